@@ -1,0 +1,3 @@
+"""agentrl: train and compare LLM agents beyond plain policy gradients."""
+
+__version__ = "0.1.0"

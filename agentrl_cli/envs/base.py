@@ -1,0 +1,41 @@
+"""What an environment is. One instance plays one episode; given task, seed and actions it is deterministic."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from agentrl_cli.types import Message, Step, Task
+
+
+class Env(ABC):
+    """A world: keyword-only dataclass fields are its configuration; `reset` starts the one episode it plays."""
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """JSON schemas of the tools the agent may call; none by default."""
+        return []
+
+    @abstractmethod
+    def system(self) -> str:
+        """The instructions or policy, sent as the system message."""
+
+    @abstractmethod
+    def tasks(self, split: str) -> list[Task]:
+        """All tasks of `train` or `test`, in a fixed order. Raises UserError for an unknown split."""
+
+    @abstractmethod
+    def reset(self, task: Task, seed: int) -> list[Message]:
+        """Start the episode and return the first messages after the system message."""
+
+    @abstractmethod
+    def step(self, action: str) -> Step:
+        """Answer the agent's raw text. Text that cannot be parsed is reported, never raised for."""
+
+    def expert(self, task: Task) -> Iterator[str] | None:
+        """Expert actions for the episode in progress on this instance, or None where there is no expert."""
+        return None
+
+    def close(self) -> None:
+        """Release what the instance holds."""

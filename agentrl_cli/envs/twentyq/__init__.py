@@ -1,0 +1,1 @@
+"""Twenty Questions over a table of everyday objects."""

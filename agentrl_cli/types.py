@@ -1,0 +1,130 @@
+"""The vocabulary: Task, Message, Step, Turn, Episode, Sample. Dataclasses, JSON in and out; no torch."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to do: `data` is the environment's own description (JSON values only)."""
+
+    id: str
+    split: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat message; `role` is system, user, assistant or tool."""
+
+    role: str
+    content: str
+    tool_calls: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass
+class Step:
+    """What an environment answers to an action. `done` is said by the world, `truncated` by a limit."""
+
+    messages: list[Message]
+    reward: float
+    done: bool
+    truncated: bool
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Turn:
+    """One observation and the action that answered it, as text and as the tokens exactly as sampled.
+
+    `observation_ids` is the delta since the last action (the first turn's holds the whole prompt), so an
+    episode's tokens are one flat sequence; `restart` says that the context does not extend the last turn's.
+    `logprobs` are the generator's, one per action token. `finish` is stop, length or invalid.
+    """
+
+    observation: list[Message]
+    action: str
+    observation_ids: list[int]
+    action_ids: list[int]
+    logprobs: list[float]
+    reward: float = 0.0
+    done: bool = False
+    finish: str = "stop"
+    restart: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Episode:
+    """One played task. `stop` is done, truncated, context or error; `closing` is what the world said last."""
+
+    id: str
+    task: Task
+    group: str
+    seed: int
+    turns: list[Turn]
+    stop: str = "done"
+    error: str | None = None
+    policy_version: int = 0
+    seconds: float = 0.0
+    closing: list[Message] = field(default_factory=list)
+
+    @property
+    def reward(self) -> float:
+        """The sum of the turns' rewards."""
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def success(self) -> bool:
+        """Whether the world called the episode a success (`info["success"]` of its last turn)."""
+        return bool(self.turns and self.turns[-1].info.get("success", False))
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of the flat sequence."""
+        return sum(len(turn.observation_ids) + len(turn.action_ids) for turn in self.turns)
+
+    def state_ids(self, turn: int) -> list[int]:
+        """The token ids of the context in which action `turn` was sampled."""
+        start = max(i for i in range(turn + 1) if i == 0 or self.turns[i].restart)
+        ids: list[int] = []
+        for past in self.turns[start:turn]:
+            ids += past.observation_ids + past.action_ids
+        return ids + self.turns[turn].observation_ids
+
+    def response(self, turn: int) -> list[Message]:
+        """What the world answered to action `turn`."""
+        return self.turns[turn + 1].observation if turn + 1 < len(self.turns) else self.closing
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values that `from_json` reads back equal."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Episode:
+        """Inverse of `to_json`. Raises KeyError or TypeError where the row is not an episode."""
+        turns = [Turn(**{**turn, "observation": _messages(turn["observation"])}) for turn in row["turns"]]
+        task, closing = Task(**row["task"]), _messages(row["closing"])
+        return cls(**{**row, "task": task, "turns": turns, "closing": closing})
+
+
+@dataclass
+class Sample:
+    """One training sequence. `mask[i]` is 1 where token i is trained; `streams` are named per-token numbers."""
+
+    ids: list[int]
+    mask: list[int]
+    streams: dict[str, list[float]] = field(default_factory=dict)
+
+
+def _messages(rows: list[dict[str, Any]]) -> list[Message]:
+    return [Message(row["role"], row["content"], tuple(row.get("tool_calls", ()))) for row in rows]
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from named parts (run seed, stream, task, episode, turn): the same parts, the same seed."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
