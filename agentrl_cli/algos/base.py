@@ -1,0 +1,128 @@
+"""What an algorithm is: it declares its models and turns episodes into phases of training."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.types import Episode, Sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl_cli.buffer import ReplayBuffer
+    from agentrl_cli.chat import Chat
+    from agentrl_cli.generators.base import Generator, Sampling
+    from agentrl_cli.models.policy import Batch, Outputs
+    from agentrl_cli.models.set import ModelSet
+    from agentrl_cli.rollout import Start
+
+
+def trained_tokens(sample: Sample) -> float:
+    """The default unit of a loss: one per trained token."""
+    return float(sum(sample.mask))
+
+
+def one(sample: Sample) -> float:
+    """The unit of a loss that is averaged over samples (turns, pairs)."""
+    return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec:
+    """AdamW's numbers. The learning rate rises linearly over `warmup` optimizer steps, then stays,
+    or falls by a cosine to zero at `decay_steps` when that is positive."""
+
+    lr: float
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    warmup: int = 0
+    decay_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One named set of weights. `kind`: trained, ema (a moving average of `policy`) or frozen (its start)."""
+
+    kind: str
+    generates: bool
+    optimizer: OptimizerSpec | None = None
+    head: str | None = None
+
+
+@dataclass
+class Phase:
+    """Samples to train to completion before the algorithm goes on.
+
+    `loss(outputs, batch)` returns a *sum* over its units and sums of metrics; the learner divides both by
+    the sum of `count(sample)` over the optimizer step, across micro-batches and ranks. `tokens_per_step`
+    bounds the ids of one optimizer step (0: all samples in one step); `keep_together` adjacent samples
+    always share a micro-batch. `metrics` are numbers the algorithm already knows.
+    """
+
+    name: str
+    samples: list[Sample]
+    loss: Callable[[Outputs, Batch], tuple[Tensor, dict[str, Tensor]]]
+    model: str = "policy"
+    epochs: int = 1
+    tokens_per_step: int = 0
+    keep_together: int = 1
+    count: Callable[[Sample], float] = trained_tokens
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Context:
+    """What the loop hands to an algorithm once; `step` is kept current by the loop."""
+
+    chat: Chat
+    models: ModelSet
+    generator: Generator
+    sampling: Sampling
+    probe: Callable[[list[Start]], list[Episode]]
+    seed: int
+    step: int = 0
+
+
+class Algorithm(ABC):
+    """Subclasses are keyword-only dataclasses without defaults: their fields are the YAML's schema."""
+
+    context: Context
+
+    @property
+    def plays(self) -> bool:
+        """Whether the loop collects fresh episodes before each update."""
+        return True
+
+    @property
+    def group_size(self) -> int:
+        """How many episodes of one task are played side by side."""
+        return 1
+
+    @abstractmethod
+    def models(self) -> dict[str, ModelSpec]:
+        """The weights this algorithm needs, by name."""
+
+    @abstractmethod
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """Yield phases; code between two yields sees the models as just trained."""
+
+    def bind(self, context: Context) -> None:
+        """Receive the given objects before the first update."""
+        self.context = context
+
+    def annotate(self, episodes: list[Episode]) -> None:
+        """Write into `turn.info` what a reader wants to see of these episodes; nothing by default."""
+
+    def monitor(self, episodes: list[Episode]) -> dict[str, float]:
+        """Measure, at evaluation time, what this algorithm must watch; nothing by default."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """JSON values that a checkpoint must hold."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Inverse of `state`."""

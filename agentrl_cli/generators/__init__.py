@@ -1,0 +1,1 @@
+"""Engines that turn prompts of token ids into completions. They know `types` only."""

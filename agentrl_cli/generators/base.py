@@ -1,0 +1,44 @@
+"""What a generator is: token ids in, token ids and log-probs out, several named weights on one base."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How to sample. Temperature 0 is greedy; `stop_ids` end a completion and are part of it."""
+
+    max_tokens: int
+    temperature: float
+    stop_ids: tuple[int, ...]
+    n: int = 1
+
+
+@dataclass
+class Completion:
+    """Sampled ids (closing token included), their log-probs at temperature 1, and stop or length."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: str
+
+
+class Generator(ABC):
+    """A stateless interface; an engine may recognise that a prompt extends one it has seen."""
+
+    @abstractmethod
+    def generate(
+        self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
+    ) -> list[list[Completion]]:
+        """`sampling.n` completions for each prompt. Completion j of prompt i draws from a random stream
+        of its own, derived from (seeds[i], j), so the result does not depend on the order of the batch."""
+
+    @abstractmethod
+    def load(self, model: str, version: int, path: Path | None = None) -> None:
+        """Take over weights `version` of `model` (from a folder, or from shared memory when None)."""
+
+    def clear(self) -> None:
+        """Forget what is cached between calls."""
