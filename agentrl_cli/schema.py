@@ -1,0 +1,212 @@
+"""A dataclass is the schema of a node of configuration: values are read against it.
+
+`plan` reads, collects every mistake and never constructs, so a whole configuration can be checked
+before anything is built; `make` constructs what was planned. Nothing here knows files or overrides.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import importlib
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Container, Iterable
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, make_dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+LEAVES = {int: "integer", float: "float", bool: "boolean", str: "string", Path: "path"}
+CONTAINERS = {list: "list", dict: "mapping", tuple: "list"}
+
+
+@dataclass
+class Plan:
+    """A class and the values of its fields, some of which are plans themselves."""
+
+    cls: type
+    target: str | None
+    values: dict[str, Any]
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The end of an error: `; did you mean 'x'?`, or what there is to choose from."""
+    choices = sorted(names)
+    close = difflib.get_close_matches(word, choices, n=1)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; there is {', '.join(choices)}" if choices else "; it takes none"
+
+
+def plan(
+    cls: type, node: dict[str, Any], path: str, errors: list[str], given: Container[str] = ()
+) -> Plan:
+    """Read `node` as the fields of dataclass `cls`; append one line to `errors` for each mistake.
+
+    Fields named in `given` need not be in the node.
+    """
+    schema = {field.name: field for field in fields(cls) if field.init}
+    for key in node:
+        if key not in schema and key != "_target_":
+            of = f"a key of {path}" if path else "a setting"
+            errors.append(f"{_join(path, key)} is not {of}{nearest(str(key), schema)}")
+    values: dict[str, Any] = {}
+    for name, field in schema.items():
+        kind = hint(cls, name)
+        if name in node:
+            values[name] = read(kind, node[name], _join(path, name), errors)
+        elif name not in given and _required(field) and is_leaf(kind):
+            errors.append(_missing(_join(path, name)))
+    return Plan(cls, node.get("_target_"), values)
+
+
+def read(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
+    """`value` as type `kind`; a plan where that is a dataclass or the value names a `_target_`."""
+    inner, optional = _strip_optional(kind)
+    if isinstance(value, str) and value == "???":
+        errors.append(_missing(path))
+        return None
+    if value is None and optional:
+        return None
+    if isinstance(value, dict) and "_target_" in value:
+        return plan_target(value, path, errors)
+    if is_dataclass(inner) and isinstance(value, dict):
+        return plan(typing.cast(type, inner), value, path, errors)
+    if isinstance(value, list) and _holds_objects(inner):
+        return [read(_item(inner), item, f"{path}[{i}]", errors) for i, item in enumerate(value)]
+    if isinstance(value, dict) and _holds_objects(inner):
+        return {
+            key: read(_item(inner), item, _join(path, key), errors) for key, item in value.items()
+        }
+    return _leaf(kind, value, path, errors)
+
+
+def make(value: Any) -> Any:
+    """Construct a plan and the plans inside it; other values pass through."""
+    if isinstance(value, Plan):
+        return value.cls(**{name: make(item) for name, item in value.values.items()})
+    return _through(make, value)
+
+
+def plain(value: Any) -> Any:
+    """A plan as a node of configuration again, every value now of its declared type."""
+    if isinstance(value, Plan):
+        head = {"_target_": value.target} if value.target else {}
+        return head | {name: plain(item) for name, item in value.values.items()}
+    return _through(plain, value)
+
+
+def hint(cls: type, name: str) -> Any:
+    """The type of a field; `object` where it is imported for type checkers only."""
+    owner = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
+    annotation = inspect.get_annotations(owner)[name]
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, vars(sys.modules[owner.__module__]), dict(vars(owner)))
+    except NameError:
+        return object
+
+
+def is_leaf(kind: Any) -> bool:
+    """Whether the configuration must hold such a field: numbers, text, containers of them."""
+    inner, _ = _strip_optional(kind)
+    if typing.get_origin(inner) is typing.Literal:
+        return True
+    if typing.get_origin(inner) in CONTAINERS:
+        return all(is_leaf(part) for part in typing.get_args(inner) if part is not Ellipsis)
+    is_enum = isinstance(inner, type) and issubclass(inner, enum.Enum)
+    return inner in LEAVES or inner in CONTAINERS or inner is Any or is_enum
+
+
+def plan_target(
+    node: dict[str, Any], path: str, errors: list[str], given: Container[str] = ()
+) -> Plan | None:
+    """`plan` for the class that the node's `_target_` names."""
+    target = str(node["_target_"])
+    module, _, name = target.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        errors.append(f"{path}._target_ '{target}' cannot be imported ({error}); correct the name")
+        return None
+    if not is_dataclass(cls) or not isinstance(cls, type):
+        errors.append(f"{path}._target_ '{target}' is not a dataclass; decorate it with @dataclass")
+        return None
+    return plan(cls, node, path, errors, given)
+
+
+def _leaf(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
+    inner, optional = _strip_optional(kind)
+    if not is_leaf(kind):
+        either = "a node of keys or null" if optional else "a node of keys"
+        errors.append(f"{path} must be {either}, not {value!r}")
+        return None
+    if typing.get_origin(inner) is typing.Literal:
+        return _one_of(typing.get_args(inner), value, path, errors)
+    try:
+        box = OmegaConf.structured(make_dataclass("Box", [("value", kind)]))
+        box.value = value
+    except OmegaConfBaseException:
+        errors.append(f"{path} must be {describe(kind)}, not {value!r}")
+        return None
+    typed = OmegaConf.to_container(box)["value"]  # type: ignore[index, call-overload]
+    return tuple(typed) if typing.get_origin(inner) is tuple and typed is not None else typed
+
+
+def _one_of(choices: tuple[Any, ...], value: Any, path: str, errors: list[str]) -> Any:
+    if value not in choices:
+        errors.append(f"{path} must be one of {', '.join(map(str, choices))}, not {value!r}")
+    return value
+
+
+def describe(kind: Any) -> str:
+    """A type in words: `a float`, `a list of integers or null`."""
+    inner, optional = _strip_optional(kind)
+    name = LEAVES.get(inner, CONTAINERS.get(typing.get_origin(inner) or inner, "value"))
+    if isinstance(inner, type) and issubclass(inner, enum.Enum):
+        name = "member of " + ", ".join(inner.__members__)
+    parts = [LEAVES[part] for part in typing.get_args(inner)[-1:] if part in LEAVES]
+    words = ("an " if name[0] in "aeiou" else "a ") + name
+    return words + (f" of {parts[0]}s" if parts else "") + (" or null" if optional else "")
+
+
+def _through(function: Any, value: Any) -> Any:
+    if isinstance(value, list):
+        return [function(item) for item in value]
+    if isinstance(value, dict):
+        return {key: function(item) for key, item in value.items()}
+    return value
+
+
+def _strip_optional(kind: Any) -> tuple[Any, bool]:
+    parts = typing.get_args(kind)
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType) or type(None) not in parts:
+        return kind, False
+    rest = tuple(part for part in parts if part is not type(None))
+    return typing.Union[rest], True  # noqa: UP007 - a union of one is that one
+
+
+def _holds_objects(kind: Any) -> bool:
+    return typing.get_origin(kind) in (list, dict) and not is_leaf(kind)
+
+
+def _item(kind: Any) -> Any:
+    return typing.get_args(kind)[-1]
+
+
+def _required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _missing(path: str) -> str:
+    return f"{path} is missing; give it as {path}=VALUE"
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)

@@ -1,0 +1,83 @@
+"""The root settings and the nodes without a `_target_`: each dataclass is the schema of its node.
+
+Numbers live in conf/ only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters of peft; `targets` are the module names that get one."""
+
+    rank: int
+    alpha: float
+    targets: list[str]
+    dropout: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which causal LM: `path` is `tiny`, a Hugging Face name or a folder.
+
+    `weights` picks an embedded file for `tiny`; null starts from random weights.
+    """
+
+    path: str
+    weights: str | None
+    dtype: str
+    attention: str
+    gradient_checkpointing: bool
+    lora: LoraConfig | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """Where it computes; `threads` null means by the model's size."""
+
+    device: str
+    threads: int | None
+    tokens_per_batch: int
+    generator: object
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """How a split is played; `tasks` null means all, `baseline` also plays the starting weights."""
+
+    split: str
+    episodes_per_task: int
+    temperature: float
+    tasks: int | None
+    baseline: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where episodes that nobody plays come from: `demos` is a file of demonstrations."""
+
+    demos: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The whole configuration. A field of type `object` is a node that names its `_target_`."""
+
+    steps: int
+    seed: int
+    eval_every: int
+    save_every: int
+    init: str | None
+    runs: str
+    name: str | None
+    choices: dict[str, str | None]
+    algo: object
+    env: object
+    logger: object
+    rollout: object
+    model: ModelConfig
+    hardware: HardwareConfig
+    eval: EvalConfig
+    data: DataConfig
