@@ -1,0 +1,89 @@
+"""JSON files: one object, or one object a line. A file is replaced whole or only appended to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import UserError
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn a failure of the disk into a UserError that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = "free space there or choose another place with runs="
+        raise UserError(f"'{folder}' cannot be written ({reason}); {remedy}") from error
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The one object of a JSON file. Raises UserError where there is none."""
+    try:
+        value = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"'{file}' cannot be read ({error}); name a folder that a run wrote"
+        ) from None
+    if not isinstance(value, dict):
+        raise UserError(f"'{file}' is not a JSON object; name a folder that a run wrote")
+    return value
+
+
+def write_object(file: Path, value: dict[str, Any]) -> None:
+    """Replace the file by one indented object."""
+    _replace(file, json.dumps(finite(value), indent=2) + "\n")
+
+
+def read(file: Path) -> list[Any]:
+    """The lines of a file, less one cut off at the end. Raises UserError for other damage."""
+    try:
+        lines = file.read_text().split("\n")
+    except OSError as error:
+        raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
+    try:
+        return [json.loads(line) for line in lines[:-1]]
+    except ValueError as error:
+        raise UserError(f"'{file}' is damaged ({error}); restore it or remove the line") from None
+
+
+def write(file: Path, rows: Iterable[Any]) -> None:
+    """Replace the file by one line for each row."""
+    _replace(file, "".join(line(row) for row in rows))
+
+
+def append(file: Path, rows: Iterable[Any]) -> None:
+    """Add one line for each row."""
+    with file.open("a") as log:
+        log.write("".join(line(row) for row in rows))
+
+
+def line(row: Any) -> str:
+    """One row as a line; numbers that JSON does not have become null."""
+    try:
+        return json.dumps(row, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(finite(row)) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every number that is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def _replace(file: Path, text: str) -> None:
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(text)
+    partial.replace(file)

@@ -1,0 +1,299 @@
+"""Run: one folder that holds everything about one training, as JSON lines, YAML and safetensors.
+
+`meta.json` comes first with status `started`, so that a dead machine leaves the truth. Nothing outside
+the folder is needed to read it; what a metric or a checkpoint means is not known here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import secrets
+import shutil
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli import __version__, jsonl, provenance
+from agentrl_cli.errors import UserError
+from agentrl_cli.types import Episode
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from agentrl_cli.loggers import Logger
+
+KEPT_CHECKPOINTS = 2
+LOGS = ("metrics.jsonl", "buffer.jsonl")
+
+
+class Run:
+    """An open run folder. `meta` is meta.json, `loggers` get what is logged besides the files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.meta: dict[str, Any] = jsonl.read_object(folder / "meta.json")
+        self.loggers: list[Logger] = []
+
+    @classmethod
+    def create(cls, cfg: DictConfig, *, command: str, overrides: list[str]) -> Run:
+        """Make the folder of a new run. Raises UserError where it exists or cannot be written."""
+        from omegaconf import OmegaConf
+
+        folder = Path(cfg.runs) / (cfg.name or _new_name(cfg))
+        if not re.fullmatch(r"\w[\w.=,+-]*", folder.name) or folder.parent != Path(cfg.runs):
+            raise UserError(
+                f"name '{cfg.name}' is not a folder name; use letters, digits and . _ -"
+            )
+        with jsonl.writing(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _make_new(folder)
+            jsonl.write_object(folder / "meta.json", _first_meta(cfg, command, overrides))
+            OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
+            (folder / "episodes").mkdir()
+            (folder / "checkpoints").mkdir()
+        return cls(folder)
+
+    @property
+    def name(self) -> str:
+        """The folder's name, which is how a person refers to the run."""
+        return self.folder.resolve().name
+
+    @property
+    def config_file(self) -> Path:
+        """The stored configuration; `agentrl train --config` repeats it."""
+        return self.folder / "config.yaml"
+
+    def attach(self, loggers: list[Logger], cfg: DictConfig) -> None:
+        """Start the loggers, which from now on get every metric and every written episode."""
+        self.loggers = loggers
+        for logger in loggers:
+            logger.start(self, cfg)
+
+    def note(self, **facts: Any) -> None:
+        """Set entries of meta.json."""
+        self.meta |= facts
+        with jsonl.writing(self.folder):
+            jsonl.write_object(self.folder / "meta.json", self.meta)
+
+    def set_status(self, status: str, error: str | None = None) -> None:
+        """started, running, done, failed or stopped, with the time of the change."""
+        change = {"status": status, "time": _now()}
+        self.note(status=status, error=error, history=[*self.meta["history"], change])
+
+    @contextmanager
+    def track(self) -> Iterator[None]:
+        """Running inside; afterwards done, stopped (interrupted) or failed with the reason."""
+        self.set_status("running")
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._finish("stopped")
+            raise
+        except BaseException as error:
+            self.tell(traceback.format_exc())
+            self._finish("failed", f"{type(error).__name__}: {error}")
+            raise
+        self._finish("done")
+
+    def _finish(self, status: str, error: str | None = None) -> None:
+        self.set_status(status, error)
+        for logger in self.loggers:
+            logger.finish(status)
+
+    def tell(self, text: str) -> None:
+        """Append to log.txt."""
+        with jsonl.writing(self.folder), (self.folder / "log.txt").open("a") as file:
+            file.write(text.rstrip("\n") + "\n")
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Append one line to metrics.jsonl and hand on; numbers that are not finite become null."""
+        row = {"step": step, "time/clock": round(time.time(), 3), **metrics}
+        with jsonl.writing(self.folder):
+            jsonl.append(self.folder / "metrics.jsonl", [row])
+        for logger in self.loggers:
+            logger.log(step, metrics)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All logged lines, oldest first."""
+        return jsonl.read(self.folder / "metrics.jsonl")
+
+    def write_episodes(self, kind: str, step: int, episodes: list[Episode]) -> Path:
+        """Write episodes/KIND-STEP.jsonl, where kind is train or eval, and hand on."""
+        file = self.folder / "episodes" / f"{kind}-{step:06d}.jsonl"
+        with jsonl.writing(self.folder):
+            jsonl.write(file, [episode.to_json() for episode in episodes])
+        for logger in self.loggers:
+            logger.episodes(step, kind, episodes)
+        return file
+
+    def episode_files(self, kind: str = "*") -> list[Path]:
+        """The written episode files in the order of their steps."""
+        files = (self.folder / "episodes").glob(f"{kind}-*.jsonl")
+        return sorted(files, key=lambda file: (step_of(file), file.name))
+
+    def read_episodes(self, kind: str, step: int) -> list[Episode]:
+        """The episodes that `write_episodes` wrote."""
+        return read_episodes(self.folder / "episodes" / f"{kind}-{step:06d}.jsonl")
+
+    @contextmanager
+    def checkpoint(self, step: int) -> Iterator[Path]:
+        """Yield a folder to fill; it becomes checkpoints/step-STEP only when nothing was raised.
+
+        run.json is written last with the lengths of the logs. The last two checkpoints are kept.
+        """
+        final = self.folder / "checkpoints" / f"step-{step:06d}"
+        partial = final.with_name(f".{final.name}.partial")
+        with jsonl.writing(self.folder):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            try:
+                yield partial
+                state = {"version": 1, "step": step, "offsets": self._offsets()}
+                jsonl.write_object(partial / "run.json", state)
+                _replace(partial, final)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+            for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
+                shutil.rmtree(old)
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted((self.folder / "checkpoints").glob("step-*"), key=step_of)
+
+    def latest_checkpoint(self) -> Path:
+        """The newest checkpoint. Raises UserError where there is none."""
+        found = self.checkpoints()
+        if not found:
+            again = f"agentrl train --config {self.config_file}"
+            raise UserError(f"run '{self.name}' has no checkpoint; repeat it with {again}")
+        return found[-1]
+
+    def truncate_logs(self, checkpoint: Path) -> None:
+        """Put logs and episode files back to where they were when the checkpoint was written."""
+        state = read_checkpoint(checkpoint)
+        for name, length in state["offsets"].items():
+            _truncate(self.folder / name, length)
+        for file in self.episode_files():
+            if step_of(file) > state["step"]:
+                file.unlink()
+
+    def _offsets(self) -> dict[str, int]:
+        files = [self.folder / name for name in LOGS]
+        return {file.name: file.stat().st_size if file.exists() else 0 for file in files}
+
+
+def list_runs(root: Path) -> list[Run]:
+    """All runs under `root`, oldest first."""
+    runs = [Run(file.parent) for file in root.glob("*/meta.json")]
+    return sorted(runs, key=lambda run: run.meta["created"])
+
+
+def find_run(ref: str, root: Path) -> Run:
+    """The run that a folder, a unique prefix of its name, its last four letters or `last` means."""
+    if (Path(ref) / "meta.json").is_file():
+        return Run(Path(ref))
+    runs = list_runs(root)
+    if not runs:
+        raise UserError(f"run '{ref}' not found: no runs in '{root}'; start one with agentrl train")
+    if ref == "last":
+        return runs[-1]
+    names = [run.name for run in runs]
+    found = [n for n in names if n == ref] or [n for n in names if _means(ref, n)]
+    if len(found) > 1:
+        raise UserError(f"run '{ref}' is ambiguous; give more letters of {', '.join(found)}")
+    if not found:
+        close = difflib.get_close_matches(ref, names, n=1, cutoff=0.3)
+        hint = f"did you mean '{close[0]}'?" if close else "see agentrl ls"
+        raise UserError(f"run '{ref}' not found in '{root}'; {hint}")
+    return runs[names.index(found[0])]
+
+
+def read_checkpoint(folder: Path) -> dict[str, Any]:
+    """The run.json of a checkpoint: step and log lengths. Raises UserError for a foreign folder."""
+    state = jsonl.read_object(folder / "run.json")
+    if state.keys() != {"version", "step", "offsets"} or state["version"] != 1:
+        raise UserError(
+            f"'{folder}' is not a checkpoint of this version; name one that a run wrote"
+        )
+    return state
+
+
+def read_episodes(file: Path) -> list[Episode]:
+    """The episodes of a file. Raises UserError where a line is not an episode."""
+    try:
+        return [Episode.from_json(row) for row in jsonl.read(file)]
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"'{file}' does not hold episodes ({error}); name an episode file"
+        ) from None
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint or an episode file."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def _means(ref: str, name: str) -> bool:
+    return name.startswith(ref) or name.endswith("_" + ref)
+
+
+def _make_new(folder: Path) -> None:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise UserError(
+            f"run folder '{folder}' exists; choose another name= or remove it"
+        ) from None
+
+
+def _new_name(cfg: DictConfig) -> str:
+    parts = (cfg.choices.env, cfg.choices.algo, cfg.choices.model)
+    letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(4))
+    return f"{datetime.now():%Y-%m-%d}_{'-'.join(map(str, parts))}_s{cfg.seed}_{letters}"
+
+
+def _first_meta(cfg: DictConfig, command: str, overrides: list[str]) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "status": "started",
+        "error": None,
+        "created": _now(),
+        "history": [{"status": "started", "time": _now()}],
+        "command": command,
+        "overrides": overrides,
+        "choices": dict(cfg.choices),
+        "seed": cfg.seed,
+        "agentrl": __version__,
+        "git": provenance.git_state(),
+        "packages": provenance.packages(),
+        "machine": provenance.machine(),
+        "wandb_id": None,
+    }
+
+
+def _replace(partial: Path, final: Path) -> None:
+    """Rename into place; what stood there (a save of the same step) is moved aside first."""
+    aside = final.with_name(f".{final.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if final.exists():
+        final.rename(aside)
+    partial.rename(final)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _truncate(file: Path, length: int) -> None:
+    size = file.stat().st_size if file.exists() else 0
+    if size < length:
+        raise UserError(f"'{file}' has {size} bytes but the checkpoint needs {length}; restore it")
+    if size > length:
+        with jsonl.writing(file.parent), file.open("r+b") as log:
+            log.truncate(length)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
