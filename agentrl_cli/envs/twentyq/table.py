@@ -1,0 +1,90 @@
+"""Reads the table of objects and attributes (objects.txt, attributes.txt). What a world does with it: world.py."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+SIGNS = {"-": "no", "~": "sometimes"}
+OBJECT = re.compile(r'(?P<small>\* )?(?P<name>[^"(:]+?) ?("(?P<noun>[^"]+)")? ?(\((?P<variants>[^)]+)\))?:(?P<cells>.*)')
+SUBJECT = re.compile(r"^(\w+ (?:it|you|people))\b")
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A property that every object has, has not or has sometimes; `texts[0]` is its canonical question."""
+
+    key: str
+    texts: tuple[str, ...]
+    small: bool
+
+
+@dataclass(frozen=True)
+class Thing:
+    """An object: its noun phrase ("a dog"), other names, and what it is besides "no" (attribute → answer)."""
+
+    name: str
+    category: str
+    noun: str
+    variants: tuple[str, ...]
+    cells: dict[str, str]
+    small: bool
+
+
+@lru_cache(maxsize=1)
+def attributes() -> tuple[Attribute, ...]:
+    """The attributes in the order of the file."""
+    return tuple(_attribute(line) for line in _lines("attributes.txt"))
+
+
+@lru_cache(maxsize=1)
+def things() -> tuple[Thing, ...]:
+    """The objects in the order of the file. Raises ValueError for a line that does not parse."""
+    keys, found = {attribute.key for attribute in attributes()}, []
+    category, defaults = "", {}
+    for line in _lines("objects.txt"):
+        if line.startswith("["):
+            category, _, rest = line[1:].partition("]")
+            defaults = _cells(rest, keys)
+        else:
+            found.append(_thing(line, category, defaults, keys))
+    return tuple(found)
+
+
+def negate(text: str) -> str:
+    """The negated form of a question: "not" goes behind the subject."""
+    return SUBJECT.sub(r"\1 not", text)
+
+
+def with_article(name: str) -> str:
+    """The noun phrase of a countable name: "a dog", "an apple"."""
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _lines(file: str) -> list[str]:
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def _attribute(line: str) -> Attribute:
+    key, *texts = (part.strip() for part in line.split("|"))
+    return Attribute(key.lstrip("* "), tuple(texts), key.startswith("*"))
+
+
+def _thing(line: str, category: str, defaults: dict[str, str], keys: set[str]) -> Thing:
+    match = OBJECT.fullmatch(line)
+    if match is None:
+        raise ValueError(f"objects.txt: cannot read {line!r}")
+    name = match["name"]
+    variants = tuple(part.strip() for part in (match["variants"] or "").split(",") if part.strip())
+    cells = {**defaults, **_cells(match["cells"], keys)}
+    return Thing(name, category, match["noun"] or with_article(name), variants, cells, bool(match["small"]))
+
+
+def _cells(text: str, keys: set[str]) -> dict[str, str]:
+    cells = {word.lstrip("-~"): SIGNS.get(word[0], "yes") for word in text.split()}
+    if unknown := cells.keys() - keys:
+        raise ValueError(f"objects.txt: unknown attributes {sorted(unknown)}")
+    return cells

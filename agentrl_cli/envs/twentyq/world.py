@@ -1,0 +1,128 @@
+"""A world of Twenty Questions: objects, attributes, answers, splits. Reading the table is table.py's work, reading
+what a player says is questions.py's."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+
+from agentrl_cli.envs.twentyq import table
+from agentrl_cli.errors import UserError
+from agentrl_cli.types import derive_seed
+
+NAMES = ("small", "full")
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """Objects and what is true of them; compared by identity, loaded once by `load`."""
+
+    name: str
+    objects: tuple[str, ...]
+    attributes: tuple[str, ...]
+    categories: Mapping[str, str]
+    nouns: Mapping[str, str]
+    variants: Mapping[str, tuple[str, ...]]
+    texts: Mapping[str, tuple[str, ...]]
+    rows: Mapping[str, Mapping[str, str]]
+
+    def __reduce__(self) -> tuple[Callable[[str], World], tuple[str]]:
+        """A world travels by its name."""
+        return load, (self.name,)
+
+    def answer(self, object: str, attribute: str) -> str:
+        """`yes`, `no` or `sometimes`."""
+        return self.rows[object][attribute]
+
+    def category(self, object: str) -> str:
+        """The category of an object."""
+        return self.categories[object]
+
+    def question(self, attribute: str) -> str:
+        """The canonical question of an attribute."""
+        return self.texts[attribute][0]
+
+    def phrasings(self, attribute: str) -> tuple[tuple[str, bool], ...]:
+        """All questions for an attribute as (text, negated): first as written, then their negated forms."""
+        plain = self.texts[attribute]
+        return tuple((text, False) for text in plain) + tuple((table.negate(text), True) for text in plain)
+
+    def guess(self, object: str) -> str:
+        """The question that guesses an object."""
+        return f"Is it {self.nouns[object]}?"
+
+    def fits(self, known: Sequence[tuple[str, str]]) -> list[str]:
+        """The objects whose answers equal all the known (attribute, answer) pairs."""
+        return [name for name in self.objects if all(self.rows[name][key] == answer for key, answer in known)]
+
+    def split(self, split: str, test_objects: int, seed: int) -> list[str]:
+        """The objects of `train` or `test`, disjoint, drawn from every category alike, in the world's order."""
+        if split not in ("train", "test"):
+            raise UserError(f"unknown split {split!r}: use 'train' or 'test'")
+        if not 0 <= test_objects < len(self.objects):
+            raise UserError(f"test_objects is {test_objects}: use 0 to {len(self.objects) - 1} for world {self.name}")
+        test = set(self._test(test_objects, seed))
+        return [name for name in self.objects if (name in test) == (split == "test")]
+
+    def _test(self, count: int, seed: int) -> list[str]:
+        """A seeded order that takes turns between categories in proportion to their sizes; its first `count`."""
+        draw = random.Random(derive_seed("twentyq", "split", seed))
+        members: dict[str, list[str]] = {}
+        for name in self.objects:
+            members.setdefault(self.categories[name], []).append(name)
+        ranked = []
+        for names in members.values():
+            offset, shuffled = draw.random(), draw.sample(names, len(names))
+            ranked += [((rank + offset) / len(names), name) for rank, name in enumerate(shuffled)]
+        return [name for _, name in sorted(ranked)[:count]]
+
+
+@lru_cache(maxsize=16)
+def load(name: str) -> World:
+    """The world `small` or `full`, or the word list in a JSON file. Raises UserError for any other name."""
+    if name.endswith(".json"):
+        return _from_file(name)
+    if name not in NAMES:
+        nearest = get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
+        raise UserError(f"unknown world {name!r}: did you mean {nearest!r}? (or give a .json word list)")
+    return _from_table(name)
+
+
+def _from_table(name: str) -> World:
+    things = [thing for thing in table.things() if thing.small or name == "full"]
+    attributes = [attribute for attribute in table.attributes() if attribute.small or name == "full"]
+    keys = tuple(attribute.key for attribute in attributes)
+    return World(
+        name=name,
+        objects=tuple(thing.name for thing in things),
+        attributes=keys,
+        categories={thing.name: thing.category for thing in things},
+        nouns={thing.name: thing.noun for thing in things},
+        variants={thing.name: thing.variants for thing in things},
+        texts={attribute.key: attribute.texts for attribute in attributes},
+        rows={thing.name: {key: thing.cells.get(key, "no") for key in keys} for thing in things},
+    )
+
+
+def _from_file(path: str) -> World:
+    """A word list `{category: [[name, variant...], ...]}`: objects without attributes."""
+    try:
+        lists = json.loads(Path(path).read_text(encoding="utf-8"))
+        words = {names[0].lower(): (group, names[1:]) for group, rows in lists.items() for names in rows}
+    except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
+        raise UserError(f"cannot read the word list {path}: {error}; give {{category: [[name, variant...]]}}") from error
+    return World(
+        name=path,
+        objects=tuple(words),
+        attributes=(),
+        categories={name: group for name, (group, _) in words.items()},
+        nouns={name: table.with_article(name) for name in words},
+        variants={name: tuple(variant.lower() for variant in rest) for name, (_, rest) in words.items()},
+        texts={},
+        rows={name: {} for name in words},
+    )
