@@ -1,7 +1,7 @@
 """Run: one folder that holds everything about one training, as JSON lines, YAML and safetensors.
 
-`meta.json` comes first with status `started`, so that a dead machine leaves the truth. Nothing outside
-the folder is needed to read it; what a metric or a checkpoint means is not known here.
+`meta.json` comes first with status `started`, so that a dead machine leaves the truth. Nothing
+outside the folder is needed to read it; what a metric or a checkpoint means is not known here.
 """
 
 from __future__ import annotations
