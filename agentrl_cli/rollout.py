@@ -1,0 +1,177 @@
+"""Play tasks with a generator: all live episodes move in lockstep, one `generate` call a turn.
+
+Tokens stay as they were sampled. What fails in a world is recorded on its episode, never raised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from agentrl_cli.chat import Chat
+from agentrl_cli.envs.base import Env
+from agentrl_cli.errors import UserError
+from agentrl_cli.generators.base import Completion, Generator, Sampling
+from agentrl_cli.types import Episode, Message, Step, Task, Turn, derive_seed
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class Start:
+    """How an episode begins. `seed` feeds the sampler and, unless `world_seed` is given, the world;
+    `forced` turns are replayed on the fresh world, ids and all, before the generator takes over."""
+
+    task: Task
+    group: str
+    seed: int
+    id: str
+    forced: list[Turn] = field(default_factory=list)
+    world_seed: int | None = None
+
+
+def play(
+    starts: list[Start],
+    make_env: Callable[[], Env],
+    chat: Chat,
+    generator: Generator,
+    sampling: Sampling,
+    *,
+    max_context: int,
+    version: int = 0,
+    model: str = "policy",
+) -> list[Episode]:
+    """One episode for each start, in order. An episode stops as done, truncated (the world's limit),
+    context (`max_tokens` more would exceed `max_context`), diverged (a replayed turn was answered
+    differently) or error."""
+    sampling = replace(sampling, n=1)
+    seats = [Seat(start, make_env(), chat, version) for start in starts]
+    for seat in seats:
+        seat.open()
+    while True:
+        for seat in seats:
+            seat.check(max_context - sampling.max_tokens)
+        live = [seat for seat in seats if not seat.over]
+        if not live:
+            return [seat.episode for seat in seats]
+        prompts = [seat.state for seat in live]
+        seeds = [derive_seed(seat.start.seed, len(seat.episode.turns)) for seat in live]
+        answers = generator.generate(prompts, seeds, sampling, model)
+        for seat, (completion,) in zip(live, answers, strict=True):
+            seat.act(completion)
+
+
+def probe_starts(
+    episode: Episode, turn: int, action: str, action_ids: list[int], seeds: list[int]
+) -> list[Start]:
+    """One start a seed: replay the episode's first `turn` turns, act, and let the policy play on. The
+    world keeps the episode's seed, so that it answers as it did."""
+    at = episode.turns[turn]
+    forced = [
+        *episode.turns[:turn],
+        Turn(at.observation, action, at.observation_ids, action_ids, [0.0] * len(action_ids)),
+    ]
+    group = f"{episode.id}-p{turn:02d}"
+    return [
+        Start(episode.task, group, seed, f"{group}-{k}", forced, world_seed=episode.seed)
+        for k, seed in enumerate(seeds)
+    ]
+
+
+class Seat:
+    """One episode in play: its world, what it has seen in tokens, and what it was last told."""
+
+    def __init__(self, start: Start, env: Env, chat: Chat, version: int) -> None:
+        seed = start.seed if start.world_seed is None else start.world_seed
+        self.start, self.env, self.chat = start, env, chat
+        self.episode = Episode(
+            start.id, start.task, start.group, seed, [], policy_version=version
+        )
+        self.state: list[int] = []
+        self.observation: list[Message] = []
+        self.delta: list[int] = []
+        self.tools: list[dict[str, Any]] = []
+        self.over = False
+        self.began = time.perf_counter()
+
+    def open(self) -> None:
+        """Begin the world and replay what is forced."""
+        first = self._world(self._reset)
+        if first is None:
+            return
+        self.observation = first
+        self.delta = self.chat.start(first, self.tools)
+        self.state = list(self.delta)
+        for turn in self.start.forced:
+            if not self.over:
+                self._replay(turn)
+
+    def check(self, room: int) -> None:
+        """End the episode where its prompt is longer than `room` tokens."""
+        if not self.over and len(self.state) > room:
+            self._end("context", self.observation)
+
+    def act(self, completion: Completion) -> None:
+        """Take a sampled action and hear the world's answer."""
+        action = self.chat.decode(completion.ids)
+        ids, logprobs = list(completion.ids), list(completion.logprobs)
+        turn = Turn(self.observation, action, self.delta, ids, logprobs, finish=completion.finish)
+        self._step(turn, {})
+
+    def _reset(self) -> list[Message]:
+        self.tools = list(self.env.tools)
+        messages = self.env.reset(self.start.task, self.episode.seed)
+        system = self.env.system()
+        return [Message("system", system), *messages] if system else messages
+
+    def _replay(self, turn: Turn) -> None:
+        if turn.observation != self.observation:
+            self._end("diverged", self.observation)
+            return
+        ids, logprobs = list(turn.action_ids), list(turn.logprobs)
+        past = Turn(self.observation, turn.action, self.delta, ids, logprobs, finish=turn.finish)
+        self._step(past, {"forced": True})
+
+    def _step(self, turn: Turn, info: dict[str, Any]) -> None:
+        """Play a turn's action; the turn is recorded even where the world fails."""
+        self.episode.turns.append(turn)
+        turn.info = info
+        step = self._world(lambda: self.env.step(turn.action))
+        if step is None:
+            return
+        turn.reward, turn.done, turn.info = step.reward, step.done, {**step.info, **info}
+        if step.done or step.truncated:
+            self._end("done" if step.done else "truncated", step.messages)
+        else:
+            self._hear(step, turn.action_ids)
+
+    def _hear(self, step: Step, action_ids: list[int]) -> None:
+        last_id = action_ids[-1] if action_ids else None
+        self.observation = step.messages
+        self.delta = self.chat.extend(step.messages, last_id, self.tools)
+        self.state = self.state + action_ids + self.delta
+
+    def _world(self, call: Callable[[], Answer]) -> Answer | None:
+        """Ask the world; any failure but the user's mistake ends the episode and is its record."""
+        try:
+            return call()
+        except UserError:
+            raise
+        except Exception as error:
+            self.episode.error = f"{type(error).__name__}: {error}"
+            self._end("error", [])
+            return None
+
+    def _end(self, stop: str, closing: list[Message]) -> None:
+        self.over = True
+        self.episode.stop, self.episode.closing = stop, closing
+        self.episode.seconds = time.perf_counter() - self.began
+        self._world(self.env.close) if stop != "error" else self._close_broken()
+
+    def _close_broken(self) -> None:
+        try:
+            self.env.close()
+        except Exception as error:
+            self.episode.error = f"{self.episode.error}; on closing {type(error).__name__}: {error}"
