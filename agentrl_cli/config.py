@@ -6,6 +6,7 @@ will be built and reports all mistakes together. What a value means is not known
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,14 +76,15 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
     return cfg
 
 
-def check(cfg: DictConfig) -> DictConfig:
+def check(cfg: DictConfig, skip: Container[str] = ()) -> DictConfig:
     """The same configuration, resolved, every value of its declared type.
 
-    Raises one UserError with one line for each mistake.
+    Raises one UserError with one line for each mistake. Root nodes named in `skip` are left out, so
+    that their classes need not be imported.
     """
     from omegaconf import OmegaConf
 
-    values, errors = _read(cfg)
+    values, errors = _read(cfg, skip)
     if errors:
         raise UserError("\n".join(errors))
     checked = OmegaConf.create(values)
@@ -139,13 +141,13 @@ def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
         raise UserError(f"{path} cannot be resolved: {_first_line(error)}") from None
 
 
-def _read(cfg: DictConfig) -> tuple[dict[str, Any], list[str]]:
+def _read(cfg: DictConfig, skip: Container[str] = ()) -> tuple[dict[str, Any], list[str]]:
     from agentrl_cli.schema import plain, plan
     from agentrl_cli.settings import Settings
 
     errors: list[str] = []
-    values = _resolve(cfg, errors)
-    return plain(plan(Settings, values, "", errors, given=set(cfg))), errors
+    values = {key: value for key, value in _resolve(cfg, errors).items() if key not in skip}
+    return plain(plan(Settings, values, "", errors, given=cfg)), errors
 
 
 def _resolve(cfg: DictConfig, errors: list[str]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agentrl_cli.loggers import Logger
 
 KEPT_CHECKPOINTS = 2
+RUNS = Path("runs")
 LOGS = ("metrics.jsonl", "buffer.jsonl")
 
 
@@ -193,7 +194,7 @@ def list_runs(root: Path) -> list[Run]:
     return sorted(runs, key=lambda run: run.meta["created"])
 
 
-def find_run(ref: str, root: Path) -> Run:
+def find_run(ref: str, root: Path = RUNS) -> Run:
     """The run that a folder, a unique prefix of its name, its last four letters or `last` means."""
     if (Path(ref) / "meta.json").is_file():
         return Run(Path(ref))

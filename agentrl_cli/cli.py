@@ -1,0 +1,185 @@
+"""The verbs. Results go to stdout, talk to stderr; what a verb does is imported when it is called.
+
+Exit codes: 0 done, 1 the run failed, 2 an impossible request, 130 interrupted after saving.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from agentrl_cli import __version__
+from agentrl_cli.errors import UserError
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="group=option or key=value")]
+ConfigDir = Annotated[Path | None, typer.Option(help="A folder with groups of your own.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunRef = Annotated[str, typer.Argument(metavar="RUN", help="Folder, unique prefix, or last.")]
+
+EXAMPLES = """\b
+Examples:
+  agentrl train algo=nlac env=twentyq
+  agentrl show last
+"""
+TRAIN_EXAMPLES = """\b
+Examples:
+  agentrl train algo=grpo env=twentyq steps=50 seed=1
+  agentrl train --config runs/2026-11-21_twentyq-nlac-tiny_s1_k7f2/config.yaml
+"""
+
+
+class Verbs(TyperGroup):
+    """Turns a mistake of the user into its lines and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=Verbs,
+    epilog=EXAMPLES,
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agentrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Train and compare LLM agents beyond plain policy gradients."""
+
+
+@app.command(epilog=TRAIN_EXAMPLES)
+def train(
+    overrides: Overrides = None,
+    dry: Annotated[bool, typer.Option(help="Check, build and play one episode only.")] = False,
+    config: Annotated[Path | None, typer.Option(help="Repeat the config.yaml of a run.")] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Start a run: prints its folder, then one line a step."""
+    from agentrl_cli.train import start
+
+    start(overrides or [], config_dir=config_dir, dry=dry, file=config)
+
+
+@app.command()
+def resume(run: RunRef) -> None:
+    """Go on from the last checkpoint of a run."""
+    from agentrl_cli.train import resume as go_on
+
+    go_on(run)
+
+
+@app.command("eval")
+def evaluate(
+    what: Annotated[list[str], typer.Argument(metavar="RUN|model=...", help="then overrides")],
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a run's last checkpoint, or a bare model."""
+    from agentrl_cli.evaluate import evaluate_command
+
+    ref, overrides = (None, what) if "=" in what[0] else (what[0], what[1:])
+    _print_record(evaluate_command(ref, overrides), as_json)
+
+
+@app.command()
+def play(
+    overrides: Overrides = None,
+    run: Annotated[str | None, typer.Option(help="A trained model plays, not you.")] = None,
+    task: Annotated[str | None, typer.Option(help="Which test task; any by default.")] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Play one episode in the terminal; end the input to stop."""
+    from agentrl_cli.play import play as play_episode
+
+    play_episode(overrides or [], run, task, config_dir)
+
+
+@app.command()
+def show(
+    run: RunRef,
+    episode: Annotated[str | None, typer.Option(help="The id, or how it begins.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one episode turn by turn, with what the critic said."""
+    from agentrl_cli.report.episode import find_episode, render
+    from agentrl_cli.run import find_run
+
+    found = find_run(run)
+    chosen, file, count = find_episode(found, episode)
+    if as_json:
+        typer.echo(json.dumps(chosen.to_json()))
+        return
+    typer.echo("\n".join(render(chosen, f"{found.name}, {file}")))
+    typer.echo(f"one of {count} in {file}; another: agentrl show {run} --episode ID", err=True)
+
+
+@app.command()
+def ls(
+    folder: Annotated[Path, typer.Argument(help="Where run folders lie.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List runs, oldest first."""
+    from agentrl_cli.report.listing import render, row
+    from agentrl_cli.run import list_runs
+
+    rows = [row(run) for run in list_runs(folder)]
+    if as_json:
+        typer.echo(json.dumps(rows))
+    elif rows:
+        typer.echo("\n".join(render(rows)))
+    else:
+        typer.echo(f"no runs in '{folder}'; start one with agentrl train", err=True)
+
+
+@app.command("list")
+def list_options(
+    group: Annotated[str, typer.Argument(help="algo, env, model, hardware, experiment, ...")],
+    config_dir: ConfigDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what there is to choose in a group."""
+    from agentrl_cli.config import groups, options
+    from agentrl_cli.schema import nearest
+
+    known = groups(config_dir)
+    if group not in known:
+        raise UserError(f"group '{group}' not found{nearest(group, known)}")
+    found = options(group, config_dir)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    width = max((len(name) for name in found), default=0)
+    typer.echo("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in found.items()))
+
+
+def _print_record(record: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(record))
+        return
+    width = max(len(name) for name in record)
+    for name, value in record.items():
+        shown = f"{value:.3f}" if isinstance(value, float) else value
+        typer.echo(f"{name:<{width}}  {shown}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,83 @@
+"""One episode, turn by turn, for a person: what was seen, done, earned and said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl_cli.errors import UserError
+from agentrl_cli.report.text import labelled
+from agentrl_cli.run import Run, read_episodes
+from agentrl_cli.types import Episode, Turn
+
+NUMBERS = ("value", "advantage", "ratio")
+VERDICTS = {True: "a better action exists", False: "the action stands", None: "unreadable"}
+
+
+def find_episode(run: Run, ref: str | None) -> tuple[Episode, str, int]:
+    """The episode whose id starts with `ref`, the file it is in, and how many are in that file.
+
+    Without `ref`: of the newest file, preferring training, the first with a critic, else the first.
+    """
+    files = [*run.episode_files("eval"), *run.episode_files("train")]
+    if not files:
+        raise UserError(f"run '{run.name}' has no episodes yet; wait for its first step")
+    for file in reversed(files):
+        episodes = read_episodes(file)
+        found = [e for e in episodes if ref is not None and e.id.startswith(ref)]
+        if ref is None and episodes:
+            found = [e for e in episodes if _is_annotated(e)] or episodes
+        if found:
+            return found[0], file.stem, len(episodes)
+    what = "in its files" if ref is None else f"starting with '{ref}'"
+    raise UserError(f"run '{run.name}' has no episode {what}; see its folder {run.folder}/episodes")
+
+
+def render(episode: Episode, source: str) -> list[str]:
+    """The lines to print; `source` says where the episode is from."""
+    outcome = "success" if episode.success else "no success"
+    summary = f"{outcome}, reward {episode.reward:g}, {len(episode.turns)} turns, {episode.stop}"
+    lines = [
+        *labelled("from", source),
+        *labelled("episode", f"{episode.id}, {episode.tokens} tokens, seed {episode.seed}"),
+        *labelled("task", f"{episode.task.id} ({episode.task.split})"),
+        *labelled("outcome", summary),
+        *(labelled("error", episode.error) if episode.error else []),
+    ]
+    for number, turn in enumerate(episode.turns, start=1):
+        lines += ["", *render_turn(number, turn)]
+    closing = [labelled(message.role, message.content) for message in episode.closing]
+    return [*lines, *([""] if closing else []), *(line for part in closing for line in part)]
+
+
+def render_turn(number: int, turn: Turn) -> list[str]:
+    """A turn's numbers, observation, action and what the critic wrote."""
+    numbers = [f"reward {turn.reward:g}"]
+    numbers += [f"{name} {turn.info[name]:+.3f}" for name in NUMBERS if name in turn.info]
+    notes = [turn.finish] if turn.finish != "stop" else []
+    notes += ["restart"] if turn.restart else []
+    lines = [f"turn {number}  " + "  ".join([*numbers, *notes])]
+    for message in turn.observation:
+        lines += labelled(message.role, message.content)
+        lines += [line for call in message.tool_calls for line in labelled("calls", str(call))]
+    lines += labelled("action", turn.action)
+    return lines + (_critic(turn.info["critic"]) if "critic" in turn.info else [])
+
+
+def _critic(said: dict[str, Any]) -> list[str]:
+    lines = []
+    for key, label in (("forecasts", "forecast"), ("others", "other")):
+        for text in said.get(key, []):
+            lines += labelled(label, _text(text))
+    if "critique" in said:
+        lines += labelled("critique", _text(said["critique"]))
+    if "verdict" in said:
+        lines += labelled("verdict", VERDICTS[said["verdict"]])
+    return lines + (labelled("refined", _text(said["refined"])) if said.get("refined") else [])
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _is_annotated(episode: Episode) -> bool:
+    return any("critic" in turn.info for turn in episode.turns)
