@@ -1,0 +1,2 @@
+"""All weights of a run: the named models (`set`), one differentiable pass (`policy`), small heads
+(`heads`)."""

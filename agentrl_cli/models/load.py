@@ -1,0 +1,187 @@
+"""Bring one base model and its tokenizer into memory: the embedded one, a folder, or a Hugging Face
+name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from agentrl_cli.errors import UserError
+from agentrl_cli.models.policy import vocabulary_head
+from agentrl_cli.types import derive_seed
+
+TINY = Path(__file__).parent / "tiny"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters on the linear layers that `targets` name (["all-linear"]: on all)."""
+
+    rank: int
+    alpha: int
+    targets: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which base, in which numbers. `path` is `tiny`, a folder or a Hugging Face name; `weights`
+    names an embedded weight file and is null for a random start; `dtype` auto is bfloat16 on
+    CUDA, else float32."""
+
+    path: str
+    weights: str | None
+    dtype: str
+    attention: str
+    gradient_checkpointing: bool
+    lora: LoraConfig | None
+
+
+def load_base(
+    config: ModelConfig, device: torch.device, seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in eval mode, dropout off, on `device`, and its tokenizer. Raises UserError where
+    it cannot be read."""
+    tokenizer = _read_tokenizer(config)
+    model = _read_model(config, _dtype(config.dtype, device), seed)
+    if config.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    model.eval().to(device)  # pyright: ignore[reportArgumentType]
+    _check_logits(model, config.path)
+    return model, tokenizer
+
+
+def read_pretrained(
+    source: str | Path, config: ModelConfig, dtype: torch.dtype, architecture: Any = None
+) -> PreTrainedModel:
+    """A causal LM from safetensors, nothing unpickled, no code run. Raises UserError where weights
+    are missing, unreadable, or of another architecture than the source's config (or than
+    `architecture`)."""
+    settings = architecture if architecture is not None else _read_config(source)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+            source,
+            config=_without_dropout(settings),
+            dtype=dtype,
+            attn_implementation=config.attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=Path(source).exists(),
+            output_loading_info=True,
+        )
+    except UNREADABLE as error:
+        raise UserError(f"cannot read weights from '{source}': {_first_line(error)}") from error
+    kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
+    wrong = sorted(str(key) for kind in kinds for key in report[kind])
+    if wrong:
+        raise UserError(
+            f"the weights in '{source}' do not fit its architecture, first at {wrong[0]}; "
+            "give a complete causal language model"
+        )
+    return model
+
+
+def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if config.path != "tiny":
+        _refuse_missing_folder(config.path)
+        return read_pretrained(config.path, config, dtype)
+    architecture = _read_config(TINY)
+    if config.weights is not None:
+        _refuse_unknown_weights(config.weights)
+        return read_pretrained(TINY / config.weights, config, dtype, architecture)
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed(seed, "init"))
+        return AutoModelForCausalLM.from_config(
+            _without_dropout(architecture), dtype=dtype, attn_implementation=config.attention
+        )
+
+
+def _read_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    source = TINY if config.path == "tiny" else config.path
+    if config.path != "tiny":
+        _refuse_missing_folder(config.path)
+    try:
+        return AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False, local_files_only=Path(source).exists()
+        )
+    except UNREADABLE as error:
+        raise UserError(f"cannot read a tokenizer from '{source}': {_first_line(error)}") from error
+
+
+def _read_config(source: str | Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(
+            source, trust_remote_code=False, local_files_only=Path(source).exists()
+        )
+    except UNREADABLE as error:
+        raise UserError(f"cannot read a model from '{source}': {_first_line(error)}") from error
+
+
+def _without_dropout(settings: Any) -> Any:
+    """Ratios of sampled and trained log-probs have no meaning under dropout, whichever key a model
+    gives it."""
+    for key, value in settings.to_dict().items():
+        if "drop" in key and isinstance(value, float):
+            setattr(settings, key, 0.0)
+    return settings
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise UserError(f"model.dtype '{name}' is unknown; choose auto, float32 or bfloat16")
+    return DTYPES[name]
+
+
+def _refuse_missing_folder(path: str) -> None:
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    if looks_local and not Path(path).is_dir():
+        raise UserError(
+            f"model folder '{path}' does not exist; give a folder, a Hugging Face name, or tiny"
+        )
+
+
+def _refuse_unknown_weights(name: str) -> None:
+    if not (TINY / name / "model.safetensors").exists():
+        known = sorted(p.parent.name for p in TINY.glob("*/model.safetensors")) or ["none yet"]
+        raise UserError(
+            f"embedded weights '{name}' do not exist; choose null or one of: {', '.join(known)}"
+        )
+
+
+@torch.no_grad()
+def _check_logits(model: PreTrainedModel, path: str) -> None:
+    """`policy.forward` applies the output embedding by itself, which some models follow with a
+    scale or a cap."""
+    ids = torch.tensor([[0, 1]], device=model.device)
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    logits = model(input_ids=ids, use_cache=False).logits
+    if not torch.equal(vocabulary_head(model)(hidden), logits):
+        raise UserError(
+            f"model '{path}' scales or caps its logits, which training does not reproduce; "
+            "choose another model"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (
+        str(error).strip().splitlines()[0].rstrip(".")
+        if str(error).strip()
+        else type(error).__name__
+    )

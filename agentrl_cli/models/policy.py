@@ -1,0 +1,188 @@
+"""One pass over packed samples: log-probs of the trained tokens, their entropy, and values where
+there is a head.
+
+Logits exist only at positions that predict a trained token, and only a chunk of them at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentrl_cli.types import Sample
+
+Module = PreTrainedModel | PeftModel
+CHUNK = 2**26
+"""Logits that exist at once: 256 MiB of float32."""
+
+
+@dataclass
+class Batch:
+    """Samples padded on the right: `ids` [B, L] long, `mask` and every stream [B, L] float32,
+    `lengths` [B] long."""
+
+    ids: Tensor
+    mask: Tensor
+    streams: dict[str, Tensor]
+    lengths: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`."""
+        streams = {name: stream.to(device) for name, stream in self.streams.items()}
+        return Batch(self.ids.to(device), self.mask.to(device), streams, self.lengths.to(device))
+
+
+@dataclass
+class Outputs:
+    """One number per token, [B, L] float32.
+
+    `logprobs[:, t]` is log p(ids[t] | ids[:t]) where the mask is 1 and 0 elsewhere (always 0 at t =
+    0); `entropy` is that distribution's, in nats and without gradient; `values[:, t]` reads the
+    prefix ids[:t + 1].
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor | None
+
+
+def pack(samples: list[Sample], pad_id: int = 0) -> Batch:
+    """Right-padded tensors. Raises ValueError where a sample trains its first token or its lengths
+    differ."""
+    for sample in samples:
+        _check(sample)
+    lengths = [len(sample.ids) for sample in samples]
+    names = sorted({name for sample in samples for name in sample.streams})
+    streams = {name: _pad([s.streams[name] for s in samples], max(lengths)) for name in names}
+    ids = [sample.ids + [pad_id] * (max(lengths) - len(sample.ids)) for sample in samples]
+    mask = _pad([[float(m) for m in sample.mask] for sample in samples], max(lengths))
+    return Batch(torch.tensor(ids), mask, streams, torch.tensor(lengths))
+
+
+def forward(module: Module, batch: Batch, head: nn.Module | None = None) -> Outputs:
+    """Run the body once and read log-probs, entropy and, with a head, values from its hidden
+    states.
+
+    No attention mask is needed: under causal attention the padding on the right reaches no real
+    token.
+    """
+    model = causal(module)
+    with _checkpointing(model):
+        hidden = model.base_model(input_ids=batch.ids, use_cache=False).last_hidden_state
+    trained = batch.mask.bool()
+    trained[:, 0] = False
+    rows, targets = hidden[:, :-1][trained[:, 1:]], batch.ids[trained]
+    logprobs, entropy = _read(
+        vocabulary_head(model), rows, targets, model.config.get_text_config().vocab_size
+    )
+    zeros = torch.zeros_like(batch.mask)
+    return Outputs(
+        zeros.masked_scatter(trained, logprobs),
+        zeros.masked_scatter(trained, entropy),
+        None if head is None else head(hidden),
+    )
+
+
+@torch.no_grad()
+def score(module: Module, samples: list[Sample], tokens_per_batch: int) -> list[list[float]]:
+    """Log-probs of each sample's trained tokens in the order given, 0.0 elsewhere: ready to be a
+    stream."""
+    scores: dict[int, list[float]] = {}
+    for rows in batches([[i] for i in range(len(samples))], samples, tokens_per_batch):
+        batch = pack([samples[i] for i in rows]).to(causal(module).device)
+        logprobs = forward(module, batch).logprobs.tolist()
+        scores |= {i: row[: len(samples[i].ids)] for i, row in zip(rows, logprobs, strict=True)}
+    return [scores[i] for i in range(len(samples))]
+
+
+def batches(groups: list[list[int]], samples: list[Sample], tokens: int) -> Iterator[list[int]]:
+    """Sample numbers in micro-batches of at most `tokens` padded ids, longest first; a group is
+    never split.
+
+    A group larger than `tokens` makes a micro-batch of its own.
+    """
+    lengths = [max(len(samples[i].ids) for i in group) for group in groups]
+    rows: list[int] = []
+    longest = 0
+    for place in sorted(range(len(groups)), key=lambda place: -lengths[place]):
+        if rows and (len(rows) + len(groups[place])) * longest > tokens:
+            yield rows
+            rows = []
+        longest = longest if rows else lengths[place]
+        rows = rows + groups[place]
+    if rows:
+        yield rows
+
+
+def causal(module: Module) -> PreTrainedModel:
+    """The causal language model itself, with its adapters in place."""
+    model = module.get_base_model() if isinstance(module, PeftModel) else module
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def vocabulary_head(model: PreTrainedModel) -> nn.Module:
+    """The projection from hidden states to logits."""
+    head = model.get_output_embeddings()
+    assert head is not None
+    return head
+
+
+def _read(head: nn.Module, rows: Tensor, targets: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies [N] of predictions made from `rows` [N, width], chunk by chunk."""
+    size = max(1, CHUNK // vocabulary)
+    pairs = list(zip(rows.split(size), targets.split(size), strict=True))
+    if len(pairs) == 1:
+        return _read_chunk(head, *pairs[0])
+    parts = [checkpoint(_read_chunk, head, *pair, use_reentrant=False) for pair in pairs]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _read_chunk(head: nn.Module, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    every = head(rows).float().log_softmax(-1)
+    with torch.no_grad():
+        entropy = -(every.exp() * every).sum(-1)
+    return every.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+
+@contextmanager
+def _checkpointing(model: PreTrainedModel) -> Iterator[None]:
+    """Layers checkpoint only while they believe to be training; sampling with a cache needs them
+    not to."""
+    layers: list[nn.Module] = []
+    if torch.is_grad_enabled():
+        layers = [
+            layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)
+        ]
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+
+
+def _check(sample: Sample) -> None:
+    sizes = {len(sample.mask), *(len(stream) for stream in sample.streams.values())}
+    if sizes != {len(sample.ids)}:
+        raise ValueError(
+            f"a sample has {len(sample.ids)} ids but a mask or stream of another length "
+            f"(lengths {sorted(sizes)})"
+        )
+    if sample.mask[0]:
+        raise ValueError(
+            "a sample trains its first token, which nothing predicts; put its context before it"
+        )
+
+
+def _pad(rows: list[list[float]], length: int) -> Tensor:
+    return torch.tensor([row + [0.0] * (length - len(row)) for row in rows], dtype=torch.float32)

@@ -1,0 +1,264 @@
+"""All weights of a run: named models on one base, as LoRA adapters or as copies, each with an
+optional head.
+
+`trained` models learn, `ema` ones follow `policy`, `frozen` ones stay where `policy` began.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from peft import LoraConfig as PeftLora
+from peft import PeftModel, get_peft_model
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from agentrl_cli.algos.base import ModelSpec
+from agentrl_cli.errors import UserError
+from agentrl_cli.models.heads import ValueHead
+from agentrl_cli.models.load import LoraConfig, ModelConfig, load_base, read_pretrained
+from agentrl_cli.models.policy import Module, causal
+from agentrl_cli.types import derive_seed
+
+HEADS = {"value": ValueHead}
+
+
+class ModelSet:
+    """Build, name, average, save and load every model that an algorithm declares.
+
+    With LoRA each name is an adapter on one base in memory; without, each name is a full copy.
+    Averages of weights in less than float32 are kept in float32 beside them, because small steps
+    would round to nothing.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        specs: dict[str, ModelSpec],
+        device: torch.device | str,
+        seed: int,
+    ) -> None:
+        """Raises UserError where the base cannot be loaded, KeyError where no model is called
+        `policy`."""
+        self.config, self.specs, self.device = config, specs, torch.device(device)
+        base, self.tokenizer = load_base(config, self.device, seed)
+        width = base.config.get_text_config().hidden_size
+        self.heads = {
+            n: HEADS[s.head](width).to(self.device) for n, s in specs.items() if s.head is not None
+        }
+        self._modules: dict[str, Module] = {}
+        if config.lora is None:
+            self._modules = {n: base if n == "policy" else copy.deepcopy(base) for n in specs}
+        else:
+            self._modules = dict.fromkeys(specs, _adapters(base, config.lora, list(specs), seed))
+        self._versions = dict.fromkeys(specs, 0)
+        self._averages: dict[str, dict[str, Tensor]] = {}
+        self._active = ""
+        for name, spec in specs.items():
+            for weight in self.weights(name).values():
+                weight.requires_grad_(spec.kind == "trained")
+        self._follow_policy()
+
+    @property
+    def names(self) -> list[str]:
+        """The models' names in the order declared."""
+        return list(self.specs)
+
+    def module(self, name: str) -> Module:
+        """The module to call, with `name`'s adapter switched on; it stays on until another name is
+        asked for."""
+        module = self._modules[name]
+        if isinstance(module, PeftModel) and self._active != name:
+            module.set_adapter(name, inference_mode=self.specs[name].kind != "trained")
+            self._active = name
+        return module
+
+    def head(self, name: str) -> nn.Module | None:
+        """The head of `name`, or None where its spec has none."""
+        return self.heads[name] if self.specs[name].head is not None else None
+
+    def weights(self, name: str) -> dict[str, nn.Parameter]:
+        """The live tensors that are `name`'s own (adapter or copy, and head), under names shared by
+        all models."""
+        module = self._modules[name]
+        lora = isinstance(module, PeftModel)
+        own = _adapter_weights(module, name) if lora else dict(module.named_parameters())
+        head = self.head(name)
+        return own if head is None else own | dict(head.named_parameters("head"))
+
+    def trainable(self, name: str) -> list[tuple[str, nn.Parameter]]:
+        """What `name`'s optimizer steps; empty for ema and frozen models."""
+        if self.specs[name].kind != "trained":
+            return []
+        return list(self.weights(name).items())
+
+    @torch.no_grad()
+    def ema_update(self, target: str, source: str, rate: float) -> None:
+        """target = rate * target + (1 - rate) * source, weight by weight; counts as a new version
+        of target."""
+        source_weights = self.weights(source)
+        for key, weight in self.weights(target).items():
+            average = self._average(target, key, weight)
+            average.mul_(rate).add_(source_weights[key].to(average.dtype), alpha=1 - rate)
+            if average is not weight:
+                weight.copy_(average)
+        self.bump(target)
+
+    def version(self, name: str) -> int:
+        """How often `name`'s weights have changed."""
+        return self._versions[name]
+
+    def bump(self, name: str) -> None:
+        """Say that `name`'s weights have changed."""
+        self._versions[name] += 1
+
+    def fingerprint(self, name: str) -> str:
+        """16 hex digits that differ where any bit of `name`'s own weights differs."""
+        digest = hashlib.blake2b(digest_size=8)
+        for key, weight in sorted(self.weights(name).items()):
+            digest.update(key.encode() + str(weight.dtype).encode())
+            digest.update(
+                weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
+        return digest.hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """One folder of safetensors per name; without LoRA each is a plain Hugging Face model."""
+        for name in self.names:
+            self._save_one(name, folder / name)
+        (folder / "versions.json").write_text(json.dumps(self._versions))
+
+    def load(self, folder: Path) -> None:
+        """Inverse of `save`. Raises UserError where a file is missing, unreadable or of another
+        model."""
+        for name in self.names:
+            self._load_one(name, folder / name)
+            if (folder / name / "average.safetensors").exists():
+                self._averages[name] = _read_file(
+                    folder / name / "average.safetensors", self.device
+                )
+        self._versions = json.loads((folder / "versions.json").read_text())
+
+    def load_weights(self, name: str, folder: Path) -> None:
+        """Start `name` from a folder that `save` wrote for one model; ema and frozen models follow
+        `policy`.
+
+        A head that the folder lacks keeps its start. Raises UserError as `load` does.
+        """
+        self._load_one(name, folder)
+        self.bump(name)
+        if name == "policy":
+            self._follow_policy()
+
+    def _save_one(self, name: str, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        module = self.module(name)
+        if isinstance(module, PeftModel):
+            module.peft_config[name].save_pretrained(str(folder))
+            adapter = {key: w.detach() for key, w in _adapter_weights(module, name).items()}
+            save_file(adapter, folder / "adapter_model.safetensors", {"format": "pt"})
+        else:
+            module.save_pretrained(folder)
+        if name == "policy":
+            self.tokenizer.save_pretrained(folder)
+        head = self.head(name)
+        if head is not None:
+            save_file(head.state_dict(), folder / "head.safetensors")
+        if name in self._averages:
+            save_file(self._averages[name], folder / "average.safetensors")
+
+    def _load_one(self, name: str, folder: Path) -> None:
+        module = self.module(name)
+        if isinstance(module, PeftModel):
+            found = _read_file(folder / "adapter_model.safetensors", self.device)
+            _copy(_adapter_weights(module, name), found, folder)
+        else:
+            loaded = read_pretrained(folder, self.config, causal(module).dtype)
+            _copy(dict(module.named_parameters()), dict(loaded.named_parameters()), folder)
+        head = self.head(name)
+        if head is not None and (folder / "head.safetensors").exists():
+            _copy(
+                dict(head.named_parameters()),
+                _read_file(folder / "head.safetensors", self.device),
+                folder,
+            )
+
+    def _follow_policy(self) -> None:
+        policy = self.weights("policy")
+        for name, spec in self.specs.items():
+            if spec.kind == "trained":
+                continue
+            own = self.weights(name)
+            with torch.no_grad():
+                for key in own.keys() & policy.keys():
+                    own[key].copy_(policy[key])
+            self._averages.pop(name, None)
+            self._versions[name] = self._versions["policy"]
+
+    def _average(self, name: str, key: str, weight: Tensor) -> Tensor:
+        if weight.dtype == torch.float32:
+            return weight
+        return self._averages.setdefault(name, {}).setdefault(key, weight.detach().float())
+
+
+def _adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -> PeftModel:
+    """One adapter per name, each from its own random start; its zero half leaves the base
+    unchanged."""
+    targets = "all-linear" if lora.targets == ["all-linear"] else lora.targets
+    config = PeftLora(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM"
+    )
+    model: PeftModel | None = None
+    with torch.random.fork_rng():
+        for name in names:
+            torch.manual_seed(derive_seed(seed, "init", "lora", name))
+            try:
+                if model is None:
+                    model = get_peft_model(causal(base), config, adapter_name=name)
+                else:
+                    model.add_adapter(name, copy.deepcopy(config))
+            except ValueError as error:
+                remedy = "name linear layers of it, or all-linear"
+                raise UserError(
+                    f"lora.targets {lora.targets} fit no layer of this model; {remedy}"
+                ) from error
+    assert model is not None
+    return model.eval()
+
+
+def _adapter_weights(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
+    """The adapter's parameters, its name cut out of theirs."""
+    found: dict[str, nn.Parameter] = {}
+    for key, parameter in module.named_parameters():
+        parts = key.split(".")
+        for place, part in enumerate(parts[:-1]):
+            if part.startswith("lora_") and parts[place + 1] == name:
+                found[".".join(parts[: place + 1] + parts[place + 2 :])] = parameter
+    return found
+
+
+def _read_file(path: Path, device: torch.device) -> dict[str, Tensor]:
+    try:
+        return load_file(path, device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"cannot read weights from {path}; give a folder that a run saved"
+        ) from error
+
+
+@torch.no_grad()
+def _copy(own: dict[str, nn.Parameter], found: Mapping[str, Tensor], folder: Path) -> None:
+    """Copy by name into `own`. Raises UserError unless names and shapes agree."""
+    wrong = sorted(own.keys() ^ found.keys()) or [k for k in own if own[k].shape != found[k].shape]
+    if wrong:
+        raise UserError(
+            f"the weights in {folder} are of another model, first at {wrong[0]}; give matching ones"
+        )
+    for key, weight in own.items():
+        weight.copy_(found[key])
