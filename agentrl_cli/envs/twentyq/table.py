@@ -1,4 +1,4 @@
-"""Reads the table of objects and attributes (objects.txt, attributes.txt). What a world does with it: world.py."""
+"""Reads the table: objects.txt and attributes.txt. What a world does with it is world.py's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from functools import lru_cache
 from pathlib import Path
 
 SIGNS = {"-": "no", "~": "sometimes"}
-OBJECT = re.compile(r'(?P<small>\* )?(?P<name>[^"(:]+?) ?("(?P<noun>[^"]+)")? ?(\((?P<variants>[^)]+)\))?:(?P<cells>.*)')
+OBJECT = re.compile(
+    r'(?P<small>\* )?(?P<name>[^"(:]+?)( "(?P<noun>[^"]+)")?'
+    r"( \((?P<variants>[^)]+)\))?:(?P<cells>.*)"
+)
 SUBJECT = re.compile(r"^(\w+ (?:it|you|people))\b")
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """A property that every object has, has not or has sometimes; `texts[0]` is its canonical question."""
+    """What an object can have, lack or have sometimes; `texts[0]` is its canonical question."""
 
     key: str
     texts: tuple[str, ...]
@@ -23,7 +26,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Thing:
-    """An object: its noun phrase ("a dog"), other names, and what it is besides "no" (attribute → answer)."""
+    """An object: noun phrase ("a dog"), other names, and its answers where they are not "no"."""
 
     name: str
     category: str
@@ -65,7 +68,7 @@ def with_article(name: str) -> str:
 
 def _lines(file: str) -> list[str]:
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
-    return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [line.strip() for line in text.splitlines() if line.strip() and line[0] != "#"]
 
 
 def _attribute(line: str) -> Attribute:
@@ -77,10 +80,10 @@ def _thing(line: str, category: str, defaults: dict[str, str], keys: set[str]) -
     match = OBJECT.fullmatch(line)
     if match is None:
         raise ValueError(f"objects.txt: cannot read {line!r}")
-    name = match["name"]
-    variants = tuple(part.strip() for part in (match["variants"] or "").split(",") if part.strip())
+    name, noun = match["name"], match["noun"] or with_article(match["name"])
+    variants = tuple(part.strip() for part in (match["variants"] or "").split(",") if part)
     cells = {**defaults, **_cells(match["cells"], keys)}
-    return Thing(name, category, match["noun"] or with_article(name), variants, cells, bool(match["small"]))
+    return Thing(name, category, noun, variants, cells, bool(match["small"]))
 
 
 def _cells(text: str, keys: set[str]) -> dict[str, str]:

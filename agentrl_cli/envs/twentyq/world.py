@@ -1,5 +1,7 @@
-"""A world of Twenty Questions: objects, attributes, answers, splits. Reading the table is table.py's work, reading
-what a player says is questions.py's."""
+"""A world of Twenty Questions: objects, attributes, answers, splits.
+
+Reading the table is table.py's work; reading what a player says is questions.py's.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,10 @@ class World:
         return self.texts[attribute][0]
 
     def phrasings(self, attribute: str) -> tuple[tuple[str, bool], ...]:
-        """All questions for an attribute as (text, negated): first as written, then their negated forms."""
+        """All questions for an attribute as (text, negated): as written, then their negations."""
         plain = self.texts[attribute]
-        return tuple((text, False) for text in plain) + tuple((table.negate(text), True) for text in plain)
+        negated = ((table.negate(text), True) for text in plain)
+        return (*((text, False) for text in plain), *negated)
 
     def guess(self, object: str) -> str:
         """The question that guesses an object."""
@@ -58,19 +61,21 @@ class World:
 
     def fits(self, known: Sequence[tuple[str, str]]) -> list[str]:
         """The objects whose answers equal all the known (attribute, answer) pairs."""
-        return [name for name in self.objects if all(self.rows[name][key] == answer for key, answer in known)]
+        rows = self.rows.items()
+        return [name for name, row in rows if all(row[key] == answer for key, answer in known)]
 
     def split(self, split: str, test_objects: int, seed: int) -> list[str]:
-        """The objects of `train` or `test`, disjoint, drawn from every category alike, in the world's order."""
+        """The objects of `train` or `test`: disjoint, from all categories alike, in world order."""
         if split not in ("train", "test"):
             raise UserError(f"unknown split {split!r}: use 'train' or 'test'")
         if not 0 <= test_objects < len(self.objects):
-            raise UserError(f"test_objects is {test_objects}: use 0 to {len(self.objects) - 1} for world {self.name}")
-        test = set(self._test(test_objects, seed))
+            most = len(self.objects) - 1
+            raise UserError(f"test_objects is {test_objects}: world {self.name} allows 0 to {most}")
+        test = set(self._drawn(test_objects, seed))
         return [name for name in self.objects if (name in test) == (split == "test")]
 
-    def _test(self, count: int, seed: int) -> list[str]:
-        """A seeded order that takes turns between categories in proportion to their sizes; its first `count`."""
+    def _drawn(self, count: int, seed: int) -> list[str]:
+        """The first `count` objects of a seeded order in which all categories advance alike."""
         draw = random.Random(derive_seed("twentyq", "split", seed))
         members: dict[str, list[str]] = {}
         for name in self.objects:
@@ -78,51 +83,60 @@ class World:
         ranked = []
         for names in members.values():
             offset, shuffled = draw.random(), draw.sample(names, len(names))
-            ranked += [((rank + offset) / len(names), name) for rank, name in enumerate(shuffled)]
+            ranked += [((at + offset) / len(names), name) for at, name in enumerate(shuffled)]
         return [name for _, name in sorted(ranked)[:count]]
 
 
 @lru_cache(maxsize=16)
 def load(name: str) -> World:
-    """The world `small` or `full`, or the word list in a JSON file. Raises UserError for any other name."""
+    """The world `small` or `full`, or the word list in a JSON file; else raises UserError."""
     if name.endswith(".json"):
         return _from_file(name)
     if name not in NAMES:
         nearest = get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
-        raise UserError(f"unknown world {name!r}: did you mean {nearest!r}? (or give a .json word list)")
+        raise UserError(f"unknown world {name!r}: use {nearest!r} or a .json word list")
     return _from_table(name)
 
 
 def _from_table(name: str) -> World:
     things = [thing for thing in table.things() if thing.small or name == "full"]
-    attributes = [attribute for attribute in table.attributes() if attribute.small or name == "full"]
-    keys = tuple(attribute.key for attribute in attributes)
+    texts = {row.key: row.texts for row in table.attributes() if row.small or name == "full"}
     return World(
         name=name,
         objects=tuple(thing.name for thing in things),
-        attributes=keys,
+        attributes=tuple(texts),
         categories={thing.name: thing.category for thing in things},
         nouns={thing.name: thing.noun for thing in things},
         variants={thing.name: thing.variants for thing in things},
-        texts={attribute.key: attribute.texts for attribute in attributes},
-        rows={thing.name: {key: thing.cells.get(key, "no") for key in keys} for thing in things},
+        texts=texts,
+        rows={thing.name: {key: thing.cells.get(key, "no") for key in texts} for thing in things},
     )
 
 
 def _from_file(path: str) -> World:
     """A word list `{category: [[name, variant...], ...]}`: objects without attributes."""
-    try:
-        lists = json.loads(Path(path).read_text(encoding="utf-8"))
-        words = {names[0].lower(): (group, names[1:]) for group, rows in lists.items() for names in rows}
-    except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
-        raise UserError(f"cannot read the word list {path}: {error}; give {{category: [[name, variant...]]}}") from error
+    words = _words(path)
     return World(
         name=path,
         objects=tuple(words),
         attributes=(),
         categories={name: group for name, (group, _) in words.items()},
         nouns={name: table.with_article(name) for name in words},
-        variants={name: tuple(variant.lower() for variant in rest) for name, (_, rest) in words.items()},
+        variants={name: tuple(map(str.lower, rest)) for name, (_, rest) in words.items()},
         texts={},
         rows={name: {} for name in words},
     )
+
+
+def _words(path: str) -> dict[str, tuple[str, list[str]]]:
+    """From each object's name to its category and its variants."""
+    try:
+        lists = json.loads(Path(path).read_text(encoding="utf-8"))
+        rows = [(group, names) for group, members in lists.items() for names in members]
+        words = {names[0].lower(): (group, names[1:]) for group, names in rows}
+    except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
+        form = "{category: [[name, variant, ...], ...]}"
+        raise UserError(f"cannot read the word list {path}: {error}; its form is {form}") from error
+    if not words:
+        raise UserError(f"the word list {path} is empty: give it at least one object")
+    return words

@@ -1,0 +1,162 @@
+"""Twenty Questions: a hidden object, questions answered from a table, one guess at a time.
+
+Running out of turns is a rule of the game: it ends as done and lost, never as truncated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.twentyq.expert import best_action
+from agentrl_cli.envs.twentyq.oracle import Oracle
+from agentrl_cli.envs.twentyq.questions import Guess, Question, normalise, parse, said
+from agentrl_cli.envs.twentyq.world import World, load
+from agentrl_cli.errors import UserError
+from agentrl_cli.types import Message, Step, Task
+
+OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes", "": ""}
+REWARDS = ("win", "lmrl")
+
+
+@dataclass
+class Game:
+    """The game in progress: what was asked, and which objects fit all that was answered."""
+
+    secret: str
+    fits: tuple[str, ...]
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    turn: int = 0
+    over: bool = False
+
+
+@dataclass(kw_only=True)
+class TwentyQ(Env):
+    """One game. Rewards: `win` gives 1 for the right guess, `lmrl` takes 1 for every other turn."""
+
+    world: str
+    turns: int
+    reward: str
+    test_objects: int
+    split_seed: int
+    show_turns_left: bool
+    oracle: Oracle | None = field(default=None, init=False, repr=False)
+    game: Game | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.reward not in REWARDS:
+            raise UserError(f"reward is {self.reward!r}: use {' or '.join(map(repr, REWARDS))}")
+        if self.turns < 1:
+            raise UserError(f"turns is {self.turns}: allow at least 1")
+        self.world_table.split("test", self.test_objects, self.split_seed)
+
+    @property
+    def world_table(self) -> World:
+        """The world by its name; not kept on the instance, so that a copy or a pickle is small."""
+        return load(self.world)
+
+    def system(self) -> str:
+        """The one instruction."""
+        return "Find the hidden object with yes or no questions."
+
+    def tasks(self, split: str) -> list[Task]:
+        """One task per object of the split."""
+        names = self.world_table.split(split, self.test_objects, self.split_seed)
+        return [Task(self._id(name), split, {"object": name}) for name in names]
+
+    def reset(self, task: Task, seed: int) -> list[Message]:
+        """Hide the task's object. Nothing is drawn, so the seed changes nothing."""
+        secret = task.data.get("object")
+        if secret not in self.world_table.objects:
+            raise UserError(f"task {task.id} hides {secret!r}: world {self.world} lacks that object")
+        self.game = Game(secret, self.world_table.objects)
+        return [Message("user", "Ask." + self._left())]
+
+    def step(self, action: str) -> Step:
+        """Answer a question or a guess. Raises RuntimeError before `reset` and after the end."""
+        game = self._running()
+        parsed = parse(action, self.world_table)
+        answer = self._answer(parsed, action)
+        info = self._note(parsed, action, answer)
+        game.turn += 1
+        success = parsed == Guess(game.secret)
+        game.over = success or game.turn == self.turns
+        text = self._reply(answer) + self._left()
+        if game.over:
+            text = self.farewell(answer, success, game.secret)
+            info["success"] = success
+        reward = float(success) if self.reward == "win" else float(success) - 1.0
+        return Step([Message("user", text)], reward, game.over, False, info)
+
+    def farewell(self, answer: str, success: bool, name: str) -> str:
+        """The last message: the answer (yes, no, sometimes, or "" for none), then how it ended."""
+        end = "You win." if success else f"You lose. It was {self.world_table.nouns[name]}."
+        return f"{self._reply(answer)} {end}"
+
+    def expert(self, task: Task) -> Iterator[str]:
+        """Greedy information gain; reads the game between actions, so it adapts to any answers."""
+        game = self._running()
+        while not game.over:
+            yield best_action(self.world_table, game.fits, self.turns - game.turn)
+
+    def _id(self, name: str) -> str:
+        return f"twentyq-{Path(self.world).stem}-{name.replace(' ', '-')}"
+
+    def _running(self) -> Game:
+        if self.game is None or self.game.over:
+            raise RuntimeError("no game is running: call reset on a fresh instance")
+        return self.game
+
+    def _answer(self, parsed: Question | Guess | None, action: str) -> str:
+        secret = self._running().secret
+        if isinstance(parsed, Question):
+            answer = self.world_table.answer(secret, parsed.attribute)
+            return OPPOSITE[answer] if parsed.negated else answer
+        if isinstance(parsed, Guess):
+            return "yes" if parsed.object == secret else "no"
+        return self.oracle.answer(secret, action) if self.oracle else ""
+
+    def _note(self, parsed: Question | Guess | None, action: str, answer: str) -> dict[str, Any]:
+        """Take the answer into the game and return what may be logged of it."""
+        game = self._running()
+        kind, what = _subject(parsed, action, answer)
+        before, game.fits = game.fits, self._fitting(parsed)
+        known = parsed is not None and game.fits == before
+        info: dict[str, Any] = {"kind": kind, "repeated": (kind, what) in game.asked}
+        if kind == "invalid":
+            info["invalid"] = True
+        else:
+            game.asked.append((kind, what))
+        if isinstance(parsed, Question | Guess):
+            info["guess" if kind == "guess" else "attribute"] = what
+        info["privileged"] = {"object": game.secret, "fits": len(game.fits), "known": known}
+        return info
+
+    def _fitting(self, parsed: Question | Guess | None) -> tuple[str, ...]:
+        """The objects that also fit the true answer to what was asked."""
+        game, rows = self._running(), self.world_table.rows
+        if isinstance(parsed, Question):
+            answer = rows[game.secret][parsed.attribute]
+            return tuple(name for name in game.fits if rows[name][parsed.attribute] == answer)
+        if parsed == Guess(game.secret):
+            return (game.secret,)
+        return tuple(name for name in game.fits if parsed != Guess(name))
+
+    def _reply(self, answer: str) -> str:
+        return f"{answer.capitalize()}." if answer else "I cannot answer that."
+
+    def _left(self) -> str:
+        left = self.turns - self.game.turn if self.game else self.turns
+        return f" {left} left." if self.show_turns_left else ""
+
+
+def _subject(parsed: Question | Guess | None, action: str, answer: str) -> tuple[str, str]:
+    """The kind of the action and what it is about: attribute, object, or the text itself."""
+    if isinstance(parsed, Question):
+        return "question", parsed.attribute
+    if isinstance(parsed, Guess):
+        return "guess", parsed.object
+    return ("question" if answer else "invalid"), normalise(said(action)) or ""

@@ -1,0 +1,123 @@
+"""Reads what a player says: a question about an attribute, a guess of one object, or neither.
+
+Nothing is searched inside the text: a question or guess must be the whole of it, so naming many
+objects at once, or an object in passing, wins nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from agentrl_cli.envs.twentyq.world import World
+
+LONGEST = 200
+ACTION = re.compile(r"^\s*action\s*:(.*)$", re.IGNORECASE | re.MULTILINE)
+GUESSES = re.compile(
+    r"(?:(?:i guess|my guess is)(?: that)?(?: it is| its)?|is it|it is|its|could it be|are they"
+    r"|is (?:the|your|this)(?: hidden| secret)? (?:object|answer|word|thing)) (.+)"
+)
+DETERMINERS = re.compile(r"^(?:(?:a|an|the|some) )?(?:(?:pair|piece) of )?(?:a |an |the )?")
+ARTICLES = re.compile(r"\b(?:a|an|the|some) ")
+IRREGULAR = {
+    "mouse": "mice", "goose": "geese", "tooth": "teeth", "foot": "feet", "knife": "knives",
+    "shelf": "shelves", "scarf": "scarves", "leaf": "leaves", "wolf": "wolves", "loaf": "loaves",
+    "fish": "fish", "sheep": "sheep", "cactus": "cacti", "calf": "calves", "child": "children",
+    "woman": "women", "man": "men",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about an attribute; a negated one is answered the other way round."""
+
+    attribute: str
+    negated: bool
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A guess of one object."""
+
+    object: str
+
+
+def parse(text: str, world: World) -> Question | Guess | None:
+    """What the text says in this world; None for anything that is not one question or one guess."""
+    words = normalise(said(text))
+    if words is None:
+        return None
+    question = _questions(world).get(ARTICLES.sub("", words))
+    return question or _guess(words, world)
+
+
+def said(text: str) -> str:
+    """What follows the last `Action:` that starts a line; the whole text where there is none."""
+    actions = ACTION.findall(text)
+    return actions[-1] if actions else text
+
+
+def normalise(text: str) -> str | None:
+    """Lower case, hyphens as spaces, no apostrophes, no end marks; None if empty or too long."""
+    text = text.strip()
+    if not 0 < len(text) <= LONGEST:
+        return None
+    words = re.sub(r"[\s_\u2010-\u2013-]+", " ", text.lower())
+    words = re.sub(r"['’]", "", words).strip(' "“”?!.')
+    return words or None
+
+
+def _guess(words: str, world: World) -> Guess | None:
+    match = GUESSES.fullmatch(words)
+    if match is None:
+        return None
+    name = _names(world).get(_key(match[1]))
+    return Guess(name) if name else None
+
+
+def _key(words: str) -> str:
+    """A name without determiner and spaces: "a hot-dog", "hot dog" and "hotdog" are one."""
+    return DETERMINERS.sub("", words).replace(" ", "")
+
+
+@lru_cache(maxsize=16)
+def _questions(world: World) -> dict[str, Question]:
+    found = {}
+    for attribute in world.attributes:
+        for text, negated in world.phrasings(attribute):
+            words = ARTICLES.sub("", normalise(text) or "")
+            found[words] = Question(attribute, negated)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _names(world: World) -> dict[str, str]:
+    """From every key of every form of a name to its object; an object's own name goes first."""
+    found: dict[str, str] = {}
+    for forms in (_own, _other):
+        for name in world.objects:
+            for form in forms(world, name):
+                found.setdefault(_key(normalise(form) or ""), name)
+    return found
+
+
+def _own(world: World, name: str) -> list[str]:
+    return [name, world.nouns[name]]
+
+
+def _other(world: World, name: str) -> list[str]:
+    written = [name, *world.variants[name]]
+    return written + [form for text in written for form in _numbers(text)]
+
+
+def _numbers(name: str) -> list[str]:
+    """The name in the plural and, where it looks like one, in the singular."""
+    head, _, last = name.rpartition(" ")
+    plurals = [IRREGULAR[last]] if last in IRREGULAR else []
+    plurals.append(last + "es" if re.search(r"(s|x|z|ch|sh|o)$", last) else last + "s")
+    if re.search(r"[^aeiou]y$", last):
+        plurals.append(last[:-1] + "ies")
+    if re.search(r"[^su]s$", last):
+        plurals.append(last[:-1])
+    return [f"{head} {plural}".strip() for plural in plurals]
