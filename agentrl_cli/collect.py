@@ -71,7 +71,8 @@ class PlayCollector:
         return episodes
 
     def _task(self, position: int) -> Task:
-        """The task at a position of the endless stream in which each epoch shuffles all tasks anew."""
+        """The task at a position of the endless stream in which each epoch shuffles all tasks
+        anew."""
         epoch, at = divmod(position, len(self.tasks))
         order = list(range(len(self.tasks)))
         random.Random(derive_seed(self.seed, "data", epoch)).shuffle(order)

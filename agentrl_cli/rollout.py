@@ -43,9 +43,9 @@ def play(
     version: int = 0,
     model: str = "policy",
 ) -> list[Episode]:
-    """One episode for each start, in order. An episode stops as done, truncated (the world's limit),
-    context (`max_tokens` more would exceed `max_context`), diverged (a replayed turn was answered
-    differently) or error."""
+    """One episode for each start, in order. An episode stops as done, truncated (the world's
+    limit), context (`max_tokens` more would exceed `max_context`), diverged (a replayed turn was
+    answered differently) or error."""
     sampling = replace(sampling, n=1)
     seats = [Seat(start, make_env(), chat, version) for start in starts]
     for seat in seats:
@@ -66,8 +66,8 @@ def play(
 def probe_starts(
     episode: Episode, turn: int, action: str, action_ids: list[int], seeds: list[int]
 ) -> list[Start]:
-    """One start a seed: replay the episode's first `turn` turns, act, and let the policy play on. The
-    world keeps the episode's seed, so that it answers as it did."""
+    """One start a seed: replay the episode's first `turn` turns, act, and let the policy play on.
+    The world keeps the episode's seed, so that it answers as it did."""
     at = episode.turns[turn]
     forced = [
         *episode.turns[:turn],
@@ -86,9 +86,7 @@ class Seat:
     def __init__(self, start: Start, env: Env, chat: Chat, version: int) -> None:
         seed = start.seed if start.world_seed is None else start.world_seed
         self.start, self.env, self.chat = start, env, chat
-        self.episode = Episode(
-            start.id, start.task, start.group, seed, [], policy_version=version
-        )
+        self.episode = Episode(start.id, start.task, start.group, seed, [], policy_version=version)
         self.state: list[int] = []
         self.observation: list[Message] = []
         self.delta: list[int] = []
@@ -165,13 +163,12 @@ class Seat:
             return None
 
     def _end(self, stop: str, closing: list[Message]) -> None:
-        self.over = True
-        self.episode.stop, self.episode.closing = stop, closing
-        self.episode.seconds = time.perf_counter() - self.began
-        self._world(self.env.close) if stop != "error" else self._close_broken()
-
-    def _close_broken(self) -> None:
+        episode, self.over = self.episode, True
+        episode.stop, episode.closing = stop, closing
+        episode.seconds = time.perf_counter() - self.began
         try:
             self.env.close()
         except Exception as error:
-            self.episode.error = f"{self.episode.error}; on closing {type(error).__name__}: {error}"
+            failed = f"on closing {type(error).__name__}: {error}"
+            episode.error = f"{episode.error}; {failed}" if episode.error else failed
+            episode.stop = "error"

@@ -51,7 +51,8 @@ def tiny_tokenizer(
 def tiny_model(
     tokenizer: PreTrainedTokenizerFast, kind: str = "qwen2", layers: int = 2, width: int = 64
 ) -> PreTrainedModel:
-    """A random `qwen2` or `llama` of two layers with grouped key/value heads, in evaluation mode."""
+    """A random `qwen2` or `llama` of two layers with grouped key/value heads, in evaluation
+    mode."""
     torch.manual_seed(0)
     config_class, model_class = {
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),

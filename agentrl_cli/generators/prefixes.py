@@ -1,7 +1,8 @@
 """Keys and values of token prefixes, kept between calls and found again by content.
 
-Every kept token is addressed by a hash of the whole prefix that ends with it, so a prompt that shares a
-beginning with anything seen before finds that beginning, wherever it diverges; nothing is stored twice.
+Every kept token is addressed by a hash of the whole prefix that ends with it, so a prompt that
+shares a beginning with anything seen before finds it, wherever the two part; nothing is stored
+twice.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def align_right(values: Slots, lengths: Slots) -> tuple[Slots, NDArray[np.bool_]
 
 
 class Layer(DynamicLayer):
-    """One layer's keys and values of a batch in buffers that leave room for the tokens to come, so that
-    a step writes one column and copies nothing. Buffers are [rows, room, heads, size] in memory."""
+    """One layer's keys and values of a batch in buffers [rows, columns, heads, size] that leave
+    room for the tokens to come, so that a step writes one column and copies nothing."""
 
     def __init__(self, keys: Tensor | None, values: Tensor | None, length: int) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class Layer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append [rows, heads, tokens, size] states; returns all so far in the same order of axes."""
+        """Append states [rows, heads, tokens, size]; returns all so far, in that order of axes."""
         new = (key_states.transpose(1, 2), value_states.transpose(1, 2))
         start, self.length = self.length, self.length + key_states.shape[2]
         if not self.is_initialized:
@@ -89,8 +90,8 @@ class Layer(DynamicLayer):
 
 
 class Prefixes:
-    """The kept prefixes of one set of weights: at most `limit` tokens between two calls (oldest use goes
-    first), more only while one batch needs them."""
+    """The kept prefixes of one set of weights: at most `limit` tokens between two batches (the
+    longest unused go first), more only while one batch needs them."""
 
     def __init__(self, limit: int, layers: int, device: torch.device) -> None:
         self.limit, self.layers, self.device = limit, layers, device
@@ -119,7 +120,7 @@ class Prefixes:
         return slots
 
     def keep(self, hashes: Hashes, rows: Slots, columns: Slots, cache: Cache) -> None:
-        """Keep the states of tokens at (row, column) of a batch's cache under these prefix hashes."""
+        """Keep the states at (row, column) of a batch's cache under these prefix hashes."""
         fresh = [i for i, value in enumerate(hashes.tolist()) if value not in self.index]
         first = {int(hashes[i]): i for i in reversed(fresh)}
         if not first:
@@ -130,30 +131,32 @@ class Prefixes:
         self.hashes[slots], self.used[slots] = hashes[picked], self.clock
         self.index.update(zip(first, slots.tolist(), strict=True))
         at, row, column = (
-            torch.from_numpy(part).to(self.device) for part in (slots, rows[picked], columns[picked])
+            torch.from_numpy(part).to(self.device)
+            for part in (slots, rows[picked], columns[picked])
         )
         for store, layer in zip(self.pool, layers, strict=True):
             for kept, room in zip(store, layer.room, strict=True):
                 kept[at] = room[row, column]
 
     def gather(self, slots: Slots, room: int) -> Cache:
-        """A batch's cache from slots [rows, columns] (any slot stands for padding), with `room` columns
-        for the tokens to come."""
+        """A batch's cache from slots [rows, columns] (any slot where there is padding), with `room`
+        columns for the tokens to come."""
         rows, columns = slots.shape
         if columns == 0:
             return Cache(layers=[Layer(None, None, 0) for _ in range(self.layers)])
         padded = np.zeros((rows, columns + room), np.int64)
         padded[:, :columns] = slots
         at = torch.from_numpy(padded.ravel()).to(self.device)
-        shape = (rows, columns + room)
-        layers = [
-            Layer(*(part.index_select(0, at).view(*shape, *part.shape[1:]) for part in store), columns)
-            for store in self.pool
-        ]
-        return Cache(layers=[*layers])
+        return Cache(
+            layers=[
+                Layer(_pick(keys, at, rows), _pick(values, at, rows), columns)
+                for keys, values in self.pool
+            ]
+        )
 
     def trim(self) -> None:
-        """Drop the longest unused tokens until `limit` is kept, and begin the next call."""
+        """Drop the longest unused tokens until `limit` is kept (and some more, so that this is
+        rare); the next batch begins."""
         self.clock += 1
         if len(self.index) > self.limit:
             self._drop(len(self.index) - self.limit + self.limit // 4)
@@ -188,6 +191,10 @@ class Prefixes:
 def _empty(layer: Layer) -> tuple[Tensor, Tensor]:
     keys, values = layer.room
     return keys.new_empty(0, *keys.shape[2:]), values.new_empty(0, *values.shape[2:])
+
+
+def _pick(part: Tensor, at: Tensor, rows: int) -> Tensor:
+    return part.index_select(0, at).view(rows, -1, *part.shape[1:])
 
 
 def _longer(part: Tensor, more: int) -> Tensor:

@@ -9,8 +9,8 @@ from agentrl_cli.generators.base import Completion, Generator, Sampling
 
 
 class ScriptedGenerator(Generator):
-    """`answer` maps a prompt's text to an answer; `read` (ids to text, special tokens kept) and `write`
-    (an answer to its ids, closing token included) are the chat's."""
+    """`answer` maps a prompt's text to an answer; `read` (ids to text, special tokens kept) and
+    `write` (an answer to its ids, closing token included) are the chat's."""
 
     def __init__(
         self,
@@ -25,9 +25,7 @@ class ScriptedGenerator(Generator):
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
         """The same answer `sampling.n` times, cut at `max_tokens`; log-probs are 0 (certain)."""
-        return [
-            [self._complete(prompt, sampling) for _ in range(sampling.n)] for prompt in prompts
-        ]
+        return [[self._complete(prompt, sampling) for _ in range(sampling.n)] for prompt in prompts]
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
         """A script has no weights."""
