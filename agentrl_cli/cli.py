@@ -91,13 +91,14 @@ def resume(run: RunRef) -> None:
 @app.command("eval")
 def evaluate(
     what: Annotated[list[str], typer.Argument(metavar="RUN|model=...", help="then overrides")],
+    config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a run's last checkpoint, or a bare model."""
     from agentrl_cli.evaluate import evaluate_command
 
     ref, overrides = (None, what) if "=" in what[0] else (what[0], what[1:])
-    _print_record(evaluate_command(ref, overrides), as_json)
+    _print_record(evaluate_command(ref, overrides, config_dir), as_json)
 
 
 @app.command()
@@ -117,6 +118,7 @@ def play(
 def show(
     run: RunRef,
     episode: Annotated[str | None, typer.Option(help="The id, or how it begins.")] = None,
+    step: Annotated[int | None, typer.Option(help="The newest by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print one episode turn by turn, with what the critic said."""
@@ -124,7 +126,7 @@ def show(
     from agentrl_cli.run import find_run
 
     found = find_run(run)
-    chosen, file, count = find_episode(found, episode)
+    chosen, file, count = find_episode(found, episode, step)
     if as_json:
         typer.echo(json.dumps(chosen.to_json()))
         return

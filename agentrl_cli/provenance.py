@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli import __version__
+
 PACKAGES = (
     "torch",
     "transformers",
@@ -21,6 +23,16 @@ PACKAGES = (
     "omegaconf",
     "wandb",
 )
+
+
+def facts() -> dict[str, Any]:
+    """All of them, as entries of meta.json."""
+    return {
+        "agentrl": __version__,
+        "git": git_state(),
+        "packages": packages(),
+        "machine": machine(),
+    }
 
 
 def git_state() -> dict[str, Any] | None:

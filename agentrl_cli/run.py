@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli import __version__, jsonl, provenance
+from agentrl_cli import jsonl, provenance
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Episode
 
@@ -53,7 +53,10 @@ class Run:
         with jsonl.writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             _make_new(folder)
-            jsonl.write_object(folder / "meta.json", _first_meta(cfg, command, overrides))
+            asked = {"command": command, "overrides": overrides, "seed": cfg.seed}
+            first = {"version": 1, **_change("started"), "created": _now(), "wandb_id": None}
+            facts = {"choices": dict(cfg.choices), **provenance.facts()}
+            jsonl.write_object(folder / "meta.json", first | asked | facts)
             OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
             (folder / "episodes").mkdir()
             (folder / "checkpoints").mkdir()
@@ -83,8 +86,8 @@ class Run:
 
     def set_status(self, status: str, error: str | None = None) -> None:
         """started, running, done, failed or stopped, with the time of the change."""
-        change = {"status": status, "time": _now()}
-        self.note(status=status, error=error, history=[*self.meta["history"], change])
+        change = _change(status, error)
+        self.note(**{**change, "history": self.meta["history"] + change["history"]})
 
     @contextmanager
     def track(self) -> Iterator[None]:
@@ -258,23 +261,8 @@ def _new_name(cfg: DictConfig) -> str:
     return f"{datetime.now():%Y-%m-%d}_{'-'.join(map(str, parts))}_s{cfg.seed}_{letters}"
 
 
-def _first_meta(cfg: DictConfig, command: str, overrides: list[str]) -> dict[str, Any]:
-    return {
-        "version": 1,
-        "status": "started",
-        "error": None,
-        "created": _now(),
-        "history": [{"status": "started", "time": _now()}],
-        "command": command,
-        "overrides": overrides,
-        "choices": dict(cfg.choices),
-        "seed": cfg.seed,
-        "agentrl": __version__,
-        "git": provenance.git_state(),
-        "packages": provenance.packages(),
-        "machine": provenance.machine(),
-        "wandb_id": None,
-    }
+def _change(status: str, error: str | None = None) -> dict[str, Any]:
+    return {"status": status, "error": error, "history": [{"status": status, "time": _now()}]}
 
 
 def _replace(partial: Path, final: Path) -> None:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters of peft; `targets` are the module names that get one."""
+    """Low-rank adapters on the linear layers that `targets` name (["all-linear"]: on all)."""
 
     rank: int
-    alpha: float
+    alpha: int
     targets: list[str]
-    dropout: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +44,14 @@ class HardwareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """How a split is played; `tasks` null means all, `baseline` also plays the starting weights."""
+    """How splits are played; `tasks` null means all, `baseline` also plays the starting weights,
+    `greedy` also one episode a task at temperature 0."""
 
-    split: str
+    splits: list[str]
     episodes_per_task: int
     temperature: float
     tasks: int | None
+    greedy: bool
     baseline: bool
 
 

@@ -7,116 +7,11 @@ from textwrap import dedent
 
 import pytest
 from omegaconf import OmegaConf
+from sample_conf import FILES, NODES
 
 from agentrl_cli import config
 from agentrl_cli.errors import UserError
 from agentrl_cli.settings import ModelConfig
-
-NODES = """
-from __future__ import annotations
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from elsewhere import Engine
-
-
-@dataclass(kw_only=True)
-class Advanced:
-    rounds: int
-    weights: list[float]
-
-
-@dataclass(kw_only=True)
-class Algo:
-    clip: float
-    epochs: int
-    gate: bool
-    kind: Literal["soft", "hard"]
-    limit: float | None
-    prompts: dict[str, str]
-    advanced: Advanced
-
-
-@dataclass(kw_only=True)
-class Part:
-    size: int
-
-
-@dataclass(kw_only=True)
-class World:
-    engine: Engine
-    part: Part | None
-    parts: list[Part]
-    helper: Any
-    folder: Path
-    shape: tuple[int, ...]
-"""
-
-ROOT = """
-defaults: [_self_, {env: world}, {algo: first}, {model: tiny}, {experiment: null}]
-steps: 10
-seed: 0
-eval_every: 5
-save_every: 5
-init: null
-runs: runs
-name: null
-rollout: {_target_: sample_nodes.Part, size: 1}
-logger: {_target_: sample_nodes.Part, size: 1}
-hardware: {device: cpu, threads: null, tokens_per_batch: 64,
-           generator: {_target_: sample_nodes.Part, size: 1}}
-eval: {split: test, episodes_per_task: 1, temperature: 1.0, tasks: null, baseline: true}
-data: {demos: null}
-"""
-
-FILES = {
-    "config.yaml": ROOT,
-    "algo/first.yaml": """
-        # the first of two
-        _target_: sample_nodes.Algo
-        clip: 0.2
-        epochs: 1
-        gate: false
-        kind: soft
-        limit: null
-        prompts: {critique: say what was wrong}
-        advanced: {rounds: 1, weights: [1.0, 2.0]}
-        """,
-    "algo/second.yaml": "defaults: [first, _self_]\nclip: 0.4\n",
-    "env/world.yaml": """
-        _target_: sample_nodes.World
-        part: {size: 3}
-        parts: [{size: 1}, {size: 2}]
-        helper: {_target_: sample_nodes.Part, size: 7}
-        folder: some/where
-        shape: [2, 3]
-        """,
-    "model/tiny.yaml": """
-        path: tiny
-        weights: ${env.folder}
-        dtype: float32
-        attention: sdpa
-        gradient_checkpointing: false
-        lora: null
-        """,
-    "model/hf.yaml": """
-        path: ???
-        weights: null
-        dtype: auto
-        attention: sdpa
-        gradient_checkpointing: false
-        lora: null
-        """,
-    "experiment/quick.yaml": """
-        # @package _global_
-        # a short one
-        defaults: [{override /algo: second}]
-        steps: 2
-        algo: {epochs: 3}
-        """,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +68,7 @@ def test_overrides_beat_experiment_which_beats_groups():
         ("model.lora={rank:x}", "model.lora.rank must be an integer, not 'x'"),
         ("stepss=1", "stepss is not a setting; did you mean 'steps'?"),
         ("steps=many", "steps must be an integer, not 'many'"),
-        ("eval.splitt=test", "eval.splitt is not a key of eval; did you mean 'split'?"),
+        ("data.demo=x", "data.demo is not a key of data; did you mean 'demos'?"),
         ("~algo.clip", "algo.clip is missing; give it as algo.clip=VALUE"),
         ("model=hf", "model.path is missing; give it as model.path=VALUE"),
         ("model.path=${env.nowhere}", "model cannot be resolved: "
@@ -247,11 +142,11 @@ def test_build_refuses_a_node_without_target():
 
 
 def test_optional_nested_dataclass_is_null_or_built():
-    lora = "model.lora={rank:8,alpha:16,targets:[q_proj],dropout:0}"
+    lora = "model.lora={rank:8,alpha:16,targets:[q_proj]}"
     assert config.typed(config.compose([]).model, ModelConfig).lora is None
     built = config.typed(config.check(config.compose([lora])).model, ModelConfig)
     assert built.lora is not None
-    assert (built.lora.rank, built.lora.alpha, built.lora.targets) == (8, 16.0, ["q_proj"])
+    assert (built.lora.rank, built.lora.alpha, built.lora.targets) == (8, 16, ["q_proj"])
 
 
 def test_config_dir_adds_a_users_groups(tmp_path: Path):

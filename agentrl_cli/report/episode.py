@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import UserError
 from agentrl_cli.report.text import labelled
-from agentrl_cli.run import Run, read_episodes
+from agentrl_cli.run import Run, read_episodes, step_of
 from agentrl_cli.types import Episode, Turn
 
 NUMBERS = ("value", "advantage", "ratio")
 VERDICTS = {True: "a better action exists", False: "the action stands", None: "unreadable"}
 
 
-def find_episode(run: Run, ref: str | None) -> tuple[Episode, str, int]:
+def find_episode(run: Run, ref: str | None, step: int | None) -> tuple[Episode, str, int]:
     """The episode whose id starts with `ref`, the file it is in, and how many are in that file.
 
-    Without `ref`: of the newest file, preferring training, the first with a critic, else the first.
+    The newest step that has one counts. Without `ref`: the first that a critic has annotated, else
+    the first.
     """
-    files = [*run.episode_files("eval"), *run.episode_files("train")]
+    files = [file for file in run.episode_files() if step in (None, step_of(file))]
     if not files:
-        raise UserError(f"run '{run.name}' has no episodes yet; wait for its first step")
-    for file in reversed(files):
-        episodes = read_episodes(file)
-        found = [e for e in episodes if ref is not None and e.id.startswith(ref)]
-        if ref is None and episodes:
-            found = [e for e in episodes if _is_annotated(e)] or episodes
-        if found:
-            return found[0], file.stem, len(episodes)
-    what = "in its files" if ref is None else f"starting with '{ref}'"
-    raise UserError(f"run '{run.name}' has no episode {what}; see its folder {run.folder}/episodes")
+        when = "yet; wait for its first evaluation" if step is None else f"of step {step}"
+        raise UserError(f"run '{run.name}' has no episodes {when}")
+    if ref is None:
+        files = [file for file in files if step_of(file) == step_of(files[-1])]
+    found = [(e, file) for file in reversed(files) for e in _matching(file, ref)]
+    if not found:
+        raise UserError(f"run '{run.name}' has no episode '{ref}'; see {run.folder / 'episodes'}")
+    annotated = [pair for pair in found if ref is None and _is_annotated(pair[0])]
+    chosen, file = [*annotated, *found][0]
+    return chosen, file.stem, len(_matching(file, None))
 
 
 def render(episode: Episode, source: str) -> list[str]:
@@ -77,6 +79,10 @@ def _critic(said: dict[str, Any]) -> list[str]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
+
+
+def _matching(file: Path, ref: str | None) -> list[Episode]:
+    return [e for e in read_episodes(file) if ref is None or e.id.startswith(ref)]
 
 
 def _is_annotated(episode: Episode) -> bool:

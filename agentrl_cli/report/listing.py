@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from typing import Any
 
 from agentrl_cli.report.text import table
@@ -20,7 +21,7 @@ def row(run: Run) -> dict[str, Any]:
         "created": run.meta["created"],
         "step": max((line["step"] for line in logged), default=0),
         "reward": _last(logged, "reward/mean"),
-        "eval": _last(logged, "eval/success"),
+        "eval": _last(logged, "eval/*_success"),
         "error": run.meta["error"],
     }
 
@@ -30,8 +31,9 @@ def render(rows: list[dict[str, Any]]) -> list[str]:
     return table(HEADER, [[_cell(row[name]) for name in HEADER] for row in rows])
 
 
-def _last(logged: list[dict[str, Any]], name: str) -> float | None:
-    return next((line[name] for line in reversed(logged) if name in line), None)
+def _last(logged: list[dict[str, Any]], shape: str) -> float | None:
+    found = (line[key] for line in reversed(logged) for key in fnmatch.filter(line, shape))
+    return next(found, None)
 
 
 def _cell(value: Any) -> str:

@@ -1,0 +1,39 @@
+# Each target sets itself up from nothing and is safe to repeat.
+# PYTHON: which interpreter makes the environment; VENV: where it goes; RUN: flags for pytest.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.agentrl-installed
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: setup demo test check ci results clean
+
+setup: $(STAMP)
+
+# torch comes first and alone, in exactly the tested version, so that nothing pulls another build.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+demo: setup
+	$(BIN)/agentrl train algo=nlac env=twentyq
+	$(BIN)/agentrl show last
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow" $(RUN)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/python tests/size_report.py
+
+ci: setup
+	$(BIN)/python -m pytest -m slow --timeout 3000 $(RUN)
+
+results: setup
+	@echo "results: nothing to measure yet"; exit 1
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
