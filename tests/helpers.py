@@ -7,6 +7,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -51,12 +53,13 @@ def tiny_tokenizer(
 def tiny_model(
     tokenizer: PreTrainedTokenizerFast, kind: str = "qwen2", layers: int = 2, width: int = 64
 ) -> PreTrainedModel:
-    """A random `qwen2` or `llama` of two layers with grouped key/value heads, in evaluation
-    mode."""
+    """A random `qwen2`, `llama` or `mistral` (which looks back 8 tokens) of two layers with grouped
+    key/value heads, in evaluation mode."""
     torch.manual_seed(0)
-    config_class, model_class = {
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-        "llama": (LlamaConfig, LlamaForCausalLM),
+    config_class, model_class, more = {
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+        "llama": (LlamaConfig, LlamaForCausalLM, {}),
+        "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 8}),
     }[kind]
     config = config_class(
         vocab_size=len(tokenizer),
@@ -71,5 +74,6 @@ def tiny_model(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
+        **more,
     )
     return model_class(config).eval()

@@ -23,8 +23,11 @@ MISTRAL_SPECIAL = ["<s>", "</s>", "[I]", "[/I]"]
 def body(content: str, before: str = "") -> str:
     """ChatML with another expression for a message's content and something before each message."""
     return (
-        "{% for message in messages %}" + before + "{{ '<|im_start|>' + message['role'] + '\\n' + "
-        + content + " + '<|im_end|>\\n' }}{% endfor %}"
+        "{% for message in messages %}"
+        + before
+        + "{{ '<|im_start|>' + message['role'] + '\\n' + "
+        + content
+        + " + '<|im_end|>\\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     )
 
@@ -35,7 +38,7 @@ BAD = {
     "numbers messages": body("(loop.index | string) + '. ' + message['content']"),
     "collapses white space": body("message['content'].split() | join(' ')"),
     "cuts old answers": body("(message['content'][:20] if not loop.last else message['content'])"),
-    "marks the last question": body("message['content']", "{{ '>' if loop.last and loop.index > 4 }}"),
+    "marks new messages": body("message['content']", "{{ '>' if loop.revindex < loop.index }}"),
     "drops the first turns": body("message['content']").replace("in messages", "in messages[-4:]"),
     "drops a newline": body("message['content']").replace(
         "<|im_end|>\\n'", "<|im_end|>' + ('' if loop.index == 3 else '\\n')"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from itertools import chain
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ class Weights:
         self.read += kwargs["input_ids"].numel()
 
 
-@pytest.fixture(scope="module", params=["qwen2", "llama"])
+@pytest.fixture(scope="module", params=["qwen2", "llama", "mistral"])
 def weights(request):
     torch.set_num_threads(1)
     return Weights(request.param)
@@ -65,7 +66,7 @@ def some_prompts(count, low=1, high=40, seed=0):
 
 def same(ours: list[list[Completion]], theirs: list[list[Completion]]) -> None:
     """The same ids; log-probs up to rounding."""
-    for mine, other in zip(sum(ours, []), sum(theirs, []), strict=True):
+    for mine, other in zip(chain(*ours), chain(*theirs), strict=True):
         assert (mine.ids, mine.finish) == (other.ids, other.finish)
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
@@ -81,7 +82,8 @@ def agrees_with_forward(weights, prompt, completion, model="policy"):
 
 def test_greedy_equals_transformers_own_generate(weights):
     prompts = some_prompts(12)
-    for prompt, (ours,) in zip(prompts, engine(weights).generate(prompts, [0] * 12, GREEDY)):
+    answers = engine(weights).generate(prompts, [0] * 12, GREEDY)
+    for prompt, (ours,) in zip(prompts, answers, strict=True):
         theirs = weights.module("policy").generate(
             input_ids=torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -97,7 +99,8 @@ def test_greedy_equals_transformers_own_generate(weights):
 def test_logprobs_are_those_of_a_plain_forward_pass_at_temperature_one(weights, temperature):
     prompts = some_prompts(12)
     sampling = dataclasses.replace(SAMPLED, temperature=temperature)
-    for prompt, (ours,) in zip(prompts, engine(weights).generate(prompts, [*range(12)], sampling)):
+    answers = engine(weights).generate(prompts, [*range(12)], sampling)
+    for prompt, (ours,) in zip(prompts, answers, strict=True):
         agrees_with_forward(weights, prompt, ours)
 
 
@@ -123,14 +126,14 @@ def test_a_cached_continuation_equals_an_uncached_one(policy, cache_tokens):
     for _ in range(4):
         answers = kept.generate(prompts, seeds, SAMPLED)
         same(answers, engine(policy).generate(prompts, seeds, SAMPLED))
-        prompts = [p + c.ids + [30, 31, 32] for p, (c,) in zip(prompts, answers)]
+        prompts = [p + c.ids + [30, 31, 32] for p, (c,) in zip(prompts, answers, strict=True)]
         assert len(kept.stores["policy"].index) <= cache_tokens
 
 
 def test_a_continuation_reads_only_what_is_new(policy):
     prompts, kept = some_prompts(8, 30, 31), engine(policy)
     answers = kept.generate(prompts, [*range(8)], SAMPLED)
-    longer = [p + c.ids + [30, 31, 32] for p, (c,) in zip(prompts, answers)]
+    longer = [p + c.ids + [30, 31, 32] for p, (c,) in zip(prompts, answers, strict=True)]
     policy.read = 0
     kept.generate(longer, [*range(8)], dataclasses.replace(SAMPLED, max_tokens=1))
     assert policy.read == 8 * 4  # the last sampled token and the three new ones
@@ -138,12 +141,12 @@ def test_a_continuation_reads_only_what_is_new(policy):
 
 def test_role_suffixes_find_the_state_though_they_part_from_what_was_played(policy):
     prompts, kept = some_prompts(4, 60, 61), engine(policy)
-    kept.generate([p + [40, 41, 42] for p in prompts], [0] * 4, SAMPLED)
+    kept.generate([[*p, 40, 41, 42] for p in prompts], [0] * 4, SAMPLED)
     roles = [p + [50 + k] * 3 for p in prompts for k in range(3)]
     policy.read = 0
     answers = kept.generate(roles, [*range(12)], dataclasses.replace(SAMPLED, max_tokens=1))
     assert policy.read == 12 * 3
-    for role, (answer,) in zip(roles, answers):
+    for role, (answer,) in zip(roles, answers, strict=True):
         agrees_with_forward(policy, role, answer)
 
 
@@ -153,7 +156,7 @@ def test_a_common_beginning_is_read_once_in_a_call(policy):
     policy.read = 0
     answers = engine(policy).generate(prompts, [0] * 16, dataclasses.replace(GREEDY, max_tokens=1))
     assert policy.read <= 100 + 16 * 4
-    for prompt, (answer,) in zip(prompts, answers):
+    for prompt, (answer,) in zip(prompts, answers, strict=True):
         agrees_with_forward(policy, prompt, answer)
 
 
@@ -184,7 +187,7 @@ def test_finished_rows_leave_the_batch(policy):
     lengths = [len(row[0].ids) for row in answers]
     assert max(lengths) > 2 * sum(lengths) / len(lengths)
     assert policy.read - 32 * 4 < 0.75 * 32 * max(lengths)
-    for prompt, (answer,) in zip(prompts, answers):
+    for prompt, (answer,) in zip(prompts, answers, strict=True):
         agrees_with_forward(policy, prompt, answer)
 
 
@@ -220,7 +223,7 @@ def test_named_weights_answer_for_themselves():
     kept, prompts = engine(weights), some_prompts(6)
     policy = kept.generate(prompts, [0] * 6, GREEDY)
     target = kept.generate(prompts, [0] * 6, GREEDY, "target")
-    for prompt, (mine,), (other,) in zip(prompts, policy, target):
+    for prompt, (mine,), (other,) in zip(prompts, policy, target, strict=True):
         agrees_with_forward(weights, prompt, mine)
         agrees_with_forward(weights, prompt, other, "target")
     assert [row[0].logprobs for row in policy] != [row[0].logprobs for row in target]
@@ -266,9 +269,9 @@ def test_no_prompts_give_no_completions_and_an_empty_one_is_named(policy):
 
 def test_bfloat16_weights_generate_with_float32_logprobs():
     weights = Weights()
-    weights.modules["policy"].to(torch.bfloat16)
+    weights.modules["policy"].bfloat16()
     kept, prompts = engine(weights), some_prompts(6)
     answers = kept.generate(prompts, [*range(6)], SAMPLED)
-    longer = [p + c.ids + [30] for p, (c,) in zip(prompts, answers)]
+    longer = [p + c.ids + [30] for p, (c,) in zip(prompts, answers, strict=True)]
     for (answer,) in kept.generate(longer, [*range(6)], SAMPLED):
         assert all(logprob <= 0 for logprob in answer.logprobs)
