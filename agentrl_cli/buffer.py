@@ -75,12 +75,11 @@ class ReplayBuffer:
         Without replacement, by the exponential keys of Efraimidis and Spirakis (2006), as long as
         there are `n` turns of positive weight; else with. Raises ValueError on an empty buffer.
         """
-        rows = self._priorities.items()
-        weights = {
-            TurnKey(name, i): p**exponent for name, row in rows for i, p in enumerate(row) if p > 0
-        } or {TurnKey(name, i): 1.0 for name, row in rows for i in range(len(row))}
-        if not weights:
+        if not self._episodes:
             raise ValueError("the buffer is empty; nothing can be drawn from it")
+        rows = self._priorities.items()
+        every = {TurnKey(name, i): p**exponent for name, row in rows for i, p in enumerate(row)}
+        weights = {key: w for key, w in every.items() if w > 0} or dict.fromkeys(every, 1.0)
         draw = random.Random(seed)
         if n > len(weights):
             return draw.choices(list(weights), list(weights.values()), k=n)
@@ -102,7 +101,7 @@ class ReplayBuffer:
     def state(self) -> dict[str, Any]:
         """JSON values for a checkpoint: where the file's part begins and ends and the priorities,
         or, without a file, the episodes themselves."""
-        state: dict[str, Any] = {"priorities": list(self._priorities.values())}
+        state: dict[str, Any] = {"priorities": [list(row) for row in self._priorities.values()]}
         if self.path is None:
             return state | {"episodes": [episode.to_json() for episode in self.episodes()]}
         return state | {"start": min(self._starts.values(), default=self._end), "end": self._end}

@@ -163,7 +163,7 @@ class Learner:
         meter.tokens += sum(len(sample.ids) for sample in samples)
 
     def _clip(self, optimizer: Optimizer) -> float:
-        """The gradients' norm before they are scaled down to `clip_norm` (0: they are left alone)."""
+        """The gradients' norm before they are scaled down to `clip_norm` (0: left alone)."""
         limit = optimizer.spec.clip_norm or math.inf
         norm = self.accelerator.clip_grad_norm_(optimizer.weights.values(), limit)
         assert norm is not None

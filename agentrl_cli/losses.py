@@ -97,7 +97,7 @@ def group_advantages(rewards: list[float], groups: list[str], normalise: bool) -
     members: dict[str, list[float]] = {}
     for reward, group in zip(rewards, groups, strict=True):
         members.setdefault(group, []).append(reward)
-    means = {group: statistics.fmean(row) for group, row in members.items()}
+    means = {group: statistics.mean(row) for group, row in members.items()}
     spread = {
         group: (statistics.pstdev(row) or 1.0) if normalise else 1.0
         for group, row in members.items()

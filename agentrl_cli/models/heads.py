@@ -1,8 +1,8 @@
-"""Small trainable heads that read a transformer's hidden states; which model has one, its ModelSpec
-says."""
+"""Small trainable heads that read hidden states; which model has one, its ModelSpec says."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -11,10 +11,9 @@ class ValueHead(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.read = nn.Linear(width, 1)
-        nn.init.zeros_(self.read.weight)
-        nn.init.zeros_(self.read.bias)
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., width] to values [...]."""
-        return self.read(hidden.float()).squeeze(-1)
+        return hidden.float() @ self.weight + self.bias

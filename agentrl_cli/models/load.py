@@ -3,7 +3,6 @@ name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +19,12 @@ from transformers.utils import logging
 
 from agentrl_cli.errors import UserError
 from agentrl_cli.models.policy import vocabulary_head
+from agentrl_cli.settings import ModelConfig
 from agentrl_cli.types import derive_seed
 
 TINY = Path(__file__).parent / "tiny"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraConfig:
-    """Low-rank adapters on the linear layers that `targets` name (["all-linear"]: on all)."""
-
-    rank: int
-    alpha: int
-    targets: list[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Which base, in which numbers. `path` is `tiny`, a folder or a Hugging Face name; `weights`
-    names an embedded weight file and is null for a random start; `dtype` auto is bfloat16 on
-    CUDA, else float32."""
-
-    path: str
-    weights: str | None
-    dtype: str
-    attention: str
-    gradient_checkpointing: bool
-    lora: LoraConfig | None
 
 
 def load_base(
@@ -83,7 +60,7 @@ def read_pretrained(
             output_loading_info=True,
         )
     except UNREADABLE as error:
-        raise UserError(f"cannot read weights from '{source}': {_first_line(error)}") from error
+        raise UserError(f"cannot read weights from '{source}': {_first_sentence(error)}") from error
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     wrong = sorted(str(key) for kind in kinds for key in report[kind])
     if wrong:
@@ -120,7 +97,9 @@ def _read_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             source, trust_remote_code=False, local_files_only=Path(source).exists()
         )
     except UNREADABLE as error:
-        raise UserError(f"cannot read a tokenizer from '{source}': {_first_line(error)}") from error
+        raise UserError(
+            f"cannot read a tokenizer from '{source}': {_first_sentence(error)}"
+        ) from error
 
 
 def _read_config(source: str | Path) -> Any:
@@ -129,7 +108,7 @@ def _read_config(source: str | Path) -> Any:
             source, trust_remote_code=False, local_files_only=Path(source).exists()
         )
     except UNREADABLE as error:
-        raise UserError(f"cannot read a model from '{source}': {_first_line(error)}") from error
+        raise UserError(f"cannot read a model from '{source}': {_first_sentence(error)}") from error
 
 
 def _without_dropout(settings: Any) -> Any:
@@ -179,9 +158,6 @@ def _check_logits(model: PreTrainedModel, path: str) -> None:
         )
 
 
-def _first_line(error: BaseException) -> str:
-    return (
-        str(error).strip().splitlines()[0].rstrip(".")
-        if str(error).strip()
-        else type(error).__name__
-    )
+def _first_sentence(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].split(". ")[0].rstrip(".")

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from agentrl_cli.algos.base import ModelSpec
 from agentrl_cli.errors import UserError
 from agentrl_cli.models.heads import ValueHead
-from agentrl_cli.models.load import LoraConfig, ModelConfig, load_base, read_pretrained
+from agentrl_cli.models.load import load_base, read_pretrained
 from agentrl_cli.models.policy import Module, causal
+from agentrl_cli.settings import LoraConfig, ModelConfig
 from agentrl_cli.types import derive_seed
 
 HEADS = {"value": ValueHead}
