@@ -275,3 +275,20 @@ def test_bfloat16_weights_generate_with_float32_logprobs():
     longer = [p + c.ids + [30] for p, (c,) in zip(prompts, answers, strict=True)]
     for (answer,) in kept.generate(longer, [*range(6)], SAMPLED):
         assert all(logprob <= 0 for logprob in answer.logprobs)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_bfloat16_on_cuda_continues_from_its_cache():
+    weights = Weights()
+    weights.device = torch.device("cuda")
+    module: torch.nn.Module = weights.modules["policy"]
+    module.to("cuda", torch.bfloat16)
+    kept, prompts = engine(weights), some_prompts(20)
+    answers = kept.generate(prompts, [*range(20)], SAMPLED)
+    longer = [p + c.ids + [30] for p, (c,) in zip(prompts, answers, strict=True)]
+    weights.read = 0
+    first = dataclasses.replace(SAMPLED, max_tokens=1)
+    for (answer,) in kept.generate(longer, [*range(20)], first):
+        assert answer.logprobs[0] <= 0
+    assert weights.read == 20 * 2
