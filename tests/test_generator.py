@@ -64,6 +64,10 @@ def some_prompts(count, low=1, high=40, seed=0):
     return [rng.choices(WORDS, k=rng.randrange(low, high)) for _ in range(count)]
 
 
+def to_bfloat16(module: torch.nn.Module, device: torch.device) -> None:
+    module.to(device, torch.bfloat16)
+
+
 def same(ours: list[list[Completion]], theirs: list[list[Completion]]) -> None:
     """The same ids; log-probs up to rounding."""
     for mine, other in zip(chain(*ours), chain(*theirs), strict=True):
@@ -269,7 +273,7 @@ def test_no_prompts_give_no_completions_and_an_empty_one_is_named(policy):
 
 def test_bfloat16_weights_generate_with_float32_logprobs():
     weights = Weights()
-    weights.modules["policy"].bfloat16()
+    to_bfloat16(weights.modules["policy"], weights.device)
     kept, prompts = engine(weights), some_prompts(6)
     answers = kept.generate(prompts, [*range(6)], SAMPLED)
     longer = [p + c.ids + [30] for p, (c,) in zip(prompts, answers, strict=True)]
@@ -282,8 +286,7 @@ def test_bfloat16_weights_generate_with_float32_logprobs():
 def test_bfloat16_on_cuda_continues_from_its_cache():
     weights = Weights()
     weights.device = torch.device("cuda")
-    module: torch.nn.Module = weights.modules["policy"]
-    module.to("cuda", torch.bfloat16)
+    to_bfloat16(weights.modules["policy"], weights.device)
     kept, prompts = engine(weights), some_prompts(20)
     answers = kept.generate(prompts, [*range(20)], SAMPLED)
     longer = [p + c.ids + [30] for p, (c,) in zip(prompts, answers, strict=True)]
