@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentrl_cli.run import Run
 
 SHOWN = ("reward/*", "episodes/success", "episodes/failed", "*/loss", "eval/*_success")
+HIDDEN = "*/*_to_success"
 COLUMNS = ("step", "episode", "task", "reward", "success", "stop", "turns", "text")
 
 
@@ -133,7 +134,8 @@ class Wandb(Logger):
 
 def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
     """`step 12/100  reward/mean 0.43  policy/loss 0.021  rollout 2.1s  update 3.4s`."""
-    chosen = [name for name in metrics if any(fnmatch.fnmatch(name, shape) for shape in SHOWN)]
+    told = [name for name in metrics if not fnmatch.fnmatch(name, HIDDEN)]
+    chosen = [name for name in told if any(fnmatch.fnmatch(name, shape) for shape in SHOWN)]
     parts = [f"{name} {metrics[name]:.3g}" for name in chosen]
     times = [name for name in metrics if name.startswith("time/")]
     parts += [f"{name.removeprefix('time/')} {metrics[name]:.1f}s" for name in times]
@@ -142,9 +144,17 @@ def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
 
 def _bar(steps: int) -> Progress:
     from rich.console import Console as Terminal
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), *times)
     progress = Progress(*columns, console=Terminal(stderr=True), transient=True)
     progress.add_task("steps", total=steps)
     progress.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,20 @@ def test_console_writes_one_line_a_step_on_stderr_and_in_the_log(
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "step  1/20  reward/mean 1\n")
     assert (run.folder / "log.txt").read_text() == said.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_terminal_gets_a_bar_below_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        run, cfg = new_run(tmp_path)
+        with run.track():
+            run.attach([Console()], cfg)
+            run.log(1, {"reward/mean": 1.0})
+        written = os.read(master, 100_000).decode()
+    os.close(master)
+    assert "step  1/20  reward/mean 1" in written and "0/20" in written
 
 
 @pytest.fixture

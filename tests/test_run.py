@@ -203,7 +203,8 @@ def test_full_name_wins_over_longer_names_with_that_prefix(tmp_path: Path):
      ("zzz", "not found in")],
 )  # fmt: skip
 def test_unclear_reference_is_refused(tmp_path: Path, ref: str, words: str):
-    new_run(tmp_path, "trial1"), new_run(tmp_path, "trial2")
+    new_run(tmp_path, "trial1")
+    new_run(tmp_path, "trial2")
     with pytest.raises(UserError, match=words):
         find_run(ref, tmp_path)
 
