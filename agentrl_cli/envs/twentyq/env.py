@@ -71,7 +71,7 @@ class TwentyQ(Env):
         """Hide the task's object. Nothing is drawn, so the seed changes nothing."""
         secret = task.data.get("object")
         if secret not in self.world_table.objects:
-            raise UserError(f"task {task.id} hides {secret!r}: world {self.world} lacks that object")
+            raise UserError(f"task {task.id} hides {secret!r}, which world {self.world} lacks")
         self.game = Game(secret, self.world_table.objects)
         return [Message("user", "Ask." + self._left())]
 

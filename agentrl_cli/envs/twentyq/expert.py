@@ -13,15 +13,15 @@ from agentrl_cli.envs.twentyq.world import World
 def best_action(world: World, fits: tuple[str, ...], left: int) -> str:
     """The action for the objects that fit and the turns left.
 
-    Of two objects a guess tells as much as a question and may win; on the last turn only a guess can.
+    Of two objects a guess tells as much as a question and may win; on the last turn only that can.
     """
     attribute = best_attribute(world, fits) if len(fits) > 2 and left > 1 else None
-    return world.question(attribute) if attribute else world.guess(fits[0])
+    return world.question(attribute) if attribute else world.guess(next(iter(fits)))
 
 
 @lru_cache(maxsize=8192)
 def best_attribute(world: World, fits: tuple[str, ...]) -> str | None:
-    """The attribute with the largest entropy, the first of equals; None if all answers are known."""
+    """The attribute with the largest entropy, the first of equals; None if nothing is open."""
     gains = {attribute: entropy(world, fits, attribute) for attribute in world.attributes}
     best = max(gains, key=lambda attribute: round(gains[attribute], 9), default=None)
     return best if best and gains[best] > 0 else None

@@ -13,13 +13,14 @@ from functools import lru_cache
 from agentrl_cli.envs.twentyq.world import World
 
 LONGEST = 200
-ACTION = re.compile(r"^\s*action\s*:(.*)$", re.IGNORECASE | re.MULTILINE)
+ACTION = re.compile(r"^[ \t]*action[ \t]*:(.*)$", re.IGNORECASE | re.MULTILINE)
 GUESSES = re.compile(
     r"(?:(?:i guess|my guess is)(?: that)?(?: it is| its)?|is it|it is|its|could it be|are they"
     r"|is (?:the|your|this)(?: hidden| secret)? (?:object|answer|word|thing)) (.+)"
 )
 DETERMINERS = re.compile(r"^(?:(?:a|an|the|some) )?(?:(?:pair|piece) of )?(?:a |an |the )?")
 ARTICLES = re.compile(r"\b(?:a|an|the|some) ")
+COLOURS = ("orange",)  # "is it orange?" asks for the colour, "is it an orange?" guesses
 IRREGULAR = {
     "mouse": "mice", "goose": "geese", "tooth": "teeth", "foot": "feet", "knife": "knives",
     "shelf": "shelves", "scarf": "scarves", "leaf": "leaves", "wolf": "wolves", "loaf": "loaves",
@@ -59,18 +60,18 @@ def said(text: str) -> str:
 
 
 def normalise(text: str) -> str | None:
-    """Lower case, hyphens as spaces, no apostrophes, no end marks; None if empty or too long."""
+    """Lower case, hyphens as spaces, no quotes, no end marks; None if empty or too long."""
     text = text.strip()
     if not 0 < len(text) <= LONGEST:
         return None
     words = re.sub(r"[\s_\u2010-\u2013-]+", " ", text.lower())
-    words = re.sub(r"['’]", "", words).strip(' "“”?!.')
+    words = re.sub(r"['’\"“”*`]", "", words).strip(" ?!.")
     return words or None
 
 
 def _guess(words: str, world: World) -> Guess | None:
     match = GUESSES.fullmatch(words)
-    if match is None:
+    if match is None or match[1] in COLOURS:
         return None
     name = _names(world).get(_key(match[1]))
     return Guess(name) if name else None

@@ -75,16 +75,17 @@ class World:
         return [name for name in self.objects if (name in test) == (split == "test")]
 
     def _drawn(self, count: int, seed: int) -> list[str]:
-        """The first `count` objects of a seeded order in which all categories advance alike."""
+        """`count` objects: of each category its share, rounded by the largest remainder."""
         draw = random.Random(derive_seed("twentyq", "split", seed))
         members: dict[str, list[str]] = {}
         for name in self.objects:
             members.setdefault(self.categories[name], []).append(name)
         ranked = []
         for names in members.values():
-            offset, shuffled = draw.random(), draw.sample(names, len(names))
-            ranked += [((at + offset) / len(names), name) for at, name in enumerate(shuffled)]
-        return [name for _, name in sorted(ranked)[:count]]
+            share, tie = count * len(names) / len(self.objects), draw.random()
+            shuffled = draw.sample(names, len(names))
+            ranked += [(max(0.0, n - share), tie, name) for n, name in enumerate(shuffled, start=1)]
+        return [name for *_, name in sorted(ranked)[:count]]
 
 
 @lru_cache(maxsize=16)
@@ -121,11 +122,16 @@ def _from_file(path: str) -> World:
         objects=tuple(words),
         attributes=(),
         categories={name: group for name, (group, _) in words.items()},
-        nouns={name: table.with_article(name) for name in words},
-        variants={name: tuple(map(str.lower, rest)) for name, (_, rest) in words.items()},
+        nouns={name: table.with_article(_counted(name, rest)) for name, (_, rest) in words.items()},
+        variants={name: tuple(rest) for name, (_, rest) in words.items()},
         texts={},
         rows={name: {} for name in words},
     )
+
+
+def _counted(name: str, variants: list[str]) -> str:
+    """What an article can stand before: "pair of shoes" where the list knows that for "shoes"."""
+    return next((text for text in variants if text.startswith("pair of ")), name)
 
 
 def _words(path: str) -> dict[str, tuple[str, list[str]]]:
@@ -133,10 +139,11 @@ def _words(path: str) -> dict[str, tuple[str, list[str]]]:
     try:
         lists = json.loads(Path(path).read_text(encoding="utf-8"))
         rows = [(group, names) for group, members in lists.items() for names in members]
-        words = {names[0].lower(): (group, names[1:]) for group, names in rows}
+        lower = [(group, [name.lower() for name in names]) for group, names in rows]
+        words = {names[0]: (group, names[1:]) for group, names in lower}
     except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
         form = "{category: [[name, variant, ...], ...]}"
         raise UserError(f"cannot read the word list {path}: {error}; its form is {form}") from error
-    if not words:
-        raise UserError(f"the word list {path} is empty: give it at least one object")
+    if not all(words) or not words:
+        raise UserError(f"the word list {path} lacks names: give every object one, and one object")
     return words

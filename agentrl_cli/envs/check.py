@@ -1,0 +1,195 @@
+"""Checks that an environment keeps the contract of base.py; every message says what to change.
+
+After the end of an episode `step` must raise RuntimeError, or answer `done` again with reward 0.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+from typing import Any
+
+from agentrl_cli.envs.base import Env
+from agentrl_cli.errors import UserError
+from agentrl_cli.types import Message, Step, Task
+
+Make = Callable[[], Env]
+NONSENSE = ("", "xyzzy", "{", "Action:", 'Action: {"name": 3}', "\\boxed{}", "🐟" * 300, "\0")
+LONGEST = 1000
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def check_env(make: Make, tasks: int = 3) -> list[str]:
+    """What is wrong with the environment that `make` builds, tried on some `tasks`; [] if fine."""
+    found = [text for check in (_texts, _splits, _unknown_split) for text in _run(check, make)]
+    if found:
+        return found
+    tried = make().tasks("train")[:tasks]
+    for checks in STAGES:
+        found = [text for task in tried for check in checks for text in _run(check, make, task)]
+        if found:
+            break
+    return list(dict.fromkeys(found))
+
+
+def _run(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
+    """The messages of a check; an exception of the environment is one."""
+    found: list[str] = []
+    try:
+        for text in check(*arguments):
+            found.append(text)
+    except Exception as error:
+        what = check.__name__.strip("_").replace("_", " ")
+        found.append(f"raised {error!r} in the check of {what}: report trouble as an observation")
+    return found
+
+
+def _texts(make: Make) -> Iterator[str]:
+    env = make()
+    if not isinstance(env.system(), str):
+        yield f"system() returns {env.system()!r}: return a string"
+    if not isinstance(env.tools, list) or any(not isinstance(tool, dict) for tool in env.tools):
+        yield f"tools is {env.tools!r}: give a list of JSON schemas"
+
+
+def _splits(make: Make) -> Iterator[str]:
+    train, test = make().tasks("train"), make().tasks("test")
+    if not train or not test:
+        yield "tasks(split) is empty for train or test: give both at least one task"
+    if train != make().tasks("train"):
+        yield "tasks('train') differs between two calls: fix the order and the random seed"
+    for split, tasks in (("train", train), ("test", test)):
+        if any(task.split != split for task in tasks):
+            yield f"tasks({split!r}) holds a task of another split: set Task.split to {split!r}"
+    ids = [task.id for task in train + test]
+    if len(set(ids)) < len(ids):
+        yield "two tasks have the same id: make ids unique over both splits"
+    data = [{json.dumps(task.data, sort_keys=True) for task in tasks} for tasks in (train, test)]
+    if data[0] & data[1]:
+        yield "train and test share task data: make the splits disjoint"
+
+
+def _unknown_split(make: Make) -> Iterator[str]:
+    try:
+        make().tasks("no-such-split")
+    except UserError:
+        return
+    yield "tasks('no-such-split') raises no UserError: name the splits that exist"
+
+
+def _contract(make: Make, task: Task) -> Iterator[str]:
+    env, step = make(), None
+    yield from _messages("reset", env.reset(task, 0))
+    for _, step in _play(env, cycle(NONSENSE)):
+        if not isinstance(step, Step):
+            yield f"step returns {type(step).__name__}: return a Step"
+            return
+        yield from _step(step)
+    if not _over(step):
+        yield f"the episode still runs after {LONGEST} nonsense actions: end it by a limit"
+
+
+def _step(step: Step) -> Iterator[str]:
+    yield from _messages("step", step.messages)
+    if type(step.reward) not in (int, float) or not math.isfinite(step.reward):
+        yield f"reward is {step.reward!r}: give a finite float"
+    if type(step.done) is not bool or type(step.truncated) is not bool:
+        yield "done or truncated is not a bool: give True or False"
+    elif step.done and step.truncated:
+        yield "done and truncated are both true: say which one ended the episode"
+    elif not _over(step) and not step.messages:
+        yield "step returns no messages while the episode runs: give the agent an observation"
+    try:
+        json.dumps(step.info)
+    except (TypeError, ValueError):
+        yield f"info cannot be written as JSON: keep plain values in {sorted(step.info)}"
+
+
+def _messages(source: str, messages: list[Message]) -> Iterator[str]:
+    if not isinstance(messages, list) or any(not isinstance(m, Message) for m in messages):
+        yield f"{source} returns {messages!r}: return a list of Message"
+        return
+    if source == "reset" and not messages:
+        yield "reset returns no messages: give the agent something to answer"
+    for message in messages:
+        if message.role not in ROLES or not isinstance(message.content, str):
+            yield f"{source} returns {message!r}: use a role of {ROLES} and a string"
+
+
+def _same_again(make: Make, task: Task) -> Iterator[str]:
+    for play in (_nonsense, _shown):
+        if play(make(), task) != play(make(), task):
+            yield "the same task, seed and actions gave another episode: draw from that seed only"
+
+
+def _after_the_end(make: Make, task: Task) -> Iterator[str]:
+    for play in (_nonsense, _shown):
+        env = make()
+        played = play(env, task)
+        if not played or not _over(played[-1][1]):
+            continue
+        try:
+            step = env.step(played[-1][0])
+        except RuntimeError:
+            continue
+        if step.reward or not _over(step):
+            yield "step after the end goes on: raise RuntimeError, or answer done with reward 0"
+
+
+def _copies(make: Make, task: Task) -> Iterator[str]:
+    """The loop makes one shallow copy per episode: what `reset` sets up must not be shared."""
+    env = make()
+    plays, other = copy.copy(env), copy.copy(env)
+    first = plays.reset(task, 0)
+    _nonsense(other, task)
+    if [("", first), *_play(plays, cycle(NONSENSE))] != _nonsense(make(), task):
+        yield "two shallow copies disturb each other: create the episode's state in reset"
+
+
+def _pickles(make: Make, task: Task) -> Iterator[str]:
+    try:
+        twin = pickle.loads(pickle.dumps(make()))
+        first = twin.reset(task, 0)
+        twin = pickle.loads(pickle.dumps(twin))
+    except Exception as error:
+        yield f"cannot be pickled ({error}): keep files, locks and lambdas off the instance"
+        return
+    if [("", first), *_play(twin, cycle(NONSENSE))] != _nonsense(make(), task):
+        yield "a pickled episode goes on differently: keep its whole state on the instance"
+
+
+def _expert(make: Make, task: Task) -> Iterator[str]:
+    played = _shown(make(), task)
+    if played and not (len(played) > 1 and played[-1][1].info.get("success")):
+        yield f"the expert fails on {task.id}: mend it, or set info['success'] on the last step"
+
+
+def _nonsense(env: Env, task: Task) -> list[tuple[str, Any]]:
+    """The first messages, then each action and step of an episode of nonsense."""
+    return [("", env.reset(task, 0)), *_play(env, cycle(NONSENSE))]
+
+
+def _shown(env: Env, task: Task) -> list[tuple[str, Any]]:
+    """The same for the expert's episode; empty where there is no expert."""
+    first, actions = env.reset(task, 0), env.expert(task)
+    return [] if actions is None else [("", first), *_play(env, actions)]
+
+
+def _play(env: Env, actions: Iterator[str]) -> Iterator[tuple[str, Step]]:
+    """Each action and its step up to the end of the episode, `LONGEST` at most."""
+    for action in islice(actions, LONGEST):
+        step = env.step(action)
+        yield action, step
+        if _over(step):
+            return
+
+
+def _over(step: object) -> bool:
+    return isinstance(step, Step) and (step.done or step.truncated)
+
+
+STAGES = ((_contract,), (_same_again,), (_after_the_end, _copies, _pickles, _expert))
