@@ -1,79 +1,23 @@
 """Episodes keep the tokens as sampled, in any batch, replayed or not; failures are recorded."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from helpers import tiny_model, tiny_tokenizer
+from echo import CHAT, Echo, Weights, random_sampler, script
 
-from agentrl_cli.chat import Chat
-from agentrl_cli.collect import PlayCollector, refuse_failures
-from agentrl_cli.envs.base import Env
 from agentrl_cli.errors import EpisodeError, UserError
 from agentrl_cli.generators.base import Sampling
-from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.generators.scripted import ScriptedGenerator
 from agentrl_cli.rollout import Start, play, probe_starts
-from agentrl_cli.types import Episode, Message, Step, Task, Turn
+from agentrl_cli.types import Episode, Message, Step, Turn
 
-TOKENIZER = tiny_tokenizer()
-CHAT = Chat(TOKENIZER)
 SAMPLING = Sampling(max_tokens=8, temperature=1.0, stop_ids=CHAT.stop_ids)
-
-
-@dataclass(kw_only=True)
-class Echo(Env):
-    """Says how many letters it heard and its mood, which the seed decides; ends after `turns`."""
-
-    turns: int = 3
-    limit: int = 9
-    fails_at: int = -1
-    error: type[Exception] = EpisodeError
-    closed: list[str] = field(default_factory=list)
-
-    def system(self) -> str:
-        return "Say something."
-
-    def tasks(self, split: str) -> list[Task]:
-        return [Task(f"{split}-{i}", split, {"i": i}) for i in range(5)]
-
-    def reset(self, task: Task, seed: int) -> list[Message]:
-        self.played, self.task, self.mood = 0, task, seed % 7
-        self._fail(0)
-        return [Message("user", f"Task {task.data['i']}, mood {self.mood}.")]
-
-    def step(self, action: str) -> Step:
-        self.played += 1
-        self._fail(self.played)
-        done = self.played == self.turns or "stop" in action
-        info = {"success": done and "stop" in action}
-        heard = [Message("user", f"Heard {len(action)}, mood {self.mood}.")]
-        return Step(heard, float(done), done, self.played == self.limit, info)
-
-    def close(self) -> None:
-        self.closed.append(self.task.id)
-
-    def _fail(self, at: int) -> None:
-        if at == self.fails_at:
-            raise self.error(f"broken at {at}")
-
-
-class Weights:
-    device = torch.device("cpu")
-    model = tiny_model(TOKENIZER)
-
-    def module(self, name):
-        return self.model
 
 
 @pytest.fixture
 def sampler():
-    torch.set_num_threads(1)
-    return HFGenerator(Weights(), max_batch=64, cache_tokens=10_000)
-
-
-def script(answer):
-    return ScriptedGenerator(answer, read=CHAT.read, write=CHAT.encode_action)
+    return random_sampler()
 
 
 def starts(count=4, **changes):
@@ -244,51 +188,6 @@ def test_a_world_that_fails_on_closing_is_an_error():
 def test_an_episode_survives_json(sampler):
     for episode in roll(starts(), sampler):
         assert Episode.from_json(episode.to_json()) == episode
-
-
-def collector(tasks_per_step, generator, **world):
-    made = PlayCollector(
-        tasks_per_step=tasks_per_step, max_tokens=8, temperature=1.0, max_context=500
-    )
-    made.bind(make_env=lambda: Echo(**world), chat=CHAT, generator=generator, seed=3)
-    return made
-
-
-def test_every_task_is_visited_before_any_is_repeated():
-    generator = script(lambda prompt: "Hello.")
-    for size in (1, 2, 3, 7):
-        made = collector(size, generator)
-        seen = [start.task.id for step in range(10) for start in made.starts(step, 1)]
-        for epoch in range(len(seen) // 5):
-            assert len(set(seen[5 * epoch : 5 * epoch + 5])) == 5
-        assert seen[:5] != seen[5:10]
-
-
-def test_a_step_is_a_function_of_seed_and_step(sampler):
-    first = collector(2, sampler).collect(3, 2)
-    other = collector(2, sampler)
-    other.collect(0, 2)
-    again = other.collect(3, 2)
-    assert [replace(e, seconds=0) for e in again] == [replace(e, seconds=0) for e in first]
-
-
-def test_groups_share_a_task_and_ids_and_seeds_are_unique(sampler):
-    episodes = collector(7, sampler).collect(12, 3)
-    assert len({e.id for e in episodes}) == len({e.seed for e in episodes}) == 21
-    assert episodes[10].id == "s000012-t03-g1" and episodes[10].group == "s000012-t03"
-    groups = {e.group: e.task.id for e in episodes}
-    assert all(groups[e.group] == e.task.id and e.policy_version == 12 for e in episodes)
-
-
-def test_a_step_in_which_more_than_a_fifth_failed_says_why():
-    with pytest.raises(RuntimeError, match=r"2 of 2 episodes failed, 2 .* broken at 1"):
-        collector(2, script(lambda prompt: "Hello."), fails_at=1).collect(0, 1)
-    task = Echo().tasks("train")[0]
-    fine = Episode("a", task, "g", 0, [])
-    broken = Episode("b", task, "g", 0, [], stop="error", error="why")
-    refuse_failures([fine] * 4 + [broken])
-    with pytest.raises(RuntimeError, match="why"):
-        refuse_failures([fine] * 3 + [broken])
 
 
 def test_a_scripted_answer_is_cut_at_max_tokens():
