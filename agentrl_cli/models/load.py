@@ -60,7 +60,7 @@ def read_pretrained(
             output_loading_info=True,
         )
     except UNREADABLE as error:
-        raise UserError(f"cannot read weights from '{source}': {_first_sentence(error)}") from error
+        raise _refusal("weights", source, error) from error
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     wrong = sorted(str(key) for kind in kinds for key in report[kind])
     if wrong:
@@ -97,9 +97,7 @@ def _read_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             source, trust_remote_code=False, local_files_only=Path(source).exists()
         )
     except UNREADABLE as error:
-        raise UserError(
-            f"cannot read a tokenizer from '{source}': {_first_sentence(error)}"
-        ) from error
+        raise _refusal("a tokenizer", source, error) from error
 
 
 def _read_config(source: str | Path) -> Any:
@@ -108,7 +106,7 @@ def _read_config(source: str | Path) -> Any:
             source, trust_remote_code=False, local_files_only=Path(source).exists()
         )
     except UNREADABLE as error:
-        raise UserError(f"cannot read a model from '{source}': {_first_sentence(error)}") from error
+        raise _refusal("a model", source, error) from error
 
 
 def _without_dropout(settings: Any) -> Any:
@@ -158,6 +156,8 @@ def _check_logits(model: PreTrainedModel, path: str) -> None:
         )
 
 
-def _first_sentence(error: BaseException) -> str:
+def _refusal(what: str, source: str | Path, error: BaseException) -> UserError:
     text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].split(". ")[0].rstrip(".")
+    reason = text.splitlines()[0].split(". ")[0].rstrip(".")
+    remedy = "give tiny, a folder with safetensors, or a model that can be downloaded"
+    return UserError(f"cannot read {what} from '{source}' ({reason}); {remedy}")

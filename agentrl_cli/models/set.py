@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -216,7 +217,8 @@ def _adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -> Pe
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM"
     )
     model: PeftModel | None = None
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers, not ours
         for name in names:
             torch.manual_seed(derive_seed(seed, "init", "lora", name))
             try:
