@@ -1,5 +1,5 @@
 # Each target sets itself up from nothing and is safe to repeat.
-# PYTHON: which interpreter makes the environment; VENV: where it goes; RUN: flags for pytest.
+# PYTHON: which interpreter makes the environment; VENV: where it goes; ARGS: flags for pytest.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -22,7 +22,7 @@ demo: setup
 	$(BIN)/agentrl show last
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow" $(RUN)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .
@@ -30,7 +30,7 @@ check: setup
 	$(BIN)/python tests/size_report.py
 
 ci: setup
-	$(BIN)/python -m pytest -m slow --timeout 3000 $(RUN)
+	$(BIN)/python -m pytest -m slow --timeout 3000 $(ARGS)
 
 results: setup
 	@echo "results: nothing to measure yet"; exit 1

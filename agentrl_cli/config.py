@@ -206,7 +206,7 @@ def _hydra_compose(overrides: list[str], config_dir: Path | None) -> DictConfig:
     from omegaconf import open_dict
     from omegaconf.errors import OmegaConfBaseException
 
-    search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
+    search = [f"hydra.searchpath=['file://{config_dir.resolve()}']"] if config_dir else []
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base=None):
             cfg = hydra.compose("config", search + overrides, return_hydra_config=True)

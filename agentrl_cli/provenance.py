@@ -53,12 +53,11 @@ def packages() -> dict[str, str | None]:
 
 
 def machine() -> dict[str, Any]:
-    """Where it ran; `threads` is filled in by who sets them."""
+    """Where it ran."""
     return {
         "platform": platform.platform(),
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
-        "threads": None,
     }
 
 

@@ -150,7 +150,7 @@ def test_optional_nested_dataclass_is_null_or_built():
 
 
 def test_config_dir_adds_a_users_groups(tmp_path: Path):
-    mine = tmp_path / "mine" / "algo"
+    mine = tmp_path / "my groups" / "algo"
     mine.mkdir(parents=True)
     (mine / "third.yaml").write_text("# my own\ndefaults: [first, _self_]\nclip: 0.9\n")
     cfg = config.check(config.compose(["algo=third"], mine.parent))
