@@ -172,3 +172,26 @@ class Seat:
             failed = f"on closing {type(error).__name__}: {error}"
             episode.error = f"{episode.error}; {failed}" if episode.error else failed
             episode.stop = "error"
+
+
+def alike(
+    episode: Episode, turn: int, tasks: list[Task], make_env: Callable[[], Env]
+) -> list[Task]:
+    """The tasks in which the episode's actions bring the same observations up to turn `turn`.
+
+    To the agent they are one state: what an action is worth there is its mean over them. The episode's own
+    task is always among them.
+    """
+    found = [task for task in tasks if task.id != episode.task.id and _same(episode, turn, task, make_env())]
+    return [episode.task, *found]
+
+
+def _same(episode: Episode, turn: int, task: Task, env: Env) -> bool:
+    first = env.reset(task, episode.seed)
+    if [m for m in episode.turns[0].observation if m.role != "system"] != first:
+        return False
+    for past, following in zip(episode.turns[:turn], episode.turns[1 : turn + 1], strict=True):
+        step = env.step(past.action)
+        if step.done or step.truncated or step.messages != following.observation:
+            return False
+    return True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.types import Episode, Sample
+from agentrl_cli.types import Episode, Sample, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,13 +75,18 @@ class Phase:
 
 @dataclass
 class Context:
-    """What the loop hands to an algorithm once; `step` is kept current by the loop."""
+    """What the loop hands to an algorithm once; `step` is kept current by the loop.
+
+    `probe` plays starts with the current policy; `alike(episode, turn)` names the tasks of the episode's split
+    in which the same actions bring the same observations up to that turn.
+    """
 
     chat: Chat
     models: ModelSet
     generator: Generator
     sampling: Sampling
     probe: Callable[[list[Start]], list[Episode]]
+    alike: Callable[[Episode, int], list[Task]]
     seed: int
     step: int = 0
 
@@ -100,6 +105,11 @@ class Algorithm(ABC):
     def group_size(self) -> int:
         """How many episodes of one task are played side by side."""
         return 1
+
+    @property
+    def capacity(self) -> int:
+        """How many episodes the buffer keeps for replay; 0 for algorithms that never look back."""
+        return 0
 
     @abstractmethod
     def models(self) -> dict[str, ModelSpec]:

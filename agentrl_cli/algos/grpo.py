@@ -1,0 +1,84 @@
+"""GRPO: group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300).
+
+Several episodes of one task are played side by side; each one's advantage is its reward relative to its
+group, the same for all its tokens; the policy follows PPO's clipped ratio. Left out: process rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
+from agentrl_cli.algos.samples import episode_samples
+from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.losses import clipped_ratio, group_advantages, kl_to_reference
+from agentrl_cli.models.policy import Batch, Outputs, score
+from agentrl_cli.types import Episode, Sample, Turn
+
+SCORED_AT_ONCE = 16384
+
+
+@dataclass(kw_only=True)
+class GRPO(Algorithm):
+    """`kl` weighs the divergence from the start's weights; 0 keeps no reference model."""
+
+    episodes_per_group: int
+    normalise: bool
+    clip: float
+    kl: float
+    epochs: int
+    tokens_per_step: int
+    optimizer: OptimizerSpec
+
+    @property
+    def group_size(self) -> int:
+        """Episodes of one task side by side."""
+        return self.episodes_per_group
+
+    def models(self) -> dict[str, ModelSpec]:
+        """The policy, and its start where the KL is paid for."""
+        policy = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)
+        reference = {"reference": ModelSpec(kind="frozen", generates=False)} if self.kl else {}
+        return {"policy": policy, **reference}
+
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """One phase on all episodes whose group did not end all alike."""
+        played = [e for e in episodes if not e.error]
+        rewards, groups = [e.reward for e in played], [e.group for e in played]
+        advantages = group_advantages(rewards, groups, self.normalise)
+        samples: list[Sample] = []
+        for episode, advantage in zip(played, advantages, strict=True):
+            for turn in episode.turns:
+                turn.info["advantage"] = advantage
+            if advantage:
+                samples += episode_samples(episode, turn_advantage)
+        self._score(samples, "policy", "old_logprob")
+        if self.kl:
+            self._score(samples, "reference", "reference_logprob")
+        informative = sum(map(bool, advantages)) / max(1, len(advantages))
+        yield Phase(
+            "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
+            metrics={"policy/informative_episodes": informative},
+        )  # fmt: skip
+
+    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The clipped surrogate plus `kl` times the k3 estimate of the KL from the reference."""
+        loss, metrics = clipped_ratio(outputs, batch, self.clip)
+        if not self.kl:
+            return loss, metrics
+        penalty, kl_metrics = kl_to_reference(outputs, batch)
+        return loss + self.kl * penalty, metrics | kl_metrics
+
+    def _score(self, samples: list[Sample], model: str, stream: str) -> None:
+        """Log-probs by the trainer's own pass, never the generator's."""
+        scores = score(self.context.models.module(model), samples, SCORED_AT_ONCE)
+        for sample, logprobs in zip(samples, scores, strict=True):
+            sample.streams[stream] = logprobs
+
+
+def turn_advantage(index: int, turn: Turn) -> dict[str, float]:
+    """Every token carries the advantage of its turn."""
+    return {"advantage": float(turn.info["advantage"])}

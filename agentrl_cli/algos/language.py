@@ -1,0 +1,40 @@
+"""What the language critic's roles are asked and how their answers are read. Text is parsed, never repaired."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+VERDICT = re.compile(r"\s*Optimality:\s*(Yes|No)\b")
+OUTCOME = re.compile(r"\b(Success|Failure)\W*\Z")
+
+
+@dataclass(kw_only=True)
+class Prompts:
+    """The instructions of the roles, sent as a user message behind what was played; `{…}` are filled in.
+
+    `terminal` is the one text that code composes: the true end of an episode as a forecast.
+    """
+
+    forecast: str
+    backup: str
+    evaluate: str
+    refine: str
+    terminal: str
+
+
+def outcome(forecast: str) -> bool | None:
+    """The outcome that a forecast ends with: Success (True), Failure (False), or None where it names none."""
+    found = OUTCOME.search(forecast)
+    return None if found is None else found[1] == "Success"
+
+
+def verdict(critique: str) -> bool | None:
+    """Whether a critique opens with `Optimality: Yes` or `Optimality: No`; None where it does neither."""
+    found = VERDICT.match(critique)
+    return None if found is None else found[1] == "Yes"
+
+
+def fill(prompt: str, **texts: str) -> str:
+    """Put texts into a prompt's `{name}`s; braces inside the texts stay what they are."""
+    return re.sub(r"\{(\w+)\}", lambda found: texts[found[1]], prompt)

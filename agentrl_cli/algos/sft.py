@@ -1,0 +1,45 @@
+"""SFT and RFT: maximum likelihood of action tokens, of all episodes or of the successful ones.
+
+RFT is rejection sampling fine-tuning (Yuan et al. 2023, arXiv 2308.01825): SFT on one's own successes. On
+corpus episodes SFT is how the embedded models are made; on one's own unfiltered play it is a control that
+must stay flat. Left out: de-duplication of equal successes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
+from agentrl_cli.algos.samples import episode_samples
+from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.losses import nll
+from agentrl_cli.types import Episode, Turn
+
+
+@dataclass(kw_only=True)
+class SFT(Algorithm):
+    """Imitate: every episode, or only the successful ones when `only_success`."""
+
+    only_success: bool
+    epochs: int
+    tokens_per_step: int
+    optimizer: OptimizerSpec
+
+    def models(self) -> dict[str, ModelSpec]:
+        """Only the policy."""
+        return {"policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)}
+
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """One phase on the good episodes of this step; episodes that broke are left out."""
+        good = [e for e in episodes if not e.error and (e.success or not self.only_success)]
+        samples = [sample for e in good for sample in episode_samples(e, turn_weight)]
+        yield Phase(
+            "sft", samples, nll, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
+            metrics={"sft/kept_episodes": len(good) / max(1, len(episodes))},
+        )  # fmt: skip
+
+
+def turn_weight(index: int, turn: Turn) -> dict[str, float]:
+    """The weight that a demonstration gives a turn (`info["weight"]`), else 1."""
+    return {"weight": float(turn.info.get("weight", 1.0))}

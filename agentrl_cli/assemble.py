@@ -1,0 +1,140 @@
+"""The only wiring: from a checked configuration to the objects that the loop runs on."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from agentrl_cli.algos.base import Algorithm, Context
+from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.chat import Chat
+from agentrl_cli.config import build, typed
+from agentrl_cli.envs.base import Env
+from agentrl_cli.errors import UserError
+from agentrl_cli.generators.base import Generator, Sampling
+from agentrl_cli.jsonl import read_object, write_object
+from agentrl_cli.learner import Learner
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.rollout import Start, alike, play
+from agentrl_cli.run import find_run
+from agentrl_cli.settings import EvalConfig, ModelConfig
+from agentrl_cli.types import Episode, Task
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from agentrl_cli.collect import Collector
+    from agentrl_cli.run import Run
+
+THREADED = 300_000  # parameters from which a second torch thread pays
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """What a run is made of; `step` updates are done."""
+
+    collector: Collector
+    models: ModelSet
+    generator: Generator
+    algo: Algorithm
+    learner: Learner
+    buffer: ReplayBuffer
+    chat: Chat
+    make_env: Callable[[], Env]
+    eval: EvalConfig
+    play: Callable[[list[Start], Sampling], list[Episode]]
+    seed: int
+    context: Context
+    step: int = 0
+
+    def save(self, run: Run, step: int) -> None:
+        """Write a complete checkpoint of update `step`."""
+        with run.checkpoint(step) as folder:
+            self.models.save(folder / "models")
+            self.learner.save(folder / "optimizer")
+            state = {"algo": self.algo.state(), "buffer": self.buffer.state()}
+            write_object(folder / "state.json", state)
+
+    def restore(self, folder: Path, step: int) -> None:
+        """Inverse of `save`."""
+        self.models.load(folder / "models")
+        self.learner.load(folder / "optimizer")
+        state = read_object(folder / "state.json")
+        self.algo.load(state["algo"])
+        self.buffer.load(state["buffer"])
+        self.step = step
+
+
+def assemble(cfg: DictConfig, folder: Path | None) -> Parts:
+    """Build every part; `folder` is the run's, None where nothing may be written."""
+    env: Env = build(cfg.env)
+    algo: Algorithm = build(cfg.algo)
+    device = pick_device(cfg.hardware.device)
+    models = ModelSet(typed(cfg.model, ModelConfig), algo.models(), device, cfg.seed)
+    start_from(models, cfg)
+    set_threads(cfg.hardware.threads, models)
+    chat = Chat(models.tokenizer)
+    chat.check(env.tools)
+    generator: Generator = build(cfg.hardware.generator, models=models)
+    learner = Learner(
+        models, algo.models(), tokens_per_batch=cfg.hardware.tokens_per_batch, seed=cfg.seed,
+        publish=lambda name: generator.load(name, models.version(name)),
+    )  # fmt: skip
+
+    def make_env() -> Env:
+        return copy.copy(env)
+
+    collector: Collector = build(cfg.rollout)
+    collector.bind(make_env=make_env, chat=chat, generator=generator, seed=cfg.seed)
+
+    def play_with(starts: list[Start], sampling: Sampling) -> list[Episode]:
+        return play(
+            starts, make_env, chat, generator, sampling, max_context=collector.max_context
+        )
+
+    def alike_here(episode: Episode, turn: int) -> list[Task]:
+        return alike(episode, turn, env.tasks(episode.task.split), make_env)
+
+    context = Context(
+        chat=chat, models=models, generator=generator, sampling=collector.sampling,
+        probe=lambda starts: play_with(starts, collector.sampling), alike=alike_here,
+        seed=cfg.seed,
+    )  # fmt: skip
+    algo.bind(context)
+    buffer_file = folder / "buffer.jsonl" if folder and algo.capacity else None
+    buffer = ReplayBuffer(buffer_file, max(1, algo.capacity))
+    return Parts(
+        collector=collector, models=models, generator=generator, algo=algo, learner=learner,
+        buffer=buffer, chat=chat, make_env=make_env, eval=typed(cfg.eval, EvalConfig),
+        play=play_with, seed=cfg.seed, context=context,
+    )  # fmt: skip
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name. Raises UserError where this machine has none."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError("hardware 'gpu' needs a CUDA device and none was found; use hardware=cpu")
+    return torch.device(name)
+
+
+def set_threads(threads: int | None, models: ModelSet) -> None:
+    """Fix the number of torch threads: as told, else one for a very small model, else all cores up to 8."""
+    size = sum(weight.numel() for weight in models.module("policy").parameters())
+    chosen = threads or (1 if size < THREADED else min(8, os.cpu_count() or 1))
+    torch.set_num_threads(chosen)
+
+
+def start_from(models: ModelSet, cfg: DictConfig) -> None:
+    """Start the policy (and what follows it) from the checkpoint that `init` names, if any."""
+    if cfg.init is None:
+        return
+    folder = Path(cfg.init)
+    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        folder = find_run(cfg.init, Path(cfg.runs)).latest_checkpoint() / "models" / "policy"
+    models.load_weights("policy", folder)

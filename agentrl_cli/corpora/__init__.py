@@ -1,0 +1,1 @@
+"""What the embedded models were taught with: generated texts, never an expert's play."""

@@ -1,0 +1,75 @@
+"""Builds the one tokenizer that every embedded model shares: `python -m agentrl_cli.corpora.tokenizer`.
+
+A byte-level BPE whose merges make the built-in worlds' words single tokens; digits stay apart, and any
+other text falls back to bytes, so nothing is unknown. Rebuilding it invalidates every shipped weight file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from agentrl_cli.envs.twentyq.world import load
+
+FOLDER = Path(__file__).parent.parent / "models" / "tiny"
+SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+SPLIT = r" ?[A-Za-z]+| ?[0-9]|\\[A-Za-z]+| ?[^\sA-Za-z0-9]|\s"
+SIZE = 2048
+SHARED = """
+Find the hidden object with yes or no questions. Answer the questions. Name what fits. Go on. Ask.
+You win. You lose. It was left I cannot answer that. Yes. No. Sometimes. Thought: Action: Answer:
+Predict the next response, how the rest goes, and the outcome: success or failure.
+The response was: A forecast from there: Write one forecast of this turn.
+It tells much some little nothing. Success. Failure. Forecasts of this turn: Forecasts of another turn:
+Judge this turn. Optimality: Yes. Optimality: No. It tells much and succeeds as often as another turn.
+succeeds less often than another turn. Critique: Write this turn again. What is it? Tell me more.
+Is it nice? Is it like a dream? Is it old? Do you like it? Where is it? Is it mine? How many are there? Is it funny?
+Solve the problem. Put the answer in a box. \\boxed{} \\frac{} \\sqrt{} \\cdot \\times
+plus minus times divided equals total sum difference product half each more less than altogether how many
+has have buys gives sells apples books coins boxes cost costs dollars price step first then so therefore
+wrong right correct again try error check x y n a b c the of and to in for is are was were be by on at with
+order orders item items user id name email zip return exchange cancel refund pending delivered payment
+credit card gift address confirm tool call name arguments reason details product found find get list status
+please sorry help thank you hello what would like want my your it that this do does did can could will
+"""
+
+
+def build() -> PreTrainedTokenizerFast:
+    """Train the tokenizer on the worlds' sentences and the words the built-in worlds share."""
+    bpe = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])  # pyright: ignore
+    bpe.decoder = decoders.ByteLevel()  # pyright: ignore
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE, min_frequency=2, special_tokens=SPECIAL, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    bpe.train_from_iterator(sentences(), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|pad|>", chat_template=TEMPLATE,
+        additional_special_tokens=SPECIAL[2:], clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+def sentences() -> list[str]:
+    """Every sentence of the small world often, of the full world and the shared words at times."""
+    small, full = (_spoken(name) for name in ("small", "full"))
+    return small * 20 + full * 2 + SHARED.splitlines() * 6
+
+
+def _spoken(name: str) -> list[str]:
+    world = load(name)
+    guesses = [world.guess(name) for name in world.objects]
+    questions = [text for key in world.attributes for text, _ in world.phrasings(key)]
+    return guesses + questions
+
+
+if __name__ == "__main__":
+    build().save_pretrained(str(FOLDER))

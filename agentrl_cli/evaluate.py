@@ -1,0 +1,122 @@
+"""Play a split with the policy and say how well it did, with intervals clustered by task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.report.statistics import clustered
+from agentrl_cli.rollout import Start
+from agentrl_cli.types import Episode, Task, derive_seed
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from agentrl_cli.assemble import Parts
+    from agentrl_cli.run import Run
+
+ANNOTATED = 8  # episodes of an evaluation that the algorithm comments on
+
+
+def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
+    """Play every split sampled and greedy; write the episodes; return metrics `eval/SPLIT_…`.
+
+    Seeds do not depend on the step or the weights, so every evaluation plays the same episodes.
+    """
+    metrics: dict[str, float] = {}
+    kept: list[Episode] = []
+    for split in parts.eval.splits:
+        sampled = play_split(parts, split, parts.eval.episodes_per_task, parts.eval.temperature)
+        metrics |= {f"eval/{split}_{k}": v for k, v in measure(sampled).items()}
+        if parts.eval.greedy:
+            greedy = play_split(parts, split, 1, 0.0)
+            metrics[f"eval/{split}_greedy_success"] = measure(greedy)["success"]
+        if split == parts.eval.splits[0]:
+            kept = sampled
+            metrics |= parts.algo.monitor(sampled)
+    parts.algo.annotate(kept[:ANNOTATED])
+    if run is not None:
+        run.write_episodes("eval", step, kept)
+    return metrics
+
+
+def play_split(parts: Parts, split: str, per_task: int, temperature: float) -> list[Episode]:
+    """`per_task` episodes of each task of the split (of the first `eval.tasks` tasks)."""
+    tasks = parts.make_env().tasks(split)[: parts.eval.tasks]
+    starts = [start for task in tasks for start in _starts(parts.seed, task, per_task)]
+    sampling = replace(parts.collector.sampling, temperature=temperature)
+    parts.generator.clear()
+    return parts.play(starts, sampling)
+
+
+def _starts(seed: int, task: Task, per_task: int) -> list[Start]:
+    return [
+        Start(task, task.id, derive_seed(seed, "eval", task.id, i), f"{task.id}-e{i:02d}")
+        for i in range(per_task)
+    ]
+
+
+def measure(episodes: list[Episode]) -> dict[str, float]:
+    """Success with its interval, mean reward and turns, turns of the successes, and the share of turns
+    for which the environment set a public true flag (`invalid`, `repeated`, …)."""
+    by_task: dict[str, list[float]] = {}
+    for episode in episodes:
+        by_task.setdefault(episode.task.id, []).append(float(episode.success))
+    success = clustered(list(by_task.values()))
+    turns = [turn for episode in episodes for turn in episode.turns]
+    flags = sorted({k for turn in turns for k, v in turn.info.items() if isinstance(v, bool)})
+    shares = {flag: _mean([float(bool(t.info.get(flag))) for t in turns]) for flag in flags}
+    shares.pop("success", None)
+    return {
+        "success": success.mean,
+        "success_low": success.low,
+        "success_high": success.high,
+        "reward": _mean([e.reward for e in episodes]),
+        "turns": _mean([float(len(e.turns)) for e in episodes]),
+        "turns_to_success": _mean([float(len(e.turns)) for e in episodes if e.success]),
+        "episodes": float(len(episodes)),
+        **shares,
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def evaluate_command(ref: str | None, overrides: list[str], config_dir: Path | None = None) -> dict[str, Any]:
+    """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None; writes a record into
+    the run. Raises UserError where there is no such run."""
+    from agentrl_cli.assemble import assemble
+    from agentrl_cli.config import check, compose, load
+    from agentrl_cli.run import find_run, read_checkpoint
+
+    if ref is None:
+        parts = assemble(check(compose(overrides, config_dir)), None)
+        return {"model": "base", **evaluate(parts, None, 0)}
+    run = find_run(ref, Path("runs"))
+    parts = assemble(check(load(run.config_file, overrides)), None)
+    folder = run.latest_checkpoint()
+    step = int(read_checkpoint(folder)["step"])
+    parts.restore(folder, step)
+    return {"run": run.name, "step": step, **evaluate(parts, None, step)}
+
+
+def play_one(cfg: DictConfig, run: Run | None, task_id: str | None) -> Episode:
+    """One episode of a task of the test split (the first one by default) by a run's policy, annotated."""
+    from agentrl_cli.assemble import assemble
+    from agentrl_cli.errors import UserError
+    from agentrl_cli.run import read_checkpoint
+
+    parts = assemble(cfg, None)
+    if run is not None:
+        folder = run.latest_checkpoint()
+        parts.restore(folder, int(read_checkpoint(folder)["step"]))
+    tasks = [t for split in ("test", "train") for t in parts.make_env().tasks(split)]
+    chosen = [task for task in tasks if task_id in (None, task.id)]
+    if not chosen:
+        raise UserError(f"task '{task_id}' not found; the first is '{tasks[0].id}'")
+    starts = _starts(parts.seed, chosen[0], 1)
+    episodes = parts.play(starts, parts.collector.sampling)
+    parts.algo.annotate(episodes)
+    return episodes[0]
