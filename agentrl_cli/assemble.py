@@ -94,9 +94,7 @@ def assemble(cfg: DictConfig, folder: Path | None) -> Parts:
     collector.bind(make_env=make_env, chat=chat, generator=generator, seed=cfg.seed)
 
     def play_with(starts: list[Start], sampling: Sampling) -> list[Episode]:
-        return play(
-            starts, make_env, chat, generator, sampling, max_context=collector.max_context
-        )
+        return play(starts, make_env, chat, generator, sampling, max_context=collector.max_context)
 
     def alike_here(episode: Episode, turn: int) -> list[Task]:
         return alike(episode, turn, env.tasks(episode.task.split), make_env)

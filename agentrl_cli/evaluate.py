@@ -84,7 +84,9 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def evaluate_command(ref: str | None, overrides: list[str], config_dir: Path | None = None) -> dict[str, Any]:
+def evaluate_command(
+    ref: str | None, overrides: list[str], config_dir: Path | None = None
+) -> dict[str, Any]:
     """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None; writes a record into
     the run. Raises UserError where there is no such run."""
     from agentrl_cli.assemble import assemble

@@ -182,7 +182,11 @@ def alike(
     To the agent they are one state: what an action is worth there is its mean over them. The episode's own
     task is always among them.
     """
-    found = [task for task in tasks if task.id != episode.task.id and _same(episode, turn, task, make_env())]
+    found = [
+        task
+        for task in tasks
+        if task.id != episode.task.id and _same(episode, turn, task, make_env())
+    ]
     return [episode.task, *found]
 
 

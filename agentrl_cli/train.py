@@ -83,7 +83,12 @@ def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
     if not samples:
         return {}
     scores = score(parts.models.module("policy"), samples, 16384)
-    ours = [x for row, s in zip(scores, samples, strict=True) for x, m in zip(row, s.mask, strict=True) if m]
+    ours = [
+        x
+        for row, s in zip(scores, samples, strict=True)
+        for x, m in zip(row, s.mask, strict=True)
+        if m
+    ]
     theirs = [x for e in sampled for turn in e.turns for x in turn.logprobs]
     gaps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
     return {"policy/logprob_gap": sum(gaps) / len(gaps), "policy/logprob_gap_max": max(gaps)}
@@ -120,7 +125,11 @@ def interruptible() -> Iterator[list[int]]:
 
 
 def start(
-    overrides: list[str], *, config_dir: Path | None = None, dry: bool = False, file: Path | None = None
+    overrides: list[str],
+    *,
+    config_dir: Path | None = None,
+    dry: bool = False,
+    file: Path | None = None,
 ) -> None:
     """`agentrl train`: compose, make the run's folder, train, and say how it went."""
     from agentrl_cli.config import check, compose, load

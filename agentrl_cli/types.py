@@ -106,7 +106,9 @@ class Episode:
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Episode:
         """Inverse of `to_json`. Raises KeyError or TypeError where the row is not an episode."""
-        turns = [Turn(**{**turn, "observation": _messages(turn["observation"])}) for turn in row["turns"]]
+        turns = [
+            Turn(**{**turn, "observation": _messages(turn["observation"])}) for turn in row["turns"]
+        ]
         task, closing = Task(**row["task"]), _messages(row["closing"])
         return cls(**{**row, "task": task, "turns": turns, "closing": closing})
 

@@ -91,10 +91,18 @@ class NLAC(Algorithm):
         places = [Place(buffer.episode(key), key.turn) for key in keys]
 
         targets = self.language_backup(places, buffer.episodes())
-        samples = {key: self._successor(place, y) for key, place, y in zip(keys, places, targets, strict=True) if y}
+        samples = {
+            key: self._successor(place, y)
+            for key, place, y in zip(keys, places, targets, strict=True)
+            if y
+        }
         if self.priority:
             buffer.set_priorities(list(samples), self._losses(list(samples.values())))
-        yield self._phase("successor", list(samples.values()), {"nlac/unparsed_targets": 1 - len(samples) / len(places)})
+        yield self._phase(
+            "successor",
+            list(samples.values()),
+            {"nlac/unparsed_targets": 1 - len(samples) / len(places)},
+        )
         self._move_target()
 
         if self.context.step >= self.warmup:
@@ -103,7 +111,9 @@ class NLAC(Algorithm):
 
     # policy evaluation
 
-    def language_backup(self, places: list[Place], episodes: list[Episode]) -> list[list[int] | None]:
+    def language_backup(
+        self, places: list[Place], episodes: list[Episode]
+    ) -> list[list[int] | None]:
         """Targets y ~ Backup(s, a, s', d') with d' ~ M(s', a') and a' ~ policy(s'), M and Backup by the EMA
         weights; at an episode's end its true outcome. None where a text names no outcome."""
         targets = [self._terminal(place, episodes) if place.last else None for place in places]
@@ -162,12 +172,18 @@ class NLAC(Algorithm):
         """For each place the chain a1, …, a(m+1); all but the last are judged, the last too under the gate.
         Places where a critique could not be read are left out."""
         nothing: list[list[str]] = [[] for _ in places]
-        beside = self.roles.forecast(places, self.roles.act(places), self.forecasts) if self.compare else nothing
+        beside = (
+            self.roles.forecast(places, self.roles.act(places), self.forecasts)
+            if self.compare
+            else nothing
+        )
         chains = [[one] for one in self._judge(places, actions, beside)]
         prompts = [place.state for place in places]
         for i in range(self.rounds):
             prompts = [
-                self.context.chat.role(ids, chain[-1].action, fill(self.prompts.refine, critique=chain[-1].critique))
+                self.context.chat.role(
+                    ids, chain[-1].action, fill(self.prompts.refine, critique=chain[-1].critique)
+                )
                 for ids, chain in zip(prompts, chains, strict=True)
             ]
             refined = [ids for (ids,) in self.roles.write(prompts)]

@@ -68,7 +68,11 @@ def critic(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:
     if not turns or not count:
         return {}
     places = rng.sample(turns, min(len(turns), 4 * count))
-    return calibration(algo.roles, places) | discrimination(algo, places[:count]) | drift(algo, episodes)
+    return (
+        calibration(algo.roles, places)
+        | discrimination(algo, places[:count])
+        | drift(algo, episodes)
+    )
 
 
 def calibration(roles: Roles, places: list[Place]) -> dict[str, float]:

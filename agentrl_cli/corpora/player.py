@@ -115,7 +115,12 @@ class Player:
 
     def _guesses(self, notes: Notes, rng: random.Random) -> bool:
         count = notes.fits.bit_count()
-        chance = {0: 0.0, 1: self.habits.guess_one, 2: self.habits.guess_few, 3: self.habits.guess_few}
+        chance = {
+            0: 0.0,
+            1: self.habits.guess_one,
+            2: self.habits.guess_few,
+            3: self.habits.guess_few,
+        }
         return rng.random() < chance.get(count, 0.0)
 
     def _attribute(self, notes: Notes, rng: random.Random) -> str:

@@ -77,7 +77,10 @@ class TwentyQCorpus:
             answer = self.player.answer(question, secret).capitalize() + "."
             turns.append(Turn([Message("user", question)], answer, [], [], []))
         opening = [Message("system", "Answer the questions."), Message("user", named)]
-        turns[0].observation = [opening[0], Message("user", f"{named} {turns[0].observation[0].content}")]
+        turns[0].observation = [
+            opening[0],
+            Message("user", f"{named} {turns[0].observation[0].content}"),
+        ]
         return turns
 
     def fits(self, rng: random.Random) -> list[Turn]:
@@ -99,8 +102,12 @@ class TwentyQCorpus:
 
     def _telling(self, name: str, rng: random.Random) -> list[str]:
         """Nine attributes, half of them true of the object where it has so many: a yes tells most."""
-        attributes = rng.sample(self.env.world_table.attributes, len(self.env.world_table.attributes))
-        true = [a for a in attributes if self.env.world_table.answer(name, a) == "yes"][: rng.randint(2, 5)]
+        attributes = rng.sample(
+            self.env.world_table.attributes, len(self.env.world_table.attributes)
+        )
+        true = [a for a in attributes if self.env.world_table.answer(name, a) == "yes"][
+            : rng.randint(2, 5)
+        ]
         chosen = true + [a for a in attributes if a not in true][: 9 - len(true)]
         rng.shuffle(chosen)
         return chosen
@@ -132,7 +139,14 @@ class TwentyQCorpus:
 
     def _turns(self, moves: list[Move]) -> list[Turn]:
         return [
-            Turn(move.observation, move.action, [], [], [], info={"weight": self._weight(move.action)})
+            Turn(
+                move.observation,
+                move.action,
+                [],
+                [],
+                [],
+                info={"weight": self._weight(move.action)},
+            )
             for move in moves
         ]
 
@@ -171,8 +185,10 @@ class TwentyQCorpus:
             moves = self.play(rng)
         at = rng.randrange(len(moves) - 1)
         success = moves[-1].success
-        prompt = fill(self.prompts.backup, 
-            response=moves[at].response[0].content, forecast=self.describe(moves[at + 1], success)
+        prompt = fill(
+            self.prompts.backup,
+            response=moves[at].response[0].content,
+            forecast=self.describe(moves[at + 1], success),
         )
         return self._role(moves, at, prompt, self.describe(moves[at], success))
 
@@ -197,15 +213,15 @@ class TwentyQCorpus:
         other = self.player.act(move.notes, rng, without=(move.action,))
         mine = [self.imagine(move.notes, move.action, left, rng) for _ in range(self.forecasts)]
         others = [self.imagine(move.notes, other, left, rng) for _ in range(self.forecasts)]
-        prompt = fill(self.prompts.evaluate, 
-            forecasts="\n".join(mine), others="\n".join(others)
-        )
+        prompt = fill(self.prompts.evaluate, forecasts="\n".join(mine), others="\n".join(others))
         return moves, at, prompt, verdict(mine, others)
 
     def imagine(self, notes: Notes, action: str, left: int, rng: random.Random) -> str:
         """Play `action` and go on as the player would, with any secret that fits: a forecast."""
         notes = copy.deepcopy(notes)
-        secret = self.player.named[self.env.world_table.guess(rng.choice(self.player.objects(notes.fits)))]
+        secret = self.player.named[
+            self.env.world_table.guess(rng.choice(self.player.objects(notes.fits)))
+        ]
         first = None
         for turn in range(left):
             before = notes.fits
@@ -240,7 +256,9 @@ def _told(before: int, after: int) -> str:
 def verdict(mine: list[str], others: list[str]) -> str:
     """The critique that the outcomes bear out: optimal unless the other turn succeeds more often."""
     success, other = (sum(text.endswith("Success.") for text in texts) for texts in (mine, others))
-    told = Counter(word for text in mine for word in ("much", "some", "little", "nothing") if word in text)
+    told = Counter(
+        word for text in mine for word in ("much", "some", "little", "nothing") if word in text
+    )
     why = f"It tells {told.most_common(1)[0][0]} and" if told else "It"
     if success >= other:
         return f"Optimality: Yes. {why} succeeds as often as another turn."
