@@ -122,7 +122,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def set_threads(threads: int | None, models: ModelSet) -> None:
-    """Fix the number of torch threads: as told, else one for a very small model, else all cores up to 8."""
+    """Fix the torch threads: as told, else one for a very small model, else all cores up to 8."""
     size = sum(weight.numel() for weight in models.module("policy").parameters())
     chosen = threads or (1 if size < THREADED else min(8, os.cpu_count() or 1))
     torch.set_num_threads(chosen)

@@ -6,4 +6,4 @@ class UserError(Exception):
 
 
 class EpisodeError(Exception):
-    """An episode broke (an environment or a simulator failed): recorded on the episode, not raised further."""
+    """An episode broke (its environment or a simulator failed): recorded, not raised further."""

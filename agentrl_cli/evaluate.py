@@ -58,8 +58,8 @@ def _starts(seed: int, task: Task, per_task: int) -> list[Start]:
 
 
 def measure(episodes: list[Episode]) -> dict[str, float]:
-    """Success with its interval, mean reward and turns, turns of the successes, and the share of turns
-    for which the environment set a public true flag (`invalid`, `repeated`, …)."""
+    """Success with its interval, mean reward and turns, turns of the successes, and the share of
+    turns for which the environment set a public true flag (`invalid`, `repeated`, …)."""
     by_task: dict[str, list[float]] = {}
     for episode in episodes:
         by_task.setdefault(episode.task.id, []).append(float(episode.success))
@@ -87,8 +87,8 @@ def _mean(values: list[float]) -> float:
 def evaluate_command(
     ref: str | None, overrides: list[str], config_dir: Path | None = None
 ) -> dict[str, Any]:
-    """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None; writes a record into
-    the run. Raises UserError where there is no such run."""
+    """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None; writes a record
+    into the run. Raises UserError where there is no such run."""
     from agentrl_cli.assemble import assemble
     from agentrl_cli.config import check, compose, load
     from agentrl_cli.run import find_run, read_checkpoint
@@ -105,7 +105,8 @@ def evaluate_command(
 
 
 def play_one(cfg: DictConfig, run: Run | None, task_id: str | None) -> Episode:
-    """One episode of a task of the test split (the first one by default) by a run's policy, annotated."""
+    """One episode of a task of the test split (the first one by default) by a run's policy,
+    annotated."""
     from agentrl_cli.assemble import assemble
     from agentrl_cli.errors import UserError
     from agentrl_cli.run import read_checkpoint

@@ -179,8 +179,8 @@ def alike(
 ) -> list[Task]:
     """The tasks in which the episode's actions bring the same observations up to turn `turn`.
 
-    To the agent they are one state: what an action is worth there is its mean over them. The episode's own
-    task is always among them.
+    To the agent they are one state: what an action is worth there is its mean over them. The
+    episode's own task is always among them.
     """
     found = [
         task

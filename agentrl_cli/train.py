@@ -1,4 +1,4 @@
-"""THE LOOP: collect episodes, let the algorithm update, log, evaluate, save. No algorithm is named here."""
+"""THE LOOP: collect episodes, let the algorithm update, log, evaluate, save. Names no algorithm."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def summarize(episodes: list[Episode]) -> dict[str, float]:
 
 
 def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
-    """Mean and largest difference between the generator's and the trainer's log-probs of sampled tokens."""
+    """Mean and largest difference of the generator's and the trainer's log-probs, per token."""
     sampled = [e for e in episodes[:CHECKED] if any(any(t.logprobs) for t in e.turns)]
     samples = [s for e in sampled for s in episode_samples(e, lambda i, turn: {})]
     if not samples:
@@ -95,7 +95,7 @@ def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
 
 
 def due(step: int, every: int, steps: int) -> bool:
-    """Whether something that happens every `every` steps, and at the end, happens now; 0: only at the end."""
+    """Whether what happens every `every` steps (0: never) and at the end happens now."""
     return step == steps or bool(every and step % every == 0)
 
 
@@ -108,7 +108,8 @@ def timed(name: str, work: Any) -> dict[str, float]:
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """A list that Ctrl-C fills, so that the step in work is finished and saved; a second Ctrl-C stops at once."""
+    """A list that Ctrl-C fills, so that the step in work is finished and saved; a second Ctrl-C
+    stops at once."""
     pressed: list[int] = []
 
     def press(number: int, frame: object) -> None:
@@ -149,7 +150,7 @@ def start(
 
 
 def resume(ref: str) -> None:
-    """`agentrl resume`: go on from the last checkpoint. Raises UserError where nothing is left to do."""
+    """`agentrl resume`: go on from the last checkpoint. UserError where nothing is left to do."""
     from agentrl_cli.config import check, load
     from agentrl_cli.report.summary import final_table
 

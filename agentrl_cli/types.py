@@ -1,4 +1,4 @@
-"""The vocabulary: Task, Message, Step, Turn, Episode, Sample. Dataclasses, JSON in and out; no torch."""
+"""The vocabulary: Task, Message, Step, Turn, Episode, Sample; JSON in and out, no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Message:
 
 @dataclass
 class Step:
-    """What an environment answers to an action. `done` is said by the world, `truncated` by a limit."""
+    """What an environment answers; `done` is said by the world, `truncated` by a limit."""
 
     messages: list[Message]
     reward: float
@@ -38,11 +38,12 @@ class Step:
 
 @dataclass
 class Turn:
-    """One observation and the action that answered it, as text and as the tokens exactly as sampled.
+    """An observation and the action that answered it, as text and as tokens exactly as sampled.
 
-    `observation_ids` is the delta since the last action (the first turn's holds the whole prompt), so an
-    episode's tokens are one flat sequence; `restart` says that the context does not extend the last turn's.
-    `logprobs` are the generator's, one per action token. `finish` is stop, length or invalid.
+    `observation_ids` is the delta since the last action (the first turn's holds the whole prompt),
+    so an episode's tokens are one flat sequence; `restart` says that the context does not extend
+    the last turn's. `logprobs` are the generator's, one per action token. `finish` is stop, length
+    or invalid.
     """
 
     observation: list[Message]
@@ -59,7 +60,8 @@ class Turn:
 
 @dataclass
 class Episode:
-    """One played task. `stop` is done, truncated, context or error; `closing` is what the world said last."""
+    """One played task. `stop` is done, truncated, context or error; `closing` is what the world
+    said last."""
 
     id: str
     task: Task
@@ -115,7 +117,7 @@ class Episode:
 
 @dataclass
 class Sample:
-    """One training sequence. `mask[i]` is 1 where token i is trained; `streams` are named per-token numbers."""
+    """A training sequence. `mask[i]`: 1 where token i is trained; `streams`: numbers per token."""
 
     ids: list[int]
     mask: list[int]
@@ -127,6 +129,6 @@ def _messages(rows: list[dict[str, Any]]) -> list[Message]:
 
 
 def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from named parts (run seed, stream, task, episode, turn): the same parts, the same seed."""
+    """A 63-bit seed that named parts (run seed, stream, task, episode, turn) determine."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

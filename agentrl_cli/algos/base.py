@@ -44,7 +44,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One named set of weights. `kind`: trained, ema (a moving average of `policy`) or frozen (its start)."""
+    """One named set of weights. `kind`: trained, ema (a moving average of `policy`) or frozen."""
 
     kind: str
     generates: bool
@@ -56,10 +56,11 @@ class ModelSpec:
 class Phase:
     """Samples to train to completion before the algorithm goes on.
 
-    `loss(outputs, batch)` returns a *sum* over its units and sums of metrics; the learner divides both by
-    the sum of `count(sample)` over the optimizer step, across micro-batches and ranks. `tokens_per_step`
-    bounds the ids of one optimizer step (0: all samples in one step); `keep_together` adjacent samples
-    always share a micro-batch. `metrics` are numbers the algorithm already knows.
+    `loss(outputs, batch)` returns a *sum* over its units and sums of metrics; the learner divides
+    both by the sum of `count(sample)` over the optimizer step, across micro-batches and ranks.
+    `tokens_per_step` bounds the ids of one optimizer step (0: all samples in one step);
+    `keep_together` adjacent samples always share a micro-batch. `metrics` are numbers the algorithm
+    already knows.
     """
 
     name: str
@@ -77,8 +78,8 @@ class Phase:
 class Context:
     """What the loop hands to an algorithm once; `step` is kept current by the loop.
 
-    `probe` plays starts with the current policy; `alike(episode, turn)` names the tasks of the episode's split
-    in which the same actions bring the same observations up to that turn.
+    `probe` plays starts with the current policy; `alike(episode, turn)` names the tasks of the
+    episode's split in which the same actions bring the same observations up to that turn.
     """
 
     chat: Chat
@@ -92,7 +93,7 @@ class Context:
 
 
 class Algorithm(ABC):
-    """Subclasses are keyword-only dataclasses without defaults: their fields are the YAML's schema."""
+    """Subclasses are keyword-only dataclasses without defaults; their fields are the schema."""
 
     context: Context
 
@@ -124,7 +125,7 @@ class Algorithm(ABC):
         self.context = context
 
     def annotate(self, episodes: list[Episode]) -> None:
-        """Write into `turn.info` what a reader wants to see of these episodes; nothing by default."""
+        """Write into `turn.info` what a reader wants to see of the episodes; nothing by default."""
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Measure, at evaluation time, what this algorithm must watch; nothing by default."""

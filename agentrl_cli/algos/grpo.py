@@ -1,7 +1,8 @@
 """GRPO: group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300).
 
-Several episodes of one task are played side by side; each one's advantage is its reward relative to its
-group, the same for all its tokens; the policy follows PPO's clipped ratio. Left out: process rewards.
+Several episodes of one task are played side by side; each one's advantage is its reward relative to
+its group, the same for all its tokens; the policy follows PPO's clipped ratio. Left out: process
+rewards.
 """
 
 from __future__ import annotations

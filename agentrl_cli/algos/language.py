@@ -1,4 +1,5 @@
-"""What the language critic's roles are asked and how their answers are read. Text is parsed, never repaired."""
+"""What the language critic's roles are asked and how their answers are read. Text is parsed, never
+repaired."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ OUTCOME = re.compile(r"\b(Success|Failure)\W*\Z")
 
 @dataclass(kw_only=True)
 class Prompts:
-    """The instructions of the roles, sent as a user message behind what was played; `{…}` are filled in.
+    """The roles' instructions, sent as a user message behind what was played; `{…}` are filled in.
 
     `terminal` is the one text that code composes: the true end of an episode as a forecast.
     """
@@ -24,13 +25,13 @@ class Prompts:
 
 
 def outcome(forecast: str) -> bool | None:
-    """The outcome that a forecast ends with: Success (True), Failure (False), or None where it names none."""
+    """The outcome that a forecast ends with: Success (True), Failure (False), or None."""
     found = OUTCOME.search(forecast)
     return None if found is None else found[1] == "Success"
 
 
 def verdict(critique: str) -> bool | None:
-    """Whether a critique opens with `Optimality: Yes` or `Optimality: No`; None where it does neither."""
+    """Whether a critique opens with `Optimality: Yes` or `Optimality: No`; None for neither."""
     found = VERDICT.match(critique)
     return None if found is None else found[1] == "Yes"
 

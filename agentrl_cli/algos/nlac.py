@@ -1,11 +1,11 @@
 """NLAC: natural language actor-critic (arXiv 2512.04601).
 
-One model plays five roles. The successor role forecasts in words how an episode goes on after an action and
-is trained off-policy by a language Bellman backup; the evaluator turns forecasts into a critique; the refiner
-rewrites the action by it; the rewritten action is distilled into the plain policy. No policy gradient.
-Our choices where the paper is silent: the evaluator may also read forecasts of another action of the same
-state (`compare`), the policy stays frozen for the first `warmup` steps, and a gate drops refinements that
-their own critique does not call optimal.
+One model plays five roles. The successor role forecasts in words how an episode goes on after an
+action and is trained off-policy by a language Bellman backup; the evaluator turns forecasts into a
+critique; the refiner rewrites the action by it; the rewritten action is distilled into the plain
+policy. No policy gradient. Our choices where the paper is silent: the evaluator may also read
+forecasts of another action of the same state (`compare`), the policy stays frozen for the first
+`warmup` steps, and a gate drops refinements that their own critique does not call optimal.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Lesson = tuple[Place, list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Advanced:
-    """Rarely changed. `control` spoils one part on purpose: what NLAC gains over it is that part's work.
-    `watched_states`, `watched_actions` and `probes` size the measurements at evaluation."""
+    """Rarely changed. `control` spoils one part on purpose: what NLAC gains over it is that part's
+    work. `watched_states`, `watched_actions` and `probes` size the measurements at evaluation."""
 
     first_action: Literal["fresh", "stored"]
     control: Literal["none", "shuffled_outcomes", "shuffled_critiques", "empty_critiques"]
@@ -48,7 +48,7 @@ class Advanced:
 
 @dataclass(kw_only=True)
 class NLAC(Algorithm):
-    """`forecasts` is the paper's k, `rounds` its m; `ema` is the share the target keeps at each update."""
+    """`forecasts` is the paper's k, `rounds` its m; `ema` is the share that the target keeps."""
 
     turns_per_update: int
     forecasts: int
@@ -71,7 +71,7 @@ class NLAC(Algorithm):
         return self.replay
 
     def models(self) -> dict[str, ModelSpec]:
-        """All roles share the policy's weights; the target writes the backups; the reference is the start."""
+        """The policy speaks all roles; the target writes backups; the reference is the start."""
         return {
             "policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer),
             "target": ModelSpec(kind="ema", generates=True),
@@ -85,7 +85,7 @@ class NLAC(Algorithm):
         self.roles = Roles(context, self.prompts, advanced.role_tokens, advanced.role_temperature)
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Policy evaluation by the language Bellman backup, then policy improvement by refinement."""
+        """Policy evaluation by the language Bellman backup, then improvement by refinement."""
         self.roles.begin("nlac", self.context.step)
         keys = buffer.sample_turns(self.turns_per_update, self.roles.seed("replay"), self.priority)
         places = [Place(buffer.episode(key), key.turn) for key in keys]
@@ -114,8 +114,9 @@ class NLAC(Algorithm):
     def language_backup(
         self, places: list[Place], episodes: list[Episode]
     ) -> list[list[int] | None]:
-        """Targets y ~ Backup(s, a, s', d') with d' ~ M(s', a') and a' ~ policy(s'), M and Backup by the EMA
-        weights; at an episode's end its true outcome. None where a text names no outcome."""
+        """Targets y ~ Backup(s, a, s', d') with d' ~ M(s', a') and a' ~ policy(s'), M and Backup by
+        the EMA weights; at an episode's end its true outcome. None where a text names no
+        outcome."""
         targets = [self._terminal(place, episodes) if place.last else None for place in places]
         going = [i for i, place in enumerate(places) if not place.last]
         successors = [Place(places[i].episode, places[i].turn + 1) for i in going]
@@ -161,7 +162,7 @@ class NLAC(Algorithm):
     # policy improvement
 
     def improve(self, places: list[Place]) -> tuple[list[Lesson], dict[str, float]]:
-        """The actions to distil: refined by `rounds` critiques and passed by the gate; and the monitors."""
+        """The actions to distil, refined by `rounds` critiques and passed by the gate; monitors."""
         fresh = self.advanced.first_action == "fresh"
         first = self.roles.act(places) if fresh else [place.action for place in places]
         chains = self.refine(places, first)
@@ -169,8 +170,8 @@ class NLAC(Algorithm):
         return lessons, watch.improvement(chains, len(lessons), len(places))
 
     def refine(self, places: list[Place], actions: list[list[int]]) -> list[list[Judged]]:
-        """For each place the chain a1, …, a(m+1); all but the last are judged, the last too under the gate.
-        Places where a critique could not be read are left out."""
+        """For each place the chain a1, …, a(m+1); all but the last are judged, the last too under
+        the gate. Places where a critique could not be read are left out."""
         nothing: list[list[str]] = [[] for _ in places]
         beside = (
             self.roles.forecast(places, self.roles.act(places), self.forecasts)
@@ -214,7 +215,7 @@ class NLAC(Algorithm):
         return ungated or bool(chain[-1].optimal)
 
     def _anchored(self, lessons: list[Lesson]) -> list[Sample]:
-        """L2: the refined action behind the plain prompt, with the start's log-probs for the KL anchor."""
+        """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""
         samples = [written_sample(place.state, action) for place, action in lessons]
         if self.kl:
             rows = score(self.context.models.module("reference"), samples, SCORED_AT_ONCE)
@@ -245,6 +246,6 @@ class NLAC(Algorithm):
             watch.note(chain, self.roles)
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
-        """Calibration and within-state discrimination of forecasts, the gain of refining, drift from the start."""
+        """Calibration and within-state discrimination of forecasts, gain of refining, drift."""
         self.roles.begin("watch")
         return watch.critic(self, episodes)

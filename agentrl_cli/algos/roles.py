@@ -1,7 +1,8 @@
-"""The roles of a language critic on one model: forecaster, evaluator, refiner, and the plain policy.
+"""The roles of a language critic on one model: forecaster, evaluator, refiner, and the plain
+policy.
 
-A role's prompt is what was played plus the role's instruction at the end, so all roles of a turn share the
-episode's cached prefix. What the roles write is sampled; here it is only parsed.
+A role's prompt is what was played plus the role's instruction at the end, so all roles of a turn
+share the episode's cached prefix. What the roles write is sampled; here it is only parsed.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Judged:
 
 @dataclass
 class Roles:
-    """Every call draws from a random stream of its own; `begin` names the streams of what follows."""
+    """Every call draws from a random stream of its own; `begin` names those of what follows."""
 
     context: Context
     prompts: Prompts
@@ -99,8 +100,8 @@ class Roles:
     def judge(
         self, places: list[Place], actions: list[list[int]], others: list[list[str]], count: int
     ) -> list[Judged]:
-        """Forecast each action `count` times, and let the evaluator write a critique beside `others`,
-        the forecasts of another action. No critique where no forecast could be read."""
+        """Forecast each action `count` times, and let the evaluator write a critique beside
+        `others`, the forecasts of another action. No critique where no forecast could be read."""
         forecasts = self.forecast(places, actions, count)
         judged = [Judged(*row) for row in zip(places, actions, forecasts, strict=True)]
         prompts = [

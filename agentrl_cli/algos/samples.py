@@ -12,8 +12,9 @@ TurnNumbers = Callable[[int, Turn], dict[str, float]]
 def episode_samples(episode: Episode, numbers: TurnNumbers) -> list[Sample]:
     """One sample for each unbroken segment of the episode; its action tokens are trained.
 
-    `numbers(i, turn)` gives the streams of turn i, the same for all its tokens and 0 on observations;
-    a stream `weight` of 0 leaves a turn untrained. Streams must have the same names for every turn.
+    `numbers(i, turn)` gives the streams of turn i, the same for all its tokens and 0 on
+    observations; a stream `weight` of 0 leaves a turn untrained. Streams must have the same names
+    for every turn.
     """
     samples: list[Sample] = []
     for i, turn in enumerate(episode.turns):

@@ -1,8 +1,8 @@
 """SFT and RFT: maximum likelihood of action tokens, of all episodes or of the successful ones.
 
-RFT is rejection sampling fine-tuning (Yuan et al. 2023, arXiv 2308.01825): SFT on one's own successes. On
-corpus episodes SFT is how the embedded models are made; on one's own unfiltered play it is a control that
-must stay flat. Left out: de-duplication of equal successes.
+RFT is rejection sampling fine-tuning (Yuan et al. 2023, arXiv 2308.01825): SFT on one's own
+successes. On corpus episodes SFT is how the embedded models are made; on one's own unfiltered play
+it is a control that must stay flat. Left out: de-duplication of equal successes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What must be watched of a language critic, measured and not assumed.
 
-Is it calibrated; do its forecasts tell the actions of one state apart, against probed outcomes; is the refined
-action really better; how far has the policy drifted. Nothing here trains.
+Is it calibrated; do its forecasts tell the actions of one state apart, against probed outcomes; is
+the refined action really better; how far has the policy drifted. Nothing here trains.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def critic(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:
 
 
 def calibration(roles: Roles, places: list[Place]) -> dict[str, float]:
-    """The Brier score of forecast success against how the episodes really ended (0.25: a coin's)."""
+    """The Brier score of forecast success against how episodes really ended (0.25: a coin's)."""
     forecasts = roles.forecast(places, [place.action for place in places], FORECASTS)
     judged = [Judged(p, p.action, texts) for p, texts in zip(places, forecasts, strict=True)]
     gaps = [one.value - float(one.place.episode.success) for one in judged]
@@ -89,8 +89,8 @@ def calibration(roles: Roles, places: list[Place]) -> dict[str, float]:
 
 
 def discrimination(algo: NLAC, places: list[Place]) -> dict[str, float]:
-    """Forecast values of several actions of each state against their probed values; and the refined action's
-    probed gain over the fresh action that it was made from."""
+    """Forecast values of several actions of each state against their probed values; and the refined
+    action's probed gain over the fresh action that it was made from."""
     roles, probed_each = algo.roles, algo.advanced.watched_actions
     rows = [place for place in places for _ in range(probed_each)]
     actions = roles.act(rows)
@@ -114,7 +114,7 @@ def discrimination(algo: NLAC, places: list[Place]) -> dict[str, float]:
 
 
 def pairs(measured: Sequence[tuple[Judged, float]]) -> list[tuple[float, float]]:
-    """(forecast value of the truly worse action, of the truly better one) for all pairs that differ."""
+    """(forecast value of the truly worse action, of the truly better one) of pairs that differ."""
     found = []
     for (one, truth), (other, other_truth) in combinations(measured, 2):
         if abs(truth - other_truth) >= DIFFERENT:
@@ -130,8 +130,8 @@ def auc(ranked: Sequence[tuple[float, float]]) -> float:
 
 
 def probe(algo: NLAC, wanted: list[tuple[Place, list[int]]]) -> list[float]:
-    """The success rate of each action, played out by the current policy `probes` times over the tasks that
-    look alike up to this state. Equal actions of a place share their probes' seeds."""
+    """The success rate of each action, played out by the current policy `probes` times over the
+    tasks that look alike up to this state. Equal actions of a place share their probes' seeds."""
     context, starts = algo.context, []
     for place, action in wanted:
         tasks = context.alike(place.episode, place.turn)
@@ -149,7 +149,7 @@ def _aimed(start: Start, task: Task) -> Start:
 
 
 def drift(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:
-    """KL(policy || start) per sampled token by the k3 estimator (Schulman 2020), on played episodes."""
+    """KL(policy || start) per sampled token by the k3 estimator (Schulman 2020)."""
     samples = [s for e in episodes[:SCORED] for s in episode_samples(e, lambda i, turn: {})]
     models = algo.context.models
     now, then = (score(models.module(name), samples, 16384) for name in ("policy", "reference"))

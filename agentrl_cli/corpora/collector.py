@@ -30,8 +30,8 @@ class Stage:
 
 @dataclass(kw_only=True)
 class CorpusCollector:
-    """Draws `texts_per_step` texts a step, by the stage that the step is in (the last one goes on for ever);
-    the sampling numbers serve evaluation only."""
+    """Draws `texts_per_step` texts a step, by the stage that the step is in (the last one goes on
+    for ever); the sampling numbers serve evaluation only."""
 
     corpus: Corpus
     stages: list[Stage]

@@ -1,7 +1,7 @@
-"""A mediocre scripted player of Twenty Questions: the level of play that the embedded base imitates.
+"""A mediocre scripted player of Twenty Questions: the level that the embedded base imitates.
 
-It wastes turns (repeats, questions whose answer is implied, questions that nobody can answer), asks the
-rest at random, and guesses at random among what fits, at times too early. It never searches.
+It wastes turns (repeats, questions whose answer is implied, questions that nobody can answer), asks
+the rest at random, and guesses at random among what fits, at times too early. It never searches.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from agentrl_cli.envs.twentyq.world import World
 
 ODD = (
-    "Is it nice?", "What is it?", "Is it like a dream?", "Tell me more.", "Is it old?", "Do you like it?",
-    "Where is it?", "Is it mine?", "How many are there?", "Is it funny?",
+    "Is it nice?", "What is it?", "Is it like a dream?", "Tell me more.", "Is it old?",
+    "Do you like it?", "Where is it?", "Is it mine?", "How many are there?", "Is it funny?",
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ class Habits:
 
 @dataclass
 class Notes:
-    """What the player knows: bit i of `fits` says that object i fits all answers and wrong guesses."""
+    """What the player knows; bit i of `fits`: object i fits all answers and wrong guesses."""
 
     fits: int
     asked: list[str] = field(default_factory=list)
@@ -67,7 +67,8 @@ class Player:
         return [name for i, name in enumerate(self.world.objects) if fits >> i & 1]
 
     def see(self, notes: Notes, action: str, answer: str) -> None:
-        """Write the answer ("yes", "no", "sometimes" or anything else) to `action` into the notebook."""
+        """Write the answer ("yes", "no", "sometimes" or anything else) to `action` into the
+        notebook."""
         notes.said.append(action)
         if action in self.meaning:
             attribute = self.meaning[action]
@@ -124,7 +125,7 @@ class Player:
         return rng.random() < chance.get(count, 0.0)
 
     def _attribute(self, notes: Notes, rng: random.Random) -> str:
-        """An attribute at random: an implied one with its habit's chance, else one that still tells."""
+        """A random attribute: an implied one with its habit's chance, else one that still tells."""
         fresh = [a for a in self.world.attributes if a not in notes.asked]
         rng.shuffle(fresh)
         wanted = rng.random() < self.habits.implied

@@ -1,7 +1,8 @@
-"""Builds the one tokenizer that every embedded model shares: `python -m agentrl_cli.corpora.tokenizer`.
+"""Builds the one tokenizer of all embedded models: `python -m agentrl_cli.corpora.tokenizer`.
 
-A byte-level BPE whose merges make the built-in worlds' words single tokens; digits stay apart, and any
-other text falls back to bytes, so nothing is unknown. Rebuilding it invalidates every shipped weight file.
+A byte-level BPE whose merges make the built-in worlds' words single tokens; digits stay apart, and
+any other text falls back to bytes, so nothing is unknown. Rebuilding it invalidates every shipped
+weight file.
 """
 
 from __future__ import annotations
@@ -26,17 +27,26 @@ Find the hidden object with yes or no questions. Answer the questions. Name what
 You win. You lose. It was left I cannot answer that. Yes. No. Sometimes. Thought: Action: Answer:
 Predict the next response, how the rest goes, and the outcome: success or failure.
 The response was: A forecast from there: Write one forecast of this turn.
-It tells much some little nothing. Success. Failure. Forecasts of this turn: Forecasts of another turn:
-Judge this turn. Optimality: Yes. Optimality: No. It tells much and succeeds as often as another turn.
+It tells much some little nothing. Success. Failure. Forecasts of this turn: Forecasts of \
+another turn:
+Judge this turn. Optimality: Yes. Optimality: No. It tells much and succeeds as often as another \
+turn.
 succeeds less often than another turn. Critique: Write this turn again. What is it? Tell me more.
-Is it nice? Is it like a dream? Is it old? Do you like it? Where is it? Is it mine? How many are there? Is it funny?
+Is it nice? Is it like a dream? Is it old? Do you like it? Where is it? Is it mine? How many are \
+there? Is it funny?
 Solve the problem. Put the answer in a box. \\boxed{} \\frac{} \\sqrt{} \\cdot \\times
-plus minus times divided equals total sum difference product half each more less than altogether how many
-has have buys gives sells apples books coins boxes cost costs dollars price step first then so therefore
-wrong right correct again try error check x y n a b c the of and to in for is are was were be by on at with
-order orders item items user id name email zip return exchange cancel refund pending delivered payment
-credit card gift address confirm tool call name arguments reason details product found find get list status
-please sorry help thank you hello what would like want my your it that this do does did can could will
+plus minus times divided equals total sum difference product half each more less than altogether \
+how many
+has have buys gives sells apples books coins boxes cost costs dollars price step first then so \
+therefore
+wrong right correct again try error check x y n a b c the of and to in for is are was were be by \
+on at with
+order orders item items user id name email zip return exchange cancel refund pending delivered \
+payment
+credit card gift address confirm tool call name arguments reason details product found find get \
+list status
+please sorry help thank you hello what would like want my your it that this do does did can \
+could will
 """
 
 

@@ -1,9 +1,9 @@
-"""The corpus behind the embedded model of Twenty Questions, drawn afresh for every step of training.
+"""The corpus behind the embedded model of Twenty Questions, drawn afresh for every step.
 
-It holds facts of the world, objects that fit what was answered, mediocre play, and every role of NLAC at
-the level of that play. Secrets are uniform over all objects. No text shows an expert's question: forecasts
-tell how really played episodes went on, verdicts compare such forecasts, and a refinement is another draw
-of the same player that only avoids the very turn that was criticised.
+It holds facts of the world, objects that fit what was answered, mediocre play, and every role of
+NLAC at the level of that play. Secrets are uniform over all objects. No text shows an expert's
+question: forecasts tell how really played episodes went on, verdicts compare such forecasts, and a
+refinement is another draw of the same player that only avoids the very turn that was criticised.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Move:
 
 @dataclass(kw_only=True)
 class TwentyQCorpus:
-    """Writes texts of any kind; the prompts of the roles, and how many forecasts a critique reads, are
-    those of `nlac`."""
+    """Writes texts of any kind; the prompts of the roles, and how many forecasts a critique reads,
+    are those of `nlac`."""
 
     env: TwentyQ
     habits: Habits
@@ -101,7 +101,7 @@ class TwentyQCorpus:
         return turns
 
     def _telling(self, name: str, rng: random.Random) -> list[str]:
-        """Nine attributes, half of them true of the object where it has so many: a yes tells most."""
+        """Nine attributes, half of them true of the object if it has so many: a yes tells most."""
         attributes = rng.sample(
             self.env.world_table.attributes, len(self.env.world_table.attributes)
         )
@@ -193,12 +193,12 @@ class TwentyQCorpus:
         return self._role(moves, at, prompt, self.describe(moves[at], success))
 
     def evaluate(self, rng: random.Random) -> list[Turn]:
-        """Forecasts of the move and of another one, and the verdict that their outcomes bear out."""
+        """Forecasts of the move and of another, and the verdict that their outcomes bear out."""
         moves, at, prompt, critique = self._judged(rng)
         return self._role(moves, at, prompt, critique)
 
     def refine(self, rng: random.Random) -> list[Turn]:
-        """A critique, and the same turn where it was found optimal, else another draw of the player."""
+        """A critique, and the same turn if that found it optimal, else the player's other draw."""
         moves, at, _, critique = self._judged(rng)
         action = moves[at].action
         if critique.startswith("Optimality: No"):
@@ -239,7 +239,8 @@ class TwentyQCorpus:
         before, after, answer, over = first
         outcome = "Success." if success else "Failure."
         if over:
-            return f"{self.env.farewell(answer, success, self.env.world_table.objects[secret])} {outcome}"
+            name = self.env.world_table.objects[secret]
+            return f"{self.env.farewell(answer, success, name)} {outcome}"
         head = f"{answer.capitalize()}." if answer else "I cannot answer that."
         return f"{head} {_told(before, after)} {outcome}"
 
@@ -254,7 +255,7 @@ def _told(before: int, after: int) -> str:
 
 
 def verdict(mine: list[str], others: list[str]) -> str:
-    """The critique that the outcomes bear out: optimal unless the other turn succeeds more often."""
+    """The critique that the outcomes bear out: optimal unless the other succeeds more often."""
     success, other = (sum(text.endswith("Success.") for text in texts) for texts in (mine, others))
     told = Counter(
         word for text in mine for word in ("much", "some", "little", "nothing") if word in text

@@ -1,1 +1,1 @@
-"""Worlds in which agents act. They know `types` only: no torch, no tokenizer, no configuration object."""
+"""Worlds in which agents act. They know `types` only: no torch, tokenizer or configuration."""

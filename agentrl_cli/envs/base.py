@@ -1,4 +1,5 @@
-"""What an environment is. One instance plays one episode; given task, seed and actions it is deterministic."""
+"""What an environment is. One instance plays one episode; given task, seed and actions it is
+deterministic."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from agentrl_cli.types import Message, Step, Task
 
 
 class Env(ABC):
-    """A world: keyword-only dataclass fields are its configuration; `reset` starts the one episode it plays."""
+    """A world: keyword-only dataclass fields are its configuration; `reset` starts the one episode
+    it plays."""
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -23,7 +25,7 @@ class Env(ABC):
 
     @abstractmethod
     def tasks(self, split: str) -> list[Task]:
-        """All tasks of `train` or `test`, in a fixed order. Raises UserError for an unknown split."""
+        """All tasks of `train` or `test` in a fixed order. UserError for an unknown split."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> list[Message]:
@@ -34,7 +36,7 @@ class Env(ABC):
         """Answer the agent's raw text. Text that cannot be parsed is reported, never raised for."""
 
     def expert(self, task: Task) -> Iterator[str] | None:
-        """Expert actions for the episode in progress on this instance, or None where there is no expert."""
+        """Expert actions for this instance's episode in progress; None without an expert."""
         return None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a generator is: token ids in, token ids and log-probs out, several named weights on one base."""
+"""What a generator is: token ids in, ids and log-probs out, several named weights on one base."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sampling:
 
 @dataclass
 class Completion:
-    """Sampled ids (closing token included), their log-probs at temperature 1, and stop or length."""
+    """Sampled ids (closing token included), log-probs at temperature 1, and stop or length."""
 
     ids: list[int]
     logprobs: list[float]
@@ -33,12 +33,13 @@ class Generator(ABC):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """`sampling.n` completions for each prompt. Completion j of prompt i draws from a random stream
-        of its own, derived from (seeds[i], j), so the result does not depend on the order of the batch."""
+        """`sampling.n` completions for each prompt. Completion j of prompt i draws from a random
+        stream of its own, derived from (seeds[i], j), so the result does not depend on the order of
+        the batch."""
 
     @abstractmethod
     def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Take over weights `version` of `model` (from a folder, or from shared memory when None)."""
+        """Take over weights `version` of `model`, from a folder (None: from shared memory)."""
 
     def clear(self) -> None:
         """Forget what is cached between calls."""

@@ -1,4 +1,4 @@
-"""Intervals over tasks: several episodes of one task are not independent, so tasks are what is resampled."""
+"""Intervals over tasks: episodes of one task are not independent, so tasks are resampled."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Interval:
 
 
 def clustered(values: Sequence[Sequence[float]], seed: int = 0) -> Interval:
-    """Mean and 95 % percentile bootstrap interval, resampling tasks; `values` holds one list per task.
+    """Mean and 95 % percentile bootstrap interval, resampling tasks: a list of values for each.
 
-    The cluster bootstrap of Davison and Hinkley 1997, section 3.8. Raises ValueError without values.
+    The cluster bootstrap of Davison and Hinkley 1997, section 3.8. Raises ValueError without
+    values.
     """
     sums = np.array([sum(row) for row in values], dtype=float)
     counts = np.array([len(row) for row in values], dtype=float)

@@ -1,4 +1,4 @@
-"""What a person reads when a run ends: base against trained, where the run lies, the next command."""
+"""What a person reads when a run ends: base against trained, its folder, the next command."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def dry_table(cfg: DictConfig, parts: Parts, episode: Episode) -> str:
 
 
 def predicted_bytes(parts: Parts) -> float:
-    """Weights of every model, gradients and two moments of what is trained, activations of a micro-batch,
-    and the key/value cache. A rule of thumb: activations are taken as 34 bytes per token, layer and unit
-    of width (Korthikanti et al. 2022, without the attention term)."""
+    """Weights of every model, gradients and two moments of what is trained, activations of a
+    micro-batch, and the key/value cache. A rule of thumb: activations are taken as 34 bytes per
+    token, layer and unit of width (Korthikanti et al. 2022, without the attention term)."""
     module = parts.models.module("policy")
     config = module.config.get_text_config()
     stored = sum(p.numel() * p.element_size() for p in module.parameters())
