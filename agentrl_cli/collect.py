@@ -1,8 +1,9 @@
-"""Where episodes come from: tasks of the train split, played in this process."""
+"""Where a step's episodes come from: what the loop asks of any source, and play in this process."""
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,26 +18,23 @@ FAILED_LIMIT = 0.2  # share of a step's episodes above which the run stops
 
 
 @dataclass(kw_only=True)
-class PlayCollector:
-    """Plays `tasks_per_step` tasks a step. What a step plays depends on the run's seed and the step
-    only, so a resumed run goes on with the tasks that were due."""
+class Collector(ABC):
+    """A source of episodes. Its numbers also bound every episode that is played elsewhere: an
+    action has `max_tokens`, an episode `max_context` tokens at most."""
 
-    tasks_per_step: int
     max_tokens: int
     temperature: float
     max_context: int
-    make_env: Callable[[], Env] = field(init=False)
-    chat: Chat = field(init=False)
-    generator: Generator = field(init=False)
-    seed: int = field(init=False)
-    tasks: list[Task] = field(init=False)
+    make_env: Callable[[], Env] = field(init=False, repr=False)
+    chat: Chat = field(init=False, repr=False)
+    generator: Generator = field(init=False, repr=False)
+    seed: int = field(init=False, repr=False)
 
     def bind(
         self, *, make_env: Callable[[], Env], chat: Chat, generator: Generator, seed: int
     ) -> None:
         """Receive the given objects before the first step."""
         self.make_env, self.chat, self.generator, self.seed = make_env, chat, generator, seed
-        self.tasks = make_env().tasks("train")
 
     @property
     def sampling(self) -> Sampling:
@@ -45,11 +43,32 @@ class PlayCollector:
             max_tokens=self.max_tokens, temperature=self.temperature, stop_ids=self.chat.stop_ids
         )
 
+    @abstractmethod
+    def episodes_per_step(self, group_size: int) -> int:
+        """How many episodes `collect` returns."""
+
+    @abstractmethod
+    def collect(self, step: int, group_size: int) -> list[Episode]:
+        """The episodes of step `step`, a function of the run's seed, the step and the weights."""
+
+
+@dataclass(kw_only=True)
+class PlayCollector(Collector):
+    """Plays `tasks_per_step` tasks a step. What a step plays depends on the run's seed and the step
+    only, so a resumed run goes on with the tasks that were due."""
+
+    tasks_per_step: int
+
+    def episodes_per_step(self, group_size: int) -> int:
+        """A group for each task."""
+        return self.tasks_per_step * group_size
+
     def starts(self, step: int, group_size: int) -> list[Start]:
         """What step `step` plays: `group_size` episodes of each of its tasks."""
-        found = []
+        tasks, found = self.make_env().tasks("train"), []
         for t in range(self.tasks_per_step):
-            task, group = self._task(step * self.tasks_per_step + t), f"s{step:06d}-t{t:02d}"
+            task = self._task(tasks, step * self.tasks_per_step + t)
+            group = f"s{step:06d}-t{t:02d}"
             for i in range(group_size):
                 seed = derive_seed(self.seed, "rollout", step, t, task.id, i)
                 found.append(Start(task, group, seed, f"{group}-g{i}"))
@@ -70,13 +89,12 @@ class PlayCollector:
         refuse_failures(episodes)
         return episodes
 
-    def _task(self, position: int) -> Task:
-        """The task at a position of the endless stream in which each epoch shuffles all tasks
-        anew."""
-        epoch, at = divmod(position, len(self.tasks))
-        order = list(range(len(self.tasks)))
+    def _task(self, tasks: list[Task], position: int) -> Task:
+        """The task at a position of the endless stream in which each epoch shuffles all of them."""
+        epoch, at = divmod(position, len(tasks))
+        order = list(range(len(tasks)))
         random.Random(derive_seed(self.seed, "data", epoch)).shuffle(order)
-        return self.tasks[order[at]]
+        return tasks[order[at]]
 
 
 def refuse_failures(episodes: list[Episode]) -> None:

@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Container, Iterable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, make_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def plan(
             errors.append(f"{_join(path, key)} is not {of}{nearest(str(key), schema)}")
     values: dict[str, Any] = {}
     for name, field in schema.items():
-        kind = hint(cls, name)
+        kind = hints(cls)[name]
         if name in node:
             values[name] = read(kind, node[name], _join(path, name), errors)
         elif name not in given and _required(field) and is_leaf(kind):
@@ -101,16 +102,15 @@ def plain(value: Any) -> Any:
     return _through(plain, value)
 
 
-def hint(cls: type, name: str) -> Any:
-    """The type of a field; `object` where it is imported for type checkers only."""
-    owner = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
-    annotation = inspect.get_annotations(owner)[name]
-    if not isinstance(annotation, str):
-        return annotation
-    try:
-        return eval(annotation, vars(sys.modules[owner.__module__]), dict(vars(owner)))
-    except NameError:
-        return object
+@cache
+def hints(cls: type) -> dict[str, Any]:
+    """The types of a class's fields; `object` where one is imported for type checkers only."""
+    found: dict[str, Any] = {}
+    for owner in reversed(cls.__mro__):
+        names = vars(sys.modules[owner.__module__])
+        annotations = inspect.get_annotations(owner).items()
+        found |= {name: _hint(annotation, names) for name, annotation in annotations}
+    return found
 
 
 def is_leaf(kind: Any) -> bool:
@@ -139,6 +139,14 @@ def plan_target(
         errors.append(f"{path}._target_ '{target}' is not a dataclass; decorate it with @dataclass")
         return None
     return plan(cls, node, path, errors, given)
+
+
+def _hint(annotation: Any, names: dict[str, Any]) -> Any:
+    alone = types.SimpleNamespace(__annotations__={"field": annotation})
+    try:
+        return typing.get_type_hints(alone, names)["field"]
+    except NameError:
+        return object
 
 
 def _leaf(kind: Any, value: Any, path: str, errors: list[str]) -> Any:

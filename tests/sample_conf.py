@@ -53,7 +53,9 @@ GROUPS = [{"env": "world"}, {"algo": "first"}, {"model": "tiny"}, {"experiment":
 PART = {"_target_": "sample_nodes.Part", "size": 1}
 HARDWARE = {"device": "cpu", "threads": None, "tokens_per_batch": 64, "generator": PART}
 NODES_OF_OURS = {"rollout": PART, "logger": PART, "hardware": HARDWARE, "steps": 10}
-ROOT = OmegaConf.to_yaml({**CONFIG, "defaults": ["_self_", *GROUPS], **NODES_OF_OURS})
+ROOT = OmegaConf.to_yaml(
+    OmegaConf.merge(CONFIG, {"defaults": ["_self_", *GROUPS], **NODES_OF_OURS})
+)
 
 FILES = {
     "config.yaml": ROOT,

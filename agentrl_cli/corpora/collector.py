@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from agentrl_cli.chat import Chat
-from agentrl_cli.envs.base import Env
-from agentrl_cli.generators.base import Generator, Sampling
+from agentrl_cli.collect import Collector
 from agentrl_cli.types import Episode, derive_seed
 
 
@@ -29,31 +26,17 @@ class Stage:
 
 
 @dataclass(kw_only=True)
-class CorpusCollector:
+class CorpusCollector(Collector):
     """Draws `texts_per_step` texts a step, by the stage that the step is in (the last one goes on
     for ever); the sampling numbers serve evaluation only."""
 
     corpus: Corpus
     stages: list[Stage]
     texts_per_step: int
-    max_tokens: int
-    temperature: float
-    max_context: int
-    chat: Chat = field(init=False)
-    seed: int = field(init=False)
 
-    def bind(
-        self, *, make_env: Callable[[], Env], chat: Chat, generator: Generator, seed: int
-    ) -> None:
-        """Receive the given objects before the first step."""
-        self.chat, self.seed = chat, seed
-
-    @property
-    def sampling(self) -> Sampling:
-        """How actions are sampled at evaluation."""
-        return Sampling(
-            max_tokens=self.max_tokens, temperature=self.temperature, stop_ids=self.chat.stop_ids
-        )
+    def episodes_per_step(self, group_size: int) -> int:
+        """Each text stands alone."""
+        return self.texts_per_step
 
     def collect(self, step: int, group_size: int) -> list[Episode]:
         """The step's texts with their token ids."""

@@ -47,7 +47,8 @@ def dry_table(cfg: DictConfig, parts: Parts, episode: Episode) -> str:
     module = parts.models.module("policy")
     weights = sum(p.numel() for p in module.parameters())
     trained = sum(p.numel() for _, p in parts.models.trainable("policy"))
-    per_step = getattr(parts.collector, "tasks_per_step", 0) * parts.algo.group_size
+    per_step = parts.collector.episodes_per_step(parts.algo.group_size) if parts.algo.plays else 0
+    played = f"{len(episode.turns)} turns, {episode.tokens} tokens, reward {episode.reward:g}"
     rows = {
         "algorithm": cfg.choices.algo,
         "models": ", ".join(f"{name} ({spec.kind})" for name, spec in parts.algo.models().items()),
@@ -55,7 +56,7 @@ def dry_table(cfg: DictConfig, parts: Parts, episode: Episode) -> str:
         "episodes a step": per_step,
         "episodes in all": per_step * cfg.steps,
         "predicted peak memory": f"{predicted_bytes(parts) / 2**30:.2f} GiB",
-        "one episode": f"{len(episode.turns)} turns, {episode.tokens} tokens, reward {episode.reward:g}",
+        "one episode": played,
     }
     return "\n".join(f"{name:<22} {value}" for name, value in rows.items())
 
