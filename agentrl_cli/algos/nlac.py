@@ -211,8 +211,10 @@ class NLAC(Algorithm):
         return empty or all(one.optimal is not None for one in asked)
 
     def _passes(self, chain: list[Judged]) -> bool:
+        """Whether to distil: a whole turn that, under the gate, its own critique calls optimal."""
+        whole = bool(chain[-1].action) and chain[-1].action[-1] in self.context.chat.stop_ids
         ungated = not self.gate or self.advanced.control == "empty_critiques"
-        return ungated or bool(chain[-1].optimal)
+        return whole and (ungated or chain[-1].optimal is True)
 
     def _anchored(self, lessons: list[Lesson]) -> list[Sample]:
         """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""

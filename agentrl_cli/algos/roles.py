@@ -14,9 +14,9 @@ from agentrl_cli.algos.language import Prompts, fill, outcome, verdict
 from agentrl_cli.types import Episode, derive_seed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Place:
-    """A turn of an episode."""
+    """A turn of an episode, compared by identity."""
 
     episode: Episode
     turn: int

@@ -6,18 +6,18 @@ the refined action really better; how far has the policy drifted. Nothing here t
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.roles import Judged, Place, Roles
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.models.policy import score
-from agentrl_cli.rollout import Start, probe_starts
-from agentrl_cli.types import Episode, Task
+from agentrl_cli.rollout import probe_starts
+from agentrl_cli.types import Episode
 
 if TYPE_CHECKING:
     from agentrl_cli.algos.nlac import NLAC
@@ -116,7 +116,7 @@ def discrimination(algo: NLAC, places: list[Place]) -> dict[str, float]:
 def pairs(measured: Sequence[tuple[Judged, float]]) -> list[tuple[float, float]]:
     """(forecast value of the truly worse action, of the truly better one) of pairs that differ."""
     found = []
-    for (one, truth), (other, other_truth) in combinations(measured, 2):
+    for (one, truth), (other, other_truth) in itertools.combinations(measured, 2):
         if abs(truth - other_truth) >= DIFFERENT:
             worse, better = sorted([(truth, one.value), (other_truth, other.value)])
             found.append((worse[1], better[1]))
@@ -132,20 +132,18 @@ def auc(ranked: Sequence[tuple[float, float]]) -> float:
 def probe(algo: NLAC, wanted: list[tuple[Place, list[int]]]) -> list[float]:
     """The success rate of each action, played out by the current policy `probes` times over the
     tasks that look alike up to this state. Equal actions of a place share their probes' seeds."""
-    context, starts = algo.context, []
+    context, count, starts = algo.context, algo.advanced.probes, []
+    tasks = {place: context.alike(place.episode, place.turn) for place, _ in wanted}
     for place, action in wanted:
-        tasks = context.alike(place.episode, place.turn)
-        text, count = context.chat.decode(action), algo.advanced.probes
-        seeds = [algo.roles.seed("probe", place.episode.id, place.turn, k) for k in range(count)]
+        seeds = [
+            algo.roles.seed("probe", place.episode.id, place.turn, k) for k in range(count)
+        ]
+        text = context.chat.decode(action)
         row = probe_starts(place.episode, place.turn, text, action, seeds)
-        starts += [_aimed(start, tasks[k % len(tasks)]) for k, start in enumerate(row)]
+        aims = itertools.cycle(tasks[place])
+        starts += [replace(start, task=task) for start, task in zip(row, aims, strict=False)]
     ends = [float(episode.success) for episode in context.probe(starts)]
-    count = algo.advanced.probes
     return [mean(ends[i * count : (i + 1) * count]) for i in range(len(wanted))]
-
-
-def _aimed(start: Start, task: Task) -> Start:
-    return replace(start, task=task)
 
 
 def drift(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:
