@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from agentrl_cli.chat import Chat
 from agentrl_cli.envs.base import Env
+from agentrl_cli.errors import UserError
 from agentrl_cli.generators.base import Generator, Sampling
 from agentrl_cli.rollout import Start, play
 from agentrl_cli.types import Episode, Task, derive_seed
@@ -44,7 +45,7 @@ class Collector(ABC):
         )
 
     @abstractmethod
-    def episodes_per_step(self, group_size: int) -> int:
+    def count(self, group_size: int) -> int:
         """How many episodes `collect` returns."""
 
     @abstractmethod
@@ -54,20 +55,26 @@ class Collector(ABC):
 
 @dataclass(kw_only=True)
 class PlayCollector(Collector):
-    """Plays `tasks_per_step` tasks a step. What a step plays depends on the run's seed and the step
-    only, so a resumed run goes on with the tasks that were due."""
+    """Plays `episodes_per_step` episodes a step, in groups of one task. What a step plays depends on
+    the run's seed and the step only, so a resumed run goes on with the tasks that were due."""
 
-    tasks_per_step: int
+    episodes_per_step: int
 
-    def episodes_per_step(self, group_size: int) -> int:
-        """A group for each task."""
-        return self.tasks_per_step * group_size
+    def count(self, group_size: int) -> int:
+        """Whole groups, at most `episodes_per_step` episodes. Raises UserError where none fits."""
+        if group_size > self.episodes_per_step:
+            raise UserError(
+                f"rollout.episodes_per_step {self.episodes_per_step} holds no group of {group_size}; "
+                f"give at least {group_size}"
+            )
+        return self.episodes_per_step // group_size * group_size
 
     def starts(self, step: int, group_size: int) -> list[Start]:
         """What step `step` plays: `group_size` episodes of each of its tasks."""
         tasks, found = self.make_env().tasks("train"), []
-        for t in range(self.tasks_per_step):
-            task = self._task(tasks, step * self.tasks_per_step + t)
+        groups = self.count(group_size) // group_size
+        for t in range(groups):
+            task = self._task(tasks, step * groups + t)
             group = f"s{step:06d}-t{t:02d}"
             for i in range(group_size):
                 seed = derive_seed(self.seed, "rollout", step, t, task.id, i)

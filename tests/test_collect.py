@@ -4,6 +4,7 @@ import pytest
 from echo import CHAT, Echo, random_sampler, script
 
 from agentrl_cli.collect import PlayCollector, refuse_failures
+from agentrl_cli.errors import UserError
 from agentrl_cli.types import Episode
 
 
@@ -12,9 +13,9 @@ def sampler():
     return random_sampler()
 
 
-def collector(tasks_per_step, generator, **world):
+def collector(episodes_per_step, generator, **world):
     made = PlayCollector(
-        tasks_per_step=tasks_per_step, max_tokens=8, temperature=1.0, max_context=500
+        episodes_per_step=episodes_per_step, max_tokens=8, temperature=1.0, max_context=500
     )
     made.bind(make_env=lambda: Echo(**world), chat=CHAT, generator=generator, seed=3)
     return made
@@ -31,15 +32,15 @@ def test_every_task_is_visited_before_any_is_repeated():
 
 
 def test_a_step_is_a_function_of_seed_and_step(sampler):
-    first = collector(2, sampler).collect(3, 2)
-    other = collector(2, sampler)
+    first = collector(4, sampler).collect(3, 2)
+    other = collector(4, sampler)
     other.collect(0, 2)
     again = other.collect(3, 2)
     assert [e.turns for e in again] == [e.turns for e in first]
 
 
 def test_groups_share_a_task_and_ids_and_seeds_are_unique(sampler):
-    episodes = collector(7, sampler).collect(12, 3)
+    episodes = collector(21, sampler).collect(12, 3)
     assert len({e.id for e in episodes}) == len({e.seed for e in episodes}) == 21
     assert episodes[10].id == "s000012-t03-g1" and episodes[10].group == "s000012-t03"
     groups = {e.group: e.task.id for e in episodes}
@@ -55,3 +56,9 @@ def test_a_step_in_which_more_than_a_fifth_failed_says_why():
     refuse_failures([fine] * 4 + [broken])
     with pytest.raises(RuntimeError, match="why"):
         refuse_failures([fine] * 3 + [broken])
+
+
+def test_a_group_larger_than_a_step_is_refused_with_both_numbers():
+    with pytest.raises(UserError, match="episodes_per_step 2 holds no group of 3"):
+        collector(2, script(lambda prompt: "Hello.")).collect(0, 3)
+    assert collector(8, script(lambda prompt: "Hello.")).count(3) == 6

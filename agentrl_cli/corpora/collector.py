@@ -34,7 +34,7 @@ class CorpusCollector(Collector):
     stages: list[Stage]
     texts_per_step: int
 
-    def episodes_per_step(self, group_size: int) -> int:
+    def count(self, group_size: int) -> int:
         """Each text stands alone."""
         return self.texts_per_step
 

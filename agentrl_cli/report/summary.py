@@ -47,7 +47,7 @@ def dry_table(cfg: DictConfig, parts: Parts, episode: Episode) -> str:
     module = parts.models.module("policy")
     weights = sum(p.numel() for p in module.parameters())
     trained = sum(p.numel() for _, p in parts.models.trainable("policy"))
-    per_step = parts.collector.episodes_per_step(parts.algo.group_size) if parts.algo.plays else 0
+    per_step = parts.collector.count(parts.algo.group_size) if parts.algo.plays else 0
     played = f"{len(episode.turns)} turns, {episode.tokens} tokens, reward {episode.reward:g}"
     rows = {
         "algorithm": cfg.choices.algo,

@@ -1,7 +1,8 @@
-"""Measures every learning figure of Twenty Questions anew and writes docs/results/twentyq.json (`make results`).
+"""Measures every learning figure of Twenty Questions anew: `make results`.
 
-Each algorithm and control trains from the shipped base on the same number of episodes, three seeds, one
-torch thread a run, `--jobs` runs side by side. A run that is already done is not repeated.
+Writes docs/results/twentyq.json and twentyq_critic.json. Each algorithm and control trains from the
+shipped base on the same number of episodes, three seeds, one torch thread a run, `--jobs` runs side
+by side. A run that is already done is not repeated.
 """
 
 from __future__ import annotations
@@ -15,73 +16,91 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
-RESULTS = ROOT / "docs" / "results" / "twentyq.json"
-EPISODES = 32 * 4  # of every step of every algorithm
+RESULTS = ROOT / "docs" / "results"
 CONTROLS = ("shuffled_outcomes", "shuffled_critiques", "empty_critiques")
+Plan = tuple[str, str, int]
+Rows = list[dict[str, Any]]
 
 
-def plans(steps: int) -> list[tuple[str, str, list[str]]]:
-    """(algo, variant, overrides) of everything that is compared."""
-    play = ["rollout.tasks_per_step=128"]
-    plain = [
-        ("nlac", "", play),
-        ("grpo", "", []),
-        ("rft", "", play),
-        ("sft", "", play),
-    ]
-    spoiled = [("nlac", name, [*play, f"algo.advanced.control={name}"]) for name in CONTROLS]
-    return [(a, v, [f"steps={steps}", *more]) for a, v, more in plain + spoiled]
+def plans(seeds: list[int]) -> list[Plan]:
+    """(algo, variant, seed) of everything that is compared, seed by seed."""
+    compared = [("nlac", ""), ("grpo", ""), ("rft", ""), ("sft", "")]
+    compared += [("nlac", control) for control in CONTROLS]
+    return [(algo, variant, seed) for seed in seeds for algo, variant in compared]
 
 
-def run_one(algo: str, variant: str, overrides: list[str], seed: int, folder: Path) -> Path:
+def train(plan: Plan, steps: int, folder: Path) -> Path:
     """Train one run unless it is done; the run's folder."""
+    algo, variant, seed = plan
     name = "-".join(filter(None, [algo, variant, f"s{seed}"]))
-    run = folder / name
-    meta = run / "meta.json"
-    if meta.exists() and json.loads(meta.read_text())["status"] == "done":
-        return run
-    if run.exists():
-        raise SystemExit(f"{run} is there but not done; remove it")
+    meta = folder / name / "meta.json"
+    if meta.exists():
+        if json.loads(meta.read_text())["status"] != "done":
+            raise SystemExit(f"{meta.parent} is there but not done; remove it")
+        return meta.parent
+    spoiled = [f"algo.advanced.control={variant}"] if variant else []
     command = [
         sys.executable, "-m", "agentrl_cli.cli", "train", f"algo={algo}", f"seed={seed}",
-        f"runs={folder}", f"name={name}", "hardware.threads=1", *overrides,
+        f"runs={folder}", f"name={name}", f"steps={steps}", "hardware.threads=1", *spoiled,
     ]  # fmt: skip
     with (folder / f"{name}.log").open("w") as log:
         subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=log)
-    return run
+    return meta.parent
 
 
-def records(algo: str, variant: str, seed: int, run: Path) -> list[dict[str, Any]]:
-    """One record per split, from the run's own files."""
+def read(run: Path) -> tuple[dict[str, Any], Rows, Rows]:
+    """meta.json, the evaluations and the updates of a run."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    evals = [row for row in rows if "eval/test_success" in row]
-    steps = [row for row in rows if "time/rollout" in row]
-    meta = json.loads((run / "meta.json").read_text())
+    evaluations = [row for row in rows if "eval/test_success" in row]
+    updates = [row for row in rows if "time/rollout" in row]
+    return json.loads((run / "meta.json").read_text()), evaluations, updates
+
+
+def records(plan: Plan, run: Path) -> Rows:
+    """One record per split, from the run's own files."""
+    meta, evaluations, updates = read(run)
+    base, last = evaluations[0], evaluations[-1]
     phases = ("time/rollout", "time/train", "time/algorithm")
-    common = {"algo": algo, "variant": variant, "env": "twentyq", "model": "tiny", "init": "base"}
+    common = dict(zip(("algo", "variant", "seed"), plan, strict=True)) | {
+        "env": "twentyq",
+        "model": "tiny",
+        "init": "base",
+        "demos": "",
+        "episodes": int(sum(row["episodes/episodes"] for row in updates)),
+        "steps": len(updates),
+        "seconds": round(sum(row.get(name, 0.0) for row in updates for name in phases), 1),
+        "commit": meta["git"]["commit"],
+    }
+    return [
+        common
+        | {
+            "split": split,
+            "tasks": tasks,
+            "base": base[f"eval/{split}_success"],
+            "final": last[f"eval/{split}_success"],
+            "low": last[f"eval/{split}_success_low"],
+            "high": last[f"eval/{split}_success_high"],
+        }
+        for split, tasks in (("test", 40), ("train", 56))
+    ]
+
+
+def critic_records(plan: Plan, run: Path) -> Rows:
+    """What was measured of the critic at each evaluation."""
     found = []
-    for split in ("test", "train"):
-        base, last = evals[0], evals[-1]
-        found.append(
-            common
-            | {
-                "demos": "",
-                "split": split,
-                "seed": seed,
-                "base": base[f"eval/{split}_success"],
-                "final": last[f"eval/{split}_success"],
-                "low": last[f"eval/{split}_success_low"],
-                "high": last[f"eval/{split}_success_high"],
-                "tasks": {"test": 40, "train": 56}[split],
-                "episodes": int(sum(row["episodes/episodes"] for row in steps)),
-                "steps": len(steps),
-                "seconds": round(sum(row.get(name, 0.0) for row in steps for name in phases), 1),
-                "commit": meta["git"]["commit"],
-                "critic": {k: v for k, v in last.items() if k.startswith("nlac/")},
-                "critic_base": {k: v for k, v in base.items() if k.startswith("nlac/")},
-            }
-        )
+    for row in read(run)[1]:
+        measured = {k: v for k, v in row.items() if k.startswith(("nlac/", "policy/kl"))}
+        if measured:
+            common = dict(zip(("algo", "variant", "seed"), plan, strict=True))
+            found.append(common | {"step": row["step"]} | measured)
     return found
+
+
+def write(name: str, rows: Rows) -> None:
+    """Replace a file of records."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / name).write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"{len(rows)} records in docs/results/{name}")
 
 
 def main() -> None:
@@ -91,18 +110,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "results")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    work = [(*plan, seed) for seed in options.seeds for plan in plans(options.steps)]
+    work = plans(options.seeds)
     with ThreadPoolExecutor(options.jobs) as pool:
-        runs = list(pool.map(lambda w: run_one(*w, options.folder), work))
-    rows = [
-        r for (a, v, _, seed), run in zip(work, runs, strict=True) for r in records(a, v, seed, run)
-    ]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rows, indent=1) + "\n")
-    print(f"{len(rows)} records in {options.out}")
+        runs = list(pool.map(lambda plan: train(plan, options.steps, options.folder), work))
+    done = list(zip(work, runs, strict=True))
+    write("twentyq.json", [row for plan, run in done for row in records(plan, run)])
+    write("twentyq_critic.json", [row for plan, run in done for row in critic_records(plan, run)])
 
 
 if __name__ == "__main__":
