@@ -55,8 +55,8 @@ class Collector(ABC):
 
 @dataclass(kw_only=True)
 class PlayCollector(Collector):
-    """Plays `episodes_per_step` episodes a step, in groups of one task. What a step plays depends on
-    the run's seed and the step only, so a resumed run goes on with the tasks that were due."""
+    """Plays `episodes_per_step` episodes a step, in groups of one task. What a step plays depends
+    on the run's seed and the step only, so a resumed run goes on with the tasks that were due."""
 
     episodes_per_step: int
 
@@ -64,8 +64,8 @@ class PlayCollector(Collector):
         """Whole groups, at most `episodes_per_step` episodes. Raises UserError where none fits."""
         if group_size > self.episodes_per_step:
             raise UserError(
-                f"rollout.episodes_per_step {self.episodes_per_step} holds no group of {group_size}; "
-                f"give at least {group_size}"
+                f"rollout.episodes_per_step {self.episodes_per_step} holds no group of "
+                f"{group_size}; give at least {group_size}"
             )
         return self.episodes_per_step // group_size * group_size
 
