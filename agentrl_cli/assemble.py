@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,7 @@ from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.chat import Chat
 from agentrl_cli.config import build, typed
 from agentrl_cli.envs.base import Env
-from agentrl_cli.errors import UserError
+from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.generators.base import Generator, Sampling
 from agentrl_cli.jsonl import read_object, write_object
 from agentrl_cli.learner import Learner
@@ -62,13 +62,23 @@ class Parts:
             write_object(folder / "state.json", state)
 
     def restore(self, folder: Path, step: int) -> None:
-        """Inverse of `save`."""
-        self.models.load(folder / "models")
+        """Inverse of `save`. Raises UserError where the checkpoint is not one of these parts."""
+        self.recall(folder)
         self.learner.load(folder / "optimizer")
-        state = read_object(folder / "state.json")
-        self.algo.load(state["algo"])
-        self.buffer.load(state["buffer"])
+        self.buffer.load(_state(folder)["buffer"])
         self.step = step
+
+    def recall(self, folder: Path) -> None:
+        """The models of a checkpoint, which is all that playing needs; nothing is written."""
+        self.models.load(folder / "models")
+        self.algo.load(_state(folder)["algo"])
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    state = read_object(folder / "state.json")
+    if state.keys() != {"algo", "buffer"}:
+        raise UserError(f"'{folder}' is not a checkpoint of a run; name one that a run wrote")
+    return state
 
 
 def assemble(cfg: DictConfig, folder: Path | None) -> Parts:
@@ -107,18 +117,40 @@ def assemble(cfg: DictConfig, folder: Path | None) -> Parts:
     algo.bind(context)
     buffer_file = folder / "buffer.jsonl" if folder and algo.capacity else None
     buffer = ReplayBuffer(buffer_file, max(1, algo.capacity))
-    return Parts(
+    parts = Parts(
         collector=collector, models=models, generator=generator, algo=algo, learner=learner,
         buffer=buffer, chat=chat, make_env=make_env, eval=typed(cfg.eval, EvalConfig),
         play=play_with, seed=cfg.seed, context=context,
     )  # fmt: skip
+    refuse_contradictions(cfg, parts)
+    return parts
+
+
+def refuse_contradictions(cfg: DictConfig, parts: Parts) -> None:
+    """Raise UserError for sizes that nothing could be done with."""
+    hardware, limit = cfg.hardware, parts.collector.max_context
+    threads = 1 if hardware.threads is None else hardware.threads
+    at_least(1, steps=cfg.steps, threads=threads, tokens_per_batch=hardware.tokens_per_batch)
+    at_least(0, eval_every=cfg.eval_every, save_every=cfg.save_every)
+    if parts.algo.plays:
+        at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
+    settings = parts.models.module("policy").config.get_text_config().to_dict()
+    reach = settings.get("max_position_embeddings", limit)
+    if limit > reach:
+        raise UserError(f"max_context {limit} is more than the {reach} tokens the model can read")
+    for split in parts.eval.splits:
+        if not parts.make_env().tasks(split):
+            raise UserError(f"eval.splits names '{split}', which has no tasks; name another")
 
 
 def pick_device(name: str) -> torch.device:
     """The device of that name. Raises UserError where this machine has none."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("hardware 'gpu' needs a CUDA device and none was found; use hardware=cpu")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise UserError(f"hardware.device '{name}' is unknown; use cpu or cuda") from None
 
 
 def set_threads(threads: int | None, models: ModelSet) -> None:

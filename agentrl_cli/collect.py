@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from agentrl_cli.chat import Chat
 from agentrl_cli.envs.base import Env
-from agentrl_cli.errors import UserError
+from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.generators.base import Generator, Sampling
 from agentrl_cli.rollout import Start, play
 from agentrl_cli.types import Episode, Task, derive_seed
@@ -30,6 +30,15 @@ class Collector(ABC):
     chat: Chat = field(init=False, repr=False)
     generator: Generator = field(init=False, repr=False)
     seed: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        at_least(1, max_tokens=self.max_tokens)
+        at_least(0, temperature=self.temperature)
+        if self.max_tokens >= self.max_context:
+            raise UserError(
+                f"max_tokens {self.max_tokens} leaves no room in max_context {self.max_context}; "
+                "give actions fewer tokens or episodes more"
+            )
 
     def bind(
         self, *, make_env: Callable[[], Env], chat: Chat, generator: Generator, seed: int

@@ -7,3 +7,10 @@ class UserError(Exception):
 
 class EpisodeError(Exception):
     """An episode broke (its environment or a simulator failed): recorded, not raised further."""
+
+
+def at_least(least: float, **values: float) -> None:
+    """Raise UserError for the first value below `least`, under its name."""
+    for name, value in values.items():
+        if not value >= least:
+            raise UserError(f"{name} is {value}; give at least {least}")

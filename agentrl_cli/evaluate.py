@@ -87,8 +87,8 @@ def _mean(values: list[float]) -> float:
 def evaluate_command(
     ref: str | None, overrides: list[str], config_dir: Path | None = None
 ) -> dict[str, Any]:
-    """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None; writes a record
-    into the run. Raises UserError where there is no such run."""
+    """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None; a run's record
+    is appended to its evaluations.jsonl. Raises UserError where there is no such run."""
     from agentrl_cli.assemble import assemble
     from agentrl_cli.config import check, compose, load
     from agentrl_cli.run import find_run, read_checkpoint
@@ -100,8 +100,10 @@ def evaluate_command(
     parts = assemble(check(load(run.config_file, overrides)), None)
     folder = run.latest_checkpoint()
     step = int(read_checkpoint(folder)["step"])
-    parts.restore(folder, step)
-    return {"run": run.name, "step": step, **evaluate(parts, None, step)}
+    parts.recall(folder)
+    record = {"run": run.name, "step": step, **evaluate(parts, None, step)}
+    run.write_evaluation(record)
+    return record
 
 
 def play_one(cfg: DictConfig, run: Run | None, task_id: str | None) -> Episode:
@@ -109,12 +111,10 @@ def play_one(cfg: DictConfig, run: Run | None, task_id: str | None) -> Episode:
     annotated."""
     from agentrl_cli.assemble import assemble
     from agentrl_cli.errors import UserError
-    from agentrl_cli.run import read_checkpoint
 
     parts = assemble(cfg, None)
     if run is not None:
-        folder = run.latest_checkpoint()
-        parts.restore(folder, int(read_checkpoint(folder)["step"]))
+        parts.recall(run.latest_checkpoint())
     tasks = [t for split in ("test", "train") for t in parts.make_env().tasks(split)]
     chosen = [task for task in tasks if task_id in (None, task.id)]
     if not chosen:

@@ -72,6 +72,11 @@ class Run:
         """The stored configuration; `agentrl train --config` repeats it."""
         return self.folder / "config.yaml"
 
+    @property
+    def has_metrics(self) -> bool:
+        """Whether anything was logged yet."""
+        return (self.folder / "metrics.jsonl").exists()
+
     def attach(self, loggers: list[Logger], cfg: DictConfig) -> None:
         """Start the loggers, which from now on get every metric and every written episode."""
         self.loggers = loggers
@@ -125,6 +130,11 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """All logged lines, oldest first."""
         return jsonl.read(self.folder / "metrics.jsonl")
+
+    def write_evaluation(self, record: dict[str, Any]) -> None:
+        """Append what `agentrl eval` measured to evaluations.jsonl."""
+        with jsonl.writing(self.folder):
+            jsonl.append(self.folder / "evaluations.jsonl", [record])
 
     def write_episodes(self, kind: str, step: int, episodes: list[Episode]) -> Path:
         """Write episodes/KIND-STEP.jsonl, where kind is train or eval, and hand on."""

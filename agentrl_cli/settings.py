@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentrl_cli.errors import UserError, at_least
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
@@ -53,6 +55,12 @@ class EvalConfig:
     tasks: int | None
     greedy: bool
     baseline: bool
+
+    def __post_init__(self) -> None:
+        if not self.splits:
+            raise UserError("eval.splits is empty; name at least one")
+        at_least(1, episodes_per_task=self.episodes_per_task)
+        at_least(1, tasks=1 if self.tasks is None else self.tasks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import time
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agentrl_cli import jsonl
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.assemble import Parts, assemble
 from agentrl_cli.config import build
 from agentrl_cli.errors import UserError
 from agentrl_cli.evaluate import evaluate, measure
+from agentrl_cli.learner import NonFiniteError
 from agentrl_cli.loggers import Console
 from agentrl_cli.models.policy import score
 from agentrl_cli.rollout import Start
@@ -32,8 +35,8 @@ CHECKED = 4  # episodes a step whose log-probs are compared with the trainer's
 
 def train(cfg: DictConfig, run: Run, parts: Parts) -> None:
     """Go on from `parts.step` until `cfg.steps` updates are done or somebody interrupts."""
-    with run.track(), interruptible() as stop:
-        if parts.step == 0 and cfg.eval.baseline:
+    with run.track(), kept_batch(run), interruptible() as stop:
+        if cfg.eval.baseline and not run.has_metrics:
             run.log(0, timed("eval", lambda: evaluate(parts, run, 0)))
         while parts.step < cfg.steps and not stop:
             metrics, episodes = update(parts)
@@ -41,9 +44,11 @@ def train(cfg: DictConfig, run: Run, parts: Parts) -> None:
             if due(parts.step, cfg.eval_every, cfg.steps):
                 run.write_episodes("train", parts.step, episodes[:KEPT])
                 run.log(parts.step, timed("eval", lambda: evaluate(parts, run, parts.step)))
-            if stop or due(parts.step, cfg.save_every, cfg.steps):
+            if due(parts.step, cfg.save_every, cfg.steps):
                 parts.save(run, parts.step)
-        if stop:
+        if stop and parts.step < cfg.steps:
+            parts.save(run, parts.step)
+            print(f"saved; go on with: agentrl resume {run.name}", file=sys.stderr)
             raise KeyboardInterrupt
 
 
@@ -69,6 +74,7 @@ def summarize(episodes: list[Episode]) -> dict[str, float]:
     played = {f"episodes/{k}": v for k, v in measure(episodes).items() if "success_" not in k}
     return {
         "reward/mean": played.pop("episodes/reward"),
+        "episodes/count": played.pop("episodes/episodes"),
         **played,
         "episodes/failed": sum(e.error is not None for e in episodes) / len(episodes),
         "episodes/context": sum(e.stop == "context" for e in episodes) / len(episodes),
@@ -107,6 +113,20 @@ def timed(name: str, work: Any) -> dict[str, float]:
 
 
 @contextmanager
+def kept_batch(run: Run) -> Iterator[None]:
+    """Write a batch that made training stop to failed-batch.json, where it can be looked at."""
+    try:
+        yield
+    except NonFiniteError as error:
+        file = run.folder / "failed-batch.json"
+        with jsonl.writing(run.folder):
+            about = {"phase": error.phase, "term": error.term, "samples": error.rows}
+            jsonl.write_object(file, about)
+        error.add_note(f"the batch is in {file}")
+        raise
+
+
+@contextmanager
 def interruptible() -> Iterator[list[int]]:
     """A list that Ctrl-C fills, so that the step in work is finished and saved; a second Ctrl-C
     stops at once."""
@@ -141,9 +161,9 @@ def start(
         rehearse(cfg)
         return
     run = Run.create(cfg, command=" ".join(["agentrl", *sys.argv[1:]]), overrides=overrides)
-    print(f"run {run.folder}", file=sys.stderr)
     with undone(run):
         parts = assemble(cfg, run.folder)
+        print(f"run {run.folder}", file=sys.stderr)
         attach(run, cfg)
     train(cfg, run, parts)
     print(final_table(run))
@@ -161,8 +181,8 @@ def resume(ref: str) -> None:
     if step >= cfg.steps:
         raise UserError(f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do")
     parts = assemble(cfg, run.folder)
-    run.truncate_logs(folder)
     parts.restore(folder, step)
+    run.truncate_logs(folder)
     print(f"run {run.folder}, from step {step}", file=sys.stderr)
     attach(run, cfg)
     train(cfg, run, parts)
@@ -187,9 +207,12 @@ def attach(run: Run, cfg: DictConfig) -> None:
 
 @contextmanager
 def undone(run: Run) -> Iterator[None]:
-    """Say in meta.json that a run failed before its first step."""
+    """Take back a new run that cannot be built as asked; what else ends it here is recorded."""
     try:
         yield
-    except Exception as error:
-        run.set_status("failed", str(error))
+    except UserError:
+        shutil.rmtree(run.folder)
+        raise
+    except BaseException as error:
+        run.set_status("failed", f"{type(error).__name__}: {error}")
         raise

@@ -33,7 +33,7 @@ def turns() -> list[Turn]:
         "forecasts": ["It will be won.", "It will be lost."],
         "others": ["Is it red?"],
         "critique": "the question repeats",
-        "verdict": True,
+        "verdict": False,
         "refined": "Is it a pet?",
     }
     info = {"advantage": 0.25, "value": 0.5, "critic": critic}

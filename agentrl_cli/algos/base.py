@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.errors import at_least
 from agentrl_cli.types import Episode, Sample, Task
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class OptimizerSpec:
     clip_norm: float = 1.0
     warmup: int = 0
     decay_steps: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        at_least(0, warmup=self.warmup, decay_steps=self.decay_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.errors import at_least
 from agentrl_cli.losses import clipped_ratio, group_advantages, kl_to_reference
 from agentrl_cli.models.policy import Batch, Outputs, score
 from agentrl_cli.types import Episode, Sample, Turn
@@ -33,6 +34,11 @@ class GRPO(Algorithm):
     epochs: int
     tokens_per_step: int
     optimizer: OptimizerSpec
+
+    def __post_init__(self) -> None:
+        at_least(2, episodes_per_group=self.episodes_per_group)
+        at_least(1, epochs=self.epochs)
+        at_least(0, clip=self.clip, kl=self.kl, tokens_per_step=self.tokens_per_step)
 
     @property
     def group_size(self) -> int:

@@ -6,8 +6,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from agentrl_cli.errors import UserError
+
 VERDICT = re.compile(r"\s*Optimality:\s*(Yes|No)\b")
 OUTCOME = re.compile(r"\b(Success|Failure)\W*\Z")
+PLACE = re.compile(r"\{(\w+)\}")
+FILLED = {
+    "forecast": (),
+    "backup": ("response", "forecast"),
+    "evaluate": ("forecasts", "others"),
+    "refine": ("critique",),
+    "terminal": ("response", "outcome"),
+}
 
 
 @dataclass(kw_only=True)
@@ -22,6 +32,13 @@ class Prompts:
     evaluate: str
     refine: str
     terminal: str
+
+    def __post_init__(self) -> None:
+        for role, known in FILLED.items():
+            for name in PLACE.findall(vars(self)[role]):
+                if name not in known:
+                    text = ", ".join(known) or "nothing"
+                    raise UserError(f"prompts.{role} asks for '{name}'; it can be given {text}")
 
 
 def outcome(forecast: str) -> bool | None:
@@ -38,4 +55,4 @@ def verdict(critique: str) -> bool | None:
 
 def fill(prompt: str, **texts: str) -> str:
     """Put texts into a prompt's `{name}`s; braces inside the texts stay what they are."""
-    return re.sub(r"\{(\w+)\}", lambda found: texts[found[1]], prompt)
+    return PLACE.sub(lambda found: texts[found[1]], prompt)

@@ -23,6 +23,7 @@ from agentrl_cli.algos.language import Prompts, fill, outcome
 from agentrl_cli.algos.roles import Judged, Place, Roles
 from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.losses import kl_to_reference, nll
 from agentrl_cli.models.policy import Batch, Outputs, score
 from agentrl_cli.types import Episode, Sample
@@ -45,6 +46,11 @@ class Advanced:
     watched_actions: int
     probes: int
 
+    def __post_init__(self) -> None:
+        at_least(1, role_tokens=self.role_tokens, watched_actions=self.watched_actions)
+        at_least(1, probes=self.probes)
+        at_least(0, role_temperature=self.role_temperature, watched_states=self.watched_states)
+
 
 @dataclass(kw_only=True)
 class NLAC(Algorithm):
@@ -64,6 +70,13 @@ class NLAC(Algorithm):
     advanced: Advanced
     prompts: Prompts
     roles: Roles = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        at_least(1, turns_per_update=self.turns_per_update, replay=self.replay)
+        at_least(1, forecasts=self.forecasts, rounds=self.rounds)
+        at_least(0, ema=self.ema, priority=self.priority, kl=self.kl, warmup=self.warmup)
+        if self.ema > 1:
+            raise UserError(f"ema is {self.ema}: a share is at most 1")
 
     @property
     def capacity(self) -> int:
@@ -91,18 +104,12 @@ class NLAC(Algorithm):
         places = [Place(buffer.episode(key), key.turn) for key in keys]
 
         targets = self.language_backup(places, buffer.episodes())
-        samples = {
-            key: self._successor(place, y)
-            for key, place, y in zip(keys, places, targets, strict=True)
-            if y
-        }
+        told = [row for row in zip(keys, places, targets, strict=True) if row[2]]
+        samples = [self._successor(place, y) for _, place, y in told if y]
         if self.priority:
-            buffer.set_priorities(list(samples), self._losses(list(samples.values())))
-        yield self._phase(
-            "successor",
-            list(samples.values()),
-            {"nlac/unparsed_targets": 1 - len(samples) / len(places)},
-        )
+            buffer.set_priorities([key for key, _, _ in told], self._losses(samples))
+        untold = 1 - len(samples) / len(places)
+        yield self._phase("successor", samples, {"nlac/unparsed_targets": untold})
         self._move_target()
 
         if self.context.step >= self.warmup:

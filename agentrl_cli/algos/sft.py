@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.errors import at_least
 from agentrl_cli.losses import nll
 from agentrl_cli.types import Episode, Turn
 
@@ -25,6 +26,10 @@ class SFT(Algorithm):
     epochs: int
     tokens_per_step: int
     optimizer: OptimizerSpec
+
+    def __post_init__(self) -> None:
+        at_least(1, epochs=self.epochs)
+        at_least(0, tokens_per_step=self.tokens_per_step)
 
     def models(self) -> dict[str, ModelSpec]:
         """Only the policy."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from agentrl_cli.algos.base import ModelSpec
 from agentrl_cli.errors import UserError
+from agentrl_cli.jsonl import read_object
 from agentrl_cli.models.heads import ValueHead
 from agentrl_cli.models.load import load_base, read_pretrained
 from agentrl_cli.models.policy import Module, causal
@@ -145,7 +146,7 @@ class ModelSet:
                 self._averages[name] = _read_file(
                     folder / name / "average.safetensors", self.device
                 )
-        self._versions = json.loads((folder / "versions.json").read_text())
+        self._versions = read_object(folder / "versions.json")
 
     def load_weights(self, name: str, folder: Path) -> None:
         """Start `name` from a folder that `save` wrote for one model; ema and frozen models follow

@@ -11,7 +11,7 @@ from agentrl_cli.run import Run, read_episodes, step_of
 from agentrl_cli.types import Episode, Turn
 
 NUMBERS = ("value", "advantage", "ratio")
-VERDICTS = {True: "a better action exists", False: "the action stands", None: "unreadable"}
+VERDICTS = {True: "the action stands", False: "a better action exists", None: "unreadable"}
 
 
 def find_episode(run: Run, ref: str | None, step: int | None) -> tuple[Episode, str, int]:

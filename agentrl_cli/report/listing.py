@@ -13,7 +13,7 @@ HEADER = ["run", "status", "step", "reward", "eval", "error"]
 
 def row(run: Run) -> dict[str, Any]:
     """One run; reward and evaluated success are the last logged, None before the first."""
-    logged = run.metrics() if (run.folder / "metrics.jsonl").exists() else []
+    logged = run.metrics() if run.has_metrics else []
     return {
         "run": run.name,
         "folder": str(run.folder),
