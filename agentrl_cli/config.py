@@ -188,7 +188,7 @@ def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
     from agentrl_cli.schema import nearest
 
     value, known = item.value(), options(item.key_or_group, config_dir)
-    if item.key_or_group not in groups(config_dir) or value is None or value in known:
+    if item.key_or_group not in groups(config_dir) or value is None or str(value) in known:
         return None
     return f"{item.key_or_group} '{value}' not found{nearest(str(value), known)}"
 

@@ -52,6 +52,7 @@ def test_overrides_beat_experiment_which_beats_groups():
     [
         ("env=worldd", "env 'worldd' not found; did you mean 'world'?"),
         ("env=zzz", "env 'zzz' not found; there is world"),
+        ("env={part: 1}", "env '{'part': 1}' not found; there is world"),
         ("algo.clip=abc", "algo.clip must be a float, not 'abc'"),
         ("algo.epochs=1.5", "algo.epochs must be an integer, not 1.5"),
         ("algo.gate=maybe", "algo.gate must be a boolean, not 'maybe'"),

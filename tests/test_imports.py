@@ -20,7 +20,7 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "__init__": set(),
     "types": set(),
     "errors": set(),
-    "settings": set(),
+    "settings": {"errors"},
     "jsonl": {"errors"},
     "provenance": set(),
     "schema": set(),

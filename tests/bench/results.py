@@ -66,7 +66,7 @@ def records(plan: Plan, run: Path) -> Rows:
         "model": "tiny",
         "init": "base",
         "demos": "",
-        "episodes": int(sum(row["episodes/episodes"] for row in updates)),
+        "episodes": int(sum(row["episodes/count"] for row in updates)),
         "steps": len(updates),
         "seconds": round(sum(row.get(name, 0.0) for row in updates for name in phases), 1),
         "commit": meta["git"]["commit"],
