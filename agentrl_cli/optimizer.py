@@ -31,8 +31,11 @@ class Optimizer:
             return spec.lr * (done + 1) / spec.warmup
         if spec.decay_steps <= 0:
             return spec.lr
+        if spec.restart_steps and done >= spec.decay_steps:
+            cycle, place = divmod(done - spec.decay_steps, spec.restart_steps)
+            return spec.lr / 2 ** (cycle + 1) * _cosine(place / spec.restart_steps)
         share = (done - spec.warmup) / max(1, spec.decay_steps - spec.warmup)
-        return spec.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+        return spec.lr * _cosine(min(1.0, share))
 
     def step(self) -> None:
         """Apply the weights' gradients and clear them."""
@@ -81,3 +84,8 @@ class Optimizer:
 
     def _moments(self, master: Tensor) -> dict[str, Tensor]:
         return self.adam.state[master] if master in self.adam.state else {}
+
+
+def _cosine(share: float) -> float:
+    """From 1 to 0 as `share` goes from 0 to 1."""
+    return 0.5 * (1 + math.cos(math.pi * share))

@@ -1,0 +1,31 @@
+"""Makes a run's policy the embedded weights: `python -m agentrl_cli.corpora.ship RUN ENV`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from agentrl_cli.models.load import TINY
+from agentrl_cli.run import find_run
+
+LIMIT = 8 * 2**20  # bytes of one weight file
+
+
+def ship(ref: str, env: str, root: Path = Path("runs")) -> Path:
+    """Write the run's last policy in bfloat16 to the package; the file. ValueError above 8 MiB."""
+    policy = find_run(ref, root).latest_checkpoint() / "models" / "policy"
+    weights = load_file(policy / "model.safetensors")
+    target = TINY / env / "model.safetensors"
+    target.parent.mkdir(exist_ok=True)
+    small = {name: weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
+    if sum(weight.nbytes for weight in small.values()) > LIMIT:
+        raise ValueError(f"the weights of run '{ref}' are larger than {LIMIT} bytes")
+    save_file(small, target, {"format": "pt"})
+    return target
+
+
+if __name__ == "__main__":
+    print(ship(sys.argv[1], sys.argv[2]))
