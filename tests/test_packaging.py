@@ -14,6 +14,16 @@ import pytest
 from agentrl_cli.config import groups, options
 
 ROOT = Path(__file__).parent.parent
+TINY = ROOT / "agentrl_cli" / "models" / "tiny"
+NEEDED = {
+    "agentrl_cli/conf/config.yaml",
+    *(f"agentrl_cli/conf/{group}/{name}.yaml" for group in groups() for name in options(group)),
+    *(f"agentrl_cli/envs/twentyq/{name}.txt" for name in ("objects", "attributes")),
+    *(f"agentrl_cli/models/tiny/{name}.json" for name in ("config", "tokenizer")),
+    "agentrl_cli/models/tiny/chat_template.jinja",
+    *(file.relative_to(ROOT).as_posix() for file in TINY.glob("*/model.safetensors")),
+}
+LARGEST = 8_000_000  # bytes of one embedded weight file
 pytestmark = pytest.mark.slow
 
 
@@ -38,7 +48,12 @@ def test_wheel_holds_every_yaml_and_every_data_file(wheel: Path):
     expected = {
         name if name.startswith("agentrl_cli") else f"agentrl_cli/{name}" for name in tracked
     }
-    assert expected <= inside
+    assert expected | NEEDED <= inside
+
+
+def test_embedded_weights_are_small():
+    sizes = {file: file.stat().st_size for file in TINY.glob("*/model.safetensors")}
+    assert {file: size for file, size in sizes.items() if size > LARGEST} == {}
 
 
 def test_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path):
@@ -46,9 +61,14 @@ def test_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     away = tmp_path / "away"
     away.mkdir()
-    for group in groups():
-        command = [sys.executable, "-P", "-m", "agentrl_cli.cli", "list", group, "--json"]
-        done = subprocess.run(
+
+    def agentrl(*arguments: str) -> str:
+        command = [sys.executable, "-P", "-m", "agentrl_cli.cli", *arguments]
+        return subprocess.run(
             command, cwd=away, env=environment, capture_output=True, text=True, check=True
-        )
-        assert json.loads(done.stdout) == options(group)
+        ).stdout
+
+    for group in groups():
+        assert json.loads(agentrl("list", group, "--json")) == options(group)
+    assert "one episode" in agentrl("train", "--dry", "model.weights=null")
+    assert list(away.iterdir()) == []
