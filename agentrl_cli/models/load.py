@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.utils import logging
 
@@ -34,6 +36,7 @@ def load_base(
     it cannot be read."""
     tokenizer = _read_tokenizer(config)
     model = _read_model(config, _dtype(config.dtype, device), seed)
+    _check_vocabulary(tokenizer, model, config.path)
     if config.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     model.eval().to(device)  # pyright: ignore[reportArgumentType]
@@ -78,26 +81,41 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
         _refuse_missing_folder(config.path)
         return read_pretrained(config.path, config, dtype)
     architecture = _read_config(TINY)
-    if config.weights is not None:
-        _refuse_unknown_weights(config.weights)
-        return read_pretrained(TINY / config.weights, config, dtype, architecture)
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "init"))
-        return AutoModelForCausalLM.from_config(
+        model = AutoModelForCausalLM.from_config(
             _without_dropout(architecture), dtype=dtype, attn_implementation=config.attention
         )
+    if config.weights is not None:
+        _refuse_unknown_weights(config.weights)
+        _read_embedded(model, TINY / config.weights / "model.safetensors")
+    return model
+
+
+@torch.no_grad()
+def _read_embedded(model: PreTrainedModel, file: Path) -> None:
+    """Copy an embedded weight file into `model`. Raises UserError where it is damaged or foreign."""
+    own = dict(model.named_parameters())
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise _refusal("weights", file, error) from error
+    if {k: w.shape for k, w in own.items()} != {k: w.shape for k, w in found.items()}:
+        raise UserError(f"'{file}' is of another model; build the embedded weights again")
+    for key, weight in own.items():
+        weight.copy_(found[key])
 
 
 def _read_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    source = TINY if config.path == "tiny" else config.path
-    if config.path != "tiny":
-        _refuse_missing_folder(config.path)
+    if config.path == "tiny":  # as written; by the model's type another class would be chosen
+        return PreTrainedTokenizerFast.from_pretrained(TINY)
+    _refuse_missing_folder(config.path)
     try:
         return AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False, local_files_only=Path(source).exists()
+            config.path, trust_remote_code=False, local_files_only=Path(config.path).exists()
         )
     except UNREADABLE as error:
-        raise _refusal("a tokenizer", source, error) from error
+        raise _refusal("a tokenizer", config.path, error) from error
 
 
 def _read_config(source: str | Path) -> Any:
@@ -139,6 +157,21 @@ def _refuse_unknown_weights(name: str) -> None:
         known = sorted(p.parent.name for p in TINY.glob("*/model.safetensors")) or ["none yet"]
         raise UserError(
             f"embedded weights '{name}' do not exist; choose null or one of: {', '.join(known)}"
+        )
+
+
+def _check_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, path: str
+) -> None:
+    """Ids that the embedding lacks would crash in the middle of a run; special tokens that no
+    template writes may be without a row."""
+    special = set(tokenizer.all_special_ids)
+    largest = max(set(tokenizer.get_vocab().values()) - special)
+    rows = model.config.get_text_config().vocab_size
+    if largest >= rows:
+        raise UserError(
+            f"the tokenizer of '{path}' has ids up to {largest} but its model has only {rows} "
+            "embeddings; use a model and a tokenizer that belong together"
         )
 
 
