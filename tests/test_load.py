@@ -7,9 +7,11 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from agentrl_cli.errors import UserError
+from agentrl_cli.models.load import TINY
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.settings import LoraConfig
 from tests.helpers import tiny_model, tiny_tokenizer
@@ -52,6 +54,23 @@ def refuse(path, match, **changes):
 
 def test_a_missing_folder_is_refused_by_name(tmp_path):
     refuse(tmp_path / "nowhere", "model folder '.*nowhere' does not exist")
+
+
+def test_a_tokenizer_that_is_too_large_for_the_model_is_refused(folder, tmp_path):
+    def shrink(path):
+        model = tiny_model(tiny_tokenizer())
+        model.resize_token_embeddings(300)
+        model.save_pretrained(path)
+
+    refuse(broken(folder, tmp_path, shrink), r"has ids up to \d+ but its model has only 300")
+
+
+def test_embedded_tokenizer_reads_text_as_its_file_says():
+    models = ModelSet(model_config("tiny"), SPECS, "cpu", 0)
+    file = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    text = "It's a naïve dog, isn't it?\n\nTen plus 12 is \\boxed{22}."
+    assert models.tokenizer.encode(text, add_special_tokens=False) == file.encode(text).ids
+    assert len(models.tokenizer) == models.module("policy").config.vocab_size
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

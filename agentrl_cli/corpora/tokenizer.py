@@ -21,7 +21,7 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 SPLIT = r" ?[A-Za-z]+| ?[0-9]|\\[A-Za-z]+| ?[^\sA-Za-z0-9]|\s"
-SIZE = 2048
+SIZE = 1280  # rows of the embedding in config.json
 SHARED = """
 Find the hidden object with yes or no questions. Answer the questions. Name what fits. Go on. Ask.
 You win. You lose. It was left I cannot answer that. Yes. No. Sometimes. Thought: Action: Answer:
