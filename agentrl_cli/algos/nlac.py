@@ -179,12 +179,9 @@ class NLAC(Algorithm):
     def refine(self, places: list[Place], actions: list[list[int]]) -> list[list[Judged]]:
         """For each place the chain a1, …, a(m+1); all but the last are judged, the last too under
         the gate. Places where a critique could not be read are left out."""
-        nothing: list[list[str]] = [[] for _ in places]
-        beside = (
-            self.roles.forecast(places, self.roles.act(places), self.forecasts)
-            if self.compare
-            else nothing
-        )
+        beside: list[list[str]] = [[] for _ in places]
+        if self.compare:
+            beside = self.roles.forecast(places, self.roles.act(places), self.forecasts)
         chains = [[one] for one in self._judge(places, actions, beside)]
         prompts = [place.state for place in places]
         for i in range(self.rounds):
@@ -195,10 +192,29 @@ class NLAC(Algorithm):
                 for ids, chain in zip(prompts, chains, strict=True)
             ]
             refined = [ids for (ids,) in self.roles.write(prompts)]
-            judges = self.gate or i + 1 < self.rounds
-            steps = self._judge(places, refined, beside) if judges else map(Judged, places, refined)
+            steps = self._follow(chains, refined, beside, self.gate or i + 1 < self.rounds)
             chains = [[*chain, step] for chain, step in zip(chains, steps, strict=True)]
         return [chain for chain in chains if self._readable(chain)]
+
+    def _follow(
+        self,
+        chains: list[list[Judged]],
+        refined: list[list[int]],
+        beside: list[list[str]],
+        judges: bool,
+    ) -> list[Judged]:
+        """The next link of each chain; an action that the refiner kept keeps its critique too."""
+        steps = [
+            chain[-1] if chain[-1].action == ids else Judged(chain[0].place, ids)
+            for chain, ids in zip(chains, refined, strict=True)
+        ]
+        new = [i for i, step in enumerate(steps) if judges and step is not chains[i][-1]]
+        places, actions = [steps[i].place for i in new], [steps[i].action for i in new]
+        for i, step in zip(
+            new, self._judge(places, actions, [beside[i] for i in new]), strict=True
+        ):
+            steps[i] = step
+        return steps
 
     def _judge(
         self, places: list[Place], actions: list[list[int]], beside: list[list[str]]

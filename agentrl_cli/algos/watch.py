@@ -135,9 +135,7 @@ def probe(algo: NLAC, wanted: list[tuple[Place, list[int]]]) -> list[float]:
     context, count, starts = algo.context, algo.advanced.probes, []
     tasks = {place: context.alike(place.episode, place.turn) for place, _ in wanted}
     for place, action in wanted:
-        seeds = [
-            algo.roles.seed("probe", place.episode.id, place.turn, k) for k in range(count)
-        ]
+        seeds = [algo.roles.seed("probe", place.episode.id, place.turn, k) for k in range(count)]
         text = context.chat.decode(action)
         row = probe_starts(place.episode, place.turn, text, action, seeds)
         aims = itertools.cycle(tasks[place])

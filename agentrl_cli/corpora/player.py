@@ -100,6 +100,21 @@ class Player:
             action = self._draw(notes, rng)
         return action
 
+    def any_action(self, notes: Notes, rng: random.Random) -> str:
+        """An action of any kind, whatever the player would choose: odd, repeated, a question on any
+        attribute, a guess of what fits, a guess of anything."""
+        world, fits = self.world, self.objects(notes.fits)
+        return rng.choice(
+            [
+                rng.choice(ODD),
+                rng.choice(notes.said or list(ODD)),
+                world.question(rng.choice(world.attributes)),
+                world.question(rng.choice(world.attributes)),
+                world.guess(rng.choice(fits)),
+                world.guess(rng.choice(world.objects)),
+            ]
+        )
+
     def _draw(self, notes: Notes, rng: random.Random) -> str:
         habits, dice = self.habits, rng.random()
         if dice < habits.odd:

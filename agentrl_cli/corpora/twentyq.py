@@ -159,9 +159,22 @@ class TwentyQCorpus:
         moves = self.play(rng)
         return moves, rng.randrange(len(moves))
 
-    def _role(self, moves: list[Move], at: int, prompt: str, written: str) -> list[Turn]:
-        """The game up to move `at`, the role's prompt behind it, and what the role writes."""
-        return [*self._turns(moves[: at + 1]), Turn([Message("user", prompt)], written, [], [], [])]
+    def _role(self, turns: list[Turn], prompt: str, written: str) -> list[Turn]:
+        """What was played, the role's prompt behind it, and what the role writes."""
+        return [*turns, Turn([Message("user", prompt)], written, [], [], [])]
+
+    def _ending_in(self, moves: list[Move], at: int, action: str) -> list[Turn]:
+        """The game up to move `at` with `action` in its place; another action than was played is
+        seen but not taught."""
+        turns = self._turns(moves[: at + 1])
+        if action != moves[at].action:
+            turns[-1].action, turns[-1].info = action, dict(UNTRAINED)
+        return turns
+
+    def explored(self, move: Move, rng: random.Random) -> str:
+        """The played action or, as often, one of any kind: what a forecast says must follow from
+        the action and not from who would choose it."""
+        return move.action if rng.random() < 0.5 else self.player.any_action(move.notes, rng)
 
     def describe(self, move: Move, success: bool) -> str:
         """A forecast that came true: the response, what it told, how the game ended."""
@@ -173,10 +186,14 @@ class TwentyQCorpus:
         return f"{answer} {_told(move.notes.fits, move.after)} {outcome}"
 
     def forecast(self, rng: random.Random) -> list[Turn]:
-        """What a move led to in the game it was played in."""
+        """What a move led to: as it was played, or another one played on with what fits."""
         moves, at = self._cut(rng)
+        action = self.explored(moves[at], rng)
         written = self.describe(moves[at], moves[-1].success)
-        return self._role(moves, at, self.prompts.forecast, written)
+        if action != moves[at].action:
+            written = self.imagine(moves[at].notes, action, self.env.turns - at, rng)
+        turns = self._ending_in(moves, at, action)
+        return self._role(turns, self.prompts.forecast, written)
 
     def backup(self, rng: random.Random) -> list[Turn]:
         """The response seen and a forecast from the next move make a forecast of this one."""
@@ -190,31 +207,33 @@ class TwentyQCorpus:
             response=moves[at].response[0].content,
             forecast=self.describe(moves[at + 1], success),
         )
-        return self._role(moves, at, prompt, self.describe(moves[at], success))
+        return self._role(self._turns(moves[: at + 1]), prompt, self.describe(moves[at], success))
 
     def evaluate(self, rng: random.Random) -> list[Turn]:
-        """Forecasts of the move and of another, and the verdict that their outcomes bear out."""
-        moves, at, prompt, critique = self._judged(rng)
-        return self._role(moves, at, prompt, critique)
+        """Forecasts of a move and of another one, and the verdict that their outcomes bear out."""
+        turns, _, prompt, critique = self._judged(rng)
+        return self._role(turns, prompt, critique)
 
     def refine(self, rng: random.Random) -> list[Turn]:
-        """A critique, and the same turn if that found it optimal, else the player's other draw."""
-        moves, at, _, critique = self._judged(rng)
-        action = moves[at].action
+        """A critique, and the same turn where it was found optimal, else another draw of the
+        player."""
+        turns, notes, _, critique = self._judged(rng)
+        action = turns[-1].action
         if critique.startswith("Optimality: No"):
-            action = self.player.act(moves[at].notes, rng, without=(action,))
-        turns = self._role(moves, at, fill(self.prompts.refine, critique=critique), action)
+            action = self.player.act(notes, rng, without=(action,))
+        turns = self._role(turns, fill(self.prompts.refine, critique=critique), action)
         turns[-1].info = {"weight": self._weight(action)}
         return turns
 
-    def _judged(self, rng: random.Random) -> tuple[list[Move], int, str, str]:
+    def _judged(self, rng: random.Random) -> tuple[list[Turn], Notes, str, str]:
+        """A game up to a move, the notes before it, the evaluator's prompt and its critique."""
         moves, at = self._cut(rng)
-        move, left = moves[at], self.env.turns - at
-        other = self.player.act(move.notes, rng, without=(move.action,))
-        mine = [self.imagine(move.notes, move.action, left, rng) for _ in range(self.forecasts)]
-        others = [self.imagine(move.notes, other, left, rng) for _ in range(self.forecasts)]
+        notes, left, action = moves[at].notes, self.env.turns - at, self.explored(moves[at], rng)
+        other = self.player.act(notes, rng, without=(action,))
+        mine = [self.imagine(notes, action, left, rng) for _ in range(self.forecasts)]
+        others = [self.imagine(notes, other, left, rng) for _ in range(self.forecasts)]
         prompt = fill(self.prompts.evaluate, forecasts="\n".join(mine), others="\n".join(others))
-        return moves, at, prompt, verdict(mine, others)
+        return self._ending_in(moves, at, action), notes, prompt, verdict(mine, others)
 
     def imagine(self, notes: Notes, action: str, left: int, rng: random.Random) -> str:
         """Play `action` and go on as the player would, with any secret that fits: a forecast."""

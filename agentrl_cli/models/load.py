@@ -94,7 +94,7 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
 
 @torch.no_grad()
 def _read_embedded(model: PreTrainedModel, file: Path) -> None:
-    """Copy an embedded weight file into `model`. Raises UserError where it is damaged or foreign."""
+    """Copy an embedded weight file into `model`. UserError where it is damaged or foreign."""
     own = dict(model.named_parameters())
     try:
         found = load_file(file)
