@@ -34,10 +34,13 @@ Lesson = tuple[Place, list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Advanced:
-    """Rarely changed. `control` spoils one part on purpose: what NLAC gains over it is that part's
-    work. `watched_states`, `watched_actions` and `probes` size the measurements at evaluation."""
+    """Rarely changed. `writer` names the weights that write critiques and refinements: nothing
+    trains these roles, so the live policy forgets them and its start (reference) does not.
+    `control` spoils one part on purpose: what NLAC gains over it is that part's work.
+    `watched_states`, `watched_actions` and `probes` size the measurements at evaluation."""
 
     first_action: Literal["fresh", "stored"]
+    writer: Literal["policy", "target", "reference"]
     control: Literal["none", "shuffled_outcomes", "shuffled_critiques", "empty_critiques"]
     role_tokens: int
     role_temperature: float
@@ -88,14 +91,16 @@ class NLAC(Algorithm):
         return {
             "policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer),
             "target": ModelSpec(kind="ema", generates=True),
-            "reference": ModelSpec(kind="frozen", generates=False),
+            "reference": ModelSpec(kind="frozen", generates=True),
         }
 
     def bind(self, context: Context) -> None:
         """Receive the given objects; the roles speak through them."""
         super().bind(context)
         advanced = self.advanced
-        self.roles = Roles(context, self.prompts, advanced.role_tokens, advanced.role_temperature)
+        self.roles = Roles(
+            context, self.prompts, advanced.role_tokens, advanced.role_temperature, advanced.writer
+        )
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Policy evaluation by the language Bellman backup, then improvement by refinement."""
@@ -191,7 +196,7 @@ class NLAC(Algorithm):
                 )
                 for ids, chain in zip(prompts, chains, strict=True)
             ]
-            refined = [ids for (ids,) in self.roles.write(prompts)]
+            refined = [ids for (ids,) in self.roles.write(prompts, 1, self.advanced.writer)]
             steps = self._follow(chains, refined, beside, self.gate or i + 1 < self.rounds)
             chains = [[*chain, step] for chain, step in zip(chains, steps, strict=True)]
         return [chain for chain in chains if self._readable(chain)]

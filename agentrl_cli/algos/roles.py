@@ -71,6 +71,7 @@ class Roles:
     prompts: Prompts
     tokens: int
     temperature: float
+    writer: str
     stream: tuple[object, ...] = ()
     calls: int = 0
 
@@ -111,7 +112,7 @@ class Roles:
             )
             for one, beside in zip(judged, others, strict=True)
         ]  # fmt: skip
-        for one, (ids,) in zip(judged, self.write(prompts), strict=True):
+        for one, (ids,) in zip(judged, self.write(prompts, 1, self.writer), strict=True):
             one.critique = self.read(ids) if one.forecasts else ""
         return judged
 
