@@ -62,19 +62,29 @@ def render_turn(number: int, turn: Turn) -> list[str]:
         lines += labelled(message.role, message.content)
         lines += [line for call in message.tool_calls for line in labelled("calls", str(call))]
     lines += labelled("action", turn.action)
-    return lines + (_critic(turn.info["critic"]) if "critic" in turn.info else [])
+    return lines + (_critic(turn.info["critic"], turn.action) if "critic" in turn.info else [])
 
 
-def _critic(said: dict[str, Any]) -> list[str]:
+def _critic(said: dict[str, Any], action: str) -> list[str]:
+    """Forecasts, what was made of them, the refined action, and what was made of that."""
     lines = []
     for key, label in (("forecasts", "forecast"), ("others", "other")):
         for text in said.get(key, []):
             lines += labelled(label, _text(text))
-    if "critique" in said:
-        lines += labelled("critique", _text(said["critique"]))
-    if "verdict" in said:
-        lines += labelled("verdict", VERDICTS[said["verdict"]])
-    return lines + (labelled("refined", _text(said["refined"])) if said.get("refined") else [])
+    lines += _judgement(said, "")
+    if said.get("refined"):
+        same = said["refined"] == action
+        lines += labelled("refined", "unchanged" if same else _text(said["refined"]))
+        lines += _judgement(said, "refined_")
+    return lines
+
+
+def _judgement(said: dict[str, Any], of: str) -> list[str]:
+    """The critique and its verdict; nothing where none was asked for."""
+    if not said.get(f"{of}critique"):
+        return []
+    verdict = VERDICTS[said[f"{of}verdict"]] if f"{of}verdict" in said else "unreadable"
+    return labelled("critique", _text(said[f"{of}critique"])) + labelled("verdict", verdict)
 
 
 def _text(value: Any) -> str:
