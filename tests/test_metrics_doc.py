@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
+from agentrl_cli.run import Run
 from agentrl_cli.train import start
+from tests.sample_runs import ALGORITHMS, SMALL, SPEAKER, folders
 
 ROOT = Path(__file__).parent.parent
-ALGORITHMS = sorted(file.stem for file in (ROOT / "conf" / "algo").glob("*.yaml"))
-SMALL = [
-    "env=coin", "model.weights=null", "steps=2", "eval_every=1", "eval.episodes_per_task=1",
-    "rollout.episodes_per_step=8", "name=it",
-]  # fmt: skip
-MORE = {  # what switches a part on that the default leaves out
-    "grpo": ["algo.kl=0.1"],
-    "nlac": ["algo.kl=0.1", "algo.warmup=1", "algo.turns_per_update=8", "algo.replay=32",
-             "algo.advanced.watched_states=2", "algo.advanced.probes=2"],
-}  # fmt: skip
+FOUND = sorted(file.stem for file in (ROOT / "conf" / "algo").glob("*.yaml"))
 FLAGS = "(invalid|repeated)"
-GROUPS = {
-    "env/coin.yaml": "_target_: coin.Coin\nturns: 2\n",
-    "hardware/speaker.yaml": "device: cpu\nthreads: 1\ntokens_per_batch: 4096\n"
-    "generator: {_target_: coin.Speaker}\n",
-}
 
 
 def documented() -> list[str]:
@@ -36,20 +23,16 @@ def documented() -> list[str]:
 
 
 def logged(algo: str, folder: Path, *more: str) -> set[str]:
-    for name, text in GROUPS.items():
-        (folder / "conf" / name).parent.mkdir(parents=True)
-        (folder / "conf" / name).write_text(text)
-    overrides = [*SMALL, f"algo={algo}", f"runs={folder / 'runs'}", *MORE.get(algo, []), *more]
-    start(overrides, config_dir=folder / "conf")
-    lines = (folder / "runs" / "it" / "metrics.jsonl").read_text().splitlines()
-    return {name for line in lines for name in json.loads(line)} - {"step"}
+    small = [*SMALL, f"algo={algo}", *ALGORITHMS.get(algo, []), f"runs={folder}", "name=it", *more]
+    start(small, config_dir=folders(folder))
+    return {name for row in Run(folder / "it").metrics() for name in row} - {"step"}
 
 
 @pytest.fixture(scope="module")
 def every_metric(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    found = logged("sft", tmp_path_factory.mktemp("run"), "hardware.threads=1")
-    for algo in ALGORITHMS:
-        found |= logged(algo, tmp_path_factory.mktemp("run"), "hardware=speaker")
+    found = logged("sft", tmp_path_factory.mktemp("run"))
+    for algo in FOUND:
+        found |= logged(algo, tmp_path_factory.mktemp("run"), SPEAKER)
     return found
 
 
