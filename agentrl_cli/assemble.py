@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from agentrl_cli.algos.base import Algorithm, Context
 from agentrl_cli.buffer import ReplayBuffer
@@ -56,8 +57,11 @@ class Parts:
     def save(self, run: Run, step: int) -> None:
         """Write a complete checkpoint of update `step`."""
         with run.checkpoint(step) as folder:
-            self.models.save(folder / "models")
-            self.learner.save(folder / "optimizer")
+            try:
+                self.models.save(folder / "models")
+                self.learner.save(folder / "optimizer")
+            except SafetensorError as error:  # how a full disk is told
+                raise OSError(str(error)) from error
             state = {"algo": self.algo.state(), "buffer": self.buffer.state()}
             write_object(folder / "state.json", state)
 
@@ -137,7 +141,7 @@ def refuse_contradictions(cfg: DictConfig, parts: Parts) -> None:
     settings = parts.models.module("policy").config.get_text_config().to_dict()
     reach = settings.get("max_position_embeddings", limit)
     if limit > reach:
-        raise UserError(f"max_context {limit} is more than the {reach} tokens the model can read")
+        raise UserError(f"max_context is {limit}; give at most the {reach} that the model reads")
     for split in parts.eval.splits:
         if not parts.make_env().tasks(split):
             raise UserError(f"eval.splits names '{split}', which has no tasks; name another")

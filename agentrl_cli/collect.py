@@ -103,6 +103,9 @@ class PlayCollector(Collector):
             version=step,
         )
         refuse_failures(episodes)
+        if all(episode.stop == "context" and not episode.turns for episode in episodes):
+            short = f"rollout.max_context {self.max_context} holds not even the first prompt"
+            raise UserError(f"{short} and an action; give more")
         return episodes
 
     def _task(self, tasks: list[Task], position: int) -> Task:

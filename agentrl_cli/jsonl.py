@@ -85,5 +85,8 @@ def finite(value: Any) -> Any:
 
 def _replace(file: Path, text: str) -> None:
     partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text)
-    partial.replace(file)
+    try:
+        partial.write_text(text)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)

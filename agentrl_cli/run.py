@@ -47,19 +47,21 @@ class Run:
 
         folder = Path(cfg.runs) / (cfg.name or _new_name(cfg))
         if not re.fullmatch(r"\w[\w.=,+-]*", folder.name) or folder.parent != Path(cfg.runs):
-            raise UserError(
-                f"name '{cfg.name}' is not a folder name; use letters, digits and . _ -"
-            )
+            raise UserError(f"name '{cfg.name}' is not a folder name; use letters, digits, . _ -")
         with jsonl.writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             _make_new(folder)
             asked = {"command": command, "overrides": overrides, "seed": cfg.seed}
             first = {"version": 1, **_change("started"), "created": _now(), "wandb_id": None}
             facts = {"choices": dict(cfg.choices), **provenance.facts()}
-            jsonl.write_object(folder / "meta.json", first | asked | facts)
-            OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
-            (folder / "episodes").mkdir()
-            (folder / "checkpoints").mkdir()
+            try:
+                jsonl.write_object(folder / "meta.json", first | asked | facts)
+                OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
+                (folder / "episodes").mkdir()
+                (folder / "checkpoints").mkdir()
+            except OSError:
+                shutil.rmtree(folder)
+                raise
         return cls(folder)
 
     @property
@@ -260,9 +262,7 @@ def _make_new(folder: Path) -> None:
     try:
         folder.mkdir()
     except FileExistsError:
-        raise UserError(
-            f"run folder '{folder}' exists; choose another name= or remove it"
-        ) from None
+        raise UserError(f"run folder '{folder}' exists; choose another name=") from None
 
 
 def _new_name(cfg: DictConfig) -> str:

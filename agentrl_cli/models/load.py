@@ -83,9 +83,13 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
     architecture = _read_config(TINY)
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "init"))
-        model = AutoModelForCausalLM.from_config(
-            _without_dropout(architecture), dtype=dtype, attn_implementation=config.attention
-        )
+        try:
+            model = AutoModelForCausalLM.from_config(
+                _without_dropout(architecture), dtype=dtype, attn_implementation=config.attention
+            )
+        except (ValueError, ImportError) as error:
+            line = f"model.attention '{config.attention}' cannot be used here"
+            raise UserError(f"{line}; choose sdpa or eager") from error
     if config.weights is not None:
         _refuse_unknown_weights(config.weights)
         _read_embedded(model, TINY / config.weights / "model.safetensors")

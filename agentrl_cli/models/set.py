@@ -177,6 +177,8 @@ class ModelSet:
             save_file(self._averages[name], folder / "average.safetensors")
 
     def _load_one(self, name: str, folder: Path) -> None:
+        if not folder.is_dir():
+            raise UserError(f"'{folder}' does not exist; give a checkpoint that has a '{name}'")
         module = self.module(name)
         if isinstance(module, PeftModel):
             found = _read_file(folder / "adapter_model.safetensors", self.device)
