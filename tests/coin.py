@@ -17,6 +17,7 @@ ROLES = {  # what an instruction of conf/algo/nlac.yaml ends with, and an answer
     "Write one forecast of this turn.": ("It went on. Success.", "It went on. Failure."),
     "Judge this turn.": ("Optimality: Yes. It wins.", "Optimality: No. It loses."),
 }
+HEADER = 45  # letters that a template puts between an instruction and its answer, at most
 ACTIONS = ("Is it a dog?", "Is it an owl?", "Is it alive?", "Can it fly?")
 
 
@@ -65,8 +66,7 @@ class Speaker(Generator):
         """It has no weights."""
 
     def _complete(self, prompt: list[int], draw: random.Random) -> Completion:
-        last = self.chat.read(prompt[-200:]).split("<|user|>")[-1]
-        last = last.split("<|end|>")[0]
-        asked = [answers for end, answers in ROLES.items() if last.endswith(end)]
+        text = self.chat.read(prompt[-200:])
+        asked = [answers for end, answers in ROLES.items() if end in text[-len(end) - HEADER :]]
         ids = self.chat.encode_action(draw.choice(asked[0] if asked else ACTIONS))
         return Completion(ids, [-1.0] * len(ids), "stop")
