@@ -164,6 +164,25 @@ def test_the_anchor_carries_the_starts_log_probs(models: ModelSet):
     assert all(not sample.streams for sample in free.samples)
 
 
+@pytest.mark.parametrize("writer", ["policy", "target", "reference"])
+def test_critiques_and_refinements_are_written_by_the_named_weights_forecasts_by_the_policy(
+    models: ModelSet, writer: str
+):
+    generator = troupe(evaluate="Optimality: No. It loses.")
+    refined(bound(nlac(gate=True, advanced={"writer": writer}), generator, models), generator)
+    written_by = [(call.role, call.model) for call in generator.calls]
+    judged = [("forecast", "policy"), ("evaluate", writer)]
+    assert written_by == [*judged, ("refine", writer), *judged]
+
+
+def test_an_action_that_the_refiner_kept_keeps_its_critique(models: ModelSet):
+    generator = troupe(evaluate="Optimality: Yes. It wins.", refine="Is it big?")
+    algo = bound(nlac(gate=True, rounds=2), generator, models)
+    ((first, *later),) = refined(algo, generator)
+    assert all(one is first for one in later) and len(later) == 2
+    assert len(generator.of("evaluate")) == 1 and len(generator.of("refine")) == 2
+
+
 # controls
 
 

@@ -214,11 +214,11 @@ class NLAC(Algorithm):
             for chain, ids in zip(chains, refined, strict=True)
         ]
         new = [i for i, step in enumerate(steps) if judges and step is not chains[i][-1]]
-        places, actions = [steps[i].place for i in new], [steps[i].action for i in new]
-        for i, step in zip(
-            new, self._judge(places, actions, [beside[i] for i in new]), strict=True
-        ):
-            steps[i] = step
+        if new:
+            places, actions = [steps[i].place for i in new], [steps[i].action for i in new]
+            judged = self._judge(places, actions, [beside[i] for i in new])
+            for i, one in zip(new, judged, strict=True):
+                steps[i] = one
         return steps
 
     def _judge(
