@@ -66,9 +66,6 @@ def replayed(turns: list[Turn], name: str, corpus: TwentyQCorpus) -> bool:
     return True
 
 
-# facts and play
-
-
 def test_every_stated_fact_is_in_the_table(corpus: TwentyQCorpus):
     world = corpus.env.world_table
     nouns = {f"It is {noun}.": name for name, noun in world.nouns.items()}
@@ -96,8 +93,7 @@ def test_every_named_object_fits_all_answers_so_far(corpus: TwentyQCorpus):
 def test_a_game_is_what_the_world_answers_word_for_word(corpus: TwentyQCorpus, kind: str):
     for episode in drawn(corpus, kind, 25):
         turns = episode.turns if kind == "game" else episode.turns[:-1]
-        objects = corpus.env.world_table.objects
-        assert any(replayed(turns, name, corpus) for name in objects)
+        assert any(replayed(turns, name, corpus) for name in corpus.env.world_table.objects)
         assert not all(replayed(turns, name, corpus) for name in objects) or len(turns) == 1
 
 
@@ -152,15 +148,15 @@ def test_a_forecast_says_what_really_came_and_how_the_game_really_ended(corpus: 
     for seed in range(60):
         moves = corpus.play(random.Random(seed))
         *game, asked = corpus.forecast(random.Random(seed))
-        at, written = len(game) - 1, asked.action
+        move, written = moves[len(game) - 1], asked.action
         assert asked.observation[0].content == corpus.prompts.forecast
-        if game[-1].action != moves[at].action:
+        if game[-1].action != move.action:
             explored += 1
             assert game[-1].info["weight"] == 0 and outcome(written) is not None
-            continue
-        assert outcome(written) is ("You win." in ending(moves))
-        response = moves[at].response[0].content
-        assert written.startswith(response if moves[at].over else response.split(".")[0] + ".")
+        else:
+            assert outcome(written) is ("You win." in ending(moves))
+            head = move.response[0].content
+            assert written.startswith(head if move.over else head.split(".")[0] + ".")
     assert 15 < explored < 45
 
 

@@ -22,10 +22,11 @@ Plan = tuple[str, str, int]
 Rows = list[dict[str, Any]]
 
 
-def plans(seeds: list[int]) -> list[Plan]:
+def plans(seeds: list[int], controls: bool) -> list[Plan]:
     """(algo, variant, seed) of everything that is compared, seed by seed."""
     compared = [("nlac", ""), ("grpo", ""), ("rft", ""), ("sft", "")]
-    compared += [("nlac", control) for control in CONTROLS]
+    if controls:
+        compared += [("nlac", control) for control in CONTROLS]
     return [(algo, variant, seed) for seed in seeds for algo, variant in compared]
 
 
@@ -106,13 +107,14 @@ def write(name: str, rows: Rows) -> None:
 def main() -> None:
     """Run all plans and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--no-controls", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "results")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    work = plans(options.seeds)
+    work = plans(options.seeds, not options.no_controls)
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = list(pool.map(lambda plan: train(plan, options.steps, options.folder), work))
     done = list(zip(work, runs, strict=True))
