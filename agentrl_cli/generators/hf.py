@@ -108,6 +108,12 @@ class HFGenerator(Generator):
         """Drop the kept prefixes of all weights."""
         self.stores.clear()
 
+    def cache_bytes(self) -> int:
+        """`cache_tokens` times what one token takes, which is known once something is kept."""
+        pools = [pair for store in self.stores.values() for pair in store.pool]
+        one = sum(part[:1].nbytes for pair in pools for part in pair)
+        return self.cache_tokens * one // max(1, len(self.stores))
+
     def _store(self, model: str) -> Prefixes:
         if model not in self.stores:
             config = self.models.module(model).config.get_text_config(decoder=True)

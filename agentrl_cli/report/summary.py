@@ -63,12 +63,16 @@ def dry_table(cfg: DictConfig, parts: Parts, episode: Episode) -> str:
 
 def predicted_bytes(parts: Parts) -> float:
     """Weights of every model, gradients and two moments of what is trained, activations of a
-    micro-batch, and the key/value cache. A rule of thumb: activations are taken as 34 bytes per
-    token, layer and unit of width (Korthikanti et al. 2022, without the attention term)."""
+    micro-batch, and the key/value cache of each model that generates. A rule of thumb: activations
+    are taken as 34 bytes per token, layer and unit of width (Korthikanti et al. 2022, without the
+    attention term)."""
     module = parts.models.module("policy")
     config = module.config.get_text_config()
     stored = sum(p.numel() * p.element_size() for p in module.parameters())
     copies = len(parts.models.names) if parts.models.config.lora is None else 1
     trained = sum(p.numel() for name in parts.models.names for _, p in parts.models.trainable(name))
     wide = config.num_hidden_layers * config.hidden_size
-    return stored * copies + 12 * trained + 34 * parts.learner.tokens_per_batch * wide
+    activations = 34 * parts.learner.tokens_per_batch * wide
+    caches = sum(spec.generates for spec in parts.algo.models().values())
+    cached = caches * parts.generator.cache_bytes()
+    return stored * copies + 12 * trained + activations + cached
