@@ -61,7 +61,8 @@ class Call:
 
 @dataclass
 class Troupe(Generator):
-    """Every role is a function of the prompt's text and a seeded draw; the calls are kept."""
+    """Every role is a function of the prompt's text and a seeded draw; calls that asked for anything
+    are kept."""
 
     lines: dict[str, Line]
     calls: list[Call] = field(default_factory=list)
@@ -70,6 +71,8 @@ class Troupe(Generator):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
+        if not prompts:
+            return []
         texts = [CHAT.read(prompt) for prompt in prompts]
         roles = {next((ENDS[e] for e in ENDS if asked(t).endswith(e)), "act") for t in texts}
         assert len(roles) < 2, f"one call mixes the roles {roles}"
@@ -82,7 +85,7 @@ class Troupe(Generator):
         self.loaded.append((model, version))
 
     def of(self, role: str) -> list[Call]:
-        """The calls of one role, those without prompts left out."""
+        """The calls of one role."""
         return [call for call in self.calls if call.role == role]
 
     def _say(self, role: str, text: str, seed: str) -> Completion:

@@ -21,7 +21,7 @@ SMALL = [
     "rollout.max_tokens=6", "hardware.threads=1",
 ]  # fmt: skip
 ALGORITHMS = {
-    "sft": ["algo=sft"],
+    "sft": ["algo=sft", "algo.optimizer.decay_steps=4"],
     "rft": ["algo=rft"],
     "grpo": ["algo=grpo", "algo.kl=0.1", "algo.episodes_per_group=4", "algo.epochs=2"],
     "nlac": [

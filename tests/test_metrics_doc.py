@@ -1,4 +1,4 @@
-"""docs/metrics.md explains every metric that a run logs, and none that no run does."""
+"""docs/metrics.md explains every metric that a run logs, and the pages name no key that is gone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from agentrl_cli.config import compose
 from agentrl_cli.run import Run
 from agentrl_cli.train import start
 from tests.sample_runs import ALGORITHMS, SMALL, SPEAKER, folders
@@ -48,3 +50,13 @@ def test_every_explained_metric_is_logged_by_some_run(every_metric: set[str]):
 def test_every_metric_is_explained_once():
     names = documented()
     assert len(names) == len(set(names))
+
+
+def test_pages_name_only_keys_of_the_configuration():
+    cfgs = [compose([f"algo={algo}", "model=hf", "model.path=x"]) for algo in FOUND]
+    known = lambda key: any(OmegaConf.select(cfg, key) is not None for cfg in cfgs)  # noqa: E731
+    roots = "algo|rollout|eval|hardware|model|logger"
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    named = set(re.findall(rf"`((?:{roots})(?:\.[a-z_]+)+)[`=]", text))
+    assert len(named) > 20 and {key for key in named if not known(key)} == set()

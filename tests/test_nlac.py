@@ -50,7 +50,7 @@ def test_terminal_targets_are_the_true_outcome_and_nobody_is_asked(models: Model
         "The end of lost. Failure.",
     ]
     assert [ids[-1] for ids in targets if ids] == [CHAT.closing] * 2
-    assert not any(call.prompts for call in generator.calls)
+    assert generator.calls == []
 
 
 @pytest.mark.parametrize("stop", ["truncated", "context"])
