@@ -61,7 +61,7 @@ class Call:
 
 @dataclass
 class Troupe(Generator):
-    """Every role is a function of the prompt's text and a seeded draw; calls with prompts are kept."""
+    """Every role is a function of the prompt's text and a seeded draw; the calls are kept."""
 
     lines: dict[str, Line]
     calls: list[Call] = field(default_factory=list)
