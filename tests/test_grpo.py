@@ -149,6 +149,19 @@ def test_the_first_step_is_unclipped_and_makes_the_better_episode_likelier(model
     assert after[0] - likely[0] > 0.5 > -0.5 > after[1] - likely[1]
 
 
+def test_a_penalty_keeps_the_policy_nearer_to_its_reference(model_folder: Path):
+    moved = []
+    for kl in (0.0, 30.0):
+        algo, models = grpo(model_folder, kl=kl, clip=10.0)
+        good, bad = ended("a1", "a", 1.0), ended("a2", "a", 0.0)
+        before = loglikelihood(models, bad)
+        learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
+        for step in range(6):
+            learner.run(algo.update([good, bad], ReplayBuffer(None, 1)), step)
+        moved.append(abs(loglikelihood(models, bad) - before))
+    assert moved[1] < 0.5 * moved[0]
+
+
 def loglikelihood(models: ModelSet, played: Episode) -> float:
     samples = episode_samples(played, lambda i, turn: {})
     return sum(map(sum, score(models.module("policy"), samples, 16384)))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl_cli.algos import watch
 from agentrl_cli.algos.nlac import NLAC
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.learner import Learner
@@ -151,6 +152,18 @@ def test_the_reference_stays_where_the_policy_began(model_folder: Path):
     metrics = learn(algo, models, filled(WON, LOST))
     assert models.fingerprint("reference") == before != models.fingerprint("policy")
     assert metrics["policy/kl"] > 0
+
+
+def test_an_anchored_policy_stays_nearer_to_its_start(model_folder: Path):
+    drifts = []
+    for kl in (0.0, 3.0):
+        algo = nlac(kl=kl, turns_per_update=5)
+        models = weights(algo, model_folder)
+        bound(algo, troupe(), models)
+        for _ in range(6):
+            learn(algo, models, filled(WON, LOST))
+        drifts.append(watch.drift(algo, [WON, LOST])["policy/kl_from_start"])
+    assert drifts[1] < 0.7 * drifts[0]
 
 
 def test_play_of_a_stranger_without_log_probs_is_learned_from_and_only_priorities_change(
