@@ -64,13 +64,6 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Where episodes that nobody plays come from: `demos` is a file of demonstrations."""
-
-    demos: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The whole configuration. A field of type `object` is a node that names its `_target_`."""
 
@@ -89,4 +82,3 @@ class Settings:
     model: ModelConfig
     hardware: HardwareConfig
     eval: EvalConfig
-    data: DataConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli import config
-from agentrl_cli.settings import DataConfig, EvalConfig, ModelConfig
+from agentrl_cli.settings import EvalConfig, ModelConfig
 
 CONF = Path(__file__).parent.parent / "conf"
 FILES = sorted(CONF.glob("*/*.yaml"))
@@ -48,7 +48,6 @@ def test_root_nodes_build():
     cfg = config.check(config.compose([]))
     assert type(config.build(cfg.rollout)).__name__ == "PlayCollector"
     assert config.typed(cfg.eval, EvalConfig).episodes_per_task > 0
-    assert config.typed(cfg.data, DataConfig).demos is None
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")

@@ -69,7 +69,6 @@ def test_overrides_beat_experiment_which_beats_groups():
         ("model.lora={rank:x}", "model.lora.rank must be an integer, not 'x'"),
         ("stepss=1", "stepss is not a setting; did you mean 'steps'?"),
         ("steps=many", "steps must be an integer, not 'many'"),
-        ("data.demo=x", "data.demo is not a key of data; did you mean 'demos'?"),
         ("~algo.clip", "algo.clip is missing; give it as algo.clip=VALUE"),
         ("model=hf", "model.path is missing; give it as model.path=VALUE"),
         ("model.path=${env.nowhere}", "model cannot be resolved: "
