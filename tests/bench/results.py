@@ -32,13 +32,12 @@ def plans(seeds: list[int], controls: bool) -> list[Plan]:
 
 def train(plan: Plan, steps: int, folder: Path) -> Path:
     """Train one run unless it is done; the run's folder."""
-    algo, variant, seed = plan
-    name = "-".join(filter(None, [algo, variant, f"s{seed}"]))
-    meta = folder / name / "meta.json"
-    if meta.exists():
-        if json.loads(meta.read_text())["status"] != "done":
-            raise SystemExit(f"{meta.parent} is there but not done; remove it")
-        return meta.parent
+    (algo, variant, seed), name = plan, name_of(plan)
+    run = folder / name
+    if is_done(run):
+        return run
+    if run.exists():
+        raise SystemExit(f"{run} is there but not done; remove it")
     spoiled = [f"algo.advanced.control={variant}"] if variant else []
     command = [
         sys.executable, "-m", "agentrl_cli.cli", "train", f"algo={algo}", f"seed={seed}",
@@ -46,7 +45,19 @@ def train(plan: Plan, steps: int, folder: Path) -> Path:
     ]  # fmt: skip
     with (folder / f"{name}.log").open("w") as log:
         subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=log)
-    return meta.parent
+    return run
+
+
+def name_of(plan: Plan) -> str:
+    """nlac-shuffled_outcomes-s1."""
+    algo, variant, seed = plan
+    return "-".join(filter(None, [algo, variant, f"s{seed}"]))
+
+
+def is_done(run: Path) -> bool:
+    """Whether a run has finished."""
+    meta = run / "meta.json"
+    return meta.exists() and json.loads(meta.read_text())["status"] == "done"
 
 
 def read(run: Path) -> tuple[dict[str, Any], Rows, Rows]:
@@ -110,11 +121,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--no-controls", action="store_true")
+    parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "results")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     work = plans(options.seeds, not options.no_controls)
+    if options.write_only:
+        work = [plan for plan in work if is_done(options.folder / name_of(plan))]
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = list(pool.map(lambda plan: train(plan, options.steps, options.folder), work))
     done = list(zip(work, runs, strict=True))
