@@ -1,13 +1,21 @@
-"""One torch thread for every test: the models are tiny, and a machine's cores must not decide."""
+"""What many tests begin with, and one torch thread for every test: the models are tiny, and a
+machine's cores must not decide."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from agentrl_cli import config
+from agentrl_cli.corpora.twentyq import TwentyQCorpus
+from agentrl_cli.models.set import ModelSet
 from tests.sample_models import write_model
+from tests.sample_nlac import nlac, weights
+from tests.sample_runs import Agentrl
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +27,27 @@ def one_thread() -> None:
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model of two layers as a Hugging Face folder."""
     return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def models(model_folder: Path) -> ModelSet:
+    """NLAC's models with random weights, for tests that change none."""
+    return weights(nlac(), model_folder)
+
+
+@pytest.fixture(scope="session")
+def corpus() -> TwentyQCorpus:
+    """The corpus that makes the embedded model of Twenty Questions."""
+    cfg = config.check(config.compose(["experiment=tiny_base"]))
+    return config.build(cfg.rollout.corpus)
+
+
+@pytest.fixture
+def agentrl(tmp_path: Path) -> Agentrl:
+    """The command line in a process of its own, in an empty folder."""
+
+    def call(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
+        return subprocess.run(command, cwd=tmp_path, input=stdin, capture_output=True, text=True)
+
+    return call

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ ALGORITHMS = {
 }  # fmt: skip
 SPEAKER = "hardware=speaker"
 Settings = list[str]
-
+Agentrl = Callable[..., subprocess.CompletedProcess[str]]  # the fixture `agentrl`
 
 GROUPS = {
     "env/coin.yaml": "_target_: coin.Coin\nturns: 2\n",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,18 +12,9 @@ from omegaconf import OmegaConf
 
 from agentrl_cli.run import Run
 from agentrl_cli.types import Episode, Message, Task, Turn
+from tests.sample_runs import Agentrl
 
-Agentrl = Callable[..., subprocess.CompletedProcess[str]]
 HOSTILE = "\x1b[2J\x1b[Hgone\r\x07\u202eevil"
-
-
-@pytest.fixture
-def agentrl(tmp_path: Path) -> Agentrl:
-    def call(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
-        return subprocess.run(command, cwd=tmp_path, input=stdin, capture_output=True, text=True)
-
-    return call
 
 
 def turns() -> list[Turn]:

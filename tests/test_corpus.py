@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import copy
-import itertools
+import json
 import random
 from collections import Counter
 
 import pytest
 
 from agentrl_cli import config
-from agentrl_cli.algos.language import outcome, verdict
 from agentrl_cli.chat import Chat
 from agentrl_cli.collect import PlayCollector
 from agentrl_cli.corpora.collector import CorpusCollector, Stage
-from agentrl_cli.corpora.player import ODD, Notes
-from agentrl_cli.corpora.twentyq import Move, TwentyQCorpus
-from agentrl_cli.envs.twentyq.expert import entropy
+from agentrl_cli.corpora.twentyq import TwentyQCorpus
+from agentrl_cli.envs.twentyq.questions import Guess, parse
 from agentrl_cli.models.load import TINY
-from agentrl_cli.types import Episode, Message, Task, Turn
+from agentrl_cli.types import Message, Task, Turn, derive_seed
+from tests.sample_corpus import EXPLORING, KINDS, ROLES, drawn, fitting, last_line
 from tests.sample_nlac import troupe
-
-ROLES = ("forecast", "backup", "evaluate", "refine")
-KINDS = ("facts", "fits", "game", *ROLES)
-
-
-@pytest.fixture(scope="module")
-def corpus() -> TwentyQCorpus:
-    cfg = config.check(config.compose(["experiment=tiny_base"]))
-    return config.build(cfg.rollout.corpus)
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +26,6 @@ def chat() -> Chat:
     from transformers import AutoTokenizer
 
     return Chat(AutoTokenizer.from_pretrained(TINY))
-
-
-def drawn(corpus: TwentyQCorpus, kind: str, count: int, seed: int = 0) -> list[Episode]:
-    return corpus.episodes(count, {kind: 1.0}, seed)
-
-
-def texts(messages: list[Message]) -> list[str]:
-    return [message.content for message in messages]
-
-
-def told(turns: list[Turn], corpus: TwentyQCorpus) -> Notes:
-    """The player's notes after these turns, each of which must have been answered."""
-    notes = corpus.player.start()
-    for turn, following in itertools.pairwise(turns):
-        answer = following.observation[0].content.split(".")[0].lower()
-        corpus.player.see(notes, turn.action, answer)
-    return notes
 
 
 def replayed(turns: list[Turn], name: str, corpus: TwentyQCorpus) -> bool:
@@ -78,15 +51,44 @@ def test_every_stated_fact_is_in_the_table(corpus: TwentyQCorpus):
             assert turn.action == answer.capitalize() + "."
 
 
-def test_every_named_object_fits_all_answers_so_far(corpus: TwentyQCorpus):
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_every_thought_names_an_object_that_fits_all_answers_so_far(
+    corpus: TwentyQCorpus, kind: str
+):
+    world = corpus.env.world_table
+    thoughts = {f"Maybe {noun}.": name for name, noun in world.nouns.items()}
+    named = Counter()
+    for episode in drawn(corpus, kind, 60):
+        turns = episode.turns if kind in ("game", "fits") else episode.turns[:-1]
+        for at, turn in enumerate(turns, start=1):
+            thought, asked = turn.action.split("\n")
+            fits, guessed = fitting(turns[:at], corpus), parse(asked, world)
+            assert thoughts[thought] in fits
+            if isinstance(guessed, Guess) and guessed.object in fits:
+                assert thoughts[thought] == guessed.object
+            named[thought] += 1
+    assert len(named) > len(world.objects) / 3
+
+
+def test_fits_asks_of_nine_attributes_once_and_answers_by_one_object(corpus: TwentyQCorpus):
     world = corpus.env.world_table
     for episode in drawn(corpus, "fits", 20):
-        known = []
-        for question, guess in zip(episode.turns[::2], episode.turns[1::2], strict=True):
-            answer = guess.observation[0].content.rstrip(".").lower()
-            known.append((corpus.player.meaning[question.action], answer))
-            assert world.objects[corpus.player.named[guess.action]] in world.fits(known)
-            assert question.info["weight"] == 0 and guess.info["weight"] == corpus.guess_weight
+        asked = [corpus.player.meaning[last_line(turn)] for turn in episode.turns]
+        assert len(set(asked)) == len(asked) == 9
+        answers = [turn.observation[0].content.rstrip(".").lower() for turn in episode.turns[1:]]
+        assert world.fits(list(zip(asked, answers, strict=False)))
+
+
+def test_a_guess_that_is_no_repetition_is_of_what_fits_however_early(corpus: TwentyQCorpus):
+    early = 0
+    for episode in drawn(corpus, "game", 150):
+        for at, turn in enumerate(episode.turns, start=1):
+            guess, said = parse(turn.action, corpus.env.world_table), map(last_line, episode.turns)
+            if isinstance(guess, Guess) and last_line(turn) not in list(said)[: at - 1]:
+                fits = fitting(episode.turns[:at], corpus)
+                assert guess.object in fits
+                early += len(fits) > 3
+    assert early > 20
 
 
 @pytest.mark.parametrize("kind", ["game", *ROLES])
@@ -97,30 +99,21 @@ def test_a_game_is_what_the_world_answers_word_for_word(corpus: TwentyQCorpus, k
         assert any(fit) and (not all(fit) or len(turns) == 1)
 
 
-def test_a_guess_weighs_what_is_configured_and_other_turns_one(corpus: TwentyQCorpus):
-    weights = Counter()
-    for episode in drawn(corpus, "game", 50):
-        for turn in episode.turns:
-            weights[turn.action in corpus.player.named, turn.info["weight"]] += 1
-    assert set(weights) == {(True, corpus.guess_weight), (False, 1.0)}
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_turn_is_taught_but_an_action_that_was_not_played(corpus: TwentyQCorpus, kind: str):
+    untaught = 0
+    for seed in range(60):
+        turns = getattr(corpus, kind)(random.Random(seed))
+        weights = [turn.info.get("weight", 1.0) for turn in turns]
+        explored = kind in EXPLORING and turns[-2].action != played(corpus, seed, len(turns) - 2)
+        assert weights == [1.0] * (len(turns) - 2) + [1.0 - explored, 1.0]
+        untaught += explored
+    assert 15 < untaught < 45 if kind in EXPLORING else untaught == 0
 
 
-def ending(moves: list[Move]) -> str:
-    return moves[-1].response[0].content
-
-
-def test_secrets_are_uniform_over_all_objects(corpus: TwentyQCorpus):
-    world, count = corpus.env.world_table, 40
-    secrets = Counter()
-    for seed in range(count * len(world.objects)):
-        moves = corpus.play(random.Random(seed))
-        lost = ending(moves).partition("It was ")[2].rstrip(".")
-        named = {noun: name for name, noun in world.nouns.items()}
-        won = world.objects[corpus.player.named[moves[-1].action]] if not lost else None
-        secrets[won or named[lost]] += 1
-    statistic = sum((secrets[name] - count) ** 2 / count for name in world.objects)
-    degrees = len(world.objects) - 1
-    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
+def played(corpus: TwentyQCorpus, seed: int, at: int) -> str:
+    """What the player said in move `at` of the game behind a role's text."""
+    return corpus.games.play(random.Random(seed))[0][at].said
 
 
 def test_reinforcement_learning_never_hides_an_object_of_the_test_split(corpus: TwentyQCorpus):
@@ -129,131 +122,6 @@ def test_reinforcement_learning_never_hides_an_object_of_the_test_split(corpus: 
     tests = {task.data["object"] for task in corpus.env.tasks("test")}
     hidden = {s.task.data["object"] for step in range(10) for s in collector.starts(step, 1)}
     assert hidden == set(corpus.env.world_table.objects) - tests and len(tests) == 40
-
-
-# roles
-
-
-def role_of(corpus: TwentyQCorpus, kind: str, seed: int) -> tuple[list[Move], int, str, str]:
-    """The game behind a role's text, the move it is about, its prompt and what is written."""
-    turns = getattr(corpus, kind)(random.Random(seed))
-    moves = corpus.play(random.Random(seed))
-    at = len(turns) - 2
-    assert [turn.action for turn in turns[:-1]] == [move.action for move in moves[: at + 1]]
-    return moves, at, turns[-1].observation[0].content, turns[-1].action
-
-
-def test_a_forecast_says_what_really_came_and_how_the_game_really_ended(corpus: TwentyQCorpus):
-    explored = 0
-    for seed in range(60):
-        moves = corpus.play(random.Random(seed))
-        *game, asked = corpus.forecast(random.Random(seed))
-        move, written = moves[len(game) - 1], asked.action
-        assert asked.observation[0].content == corpus.prompts.forecast
-        if game[-1].action != move.action:
-            explored += 1
-            assert game[-1].info["weight"] == 0 and outcome(written) is not None
-        else:
-            assert outcome(written) is ("You win." in ending(moves))
-            head = move.response[0].content
-            assert written.startswith(head if move.over else head.split(".")[0] + ".")
-    assert 15 < explored < 45
-
-
-def test_a_backup_reads_the_response_and_a_true_forecast_and_writes_a_true_one(
-    corpus: TwentyQCorpus,
-):
-    found = 0
-    for seed in range(60):
-        if len(corpus.play(random.Random(seed))) < 2:
-            continue  # such a game is played again, so the seed tells another one
-        moves, at, prompt, written = role_of(corpus, "backup", seed)
-        success = "You win." in ending(moves)
-        assert f"The response was: {moves[at].response[0].content}\n" in prompt
-        assert corpus.describe(moves[at + 1], success) in prompt
-        assert written == corpus.describe(moves[at], success) and outcome(written) is success
-        found += 1
-    assert found > 40
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "word"),
-    [(20, 9, "much"), (20, 10, "some"), (20, 15, "some"), (20, 16, "little"), (20, 20, "nothing")],
-)
-def test_a_forecast_tells_how_many_objects_an_answer_left(
-    corpus: TwentyQCorpus, before: int, after: int, word: str
-):
-    left, right = (1 << before) - 1, (1 << after) - 1
-    response = [Message("user", "Yes. 6 left.")]
-    move = Move(Notes(left), [], "Is it alive?", response, right, over=False, success=False)
-    assert corpus.describe(move, True) == f"Yes. It tells {word}. Success."
-
-
-def test_a_verdict_follows_from_the_outcomes_that_its_prompt_shows(corpus: TwentyQCorpus):
-    verdicts = Counter()
-    for episode in drawn(corpus, "evaluate", 200):
-        prompt, written = episode.turns[-1].observation[0].content, episode.turns[-1].action
-        rows = [line for line in prompt.splitlines() if outcome(line) is not None]
-        mine, others = rows[: corpus.forecasts], rows[corpus.forecasts :]
-        assert len(mine) == len(others) == corpus.forecasts
-        right = sum(map(bool, map(outcome, mine))) >= sum(map(bool, map(outcome, others)))
-        assert verdict(written) is right
-        verdicts[right] += 1
-    assert min(verdicts.values()) > 20
-
-
-def refinements(corpus: TwentyQCorpus, count: int) -> list[tuple[Notes, str, str, bool | None]]:
-    """Notes before the criticised action, that action, the refined one, and the verdict."""
-    found = []
-    for episode in drawn(corpus, "refine", count):
-        *played, last = episode.turns
-        critique = last.observation[0].content.removeprefix("Critique: ")
-        found.append((told(played, corpus), played[-1].action, last.action, verdict(critique)))
-    return found
-
-
-def test_a_turn_found_optimal_stays_and_a_criticised_one_never_does(corpus: TwentyQCorpus):
-    kept = [(a == b, optimal) for _, a, b, optimal in refinements(corpus, 300)]
-    assert set(kept) == {(True, True), (False, False)}
-    assert min(Counter(kept).values()) > 30
-
-
-def test_a_refinement_is_another_draw_of_the_mediocre_player(corpus: TwentyQCorpus):
-    rng, rows = random.Random(0), [row for row in refinements(corpus, 1500) if row[3] is False]
-    refined = [habits_of(corpus, notes, action) for notes, _, action, _ in rows]
-    again = [
-        habits_of(corpus, notes, corpus.player.act(notes, rng, without=(old,)))
-        for notes, old, _, _ in rows
-        for _ in range(4)
-    ]
-    assert len(rows) > 200
-    for habit in ("odd", "repeated", "guess", "bits"):
-        mine, players = ([row[habit] for row in group] for group in (refined, again))
-        mean = sum(players) / len(players)
-        spread = (sum((x - mean) ** 2 for x in players) / len(players) / len(mine)) ** 0.5
-        assert sum(mine) / len(mine) == pytest.approx(mean, abs=4 * spread), habit
-    assert sum(row["odd"] for row in refined) > 0 < sum(row["repeated"] for row in refined)
-
-
-def habits_of(corpus: TwentyQCorpus, notes: Notes, action: str) -> dict[str, float]:
-    """What an action is: odd, repeated, a guess; and the bits that its answer tells."""
-    world, player = corpus.env.world_table, corpus.player
-    attribute = player.meaning.get(action)
-    fits = tuple(player.objects(notes.fits))
-    return {
-        "odd": float(action in ODD),
-        "repeated": float(action in notes.said),
-        "guess": float(action in player.named),
-        "bits": entropy(world, fits, attribute) if attribute else 0.0,
-    }
-
-
-def test_a_forecast_of_the_only_guess_that_fits_succeeds(corpus: TwentyQCorpus):
-    guess = next(iter(corpus.player.named))
-    notes = Notes(1 << corpus.player.named[guess])
-    for seed in range(10):
-        text = corpus.imagine(notes, guess, 3, random.Random(seed))
-        assert text == "Yes. You win. Success."
 
 
 # drawing
@@ -272,15 +140,20 @@ def test_kinds_come_in_the_proportions_of_the_mixture(corpus: TwentyQCorpus):
     assert set(counts) == {"facts", "fits"} and counts["facts"] == pytest.approx(600, abs=50)
 
 
+def collector(corpus: TwentyQCorpus, chat: Chat, stages: list[Stage]) -> CorpusCollector:
+    made = CorpusCollector(
+        corpus=corpus, stages=stages, texts_per_step=5, thought_weight=4.0, max_tokens=8,
+        temperature=1.0, max_context=512,
+    )  # fmt: skip
+    made.bind(make_env=lambda: corpus.env, chat=chat, generator=troupe(), seed=3)
+    return made
+
+
 def test_the_collector_follows_its_stages_and_depends_on_seed_and_step_only(
     corpus: TwentyQCorpus, chat: Chat
 ):
     stages = [Stage(until=2, mixture={"facts": 1.0}), Stage(until=4, mixture={"refine": 1.0})]
-    made = CorpusCollector(
-        corpus=corpus, stages=stages, texts_per_step=5, max_tokens=8, temperature=1.0,
-        max_context=512,
-    )  # fmt: skip
-    made.bind(make_env=lambda: corpus.env, chat=chat, generator=troupe(), seed=3)
+    made = collector(corpus, chat, stages)
     steps = [made.collect(step, 1) for step in range(6)]
     assert [{e.group for e in step} for step in steps] == [{"facts"}] * 2 + [{"refine"}] * 4
     assert made.collect(3, 1) == steps[3] != made.collect(4, 1)
@@ -288,12 +161,36 @@ def test_the_collector_follows_its_stages_and_depends_on_seed_and_step_only(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_fits_the_context_and_its_tokens_read_back(
+def test_tokens_before_the_last_line_weigh_more_and_an_unplayed_action_nothing(
     corpus: TwentyQCorpus, chat: Chat, kind: str
 ):
-    for episode in drawn(corpus, kind, 20):
+    made, unplayed = collector(corpus, chat, [Stage(until=9, mixture={kind: 1.0})]), 0
+    for step in range(4):
+        bare = corpus.episodes(5, {kind: 1.0}, derive_seed(3, "corpus", step))
+        for episode, plain in zip(made.collect(step, 1), bare, strict=True):
+            for turn, same in zip(episode.turns, plain.turns, strict=True):
+                tokens = list(zip(turn.action_ids, turn.info["weight"], strict=True))
+                thought, asked = (chat.decode([i for i, w in tokens if w == x]) for x in (4.0, 1.0))
+                if same.info.get("weight") == 0:
+                    assert thought == asked == ""
+                    unplayed += 1
+                else:
+                    assert (thought, asked) == (turn.action.removesuffix(asked), last_line(turn))
+    assert (unplayed > 0) == (kind in EXPLORING)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_is_as_long_as_play_allows_and_its_tokens_read_back(
+    corpus: TwentyQCorpus, chat: Chat, kind: str
+):
+    play, nlac = (config.compose([]).rollout, config.compose(["algo=nlac"]).algo.advanced)
+    reach = json.loads((TINY / "config.json").read_text())["max_position_embeddings"]
+    for episode in drawn(corpus, kind, 60):
         chat.encode_turns(episode.turns)
-        assert episode.tokens <= 512
+        *played, written = episode.turns
+        assert episode.tokens <= (play.max_context if kind == "game" else reach)
+        assert all(len(turn.action_ids) <= play.max_tokens for turn in played)
+        assert len(written.action_ids) <= nlac.role_tokens
         for turn in episode.turns:
             assert chat.decode(turn.action_ids) == turn.action
             assert turn.action_ids[-1] == chat.closing

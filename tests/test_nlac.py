@@ -31,13 +31,6 @@ from tests.sample_nlac import (
     written,
 )
 
-
-@pytest.fixture(scope="module")
-def models(model_folder: Path) -> ModelSet:
-    """Weights for tests that change none."""
-    return weights(nlac(), model_folder)
-
-
 # policy evaluation
 
 

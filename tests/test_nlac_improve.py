@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -24,16 +23,8 @@ from tests.sample_nlac import (
     prompt,
     troupe,
     updated,
-    weights,
     written,
 )
-
-
-@pytest.fixture(scope="module")
-def models(model_folder: Path) -> ModelSet:
-    """Weights for tests that change none."""
-    return weights(nlac(), model_folder)
-
 
 # policy improvement
 
@@ -77,7 +68,7 @@ def refined(algo: NLAC, generator: Troupe) -> list:
     place = places(WON)[0]
     algo.roles.begin("test")
     generator.calls.clear()
-    return algo.refine([place], [place.action])
+    return algo.refine.chains([place], [place.action])
 
 
 @pytest.mark.parametrize("compare", [True, False])
@@ -198,6 +189,22 @@ def test_shuffled_outcomes_end_an_episode_as_another_one_did(models: ModelSet):
     assert own <= 4 and 5 <= turned <= 15
 
 
+def test_shuffled_outcomes_are_those_of_finished_episodes_and_as_many_as_without(
+    models: ModelSet,
+):
+    cut = [episode(f"cut{i}", ["Is it big?"], success=False, stop="truncated") for i in range(6)]
+    ended = [episode(f"done{i}", ["Is it big?"], success=i < 3) for i in range(6)]
+    targets = {}
+    for control in ("none", "shuffled_outcomes"):
+        algo = bound(nlac(advanced={"control": control}), troupe(), models)
+        targets[control] = algo.language_backup(places(*cut, *ended), [*cut, *ended])
+    for rows in targets.values():
+        assert [ids is None for ids in rows] == [True] * 6 + [False] * 6
+    spoiled = [CHAT.decode(ids) for ids in targets["shuffled_outcomes"] if ids]
+    assert len(set(spoiled)) > 1 and all(text.startswith("The end of done") for text in spoiled)
+    assert targets["shuffled_outcomes"] != targets["none"]
+
+
 def test_shuffled_critiques_are_those_of_other_states(models: ModelSet):
     def evaluate(text: str, draw: object) -> str:
         return f"Optimality: No. Of {messages(text)[-3].split(' at ')[0]}."
@@ -242,12 +249,27 @@ def test_every_turn_is_annotated_with_what_the_critic_said(models: ModelSet):
     assert said[0] == said[1]
     assert said[0] == {
         "forecasts": ["Yes. Success.", "Yes. Success."],
+        "others": [],
         "critique": "Optimality: No. It loses.",
         "verdict": False,
         "refined": "Is it an owl?",
         "refined_critique": "Optimality: No. It loses.",
         "refined_verdict": False,
     }
+
+
+def test_an_annotation_shows_what_the_critique_compared_with(models: ModelSet):
+    def forecast(text: str, draw: object) -> str:
+        return "Other. Failure." if "Is it a fish?" in messages(text)[-2] else "Mine. Success."
+
+    generator = troupe(act="Is it a fish?", forecast=forecast)
+    algo = bound(nlac(compare=True, gate=True, forecasts=2, rounds=2), generator, models)
+    for chain in algo.refine.chains(places(WON)[:1], [places(WON)[0].action]):
+        assert [one.others for one in chain] == [["Other. Failure."] * 2] * 3
+    played = episode("seen", ["Is it big?"], success=True)
+    algo.annotate([played])
+    said = played.turns[0].info["critic"]
+    assert said["others"] == ["Other. Failure."] * 2 and said["forecasts"] == ["Mine. Success."] * 2
 
 
 def test_an_annotation_judges_the_played_action(models: ModelSet):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
+import re
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,8 @@ from agentrl_cli.config import build, check, compose
 from agentrl_cli.report.episode import find_episode, render, render_turn
 from agentrl_cli.run import Run
 from agentrl_cli.types import Message, Turn
-from tests.sample_runs import SPEAKER, trained
+from tests.sample_runs import SPEAKER, Agentrl, trained
 
-Agentrl = Callable[..., subprocess.CompletedProcess[str]]
 ENV = build(check(compose([])).env)
 TASK = ENV.tasks("test")[0]
 NAME = TASK.data["object"]
@@ -26,15 +23,6 @@ BARE = [
     "model.weights=null", "algo=grpo", "hardware.threads=1", "eval.tasks=2",
     "eval.episodes_per_task=1",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def agentrl(tmp_path: Path) -> Agentrl:
-    def call(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
-        return subprocess.run(command, cwd=tmp_path, input=stdin, capture_output=True, text=True)
-
-    return call
 
 
 def test_a_person_wins_by_the_right_guess(agentrl: Agentrl):
@@ -49,7 +37,7 @@ def test_a_person_wins_by_the_right_guess(agentrl: Agentrl):
 def test_a_person_loses_when_the_turns_are_used_up(agentrl: Agentrl):
     questions = "Is it alive?\n\x1b[2Jrm -rf /\n"
     done = agentrl("play", "env=twentyq", "env.turns=2", "--task", TASK.id, stdin=questions)
-    assert f"You lose. It was {ENV.world_table.nouns[NAME]}." in done.stdout
+    assert f"You lose. It was {ENV.world_table.nouns[NAME]}. Far." in done.stdout
     assert done.stdout.splitlines()[-1] == f"no success, reward 0, task {TASK.id}"
     assert done.returncode == 0 and "\x1b" not in done.stdout
 
@@ -106,9 +94,23 @@ def test_what_the_critic_said_of_a_run_is_shown(run: Run):
     lines = [line.strip() for line in render(find_episode(run, None, None)[0], "here")]
     labels = [line.split()[0] for line in lines if line]
     assert labels.count("action") == labels.count("refined") == 2
-    assert labels.count("forecast") == 2 * 4
+    counted = {label: sum(map(copies, lines_of(lines, label))) for label in ("forecast", "other")}
+    assert counted == {"forecast": 2 * CRITICS, "other": 2 * CRITICS}
     assert labels.count("critique") == labels.count("verdict") == 2 * 2
     assert {"verdict   the action stands", "verdict   a better action exists"} & set(lines)
+
+
+CRITICS = compose(["algo=nlac"]).algo.forecasts  # forecasts that a critique reads of an action
+
+
+def lines_of(lines: list[str], label: str) -> list[str]:
+    return [line for line in lines if line.split()[:1] == [label]]
+
+
+def copies(line: str) -> int:
+    """How many equal texts a line stands for."""
+    counted = re.match(r"\w+ +(\d+) x ", line)
+    return int(counted[1]) if counted else 1
 
 
 CRITIC = {
@@ -130,6 +132,14 @@ AFTER = ["critique  Optimality: Yes. It wins.", "verdict   the action stands"]
         ({}, [*BEFORE, "refined   Is it a pet?", *AFTER]),
         ({"refined": "Is it a cat?"}, [*BEFORE, "refined   unchanged", *AFTER]),
         ({"refined_critique": "", "refined_verdict": None}, [*BEFORE, "refined   Is it a pet?"]),
+        ({"forecasts": ["Yes. Success.", "No. Failure.", "No. Failure."], "others": ["Near."] * 3},
+         ["forecast  2 x No. Failure.", "forecast  Yes. Success.", "other     3 x Near.",
+          *BEFORE[1:], "refined   Is it a pet?", *AFTER]),
+        ({"others": ["Far.", "Close."]},
+         [BEFORE[0], "other     Far.", "other     Close.", *BEFORE[1:], "refined   Is it a pet?",
+          *AFTER]),
+        ({"refined": "Maybe a cat.\nIs it a cat?"},
+         [*BEFORE, "refined   Maybe a cat.", "Is it a cat?", *AFTER]),
         ({"forecasts": [], "critique": "", "verdict": None, "refined": ""}, []),
         ({"critique": "Well.", "verdict": None, "refined": ""},
          [BEFORE[0], "critique  Well.", "verdict   unreadable"]),

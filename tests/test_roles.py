@@ -24,7 +24,6 @@ from tests.sample_nlac import (
     nlac,
     places,
     troupe,
-    weights,
 )
 
 HOSTILE = st.one_of(
@@ -33,11 +32,6 @@ HOSTILE = st.one_of(
         ["{critique}", "{forecast}", "{", "}", "{}", "{0}", r"\g<0>", r"\1", "%s", "$x"]
     ),
 )
-
-
-@pytest.fixture(scope="module")
-def models(model_folder) -> ModelSet:
-    return weights(nlac(), model_folder)
 
 
 def roles_of(generator: Troupe, models: ModelSet) -> Roles:

@@ -76,6 +76,18 @@ def test_a_turns_weight_is_its_tokens_weight_and_a_turn_of_weight_zero_is_not_tr
     )
 
 
+def test_each_token_of_a_turn_can_have_a_weight_of_its_own():
+    played = episode("w", ["Is it big?", "Is it red?"], success=True)
+    first, last = (len(turn.action_ids) for turn in played.turns)
+    played.turns[0].info["weight"] = [8.0, *[0.0] * (first - 2), 2.0]
+    (sample,) = phase_of(sft(), [played]).samples
+    spoken = len(played.state_ids(0))
+    assert sample.streams["weight"][spoken : spoken + first] == played.turns[0].info["weight"]
+    assert sample.mask[spoken : spoken + first] == [1, *[0] * (first - 2), 1]
+    assert sample.streams["weight"][-last:] == [1.0] * last and all(sample.mask[-last:])
+    assert all(len(row) == len(sample.ids) for row in sample.streams.values())
+
+
 def test_an_episode_without_a_trained_turn_makes_no_sample():
     played = episode("w", ["Is it big?"], success=True)
     played.turns[0].info["weight"] = 0.0

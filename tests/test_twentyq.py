@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl_cli.envs.twentyq.env import TwentyQ
+from agentrl_cli.envs.twentyq.env import TwentyQ, closeness
 from agentrl_cli.envs.twentyq.expert import best_attribute, entropy
 from agentrl_cli.envs.twentyq.oracle import Oracle
 from agentrl_cli.envs.twentyq.questions import Guess, parse
@@ -60,7 +60,7 @@ def test_a_game_reads_as_documented():
     assert said(env, "Can it fly?") == "No. 3 left."
     assert said(env, "Is it mostly outdoors?") == "Sometimes. 2 left."
     assert said(env, "Is it nice?") == "I cannot answer that. 1 left."
-    assert said(env, "Is it a cat?") == "No. You lose. It was a dog."
+    assert said(env, "Maybe a cat.\nIs it a cat?") == "No. You lose. It was a dog. Near."
 
 
 def test_turns_left_are_told_only_when_asked_for():
@@ -91,7 +91,26 @@ def test_running_out_of_turns_is_done_and_no_success():
     step = env.step("Is it green?")
     assert (step.reward, step.done, step.truncated) == (0.0, True, False)
     assert step.info["success"] is False
-    assert step.messages[0].content == "Yes. You lose. It was an oak."
+    assert step.messages[0].content == "Yes. You lose. It was an oak. Near."
+
+
+@pytest.mark.parametrize(
+    ("fits", "word"),
+    [(1, "Close."), (2, "Close."), (3, "Near."), (8, "Near."), (9, "Far."), (238, "Far.")],
+)
+def test_a_lost_game_was_close_by_how_many_objects_still_fit(fits, word):
+    assert closeness(fits) == word
+    lost = game().farewell("no", False, "oak", fits)
+    assert lost == f"No. You lose. It was an oak. {word}"
+
+
+def test_a_won_game_says_nothing_of_how_close_it_was():
+    assert game().farewell("yes", True, "oak", 1) == "Yes. You win."
+
+
+def test_a_farewell_names_the_answer_or_that_there_is_none():
+    assert game().farewell("sometimes", False, "dog", 1).startswith("Sometimes. You lose.")
+    assert game().farewell("", False, "dog", 9).startswith("I cannot answer that. You lose.")
 
 
 def test_lmrl_rewards_every_turn_but_the_winning_one():
@@ -100,6 +119,25 @@ def test_lmrl_rewards_every_turn_but_the_winning_one():
     assert [env.step(action).reward for action in actions] == [-1.0, -1.0, -1.0, 0.0]
     env = game("dog", reward="lmrl", turns=2)
     assert [env.step("Is it a cat?").reward for _ in range(2)] == [-1.0, -1.0]
+
+
+def test_the_last_line_of_a_turn_is_asked_and_a_thought_wins_nothing():
+    env = game("dog", turns=6)
+    thoughts = ["Is it a dog?", "Maybe a dog.", "Action says: is it a dog?", "A dog\nIs it a dog?"]
+    for left, thought in zip((5, 4, 3, 2), thoughts, strict=True):
+        step = env.step(f"{thought}\nIs it alive?")
+        assert step.messages[0].content == f"Yes. {left} left." and not step.done
+        assert (step.info["kind"], step.info["attribute"]) == ("question", "alive")
+    assert said(env, "Is it a dog?\nHm.") == "I cannot answer that. 1 left."
+    assert said(env, "Maybe a cat.\nIs it a dog?") == "Yes. You win."
+
+
+def test_a_turn_with_another_thought_is_a_repetition():
+    env = game("dog")
+    texts = ["Maybe a cat.\nIs it alive?", "Maybe an oak.\nIs it alive?", "Is it a cat?"]
+    texts += ["Not a dog.\nIs it a cat?", "Is it alive?\nIs it green?"]
+    repeated = [env.step(text).info["repeated"] for text in texts]
+    assert repeated == [False, True, False, True, False]
 
 
 def test_info_tells_what_was_asked_and_hides_what_the_agent_must_not_know():
@@ -166,7 +204,7 @@ def test_the_configured_games_can_be_played(name, train, test):
     env = TwentyQ(**conf(name))
     assert (len(env.tasks("train")), len(env.tasks("test"))) == (train, test)
     assert env.tasks("test")[0].id.startswith(f"twentyq-{env.world}-")
-    assert len(env.system().split()) <= 12
+    assert len(env.system().split()) <= 16
 
 
 # the expert, and playing without questions
@@ -221,6 +259,18 @@ def test_a_word_list_is_a_world_of_guesses(words):
     assert env.step("Is it a radio?").info["success"]
 
 
+@pytest.mark.parametrize(
+    ("guesses", "word"), [(1, "Far."), (2, "Near."), (7, "Near."), (8, "Close."), (9, "Close.")]
+)
+def test_each_wrong_guess_from_a_word_list_leaves_one_object_less(tmp_path, guesses, word):
+    path = tmp_path / "letters.json"
+    path.write_text(json.dumps({"letters": [[f"letter{i}"] for i in range(10)]}))
+    env = game("letter0", world=str(path), test_objects=0, turns=guesses)
+    texts = [said(env, f"Maybe the first.\nIs it a letter{i + 1}?") for i in range(guesses)]
+    assert texts[-1] == f"No. You lose. It was a letter0. {word}"
+    assert env.game and len(env.game.fits) == 10 - guesses
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"a": [[]]}', '{"a": [[1]]}', '{"a": [[""]]}'])
 def test_a_broken_word_list_is_the_users_mistake(tmp_path, text):
     path = tmp_path / "broken.json"
@@ -240,7 +290,7 @@ def test_an_oracle_answers_each_question_once_and_cannot_leak_the_object(words):
 
     env = game("radio", world=words, test_objects=1)
     env.oracle = Oracle(chat)
-    texts = ["Is it loud?", "is it LOUD", "What is it?", "Is it on?", "Is it a radio?"]
+    texts = ["Is it loud?", "Hm.\nis it LOUD", "What is it?", "Is it on?", "Is it a radio?"]
     steps = [env.step(text) for text in texts]
     answers = [step.messages[0].content.split(".")[0] for step in steps]
     assert answers == ["Yes", "Yes", "I cannot answer that", "Sometimes", "Yes"]

@@ -56,6 +56,10 @@ def test_every_guess_is_read_as_its_object_and_no_two_names_clash(world):
         ("Could it be an orange?", "orange"),
         ("Thought: it barks, is it a cat?\nAction: Is it a dog?", "dog"),
         ("action: Is it a cat?\n  Action:Is it a dog?\nthat is all", "dog"),
+        ("Thought: it barks, no cat\nIs it a dog?", "dog"),
+        ("Maybe a cat.\nIs it a cat?\nIs it a dog?", "dog"),
+        ("Maybe a dog.\r\nIs it a dog?\r\n", "dog"),
+        ("\n  Is it a dog?  \n\n", "dog"),
     ],
 )
 def test_a_guess_is_known_in_every_form(text, name):
@@ -84,7 +88,11 @@ def test_a_guess_is_known_in_every_form(text, name):
         "Is it ?",
         "Is it alive? Can it fly?",
         "Is it alive or not alive?",
-        "Thought: it barks\nIs it a dog?",
+        "Is it a dog?\nThought: it barks",
+        "Is it a dog?\nhm",
+        "Is it a\ndog?",
+        "Maybe a cat. Is it a dog?",
+        "Is it a dog?\nAction:",
         "Action: Is it a dog?\nAction: hm",
         "Is it a dog" + "?" * 200,
         "",
@@ -98,7 +106,19 @@ def test_what_is_not_one_question_or_guess_is_not_read(text):
 def test_a_text_at_the_length_cap_is_read_and_a_longer_one_is_not():
     text = "Is it a dog" + "?" * (200 - 11)
     assert (parse(text, FULL), parse(text + "?", FULL)) == (Guess("dog"), None)
-    assert parse("Thought: " + "hm " * 500 + "\nAction: Is it a dog?", FULL) == Guess("dog")
+    for asked in ("\nAction: Is it a dog?", "\nIs it a dog?"):
+        assert parse("Thought: " + "hm " * 500 + asked, FULL) == Guess("dog")
+
+
+THOUGHTS = st.one_of(
+    st.text(), st.sampled_from(FULL.objects).map(lambda name: f"Maybe that.\n{FULL.guess(name)}")
+).filter(lambda text: "action" not in text.lower())
+
+
+@settings(max_examples=200, deadline=None)
+@given(THOUGHTS, st.sampled_from(["Is it a dog?", "Is it not alive?", "Hm.", "Is it", "a cat"]))
+def test_whatever_stands_before_the_last_line_changes_nothing(thought, last):
+    assert parse(f"{thought}\n{last}", FULL) == parse(last, FULL)
 
 
 WORDS = st.sampled_from(

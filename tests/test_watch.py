@@ -42,11 +42,6 @@ GAME = TwentyQ(
 PATH = Corridor(jump=(0.0, 1.0), last=0.0)  # jumping loses at once, going on and jumping wins
 
 
-@pytest.fixture(scope="module")
-def models(model_folder: Path) -> ModelSet:
-    return weights(nlac(), model_folder)
-
-
 def judged(value: float) -> Judged:
     """A judged action of that value, in quarters."""
     wins = int(value * 4)
@@ -92,7 +87,10 @@ def test_improvement_counts_what_was_said_and_done():
     place = places(WON)[0]
 
     def chain(critique: str, kept: bool, forecasts: list[str]) -> list[Judged]:
-        return [Judged(place, [1], forecasts, critique), Judged(place, [1] if kept else [2])]
+        return [
+            Judged(place, [1], forecasts, critique=critique),
+            Judged(place, [1] if kept else [2]),
+        ]
 
     chains = [
         chain("Optimality: Yes.", True, ["Success."]),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
@@ -20,7 +20,8 @@ from torch import Tensor
 from agentrl_cli.algos import watch
 from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase
 from agentrl_cli.algos.language import Prompts, fill, outcome
-from agentrl_cli.algos.roles import Judged, Place, Roles
+from agentrl_cli.algos.refine import Refinement
+from agentrl_cli.algos.roles import Place, Roles
 from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError, at_least
@@ -73,6 +74,7 @@ class NLAC(Algorithm):
     advanced: Advanced
     prompts: Prompts
     roles: Roles = field(init=False, repr=False)
+    refine: Refinement = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         at_least(1, turns_per_update=self.turns_per_update, replay=self.replay)
@@ -101,6 +103,10 @@ class NLAC(Algorithm):
         self.roles = Roles(
             context, self.prompts, advanced.role_tokens, advanced.role_temperature, advanced.writer
         )
+        self.refine = Refinement(
+            roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, compare=self.compare,
+            gate=self.gate, writer=advanced.writer, control=advanced.control,
+        )  # fmt: skip
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Policy evaluation by the language Bellman backup, then improvement by refinement."""
@@ -148,10 +154,11 @@ class NLAC(Algorithm):
     def _terminal(self, place: Place, episodes: list[Episode]) -> list[int] | None:
         """The true end of an episode as a forecast; nothing for an episode that was cut off."""
         episode = place.episode
-        if self.advanced.control == "shuffled_outcomes":
-            episode = random.Random(self.roles.seed("shuffle", episode.id)).choice(episodes)
         if episode.stop != "done":
             return None
+        if self.advanced.control == "shuffled_outcomes":
+            ended = [one for one in episodes if one.stop == "done"]
+            episode = random.Random(self.roles.seed("shuffle", episode.id)).choice(ended)
         said = Place(episode, len(episode.turns) - 1).response
         end = "Success." if episode.success else "Failure."
         text = fill(self.prompts.terminal, response=said, outcome=end)
@@ -177,72 +184,10 @@ class NLAC(Algorithm):
         """The actions to distil, refined by `rounds` critiques and passed by the gate; monitors."""
         fresh = self.advanced.first_action == "fresh"
         first = self.roles.act(places) if fresh else [place.action for place in places]
-        chains = self.refine(places, first)
-        lessons = [(chain[0].place, chain[-1].action) for chain in chains if self._passes(chain)]
+        chains = self.refine.chains(places, first)
+        passed = [chain for chain in chains if self.refine.passes(chain)]
+        lessons = [(chain[0].place, chain[-1].action) for chain in passed]
         return lessons, watch.improvement(chains, len(lessons), len(places))
-
-    def refine(self, places: list[Place], actions: list[list[int]]) -> list[list[Judged]]:
-        """For each place the chain a1, …, a(m+1); all but the last are judged, the last too under
-        the gate. Places where a critique could not be read are left out."""
-        beside: list[list[str]] = [[] for _ in places]
-        if self.compare:
-            beside = self.roles.forecast(places, self.roles.act(places), self.forecasts)
-        chains = [[one] for one in self._judge(places, actions, beside)]
-        prompts = [place.state for place in places]
-        for i in range(self.rounds):
-            prompts = [
-                self.context.chat.role(
-                    ids, chain[-1].action, fill(self.prompts.refine, critique=chain[-1].critique)
-                )
-                for ids, chain in zip(prompts, chains, strict=True)
-            ]
-            refined = [ids for (ids,) in self.roles.write(prompts, 1, self.advanced.writer)]
-            steps = self._follow(chains, refined, beside, self.gate or i + 1 < self.rounds)
-            chains = [[*chain, step] for chain, step in zip(chains, steps, strict=True)]
-        return [chain for chain in chains if self._readable(chain)]
-
-    def _follow(
-        self,
-        chains: list[list[Judged]],
-        refined: list[list[int]],
-        beside: list[list[str]],
-        judges: bool,
-    ) -> list[Judged]:
-        """The next link of each chain; an action that the refiner kept keeps its critique too."""
-        steps = [
-            chain[-1] if chain[-1].action == ids else Judged(chain[0].place, ids)
-            for chain, ids in zip(chains, refined, strict=True)
-        ]
-        new = [i for i, step in enumerate(steps) if judges and step is not chains[i][-1]]
-        if new:
-            places, actions = [steps[i].place for i in new], [steps[i].action for i in new]
-            judged = self._judge(places, actions, [beside[i] for i in new])
-            for i, one in zip(new, judged, strict=True):
-                steps[i] = one
-        return steps
-
-    def _judge(
-        self, places: list[Place], actions: list[list[int]], beside: list[list[str]]
-    ) -> list[Judged]:
-        """Judge, and spoil the critiques where a control says so."""
-        judged = self.roles.judge(places, actions, beside, self.forecasts)
-        critiques = [one.critique for one in judged]
-        if self.advanced.control == "shuffled_critiques":
-            random.Random(self.roles.seed("critiques")).shuffle(critiques)
-        if self.advanced.control == "empty_critiques":
-            critiques = [""] * len(judged)
-        return [replace(one, critique=text) for one, text in zip(judged, critiques, strict=True)]
-
-    def _readable(self, chain: list[Judged]) -> bool:
-        asked = chain if self.gate else chain[:-1]
-        empty = self.advanced.control == "empty_critiques"
-        return empty or all(one.optimal is not None for one in asked)
-
-    def _passes(self, chain: list[Judged]) -> bool:
-        """Whether to distil: a whole turn that, under the gate, its own critique calls optimal."""
-        whole = bool(chain[-1].action) and chain[-1].action[-1] in self.context.chat.stop_ids
-        ungated = not self.gate or self.advanced.control == "empty_critiques"
-        return whole and (ungated or chain[-1].optimal is True)
 
     def _anchored(self, lessons: list[Lesson]) -> list[Sample]:
         """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""
@@ -272,7 +217,7 @@ class NLAC(Algorithm):
         """Write forecasts, critique and refined action into `info["critic"]` of every turn."""
         self.roles.begin("annotate", self.context.step)
         places = [Place(episode, t) for episode in episodes for t in range(len(episode.turns))]
-        for chain in self.refine(places, [place.action for place in places]):
+        for chain in self.refine.chains(places, [place.action for place in places]):
             watch.note(chain, self.roles)
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:

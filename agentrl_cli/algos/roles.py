@@ -44,11 +44,12 @@ class Place:
 
 @dataclass
 class Judged:
-    """An action at a place, its forecasts, and the critique of them."""
+    """An action at a place, its forecasts, those of another action (`others`), and the critique."""
 
     place: Place
     action: list[int]
     forecasts: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
     critique: str = ""
 
     @property
@@ -104,13 +105,13 @@ class Roles:
         """Forecast each action `count` times, and let the evaluator write a critique beside
         `others`, the forecasts of another action. No critique where no forecast could be read."""
         forecasts = self.forecast(places, actions, count)
-        judged = [Judged(*row) for row in zip(places, actions, forecasts, strict=True)]
+        judged = [Judged(*row) for row in zip(places, actions, forecasts, others, strict=True)]
         prompts = [
             self.prompt(
                 one.place, one.action, self.prompts.evaluate,
-                forecasts="\n".join(one.forecasts), others="\n".join(beside) or "none",
+                forecasts="\n".join(one.forecasts), others="\n".join(one.others) or "none",
             )
-            for one, beside in zip(judged, others, strict=True)
+            for one in judged
         ]  # fmt: skip
         for one, (ids,) in zip(judged, self.write(prompts, 1, self.writer), strict=True):
             one.critique = self.read(ids) if one.forecasts else ""

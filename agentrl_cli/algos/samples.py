@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from agentrl_cli.types import Episode, Sample, Turn
 
-TurnNumbers = Callable[[int, Turn], dict[str, float]]
+TurnNumbers = Callable[[int, Turn], Mapping[str, float | list[float]]]
 
 
 def episode_samples(episode: Episode, numbers: TurnNumbers) -> list[Sample]:
     """One sample for each unbroken segment of the episode; its action tokens are trained.
 
-    `numbers(i, turn)` gives the streams of turn i, the same for all its tokens and 0 on
-    observations; a stream `weight` of 0 leaves a turn untrained. Streams must have the same names
-    for every turn.
+    `numbers(i, turn)` gives the streams of turn i, one number for all tokens of its action or one
+    for each, 0 on observations; a stream `weight` of 0 leaves a token untrained. Streams must have
+    the same names for every turn.
     """
     samples: list[Sample] = []
     for i, turn in enumerate(episode.turns):
@@ -24,12 +24,13 @@ def episode_samples(episode: Episode, numbers: TurnNumbers) -> list[Sample]:
     return [sample for sample in samples if any(sample.mask)]
 
 
-def _append(sample: Sample, turn: Turn, numbers: dict[str, float]) -> None:
+def _append(sample: Sample, turn: Turn, numbers: Mapping[str, float | list[float]]) -> None:
     seen, acted = len(turn.observation_ids), len(turn.action_ids)
     sample.ids += turn.observation_ids + turn.action_ids
-    sample.mask += [0] * seen + [int(numbers.get("weight", 1.0) > 0)] * acted
-    for name, value in numbers.items():
-        sample.streams.setdefault(name, []).extend([0.0] * seen + [value] * acted)
+    rows = {k: v if isinstance(v, list) else [v] * acted for k, v in numbers.items()}
+    sample.mask += [0] * seen + [int(w > 0) for w in rows.get("weight", [1.0] * acted)]
+    for name, row in rows.items():
+        sample.streams.setdefault(name, []).extend([0.0] * seen + row)
 
 
 def written_sample(prompt: list[int], written: list[int]) -> Sample:

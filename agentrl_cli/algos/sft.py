@@ -45,6 +45,7 @@ class SFT(Algorithm):
         )  # fmt: skip
 
 
-def turn_weight(index: int, turn: Turn) -> dict[str, float]:
-    """The weight that a demonstration gives a turn (`info["weight"]`), else 1."""
-    return {"weight": float(turn.info.get("weight", 1.0))}
+def turn_weight(index: int, turn: Turn) -> dict[str, float | list[float]]:
+    """The weight that a demonstration gives a turn or each of its tokens (`info["weight"]`), else
+    1."""
+    return {"weight": turn.info.get("weight", 1.0)}

@@ -52,6 +52,7 @@ def note(chain: list[Judged], roles: Roles) -> None:
     first, last = chain[0], chain[-1]
     first.place.episode.turns[first.place.turn].info["critic"] = {
         "forecasts": first.forecasts,
+        "others": first.others,
         "critique": first.critique,
         "verdict": first.optimal,
         "refined": roles.read(last.action),
@@ -96,7 +97,9 @@ def discrimination(algo: NLAC, places: list[Place]) -> dict[str, float]:
     actions = roles.act(rows)
     forecasts = roles.forecast(rows, actions, FORECASTS)
     judged = [Judged(*row) for row in zip(rows, actions, forecasts, strict=True)]
-    chains = algo.refine(places, [judged[i * probed_each].action for i in range(len(places))])
+    chains = algo.refine.chains(
+        places, [judged[i * probed_each].action for i in range(len(places))]
+    )
     ends = [(chain[0].place, chain[-1].action) for chain in chains]
     wanted = [(one.place, one.action) for one in judged] + ends
     truths = probe(algo, wanted)

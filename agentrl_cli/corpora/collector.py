@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agentrl_cli.collect import Collector
-from agentrl_cli.types import Episode, derive_seed
+from agentrl_cli.types import Episode, Turn, derive_seed
 
 
 class Corpus(Protocol):
@@ -19,16 +19,23 @@ class Corpus(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Texts in these proportions until step `until`."""
+    """Texts in these proportions until step `until`.
+
+    A turn's thought, all before its last line, weighs `thought_weight` times as much as an action:
+    its few telling tokens drown in the others' noise, and weighing every thought alike leaves the
+    distribution of actions what it was. What a role writes weighs `role_weight`.
+    """
 
     until: int
     mixture: dict[str, float]
+    thought_weight: float
+    role_weight: float
 
 
 @dataclass(kw_only=True)
 class CorpusCollector(Collector):
     """Draws `texts_per_step` texts a step, by the stage that the step is in (the last one goes on
-    for ever); the sampling numbers serve evaluation only."""
+    for ever). The sampling numbers serve evaluation only."""
 
     corpus: Corpus
     stages: list[Stage]
@@ -45,4 +52,14 @@ class CorpusCollector(Collector):
         episodes = self.corpus.episodes(self.texts_per_step, stage.mixture, seed)
         for episode in episodes:
             self.chat.encode_turns(episode.turns)
+            for turn in episode.turns:
+                turn.info["weight"] = self._weights(turn, stage)
         return episodes
+
+    def _weights(self, turn: Turn, stage: Stage) -> list[float]:
+        """The weight of each id of the action."""
+        thought, newline, _ = turn.action.rpartition("\n")
+        thinking = len(self.chat.encode_action(thought + newline)) - 1 if newline else 0
+        weights = [stage.thought_weight] * thinking + [1.0] * (len(turn.action_ids) - thinking)
+        whole = turn.info.get("weight", stage.role_weight if turn.info.get("role") else 1.0)
+        return [weight * whole for weight in weights]

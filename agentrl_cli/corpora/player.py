@@ -91,6 +91,14 @@ class Player:
             fits & self.cells[attribute, answer] == fits for answer in ("yes", "no", "sometimes")
         )
 
+    def say(self, notes: Notes, action: str, rng: random.Random) -> str:
+        """A whole turn: the thought names an object that fits (the guessed one, if it does), the
+        last line is the action."""
+        fits, guessed = notes.fits, self.named.get(action)
+        if guessed is not None and fits >> guessed & 1:
+            fits = 1 << guessed
+        return f"Maybe {self.world.nouns[rng.choice(self.objects(fits))]}.\n{action}"
+
     def act(self, notes: Notes, rng: random.Random, without: Collection[str] = ()) -> str:
         """One action of the player; actions in `without` are drawn again (at most a few times)."""
         action = self._draw(notes, rng)
@@ -124,7 +132,7 @@ class Player:
             return rng.choice(notes.said)
         dice -= habits.repeat
         if dice < habits.early_guess:
-            return self.world.guess(rng.choice(self.world.objects))
+            return self.world.guess(rng.choice(self.objects(notes.fits)))
         if self._guesses(notes, rng):
             return self.world.guess(rng.choice(self.objects(notes.fits)))
         return self.world.question(self._attribute(notes, rng))

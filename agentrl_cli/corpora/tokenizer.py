@@ -7,6 +7,7 @@ weight file.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -23,17 +24,17 @@ TEMPLATE = (
 SPLIT = r" ?[A-Za-z]+| ?[0-9]|\\[A-Za-z]+| ?[^\sA-Za-z0-9]|\s"
 SIZE = 1280  # rows of the embedding in config.json
 SHARED = """
-Find the hidden object with yes or no questions. Answer the questions. Name what fits. Go on. Ask.
+Find the hidden object with yes or no questions. The last line of a turn asks. Answer the questions.
+Maybe. Name what fits. Go on. Ask. Yes. No. Sometimes.
 You win. You lose. It was left I cannot answer that. Yes. No. Sometimes. Thought: Action: Answer:
 Predict the next response, how the rest goes, and the outcome: success or failure.
 The response was: A forecast from there: Write one forecast of this turn.
 It tells much some little nothing. Success. Failure. Forecasts of this turn: Forecasts of \
 another turn:
-Judge this turn. Optimality: Yes. Optimality: No. It tells much and succeeds as often as another \
-turn.
-succeeds less often than another turn. Critique: Write this turn again. What is it? Tell me more.
-Is it nice? Is it like a dream? Is it old? Do you like it? Where is it? Is it mine? How many are \
-there? Is it funny?
+Judge this turn. Optimality: Yes. Optimality: No. It tells much and ends as well as another turn.
+ends worse than another turn. Close. Near. Far. Critique: Write this turn again. What is it?
+Tell me more. Is it nice? Is it like a dream? Is it old? Do you like it? Where is it? Is it mine? \
+How many are there? Is it funny?
 Solve the problem. Put the answer in a box. \\boxed{} \\frac{} \\sqrt{} \\cdot \\times
 plus minus times divided equals total sum difference product half each more less than altogether \
 how many
@@ -69,9 +70,12 @@ def build() -> PreTrainedTokenizerFast:
 
 
 def sentences() -> list[str]:
-    """Every sentence of the small world often, of the full world and the shared words at times."""
+    """Every sentence of the small world and the shared ones often, of the full world at times; a
+    shared sentence in its line and alone, because a word that opens a message is another token."""
     small, full = (_spoken(name) for name in ("small", "full"))
-    return small * 20 + full * 2 + SHARED.splitlines() * 6
+    lines = SHARED.splitlines()
+    alone = [sentence for line in lines for sentence in re.split(r"(?<=[.:?]) ", line)]
+    return small * 20 + full * 2 + (lines + alone) * 20
 
 
 def _spoken(name: str) -> list[str]:

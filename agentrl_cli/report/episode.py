@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,12 @@ def render_turn(number: int, turn: Turn) -> list[str]:
 
 
 def _critic(said: dict[str, Any], action: str) -> list[str]:
-    """Forecasts, what was made of them, the refined action, and what was made of that."""
+    """Forecasts (equal ones counted), what was made of them, the refined action, and what was made
+    of that."""
     lines = []
     for key, label in (("forecasts", "forecast"), ("others", "other")):
-        for text in said.get(key, []):
-            lines += labelled(label, _text(text))
+        for text, count in Counter(map(_text, said.get(key, []))).most_common():
+            lines += labelled(label, f"{count} x {text}" if count > 1 else text)
     lines += _judgement(said, "")
     if said.get("refined"):
         same = said["refined"] == action

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
@@ -115,6 +116,29 @@ def write(name: str, rows: Rows) -> None:
     print(f"{len(rows)} records in docs/results/{name}")
 
 
+def table(rows: Rows) -> list[str]:
+    """A Markdown table of the test split: base and final of every seed, the mean gain in points,
+    and NLAC's mean lead over each in the same seeds."""
+    lines = ["| algorithm | base | final, each seed | gain | NLAC leads by | seconds |"]
+    lines += ["|---|---|---|---|---|---|"]
+    tests = [row for row in rows if row["split"] == "test"]
+    nlac = {row["seed"]: row["final"] for row in tests if named(row) == "nlac"}
+    for name in dict.fromkeys(map(named, tests)):
+        mine = [row for row in tests if named(row) == name]
+        finals = " / ".join(f"{row['final']:.1%}" for row in mine)
+        gain = fmean(row["final"] - row["base"] for row in mine)
+        leads = [nlac[row["seed"]] - row["final"] for row in mine if row["seed"] in nlac]
+        lead = f"{fmean(leads):+.1%}" if leads and name != "nlac" else ""
+        base, seconds = (fmean(row[key] for row in mine) for key in ("base", "seconds"))
+        lines.append(f"| {name} | {base:.1%} | {finals} | {gain:+.1%} | {lead} | {seconds:.0f} |")
+    return lines
+
+
+def named(row: dict[str, Any]) -> str:
+    """nlac, shuffled_outcomes."""
+    return ", ".join(filter(None, [row["algo"], row["variant"]]))
+
+
 def main() -> None:
     """Run all plans and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -132,7 +156,9 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = list(pool.map(lambda plan: train(plan, options.steps, options.folder), work))
     done = list(zip(work, runs, strict=True))
-    write("twentyq.json", [row for plan, run in done for row in records(plan, run)])
+    rows = [row for plan, run in done for row in records(plan, run)]
+    write("twentyq.json", rows)
+    print("\n".join(table(rows)))
     write("twentyq_critic.json", [row for plan, run in done for row in critic_records(plan, run)])
 
 

@@ -18,6 +18,7 @@ from agentrl_cli.envs.twentyq.world import World, load
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Message, Step, Task
 
+CLOSENESS = ((2, "Close."), (8, "Near."))  # at most so many objects fit all answers; else "Far."
 OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes", "": ""}
 REWARDS = ("win", "lmrl")
 
@@ -60,7 +61,7 @@ class TwentyQ(Env):
 
     def system(self) -> str:
         """The one instruction."""
-        return "Find the hidden object with yes or no questions."
+        return "Find the hidden object with yes or no questions. The last line of a turn asks."
 
     def tasks(self, split: str) -> list[Task]:
         """One task per object of the split."""
@@ -86,15 +87,16 @@ class TwentyQ(Env):
         game.over = success or game.turn == self.turns
         text = self._reply(answer) + self._left()
         if game.over:
-            text = self.farewell(answer, success, game.secret)
+            text = self.farewell(answer, success, game.secret, len(game.fits))
             info["success"] = success
         reward = float(success) if self.reward == "win" else float(success) - 1.0
         return Step([Message("user", text)], reward, game.over, False, info)
 
-    def farewell(self, answer: str, success: bool, name: str) -> str:
-        """The last message: the answer (yes, no, sometimes, or "" for none), then how it ended."""
-        end = "You win." if success else f"You lose. It was {self.world_table.nouns[name]}."
-        return f"{self._reply(answer)} {end}"
+    def farewell(self, answer: str, success: bool, name: str, fits: int) -> str:
+        """The last message: the answer (yes, no, sometimes, or "" for none), how it ended and, of a
+        lost game, how close it was when `fits` objects fit all answers."""
+        end = f"You lose. It was {self.world_table.nouns[name]}. {closeness(fits)}"
+        return f"{self._reply(answer)} {'You win.' if success else end}"
 
     def expert(self, task: Task) -> Iterator[str]:
         """Greedy information gain; reads the game between actions, so it adapts to any answers."""
@@ -151,6 +153,11 @@ class TwentyQ(Env):
     def _left(self) -> str:
         left = self.turns - self.game.turn if self.game else self.turns
         return f" {left} left." if self.show_turns_left else ""
+
+
+def closeness(fits: int) -> str:
+    """How close a lost game was: "Close.", "Near." or "Far.", by the objects that still fit."""
+    return next((word for most, word in CLOSENESS if fits <= most), "Far.")
 
 
 def _subject(parsed: Question | Guess | None, action: str, answer: str) -> tuple[str, str]:

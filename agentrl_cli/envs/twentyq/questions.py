@@ -1,7 +1,7 @@
 """Reads what a player says: a question about an attribute, a guess of one object, or neither.
 
-Nothing is searched inside the text: a question or guess must be the whole of it, so naming many
-objects at once, or an object in passing, wins nothing.
+Nothing is searched inside the text: a question or guess must be the whole of its last line, so
+naming many objects at once, or an object in passing, wins nothing.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ def parse(text: str, world: World) -> Question | Guess | None:
 
 
 def said(text: str) -> str:
-    """What follows the last `Action:` that starts a line; the whole text where there is none."""
+    """What follows the last `Action:` that starts a line, else the last line: what stands before
+    it is thought."""
     actions = ACTION.findall(text)
-    return actions[-1] if actions else text
+    return actions[-1] if actions else text.strip().rpartition("\n")[2]
 
 
 def normalise(text: str) -> str | None:
