@@ -140,10 +140,17 @@ def test_kinds_come_in_the_proportions_of_the_mixture(corpus: TwentyQCorpus):
     assert set(counts) == {"facts", "fits"} and counts["facts"] == pytest.approx(600, abs=50)
 
 
+def stage(until: int, kind: str, thought_weight: float = 1.0, role_weight: float = 1.0) -> Stage:
+    """Texts of one kind."""
+    return Stage(
+        until=until, mixture={kind: 1.0}, thought_weight=thought_weight, role_weight=role_weight
+    )
+
+
 def collector(corpus: TwentyQCorpus, chat: Chat, stages: list[Stage]) -> CorpusCollector:
     made = CorpusCollector(
-        corpus=corpus, stages=stages, texts_per_step=5, thought_weight=4.0, max_tokens=8,
-        temperature=1.0, max_context=512,
+        corpus=corpus, stages=stages, texts_per_step=5, max_tokens=8, temperature=1.0,
+        max_context=512,
     )  # fmt: skip
     made.bind(make_env=lambda: corpus.env, chat=chat, generator=troupe(), seed=3)
     return made
@@ -152,8 +159,7 @@ def collector(corpus: TwentyQCorpus, chat: Chat, stages: list[Stage]) -> CorpusC
 def test_the_collector_follows_its_stages_and_depends_on_seed_and_step_only(
     corpus: TwentyQCorpus, chat: Chat
 ):
-    stages = [Stage(until=2, mixture={"facts": 1.0}), Stage(until=4, mixture={"refine": 1.0})]
-    made = collector(corpus, chat, stages)
+    made = collector(corpus, chat, [stage(2, "facts"), stage(4, "refine")])
     steps = [made.collect(step, 1) for step in range(6)]
     assert [{e.group for e in step} for step in steps] == [{"facts"}] * 2 + [{"refine"}] * 4
     assert made.collect(3, 1) == steps[3] != made.collect(4, 1)
@@ -161,22 +167,40 @@ def test_the_collector_follows_its_stages_and_depends_on_seed_and_step_only(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_before_the_last_line_weigh_more_and_an_unplayed_action_nothing(
+def test_thoughts_and_roles_weigh_what_the_stage_says_and_an_unplayed_action_nothing(
     corpus: TwentyQCorpus, chat: Chat, kind: str
 ):
-    made, unplayed = collector(corpus, chat, [Stage(until=9, mixture={kind: 1.0})]), 0
+    made, unplayed = collector(corpus, chat, [stage(9, kind, 4.0, 3.0)]), 0
     for step in range(4):
         bare = corpus.episodes(5, {kind: 1.0}, derive_seed(3, "corpus", step))
         for episode, plain in zip(made.collect(step, 1), bare, strict=True):
             for turn, same in zip(episode.turns, plain.turns, strict=True):
+                whole = 3.0 if kind in ROLES and turn is episode.turns[-1] else 1.0
                 tokens = list(zip(turn.action_ids, turn.info["weight"], strict=True))
-                thought, asked = (chat.decode([i for i, w in tokens if w == x]) for x in (4.0, 1.0))
+                thought, asked = (
+                    chat.decode([i for i, w in tokens if w == each * whole]) for each in (4.0, 1.0)
+                )
                 if same.info.get("weight") == 0:
-                    assert thought == asked == ""
+                    assert {weight for _, weight in tokens} == {0.0}
                     unplayed += 1
                 else:
                     assert (thought, asked) == (turn.action.removesuffix(asked), last_line(turn))
     assert (unplayed > 0) == (kind in EXPLORING)
+
+
+def test_each_step_is_weighed_by_the_stage_that_it_is_in(corpus: TwentyQCorpus, chat: Chat):
+    stages = [stage(1, "game", 4.0), stage(2, "game", 2.0), stage(3, "backup", 5.0, 7.0)]
+    made = collector(corpus, chat, stages)
+    found = [
+        {
+            weight
+            for e in made.collect(step, 1)
+            for turn in e.turns
+            for weight in turn.info["weight"]
+        }
+        for step in range(4)
+    ]
+    assert found == [{4.0, 1.0}, {2.0, 1.0}, {5.0, 1.0, 7.0}, {5.0, 1.0, 7.0}]
 
 
 @pytest.mark.parametrize("kind", KINDS)
