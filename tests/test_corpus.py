@@ -210,6 +210,8 @@ def test_thoughts_and_roles_weigh_what_the_stage_says_and_an_unplayed_action_not
                 if same.info.get("weight") == 0:
                     assert {weight for _, weight in tokens} == {0.0}
                     unplayed += 1
+                elif kind == "answers":
+                    assert {weight for _, weight in tokens} == {3.0}
                 else:
                     assert (thought, asked) == (turn.action.removesuffix(asked), last_line(turn))
     assert (unplayed > 0) == (kind in EXPLORING)

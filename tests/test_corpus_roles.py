@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from agentrl_cli.algos.language import outcome, verdict
+from agentrl_cli.corpora.games import Games
 from agentrl_cli.corpora.player import ODD, Notes
-from agentrl_cli.corpora.twentyq import TwentyQCorpus
+from agentrl_cli.corpora.twentyq import PLAYED_OUT, TwentyQCorpus
 from agentrl_cli.envs.twentyq.env import closeness
 from agentrl_cli.envs.twentyq.expert import entropy
 from tests.sample_corpus import drawn, fitting, last_line, told
@@ -69,30 +73,54 @@ def test_a_backup_reads_the_response_and_a_true_forecast_and_writes_a_true_one(
 ENDS = {"Success.": 3, "Close. Failure.": 2, "Near. Failure.": 1, "Far. Failure.": 0}
 
 
-def test_a_verdict_follows_from_the_worths_of_the_ends_that_its_prompt_shows(
+@dataclass(frozen=True)
+class Noted(Games):
+    """Games that keep every forecast which they imagined."""
+
+    texts: list[str] = field(default_factory=list)
+
+    def imagine(self, *args: Any) -> str:
+        self.texts.append(super().imagine(*args))
+        return self.texts[-1]
+
+
+def judgements(corpus: TwentyQCorpus, count: int) -> list[tuple[str, str, list[str], list[str]]]:
+    """The evaluator's prompt, its critique, and all games that were played for it: of the turn, of
+    the other turn."""
+    watched, found = copy.copy(corpus), []
+    for seed in range(count):
+        watched.games = Noted(corpus.env, corpus.player)
+        last = watched.evaluate(random.Random(seed))[-1]
+        texts = watched.games.texts
+        half = len(texts) // 2
+        found.append((last.observation[0].content, last.action, texts[:half], texts[half:]))
+    return found
+
+
+def test_a_verdict_follows_from_the_worths_of_the_ends_of_all_games_played_for_it(
     corpus: TwentyQCorpus,
 ):
     verdicts, ties = Counter(), 0
-    for episode in drawn(corpus, "evaluate", 200):
-        prompt, written = episode.turns[-1].observation[0].content, episode.turns[-1].action
-        rows = [line for line in prompt.splitlines() if outcome(line) is not None]
-        worths = [points for row in rows for end, points in ENDS.items() if row.endswith(end)]
-        assert len(rows) == len(worths) == 2 * corpus.forecasts
-        mine, others = sum(worths[: corpus.forecasts]), sum(worths[corpus.forecasts :])
-        how = "as well as" if mine >= others else "worse than"
+    for prompt, written, *groups in judgements(corpus, 150):
+        shown = [line for line in prompt.splitlines() if outcome(line) is not None]
+        assert shown == [text for group in groups for text in group[: corpus.forecasts]]
+        mine, others = (
+            [points for text in group for end, points in ENDS.items() if text.endswith(end)]
+            for group in groups
+        )
+        assert len(mine) == len(others) == PLAYED_OUT * corpus.forecasts
+        how = "as well as" if sum(mine) >= sum(others) else "worse than"
         assert written.endswith(f" ends {how} another turn.")
-        assert verdict(written) is (mine >= others)
-        verdicts[mine >= others] += 1
-        ties += mine == others
+        assert verdict(written) is (sum(mine) >= sum(others))
+        verdicts[sum(mine) >= sum(others)] += 1
+        ties += sum(mine) == sum(others)
     assert min(verdicts.values()) > 20 and ties > 0
 
 
-def test_a_verdict_says_what_most_forecasts_of_the_turn_tell(corpus: TwentyQCorpus):
+def test_a_verdict_says_what_most_games_of_the_turn_told(corpus: TwentyQCorpus):
     said = Counter()
-    for episode in drawn(corpus, "evaluate", 200):
-        prompt, written = episode.turns[-1].observation[0].content, episode.turns[-1].action
-        mine = prompt.split(corpus.prompts.evaluate.split("{others}")[0].split("}")[-1])[0]
-        counts = Counter(re.findall(r"It tells (\w+)\.", mine))
+    for _, written, mine, _ in judgements(corpus, 150):
+        counts = Counter(re.findall(r"It tells (\w+)\.", "\n".join(mine)))
         word = re.findall(r"It tells (\w+) and", written)
         assert counts[word[0]] == max(counts.values()) if word else not counts
         said.update(word or ["the end"])
