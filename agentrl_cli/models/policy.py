@@ -6,6 +6,7 @@ Logits exist only at positions that predict a trained token, and only a chunk of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -138,6 +139,12 @@ def causal(module: Module) -> PreTrainedModel:
     model = module.get_base_model() if isinstance(module, PeftModel) else module
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def reach(module: Module) -> float:
+    """How many tokens the model's positions allow; infinite where it names no limit."""
+    config = causal(module).config.get_text_config()
+    return getattr(config, "max_position_embeddings", math.inf)
 
 
 def vocabulary_head(model: PreTrainedModel) -> nn.Module:

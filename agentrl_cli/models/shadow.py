@@ -58,8 +58,11 @@ def visibility(queries: Tensor, keys: Tensor, labels: Tensor) -> Tensor:
 
 def hidden_states(model: PreTrainedModel, ids: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
     """Last hidden states [B, L, width] of packed rows, by one call of the model's body; 0 on what
-    the layout leaves out. Mask and positions are always given: without a mask, positions that are
-    used again would be taken for several documents. Raises ValueError unless `enable` was called."""
+    the layout leaves out. Raises ValueError for a model that was not enabled.
+
+    Mask and positions are always given: without a mask, positions that are used again would be
+    taken for several documents.
+    """
     implementation = model.config._attn_implementation
     if implementation not in ("sdpa", *SPLIT.values()):
         raise ValueError(f"packed rows cannot be read with attention '{implementation}'")
@@ -94,6 +97,8 @@ def split_attention(
     """Attention under a mask [B, 1, M, V + M] that has rows for the last M tokens only: the first V
     are causal among themselves. With `detach` the last M pass no gradient to the keys and values of
     the first. Any other mask is torch's own attention, unchanged."""
+    if attention_mask is not None and not attention_mask.shape[-2]:
+        attention_mask = None
     if attention_mask is None or attention_mask.shape[-2] == query.shape[-2]:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     seen = attention_mask.shape[-1] - attention_mask.shape[-2]
@@ -113,7 +118,7 @@ for _grad, _name in SPLIT.items():  # beyond packed rows these are sdpa: generat
 
 
 def enable(model: PreTrainedModel, critic: list[int], layout: Layout, grad: CriticGrad) -> None:
-    """Make `model` read packed rows in this layout, for good (a recomputed layer must find it, too).
+    """Make `model` read packed rows in this layout, for good: a recomputed layer must find it, too.
 
     Raises UserError for a model whose attention cannot be packed, or for which packed and unpacked
     log-probs differ on two turns with the critic prompt `critic`.

@@ -1,0 +1,347 @@
+"""Packed attention: one pass over an episode with critic prompts says what single passes say, and
+every known way to get it wrong is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    DynamicCache,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from agentrl_cli.errors import UserError
+from agentrl_cli.models import shadow
+from agentrl_cli.models.policy import forward, pack
+from agentrl_cli.models.shadow import enable, hidden_states, packing_gap, positions, visibility
+from agentrl_cli.types import Sample
+from tests import sample_shadow
+from tests.sample_shadow import (
+    FAMILIES,
+    LAYOUTS,
+    PROMPT,
+    USUAL,
+    WORDS,
+    Row,
+    alone,
+    head_of,
+    largest_gap,
+    model_of,
+    read,
+    row,
+)
+
+EXACT = 1e-5
+SHAPES = [
+    [(1, 1)],
+    [(7, 3), (2, 5)],
+    [(4, 1), (0, 4), (3, 2)],
+    [(9, 2), (0, 1), (0, 1), (6, 7)],
+    [(3, 8), (1, 1), (5, 2), (0, 3), (2, 1)],
+    [(2, 1), (4, 6), (0, 2), (1, 9), (3, 1), (8, 4)],
+]
+THREE = row((6, 3), (2, 4), (0, 2))
+HEAD = head_of()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_packed_pass_equals_a_pass_for_each_turn_and_each_state(family: str, layout: str):
+    model = model_of(family, layout)
+    for turns in SHAPES:
+        assert largest_gap(model, HEAD, [row(*turns)]) < EXACT, turns
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 6),
+            st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=6),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 4),
+    st.sampled_from(LAYOUTS),
+)
+def test_rows_of_any_shape_in_any_batch_equal_single_passes(drawn: Any, prompt: int, layout: str):
+    rows = [
+        row((first + seen, acted), *more, prompt=PROMPT[:1] * prompt, seed=i)
+        for i, (first, [(seen, acted), *more]) in enumerate(drawn)
+    ]
+    assert largest_gap(model_of("qwen2", layout), HEAD, rows) < EXACT
+
+
+def seeing_shadows(queries: torch.Tensor, keys: torch.Tensor, labels: torch.Tensor):
+    of_queries, of_keys = (shadow._take(labels, columns, -1) for columns in (queries, keys))
+    both = (of_queries[:, :, None] > 0) & (of_keys[:, None, :] > 0)
+    earlier = keys[:, None, :] <= queries[:, :, None]
+    return visibility(queries, keys, labels) | (both & earlier)[:, None]
+
+
+def eager_states(model: PreTrainedModel, ids: Any, labels: Any, lengths: Any):
+    model.set_attn_implementation("eager")
+    columns = torch.arange(ids.shape[1]).expand_as(ids)
+    return model.base_model(
+        input_ids=ids, attention_mask=visibility(columns, columns, labels.long()),
+        position_ids=positions(labels.long(), lengths), use_cache=False,
+    ).last_hidden_state  # fmt: skip
+
+
+def counted(labels: torch.Tensor, lengths: torch.Tensor):
+    return torch.arange(labels.shape[1]).expand_as(labels)
+
+
+BROKEN: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "plain shift": ("predecessors", lambda labels: counted(labels, labels) - 1, "visible_first"),
+    "no mask": ("visibility", lambda queries, keys, labels: None, "interleaved"),
+    "positions not reused": ("positions", counted, "visible_first"),
+    "shadows see shadows": ("visibility", seeing_shadows, "visible_first"),
+    "bool mask under eager": ("hidden_states", eager_states, "interleaved"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_packing_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch):
+    part, broken, layout = BROKEN[name]
+    model = model_of("qwen2", layout)
+    assert largest_gap(model, HEAD, [THREE]) < EXACT
+    monkeypatch.setattr(shadow, part, broken)
+    assert largest_gap(model, HEAD, [THREE]) > 0.05
+    if part != "predecessors":  # labels are no matter of the model
+        with pytest.raises(UserError, match="would corrupt training"):
+            enable(model_of("qwen2", layout), PROMPT, layout, "full")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_value_read_one_token_early_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    right = Row.value_columns
+    monkeypatch.setattr(Row, "value_columns", lambda one: [c - 1 for c in right(one)])
+    assert largest_gap(model_of("qwen2"), HEAD, [THREE]) > 0.05
+
+
+def states(model: PreTrainedModel, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states [L, width] of one packed sample, and its labels."""
+    labels = torch.tensor([sample.streams["shadow"]])
+    ids, length = torch.tensor([sample.ids]), torch.tensor([len(sample.ids)])
+    with torch.no_grad():
+        return hidden_states(model, ids, labels, length)[0], labels[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_its_shadows_the_visible_states_are_the_same(layout: str):
+    model = model_of("llama", layout)
+    hidden, labels = states(model, THREE.sample())
+    bare = Sample(THREE.state(3), [], {"shadow": [0.0] * len(THREE.state(3))})
+    assert torch.allclose(hidden[labels == 0], states(model, bare)[0], atol=EXACT)
+    plain = model.base_model(input_ids=torch.tensor([THREE.state(3)]), use_cache=False)
+    assert torch.allclose(states(model, bare)[0], plain.last_hidden_state[0], atol=EXACT)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_edited_shadow_changes_no_visible_state_and_no_other_value(layout: str):
+    model, sample = model_of("llama", layout), THREE.sample()
+    before, labels = states(model, sample)
+    sample.ids[sample.streams["shadow"].index(2.0)] = 5
+    after, _ = states(model, sample)
+    assert torch.equal(before[labels != 2], after[labels != 2])
+    assert not torch.allclose(before[labels == 2], after[labels == 2], atol=1e-2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_edited_action_changes_only_the_values_of_later_states(layout: str):
+    model, edited = model_of("llama", layout), row((6, 3), (2, 4), (0, 2))
+    edited.turns[1][1][0] = 1
+    with torch.no_grad():
+        (_, before), (_, after) = (read(model, HEAD, [one])[0] for one in (THREE, edited))
+    assert torch.equal(before[:2], after[:2])
+    assert ((before[2:] - after[2:]).abs() > 1e-3).all()
+
+
+def test_positions_are_those_of_the_slides():
+    labels = torch.tensor([[0] * 10 + [1] * 19 + [0] * 4 + [2] * 19 + [0] * 3])
+    found = positions(labels, torch.tensor([53]))[0].tolist()
+    # the state ends at 9, its critic prompt takes 10 to 28, and the action begins at 10 again
+    expected = [*range(10), *range(10, 29), *range(10, 14), *range(14, 33), 14, 0, 0]
+    assert found == expected
+
+
+def test_the_mask_is_the_formula():
+    labels = torch.tensor([[0, 0, 1, 1, 0, 2, 2, 3, 0, 0], [0, 1, 0, 0, 2, 0, 0, 0, 0, 0]])
+    columns = torch.arange(10).expand(2, 10)
+    found = visibility(columns, columns, labels)
+    for b, marks in enumerate(labels.tolist()):
+        for q in range(10):
+            for j in range(10):
+                expected = j <= q and (marks[j] == 0 or marks[j] == marks[q])
+                assert found[b, 0, q, j] == expected, (b, q, j)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_episode_in_a_batch_is_the_episode_alone(layout: str):
+    model = model_of("gpt2", layout)  # its positions are a table: padding must not leave it
+    rows = [
+        row((40, 30), (5, 70), prompt=PROMPT * 20),
+        row((2, 1)),
+        row((3, 2), (1, 1), (0, 4), (2, 2), (2, 2)),
+    ]
+    with torch.no_grad():
+        together = read(model, HEAD, rows)
+        for one, found in zip(rows, together, strict=True):
+            for a, b in zip(found, read(model, HEAD, [one])[0], strict=True):
+                assert torch.allclose(a, b, atol=EXACT)
+
+
+def cached_values(model: PreTrainedModel, one: Row, *, train_prefix: bool) -> torch.Tensor:
+    """V_0 … V_n from the prompt read behind each state's kept keys and values."""
+    values = []
+    for k in range(len(one.turns) + 1):
+        cache = DynamicCache()
+        with torch.set_grad_enabled(train_prefix):
+            model.base_model(
+                input_ids=torch.tensor([one.state(k)]), past_key_values=cache, use_cache=True
+            )
+        hidden = model.base_model(
+            input_ids=torch.tensor([one.prompt]), past_key_values=cache, use_cache=True
+        )
+        values.append(HEAD(hidden.last_hidden_state)[0, -1])
+    return torch.stack(values)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_are_those_of_a_prompt_behind_a_cached_state(layout: str):
+    model = model_of("qwen3", layout)
+    with torch.no_grad():
+        found = read(model, HEAD, [THREE])[0][1]
+        assert torch.allclose(found, cached_values(model, THREE, train_prefix=True), atol=EXACT)
+
+
+def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, grad in one.items():
+        assert torch.allclose(grad, other[name], atol=2e-4, rtol=1e-4), name
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "checkpointed"])
+def test_gradients_are_the_sum_of_those_of_single_passes(layout: str):
+    model = model_of("qwen2", "interleaved" if layout == "interleaved" else "visible_first")
+    if layout == "checkpointed":
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    rows = [THREE, row((2, 2), (3, 1))]
+    packed = gradients(
+        model, torch.cat([torch.cat(pair) for pair in read(model, HEAD, rows)]).sum()
+    )
+    model.activation_checkpointing_disable()
+    single = torch.cat([torch.cat(alone(model, HEAD, one)) for one in rows]).sum()
+    assert_alike(packed, gradients(model, single))
+
+
+def test_a_detached_prefix_gets_no_gradient_from_values_and_changes_none_of_them():
+    full, cut = (read(model_of("qwen2", grad=g), HEAD, [THREE])[0][1] for g in shadow.SPLIT)
+    assert torch.equal(full, cut)
+    model = model_of("qwen2", grad="detach_prefix")
+    found = gradients(model, read(model, HEAD, [THREE])[0][1].sum())
+    assert_alike(found, gradients(model, cached_values(model, THREE, train_prefix=False).sum()))
+    whole = gradients(model, cached_values(model, THREE, train_prefix=True).sum())
+    with pytest.raises(AssertionError):
+        assert_alike(found, whole)
+
+
+def test_a_packed_pass_is_one_call_over_visible_tokens_and_prompts(monkeypatch: pytest.MonkeyPatch):
+    model, sizes = model_of("qwen2"), []
+    hook = model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    forward(model, pack([THREE.sample()]), HEAD)
+    hook.remove()
+    assert sizes == [(1, len(THREE.state(3)) + 4 * len(PROMPT))]
+
+
+def test_plain_and_generating_passes_stay_torchs_own_attention_bit_for_bit():
+    ids = torch.tensor([[0, 0, 5, 6, 7], [3, 4, 5, 6, 7]])
+    inside = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    found = []
+    for model in (
+        model_of("qwen2", "interleaved"),
+        model_of("qwen2"),
+        model_of("qwen2", grad="detach_prefix"),
+    ):
+        with torch.no_grad():
+            first = model(input_ids=ids, attention_mask=inside, use_cache=True)
+            longer = torch.cat([inside, torch.ones(2, 1, dtype=torch.long)], 1)
+            then = model(
+                input_ids=ids[:, :1] + 1,
+                attention_mask=longer,
+                past_key_values=first.past_key_values,
+            )
+            found.append(torch.cat([first.logits, then.logits, model(input_ids=ids).logits], 1))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+WINDOW = {**USUAL, "sliding_window": 8}
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "mistral with window": (lambda: MistralForCausalLM(MistralConfig(**WINDOW)), "window of 8"),
+    "qwen2 with window": (
+        lambda: Qwen2ForCausalLM(
+            Qwen2Config(**WINDOW, use_sliding_window=True, max_window_layers=1)
+        ),
+        "sliding_attention",
+    ),
+    "unknown family": (
+        lambda: GPTNeoXForCausalLM(
+            GPTNeoXConfig(**{k: v for k, v in USUAL.items() if "key" not in k})
+        ),
+        "gpt_neox",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_do_not_see_all_that_came_before_are_refused(name: str):
+    make, words = REFUSED[name]
+    with pytest.raises(UserError, match=words):
+        enable(make().eval(), PROMPT, "visible_first", "full")
+
+
+def test_attention_and_layouts_that_cannot_be_packed_are_refused():
+    model = model_of("qwen2")
+    model.set_attn_implementation("eager")
+    with pytest.raises(UserError, match=r"'eager'.*set model\.attention=sdpa"):
+        enable(model, PROMPT, "visible_first", "full")
+    with pytest.raises(ValueError, match="'eager'"):
+        forward(model, pack([THREE.sample()]))
+    with pytest.raises(UserError, match=r"set algo\.layout=visible_first"):
+        enable(model_of("qwen2"), PROMPT, "interleaved", "detach_prefix")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_passes_its_check_in_float32_and_bfloat16(family: str):
+    model = sample_shadow.FAMILIES[family]().eval()
+    enable(model, PROMPT, "visible_first", "full")
+    assert packing_gap(model, PROMPT) < EXACT
+    enable(model.to(torch.bfloat16), PROMPT, "visible_first", "full")
+
+
+def test_samples_that_train_a_critic_prompt_or_begin_with_one_are_refused():
+    for mask, labels in ([0, 0, 1], [0.0, 0.0, 1.0]), ([0, 0, 1], [1.0, 0.0, 0.0]):
+        with pytest.raises(ValueError, match="critic prompt"):
+            pack([Sample([1, 2, 3], mask, {"shadow": labels})])
+    assert WORDS > max(PROMPT)
