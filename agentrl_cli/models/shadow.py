@@ -102,13 +102,13 @@ def split_attention(
     if attention_mask is None or attention_mask.shape[-2] == query.shape[-2]:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     seen = attention_mask.shape[-1] - attention_mask.shape[-2]
-    first = [states[:, :, :seen] for states in (query, key, value)]
-    visible, _ = sdpa_attention_forward(module, *first, None, **options)
+    queries, keys, values = query[:, :, :seen], key[:, :, :seen], value[:, :, :seen]
+    visible, _ = sdpa_attention_forward(module, queries, keys, values, None, **options)
     if detach:
-        key = torch.cat([key[:, :, :seen].detach(), key[:, :, seen:]], 2)
-        value = torch.cat([value[:, :, :seen].detach(), value[:, :, seen:]], 2)
-    last = query[:, :, seen:]
-    shadows, _ = sdpa_attention_forward(module, last, key, value, attention_mask, **options)
+        key = torch.cat([keys.detach(), key[:, :, seen:]], 2)
+        value = torch.cat([values.detach(), value[:, :, seen:]], 2)
+    queries = query[:, :, seen:]
+    shadows, _ = sdpa_attention_forward(module, queries, key, value, attention_mask, **options)
     return torch.cat([visible, shadows], 1), None
 
 
