@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 from transformers import (
+    DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -139,6 +140,24 @@ def alone(model: PreTrainedModel, head: nn.Module, one: Row) -> tuple[Tensor, Te
             head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)[0, -1]
         )
     return torch.cat(logprobs), torch.stack(values)
+
+
+def cached_values(
+    model: PreTrainedModel, head: nn.Module, one: Row, *, train_prefix: bool
+) -> Tensor:
+    """V_0 … V_n from the prompt read behind each state's kept keys and values."""
+    values = []
+    for k in range(len(one.turns) + 1):
+        cache = DynamicCache()
+        with torch.set_grad_enabled(train_prefix):
+            model.base_model(
+                input_ids=torch.tensor([one.state(k)]), past_key_values=cache, use_cache=True
+            )
+        hidden = model.base_model(
+            input_ids=torch.tensor([one.prompt]), past_key_values=cache, use_cache=True
+        )
+        values.append(head(hidden.last_hidden_state)[0, -1])
+    return torch.stack(values)
 
 
 def largest_gap(model: PreTrainedModel, head: nn.Module, rows: list[Row]) -> float:

@@ -11,13 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
-    DynamicCache,
     PreTrainedModel,
 )
 
 from agentrl_cli.errors import UserError
 from agentrl_cli.models import shadow
-from agentrl_cli.models.policy import forward, pack
 from agentrl_cli.models.shadow import enable, hidden_states, positions, visibility
 from agentrl_cli.types import Sample
 from tests.sample_shadow import (
@@ -25,7 +23,7 @@ from tests.sample_shadow import (
     LAYOUTS,
     PROMPT,
     Row,
-    alone,
+    cached_values,
     head_of,
     largest_gap,
     model_of,
@@ -194,73 +192,11 @@ def test_an_episode_in_a_batch_is_the_episode_alone(layout: str):
                 assert torch.allclose(a, b, atol=EXACT)
 
 
-def cached_values(model: PreTrainedModel, one: Row, *, train_prefix: bool) -> torch.Tensor:
-    """V_0 … V_n from the prompt read behind each state's kept keys and values."""
-    values = []
-    for k in range(len(one.turns) + 1):
-        cache = DynamicCache()
-        with torch.set_grad_enabled(train_prefix):
-            model.base_model(
-                input_ids=torch.tensor([one.state(k)]), past_key_values=cache, use_cache=True
-            )
-        hidden = model.base_model(
-            input_ids=torch.tensor([one.prompt]), past_key_values=cache, use_cache=True
-        )
-        values.append(HEAD(hidden.last_hidden_state)[0, -1])
-    return torch.stack(values)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_values_are_those_of_a_prompt_behind_a_cached_state(layout: str):
     model = model_of("qwen3", layout)
     with torch.no_grad():
         found = read(model, HEAD, [THREE])[0][1]
-        assert torch.allclose(found, cached_values(model, THREE, train_prefix=True), atol=EXACT)
-
-
-def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name, grad in one.items():
-        assert torch.allclose(grad, other[name], atol=2e-4, rtol=1e-4), name
-
-
-@pytest.mark.parametrize("layout", [*LAYOUTS, "checkpointed"])
-def test_gradients_are_the_sum_of_those_of_single_passes(layout: str):
-    model = model_of("qwen2", "interleaved" if layout == "interleaved" else "visible_first")
-    if layout == "checkpointed":
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    rows = [THREE, row((2, 2), (3, 1))]
-    packed = gradients(
-        model, torch.cat([torch.cat(pair) for pair in read(model, HEAD, rows)]).sum()
-    )
-    model.activation_checkpointing_disable()
-    single = torch.cat([torch.cat(alone(model, HEAD, one)) for one in rows]).sum()
-    assert_alike(packed, gradients(model, single))
-
-
-def test_a_detached_prefix_gets_no_gradient_from_values_and_changes_none_of_them():
-    full, cut = (read(model_of("qwen2", grad=g), HEAD, [THREE])[0][1] for g in shadow.SPLIT)
-    assert torch.equal(full, cut)
-    model = model_of("qwen2", grad="detach_prefix")
-    found = gradients(model, read(model, HEAD, [THREE])[0][1].sum())
-    assert_alike(found, gradients(model, cached_values(model, THREE, train_prefix=False).sum()))
-    whole = gradients(model, cached_values(model, THREE, train_prefix=True).sum())
-    with pytest.raises(AssertionError):
-        assert_alike(found, whole)
-
-
-def test_a_packed_pass_is_one_call_over_visible_tokens_and_prompts(monkeypatch: pytest.MonkeyPatch):
-    model, sizes = model_of("qwen2"), []
-    hook = model.base_model.register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)),
-        with_kwargs=True,
-    )
-    forward(model, pack([THREE.sample()]), HEAD)
-    hook.remove()
-    assert sizes == [(1, len(THREE.state(3)) + 4 * len(PROMPT))]
+        assert torch.allclose(
+            found, cached_values(model, HEAD, THREE, train_prefix=True), atol=EXACT
+        )
