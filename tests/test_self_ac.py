@@ -117,6 +117,16 @@ def test_a_restart_makes_two_samples_that_credit_as_one_episode(
         assert stream_at_states(phase, "reward")[0][-1] == pytest.approx(0.9**2, abs=1e-5)
 
 
+def test_a_state_that_a_restart_replaced_is_neither_trained_nor_a_target(model_folder: Path):
+    algo, _ = self_ac(model_folder)
+    game = played("a", [0.0, 1.0])
+    game.turns[1].restart = True
+    _, metrics = algo.loss(*said(phase_of(algo, game), [[0.1, 0.9], [0.3, 0.4]]))
+    second = ((0.3 - 0.4) ** 2 + 4 * (0.3 - 1) ** 2) / 5 + (0.4 - 1) ** 2
+    # the first segment ends with what was earned later, 1, whatever is read there
+    assert metrics["critic_loss"].item() == pytest.approx((0.1 - 1) ** 2 + second, abs=1e-5)
+
+
 def test_micro_batches_of_any_size_train_alike(model_folder: Path):
     games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0]), played("c", [0.0, 1.0])]
     rows = []
@@ -186,6 +196,9 @@ def test_annotated_turns_show_value_advantage_and_td_error(model_folder: Path):
     assert render_turn(2, game.turns[1])[0].endswith(
         "value +0.250  advantage +0.750  td_error +0.750"
     )
+    cut = played("b", [0.0], stop="truncated")
+    algo.annotate([cut])
+    assert cut.turns[0].info["advantage"] == 0.0  # 1/4 is still hoped for, as before
 
 
 def test_without_its_value_head_the_saved_policy_is_the_same_model(

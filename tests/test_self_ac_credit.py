@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_cli.algos.packed import pack_episode
@@ -96,6 +96,7 @@ def test_returns_are_discounted_backwards():
     assert returns([1.0, 0.0, 2.0], 0.5) == [1.5, 1.0, 2.0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=2, max_size=8))
 def test_rank_correlation_sees_order_only(pairs: list[tuple[float, float]]):
     found = rank_correlation(pairs)

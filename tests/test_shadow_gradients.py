@@ -69,5 +69,7 @@ def test_a_packed_pass_is_one_call_over_visible_tokens_and_prompts(monkeypatch: 
         with_kwargs=True,
     )
     forward(model, pack([THREE.sample()]), HEAD)
+    forward(model, pack([THREE.sample(), row((3, 17), prompt=PROMPT * 5).sample()]), HEAD)
     hook.remove()
-    assert sizes == [(1, len(THREE.state(3)) + 4 * len(PROMPT))]
+    visible, prompts = len(THREE.state(3)), 4 * len(PROMPT)
+    assert sizes == [(1, visible + prompts), (2, 20 + 30)]  # the longest of each part

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -37,12 +37,14 @@ def outputs_of(batch: Batch, drift: Any = 0.0, seed: int = 0) -> Outputs:
     return Outputs(logprobs.requires_grad_(), torch.ones_like(batch.mask) * batch.mask, None)
 
 
+@settings(deadline=None)
 @given(numbers, st.integers(0, 9))
 def test_shift_is_the_loop(row: list[float], by: int):
     expected = [row[k + by] if k + by < len(row) else 0.0 for k in range(len(row))]
     assert shift(torch.tensor(row), by).tolist() == expected
 
 
+@settings(deadline=None)
 @given(numbers, shares, st.integers(1, 6))
 def test_td_targets_are_the_loop(row: list[float], discount: float, steps: int):
     values, n = [x / 3 for x in row], len(row)
@@ -54,6 +56,7 @@ def test_td_targets_are_the_loop(row: list[float], discount: float, steps: int):
             assert found[m - 1, k] == pytest.approx(expected, abs=1e-5)
 
 
+@settings(deadline=None)
 @given(numbers, shares)
 def test_true_returns_are_a_fixed_point_of_every_td(rewards: list[float], discount: float):
     returns, later = [], 0.0
@@ -64,6 +67,7 @@ def test_true_returns_are_a_fixed_point_of_every_td(rewards: list[float], discou
     assert torch.allclose(targets, torch.tensor(returns).expand(5, -1), atol=1e-5)
 
 
+@settings(deadline=None)
 @given(numbers, shares)
 def test_five_td_losses_have_the_gradient_of_one_regression_on_their_mean(
     row: list[float], discount: float
@@ -83,6 +87,7 @@ def last(length: int) -> Tensor:
     return torch.arange(length) == length - 1
 
 
+@settings(deadline=None)
 @given(numbers, shares, shares)
 def test_advantages_of_an_ended_episode_are_those_of_the_list_form(
     row: list[float], discount: float, gae_lambda: float
