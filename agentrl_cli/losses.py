@@ -47,6 +47,26 @@ def clipped_ratio(
     return -(gain * batch.mask).sum(), {name: each.detach().sum() for name, each in metrics.items()}
 
 
+def value_error(outputs: Outputs, batch: Batch, clip: float) -> Loss:
+    """Squared error of the head's values against stream `return`, weighed by stream `value_at`.
+
+    With `clip` above 0 the larger of it and the error of a value held within `clip` of stream
+    `old_value` counts, which keeps a step from moving values further (as in the code of Schulman
+    et al. 2017). Raises ValueError where the model has no head.
+    """
+    if outputs.values is None:
+        raise ValueError("value_error needs a model with a head; set ModelSpec.head")
+    at, target, old = (batch.streams[name] for name in ("value_at", "return", "old_value"))
+    plain = (outputs.values - target) ** 2
+    if not clip:
+        loss = (plain * at).sum()
+        return loss, {"value_loss": loss.detach()}
+    held = (old + (outputs.values - old).clamp(-clip, clip) - target) ** 2
+    loss = (torch.maximum(plain, held) * at).sum()
+    clipped = ((held > plain) * at).sum()
+    return loss, {"value_loss": loss.detach(), "value_clip_fraction": clipped.detach()}
+
+
 def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
     """KL(policy || reference) on the policy's own tokens by the k3 estimator (Schulman 2020; GRPO,
     eq. 4).

@@ -24,7 +24,7 @@ from agentrl_cli.algos.refine import Refinement
 from agentrl_cli.algos.roles import Place, Roles
 from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.buffer import ReplayBuffer
-from agentrl_cli.errors import UserError, at_least
+from agentrl_cli.errors import at_least, share
 from agentrl_cli.losses import kl_to_reference, nll
 from agentrl_cli.models.policy import Batch, Outputs, score
 from agentrl_cli.types import Episode, Sample
@@ -79,9 +79,8 @@ class NLAC(Algorithm):
     def __post_init__(self) -> None:
         at_least(1, turns_per_update=self.turns_per_update, replay=self.replay)
         at_least(1, forecasts=self.forecasts, rounds=self.rounds)
-        at_least(0, ema=self.ema, priority=self.priority, kl=self.kl, warmup=self.warmup)
-        if self.ema > 1:
-            raise UserError(f"ema is {self.ema}: a share is at most 1")
+        at_least(0, priority=self.priority, kl=self.kl, warmup=self.warmup)
+        share(ema=self.ema)
 
     @property
     def capacity(self) -> int:

@@ -1,0 +1,93 @@
+"""Where a scalar critic reads an episode: a state at its last token, which is the one before the
+action; an action at its own last token."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from agentrl_cli.algos.calibration import outcome_metrics
+from agentrl_cli.models.policy import Module, batches, causal, forward, pack
+from agentrl_cli.types import Episode, Sample, Turn
+
+if TYPE_CHECKING:
+    from agentrl_cli.chat import Chat
+
+READ_AT_ONCE = 16384
+
+
+@dataclass
+class Span:
+    """Action tokens ids[start:end] of `sample` that count as one step, and that step's reward. The
+    state before it is read at token start - 1, the step itself at token end - 1."""
+
+    turn: Turn
+    sample: Sample
+    start: int
+    end: int
+    reward: float
+
+
+def whole(episodes: list[Episode]) -> list[Episode]:
+    """The episodes that did not break and have at least one turn."""
+    return [episode for episode in episodes if episode.turns and not episode.error]
+
+
+def turn_spans(episode: Episode, samples: list[Sample]) -> list[Span]:
+    """One span a turn; `samples` are the unbroken segments of the episode, in order."""
+    spans: list[Span] = []
+    segments = iter(samples)
+    for i, turn in enumerate(episode.turns):
+        goes_on = i > 0 and not turn.restart
+        sample = spans[-1].sample if goes_on else next(segments)
+        start = (spans[-1].end if goes_on else 0) + len(turn.observation_ids)
+        end = start + len(turn.action_ids)
+        spans.append(Span(turn, sample, start, end, turn.reward))
+    return spans
+
+
+def token_spans(spans: list[Span]) -> list[Span]:
+    """One span a token of the given ones, whose reward comes with their last token."""
+    return [
+        Span(s.turn, s.sample, at, at + 1, s.reward if at == s.end - 1 else 0.0)
+        for s in spans
+        for at in range(s.start, s.end)
+    ]
+
+
+def cut_off(episode: Episode, chat: Chat, module: Module) -> list[int]:
+    """The ids behind the last action that make the state in which an episode was cut off; none for
+    an episode that is done. What `module` has no positions for is left out: only a value rests on
+    it."""
+    if episode.stop == "done":
+        return []
+    last = len(episode.turns) - 1
+    played = len(episode.state_ids(last)) + len(episode.turns[last].action_ids)
+    settings = causal(module).config.get_text_config().to_dict()
+    room = settings.get("max_position_embeddings", sys.maxsize) - played
+    return chat.extend(episode.closing, episode.turns[last].action_ids[-1])[: max(0, room)]
+
+
+@torch.no_grad()
+def read(module: Module, head: nn.Module | None, samples: list[Sample]) -> list[list[Tensor]]:
+    """[log-probs, values] of each sample by one pass, in the order given: one number a token, 0 for
+    the log-prob of an untrained one, and of the values what `head` gives."""
+    assert head is not None
+    found: dict[int, list[Tensor]] = {}
+    for rows in batches([[i] for i in range(len(samples))], samples, READ_AT_ONCE):
+        batch = pack([samples[i] for i in rows]).to(causal(module).device)
+        outputs = forward(module, batch, head)
+        assert outputs.values is not None
+        for i, *row in zip(rows, outputs.logprobs.cpu(), outputs.values.cpu(), strict=True):
+            found[i] = [numbers[: len(samples[i].ids)] for numbers in row]
+    return [found[i] for i in range(len(samples))]
+
+
+def measured(episodes: list[Episode]) -> dict[str, float]:
+    """The values noted in every turn against how its episode ended."""
+    pairs = [(turn.info["value"], float(e.success)) for e in episodes for turn in e.turns]
+    return outcome_metrics([value for value, _ in pairs], [outcome for _, outcome in pairs])
