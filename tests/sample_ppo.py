@@ -9,6 +9,7 @@ from agentrl_cli.algos.base import OptimizerSpec, Phase
 from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.models.set import ModelSet
+from agentrl_cli.settings import LoraConfig
 from agentrl_cli.types import Episode, Message
 from tests.sample_critics import bound, rewarded, stir
 from tests.sample_nlac import WON, episode
@@ -25,10 +26,10 @@ def ppo(**changes) -> PPO:
     return PPO(**{**usual, **changes})
 
 
-def stirred(folder: Path, **changes) -> tuple[PPO, ModelSet]:
+def stirred(folder: Path, lora: LoraConfig | None = None, **changes) -> tuple[PPO, ModelSet]:
     """The algorithm on a model whose values are not zero."""
     algo = ppo(**changes)
-    models = bound(algo, folder)
+    models = bound(algo, folder, lora=lora)
     stir(models, "policy")
     return algo, models
 

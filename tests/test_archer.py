@@ -15,6 +15,7 @@ from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError
 from agentrl_cli.models.policy import Batch, Outputs
 from agentrl_cli.models.set import ModelSet
+from agentrl_cli.settings import LoraConfig
 from agentrl_cli.types import Episode, Message, Sample
 from tests.sample_critics import alone, bound, learner, rewarded, stir, success_while_learning
 from tests.sample_models import LORA, disturb
@@ -34,10 +35,12 @@ def archer(**changes) -> ArCHer:
     return ArCHer(**{**usual, **changes})
 
 
-def stirred(folder: Path, **changes) -> tuple[ArCHer, ModelSet, Troupe]:
+def stirred(
+    folder: Path, lora: LoraConfig | None = None, **changes
+) -> tuple[ArCHer, ModelSet, Troupe]:
     """The algorithm; critic and target differ, and no value of theirs is zero."""
     algo, generator = archer(**changes), troupe(act=ACTION)
-    models = bound(algo, folder, generator)
+    models = bound(algo, folder, generator, lora)
     disturb(models, "target")
     stir(models, "critic", "target")
     with torch.no_grad():
@@ -187,10 +190,11 @@ def test_starting_the_policy_from_weights_leaves_critic_and_target_together(
     assert fresh.fingerprint("target") == fresh.fingerprint("critic") == before
 
 
+@pytest.mark.parametrize("lora", [None, LORA])
 def test_the_critic_learns_alone_until_it_is_warm_and_neither_moves_the_other(
-    model_folder: Path,
+    model_folder: Path, lora: LoraConfig | None
 ):
-    algo, models, _ = stirred(model_folder, critic_warmup=1)
+    algo, models, _ = stirred(model_folder, lora, critic_warmup=1)
     policy, critic = models.fingerprint("policy"), models.fingerprint("critic")
     cold = learn(algo, models, step=0)
     assert models.fingerprint("policy") == policy and "policy/loss" not in cold

@@ -12,8 +12,10 @@ from agentrl_cli.algos.base import OptimizerSpec
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError
 from agentrl_cli.models.policy import forward, pack, score
+from agentrl_cli.settings import LoraConfig
 from agentrl_cli.types import Sample
 from tests.sample_critics import bound, learner, rewarded, success_while_learning
+from tests.sample_models import LORA
 from tests.sample_nlac import LOST, WON
 from tests.sample_ppo import LEVELS, cut, phase_of, ppo, stirred, won
 
@@ -80,9 +82,12 @@ def test_the_value_loss_reaches_the_body_and_the_policy_loss_never_the_head(mode
     assert all(gradients["policy"][name] > 0 for name in body)
 
 
-def test_a_reference_is_kept_and_scored_only_where_its_kl_is_paid_for(model_folder: Path):
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_reference_is_kept_and_scored_only_where_its_kl_is_paid_for(
+    model_folder: Path, lora: LoraConfig | None
+):
     assert list(ppo().models()) == ["policy"]
-    algo, models = stirred(model_folder, kl=0.1, epochs=2)
+    algo, models = stirred(model_folder, lora, kl=0.1, epochs=2)
     (sample,) = phase_of(algo, [won()]).samples
     assert sample.streams["reference_logprob"] == sample.streams["old_logprob"]
     before = models.fingerprint("reference")

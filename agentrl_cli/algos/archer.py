@@ -6,8 +6,8 @@ policy gradient whose advantage is their utterance's Q(s, a) - V(s). Our choices
 copy of the language model (its own adapter under LoRA) with two linear heads, Q read at the last
 token of the action and V at the last token of the observation; the actor learns from this step's
 fresh episodes instead of fresh actions in replayed states; its ratio to the weights that played is
-clipped, which with one optimizer step is REINFORCE. Left out: the second critic whose minimum with
-the first is taken, and the token-level baseline.
+clipped, which with one optimizer step is REINFORCE. Left out: the token-level baseline and, from
+the authors' code, the second critic whose minimum with the first is taken.
 """
 
 from __future__ import annotations
@@ -181,8 +181,7 @@ def transition(place: Place, q_target: float, v_target: float) -> Sample:
 
 
 def td_loss(outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Squared errors of Q and of V against their targets, summed over turns (Zhou et al. 2024,
-    section 3)."""
+    """Squared errors of Q and of V against their targets, summed over turns (Zhou et al. 2024)."""
     assert outputs.values is not None
     q, v = outputs.values.unbind(-1)
     at = batch.streams
