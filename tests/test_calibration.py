@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from agentrl_cli.algos.calibration import (
     brier,
+    critic_metrics,
     explained_variance,
-    outcome_metrics,
     rank_correlation,
+    rank_same_turn,
     ranks,
 )
 
@@ -48,9 +49,16 @@ def test_lists_that_do_not_match_are_refused():
         rank_correlation([1.0], [1.0, 2.0])
 
 
-def test_brier_by_hand_with_values_held_between_0_and_1():
+def test_brier_by_hand():
     assert brier([0.8, 0.3], [1.0, 1.0]) == pytest.approx((0.04 + 0.49) / 2)
-    assert brier([1.7, -0.4], [1.0, 1.0]) == 0.5
+
+
+def test_a_critic_that_only_counts_turns_ranks_nothing_within_a_turn():
+    blind = [(0, 0.2, 0.0), (0, 0.2, 0.0), (0, 0.2, 1.0), (1, 0.9, 1.0), (1, 0.9, 1.0)]
+    assert rank_same_turn(blind) == 0 and critic_metrics(blind)["critic/rank_correlation"] > 0.6
+    # three states of turn 0 in the right order, two of turn 1 in the wrong one
+    seeing = [(0, 0.1, 0.0), (0, 0.2, 1.0), (0, 0.3, 2.0), (1, 0.9, 0.0), (1, 0.8, 1.0)]
+    assert rank_same_turn(seeing) == pytest.approx((3 * 1 + 2 * -1) / 5)
 
 
 def test_explained_variance_by_hand():
@@ -63,9 +71,10 @@ def test_explained_variance_by_hand():
 
 
 def test_metrics_have_their_names_and_nothing_is_said_of_nothing():
-    found = outcome_metrics([0.2, 0.8], [0.0, 1.0])
-    assert found == {
+    assert critic_metrics([(0, 0.2, 0.0), (0, 0.9, 1.0)]) == {
         "critic/rank_correlation": pytest.approx(1),
-        "critic/brier": pytest.approx(0.04),
+        "critic/rank_same_turn": pytest.approx(1),
+        "critic/brier": pytest.approx((0.04 + 0.01) / 2),
+        "critic/optimism": pytest.approx(0.05),
     }
-    assert outcome_metrics([], []) == {}
+    assert critic_metrics([]) == {}

@@ -95,14 +95,20 @@ def test_a_reference_is_kept_and_scored_only_where_its_kl_is_paid_for(
     assert found["policy/kl"] > 0 and models.fingerprint("reference") == before
 
 
-def test_a_reader_is_told_the_values_and_how_well_they_foresee(model_folder: Path):
-    algo, _ = stirred(model_folder)
-    episodes = [won(), rewarded(deepcopy(LOST), 0.0, 0.0)]
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_reader_is_told_the_values_and_how_well_they_foresee_what_ended_episodes_earned(
+    model_folder: Path, level: str
+):
+    algo, _ = stirred(model_folder, level=level)
+    episodes = [rewarded(deepcopy(LOST), 0.25, 1.0), cut()]
     found = algo.monitor(episodes)
-    values = [(t.info["value"], float(e.success)) for e in episodes for t in e.turns]
-    squares = [(min(1.0, max(0.0, v)) - outcome) ** 2 for v, outcome in values]
-    assert found["critic/brier"] == pytest.approx(sum(squares) / 5)
-    assert -1 <= found["critic/rank_correlation"] <= 1
+    first, second = episodes[0].turns
+    sizes = [1, 1] if level == "turn" else [len(t.action_ids) for t in (first, second)]
+    late = 0.9 ** (sizes[1] - 1) * 1.0
+    early = 0.9 ** (sizes[0] - 1) * 0.25 + 0.9 ** sizes[0] * late
+    gaps = [first.info["value"] - early, second.info["value"] - late]
+    assert found["critic/brier"] == pytest.approx((gaps[0] ** 2 + gaps[1] ** 2) / 2)
+    assert found["critic/optimism"] == pytest.approx(sum(gaps) / 2)
     assert all("advantage" in turn.info for e in episodes for turn in e.turns)
 
 

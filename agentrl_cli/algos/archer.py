@@ -163,9 +163,9 @@ class ArCHer(Algorithm):
         self.credit(whole(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
-        """Do the values know how episodes end; every turn's is noted in it."""
+        """Do the values foresee what was still earned; every turn's is noted in it."""
         self.annotate(episodes)
-        return measured(whole(episodes))
+        return measured(whole(episodes), self.discount, lambda turn: 1)
 
     def _seed(self, *parts: object) -> int:
         return derive_seed(self.context.seed, "archer", self.context.step, *parts)

@@ -1,4 +1,5 @@
-"""How far a scalar critic can be trusted: numbers over lists of values and of what came true."""
+"""How far a scalar critic can be trusted: numbers over lists of values and of what was still earned
+from there on. Nothing here trains."""
 
 from __future__ import annotations
 
@@ -6,17 +7,32 @@ import statistics
 from collections.abc import Sequence
 
 Numbers = Sequence[float]
+Row = tuple[int, float, float]
 
 
-def outcome_metrics(values: Numbers, outcomes: Numbers) -> dict[str, float]:
-    """`critic/rank_correlation` and `critic/brier` of values against outcomes (1: success, 0: not)
-    of the episodes that they were read in; nothing without values."""
-    if not values:
+def critic_metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """`critic/…` of states, each as (number of its turn, value, what was still earned); nothing of
+    none."""
+    if not rows:
         return {}
+    values, earned = [value for _, value, _ in rows], [later for _, _, later in rows]
     return {
-        "critic/rank_correlation": rank_correlation(values, outcomes),
-        "critic/brier": brier(values, outcomes),
+        "critic/rank_correlation": rank_correlation(values, earned),
+        "critic/rank_same_turn": rank_same_turn(rows),
+        "critic/brier": brier(values, earned),
+        "critic/optimism": statistics.fmean(values) - statistics.fmean(earned),
     }
+
+
+def rank_same_turn(rows: Sequence[Row]) -> float:
+    """The mean rank correlation among states of one turn number, weighted by their number."""
+    turns: dict[int, list[tuple[float, float]]] = {}
+    for number, value, later in rows:
+        turns.setdefault(number, []).append((value, later))
+    total = 0.0
+    for pairs in turns.values():
+        total += len(pairs) * rank_correlation(*zip(*pairs, strict=True))
+    return total / len(rows)
 
 
 def rank_correlation(xs: Numbers, ys: Numbers) -> float:
@@ -44,9 +60,8 @@ def ranks(numbers: Numbers) -> list[float]:
 
 
 def brier(values: Numbers, outcomes: Numbers) -> float:
-    """Mean squared difference between values, held in [0, 1], and outcomes (Brier 1950)."""
-    pairs = zip(values, outcomes, strict=True)
-    return statistics.fmean((min(1.0, max(0.0, v)) - o) ** 2 for v, o in pairs)
+    """Mean squared difference between values and outcomes (Brier 1950, where these are 0 or 1)."""
+    return statistics.fmean((v - o) ** 2 for v, o in zip(values, outcomes, strict=True))
 
 
 def explained_variance(values: Numbers, returns: Numbers) -> float:

@@ -166,9 +166,12 @@ class PPO(Algorithm):
         self.credit(whole(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
-        """Do the values know how episodes end; every turn's is noted in it."""
+        """Do the values foresee what was still earned; every turn's is noted in it."""
         self.annotate(episodes)
-        return measured(whole(episodes))
+        by_turn = self.level == "turn"
+        return measured(
+            whole(episodes), self.discount, lambda turn: 1 if by_turn else len(turn.action_ids)
+        )
 
 
 def standardised(numbers: list[float]) -> list[float]:

@@ -4,13 +4,14 @@ action; an action at its own last token."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.algos.calibration import outcome_metrics
+from agentrl_cli.algos.calibration import Row, critic_metrics
 from agentrl_cli.models.policy import Module, batches, causal, forward, pack
 from agentrl_cli.types import Episode, Sample, Turn
 
@@ -87,7 +88,16 @@ def read(module: Module, head: nn.Module | None, samples: list[Sample]) -> list[
     return [found[i] for i in range(len(samples))]
 
 
-def measured(episodes: list[Episode]) -> dict[str, float]:
-    """The values noted in every turn against how its episode ended."""
-    pairs = [(turn.info["value"], float(e.success)) for e in episodes for turn in e.turns]
-    return outcome_metrics([value for value, _ in pairs], [outcome for _, outcome in pairs])
+def measured(
+    episodes: list[Episode], discount: float, steps: Callable[[Turn], int]
+) -> dict[str, float]:
+    """`critic/…` of the values noted in the turns of ended episodes. A turn counts as `steps(turn)`
+    steps, each of which discounts what follows; its reward comes with the last."""
+    rows: list[Row] = []
+    for episode in episodes:
+        later = 0.0
+        for number, turn in reversed(list(enumerate(episode.turns))):
+            later = discount ** (steps(turn) - 1) * (turn.reward + discount * later)
+            if episode.stop == "done":
+                rows.append((number, turn.info["value"], later))
+    return critic_metrics(rows)
