@@ -79,6 +79,26 @@ def _surrogate(gap: Tensor, advantage: Tensor, weight: Tensor, clip: tuple[float
     return -(gain * weight).sum(), {name: each.detach().sum() for name, each in metrics.items()}
 
 
+def value_error(outputs: Outputs, batch: Batch, clip: float) -> Loss:
+    """Squared error of the head's values against stream `return`, weighed by stream `value_at`.
+
+    With `clip` above 0 the larger of it and the error of a value held within `clip` of stream
+    `old_value` counts, which keeps a step from moving values further (as in the code of Schulman
+    et al. 2017). Raises ValueError where the model has no head.
+    """
+    if outputs.values is None:
+        raise ValueError("value_error needs a model with a head; set ModelSpec.head")
+    at, target, old = (batch.streams[name] for name in ("value_at", "return", "old_value"))
+    plain = (outputs.values - target) ** 2
+    if not clip:
+        loss = (plain * at).sum()
+        return loss, {"value_loss": loss.detach()}
+    held = (old + (outputs.values - old).clamp(-clip, clip) - target) ** 2
+    loss = (torch.maximum(plain, held) * at).sum()
+    clipped = ((held > plain) * at).sum()
+    return loss, {"value_loss": loss.detach(), "value_clip_fraction": clipped.detach()}
+
+
 def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
     """KL(policy || reference) on the policy's own tokens by the k3 estimator (Schulman 2020; GRPO,
     eq. 4).
@@ -143,9 +163,13 @@ def gae(
     """Advantages and returns (advantage + value), one per turn (Schulman et al. 2016, eq. 16).
 
     `values` has one entry more than `rewards`: the value of the state after the last turn, unused
-    if that was done.
+    if that was done. Raises ValueError where lengths do not match.
     """
-    _check_lengths(rewards, values, dones)
+    if not len(rewards) == len(dones) == len(values) - 1:
+        raise ValueError(
+            f"{len(rewards)} rewards need as many dones and one value more, "
+            f"got {len(dones)} and {len(values)}"
+        )
     advantages, later = [0.0] * len(rewards), 0.0
     for t in reversed(range(len(rewards))):
         alive = 0.0 if dones[t] else 1.0
@@ -153,25 +177,6 @@ def gae(
         later = delta + discount * gae_lambda * alive * later
         advantages[t] = later
     return advantages, [a + v for a, v in zip(advantages, values[:-1], strict=True)]
-
-
-def n_step_returns(
-    rewards: list[float], values: list[float], dones: list[bool], discount: float, steps: int
-) -> list[float]:
-    """The next `steps` rewards, discounted, plus the discounted value of the state they lead to.
-
-    Sutton and Barto 2018, eq. 7.1. Shapes as in `gae`; a sum ends at a done turn, or at the last
-    state's value.
-    """
-    _check_lengths(rewards, values, dones)
-    returns = []
-    for t in range(len(rewards)):
-        end = min(t + steps, len(rewards))
-        stop = next((k + 1 for k in range(t, end) if dones[k]), end)
-        total = sum(discount ** (k - t) * rewards[k] for k in range(t, stop))
-        tail = 0.0 if dones[stop - 1] else discount ** (stop - t) * values[stop]
-        returns.append(total + tail)
-    return returns
 
 
 def by_turn(numbers: Tensor, batch: Batch) -> Tensor:
@@ -211,11 +216,3 @@ def turn_advantages(
         later = errors[..., k] + discount * gae_lambda * later
         advantages[..., k] = later
     return advantages, errors
-
-
-def _check_lengths(rewards: list[float], values: list[float], dones: list[bool]) -> None:
-    if not len(rewards) == len(dones) == len(values) - 1:
-        raise ValueError(
-            f"{len(rewards)} rewards need as many dones and one value more, "
-            f"got {len(dones)} and {len(values)}"
-        )

@@ -1,16 +1,12 @@
-"""Whom Self-AC credits on a chain of states with known values, and how values are watched."""
+"""Whom Self-AC credits on a chain of states with known values, and how its values are measured."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from agentrl_cli.algos.packed import pack_episode
 from agentrl_cli.algos.self_ac import SelfAC
-from agentrl_cli.algos.value_watch import rank_correlation, returns, watch_values
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.learner import Learner
 from agentrl_cli.types import Episode
@@ -68,40 +64,14 @@ def test_a_good_turn_before_a_bad_one_is_credited_where_grpo_blames_both(
     assert good == bad < 0
 
 
-def watched(*rows: tuple[list[float], list[float]], stop: str = "done") -> dict[str, float]:
-    """The metrics of episodes with these rewards and these values of the states acted in."""
-    packed = []
-    for i, (rewards, values) in enumerate(rows):
-        packed.append(pack_episode(played(f"e{i}", rewards, stop=stop), [7]))
-        packed[-1].values = [*values, 0.0]
-    return watch_values(packed, 1.0)
-
-
-def test_values_are_measured_against_what_was_still_earned():
-    found = watched(([0.0, 1.0], [0.25, 0.75]), ([0.0], [0.5]))
-    # earned 1, 1 and 0: gaps -0.75, -0.25 and 0.5
-    assert found["critic/brier"] == pytest.approx((0.5625 + 0.0625 + 0.25) / 3)
-    assert found["critic/optimism"] == pytest.approx(-0.5 / 3)
-    assert found["critic/rank_correlation"] == pytest.approx(0.0)
-    assert found["critic/rank_same_turn"] == pytest.approx(-2 / 3)  # -1 for two states, 0 for one
-    assert watched(([1.0], [0.5]), stop="truncated") == {}
-
-
-def test_a_critic_that_only_counts_turns_ranks_nothing_within_a_turn():
-    found = watched(([0.0, -1.0], [0.1, 0.9]), ([0.0, 1.0], [0.1, 0.9]))
-    assert found["critic/rank_same_turn"] == 0.0
-
-
-def test_returns_are_discounted_backwards():
-    assert returns([1.0, 0.0, 2.0], 0.5) == [1.5, 1.0, 2.0]
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=2, max_size=8))
-def test_rank_correlation_sees_order_only(pairs: list[tuple[float, float]]):
-    found = rank_correlation(pairs)
-    assert -1 - 1e-9 <= found <= 1 + 1e-9
-    places = {value: i for i, value in enumerate(sorted({b for _, b in pairs}))}
-    assert rank_correlation([(a, places[b] ** 3.0) for a, b in pairs]) == pytest.approx(found)
-    assert rank_correlation([(a, -places[b]) for a, b in pairs]) == pytest.approx(-found)
-    assert rank_correlation([(1, 5), (2, 7), (3, 6)]) == pytest.approx(0.5)
+def test_values_are_measured_against_what_was_still_earned_with_the_outcome_one_step_on(
+    model_folder: Path,
+):
+    algo, models = self_ac(model_folder, discount=0.5)
+    models.weights("policy")["head.bias"].data.fill_(0.75)
+    won, lost = played("won", [0.0, 1.0]), played("lost", [-1.0, 0.0])
+    found = algo.monitor([won, lost, played("cut", [9.0], stop="truncated")])
+    earned = [0.25, 0.5, -1.0, 0.0]
+    assert found["critic/brier"] == pytest.approx(sum((0.75 - r) ** 2 for r in earned) / 4)
+    assert found["critic/optimism"] == pytest.approx(0.75 - sum(earned) / 4)
+    assert algo.monitor([played("cut", [9.0], stop="truncated")]) == {}

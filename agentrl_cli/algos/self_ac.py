@@ -28,15 +28,14 @@ from agentrl_cli.algos.packed import (
     turns_of,
     unfit,
 )
-from agentrl_cli.algos.value_watch import watch_values
+from agentrl_cli.algos.values import measured
 from agentrl_cli.buffer import ReplayBuffer
-from agentrl_cli.errors import UserError, at_least
+from agentrl_cli.errors import UserError, at_least, share
 from agentrl_cli.losses import by_turn, clipped_turns, shift, td_targets, turn_advantages
 from agentrl_cli.models.policy import Batch, Outputs, assess, causal, reach
 from agentrl_cli.models.shadow import CriticGrad, Layout, enable
 from agentrl_cli.types import Episode
 
-SCORED_AT_ONCE = 16384
 REASONS = ("broken", "empty", "long")
 
 
@@ -62,11 +61,7 @@ class SelfAC(Algorithm):
     def __post_init__(self) -> None:
         at_least(1, td_steps=self.td_steps, epochs=self.epochs)
         at_least(0, clip=self.clip, tokens_per_step=self.tokens_per_step)
-        shares = {"discount": self.discount, "gae_lambda": self.gae_lambda, "alpha": self.alpha}
-        at_least(0, **shares)
-        for name, share in shares.items():
-            if share > 1:
-                raise UserError(f"{name} is {share}; give at most 1")
+        share(discount=self.discount, gae_lambda=self.gae_lambda, alpha=self.alpha)
 
     def models(self) -> dict[str, ModelSpec]:
         """One model; only its head is the critic's own, and thrown away after training."""
@@ -126,12 +121,12 @@ class SelfAC(Algorithm):
         samples = [sample for one in packed for sample in one.samples]
         models = self.context.models
         module, head = models.module("policy"), models.head("policy")
-        found = iter(assess(module, head, samples, SCORED_AT_ONCE))
+        found = iter(assess(module, head, samples))
         for one in packed:
             rows = []
             for sample in one.samples:
                 sample.streams["old_logprob"], values = next(found)
-                rows.append(values)
+                rows.append(values.tolist())
             one.values = state_values(one.samples, rows)
             advantages, errors = one.credit(self.discount, self.gae_lambda)
             hand_over(one, advantages, self.gae_lambda)
@@ -145,8 +140,10 @@ class SelfAC(Algorithm):
         self.read(episodes)
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
-        """Do the values foresee how the episodes ended: `critic/…`."""
-        return watch_values(self.read(episodes), self.discount)
+        """Do the values foresee how the episodes ended: `critic/…`. The outcome belongs to the
+        state after the last action, one step further on."""
+        fit = [one.episode for one in self.read(episodes)]
+        return measured(fit, self.discount, lambda turn: 1 + turn.done)
 
     def _unfit(self, episode: Episode) -> str | None:
         most = reach(self.context.models.module("policy"))

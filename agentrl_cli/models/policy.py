@@ -6,7 +6,7 @@ Logits exist only at positions that predict a trained token, and only a chunk of
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ from agentrl_cli.types import Sample
 Module = PreTrainedModel | PeftModel
 CHUNK = 2**26
 """Logits that exist at once: 256 MiB of float32."""
+READ_AT_ONCE = 16384
+"""Ids in one pass without gradient."""
 
 
 @dataclass
@@ -93,7 +95,9 @@ def forward(module: Module, batch: Batch, head: nn.Module | None = None) -> Outp
     )
 
 
-def score(module: Module, samples: list[Sample], tokens_per_batch: int) -> list[list[float]]:
+def score(
+    module: Module, samples: list[Sample], tokens_per_batch: int = READ_AT_ONCE
+) -> list[list[float]]:
     """Log-probs of each sample's trained tokens in the order given, 0.0 elsewhere: ready to be a
     stream."""
     return [logprobs for logprobs, _ in assess(module, None, samples, tokens_per_batch)]
@@ -101,17 +105,21 @@ def score(module: Module, samples: list[Sample], tokens_per_batch: int) -> list[
 
 @torch.no_grad()
 def assess(
-    module: Module, head: nn.Module | None, samples: list[Sample], tokens_per_batch: int
-) -> list[tuple[list[float], list[float]]]:
-    """`score`'s log-probs of each sample, and the head's value of every token (0.0 without one)."""
-    found: dict[int, tuple[list[float], list[float]]] = {}
+    module: Module,
+    head: nn.Module | None,
+    samples: list[Sample],
+    tokens_per_batch: int = READ_AT_ONCE,
+) -> list[tuple[list[float], Tensor]]:
+    """`score`'s log-probs of each sample, and what the head gives for every token of it, on the CPU
+    (0 without a head)."""
+    found: dict[int, tuple[list[float], Tensor]] = {}
     for rows in batches([[i] for i in range(len(samples))], samples, tokens_per_batch):
         batch = pack([samples[i] for i in rows]).to(causal(module).device)
         outputs = forward(module, batch, head)
         values = torch.zeros_like(batch.mask) if outputs.values is None else outputs.values
-        for i, *both in zip(rows, outputs.logprobs.tolist(), values.tolist(), strict=True):
+        for i, logprobs, read in zip(rows, outputs.logprobs.tolist(), values.cpu(), strict=True):
             length = len(samples[i].ids)
-            found[i] = (both[0][:length], both[1][:length])
+            found[i] = (logprobs[:length], read[:length])
     return [found[i] for i in range(len(samples))]
 
 
@@ -141,10 +149,10 @@ def causal(module: Module) -> PreTrainedModel:
     return model
 
 
-def reach(module: Module) -> float:
-    """How many tokens the model's positions allow; infinite where it names no limit."""
+def reach(module: Module) -> int:
+    """How many tokens the model's positions allow; `sys.maxsize` where it names no limit."""
     config = causal(module).config.get_text_config()
-    return getattr(config, "max_position_embeddings", math.inf)
+    return getattr(config, "max_position_embeddings", sys.maxsize)
 
 
 def vocabulary_head(model: PreTrainedModel) -> nn.Module:
