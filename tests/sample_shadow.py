@@ -1,4 +1,4 @@
-"""Tiny models of six families, packed rows of any shape, and what single passes say of them."""
+"""Tiny models of every allowed family, packed rows of any shape, what single passes say of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from transformers import (
     DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -22,6 +28,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from agentrl_cli.models import shadow
@@ -40,6 +48,10 @@ GPT2 = {
     "vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256,
     "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": 1, "resid_pdrop": 0.0,
 }  # fmt: skip
+ALIKE = {key: value for key, value in USUAL.items() if "key_value" not in key}  # one head a query
+OPT = {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2, "dropout": 0.0}
+MIXTRAL = {**USUAL, "num_local_experts": 4, "sliding_window": None}
+QWEN3_MOE = {**USUAL, "head_dim": 8, "moe_intermediate_size": 24, "num_experts": 4}
 FAMILIES = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**USUAL)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**USUAL)),
@@ -47,6 +59,10 @@ FAMILIES = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**USUAL, sliding_window=None)),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**USUAL)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
+    "opt": lambda: OPTForCausalLM(OPTConfig(**ALIKE, **OPT)),
+    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**ALIKE)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**MIXTRAL, num_experts_per_tok=2)),
+    "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**QWEN3_MOE, num_experts_per_tok=2)),
 }
 PROMPT = [80, 81, 82]
 LAYOUTS = ("visible_first", "interleaved")

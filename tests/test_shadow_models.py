@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -20,7 +22,7 @@ from agentrl_cli.errors import UserError
 from agentrl_cli.models.policy import forward, pack
 from agentrl_cli.models.shadow import enable, packing_gap
 from agentrl_cli.types import Sample
-from tests.sample_shadow import FAMILIES, PROMPT, USUAL, model_of, row
+from tests.sample_shadow import ALIKE, FAMILIES, MIXTRAL, PROMPT, USUAL, model_of, row
 
 
 def test_plain_and_generating_passes_stay_torchs_own_attention_bit_for_bit():
@@ -53,11 +55,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "sliding_attention",
     ),
-    "unknown family": (
-        lambda: GPTNeoXForCausalLM(
-            GPTNeoXConfig(**{k: v for k, v in USUAL.items() if "key" not in k})
-        ),
-        "gpt_neox",
+    "distances in the place of positions": (
+        lambda: FalconForCausalLM(FalconConfig(**ALIKE, alibi=True)),
+        r"\(falcon\)",
+    ),
+    "experts with a balancing loss": (
+        lambda: MixtralForCausalLM(MixtralConfig(**MIXTRAL, output_router_logits=True)),
+        "mixtral with router logits",
     ),
 }
 

@@ -26,7 +26,7 @@ from agentrl_cli.errors import UserError
 from agentrl_cli.jsonl import read_object
 from agentrl_cli.models.heads import ActionValueHead, ValueHead
 from agentrl_cli.models.load import load_base, read_pretrained
-from agentrl_cli.models.policy import Module, causal
+from agentrl_cli.models.policy import Module, causal, vocabulary_head
 from agentrl_cli.settings import LoraConfig, ModelConfig
 from agentrl_cli.types import derive_seed
 
@@ -52,7 +52,7 @@ class ModelSet:
         `policy` or as one that another follows."""
         self.config, self.specs, self.device = config, specs, torch.device(device)
         base, self.tokenizer = load_base(config, self.device, seed)
-        width = base.config.get_text_config().hidden_size
+        width = vocabulary_head(base).get_parameter("weight").shape[1]
         self.heads = {
             n: HEADS[s.head](width).to(self.device) for n, s in specs.items() if s.head is not None
         }

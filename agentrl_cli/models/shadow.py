@@ -24,7 +24,9 @@ Layout = Literal["visible_first", "interleaved"]
 CriticGrad = Literal["full", "detach_prefix"]
 
 SPLIT = {"full": "agentrl_shadow", "detach_prefix": "agentrl_shadow_detached"}
-FAMILIES = ("gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3")
+FAMILIES = (
+    "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe",
+)  # fmt: skip
 TOLERANCES = {torch.float32: 1e-4}  # nats, packed against unpacked
 TOLERANCE = 0.25  # in coarser numbers
 
@@ -169,7 +171,8 @@ def _predictions(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 
 def _refuse_unknown(model: PreTrainedModel) -> None:
-    """Allowed are families whose every layer attends to all that came before."""
+    """Allowed are families whose every layer attends to all that came before, experts only without
+    a balancing loss, which would count critic prompts."""
     config = model.config.get_text_config()
     if config._attn_implementation not in ("sdpa", *SPLIT.values()):
         raise UserError(
@@ -180,12 +183,13 @@ def _refuse_unknown(model: PreTrainedModel) -> None:
     window = [settings.get("sliding_window")] if "layer_types" not in settings else []
     layers = settings.get("layer_types") or [f"window of {size}" for size in window if size]
     other = sorted(set(layers) - {"full_attention"})
+    other += ["router logits"] if settings.get("output_router_logits") else []
     if config.model_type in FAMILIES and not other:
         return
     found = f"{config.model_type} with {other[0]}" if other else config.model_type
     raise UserError(
         f"critic prompts cannot be packed for this model ({found}); choose one of "
-        f"{', '.join(FAMILIES)} without a sliding window"
+        f"{', '.join(FAMILIES)} without a sliding window or router logits"
     )
 
 
