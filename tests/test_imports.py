@@ -48,8 +48,9 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "train": LEAVES
     | {"algos.samples", "assemble", "config", "evaluate", "learner", "loggers", "models.policy"}
     | {"report.summary", "rollout", "run"},
+    "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
     "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},
-    "cli": WORLD | {"config", "schema", "run", "report", "train", "evaluate", "play"},
+    "cli": WORLD | {"config", "schema", "run", "report", "train", "evaluate", "play", "export"},
 }
 ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}
 NEVER = {  # what a file may not even name for type checkers
