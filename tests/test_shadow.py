@@ -95,7 +95,7 @@ def counted(labels: torch.Tensor, lengths: torch.Tensor):
 
 BROKEN: dict[str, tuple[str, Callable[..., Any], str]] = {
     "plain shift": ("predecessors", lambda labels: counted(labels, labels) - 1, "visible_first"),
-    "no mask": ("visibility", lambda queries, keys, labels: None, "interleaved"),
+    "no mask": ("additive", lambda mask, dtype: None, "interleaved"),
     "positions not reused": ("positions", counted, "visible_first"),
     "shadows see shadows": ("visibility", seeing_shadows, "visible_first"),
     "bool mask under eager": ("hidden_states", eager_states, "interleaved"),

@@ -58,6 +58,12 @@ def visibility(queries: Tensor, keys: Tensor, labels: Tensor) -> Tensor:
     return (not_later & ((of_keys == 0)[:, None, :] | alike))[:, None]
 
 
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to attention scores for a bool mask, true = attend. Given a bool one, every
+    layer would make this copy of its own and keep it for the backward pass."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
+
+
 def hidden_states(model: PreTrainedModel, ids: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
     """Last hidden states [B, L, width] of packed rows, by one call of the model's body; 0 on what
     the layout leaves out. Raises ValueError for a model that was not enabled.
@@ -77,7 +83,7 @@ def hidden_states(model: PreTrainedModel, ids: Tensor, labels: Tensor, lengths: 
         columns = torch.cat([_gathered(real & (labels == 0)), queries], 1)
     hidden = model.base_model(
         input_ids=_take(ids, columns, 0),
-        attention_mask=visibility(queries, columns, labels),
+        attention_mask=additive(visibility(queries, columns, labels), model.dtype),
         position_ids=_take(positions(labels, lengths), columns, 0),
         use_cache=False,
     ).last_hidden_state
