@@ -11,7 +11,7 @@ from agentrl_cli.types import Episode, Turn
 
 EXPLORING = ("forecast", "evaluate", "refine")
 ROLES = ("forecast", "backup", "evaluate", "refine")
-KINDS = ("facts", "fits", "game", *ROLES)
+KINDS = ("facts", "answers", "fits", "game", *ROLES)
 
 
 def drawn(corpus: TwentyQCorpus, kind: str, count: int, seed: int = 0) -> list[Episode]:

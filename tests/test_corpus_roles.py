@@ -11,6 +11,7 @@ import pytest
 from agentrl_cli.algos.language import outcome, verdict
 from agentrl_cli.corpora.player import ODD, Notes
 from agentrl_cli.corpora.twentyq import TwentyQCorpus
+from agentrl_cli.envs.twentyq.env import closeness
 from agentrl_cli.envs.twentyq.expert import entropy
 from tests.sample_corpus import drawn, fitting, last_line, told
 
@@ -123,8 +124,8 @@ def test_a_turn_found_optimal_keeps_its_thought_and_a_new_one_thinks_of_what_fit
         *played, last = episode.turns
         if "Optimality: Yes" in last.observation[0].content:
             assert last.action == played[-1].action
-        thought = last.action.split("\n")[0]
-        assert thought in {f"Maybe {nouns[name]}." for name in fitting(played, corpus)}
+        thought, fits = last.action.split("\n")[0], fitting(played, corpus)
+        assert thought in {f"Maybe {nouns[name]}. {closeness(len(fits))}" for name in fits}
 
 
 def test_a_refinement_is_another_draw_of_the_mediocre_player(corpus: TwentyQCorpus):

@@ -59,7 +59,7 @@ def test_how_a_game_ended_is_what_the_environment_says(games: Games):
         if "You win." in farewell:
             assert end == "Success."
         else:
-            word = "Close." if left <= 2 else "Near." if left <= 8 else "Far."
+            word = "Close." if left <= 3 else "Near." if left <= 8 else "Far."
             assert farewell.endswith(word) and end == f"{word} Failure."
         ends[end] += 1
     assert len(ends) == 4 and min(ends.values()) > 5
@@ -108,7 +108,7 @@ def last_words(games: Games, notes: Notes, action: str, noun: str) -> str:
     if action == world.guess(world.objects[secret]):
         return f"{head} You win. Success."
     left = after.fits.bit_count()
-    word = "Close." if left <= 2 else "Near." if left <= 8 else "Far."
+    word = "Close." if left <= 3 else "Near." if left <= 8 else "Far."
     return f"{head} You lose. It was {noun}. {word} Failure."
 
 
@@ -170,7 +170,7 @@ def test_a_forecast_of_the_last_move_is_the_farewell_and_the_outcome(games: Game
 
 @pytest.mark.parametrize(
     ("fits", "end"),
-    [(1, "Close."), (2, "Close."), (3, "Near."), (8, "Near."), (9, "Far."), (96, "Far.")],
+    [(1, "Close."), (3, "Close."), (4, "Near."), (8, "Near."), (9, "Far."), (96, "Far.")],
 )
 def test_an_ending_says_how_close_a_lost_game_was_and_nothing_of_a_won_one(fits: int, end: str):
     bits = (1 << fits) - 1 << 3

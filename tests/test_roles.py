@@ -152,6 +152,15 @@ def test_roles_write_with_their_own_length_and_temperature_and_act_with_the_poli
     assert (act.model, forecast.model) == ("policy", "target")
 
 
+def test_a_critique_has_a_temperature_of_its_own(models: ModelSet):
+    generator = troupe()
+    rare = {"role_temperature": 0.25, "critique_temperature": 0.0}
+    roles = bound(nlac(advanced=rare), generator, models).roles
+    roles.judge(places(WON), [place.action for place in places(WON)], [[] for _ in places(WON)], 2)
+    forecast, critique = generator.calls
+    assert (forecast.sampling.temperature, critique.sampling.temperature) == (0.25, 0.0)
+
+
 def test_every_call_and_every_row_draws_from_a_stream_of_its_own(models: ModelSet):
     seeds: list[list[int]] = []
 

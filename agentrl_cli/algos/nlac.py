@@ -44,6 +44,7 @@ class Advanced:
     control: Literal["none", "shuffled_outcomes", "shuffled_critiques", "empty_critiques"]
     role_tokens: int
     role_temperature: float
+    critique_temperature: float
     tokens_per_step: int
     watched_states: int
     watched_actions: int
@@ -53,6 +54,7 @@ class Advanced:
         at_least(1, role_tokens=self.role_tokens, watched_actions=self.watched_actions)
         at_least(1, probes=self.probes)
         at_least(0, role_temperature=self.role_temperature, watched_states=self.watched_states)
+        at_least(0, critique_temperature=self.critique_temperature)
 
 
 @dataclass(kw_only=True)
@@ -99,8 +101,9 @@ class NLAC(Algorithm):
         super().bind(context)
         advanced = self.advanced
         self.roles = Roles(
-            context, self.prompts, advanced.role_tokens, advanced.role_temperature, advanced.writer
-        )
+            context, self.prompts, advanced.role_tokens, advanced.role_temperature,
+            advanced.critique_temperature, advanced.writer,
+        )  # fmt: skip
         self.refine = Refinement(
             roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, compare=self.compare,
             gate=self.gate, writer=advanced.writer, control=advanced.control,

@@ -72,6 +72,7 @@ class Roles:
     prompts: Prompts
     tokens: int
     temperature: float
+    critique_temperature: float
     writer: str
     stream: tuple[object, ...] = ()
     calls: int = 0
@@ -113,7 +114,8 @@ class Roles:
             )
             for one in judged
         ]  # fmt: skip
-        for one, (ids,) in zip(judged, self.write(prompts, 1, self.writer), strict=True):
+        critiques = self.write(prompts, 1, self.writer, self.critique_temperature)
+        for one, (ids,) in zip(judged, critiques, strict=True):
             one.critique = self.read(ids) if one.forecasts else ""
         return judged
 
@@ -122,12 +124,15 @@ class Roles:
         return self.context.chat.role(place.state, action, fill(instruction, **texts))
 
     def write(
-        self, prompts: list[list[int]], count: int = 1, model: str = "policy"
+        self,
+        prompts: list[list[int]],
+        count: int = 1,
+        model: str = "policy",
+        temperature: float | None = None,
     ) -> list[list[list[int]]]:
-        """`count` texts behind each prompt, as ids."""
-        sampling = replace(
-            self.context.sampling, n=count, max_tokens=self.tokens, temperature=self.temperature
-        )
+        """`count` texts behind each prompt, as ids; at the roles' temperature unless given."""
+        heat = self.temperature if temperature is None else temperature
+        sampling = replace(self.context.sampling, n=count, max_tokens=self.tokens, temperature=heat)
         seeds = self._seeds(prompts)
         written = self.context.generator.generate(prompts, seeds, sampling, model)
         return [[one.ids for one in row] for row in written]

@@ -10,6 +10,7 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from agentrl_cli.envs.twentyq.env import closeness
 from agentrl_cli.envs.twentyq.world import World
 
 ODD = (
@@ -92,12 +93,13 @@ class Player:
         )
 
     def say(self, notes: Notes, action: str, rng: random.Random) -> str:
-        """A whole turn: the thought names an object that fits (the guessed one, if it does), the
-        last line is the action."""
+        """A whole turn: the thought names an object that fits (the guessed one, if it does) and how
+        close it is, in the words of a lost game; the last line is the action."""
         fits, guessed = notes.fits, self.named.get(action)
         if guessed is not None and fits >> guessed & 1:
             fits = 1 << guessed
-        return f"Maybe {self.world.nouns[rng.choice(self.objects(fits))]}.\n{action}"
+        noun = self.world.nouns[rng.choice(self.objects(fits))]
+        return f"Maybe {noun}. {closeness(notes.fits.bit_count())}\n{action}"
 
     def act(self, notes: Notes, rng: random.Random, without: Collection[str] = ()) -> str:
         """One action of the player; actions in `without` are drawn again (at most a few times)."""
@@ -109,13 +111,14 @@ class Player:
         return action
 
     def any_action(self, notes: Notes, rng: random.Random) -> str:
-        """An action of any kind, whatever the player would choose: odd, repeated, a question on any
-        attribute, a guess of what fits, a guess of anything."""
+        """An action of any kind, whatever the player would choose: odd, a question on any
+        attribute, a guess of what fits, a guess of anything and, almost half of all, something said
+        before: that it tells nothing is the hardest to learn."""
         world, fits = self.world, self.objects(notes.fits)
         return rng.choice(
             [
                 rng.choice(ODD),
-                rng.choice(notes.said or list(ODD)),
+                *rng.choices(notes.said or ODD, k=4),
                 world.question(rng.choice(world.attributes)),
                 world.question(rng.choice(world.attributes)),
                 world.guess(rng.choice(fits)),

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 from agentrl_cli.algos.language import fill
 from agentrl_cli.algos.nlac import NLAC
-from agentrl_cli.corpora.games import Games, Move, verdict
-from agentrl_cli.corpora.player import Habits, Player
+from agentrl_cli.corpora.games import Games, Move, told, verdict
+from agentrl_cli.corpora.player import Habits, Notes, Player
 from agentrl_cli.envs.twentyq.env import TwentyQ
 from agentrl_cli.types import Episode, Message, Task, Turn, derive_seed
 
 UNTRAINED = {"weight": 0.0}
+PLAYED_OUT = 3  # times as many games as a critique reads decide its verdict
 
 
 @dataclass(kw_only=True)
@@ -44,7 +45,7 @@ class TwentyQCorpus:
     def _episode(self, kind: str, seed: int) -> Episode:
         rng = random.Random(seed)
         writers = {
-            "facts": self.facts, "fits": self.fits, "game": self.game,
+            "facts": self.facts, "fits": self.fits, "answers": self.answers, "game": self.game,
             "forecast": self.forecast, "backup": self.backup,
             "evaluate": self.evaluate, "refine": self.refine,
         }  # fmt: skip
@@ -81,6 +82,25 @@ class TwentyQCorpus:
             self.player.see(notes, question, answer)
             said = [Message("user", answer.capitalize() + ".")]
         return turns
+
+    def answers(self, rng: random.Random) -> list[Turn]:
+        """A game from the other side: to every action its answer and how much that tells."""
+        secret, notes, turns = rng.randrange(len(self.player.named)), self.player.start(), []
+        told_of = [Message("system", "Say what each answer tells.")]
+        for _ in range(self.env.turns):
+            action, before = self._any(notes, rng), notes.fits
+            answer = self.player.answer(action, secret)
+            self.player.see(notes, action, answer)
+            head = f"{answer.capitalize()}." if answer else "I cannot answer that."
+            said = f"{head} {told(before, notes.fits)}"
+            asked = [*told_of, Message("user", action)]
+            turns.append(Turn(asked, said, [], [], [], info={"role": True}))
+            told_of = []
+        return turns
+
+    def _any(self, notes: Notes, rng: random.Random) -> str:
+        act = self.player.act if rng.random() < 0.35 else self.player.any_action
+        return act(notes, rng)
 
     def _telling(self, name: str, rng: random.Random) -> list[str]:
         """Nine attributes, half of them true of the object if it has so many: a yes tells most."""
@@ -146,15 +166,21 @@ class TwentyQCorpus:
         return self._role(turns, fill(self.prompts.refine, critique=critique), written)
 
     def _judged(self, rng: random.Random) -> tuple[list[Turn], Move, str, str]:
-        """A game up to a move, that move, the evaluator's prompt and its critique."""
+        """A game up to a move, that move, the evaluator's prompt and its critique. The verdict
+        rests on more games than the prompt shows, so that what an end leaves to chance is read from
+        what the answers tell."""
         moves, _ = self.games.play(rng)
         at = rng.randrange(len(moves))
         notes, left = moves[at].notes, self.env.turns - at
         action = self._explored(moves[at], rng)
         other = self.player.act(notes, rng, without=(action,))
-        mine = [self.games.imagine(notes, action, left, rng) for _ in range(self.forecasts)]
-        others = [self.games.imagine(notes, other, left, rng) for _ in range(self.forecasts)]
-        prompt = fill(self.prompts.evaluate, forecasts="\n".join(mine), others="\n".join(others))
+        mine, others = (
+            [self.games.imagine(notes, one, left, rng) for _ in range(PLAYED_OUT * self.forecasts)]
+            for one in (action, other)
+        )
+        shown = {"forecasts": mine[: self.forecasts], "others": others[: self.forecasts]}
+        texts = {name: "\n".join(rows) for name, rows in shown.items()}
+        prompt = fill(self.prompts.evaluate, **texts)
         judged = replace(moves[at], action=action)
         return self._ending_in(moves, at, action, rng), judged, prompt, verdict(mine, others)
 

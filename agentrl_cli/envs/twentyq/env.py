@@ -18,7 +18,7 @@ from agentrl_cli.envs.twentyq.world import World, load
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Message, Step, Task
 
-CLOSENESS = ((2, "Close."), (8, "Near."))  # at most so many objects fit all answers; else "Far."
+CLOSENESS = ((3, "Close."), (8, "Near."))  # at most so many objects fit all answers; else "Far."
 OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes", "": ""}
 REWARDS = ("win", "lmrl")
 
