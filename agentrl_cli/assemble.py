@@ -21,6 +21,7 @@ from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.generators.base import Generator, Sampling
 from agentrl_cli.jsonl import read_object, write_object
 from agentrl_cli.learner import Learner
+from agentrl_cli.models.policy import reach
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.rollout import Start, alike, play
 from agentrl_cli.run import find_run
@@ -138,10 +139,9 @@ def refuse_contradictions(cfg: DictConfig, parts: Parts) -> None:
     at_least(0, eval_every=cfg.eval_every, save_every=cfg.save_every)
     if parts.algo.plays:
         at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
-    settings = parts.models.module("policy").config.get_text_config().to_dict()
-    reach = settings.get("max_position_embeddings", limit)
-    if limit > reach:
-        raise UserError(f"max_context is {limit}; give at most the {reach} that the model reads")
+    most = reach(parts.models.module("policy"))
+    if limit > most:
+        raise UserError(f"max_context is {limit}; give at most the {most} that the model reads")
     for split in parts.eval.splits:
         if not parts.make_env().tasks(split):
             raise UserError(f"eval.splits names '{split}', which has no tasks; name another")

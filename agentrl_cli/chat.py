@@ -74,6 +74,11 @@ class Chat:
         """The ids of a whole answer, closing token included, as the model would have sampled it."""
         return list(self._answer(text))
 
+    def raw(self, text: str) -> list[int]:
+        """The ids of `text` as it stands, special tokens by name and `{closing}` for the one that
+        closes an answer; no template."""
+        return list(self._encode(text.replace("{closing}", self.read([self.closing]))))
+
     def encode_turns(self, turns: list[Turn], tools: Tools = ()) -> list[Turn]:
         """Fill in the ids of scripted turns (text only) in place; their log-probs are 0
         (certain)."""

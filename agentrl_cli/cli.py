@@ -118,6 +118,20 @@ def play(
 
 
 @app.command()
+def export(
+    run: RunRef,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
+) -> None:
+    """Write a run's policy as a plain Hugging Face model, adapters merged, critics left out."""
+    from agentrl_cli.export import export as write
+
+    found, step = write(run, folder)
+    typer.echo(folder)
+    again = f"agentrl eval model=hf model.path={folder} env={found.meta['choices']['env']}"
+    typer.echo(f"the policy of {found.name} at step {step}; try it: {again}", err=True)
+
+
+@app.command()
 def show(
     run: RunRef,
     episode: Annotated[str | None, typer.Option(help="The id, or how it begins.")] = None,

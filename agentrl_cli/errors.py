@@ -14,3 +14,11 @@ def at_least(least: float, **values: float) -> None:
     for name, value in values.items():
         if not value >= least:
             raise UserError(f"{name} is {value}; give at least {least}")
+
+
+def share(**values: float) -> None:
+    """Raise UserError for the first value outside of 0 to 1, under its name."""
+    at_least(0, **values)
+    for name, value in values.items():
+        if value > 1:
+            raise UserError(f"{name} is {value}: a share is at most 1")

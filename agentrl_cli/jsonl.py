@@ -13,13 +13,13 @@ from agentrl_cli.errors import UserError
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn a failure of the disk into a UserError that names the folder."""
+def writing(folder: Path, instead: str = "choose another place with runs=") -> Iterator[None]:
+    """Turn a failure of the disk into a UserError that names the folder and what helps."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        remedy = "free space there or choose another place with runs="
+        remedy = f"free space there or {instead}"
         raise UserError(f"'{folder}' cannot be written ({reason}); {remedy}") from error
 
 

@@ -10,11 +10,12 @@ import statistics
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, pad
 
 from agentrl_cli.models.policy import Batch, Outputs
 
 Loss = tuple[Tensor, dict[str, Tensor]]
+LOG_RATIO = 20.0  # nats
 
 
 def nll(outputs: Outputs, batch: Batch) -> Loss:
@@ -33,18 +34,69 @@ def clipped_ratio(
     The ratio is held in [1 - clip, 1 + clip_high]; `clip_high` is `clip` unless given (Yu et al.
     2025, DAPO).
     """
-    advantage = batch.streams["advantage"]
     gap = (outputs.logprobs - batch.streams["old_logprob"]) * batch.mask
+    high = clip if clip_high is None else clip_high
+    loss, metrics = _surrogate(gap, batch.streams["advantage"], batch.mask, (clip, high))
+    return loss, metrics | {"entropy": outputs.entropy.sum()}
+
+
+def clipped_turns(
+    outputs: Outputs, batch: Batch, advantages: Tensor, clip: float, ratio: str
+) -> Loss:
+    """PPO's clipped surrogate with a turn as the unit, negated and summed over turns.
+
+    `advantages` [B, N]; streams `turn` and `old_logprob`. `ratio` is the probability ratio of a
+    whole action (`turn`: exp of the sum of its tokens' log-ratios), that to the power of one over
+    its length (`turn_geo`; Zheng et al. 2025, GSPO, eq. 7), or each token's own, averaged over the
+    action (`token`). Log-ratios are held within +-20, past which float32 would overflow.
+    """
+    gap = (outputs.logprobs - batch.streams["old_logprob"]) * batch.mask
+    lengths = by_turn(batch.mask, batch)
+    turn = batch.streams["turn"].long()
+    share = batch.mask / lengths.clamp(min=1).gather(1, turn)
+    entropy = (outputs.entropy * share).sum()
+    if ratio == "token":
+        weight, advantages = share, advantages.gather(1, turn)
+    else:
+        weight = (lengths > 0).float()
+        gap = by_turn(gap * share if ratio == "turn_geo" else gap, batch)
+    held = gap.clamp(-LOG_RATIO, LOG_RATIO)
+    loss, metrics = _surrogate(held, advantages, weight, (clip, clip))
+    return loss, metrics | {"entropy": entropy}
+
+
+def _surrogate(gap: Tensor, advantage: Tensor, weight: Tensor, clip: tuple[float, float]) -> Loss:
+    """The negated weighted sum of min(ratio A, clip(ratio) A), ratio = exp(gap), and its metrics;
+    the shapes are equal."""
     ratio = gap.exp()
-    bounded = ratio.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
+    bounded = ratio.clamp(1 - clip[0], 1 + clip[1])
     gain = torch.minimum(ratio * advantage, bounded * advantage)
     metrics = {
-        "clip_fraction": (bounded * advantage < ratio * advantage) * batch.mask,
-        "approx_kl": (ratio - 1 - gap) * batch.mask,
-        "ratio": ratio * batch.mask,
-        "entropy": outputs.entropy,
+        "clip_fraction": (bounded * advantage < ratio * advantage) * weight,
+        "approx_kl": (ratio - 1 - gap) * weight,
+        "ratio": ratio * weight,
     }
-    return -(gain * batch.mask).sum(), {name: each.detach().sum() for name, each in metrics.items()}
+    return -(gain * weight).sum(), {name: each.detach().sum() for name, each in metrics.items()}
+
+
+def value_error(outputs: Outputs, batch: Batch, clip: float) -> Loss:
+    """Squared error of the head's values against stream `return`, weighed by stream `value_at`.
+
+    With `clip` above 0 the larger of it and the error of a value held within `clip` of stream
+    `old_value` counts, which keeps a step from moving values further (as in the code of Schulman
+    et al. 2017). Raises ValueError where the model has no head.
+    """
+    if outputs.values is None:
+        raise ValueError("value_error needs a model with a head; set ModelSpec.head")
+    at, target, old = (batch.streams[name] for name in ("value_at", "return", "old_value"))
+    plain = (outputs.values - target) ** 2
+    if not clip:
+        loss = (plain * at).sum()
+        return loss, {"value_loss": loss.detach()}
+    held = (old + (outputs.values - old).clamp(-clip, clip) - target) ** 2
+    loss = (torch.maximum(plain, held) * at).sum()
+    clipped = ((held > plain) * at).sum()
+    return loss, {"value_loss": loss.detach(), "value_clip_fraction": clipped.detach()}
 
 
 def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
@@ -111,9 +163,13 @@ def gae(
     """Advantages and returns (advantage + value), one per turn (Schulman et al. 2016, eq. 16).
 
     `values` has one entry more than `rewards`: the value of the state after the last turn, unused
-    if that was done.
+    if that was done. Raises ValueError where lengths do not match.
     """
-    _check_lengths(rewards, values, dones)
+    if not len(rewards) == len(dones) == len(values) - 1:
+        raise ValueError(
+            f"{len(rewards)} rewards need as many dones and one value more, "
+            f"got {len(dones)} and {len(values)}"
+        )
     advantages, later = [0.0] * len(rewards), 0.0
     for t in reversed(range(len(rewards))):
         alive = 0.0 if dones[t] else 1.0
@@ -123,28 +179,40 @@ def gae(
     return advantages, [a + v for a, v in zip(advantages, values[:-1], strict=True)]
 
 
-def n_step_returns(
-    rewards: list[float], values: list[float], dones: list[bool], discount: float, steps: int
-) -> list[float]:
-    """The next `steps` rewards, discounted, plus the discounted value of the state they lead to.
-
-    Sutton and Barto 2018, eq. 7.1. Shapes as in `gae`; a sum ends at a done turn, or at the last
-    state's value.
-    """
-    _check_lengths(rewards, values, dones)
-    returns = []
-    for t in range(len(rewards)):
-        end = min(t + steps, len(rewards))
-        stop = next((k + 1 for k in range(t, end) if dones[k]), end)
-        total = sum(discount ** (k - t) * rewards[k] for k in range(t, stop))
-        tail = 0.0 if dones[stop - 1] else discount ** (stop - t) * values[stop]
-        returns.append(total + tail)
-    return returns
+def by_turn(numbers: Tensor, batch: Batch) -> Tensor:
+    """Sums [B, N] of `numbers` [B, L] over the tokens of each turn that stream `turn` names."""
+    turn = batch.streams["turn"].long()
+    sums = numbers.new_zeros(len(turn), int(turn.max()) + 1)
+    return sums.scatter_add(1, turn, numbers)
 
 
-def _check_lengths(rewards: list[float], values: list[float], dones: list[bool]) -> None:
-    if not len(rewards) == len(dones) == len(values) - 1:
-        raise ValueError(
-            f"{len(rewards)} rewards need as many dones and one value more, "
-            f"got {len(dones)} and {len(values)}"
-        )
+def shift(numbers: Tensor, by: int) -> Tensor:
+    """(x << by)_k = x_{k + by} along the last axis, zero past the end."""
+    return pad(numbers[..., by:], (0, min(by, numbers.shape[-1])))
+
+
+def td_targets(rewards: Tensor, values: Tensor, discount: float, steps: int) -> Tensor:
+    """Targets T^1 … T^steps, [steps, ..., N], without gradient: the next m rewards, discounted, and
+    the value of the state they lead to. `rewards` and `values` are [..., N], the outcome in the
+    last state's place, zero behind it. Sutton and Barto 2018, eq. 7.1."""
+    values, targets, earned = values.detach(), [], torch.zeros_like(rewards)
+    for m in range(1, steps + 1):
+        earned = earned + discount ** (m - 1) * shift(rewards, m - 1)
+        targets.append(earned + discount**m * shift(values, m))
+    return torch.stack(targets)
+
+
+def turn_advantages(
+    rewards: Tensor, values: Tensor, ends: Tensor, discount: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """GAE's advantages and TD errors, [..., N], without gradient (Schulman et al. 2016, eq. 16).
+    Shapes as in `td_targets`; where bool `ends` is true, the outcome is known and stands in for the
+    value, and nothing is acted."""
+    known = torch.where(ends, rewards, values.detach())
+    earned = torch.where(ends, 0.0, rewards)
+    errors = torch.where(ends, 0.0, earned + discount * shift(known, 1) - known)
+    advantages, later = torch.zeros_like(errors), torch.zeros_like(errors[..., 0])
+    for k in reversed(range(errors.shape[-1])):
+        later = errors[..., k] + discount * gae_lambda * later
+        advantages[..., k] = later
+    return advantages, errors

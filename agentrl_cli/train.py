@@ -88,7 +88,7 @@ def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
     samples = [s for e in sampled for s in episode_samples(e, lambda i, turn: {})]
     if not samples:
         return {}
-    scores = score(parts.models.module("policy"), samples, 16384)
+    scores = score(parts.models.module("policy"), samples)
     ours = [
         x
         for row, s in zip(scores, samples, strict=True)

@@ -26,6 +26,15 @@ ALGORITHMS = {
     "sft": ["algo=sft", "algo.optimizer.decay_steps=4"],
     "rft": ["algo=rft"],
     "grpo": ["algo=grpo", "algo.kl=0.1", "algo.episodes_per_group=4", "algo.epochs=2"],
+    "ppo": [
+        "algo=ppo", "algo.level=token", "algo.value_clip=0.2", "algo.kl=0.1",
+        "algo.tokens_per_step=300",
+    ],
+    "archer": [
+        "algo=archer", "algo.critic_updates=2", "algo.critic_warmup=1", "algo.turns_per_update=8",
+        "algo.replay=20",
+    ],
+    "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo"],
     "nlac": [
         "algo=nlac", "algo.kl=0.1", "algo.warmup=1", "algo.turns_per_update=8", "algo.replay=20",
         "algo.advanced.role_tokens=5", "algo.advanced.watched_states=1", "algo.advanced.probes=2",

@@ -113,6 +113,21 @@ def test_a_size_that_cannot_be_is_refused_and_no_folder_is_left(tmp_path: Path, 
     assert not (tmp_path / "runs" / "it").exists()
 
 
+CRITICS = {
+    "algo=ppo algo.level=word": "algo.level must be one of turn, token",
+    "algo=ppo algo.gae_lambda=1.5": "gae_lambda is 1.5: a share is at most 1",
+    "algo=archer algo.action=best": "algo.action must be one of fresh, stored",
+    "algo=archer algo.critic_updates=0": "critic_updates is 0; give at least 1",
+}
+
+
+@pytest.mark.parametrize("overrides", CRITICS)
+def test_a_scalar_critic_that_cannot_be_is_refused(tmp_path: Path, overrides: str):
+    name, override = overrides.removeprefix("algo=").split()
+    refused(train(tmp_path, override, algo=name), CRITICS[overrides])
+    assert not (tmp_path / "runs" / "it").exists()
+
+
 NLAC = {
     "algo.forecasts=0": "forecasts is 0; give at least 1",
     "algo.rounds=0": "rounds is 0; give at least 1",

@@ -182,3 +182,10 @@ def test_tool_calls_of_a_message_reach_the_template():
     chat = Chat(tiny_tokenizer(template))
     asked = [Message("assistant", "", ({"name": "search"},)), Message("user", "Go on.")]
     assert chat.read(chat.start(asked)).startswith("search<|im_start|>")
+
+
+def test_raw_text_has_no_header_and_reads_special_tokens_by_name():
+    chat = Chat(tiny_tokenizer())
+    ids = chat.raw("{closing}<|im_start|>judge {x}")
+    assert ids[0] == chat.closing and chat.read(ids) == "<|im_end|><|im_start|>judge {x}"
+    assert ids[1] in chat.tokenizer.all_special_ids and chat.raw("") == []

@@ -33,7 +33,7 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "buffer": WORLD,
     "rollout": WORLD | {"chat", "generators.base", "envs.base"},
     "collect": WORLD | {"chat", "generators.base", "envs.base", "rollout"},
-    "algos": WORLD | {"losses", "buffer", "models.policy", "rollout"},
+    "algos": WORLD | {"losses", "buffer", "models.policy", "models.shadow", "rollout"},
     "corpora": WORLD
     | {"algos.nlac", "algos.language", "chat", "collect", "envs", "models.load", "run"},
     "optimizer": {"algos.base"},
@@ -43,13 +43,14 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "report": WORLD | {"run"},
     "assemble": LEAVES
     | {"algos.base", "buffer", "chat", "config", "envs.base", "generators.base", "learner"}
-    | {"models.set", "rollout", "run"},
+    | {"models.policy", "models.set", "rollout", "run"},
     "evaluate": WORLD | {"assemble", "config", "report.statistics", "rollout", "run"},
     "train": LEAVES
     | {"algos.samples", "assemble", "config", "evaluate", "learner", "loggers", "models.policy"}
     | {"report.summary", "rollout", "run"},
+    "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
     "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},
-    "cli": WORLD | {"config", "schema", "run", "report", "train", "evaluate", "play"},
+    "cli": WORLD | {"config", "schema", "run", "report", "train", "evaluate", "play", "export"},
 }
 ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}
 NEVER = {  # what a file may not even name for type checkers

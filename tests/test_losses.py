@@ -96,6 +96,39 @@ def test_untrained_tokens_with_absurd_streams_change_nothing():
     assert gradient(ratio_loss + kl_loss, outputs).tolist() == [[0, -2, 0]]
 
 
+def values_read(clip: float):
+    """Four values of which the last is not trained; the first counts twice."""
+    outputs, batch = make(
+        [[0.0] * 4], [[0] * 4], values=[[0.5, 0.9, -0.2, 7.0]],
+        value_at=[[2, 1, 1, 0]], old_value=[[0.0, 0.8, 0.0, 0.0]], **{"return": [[1, 1, 1, 1]]},
+    )  # fmt: skip
+    loss, metrics = losses.value_error(outputs, batch, clip)
+    loss.backward()
+    assert outputs.values is not None and outputs.values.grad is not None
+    return loss.item(), metrics, outputs.values.grad.tolist()[0]
+
+
+def test_value_error_is_squared_and_weighed_where_a_state_is_read():
+    loss, metrics, grad = values_read(clip=0.0)
+    assert loss == metrics["value_loss"].item() == pytest.approx(2 * 0.25 + 0.01 + 1.44)
+    assert list(metrics) == ["value_loss"]
+    assert grad == pytest.approx([-2.0, -0.2, -2.4, 0.0])
+
+
+def test_a_value_that_has_moved_far_enough_towards_its_return_gets_no_gradient():
+    loss, metrics, grad = values_read(clip=0.3)
+    # the first is held at 0.3; the third has moved away from its return, which is not forgiven
+    assert loss == metrics["value_loss"].item() == pytest.approx(2 * 0.49 + 0.01 + 1.44)
+    assert metrics["value_clip_fraction"].item() == 2
+    assert grad == pytest.approx([0.0, -0.2, -2.4, 0.0])
+
+
+def test_value_error_needs_a_head():
+    outputs, batch = make([[0.0]], [[0]])
+    with pytest.raises(ValueError, match="needs a model with a head"):
+        losses.value_error(outputs, batch, 0.0)
+
+
 def test_kl_to_reference_is_the_k3_estimator():
     outputs, batch = make([[0.0, -1.0]], [[0, 1]], reference_logprob=[[0.0, -1.5]])
     loss, metrics = losses.kl_to_reference(outputs, batch)
@@ -209,22 +242,6 @@ def test_gae_equals_the_double_sum_of_temporal_differences(rows, discount, gae_l
         expected.append(total)
     found = losses.gae(rewards, values, dones, discount, gae_lambda)[0]
     assert found == pytest.approx(expected, abs=1e-9)
-
-
-@given(turns, st.floats(0, 1))
-def test_one_step_returns_are_gae_with_lambda_zero_and_long_ones_with_lambda_one(rows, discount):
-    rewards, values, dones = rows
-    one = losses.n_step_returns(rewards, values, dones, discount, 1)
-    assert one == pytest.approx(losses.gae(rewards, values, dones, discount, 0.0)[1], abs=1e-9)
-    every = losses.n_step_returns(rewards, values, dones, discount, len(rewards))
-    assert every == pytest.approx(losses.gae(rewards, values, dones, discount, 1.0)[1], abs=1e-9)
-
-
-def test_two_step_returns_by_hand():
-    found = losses.n_step_returns(
-        [1.0, 2.0, 4.0, 8.0], [0.0, 0.0, 10.0, 20.0, 40.0], [False, False, True, False], 0.5, 2
-    )
-    assert found == [1 + 1 + 2.5, 2 + 2, 4.0, 8 + 20]
 
 
 def test_lengths_that_do_not_match_are_refused():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
-from agentrl_cli.models.policy import score
+from agentrl_cli.models.policy import assess, score
 from tests.sample_models import LORA, SAMPLES, build, disturb, write_model
 
 
@@ -23,6 +23,18 @@ def test_every_model_starts_as_the_base(folder, lora):
     with torch.no_grad():
         for name in models.names:
             assert torch.equal(models.module(name)(ids).logits, base(ids).logits), name
+
+
+def test_a_head_is_as_wide_as_what_the_vocabulary_is_read_from(folder, tmp_path):
+    config = OPTConfig(
+        vocab_size=400, hidden_size=32, ffn_dim=48, num_hidden_layers=1, num_attention_heads=4,
+        word_embed_proj_dim=16,
+    )  # fmt: skip
+    OPTForCausalLM(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    models = build(tmp_path)
+    read = assess(models.module("critic"), models.head("critic"), SAMPLES, 99)
+    assert [values.tolist() for _, values in read] == [[0.0] * len(s.ids) for s in SAMPLES]
 
 
 @pytest.mark.parametrize("lora", [None, LORA])

@@ -18,6 +18,9 @@ from tests.sample_runs import SPEAKER, facts, folders, interrupted, settings, tr
 CASES = {
     "sft": ("sft", []),
     "grpo": ("grpo", []),
+    "ppo": ("ppo", []),
+    "archer": ("archer", []),
+    "self_ac": ("self_ac", []),
     "nlac": ("nlac", []),
     "nlac, all phases": ("nlac", [SPEAKER]),
 }

@@ -52,12 +52,14 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One named set of weights. `kind`: trained, ema (a moving average of `policy`) or frozen."""
+    """One named set of weights. `kind`: trained, ema (a moving average of the trained model that it
+    `follows`) or frozen (as that model began)."""
 
     kind: str
     generates: bool
     optimizer: OptimizerSpec | None = None
     head: str | None = None
+    follows: str = "policy"
 
 
 @dataclass

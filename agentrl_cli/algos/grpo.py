@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
-from agentrl_cli.algos.samples import episode_samples
+from agentrl_cli.algos.samples import episode_samples, turn_advantage
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import at_least
 from agentrl_cli.losses import clipped_ratio, group_advantages, kl_to_reference
 from agentrl_cli.models.policy import Batch, Outputs, score
-from agentrl_cli.types import Episode, Sample, Turn
-
-SCORED_AT_ONCE = 16384
+from agentrl_cli.types import Episode, Sample
 
 
 @dataclass(kw_only=True)
@@ -81,11 +79,6 @@ class GRPO(Algorithm):
 
     def _score(self, samples: list[Sample], model: str, stream: str) -> None:
         """Log-probs by the trainer's own pass, never the generator's."""
-        scores = score(self.context.models.module(model), samples, SCORED_AT_ONCE)
+        scores = score(self.context.models.module(model), samples)
         for sample, logprobs in zip(samples, scores, strict=True):
             sample.streams[stream] = logprobs
-
-
-def turn_advantage(index: int, turn: Turn) -> dict[str, float]:
-    """Every token carries the advantage of its turn."""
-    return {"advantage": float(turn.info["advantage"])}

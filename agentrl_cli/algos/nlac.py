@@ -24,12 +24,11 @@ from agentrl_cli.algos.refine import Refinement
 from agentrl_cli.algos.roles import Place, Roles
 from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.buffer import ReplayBuffer
-from agentrl_cli.errors import UserError, at_least
+from agentrl_cli.errors import at_least, share
 from agentrl_cli.losses import kl_to_reference, nll
 from agentrl_cli.models.policy import Batch, Outputs, score
 from agentrl_cli.types import Episode, Sample
 
-SCORED_AT_ONCE = 16384
 Lesson = tuple[Place, list[int]]
 
 
@@ -81,9 +80,8 @@ class NLAC(Algorithm):
     def __post_init__(self) -> None:
         at_least(1, turns_per_update=self.turns_per_update, replay=self.replay)
         at_least(1, forecasts=self.forecasts, rounds=self.rounds)
-        at_least(0, ema=self.ema, priority=self.priority, kl=self.kl, warmup=self.warmup)
-        if self.ema > 1:
-            raise UserError(f"ema is {self.ema}: a share is at most 1")
+        at_least(0, priority=self.priority, kl=self.kl, warmup=self.warmup)
+        share(ema=self.ema)
 
     @property
     def capacity(self) -> int:
@@ -173,7 +171,7 @@ class NLAC(Algorithm):
 
     def _losses(self, samples: list[Sample]) -> list[float]:
         """The mean loss per token of each target: its turn's priority in the replay."""
-        rows = score(self.context.models.module("policy"), samples, SCORED_AT_ONCE)
+        rows = score(self.context.models.module("policy"), samples)
         return [-sum(row) / sum(s.mask) for row, s in zip(rows, samples, strict=True)]
 
     def _move_target(self) -> None:
@@ -196,7 +194,7 @@ class NLAC(Algorithm):
         """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""
         samples = [written_sample(place.state, action) for place, action in lessons]
         if self.kl:
-            rows = score(self.context.models.module("reference"), samples, SCORED_AT_ONCE)
+            rows = score(self.context.models.module("reference"), samples)
             for sample, row in zip(samples, rows, strict=True):
                 sample.streams["reference_logprob"] = row
         return samples

@@ -24,6 +24,11 @@ def episode_samples(episode: Episode, numbers: TurnNumbers) -> list[Sample]:
     return [sample for sample in samples if any(sample.mask)]
 
 
+def turn_advantage(index: int, turn: Turn) -> dict[str, float]:
+    """Every token carries the advantage of its turn."""
+    return {"advantage": float(turn.info["advantage"])}
+
+
 def _append(sample: Sample, turn: Turn, numbers: Mapping[str, float | list[float]]) -> None:
     seen, acted = len(turn.observation_ids), len(turn.action_ids)
     sample.ids += turn.observation_ids + turn.action_ids

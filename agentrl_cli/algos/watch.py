@@ -151,7 +151,7 @@ def drift(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:
     """KL(policy || start) per sampled token by the k3 estimator (Schulman 2020)."""
     samples = [s for e in episodes[:SCORED] for s in episode_samples(e, lambda i, turn: {})]
     models = algo.context.models
-    now, then = (score(models.module(name), samples, 16384) for name in ("policy", "reference"))
+    now, then = (score(models.module(name), samples) for name in ("policy", "reference"))
     gaps = [
         b - a
         for sample, row, old in zip(samples, now, then, strict=True)

@@ -17,3 +17,15 @@ class ValueHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., width] to values [...]."""
         return hidden.float() @ self.weight + self.bias
+
+
+class ActionValueHead(nn.Module):
+    """Two value heads side by side: what an action is worth that ends here, and what a state."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.v = ValueHead(width), ValueHead(width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states [..., width] to pairs (Q, V) [..., 2]."""
+        return torch.stack([self.q(hidden), self.v(hidden)], -1)

@@ -35,7 +35,7 @@ def load_base(
     """The model in eval mode, dropout off, on `device`, and its tokenizer. Raises UserError where
     it cannot be read."""
     tokenizer = _read_tokenizer(config)
-    model = _read_model(config, _dtype(config.dtype, device), seed)
+    model = _read_model(config, dtype_of(config.dtype, device), seed)
     _check_vocabulary(tokenizer, model, config.path)
     if config.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -140,7 +140,8 @@ def _without_dropout(settings: Any) -> Any:
     return settings
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """What `model.dtype` means on `device`. Raises UserError for an unknown name."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:

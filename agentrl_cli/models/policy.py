@@ -6,6 +6,7 @@ Logits exist only at positions that predict a trained token, and only a chunk of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +18,14 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agentrl_cli.models import shadow
 from agentrl_cli.types import Sample
 
 Module = PreTrainedModel | PeftModel
 CHUNK = 2**26
 """Logits that exist at once: 256 MiB of float32."""
+READ_AT_ONCE = 16384
+"""Ids in one pass without gradient."""
 
 
 @dataclass
@@ -55,8 +59,8 @@ class Outputs:
 
 
 def pack(samples: list[Sample], pad_id: int = 0) -> Batch:
-    """Right-padded tensors. Raises ValueError where a sample trains its first token or its lengths
-    differ."""
+    """Right-padded tensors. Raises ValueError where a sample trains its first token or a critic
+    prompt, or its lengths differ."""
     for sample in samples:
         _check(sample)
     lengths = [len(sample.ids) for sample in samples]
@@ -71,15 +75,15 @@ def forward(module: Module, batch: Batch, head: nn.Module | None = None) -> Outp
     """Run the body once and read log-probs, entropy and, with a head, values from its hidden
     states.
 
-    No attention mask is needed: under causal attention the padding on the right reaches no real
-    token.
+    A stream `shadow` marks critic prompts (models/shadow.py). Without one no attention mask is
+    needed: under causal attention the padding on the right reaches no real token.
     """
     model = causal(module)
     with _checkpointing(model):
-        hidden = model.base_model(input_ids=batch.ids, use_cache=False).last_hidden_state
+        hidden, before = _hidden(model, batch)
     trained = batch.mask.bool()
     trained[:, 0] = False
-    rows, targets = hidden[:, :-1][trained[:, 1:]], batch.ids[trained]
+    rows, targets = hidden[trained.nonzero()[:, 0], before[trained]], batch.ids[trained]
     logprobs, entropy = _read(
         vocabulary_head(model), rows, targets, model.config.get_text_config().vocab_size
     )
@@ -91,16 +95,32 @@ def forward(module: Module, batch: Batch, head: nn.Module | None = None) -> Outp
     )
 
 
-@torch.no_grad()
-def score(module: Module, samples: list[Sample], tokens_per_batch: int) -> list[list[float]]:
+def score(
+    module: Module, samples: list[Sample], tokens_per_batch: int = READ_AT_ONCE
+) -> list[list[float]]:
     """Log-probs of each sample's trained tokens in the order given, 0.0 elsewhere: ready to be a
     stream."""
-    scores: dict[int, list[float]] = {}
+    return [logprobs for logprobs, _ in assess(module, None, samples, tokens_per_batch)]
+
+
+@torch.no_grad()
+def assess(
+    module: Module,
+    head: nn.Module | None,
+    samples: list[Sample],
+    tokens_per_batch: int = READ_AT_ONCE,
+) -> list[tuple[list[float], Tensor]]:
+    """`score`'s log-probs of each sample, and what the head gives for every token of it, on the CPU
+    (0 without a head)."""
+    found: dict[int, tuple[list[float], Tensor]] = {}
     for rows in batches([[i] for i in range(len(samples))], samples, tokens_per_batch):
         batch = pack([samples[i] for i in rows]).to(causal(module).device)
-        logprobs = forward(module, batch).logprobs.tolist()
-        scores |= {i: row[: len(samples[i].ids)] for i, row in zip(rows, logprobs, strict=True)}
-    return [scores[i] for i in range(len(samples))]
+        outputs = forward(module, batch, head)
+        values = torch.zeros_like(batch.mask) if outputs.values is None else outputs.values
+        for i, logprobs, read in zip(rows, outputs.logprobs.tolist(), values.cpu(), strict=True):
+            length = len(samples[i].ids)
+            found[i] = (logprobs[:length], read[:length])
+    return [found[i] for i in range(len(samples))]
 
 
 def batches(groups: list[list[int]], samples: list[Sample], tokens: int) -> Iterator[list[int]]:
@@ -129,11 +149,28 @@ def causal(module: Module) -> PreTrainedModel:
     return model
 
 
+def reach(module: Module) -> int:
+    """How many tokens the model's positions allow; `sys.maxsize` where it names no limit."""
+    config = causal(module).config.get_text_config()
+    return getattr(config, "max_position_embeddings", sys.maxsize)
+
+
 def vocabulary_head(model: PreTrainedModel) -> nn.Module:
     """The projection from hidden states to logits."""
     head = model.get_output_embeddings()
     assert head is not None
     return head
+
+
+def _hidden(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Hidden states [B, L, width], and of each token the column [B, L] whose state predicts it."""
+    if "shadow" in batch.streams:
+        labels = batch.streams["shadow"]
+        hidden = shadow.hidden_states(model, batch.ids, labels, batch.lengths)
+        return hidden, shadow.predecessors(labels)
+    hidden = model.base_model(input_ids=batch.ids, use_cache=False).last_hidden_state
+    columns = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+    return hidden, (columns - 1).expand_as(batch.ids)
 
 
 def _read(head: nn.Module, rows: Tensor, targets: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -182,6 +219,9 @@ def _check(sample: Sample) -> None:
         raise ValueError(
             "a sample trains its first token, which nothing predicts; put its context before it"
         )
+    marks = sample.streams.get("shadow", [0.0])
+    if marks[0] or any(m and s for m, s in zip(sample.mask, marks, strict=False)):
+        raise ValueError("a sample begins with a critic prompt or trains one; it is only read")
 
 
 def _pad(rows: list[list[float]], length: int) -> Tensor:

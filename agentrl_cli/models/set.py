@@ -1,7 +1,8 @@
 """All weights of a run: named models on one base, as LoRA adapters or as copies, each with an
 optional head.
 
-`trained` models learn, `ema` ones follow `policy`, `frozen` ones stay where `policy` began.
+`trained` models learn; `ema` ones begin as the model that they follow and are averaged towards it;
+`frozen` ones stay where it began.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from torch import Tensor, nn
 from agentrl_cli.algos.base import ModelSpec
 from agentrl_cli.errors import UserError
 from agentrl_cli.jsonl import read_object
-from agentrl_cli.models.heads import ValueHead
+from agentrl_cli.models.heads import ActionValueHead, ValueHead
 from agentrl_cli.models.load import load_base, read_pretrained
-from agentrl_cli.models.policy import Module, causal
+from agentrl_cli.models.policy import Module, causal, vocabulary_head
 from agentrl_cli.settings import LoraConfig, ModelConfig
 from agentrl_cli.types import derive_seed
 
-HEADS = {"value": ValueHead}
+HEADS = {"value": ValueHead, "action_value": ActionValueHead}
 
 
 class ModelSet:
@@ -48,10 +49,10 @@ class ModelSet:
         seed: int,
     ) -> None:
         """Raises UserError where the base cannot be loaded, KeyError where no model is called
-        `policy`."""
+        `policy` or as one that another follows."""
         self.config, self.specs, self.device = config, specs, torch.device(device)
         base, self.tokenizer = load_base(config, self.device, seed)
-        width = base.config.get_text_config().hidden_size
+        width = vocabulary_head(base).get_parameter("weight").shape[1]
         self.heads = {
             n: HEADS[s.head](width).to(self.device) for n, s in specs.items() if s.head is not None
         }
@@ -66,7 +67,8 @@ class ModelSet:
         for name, spec in specs.items():
             for weight in self.weights(name).values():
                 weight.requires_grad_(spec.kind == "trained")
-        self._follow_policy()
+        for name in {"policy", *(spec.follows for spec in specs.values())}:
+            self._follow(name)
 
     @property
     def names(self) -> list[str]:
@@ -149,15 +151,14 @@ class ModelSet:
         self._versions = read_object(folder / "versions.json")
 
     def load_weights(self, name: str, folder: Path) -> None:
-        """Start `name` from a folder that `save` wrote for one model; ema and frozen models follow
-        `policy`.
+        """Start `name` from a folder that `save` wrote for one model, and with it the ema and
+        frozen models that follow it.
 
         A head that the folder lacks keeps its start. Raises UserError as `load` does.
         """
         self._load_one(name, folder)
         self.bump(name)
-        if name == "policy":
-            self._follow_policy()
+        self._follow(name)
 
     def _save_one(self, name: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,17 +195,18 @@ class ModelSet:
                 folder,
             )
 
-    def _follow_policy(self) -> None:
-        policy = self.weights("policy")
+    def _follow(self, followed: str) -> None:
+        """Set every ema and frozen model that follows `followed` to its weights of now."""
+        weights = self.weights(followed)
         for name, spec in self.specs.items():
-            if spec.kind == "trained":
+            if spec.kind == "trained" or spec.follows != followed:
                 continue
             own = self.weights(name)
             with torch.no_grad():
-                for key in own.keys() & policy.keys():
-                    own[key].copy_(policy[key])
+                for key in own.keys() & weights.keys():
+                    own[key].copy_(weights[key])
             self._averages.pop(name, None)
-            self._versions[name] = self._versions["policy"]
+            self._versions[name] = self._versions[followed]
 
     def _average(self, name: str, key: str, weight: Tensor) -> Tensor:
         if weight.dtype == torch.float32:

@@ -11,7 +11,7 @@ from agentrl_cli.report.text import labelled
 from agentrl_cli.run import Run, read_episodes, step_of
 from agentrl_cli.types import Episode, Turn
 
-NUMBERS = ("value", "advantage", "ratio")
+NUMBERS = ("value", "advantage", "td_error", "ratio")
 VERDICTS = {True: "the action stands", False: "a better action exists", None: "unreadable"}
 
 
@@ -98,4 +98,4 @@ def _matching(file: Path, ref: str | None) -> list[Episode]:
 
 
 def _is_annotated(episode: Episode) -> bool:
-    return any("critic" in turn.info for turn in episode.turns)
+    return any("critic" in turn.info or "value" in turn.info for turn in episode.turns)

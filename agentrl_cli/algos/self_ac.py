@@ -1,0 +1,155 @@
+"""Self-AC: self-actor-critic, one transformer that acts and judges its own states.
+
+After every state of an episode a critic prompt puts the model in the critic's role; a linear head
+reads V at the prompt's last token. The prompts are shadows that nothing later sees (models/
+shadow.py), so one forward pass trains the critic on all states of an episode and the actor on all
+its turns. Known to us from slides only, without a paper; choices where they are silent: the
+advantage is GAE over turns (arXiv 1506.02438), an episode that was cut off bootstraps from its last
+value, a turn's ratio may be its geometric mean (arXiv 2507.18071). Left out: agents that think or
+search between turns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase
+from agentrl_cli.algos.packed import (
+    Packed,
+    hand_over,
+    pack_episode,
+    state_values,
+    turns_of,
+    unfit,
+)
+from agentrl_cli.algos.values import measured
+from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.errors import UserError, at_least, share
+from agentrl_cli.losses import by_turn, clipped_turns, shift, td_targets, turn_advantages
+from agentrl_cli.models.policy import Batch, Outputs, assess, causal, reach
+from agentrl_cli.models.shadow import CriticGrad, Layout, enable
+from agentrl_cli.types import Episode
+
+REASONS = ("broken", "empty", "long")
+
+
+@dataclass(kw_only=True)
+class SelfAC(Algorithm):
+    """`discount` is the slides' λ, `td_steps` their five targets, `alpha` the critic's share of the
+    loss; `critic_grad=detach_prefix` keeps the critic out of the actor's features."""
+
+    critic_prompt: str
+    ratio: Literal["turn", "turn_geo", "token"]
+    clip: float
+    discount: float
+    gae_lambda: float
+    alpha: float
+    td_steps: int
+    critic_grad: CriticGrad
+    layout: Layout
+    epochs: int
+    tokens_per_step: int
+    optimizer: OptimizerSpec
+    critic: list[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        at_least(1, td_steps=self.td_steps, epochs=self.epochs)
+        at_least(0, clip=self.clip, tokens_per_step=self.tokens_per_step)
+        share(discount=self.discount, gae_lambda=self.gae_lambda, alpha=self.alpha)
+
+    def models(self) -> dict[str, ModelSpec]:
+        """One model; only its head is the critic's own, and thrown away after training."""
+        spec = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer, head="value")
+        return {"policy": spec}
+
+    def bind(self, context: Context) -> None:
+        """Receive the given objects. Raises UserError where the critic prompt is empty or the model
+        cannot read it packed."""
+        super().bind(context)
+        self.critic = context.chat.raw(self.critic_prompt)
+        if not self.critic:
+            raise UserError(
+                f"algo.critic_prompt {self.critic_prompt!r} has no token; give it a word"
+            )
+        policy = causal(context.models.module("policy"))
+        enable(policy, self.critic, self.layout, self.critic_grad)
+
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """One phase: each episode is one packed sample (one for each segment between restarts)."""
+        packed = self.read(episodes)
+        samples = [sample for one in packed for sample in one.samples]
+        yield Phase(
+            "actor_critic", samples, self.loss, epochs=self.epochs,
+            tokens_per_step=self.tokens_per_step, count=turns_of, metrics=self._left_out(episodes),
+        )  # fmt: skip
+
+    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """L = alpha L_critic + (1 - alpha) L_actor, summed over turns; V is this pass's own."""
+        assert outputs.values is not None
+        streams = batch.streams
+        states = by_turn(streams["value_at"], batch)
+        acted, ends = shift(states, 1) > 0, states > shift(states, 1)
+        graded = by_turn(streams["graded"], batch) > 0
+        cut = by_turn(streams["bootstrap"], batch) > 0
+
+        values = by_turn(outputs.values * streams["value_at"], batch)
+        rewards = torch.where(cut, values.detach(), by_turn(streams["reward"], batch))
+        known = torch.where(ends & ~graded, rewards, values)  # nothing is learnt of such an end
+        advantages, _ = turn_advantages(rewards, known, ends, self.discount, self.gae_lambda)
+        targets = td_targets(rewards, known, self.discount, self.td_steps)
+
+        critic = ((values - targets) ** 2).mean(0)[graded].sum()
+        actor, metrics = clipped_turns(outputs, batch, advantages, self.clip, self.ratio)
+        metrics |= {
+            "critic_loss": critic.detach(),
+            "actor_loss": actor.detach(),
+            "value": values.detach()[acted].sum(),
+            "advantage": advantages[acted].sum(),
+        }
+        return self.alpha * critic + (1 - self.alpha) * actor, metrics
+
+    def read(self, episodes: list[Episode]) -> list[Packed]:
+        """The fit episodes, packed, with values and old log-probs by the trainer's own pass; their
+        turns' `info` gets `value`, `advantage` and `td_error`."""
+        packed = [pack_episode(e, self.critic) for e in episodes if self._unfit(e) is None]
+        samples = [sample for one in packed for sample in one.samples]
+        models = self.context.models
+        module, head = models.module("policy"), models.head("policy")
+        found = iter(assess(module, head, samples))
+        for one in packed:
+            rows = []
+            for sample in one.samples:
+                sample.streams["old_logprob"], values = next(found)
+                rows.append(values.tolist())
+            one.values = state_values(one.samples, rows)
+            advantages, errors = one.credit(self.discount, self.gae_lambda)
+            hand_over(one, advantages, self.gae_lambda)
+            notes = zip(one.episode.turns, one.values, advantages, errors, strict=False)
+            for turn, value, advantage, error in notes:
+                turn.info |= {"value": value, "advantage": advantage, "td_error": error}
+        return packed
+
+    def annotate(self, episodes: list[Episode]) -> None:
+        """Write `value`, `advantage` and `td_error` into every turn's info."""
+        self.read(episodes)
+
+    def monitor(self, episodes: list[Episode]) -> dict[str, float]:
+        """Do the values foresee how the episodes ended: `critic/…`. The outcome belongs to the
+        state after the last action, one step further on."""
+        fit = [one.episode for one in self.read(episodes)]
+        return measured(fit, self.discount, lambda turn: 1 + turn.done)
+
+    def _unfit(self, episode: Episode) -> str | None:
+        most = reach(self.context.models.module("policy"))
+        return unfit(episode, len(self.critic), most)
+
+    def _left_out(self, episodes: list[Episode]) -> dict[str, float]:
+        counts = Counter(self._unfit(episode) for episode in episodes)
+        total = max(1, len(episodes))
+        return {f"self_ac/left_out_{reason}": counts[reason] / total for reason in REASONS}

@@ -1,0 +1,287 @@
+"""ArCHer: the critic's targets by hand, its slow target, replay of strangers, who moves when."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl_cli.algos.archer import ArCHer, td_loss, transition
+from agentrl_cli.algos.base import OptimizerSpec, Phase
+from agentrl_cli.algos.roles import Place
+from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.errors import UserError
+from agentrl_cli.models.policy import Batch, Outputs
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.settings import LoraConfig
+from agentrl_cli.types import Episode, Message, Sample
+from tests.sample_critics import alone, bound, learner, rewarded, stir, success_while_learning
+from tests.sample_models import LORA, disturb
+from tests.sample_nlac import CHAT, LOST, WON, Troupe, episode, filled, places, troupe
+
+Q, V = 0, 1
+ACTION = "Is it a fish?"
+
+
+def archer(**changes) -> ArCHer:
+    usual = {
+        "turns_per_update": 5, "critic_updates": 1, "critic_warmup": 0, "replay": 100,
+        "action": "fresh", "discount": 0.9, "ema": 0.75, "clip": 0.2, "actor_epochs": 1,
+        "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
+        "critic_optimizer": OptimizerSpec(lr=1e-2),
+    }  # fmt: skip
+    return ArCHer(**{**usual, **changes})
+
+
+def stirred(
+    folder: Path, lora: LoraConfig | None = None, **changes
+) -> tuple[ArCHer, ModelSet, Troupe]:
+    """The algorithm; critic and target differ, and no value of theirs is zero."""
+    algo, generator = archer(**changes), troupe(act=ACTION)
+    models = bound(algo, folder, generator, lora)
+    disturb(models, "target")
+    stir(models, "critic", "target")
+    with torch.no_grad():
+        for weight in models.heads["target"].parameters():
+            weight.mul_(-0.5)
+    return algo, models, generator
+
+
+def phases(algo: ArCHer, episodes: list[Episode], buffer: ReplayBuffer) -> list[Phase]:
+    """Of an update that trains nothing."""
+    return list(algo.update(episodes, buffer))
+
+
+def learn(algo: ArCHer, models: ModelSet, step: int = 0) -> dict[str, float]:
+    """One real update on won and lost games."""
+    fresh, buffer = [deepcopy(WON), deepcopy(LOST)], filled(WON, LOST)
+    algo.context.step = step
+    return learner(algo, models).run(algo.update(fresh, buffer), step)
+
+
+def targets(sample: Sample) -> dict[str, float]:
+    """The numbers of a transition where they are read."""
+    streams = sample.streams
+    return {x: streams[f"{x}_target"][streams[f"{x}_at"].index(1.0)] for x in ("q", "v")}
+
+
+# the critic's targets
+
+
+def test_q_learns_the_reward_and_the_targets_value_of_the_next_state(model_folder: Path):
+    algo, models, _ = stirred(model_folder)
+    played = rewarded(deepcopy(WON), 0.25, -0.5, 1.0)
+    samples = algo.transitions(places(played), 0)
+    after = [alone(models, "target", played.state_ids(k))[V] for k in (1, 2)]
+    expected = [0.25 + 0.9 * after[0], -0.5 + 0.9 * after[1], 1.0]
+    assert [targets(s)["q"] for s in samples] == pytest.approx(expected, abs=1e-5)
+    live = [alone(models, "critic", played.state_ids(k))[V] for k in (1, 2)]
+    assert all(abs(a - b) > 0.01 for a, b in zip(after, live, strict=True))
+
+
+@pytest.mark.parametrize("stop", ["truncated", "context"])
+def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_its_last_state(
+    model_folder: Path, stop: str
+):
+    algo, models, _ = stirred(model_folder)
+    played = deepcopy(episode("cut", ["Is it big?", "Is it red?"], success=False, stop=stop))
+    played.closing = [Message("user", "Too late.")]
+    sample = algo.transitions(places(rewarded(played, 0.0, 0.5))[1:], 0)[0]
+    state = played.state_ids(1) + played.turns[1].action_ids
+    state += CHAT.extend(played.closing, state[-1])
+    expected = 0.5 + 0.9 * alone(models, "target", state)[V]
+    assert targets(sample)["q"] == pytest.approx(expected, abs=1e-5) != 0.5
+
+
+def test_a_state_that_follows_a_restart_is_read_in_its_own_segment(model_folder: Path):
+    algo, models, _ = stirred(model_folder)
+    played = rewarded(deepcopy(WON), 0.0, 0.0, 1.0)
+    played.turns[1].restart = True
+    sample = algo.transitions(places(played)[:1], 0)[0]
+    after = alone(models, "target", played.turns[1].observation_ids)[V]
+    assert targets(sample)["q"] == pytest.approx(0.9 * after, abs=1e-5)
+
+
+@pytest.mark.parametrize("action", ["fresh", "stored"])
+def test_v_learns_the_targets_q_of_a_fresh_action_of_the_policy_or_of_the_stored_one(
+    model_folder: Path, action: str
+):
+    algo, models, generator = stirred(model_folder, action=action)
+    samples = algo.transitions(places(WON), 0)
+    tried = [
+        CHAT.encode_action(ACTION) if action == "fresh" else turn.action_ids for turn in WON.turns
+    ]
+    expected = [alone(models, "target", WON.state_ids(k) + ids)[Q] for k, ids in enumerate(tried)]
+    assert [targets(s)["v"] for s in samples] == pytest.approx(expected, abs=1e-5)
+    asked = [(call.model, call.prompts) for call in generator.calls]
+    fresh = [("policy", [WON.state_ids(k) for k in range(3)])]
+    assert asked == (fresh if action == "fresh" else [])
+
+
+def test_q_is_read_at_the_end_of_the_action_and_v_at_the_end_of_the_state():
+    place = Place(WON, 1)
+    sample = transition(place, 2.0, 3.0)
+    state = WON.state_ids(1)
+    assert sample.ids == state + WON.turns[1].action_ids and not any(sample.mask)
+    assert sample.streams["v_at"].index(1.0) == len(state) - 1
+    assert sample.streams["q_at"].index(1.0) == len(sample.ids) - 1
+    assert targets(sample) == {"q": 2.0, "v": 3.0}
+    assert sum(sample.streams["q_at"]) == sum(sample.streams["v_at"]) == 1
+
+
+def test_the_critics_loss_by_hand_moves_each_output_only_where_it_is_read():
+    values = torch.tensor([[[9.0, 0.5], [2.0, 9.0]]], requires_grad=True)
+    none = torch.zeros(1, 2)
+    rows = {"q_at": [0, 1], "q_target": [0, 3], "v_at": [1, 0], "v_target": [2, 0]}
+    streams = {name: torch.tensor([row], dtype=torch.float32) for name, row in rows.items()}
+    batch = Batch(torch.zeros(1, 2, dtype=torch.long), none, streams, torch.tensor([2]))
+    loss, sums = td_loss(Outputs(none, none, values), batch)
+    loss.backward()
+    assert loss.item() == 3.25 and values.grad is not None
+    assert {name: float(each) for name, each in sums.items()} == {
+        "q_loss": 1.0, "v_loss": 2.25, "q": 2.0, "v": 0.5,
+    }  # fmt: skip
+    assert values.grad.tolist() == [[[0.0, -3.0], [-2.0, 0.0]]]
+
+
+def test_transitions_are_drawn_anew_for_every_update_of_the_critic(model_folder: Path):
+    algo, _, _ = stirred(model_folder, critic_updates=3, turns_per_update=3)
+    found = phases(algo, [], filled(WON, LOST))[:3]
+    drawn = [sorted(tuple(s.ids) for s in phase.samples) for phase in found]
+    assert [(p.name, p.model, len(p.samples)) for p in found] == [("critic", "critic", 3)] * 3
+    assert len({tuple(row) for row in drawn}) > 1
+
+
+# the models
+
+
+def test_the_target_begins_as_the_critic_and_not_as_the_policy(model_folder: Path):
+    algo = archer()
+    models = bound(algo, model_folder, lora=LORA)
+    prints = {name: models.fingerprint(name) for name in models.names}
+    assert prints["target"] == prints["critic"] != prints["policy"]
+
+
+def test_the_target_follows_the_critic_by_the_moving_average(model_folder: Path):
+    algo = archer()
+    models = bound(algo, model_folder)
+    before = {key: w.detach().clone() for key, w in models.weights("target").items()}
+    learn(algo, models)
+    critic = models.weights("critic")
+    assert {"head.q.weight", "head.v.weight"} < set(before)
+    for key, weight in models.weights("target").items():
+        by_hand = 0.75 * before[key].double() + 0.25 * critic[key].detach().double()
+        assert torch.allclose(weight.double(), by_hand, rtol=0, atol=1e-7)
+    assert models.fingerprint("target") != models.fingerprint("critic")
+
+
+def test_starting_the_policy_from_weights_leaves_critic_and_target_together(
+    model_folder: Path, tmp_path: Path
+):
+    models = bound(archer(), model_folder)
+    disturb(models, "policy")
+    models.save(tmp_path)
+    fresh = bound(archer(), model_folder)
+    before = fresh.fingerprint("critic")
+    fresh.load_weights("policy", tmp_path / "policy")
+    assert fresh.fingerprint("policy") == models.fingerprint("policy")
+    assert fresh.fingerprint("target") == fresh.fingerprint("critic") == before
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_the_critic_learns_alone_until_it_is_warm_and_neither_moves_the_other(
+    model_folder: Path, lora: LoraConfig | None
+):
+    algo, models, _ = stirred(model_folder, lora, critic_warmup=1)
+    policy, critic = models.fingerprint("policy"), models.fingerprint("critic")
+    cold = learn(algo, models, step=0)
+    assert models.fingerprint("policy") == policy and "policy/loss" not in cold
+    assert models.fingerprint("critic") != critic
+    for phase in algo.update([deepcopy(WON)], filled(WON, LOST)):
+        assert phase.name == "critic"
+    algo.context.step = 1
+    critic, trainer = models.fingerprint("critic"), learner(algo, models)
+    trainer.run((p for p in phases(algo, [deepcopy(WON)], filled(WON)) if p.name == "policy"), 1)
+    assert models.fingerprint("critic") == critic and models.fingerprint("policy") != policy
+
+
+def test_play_of_a_stranger_is_learned_from_without_its_log_probs(model_folder: Path):
+    algo, models, _ = stirred(model_folder, turns_per_update=4)
+    buffer = filled(WON, LOST)
+    assert all(p != p for e in buffer.episodes() for t in e.turns for p in t.logprobs)  # NaN
+    before = [repr(e.to_json()) for e in buffer.episodes()]
+    found = learner(algo, models).run(algo.update([], buffer), 0)
+    assert [repr(e.to_json()) for e in buffer.episodes()] == before
+    assert found["critic/samples"] == 4 and found["policy/empty"] == 1
+    assert all(bool(w.isfinite().all()) for w in models.weights("critic").values())
+
+
+def test_the_critic_comes_to_know_how_games_end(model_folder: Path):
+    algo = archer(critic_warmup=99, critic_updates=40, ema=0.5, discount=1.0, action="stored",
+                  turns_per_update=20, critic_optimizer=OptimizerSpec(lr=2e-3))  # fmt: skip
+    models = bound(algo, model_folder)
+    played = [deepcopy(WON), deepcopy(LOST)]
+    before = algo.monitor(played)
+    assert before["critic/brier"] == pytest.approx(3 / 5)
+    assert before["critic/rank_correlation"] == 0
+    learn(algo, models)
+    after = algo.monitor(played)
+    assert after["critic/brier"] < 0.1 and after["critic/rank_correlation"] > 0.8
+
+
+# the actor
+
+
+def test_an_advantage_is_q_less_v_of_the_live_critic_on_every_token_of_its_turn(
+    model_folder: Path,
+):
+    algo, models, _ = stirred(model_folder)
+    played = deepcopy(WON)
+    (sample,) = phases(algo, [played], filled(WON))[-1].samples
+    expected = []
+    for k, turn in enumerate(played.turns):
+        state = played.state_ids(k)
+        value = alone(models, "critic", state)[V]
+        advantage = alone(models, "critic", state + turn.action_ids)[Q] - value
+        assert turn.info["value"] == pytest.approx(value, abs=1e-5)
+        assert turn.info["advantage"] == pytest.approx(advantage, abs=1e-5)
+        expected += [0.0] * len(turn.observation_ids)
+        expected += [turn.info["advantage"]] * len(turn.action_ids)
+    assert sample.streams["advantage"] == expected and all(sample.streams["advantage"][-3:])
+
+
+def test_the_actors_first_step_is_unclipped_and_a_broken_episode_is_left_out(model_folder: Path):
+    algo, models, _ = stirred(model_folder)
+    broken = deepcopy(LOST)
+    broken.error = "KeyError: 'x'"
+    update = algo.update([deepcopy(WON), broken], filled(WON))
+    found = learner(algo, models).run(update, 0)
+    assert found["policy/samples"] == 1 and found["policy/advantage_spread"] > 0
+    assert found["policy/ratio"] == pytest.approx(1, abs=1e-5)
+    assert found["policy/clip_fraction"] == 0 and "value" not in broken.turns[0].info
+
+
+def test_a_game_of_chance_is_learned(model_folder: Path):
+    adam = OptimizerSpec(lr=3e-3)
+    algo = archer(turns_per_update=64, critic_updates=2, critic_warmup=3, discount=1.0, ema=0.5,
+                  optimizer=adam, critic_optimizer=adam)  # fmt: skip
+    won_share = success_while_learning(algo, model_folder, steps=10, tokens=1)
+    assert max(won_share[:4]) < 0.4 and sum(won_share[-2:]) / 2 > 0.85
+
+
+WRONG = {
+    "turns_per_update is 0; give at least 1": {"turns_per_update": 0},
+    "critic_updates is 0; give at least 1": {"critic_updates": 0},
+    "replay is 0; give at least 1": {"replay": 0},
+    "critic_warmup is -1; give at least 0": {"critic_warmup": -1},
+    "ema is 1.5: a share is at most 1": {"ema": 1.5},
+    "discount is -0.5; give at least 0": {"discount": -0.5},
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_numbers_that_cannot_be_are_refused(words: str):
+    with pytest.raises(UserError, match=f"^{words}$"):
+        archer(**WRONG[words])

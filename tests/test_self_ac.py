@@ -1,0 +1,229 @@
+"""Self-AC: what a packed sample holds, its loss by hand, what is refused and what is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl_cli.algos.packed import state_values, turns_of
+from agentrl_cli.algos.self_ac import REASONS
+from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.errors import UserError
+from agentrl_cli.learner import Learner
+from agentrl_cli.models.policy import assess, causal
+from agentrl_cli.models.shadow import SPLIT
+from agentrl_cli.report.episode import render_turn
+from agentrl_cli.types import Episode
+from tests.sample_models import disturb
+from tests.sample_nlac import CHAT
+from tests.sample_self_ac import passed, phase_of, played, said, self_ac, settings
+from tests.test_grpo import grpo
+
+
+def stream_at_states(phase, name: str) -> list[list[float]]:
+    return [state_values([sample], [sample.streams[name]]) for sample in phase.samples]
+
+
+def test_an_episode_is_one_sample_with_the_prompt_after_every_state(model_folder: Path):
+    algo, _ = self_ac(model_folder)
+    game = played("a", [0.0, 0.0, 1.0])
+    phase = phase_of(algo, game)
+    (sample,) = phase.samples
+    marks = sample.streams["shadow"]
+    visible = [(i, m) for i, m, s in zip(sample.ids, sample.mask, marks, strict=True) if not s]
+    flat = [
+        (i, m)
+        for t in game.turns
+        for ids, m in ((t.observation_ids, 0), (t.action_ids, 1))
+        for i in ids
+    ]
+    assert visible == flat
+    prompts = [[i for i, s in zip(sample.ids, marks, strict=True) if s == k] for k in (1, 2, 3, 4)]
+    assert prompts == [algo.critic] * 4 and algo.critic[0] == CHAT.closing
+    ends = [i for i, at in enumerate(sample.streams["value_at"]) if at]
+    assert ends == [max(i for i, s in enumerate(marks) if s == k) for k in (1, 2, 3, 4)]
+    assert phase.count(sample) == turns_of(sample) == 3
+    assert {t for t, m in zip(sample.streams["turn"], sample.mask, strict=True) if m} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("stop", "rewards", "graded", "bootstrap"),
+    [
+        ("done", [-1, -1, 0, 3], [1, 1, 1, 1], [0, 0, 0, 0]),  # the outcome belongs to s_n
+        ("truncated", [-1, -1, 3, 0], [1, 1, 1, 0], [0, 0, 0, 1]),
+        ("context", [-1, -1, 3, 0], [1, 1, 1, 0], [0, 0, 0, 1]),
+    ],
+)
+def test_the_outcome_is_the_last_states_and_only_of_an_episode_that_ended(
+    model_folder: Path, stop: str, rewards: list, graded: list, bootstrap: list
+):
+    algo, _ = self_ac(model_folder)
+    phase = phase_of(algo, played("a", [-1, -1, 3], stop=stop))
+    assert stream_at_states(phase, "reward") == [rewards]
+    assert stream_at_states(phase, "graded") == [graded]
+    assert stream_at_states(phase, "bootstrap") == [bootstrap]
+
+
+def test_the_loss_of_a_won_episode_by_hand(model_folder: Path):
+    algo, _ = self_ac(model_folder, alpha=0.25)
+    phase = phase_of(algo, played("a", [0.0, 1.0]))
+    outputs, batch = said(phase, [[0.1, 0.2, 0.4]])
+    loss, metrics = algo.loss(outputs, batch)
+    # targets of V_0: V_1, V_2, then 1 thrice; of V_1: V_2, then 1 four times; of V_2: 1
+    first = (0.1 - 0.2) ** 2 + (0.1 - 0.4) ** 2 + 3 * (0.1 - 1) ** 2
+    second = (0.2 - 0.4) ** 2 + 4 * (0.2 - 1) ** 2
+    critic = (first + second) / 5 + (0.4 - 1) ** 2
+    actor = -((1 - 0.1) + (1 - 0.2))
+    assert metrics["critic_loss"].item() == pytest.approx(critic, abs=1e-6)
+    assert metrics["actor_loss"].item() == pytest.approx(actor, abs=1e-6)
+    assert loss.item() == pytest.approx(0.25 * critic + 0.75 * actor, abs=1e-6)
+    assert metrics["value"].item() == pytest.approx(0.3) and metrics["ratio"] == 2
+
+
+def test_a_cut_off_episode_bootstraps_from_its_last_value_and_does_not_train_it(
+    model_folder: Path,
+):
+    algo, _ = self_ac(model_folder, discount=0.9)
+    phase = phase_of(algo, played("a", [0.5], stop="truncated"))
+    outputs, batch = said(phase, [[0.3, 2.0]])
+    loss, metrics = algo.loss(outputs, batch)
+    error = 0.5 + 0.9 * 2.0 - 0.3
+    assert metrics["critic_loss"].item() == pytest.approx(error**2, abs=1e-6)
+    assert metrics["actor_loss"].item() == pytest.approx(-error, abs=1e-6)
+    loss.backward()
+    assert outputs.values is not None and outputs.values.grad is not None
+    found = outputs.values.grad[batch.streams["value_at"].bool()]
+    assert found.tolist() == pytest.approx([-0.5 * 2 * error, 0.0])
+
+
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
+def test_a_restart_makes_two_samples_that_credit_as_one_episode(
+    model_folder: Path, gae_lambda: float
+):
+    algo, models = self_ac(model_folder, gae_lambda=gae_lambda, discount=0.9)
+    disturb(models, "policy")
+    game = played("a", [0.0, -0.5, 0.0, 1.0])
+    game.turns[2].restart = True
+    phase = phase_of(algo, game)
+    assert [turns_of(sample) for sample in phase.samples] == [2, 2]
+    assert stream_at_states(phase, "graded") == [[1, 1, 0], [1, 1, 1]]
+    outputs, batch = passed(models, phase.samples)
+    _, metrics = algo.loss(outputs, batch)
+    advantages = [turn.info["advantage"] for turn in game.turns]
+    assert metrics["advantage"].item() == pytest.approx(sum(advantages), abs=1e-4)
+    if gae_lambda == 1.0:  # what was really earned from the restart on, 0.9 + 0.9 * 0.9 * …
+        assert stream_at_states(phase, "reward")[0][-1] == pytest.approx(0.9**2, abs=1e-5)
+
+
+def test_a_state_that_a_restart_replaced_is_neither_trained_nor_a_target(model_folder: Path):
+    algo, _ = self_ac(model_folder)
+    game = played("a", [0.0, 1.0])
+    game.turns[1].restart = True
+    _, metrics = algo.loss(*said(phase_of(algo, game), [[0.1, 0.9], [0.3, 0.4]]))
+    second = ((0.3 - 0.4) ** 2 + 4 * (0.3 - 1) ** 2) / 5 + (0.4 - 1) ** 2
+    # the first segment ends with what was earned later, 1, whatever is read there
+    assert metrics["critic_loss"].item() == pytest.approx((0.1 - 1) ** 2 + second, abs=1e-5)
+
+
+def test_micro_batches_of_any_size_train_alike(model_folder: Path):
+    games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0]), played("c", [0.0, 1.0])]
+    rows = []
+    for tokens in (1, 4096):
+        algo, models = self_ac(model_folder, epochs=2, ratio="turn_geo")
+        learner = Learner(models, algo.models(), tokens_per_batch=tokens, seed=0, publish=print)
+        rows.append(learner.run(algo.update(games, ReplayBuffer(None, 1)), 0))
+        assert rows[-1]["actor_critic/ratio"] != 1
+    names = [name for name in rows[0] if not name.startswith("time/")]
+    assert [rows[0][n] for n in names] == pytest.approx([rows[1][n] for n in names], abs=1e-4)
+
+
+def test_both_layouts_train_alike(model_folder: Path):
+    rows = []
+    for layout in ("visible_first", "interleaved"):
+        algo, models = self_ac(model_folder, layout=layout)
+        learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
+        games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0])]
+        rows.append(learner.run(algo.update(games, ReplayBuffer(None, 1)), 0))
+        used = str(causal(models.module("policy")).config._attn_implementation)
+        assert used == ("sdpa" if layout == "interleaved" else SPLIT["full"])
+    names = [name for name in rows[0] if not name.startswith("time/")]
+    assert [rows[0][n] for n in names] == pytest.approx([rows[1][n] for n in names], abs=1e-5)
+
+
+def test_episodes_that_cannot_be_trained_are_left_out_and_counted_by_reason(model_folder: Path):
+    algo, models = self_ac(model_folder)
+    good, empty, cut = played("good", [0.0, 1.0]), played("empty", [0.0, 1.0]), played("cut", [1.0])
+    empty.turns[1].action_ids = []
+    broken = played("broken", [0.0], stop="error")
+    broken.error = "KeyError: 'x'"
+    long = played("long", [0.0, 1.0])
+    causal(models.module("policy")).config.max_position_embeddings = good.tokens + len(algo.critic)
+    long.turns[1].observation_ids = [*long.turns[1].observation_ids, 7]
+    never = Episode("never", cut.task, "g", 0, [], stop="context")
+    phase = phase_of(algo, good, empty, cut, broken, long, never)
+    assert len(phase.samples) == 2
+    left = {reason: phase.metrics[f"self_ac/left_out_{reason}"] for reason in REASONS}
+    assert left == {"broken": 2 / 6, "empty": 1 / 6, "long": 1 / 6}
+    assert "value" not in long.turns[0].info and phase_of(algo, empty).samples == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"critic_prompt": ""}, "critic_prompt '' has no token"),
+        ({"alpha": 1.5}, "alpha is 1.5"),
+        ({"td_steps": 0}, "td_steps is 0"),
+        ({"attention": "eager"}, r"set model\.attention=sdpa"),
+    ],
+)
+def test_settings_that_cannot_teach_are_refused(model_folder: Path, wrong: dict, words: str):
+    with pytest.raises(UserError, match=words):
+        self_ac(model_folder, **wrong)
+
+
+def test_annotated_turns_show_value_advantage_and_td_error(model_folder: Path):
+    algo, models = self_ac(model_folder)
+    head = models.weights("policy")["head.bias"]
+    with torch.no_grad():
+        head.fill_(0.25)
+    game = played("a", [0.0, 1.0])
+    algo.annotate([game])
+    assert render_turn(1, game.turns[0])[0].endswith(
+        "value +0.250  advantage +0.750  td_error +0.000"
+    )
+    assert render_turn(2, game.turns[1])[0].endswith(
+        "value +0.250  advantage +0.750  td_error +0.750"
+    )
+    cut = played("b", [0.0], stop="truncated")
+    algo.annotate([cut])
+    assert cut.turns[0].info["advantage"] == 0.0  # 1/4 is still hoped for, as before
+
+
+def test_without_its_value_head_the_saved_policy_is_the_same_model(
+    model_folder: Path, tmp_path: Path
+):
+    algo, models = self_ac(model_folder)
+    learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
+    games = [played("a", [0.0, 1.0])]
+    learner.run(algo.update(games, ReplayBuffer(None, 1)), 0)
+    models.save(tmp_path)
+    (tmp_path / "policy" / "head.safetensors").unlink()
+    plain, _ = grpo(tmp_path / "policy")
+    ids = torch.tensor([games[0].state_ids(1)])
+    with torch.no_grad():
+        one, other = (
+            m.module("policy")(input_ids=ids).logits for m in (models, plain.context.models)
+        )
+    assert torch.equal(one, other)
+    assert "head.bias" in models.weights("policy") and algo.context.models is models
+
+
+def test_old_values_are_those_of_the_trainers_own_pass(model_folder: Path):
+    algo, models = self_ac(model_folder)
+    disturb(models, "policy")
+    phase = phase_of(algo, played("a", [0.0, 1.0]))
+    again = assess(models.module("policy"), models.head("policy"), phase.samples, 4096)
+    assert phase.samples[0].streams["old_logprob"] == again[0][0]
+    assert settings()["alpha"] == algo.alpha
