@@ -110,6 +110,14 @@ def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
     return loss, {"kl": loss.detach()}
 
 
+def with_kl(found: Loss, outputs: Outputs, batch: Batch, weight: float) -> Loss:
+    """`found` plus `weight` times `kl_to_reference`; just `found`, no stream read, where that is 0."""
+    if not weight:
+        return found
+    penalty, metrics = kl_to_reference(outputs, batch)
+    return found[0] + weight * penalty, found[1] | metrics
+
+
 def dpo(outputs: Outputs, batch: Batch, beta: float) -> Loss:
     """Direct preference optimisation (Rafailov et al. 2023, eq. 7), summed over pairs.
 

@@ -26,7 +26,7 @@ from agentrl_cli.algos.values import cut_off, measured, turn_spans, whole
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import at_least, share
 from agentrl_cli.losses import clipped_ratio
-from agentrl_cli.models.policy import Batch, Outputs, assess, score
+from agentrl_cli.models.policy import Batch, Outputs, assess, note_logprobs
 from agentrl_cli.types import Episode, Sample, derive_seed
 
 Q, V = 0, 1  # the critic's outputs
@@ -129,9 +129,7 @@ class ArCHer(Algorithm):
     def _actor(self, episodes: list[Episode]) -> Phase:
         """Every token of a turn carries its advantage; old log-probs are the trainer's own."""
         samples = [s for episode in episodes for s in episode_samples(episode, turn_advantage)]
-        scores = score(self.context.models.module("policy"), samples)
-        for sample, logprobs in zip(samples, scores, strict=True):
-            sample.streams["old_logprob"] = logprobs
+        note_logprobs(self.context.models.module("policy"), samples, "old_logprob")
         advantages = [turn.info["advantage"] for episode in episodes for turn in episode.turns]
         spread = statistics.pstdev(advantages) if advantages else 0.0
         return Phase(

@@ -16,8 +16,8 @@ from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
 from agentrl_cli.algos.samples import episode_samples, turn_advantage
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import at_least
-from agentrl_cli.losses import clipped_ratio, group_advantages, kl_to_reference
-from agentrl_cli.models.policy import Batch, Outputs, score
+from agentrl_cli.losses import clipped_ratio, group_advantages, with_kl
+from agentrl_cli.models.policy import Batch, Outputs, note_logprobs
 from agentrl_cli.types import Episode, Sample
 
 
@@ -60,9 +60,10 @@ class GRPO(Algorithm):
                 turn.info["advantage"] = advantage
             if advantage:
                 samples += episode_samples(episode, turn_advantage)
-        self._score(samples, "policy", "old_logprob")
+        models = self.context.models
+        note_logprobs(models.module("policy"), samples, "old_logprob")
         if self.kl:
-            self._score(samples, "reference", "reference_logprob")
+            note_logprobs(models.module("reference"), samples, "reference_logprob")
         informative = sum(map(bool, advantages)) / max(1, len(advantages))
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
@@ -71,14 +72,4 @@ class GRPO(Algorithm):
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The clipped surrogate plus `kl` times the k3 estimate of the KL from the reference."""
-        loss, metrics = clipped_ratio(outputs, batch, self.clip)
-        if not self.kl:
-            return loss, metrics
-        penalty, kl_metrics = kl_to_reference(outputs, batch)
-        return loss + self.kl * penalty, metrics | kl_metrics
-
-    def _score(self, samples: list[Sample], model: str, stream: str) -> None:
-        """Log-probs by the trainer's own pass, never the generator's."""
-        scores = score(self.context.models.module(model), samples)
-        for sample, logprobs in zip(samples, scores, strict=True):
-            sample.streams[stream] = logprobs
+        return with_kl(clipped_ratio(outputs, batch, self.clip), outputs, batch, self.kl)

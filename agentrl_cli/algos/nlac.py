@@ -25,8 +25,8 @@ from agentrl_cli.algos.roles import Place, Roles
 from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import at_least, share
-from agentrl_cli.losses import kl_to_reference, nll
-from agentrl_cli.models.policy import Batch, Outputs, score
+from agentrl_cli.losses import nll, with_kl
+from agentrl_cli.models.policy import Batch, Outputs, note_logprobs, score
 from agentrl_cli.types import Episode, Sample
 
 Lesson = tuple[Place, list[int]]
@@ -194,18 +194,12 @@ class NLAC(Algorithm):
         """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""
         samples = [written_sample(place.state, action) for place, action in lessons]
         if self.kl:
-            rows = score(self.context.models.module("reference"), samples)
-            for sample, row in zip(samples, rows, strict=True):
-                sample.streams["reference_logprob"] = row
+            note_logprobs(self.context.models.module("reference"), samples, "reference_logprob")
         return samples
 
     def distil(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The likelihood of the refined actions, and `kl` times the divergence from the start."""
-        loss, metrics = nll(outputs, batch)
-        if not self.kl:
-            return loss, metrics
-        anchor, more = kl_to_reference(outputs, batch)
-        return loss + self.kl * anchor, metrics | more
+        return with_kl(nll(outputs, batch), outputs, batch, self.kl)
 
     def _phase(self, name: str, samples: list[Sample], metrics: dict[str, float]) -> Phase:
         loss = self.distil if name == "policy" else nll

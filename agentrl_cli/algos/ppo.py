@@ -33,8 +33,8 @@ from agentrl_cli.algos.values import (
 )
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import at_least, share
-from agentrl_cli.losses import clipped_ratio, gae, kl_to_reference, value_error
-from agentrl_cli.models.policy import Batch, Outputs, assess, score
+from agentrl_cli.losses import clipped_ratio, gae, value_error, with_kl
+from agentrl_cli.models.policy import Batch, Outputs, assess, note_logprobs
 from agentrl_cli.types import Episode, Sample
 
 
@@ -82,9 +82,8 @@ class PPO(Algorithm):
         samples, credits = self.credit(whole(episodes))
         self._train_on(credits)
         if self.kl:
-            rows = score(self.context.models.module("reference"), samples)
-            for sample, row in zip(samples, rows, strict=True):
-                sample.streams["reference_logprob"] = row
+            reference = self.context.models.module("reference")
+            note_logprobs(reference, samples, "reference_logprob")
         known = explained_variance([c.value for c in credits], [c.target for c in credits])
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
@@ -96,11 +95,8 @@ class PPO(Algorithm):
         estimate of the KL from the reference."""
         loss, metrics = clipped_ratio(outputs, batch, self.clip)
         error, value_metrics = value_error(outputs, batch, self.value_clip)
-        loss, metrics = loss + self.value_weight * error, metrics | value_metrics
-        if not self.kl:
-            return loss, metrics
-        penalty, kl_metrics = kl_to_reference(outputs, batch)
-        return loss + self.kl * penalty, metrics | kl_metrics
+        both = loss + self.value_weight * error, metrics | value_metrics
+        return with_kl(both, outputs, batch, self.kl)
 
     def credit(self, episodes: list[Episode]) -> tuple[list[Sample], list[Credit]]:
         """Samples with old log-probs and values, and the credit of every step in them.

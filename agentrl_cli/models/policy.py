@@ -103,6 +103,12 @@ def score(
     return [logprobs for logprobs, _ in assess(module, None, samples, tokens_per_batch)]
 
 
+def note_logprobs(module: Module, samples: list[Sample], stream: str) -> None:
+    """Write `score`'s log-probs into the samples' stream of that name."""
+    for sample, logprobs in zip(samples, score(module, samples), strict=True):
+        sample.streams[stream] = logprobs
+
+
 @torch.no_grad()
 def assess(
     module: Module,
