@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.agentrl-installed
+EXTRAS := $(VENV)/.agentrl-extras-installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .PHONY: setup demo test check ci results clean
@@ -17,20 +18,25 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
+# every optional package, for the suites that need them
+$(EXTRAS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,all]'
+	touch $@
+
 demo: setup
 	$(BIN)/agentrl train algo=nlac env=twentyq
 	$(BIN)/agentrl show last
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not extras" $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/python tests/size_report.py
 
-ci: setup
-	$(BIN)/python -m pytest -m slow --timeout 3000 $(ARGS)
+ci: $(EXTRAS)
+	$(BIN)/python -m pytest -m "slow or extras" --timeout 3000 $(ARGS)
 
 # about two hours on two cores; finished runs under runs/results are not repeated
 results: setup

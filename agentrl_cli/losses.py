@@ -111,7 +111,7 @@ def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
 
 
 def with_kl(found: Loss, outputs: Outputs, batch: Batch, weight: float) -> Loss:
-    """`found` plus `weight` times `kl_to_reference`; just `found`, no stream read, where that is 0."""
+    """`found` plus `weight` times `kl_to_reference`, which is not computed where `weight` is 0."""
     if not weight:
         return found
     penalty, metrics = kl_to_reference(outputs, batch)
