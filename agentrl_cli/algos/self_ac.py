@@ -157,6 +157,17 @@ class SelfAC(Algorithm):
         fit = [one.episode for one in self.read(episodes)]
         return measured(fit, self.discount, lambda turn: 1 + turn.done)
 
+    @torch.no_grad()
+    def values(self, states: list[list[int]]) -> list[float]:
+        """V of each state: the critic prompt is read behind its cached prefix, and nothing later
+        sees it. Raises UserError where a state is too long for the model."""
+        room = reach(self.context.models.module("policy")) - len(self.critic)
+        if max(map(len, states), default=0) > room:
+            raise UserError(f"a state has more than {room} ids; set rollout.max_context to {room}")
+        head = self.context.models.head("policy")
+        assert head is not None
+        return head(self.context.generator.hidden([s + self.critic for s in states])).tolist()
+
     def _unfit(self, episode: Episode) -> str | None:
         most = reach(self.context.models.module("policy"))
         return unfit(episode, len(self.critic), most)
