@@ -79,6 +79,7 @@ class Settings:
     env: object
     logger: object
     rollout: object
+    search: object | None
     model: ModelConfig
     hardware: HardwareConfig
     eval: EvalConfig

@@ -153,10 +153,12 @@ def start(
     file: Path | None = None,
 ) -> None:
     """`agentrl train`: compose, make the run's folder, train, and say how it went."""
-    from agentrl_cli.config import check, compose, load
+    from agentrl_cli.config import check, chosen, compose, load
     from agentrl_cli.report.summary import final_table
 
     cfg = check(load(file, overrides) if file else compose(overrides, config_dir))
+    if chosen(cfg, "search"):
+        raise UserError("search needs a trained critic; train without it, then agentrl eval RUN")
     if dry:
         rehearse(cfg)
         return

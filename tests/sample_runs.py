@@ -31,8 +31,8 @@ ALGORITHMS = {
         "algo.tokens_per_step=300",
     ],
     "archer": [
-        "algo=archer", "algo.critic_updates=2", "algo.critic_warmup=1", "algo.turns_per_update=8",
-        "algo.replay=20",
+        "algo=archer", "algo.critic_updates=2", "algo.critic_warmup=1",
+        "algo.episodes_per_update=4", "algo.replay=20",
     ],
     "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo"],
     "nlac": [

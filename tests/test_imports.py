@@ -44,7 +44,8 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "assemble": LEAVES
     | {"algos.base", "buffer", "chat", "config", "envs.base", "generators.base", "learner"}
     | {"models.policy", "models.set", "rollout", "run"},
-    "evaluate": WORLD | {"assemble", "config", "report.statistics", "rollout", "run"},
+    "search": WORLD | {"generators.base"},
+    "evaluate": WORLD | {"assemble", "config", "report.statistics", "rollout", "run", "search"},
     "train": LEAVES
     | {"algos.samples", "assemble", "config", "evaluate", "learner", "loggers", "models.policy"}
     | {"report.summary", "rollout", "run"},

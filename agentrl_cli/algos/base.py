@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.errors import at_least
+from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.types import Episode, Sample, Task
 
 if TYPE_CHECKING:
@@ -140,6 +140,11 @@ class Algorithm(ABC):
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Measure, at evaluation time, what this algorithm must watch; nothing by default."""
         return {}
+
+    def values(self, states: list[list[int]]) -> list[float]:
+        """What each state is worth, its ids ending with an action or a part of one. Raises
+        UserError where no critic reads such states."""
+        raise UserError("no critic here values partial answers; search with a run of algo=self_ac")
 
     def state(self) -> dict[str, Any]:
         """JSON values that a checkpoint must hold."""

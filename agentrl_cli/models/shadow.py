@@ -142,7 +142,7 @@ def enable(model: PreTrainedModel, critic: list[int], layout: Layout, grad: Crit
     if not gap <= most:
         raise UserError(
             f"packed and single log-probs of this model differ by {gap:.2g} nats (at most {most:g} "
-            "is sound), so critic prompts would corrupt training; choose another model"
+            "is sound), so packed prompts would corrupt training; choose another model"
         )
 
 
@@ -182,7 +182,7 @@ def _refuse_unknown(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     if config._attn_implementation not in ("sdpa", *SPLIT.values()):
         raise UserError(
-            f"model.attention is '{config._attn_implementation}', which cannot read critic prompts "
+            f"model.attention is '{config._attn_implementation}', which cannot read prompts "
             "packed into an episode; set model.attention=sdpa"
         )
     settings = config.to_dict()
@@ -194,7 +194,7 @@ def _refuse_unknown(model: PreTrainedModel) -> None:
         return
     found = f"{config.model_type} with {other[0]}" if other else config.model_type
     raise UserError(
-        f"critic prompts cannot be packed for this model ({found}); choose one of "
+        f"prompts cannot be packed for this model ({found}); choose one of "
         f"{', '.join(FAMILIES)} without a sliding window or router logits"
     )
 

@@ -62,8 +62,22 @@ def render_turn(number: int, turn: Turn) -> list[str]:
     for message in turn.observation:
         lines += labelled(message.role, message.content)
         lines += [line for call in message.tool_calls for line in labelled("calls", str(call))]
-    lines += labelled("action", turn.action)
+    lines += _action(turn)
     return lines + (_critic(turn.info["critic"], turn.action) if "critic" in turn.info else [])
+
+
+def _action(turn: Turn) -> list[str]:
+    """The action; where a critic took its thoughts one by one, each with what it said of it."""
+    thoughts = turn.info.get("thoughts", [])
+    if len(thoughts) < 2:
+        return labelled("action", turn.action)
+    noted = [
+        "  ".join(
+            [_text(one["text"]).strip(), *(f"{n} {one[n]:+.3f}" for n in NUMBERS if n in one)]
+        )
+        for one in thoughts
+    ]
+    return [line for text in noted for line in labelled("thought", text)]
 
 
 def _critic(said: dict[str, Any], action: str) -> list[str]:
