@@ -136,19 +136,29 @@ def show(
     run: RunRef,
     episode: Annotated[str | None, typer.Option(help="The id, or how it begins.")] = None,
     step: Annotated[int | None, typer.Option(help="The newest by default.")] = None,
+    won: Annotated[bool, typer.Option("--won", help="A won episode of an evaluation.")] = False,
+    lost: Annotated[bool, typer.Option("--lost", help="A lost one.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="One that ended otherwise than at the start.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print one episode turn by turn, with what the critic said."""
-    from agentrl_cli.report.episode import find_episode, render
+    from agentrl_cli.report.episode import FILTERS, find_episode, render
     from agentrl_cli.run import find_run
 
-    found = find_run(run)
-    chosen, file, count = find_episode(found, episode, step)
+    flags = dict(zip(FILTERS, (won, lost, changed), strict=True))
+    chosen = [name for name, wanted in flags.items() if wanted]
+    source = find_run(run)
+    found = find_episode(source, episode, step, chosen)
     if as_json:
-        typer.echo(json.dumps(chosen.to_json()))
+        typer.echo(json.dumps(found.episode.to_json()))
         return
-    typer.echo("\n".join(render(chosen, f"{found.name}, {file}")))
-    typer.echo(f"one of {count} in {file}; another: agentrl show {run} --episode ID", err=True)
+    typer.echo("\n".join(render(found.episode, f"{source.name}, {found.file.stem}")))
+    ids = " ".join(entry.id for entry in found.fitting[1:4])
+    kind = f"{' '.join(chosen)} ones" if chosen else "episodes"
+    told = f"one of {len(found.fitting)} {kind} (of {found.total}) in {found.file.stem}"
+    typer.echo(f"{told}; another: agentrl show {run} --episode ID, like {ids or '...'}", err=True)
 
 
 @app.command()

@@ -38,7 +38,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def write_object(file: Path, value: dict[str, Any]) -> None:
     """Replace the file by one indented object."""
-    _replace(file, json.dumps(finite(value), indent=2) + "\n")
+    replace(file, json.dumps(finite(value), indent=2) + "\n")
 
 
 def read(file: Path) -> list[Any]:
@@ -53,9 +53,25 @@ def read(file: Path) -> list[Any]:
         raise UserError(f"'{file}' is damaged ({error}); restore it or remove the line") from None
 
 
+def read_readable(file: Path) -> tuple[list[Any], int]:
+    """The lines of a file that can be read, and how many cannot; one cut off at the end is not
+    counted, since a run that is going may be writing it."""
+    rows, lost = [], 0
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
+    for line in lines[:-1]:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            lost += 1
+    return rows, lost
+
+
 def write(file: Path, rows: Iterable[Any]) -> None:
     """Replace the file by one line for each row."""
-    _replace(file, "".join(line(row) for row in rows))
+    replace(file, "".join(line(row) for row in rows))
 
 
 def append(file: Path, rows: Iterable[Any]) -> None:
@@ -83,7 +99,8 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _replace(file: Path, text: str) -> None:
+def replace(file: Path, text: str) -> None:
+    """Replace the file by a text, whole or not at all."""
     partial = file.with_name(f".{file.name}.partial")
     try:
         partial.write_text(text)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli import jsonl, provenance
+from agentrl_cli import index, jsonl, provenance
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Episode
 
@@ -139,10 +139,10 @@ class Run:
             jsonl.append(self.folder / "evaluations.jsonl", [record])
 
     def write_episodes(self, kind: str, step: int, episodes: list[Episode]) -> Path:
-        """Write episodes/KIND-STEP.jsonl, where kind is train or eval, and hand on."""
+        """Write episodes/KIND-STEP.jsonl and its index (kind: train or eval), and hand on."""
         file = self.folder / "episodes" / f"{kind}-{step:06d}.jsonl"
         with jsonl.writing(self.folder):
-            jsonl.write(file, [episode.to_json() for episode in episodes])
+            index.write(file, episodes)
         for logger in self.loggers:
             logger.episodes(step, kind, episodes)
         return file
@@ -196,7 +196,7 @@ class Run:
             _truncate(self.folder / name, length)
         for file in self.episode_files():
             if step_of(file) > state["step"]:
-                file.unlink()
+                index.remove(file)
 
     def _offsets(self) -> dict[str, int]:
         files = [self.folder / name for name in LOGS]

@@ -22,6 +22,7 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "errors": set(),
     "settings": {"errors"},
     "jsonl": {"errors"},
+    "index": {"errors", "jsonl", "types"},
     "provenance": set(),
     "schema": set(),
     "config": {"errors", "schema", "settings"},
@@ -38,9 +39,9 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     | {"algos.nlac", "algos.language", "chat", "collect", "envs", "models.load", "run"},
     "optimizer": {"algos.base"},
     "learner": WORLD | {"algos.base", "models", "optimizer"},
-    "run": LEAVES | {"provenance"},
+    "run": LEAVES | {"index", "provenance"},
     "loggers": WORLD,
-    "report": WORLD | {"run"},
+    "report": WORLD | {"algos.language", "index", "jsonl", "run"},
     "assemble": LEAVES
     | {"algos.base", "buffer", "chat", "config", "envs.base", "generators.base", "learner"}
     | {"models.policy", "models.set", "rollout", "run"},

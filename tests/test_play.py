@@ -91,7 +91,7 @@ def test_a_runs_policy_is_evaluated_and_plays(
 
 
 def test_what_the_critic_said_of_a_run_is_shown(run: Run):
-    lines = [line.strip() for line in render(find_episode(run, None, None)[0], "here")]
+    lines = [line.strip() for line in render(find_episode(run, None, None).episode, "here")]
     labels = [line.split()[0] for line in lines if line]
     assert labels.count("action") == labels.count("refined") == 2
     counted = {label: sum(map(copies, lines_of(lines, label))) for label in ("forecast", "other")}
