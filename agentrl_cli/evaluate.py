@@ -94,10 +94,10 @@ def evaluate_command(
     from agentrl_cli.run import find_run, read_checkpoint
 
     if ref is None:
-        parts = assemble(check(compose(overrides, config_dir)), None)
+        parts = assemble(check(compose(overrides, config_dir)), None, learns=False)
         return {"model": "base", **evaluate(parts, None, 0)}
     run = find_run(ref, Path("runs"))
-    parts = assemble(check(load(run.config_file, overrides)), None)
+    parts = assemble(check(load(run.config_file, overrides)), None, learns=False)
     folder = run.latest_checkpoint()
     step = int(read_checkpoint(folder)["step"])
     parts.recall(folder)
@@ -112,7 +112,7 @@ def play_one(cfg: DictConfig, run: Run | None, task_id: str | None) -> Episode:
     from agentrl_cli.assemble import assemble
     from agentrl_cli.errors import UserError
 
-    parts = assemble(cfg, None)
+    parts = assemble(cfg, None, learns=False)
     if run is not None:
         parts.recall(run.latest_checkpoint())
     tasks = [t for split in ("test", "train") for t in parts.make_env().tasks(split)]
