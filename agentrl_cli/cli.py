@@ -132,6 +132,17 @@ def export(
 
 
 @app.command()
+def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Write expert episodes of train tasks: agentrl demos env=twentyq n=128 out=demos.jsonl"""
+    from agentrl_cli.demos import write_demos
+
+    file, count = write_demos(overrides or [], config_dir)
+    typer.echo(file)
+    again = f"agentrl train algo=sft data.demos={file} steps=3 algo.tokens_per_step=4000"
+    typer.echo(f"{count} episodes; learn from them: {again}", err=True)
+
+
+@app.command()
 def show(
     run: RunRef,
     episode: Annotated[str | None, typer.Option(help="The id, or how it begins.")] = None,

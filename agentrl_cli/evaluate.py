@@ -101,10 +101,11 @@ def evaluate_command(
 
     if ref is None:
         cfg = check(compose(overrides, config_dir))
-        return {"model": "base", **evaluate_as_chosen(cfg, assemble(cfg, None), 0)}
+        parts = assemble(cfg, None, learns=False)
+        return {"model": "base", **evaluate_as_chosen(cfg, parts, 0)}
     run = find_run(ref, Path("runs"))
     cfg = check(load(run.config_file, overrides))
-    parts = assemble(cfg, None)
+    parts = assemble(cfg, None, learns=False)
     folder = run.latest_checkpoint()
     step = int(read_checkpoint(folder)["step"])
     parts.recall(folder)
@@ -156,7 +157,7 @@ def play_one(cfg: DictConfig, run: Run | None, task_id: str | None) -> Episode:
     from agentrl_cli.assemble import assemble
     from agentrl_cli.errors import UserError
 
-    parts = assemble(cfg, None)
+    parts = assemble(cfg, None, learns=False)
     if run is not None:
         parts.recall(run.latest_checkpoint())
     tasks = [t for split in ("test", "train") for t in parts.make_env().tasks(split)]

@@ -64,6 +64,14 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which demonstrations there are; `skip_bad` leaves out the lines that would be refused."""
+
+    demos: str | None
+    skip_bad: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The whole configuration. A field of type `object` is a node that names its `_target_`."""
 
@@ -83,3 +91,4 @@ class Settings:
     model: ModelConfig
     hardware: HardwareConfig
     eval: EvalConfig
+    data: DataConfig

@@ -32,6 +32,7 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "losses": {"models.policy"},
     "chat": WORLD,
     "buffer": WORLD,
+    "demos": LEAVES | {"chat", "config", "envs.base"},
     "rollout": WORLD | {"chat", "generators.base", "envs.base"},
     "collect": WORLD | {"chat", "generators.base", "envs.base", "rollout"},
     "algos": WORLD | {"losses", "buffer", "models.policy", "models.shadow", "rollout"},
@@ -43,8 +44,8 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "loggers": WORLD,
     "report": WORLD | {"algos.language", "index", "jsonl", "run"},
     "assemble": LEAVES
-    | {"algos.base", "buffer", "chat", "config", "envs.base", "generators.base", "learner"}
-    | {"models.policy", "models.set", "rollout", "run"},
+    | {"algos.base", "buffer", "chat", "config", "demos", "envs.base", "generators.base"}
+    | {"learner", "models.policy", "models.set", "rollout", "run"},
     "search": WORLD | {"generators.base"},
     "evaluate": WORLD | {"assemble", "config", "report.statistics", "rollout", "run", "search"},
     "train": LEAVES
@@ -52,7 +53,8 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     | {"report.summary", "rollout", "run"},
     "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
     "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},
-    "cli": WORLD | {"config", "schema", "run", "report", "train", "evaluate", "play", "export"},
+    "cli": WORLD
+    | {"config", "demos", "schema", "run", "report", "train", "evaluate", "play", "export"},
 }
 ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}
 NEVER = {  # what a file may not even name for type checkers
