@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,3 +34,14 @@ def clustered(values: Sequence[Sequence[float]], seed: int = 0) -> Interval:
     means = sums[picks].sum(1) / np.maximum(1.0, counts[picks].sum(1))
     low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(sums.sum() / counts.sum()), float(low), float(high))
+
+
+def pass_at_k(correct: int, n: int, k: int) -> float:
+    """An unbiased estimate, from n episodes of one task, of the chance that one of k succeeds.
+
+    1 - C(n - c, k) / C(n, k) for c successes (Chen et al. 2021, arXiv 2107.03374, equation 1).
+    Raises ValueError where k is not between 1 and n or `correct` not between 0 and n.
+    """
+    if not 1 <= k <= n or not 0 <= correct <= n:
+        raise ValueError(f"pass@{k} of {correct} successes in {n} episodes does not exist")
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
