@@ -143,6 +143,22 @@ def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
 
 @app.command()
+def grade(
+    gold: Annotated[str, typer.Argument(metavar="GOLD", help="The right answer.")],
+    answer: Annotated[str, typer.Argument(metavar="ANSWER", help="An answer, or a whole reply.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say whether an answer is right, as env=math does; a wrong one exits with 0 too."""
+    from agentrl_cli.envs.math import grade as compare
+
+    found = compare(answer, gold)
+    if as_json:
+        typer.echo(json.dumps({"correct": found.correct, "reason": found.reason}))
+        return
+    typer.echo(f"{'right' if found.correct else 'wrong'} ({found.reason})")
+
+
+@app.command()
 def show(
     run: RunRef,
     episode: Annotated[str | None, typer.Option(help="The id, or how it begins.")] = None,
