@@ -28,7 +28,8 @@ def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
     kept: list[Episode] = []
     for split in parts.eval.splits:
         sampled = play_split(parts, split, parts.eval.episodes_per_task, parts.eval.temperature)
-        metrics |= {f"eval/{split}_{k}": v for k, v in measure(sampled).items()}
+        measured = measure(sampled) | parts.make_env().summarise(sampled)
+        metrics |= {f"eval/{split}_{k}": v for k, v in measured.items()}
         if parts.eval.greedy:
             greedy = play_split(parts, split, 1, 0.0)
             metrics[f"eval/{split}_greedy_success"] = measure(greedy)["success"]
