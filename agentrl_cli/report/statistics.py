@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,3 +34,14 @@ def clustered(values: Sequence[Sequence[float]], seed: int = 0) -> Interval:
     means = sums[picks].sum(1) / np.maximum(1.0, counts[picks].sum(1))
     low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(sums.sum() / counts.sum()), float(low), float(high))
+
+
+def pass_hat_k(successes: Sequence[bool], k: int) -> float:
+    """An unbiased estimate, from one task's episodes, of the chance that k of them all succeed.
+
+    C(c, k) / C(n, k) for c successes of n episodes (Yao et al. 2024, τ-bench, section 3); a mean
+    over tasks is pass^k. Raises ValueError where k is not between 1 and n.
+    """
+    if not 1 <= k <= len(successes):
+        raise ValueError(f"pass^{k} needs at least {max(1, k)} episodes, not {len(successes)}")
+    return math.comb(sum(map(bool, successes)), k) / math.comb(len(successes), k)

@@ -17,6 +17,7 @@ from typing import Any
 from agentrl_cli.envs.tau import airline, retail
 from agentrl_cli.envs.tau.calls import Tool
 from agentrl_cli.envs.tau.database import Tables
+from agentrl_cli.envs.tau.shared import TERMINATES
 from agentrl_cli.errors import UserError
 
 TABLES = {
@@ -34,7 +35,7 @@ PLACES = ("", "tau_bench/envs/", "envs/")  # where a domain's folder may lie
 @dataclass(frozen=True, eq=False)
 class Domain:
     """A service: its tables, tools, policy and tasks by split. `writes` names the tools that change
-    the database."""
+    the database, `terminates` the one that ends an episode."""
 
     name: str
     tables: Tables
@@ -43,6 +44,7 @@ class Domain:
     schemas: tuple[dict[str, Any], ...]
     policy: str
     tasks: Mapping[str, tuple[dict[str, Any], ...]]
+    terminates: str = TERMINATES
 
 
 @lru_cache(maxsize=8)
