@@ -243,9 +243,7 @@ def _payments(held: Record, payments: Any, total: Any) -> str:
             return f"Error: not enough balance in payment method {name}"
     paid = sum(payment["amount"] for payment in payments)
     if paid != total:
-        return (
-            f"Error: payment amount does not add up, total price is {total}, but paid {paid}"
-        )
+        return f"Error: payment amount does not add up, total price is {total}, but paid {paid}"
     return ""
 
 

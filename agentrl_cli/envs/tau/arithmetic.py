@@ -1,4 +1,4 @@
-"""Arithmetic on text without `eval`, with the results and the errors that Python's own would give."""
+"""Arithmetic on text without `eval`, with the results and errors that Python's own would give."""
 
 from __future__ import annotations
 

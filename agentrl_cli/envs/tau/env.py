@@ -34,7 +34,8 @@ Thought:
 Action:
 {{"name": <the tool>, "arguments": <its arguments as a JSON object>}}
 
-To speak to the user, the action is {{"name": "respond", "arguments": {{"content": <what you say>}}}}.
+To speak to the user, the action is
+{{"name": "respond", "arguments": {{"content": <what you say>}}}}
 Make one call at a time, and never make up an argument.
 """
 
@@ -88,8 +89,8 @@ class Tau(Env):
             return mini()
         if self.data is None:
             raise UserError(
-                f"env.data is missing: τ-bench's {self.domain} data does not come with agentrl; give "
-                "the folder of a checkout of sierra-research/tau-bench as env.data=FOLDER"
+                f"env.data is missing: τ-bench's {self.domain} data does not come with agentrl; "
+                "give the folder of a checkout of sierra-research/tau-bench as env.data=FOLDER"
             )
         return load(self.domain, self.data)
 
@@ -125,7 +126,7 @@ class Tau(Env):
         return [Message("user", first.text)]
 
     def step(self, action: str) -> Step:
-        """A tool call or words for the user. Raises RuntimeError before `reset` and after the end."""
+        """A tool call or words for the user. RuntimeError before `reset` and after the end."""
         now = self._running()
         now.turn += 1
         parsed = parse(action, self.actions, self.service.tools)
@@ -195,9 +196,7 @@ class Tau(Env):
         else:
             info["invalid"] |= action.name not in service.tools
             info["unconfirmed"] = action.name in service.writes and not now.allowed
-            answer = call(
-                service.tools, service.name, now.database, action.name, action.arguments
-            )
+            answer = call(service.tools, service.name, now.database, action.name, action.arguments)
         info["tool_error"] = answer.startswith("Error")
         if action.name in service.writes and not info["tool_error"]:
             now.allowed = False

@@ -1,4 +1,4 @@
-"""The expert of τ-bench's domains: the ground-truth actions in order, with the replies they need."""
+"""The expert: the ground-truth actions in order, with the replies that they need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.envs.tau import mini
 from agentrl_cli.envs.tau.actions import RESPOND
 from agentrl_cli.envs.tau.data import Domain
-from agentrl_cli.envs.tau.database import Record
 
 if TYPE_CHECKING:
     from agentrl_cli.envs.tau.env import Tau
@@ -84,16 +83,26 @@ def _identify(domain: Domain, user_id: str, heard: str) -> tuple[str, dict[str, 
 
 def _proposal(domain: Domain, action: dict[str, Any]) -> str:
     """An action's details and the question whether to go on."""
-    about, order = action["kwargs"], domain.tables.get("orders", {})
-    names = _items(order.get(about.get("order_id", ""), {}), about.get("item_ids", []))
+    about = action["kwargs"]
     said = [f"{key.replace('_', ' ')} {_plain(value)}" for key, value in about.items()]
-    listed = [f"items: {'; '.join(names)}"] if names else []
+    items = _items(domain, about)
+    listed = [f"that is {'; '.join(items)}"] if items else []
     what = action["name"].replace("_", " ")
     return f"I will {what}: {', '.join([*said, *listed])}. Do you confirm (yes/no)?"
 
 
-def _items(order: Record, item_ids: list[str]) -> list[str]:
-    return [item["name"] for item in order.get("items", []) if item["item_id"] in item_ids]
+def _items(domain: Domain, about: dict[str, Any]) -> list[str]:
+    """The items of a call by name and, where they are swapped, with their new options."""
+    held = domain.tables["orders"][about["order_id"]]["items"] if "item_ids" in about else []
+    products = {item["item_id"]: item for item in held}
+    wanted = dict(zip(about.get("item_ids", []), about.get("new_item_ids", []), strict=False))
+    said = []
+    for item_id in about.get("item_ids", []):
+        item = products[item_id]
+        variants = domain.tables["products"][item["product_id"]]["variants"]
+        options = variants[wanted[item_id]]["options"] if item_id in wanted else {}
+        said.append(f"{item['name']} {_plain([f'{k} {v}' for k, v in options.items()])}".strip())
+    return said
 
 
 def _plain(value: Any) -> str:

@@ -1,7 +1,7 @@
 """The scripted user of retail: a deterministic customer who needs no language model.
 
-It names itself only when asked, states its wishes one by one, says yes to what it wants and corrects
-what it does not want. It knows nothing but its instruction and the names of the shop's products.
+It names itself only when asked, states its wishes one by one, says yes to what it wants and
+corrects what it does not want. It knows its instruction and the names of the shop's products.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from agentrl_cli.envs.tau.instruction import Instruction, Item, Request, read
 from agentrl_cli.envs.tau.users import STOP, Reply, User
 
-IDENTITY = re.compile(r"\b(e-?mail|zip|postal|identi\w+|authenticat\w+|full name|your name)\b", re.I)
+IDENTITY = re.compile(
+    r"\b(e-?mail|zip|postal|identi\w+|authenticat\w+|full name|your name)\b", re.I
+)
 CONFIRM = re.compile(
     r"\b(confirm\w*|yes/no|yes or no|proceed|go ahead|(shall|should|may) i|"
     r"(would|do) you (like|want) me to|is (this|that|it) (right|correct|ok(ay)?))\b",
@@ -123,8 +125,9 @@ class RetailUser(User):
     def _other_items(self, text: str) -> str:
         """Items that the proposal names but nobody wants, or that it forgets while naming some."""
         wanted = [item.name for item in self.request.items]
-        named = [name for name in self.products if re.search(rf"\b{re.escape(name.lower())}\b", text)]
-        inside = " ".join(wanted).lower()
+        named = [name for name in self.products if _says(name, text)]
+        values = [v for item in self.request.items for v in (item.options | item.wanted).values()]
+        inside = " ".join([*wanted, *values]).lower()
         if wanted and any(name.lower() not in inside for name in named):
             return "I did not ask for that item"
         if named and any(name.lower() not in text for name in wanted):
@@ -161,7 +164,9 @@ def state(wish: Request) -> str:
 
 def _described(item: Item) -> str:
     now = f" ({_spelled(item.options)})" if item.options else ""
-    return f"{item.name}{now} for one with {_spelled(item.wanted)}" if item.wanted else item.name + now
+    return (
+        f"{item.name}{now} for one with {_spelled(item.wanted)}" if item.wanted else item.name + now
+    )
 
 
 def _spelled(options: dict[str, str]) -> str:
@@ -169,8 +174,15 @@ def _spelled(options: dict[str, str]) -> str:
 
 
 def _other_options(item: Item, text: str) -> bool:
-    """Whether a proposal describes what the item shall become, and does not say all of it."""
-    if not item.wanted or item.name.lower() not in text:
+    """Whether a proposal speaks of the options of an item that shall change, and does not name all
+    that are wanted."""
+    if not item.wanted or not _says(item.name, text):
         return False
-    described = [value for value in item.wanted.values() if value.lower() in text]
-    return 0 < len(described) < len(item.wanted)
+    named = [_says(value, text) for value in item.wanted.values()]
+    speaks = any(named) or any(_says(key, text) for key in item.wanted)
+    return speaks and not all(named)
+
+
+def _says(words: str, text: str) -> bool:
+    """Whether a text in lower case holds the words as whole words."""
+    return re.search(rf"(?<!\w){re.escape(words.lower())}(?!\w)", text) is not None
