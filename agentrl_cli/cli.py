@@ -108,13 +108,19 @@ def evaluate(
 def play(
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option(help="A trained model plays, not you.")] = None,
-    task: Annotated[str | None, typer.Option(help="Which test task; any by default.")] = None,
+    task: Annotated[str | None, typer.Option(help="Which task; any test task by default.")] = None,
+    script: Annotated[Path | None, typer.Option(help="Replay a file of actions.")] = None,
     config_dir: ConfigDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Play one episode in the terminal; end the input to stop."""
     from agentrl_cli.play import play as play_episode
+    from agentrl_cli.play import replay_command
 
-    play_episode(overrides or [], run, task, config_dir)
+    if script is None and not as_json:
+        play_episode(overrides or [], run, task, config_dir)
+        return
+    replay_command(overrides or [], task, script, config_dir, as_json)
 
 
 @app.command()

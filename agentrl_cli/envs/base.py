@@ -45,6 +45,10 @@ class Env(ABC):
         """Expert actions for this instance's episode in progress; None without an expert."""
         return None
 
+    def digest(self) -> str | None:
+        """A hash of the world's present state, for tests of exactness; None without one."""
+        return None
+
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
         """Metrics of played episodes that only this world knows how to count; an evaluation of a
         split logs each as `eval/SPLIT_NAME` beside its own."""

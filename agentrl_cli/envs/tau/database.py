@@ -1,0 +1,91 @@
+"""A copy-on-write view over shared tables: an episode copies only the records that it changes.
+
+Records are JSON values and are never changed in place unless `edit` handed them out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any
+
+Record = dict[str, Any]
+Tables = Mapping[str, Mapping[str, Record]]
+
+
+class Table(Mapping[str, Record]):
+    """One table: reading gives shared records, `edit` a private copy that may be changed."""
+
+    def __init__(self, base: Mapping[str, Record]) -> None:
+        self.base = base
+        self.changed: dict[str, Record] = {}
+
+    def __getitem__(self, key: str) -> Record:
+        return self.changed[key] if key in self.changed else self.base[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.base or key in self.changed
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.base
+        yield from (key for key in self.changed if key not in self.base)
+
+    def __len__(self) -> int:
+        return len(self.base) + sum(key not in self.base for key in self.changed)
+
+    def edit(self, key: str) -> Record:
+        """The record as this episode's own. KeyError where there is none."""
+        if key not in self.changed:
+            self.changed[key] = copy.deepcopy(self.base[key])
+        return self.changed[key]
+
+    def add(self, key: str, record: Record) -> None:
+        """Put a new record at the end."""
+        self.changed[key] = record
+
+    def touched(self) -> dict[str, str]:
+        """The canonical text of every record that differs from the shared one."""
+        now = {key: canonical(record) for key, record in self.changed.items()}
+        return {k: text for k, text in now.items() if text != self._before(k)}
+
+    def _before(self, key: str) -> str | None:
+        return canonical(self.base[key]) if key in self.base else None
+
+
+class Database:
+    """All tables of an episode, by name."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = {name: Table(base) for name, base in tables.items()}
+
+    def __getitem__(self, name: str) -> Table:
+        return self.tables[name]
+
+    def touched(self) -> dict[str, dict[str, str]]:
+        """What differs from the shared tables. Two views of the same tables are equal exactly where
+        this is: the verdict needs no hash of everything."""
+        found = {name: table.touched() for name, table in self.tables.items()}
+        return {name: texts for name, texts in found.items() if texts}
+
+    def digest(self) -> str:
+        """τ-bench's hash of the whole state, in hexadecimal."""
+        return sha256(canonical(self.tables).encode()).hexdigest()
+
+
+def canonical(value: object) -> str:
+    """The text that τ-bench hashes: mappings by key, lists in order, so that 250 and 250.0, or True
+    and 1, differ."""
+    return str(_hashable(value))
+
+
+def _hashable(value: object) -> object:
+    if isinstance(value, Mapping):
+        return tuple((key, _hashable(item)) for key, item in sorted(value.items(), key=_first))
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    return value
+
+
+def _first(pair: tuple[str, object]) -> str:
+    return pair[0]
