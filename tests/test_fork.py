@@ -1,0 +1,56 @@
+"""The walk of the delayed-credit benchmark: its rules, and that a short one is learned."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.envs.check import check_env
+from tests.fork import Fork
+
+sys.path.insert(0, str(Path(__file__).parent / "bench"))
+import delayed_credit as bench
+
+
+@pytest.mark.parametrize(("first", "right"), [("even", True), ("odd", False)])
+def test_the_first_turn_decides_and_coins_follow_the_seed_alone(first: str, right: bool):
+    world = Fork(turns=3, coin=0.5)
+    world.reset(world.tasks("train")[0], 7)
+    steps = [world.step(first), world.step("x"), world.step("yy")]
+    coins = [0.5 if "find" in step.messages[0].content else -0.5 for step in steps[1:]]
+    assert steps[0].reward == 0 and ("right" in steps[0].messages[0].content) == right
+    assert [step.reward for step in steps[1:]] == [coins[0], coins[1] + right]
+    assert [step.done for step in steps] == [False, False, True]
+    assert steps[-1].info == {"success": right}
+    world.reset(world.tasks("train")[0], 7)
+    again = [world.step(text).messages for text in ("other", "said", "now")]
+    assert again[1:] == [step.messages for step in steps[1:]]
+
+
+def test_coins_are_found_as_often_as_lost():
+    found = 0
+    for seed in range(400):
+        world = Fork(turns=2, coin=1.0)
+        world.reset(world.tasks("train")[0], seed)
+        world.step("odd")
+        found += world.step("odd").reward > 0
+    assert 160 < found < 240
+
+
+def test_the_walk_is_a_sound_environment():
+    check_env(lambda: Fork(turns=3, coin=0.5))
+
+
+@pytest.mark.parametrize("name", bench.SETTINGS)
+def test_the_benchmark_counts_episodes_until_two_updates_succeed(
+    name: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shares = iter([0.5, 0.95, 0.9, 1.0])
+    monkeypatch.setattr(bench, "learning", lambda algo, folder, seed: shares)
+    row = bench.measured(name, bench.SETTINGS[name], model_folder, 0)
+    assert row["episodes"] == 3 * bench.EPISODES and row["success"] == [0.5, 0.95, 0.9]
+    monkeypatch.setattr(bench, "learning", lambda algo, folder, seed: iter([0.5, 0.95, 0.2]))
+    assert bench.measured(name, bench.SETTINGS[name], model_folder, 0)["episodes"] is None
+    assert len(bench.TRIALS[name]) == 4 and bench.SETTINGS[name] in bench.TRIALS[name]
