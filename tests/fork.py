@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from agentrl_cli.envs.base import Env
+from agentrl_cli.errors import UserError
 from agentrl_cli.types import Message, Step, Task
 
 SIDES = {True: "You go right.", False: "You go left."}
@@ -25,13 +26,17 @@ class Fork(Env):
         return "Walk."
 
     def tasks(self, split: str) -> list[Task]:
-        return [Task(f"{split}-fork", split, {})]
+        if split not in ("train", "test"):
+            raise UserError(f"split '{split}' is unknown; use train or test")
+        return [Task(f"{split}-fork", split, {"walk": split})]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
         self.played, self.seed, self.right = 0, seed, False
         return [Message("user", "Where to?")]
 
     def step(self, action: str) -> Step:
+        if self.played == self.turns:
+            raise RuntimeError("the walk is over")
         self.played += 1
         if self.played == 1:
             self.right, reward = len(action) % 2 == 0, 0.0

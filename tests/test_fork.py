@@ -1,17 +1,14 @@
-"""The walk of the delayed-credit benchmark: its rules, and that a short one is learned."""
+"""The walk of the delayed-credit benchmark: its rules, and how episodes are counted."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli.envs.check import check_env
+from tests.bench import delayed_credit as bench
 from tests.fork import Fork
-
-sys.path.insert(0, str(Path(__file__).parent / "bench"))
-import delayed_credit as bench
 
 
 @pytest.mark.parametrize(("first", "right"), [("even", True), ("odd", False)])
@@ -40,7 +37,7 @@ def test_coins_are_found_as_often_as_lost():
 
 
 def test_the_walk_is_a_sound_environment():
-    check_env(lambda: Fork(turns=3, coin=0.5))
+    assert check_env(lambda: Fork(turns=3, coin=0.5)) == []
 
 
 @pytest.mark.parametrize("name", bench.SETTINGS)
