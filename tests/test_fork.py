@@ -40,14 +40,17 @@ def test_the_walk_is_a_sound_environment():
     assert check_env(lambda: Fork(turns=3, coin=0.5)) == []
 
 
-@pytest.mark.parametrize("name", bench.SETTINGS)
+@pytest.mark.parametrize("name", bench.TRIALS)
 def test_the_benchmark_counts_episodes_until_two_updates_succeed(
     name: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    shares = iter([0.5, 0.95, 0.9, 1.0])
-    monkeypatch.setattr(bench, "learning", lambda algo, folder, seed: shares)
-    row = bench.measured(name, bench.SETTINGS[name], model_folder, 0)
-    assert row["episodes"] == 3 * bench.EPISODES and row["success"] == [0.5, 0.95, 0.9]
-    monkeypatch.setattr(bench, "learning", lambda algo, folder, seed: iter([0.5, 0.95, 0.2]))
-    assert bench.measured(name, bench.SETTINGS[name], model_folder, 0)["episodes"] is None
-    assert len(bench.TRIALS[name]) == 4 and bench.SETTINGS[name] in bench.TRIALS[name]
+    def row(*shares: float) -> dict:
+        monkeypatch.setattr(bench, "learning", lambda algo, folder, seed: iter(shares))
+        return bench.measured(name, bench.TRIALS[name][1], model_folder, 0)
+
+    fast, slow = row(0.5, 0.95, 0.9, 1.0), row(0.5, 0.95, 0.2)
+    assert fast["episodes"] == 3 * bench.EPISODES and fast["success"] == [0.5, 0.95, 0.9]
+    assert slow["episodes"] is None
+    assert bench.best([slow | {"numbers": {}}, fast]) == bench.TRIALS[name][1]
+    assert bench.best([slow, slow | {"success": [1.0, 1.0], "numbers": {}}]) == {}
+    assert len(bench.TRIALS[name]) == 4
