@@ -151,7 +151,7 @@ class TreeSearch(Generator):
         """How many tokens the first thought has."""
         text = ""
         for size, i in enumerate(ids, 1):
-            text += self.texts[i]
+            text += self.texts[i] if i < len(self.texts) else ""  # a padded embedding has more rows
             if BOUNDARIES[self.boundary] in text:
                 return size
         return len(ids)
