@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,11 @@ TRAIN_EXAMPLES = """\b
 Examples:
   agentrl train algo=grpo env=twentyq steps=50 seed=1
   agentrl train --config runs/2026-11-21_twentyq-nlac-tiny_s1_k7f2/config.yaml
+"""
+REPORT_EXAMPLES = """\b
+Examples:
+  agentrl report runs/2026-11-21_sweep --against grpo
+  agentrl report grpo-s0 grpo-s1 nlac-s0 nlac-s1 --threshold 0.4
 """
 
 
@@ -161,6 +167,31 @@ def show(
     typer.echo(f"{told}; another: agentrl show {run} --episode ID, like {ids or '...'}", err=True)
 
 
+@app.command(epilog=REPORT_EXAMPLES)
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN|FOLDER...", help="Runs, or a sweep.")],
+    against: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Show differences from this run's group.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Success to reach (0.4); between base and best by default.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write.")] = None,
+    pages: Annotated[
+        bool, typer.Option("--pages", help="Also a page a run, all episodes.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: a table with intervals, and one HTML file with curves and episodes."""
+    from agentrl_cli.report.command import folder_for, gather, render, write
+
+    found = gather(runs, against, threshold)
+    for note in found.notes:
+        typer.echo(note, err=True)
+    typer.echo(json.dumps(found.to_json()) if as_json else render(found, _width()))
+    typer.echo(f"page: {write(found, out or folder_for(runs), pages)}", err=True)
+
+
 @app.command()
 def ls(
     folder: Annotated[Path, typer.Argument(help="Where run folders lie.")] = Path("runs"),
@@ -198,6 +229,11 @@ def list_options(
         return
     width = max((len(name) for name in found), default=0)
     typer.echo("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in found.items()))
+
+
+def _width() -> int | None:
+    """The terminal's, or wide enough for any table in a pipe."""
+    return None if sys.stdout.isatty() else 200
 
 
 def _print_record(record: dict[str, Any], as_json: bool) -> None:
