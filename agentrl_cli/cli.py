@@ -32,6 +32,12 @@ Examples:
   agentrl train algo=grpo env=twentyq steps=50 seed=1
   agentrl train --config runs/2026-11-21_twentyq-nlac-tiny_s1_k7f2/config.yaml
 """
+SWEEP_EXAMPLES = """\b
+Examples:
+  agentrl sweep algo=nlac,self_ac,grpo env=twentyq seed=0,1,2
+  agentrl sweep algo=grpo algo.clip=0.1,0.2 seed=range(3) --jobs 2
+  agentrl sweep algo=grpo seed=0,1,2 hydra/launcher=submitit_slurm hydra.launcher.timeout_min=120
+"""
 REPORT_EXAMPLES = """\b
 Examples:
   agentrl report runs/2026-11-21_sweep --against grpo
@@ -87,6 +93,29 @@ def train(
     from agentrl_cli.train import start
 
     start(overrides or [], config_dir=config_dir, dry=dry, file=config)
+
+
+@app.command("sweep", epilog=SWEEP_EXAMPLES)
+def sweep_runs(
+    overrides: Overrides = None,
+    name: Annotated[str | None, typer.Option(help="The folder in runs/ to fill or go on.")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs side by side here (joblib).")] = 1,
+    yes: Annotated[bool, typer.Option("--yes", help="Start however many runs there are.")] = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Train a grid of runs; what is done already is not repeated."""
+    from agentrl_cli.sweep import summary, sweep
+
+    def ask(question: str) -> bool:
+        return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
+
+    folder = sweep(overrides or [], config_dir, name, jobs, ask)
+    lines, undone = summary(folder)
+    typer.echo("\n".join(lines))
+    typer.echo(f"compare them: agentrl report {folder}", err=True)
+    if undone:
+        typer.echo(f"{undone} not done; the same command tries these again", err=True)
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -51,7 +51,9 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     | {"report.summary", "rollout", "run"},
     "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
     "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},
-    "cli": WORLD | {"config", "schema", "run", "report", "train", "evaluate", "play", "export"},
+    "sweep": LEAVES | {"config", "report.listing", "report.text", "run"},
+    "cli": WORLD
+    | {"config", "schema", "run", "report", "train", "evaluate", "play", "export", "sweep"},
 }
 ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}
 NEVER = {  # what a file may not even name for type checkers
