@@ -64,6 +64,7 @@ class Troupe(Generator):
     """Every role is a function of the prompt's text and a seeded draw; the calls are kept."""
 
     lines: dict[str, Line]
+    cut: str = ""  # the role whose texts stop at the limit of tokens, before their closing token
     calls: list[Call] = field(default_factory=list)
     loaded: list[tuple[str, int]] = field(default_factory=list)
 
@@ -89,6 +90,8 @@ class Troupe(Generator):
 
     def _say(self, role: str, text: str, seed: str) -> Completion:
         ids = CHAT.encode_action(self.lines[role](text, random.Random(seed)))
+        if role == self.cut:
+            return Completion(ids[:-1], [float("nan")] * (len(ids) - 1), "length")
         return Completion(ids, [float("nan")] * len(ids), "stop")
 
 

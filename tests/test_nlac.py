@@ -112,6 +112,14 @@ def test_texts_without_an_outcome_are_counted_and_never_trained(models: ModelSet
     assert phase.metrics["nlac/unparsed_targets"] == pytest.approx(3 / 5)
 
 
+def test_a_backup_that_was_cut_off_right_after_its_outcome_is_not_trained(models: ModelSet):
+    speakers = troupe(backup="So it went on. Success")
+    speakers.cut = "backup"
+    phase = updated(bound(nlac(turns_per_update=5), speakers, models), filled(WON, LOST))
+    assert len(phase["successor"].samples) == 2
+    assert phase["successor"].metrics["nlac/unparsed_targets"] == pytest.approx(3 / 5)
+
+
 def test_a_turn_that_is_drawn_twice_is_trained_twice_and_not_counted_as_unparsed(models: ModelSet):
     algo = bound(nlac(turns_per_update=20), troupe(), models)
     phase = updated(algo, filled(WON, LOST))["successor"]

@@ -140,6 +140,13 @@ def test_a_turn_with_another_thought_is_a_repetition():
     assert repeated == [False, True, False, True, False]
 
 
+def test_a_text_that_cannot_be_answered_is_repeated_when_it_is_said_again():
+    env = game("penguin")
+    steps = [env.step(text) for text in ("Hm.", "What is it?", "what is it", "Hm.")]
+    assert [step.info["repeated"] for step in steps] == [False, False, True, True]
+    assert all(step.info["invalid"] for step in steps)
+
+
 def test_info_tells_what_was_asked_and_hides_what_the_agent_must_not_know():
     env = game("penguin")
     infos = [

@@ -135,7 +135,7 @@ class NLAC(Algorithm):
     ) -> list[list[int] | None]:
         """Targets y ~ Backup(s, a, s', d') with d' ~ M(s', a') and a' ~ policy(s'), M and Backup by
         the EMA weights; at an episode's end its true outcome. None where a text names no
-        outcome."""
+        outcome or was cut off."""
         targets = [self._terminal(place, episodes) if place.last else None for place in places]
         going = [i for i, place in enumerate(places) if not place.last]
         successors = [Place(places[i].episode, places[i].turn + 1) for i in going]
@@ -143,7 +143,8 @@ class NLAC(Algorithm):
         foretold = [(i, texts[0]) for i, texts in zip(going, forecasts, strict=True) if texts]
         prompts = [self._backup_prompt(places[i], text) for i, text in foretold]
         for (i, _), (y,) in zip(foretold, self.roles.write(prompts, 1, "target"), strict=True):
-            targets[i] = y if outcome(self.roles.read(y)) is not None else None
+            told = self.roles.ended(y) and outcome(self.roles.read(y)) is not None
+            targets[i] = y if told else None
         return targets
 
     def _backup_prompt(self, place: Place, forecast: str) -> list[int]:

@@ -141,6 +141,10 @@ class Roles:
         """The text of sampled ids."""
         return self.context.chat.decode(ids)
 
+    def ended(self, ids: list[int]) -> bool:
+        """Whether sampled ids end with a closing token and not at the limit of tokens."""
+        return ids[-1] in self.context.sampling.stop_ids
+
     def _seeds(self, rows: list[Place] | list[list[int]]) -> list[int]:
         self.calls += 1
         return [self.seed(self.calls, i) for i in range(len(rows))]

@@ -130,8 +130,7 @@ class TwentyQ(Env):
         info: dict[str, Any] = {"kind": kind, "repeated": (kind, what) in game.asked}
         if kind == "invalid":
             info["invalid"] = True
-        else:
-            game.asked.append((kind, what))
+        game.asked.append((kind, what))
         if isinstance(parsed, Question | Guess):
             info["guess" if kind == "guess" else "attribute"] = what
         info["privileged"] = {"object": game.secret, "fits": len(game.fits), "known": known}
