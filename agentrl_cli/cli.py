@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,17 @@ TRAIN_EXAMPLES = """\b
 Examples:
   agentrl train algo=grpo env=twentyq steps=50 seed=1
   agentrl train --config runs/2026-11-21_twentyq-nlac-tiny_s1_k7f2/config.yaml
+"""
+SWEEP_EXAMPLES = """\b
+Examples:
+  agentrl sweep algo=nlac,self_ac,grpo env=twentyq seed=0,1,2
+  agentrl sweep algo=grpo algo.clip=0.1,0.2 seed=range(3) --jobs 2
+  agentrl sweep algo=grpo seed=0,1,2 hydra/launcher=submitit_slurm hydra.launcher.timeout_min=120
+"""
+REPORT_EXAMPLES = """\b
+Examples:
+  agentrl report runs/2026-11-21_sweep --against grpo
+  agentrl report grpo-s0 grpo-s1 nlac-s0 nlac-s1 --threshold 0.4
 """
 
 
@@ -81,6 +93,29 @@ def train(
     from agentrl_cli.train import start
 
     start(overrides or [], config_dir=config_dir, dry=dry, file=config)
+
+
+@app.command("sweep", epilog=SWEEP_EXAMPLES)
+def sweep_runs(
+    overrides: Overrides = None,
+    name: Annotated[str | None, typer.Option(help="The folder in runs/ to fill or go on.")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs side by side here (joblib).")] = 1,
+    yes: Annotated[bool, typer.Option("--yes", help="Start however many runs there are.")] = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Train a grid of runs; what is done already is not repeated."""
+    from agentrl_cli.sweep import summary, sweep
+
+    def ask(question: str) -> bool:
+        return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
+
+    folder = sweep(overrides or [], config_dir, name, jobs, ask)
+    lines, undone = summary(folder)
+    typer.echo("\n".join(lines))
+    typer.echo(f"compare them: agentrl report {folder}", err=True)
+    if undone:
+        typer.echo(f"{undone} not done; the same command tries these again", err=True)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -194,6 +229,31 @@ def show(
     typer.echo(f"{told}; another: agentrl show {run} --episode ID, like {ids or '...'}", err=True)
 
 
+@app.command(epilog=REPORT_EXAMPLES)
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN|FOLDER...", help="Runs, or a sweep.")],
+    against: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Show differences from this run's group.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Success to reach (0.4); between base and best by default.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write.")] = None,
+    pages: Annotated[
+        bool, typer.Option("--pages", help="Also a page a run, all episodes.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: a table with intervals, and one HTML file with curves and episodes."""
+    from agentrl_cli.report.command import folder_for, gather, render, write
+
+    found = gather(runs, against, threshold)
+    for note in found.notes:
+        typer.echo(note, err=True)
+    typer.echo(json.dumps(found.to_json()) if as_json else render(found, _width()))
+    typer.echo(f"page: {write(found, out or folder_for(runs), pages)}", err=True)
+
+
 @app.command()
 def ls(
     folder: Annotated[Path, typer.Argument(help="Where run folders lie.")] = Path("runs"),
@@ -231,6 +291,11 @@ def list_options(
         return
     width = max((len(name) for name in found), default=0)
     typer.echo("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in found.items()))
+
+
+def _width() -> int | None:
+    """The terminal's, or wide enough for any table in a pipe."""
+    return None if sys.stdout.isatty() else 200
 
 
 def _print_record(record: dict[str, Any], as_json: bool) -> None:

@@ -57,6 +57,11 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     return cfg
 
 
+def whole(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
+    """The groups and overrides as one configuration, Hydra's own nodes checked too."""
+    return _hydra_compose(overrides, config_dir)
+
+
 def load(file: Path, overrides: list[str]) -> DictConfig:
     """The configuration that a run has stored, with overrides of single values and of `search`."""
     from omegaconf import DictConfig, OmegaConf

@@ -38,11 +38,12 @@ class Entry:
 def write(file: Path, episodes: list[Episode]) -> None:
     """Replace the file by one line for each episode, and its index."""
     index_file(file).unlink(missing_ok=True)
-    lines = [jsonl.line(episode.to_json()) for episode in episodes]
+    made = [episode.to_json() for episode in episodes]
+    lines = [jsonl.line(row) for row in made]
     jsonl.replace(file, "".join(lines))
     sizes = [len(line.encode()) for line in lines]
     starts = accumulate(sizes, initial=0)
-    rows = [_entry(*row) for row in zip(episodes, starts, sizes, strict=False)]
+    rows = [_entry(*row) for row in zip(made, starts, sizes, strict=False)]
     content = {"version": VERSION, "bytes": sum(sizes), "episodes": [astuple(row) for row in rows]}
     jsonl.replace(index_file(file), jsonl.line(content))
 
@@ -79,7 +80,11 @@ def read(file: Path, entry: Entry) -> Episode:
     """One episode. Raises UserError where the file does not hold it."""
     with file.open("rb") as lines:
         lines.seek(entry.start)
-        return _episode(file, lines.read(entry.size))
+        row = _row(file, lines.read(entry.size))
+    try:
+        return Episode.from_json(row)
+    except (KeyError, TypeError) as error:
+        raise _foreign(file, error) from None
 
 
 def _indexed(file: Path) -> list[Entry] | None:
@@ -104,22 +109,29 @@ def _scan(file: Path, ref: str) -> Iterator[Entry]:
             for line in lines:
                 other = line.startswith(OPENING) and not line.startswith(wanted)
                 if not other and line.endswith(b"\n"):
-                    yield _entry(_episode(file, line), start, len(line))
+                    yield _entry(_row(file, line), start, len(line))
                 start += len(line)
     except OSError as error:
         raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _foreign(file, error) from None
 
 
-def _episode(file: Path, line: bytes) -> Episode:
+def _row(file: Path, line: bytes) -> dict[str, Any]:
     try:
-        return Episode.from_json(json.loads(line))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"'{file}' does not hold episodes ({error}); name an episode file"
-        ) from None
+        return json.loads(line)
+    except ValueError as error:
+        raise _foreign(file, error) from None
 
 
-def _entry(episode: Episode, start: int, size: int) -> Entry:
-    annotated = any("critic" in turn.info or "value" in turn.info for turn in episode.turns)
-    told = (episode.success, float(episode.reward), len(episode.turns), annotated)
-    return Entry(episode.id, episode.task.id, start, size, *told)
+def _foreign(file: Path, error: Exception) -> UserError:
+    return UserError(f"'{file}' does not hold episodes ({error}); name an episode file")
+
+
+def _entry(row: dict[str, Any], start: int, size: int) -> Entry:
+    """An episode's entry from its JSON values, without building its turns."""
+    turns = row["turns"]
+    success = bool(turns and turns[-1]["info"].get("success", False))
+    reward = float(sum(turn["reward"] for turn in turns))
+    annotated = any("critic" in turn["info"] or "value" in turn["info"] for turn in turns)
+    return Entry(row["id"], row["task"]["id"], start, size, success, reward, len(turns), annotated)

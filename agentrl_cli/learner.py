@@ -57,6 +57,7 @@ class Meter:
             return {f"{name}/empty": float(self.empty)}
         means = {key: total / self.units for key, total in self.sums.items()}
         counts = {"tokens": self.tokens, "samples": self.samples, "empty": self.empty}
+        counts["steps"] = self.steps
         others = {"grad_norm": self.grad_norm / self.steps, "lr": self.lr}
         return {f"{name}/{key}": float(n) for key, n in {**means, **counts, **others}.items()}
 

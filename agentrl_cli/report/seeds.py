@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def crossed(runs: Sequence[Outcomes], seed: int = 0) -> Interval:
     return _interval(float(sums.sum() / counts.sum()), _means(sums, counts, by_run, by_task))
 
 
-def paired(ours: Mapping[int, Outcomes], theirs: Mapping[int, Outcomes], seed: int = 0) -> Interval:
+def paired(ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes], seed: int = 0) -> Interval:
     """Mean difference (ours - theirs) over the tasks that both played; runs are given by seed.
 
     Tasks are resampled together on both sides, and so are runs where both have the same seeds.
@@ -113,18 +114,10 @@ def trailing(values: Sequence[float], width: int) -> list[float]:
 
 
 def band(rows: Array, seed: int = 0) -> tuple[Array, Array]:
-    """Low and high of the mean of curves (runs x points): the 95 % bootstrap interval over runs,
-    NaN where fewer than two runs have the point."""
-    picks = _weights(np.random.default_rng(seed), len(rows))
-    known = ~np.isnan(rows)
-    totals = picks @ np.where(known, rows, 0.0)
-    counts = picks @ known.astype(float)
-    with np.errstate(invalid="ignore"):
-        means = totals / np.where(counts, counts, np.nan)
-    enough = known.sum(0) > 1
-    means[:, ~enough] = 0.0
-    low, high = np.nanpercentile(means, [2.5, 97.5], axis=0)
-    return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
+    """Low and high of the mean of curves (runs x points): the 95 % bootstrap interval over runs."""
+    means = _weights(np.random.default_rng(seed), len(rows)) @ rows / len(rows)
+    low, high = np.percentile(means, [2.5, 97.5], axis=0)
+    return low, high
 
 
 def _table(runs: Sequence[Outcomes], tasks: Sequence[str]) -> tuple[Array, Array]:

@@ -1,0 +1,134 @@
+"""A comparison as cells of text, for the terminal and for the page; shares are given in percent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl_cli.report.compare import Comparison, Figures
+from agentrl_cli.report.statistics import Interval
+from agentrl_cli.report.text import safe
+
+TRIMMED = 4  # runs from which an IQM differs from the mean
+Cells = list[list[str]]
+
+
+def results(comparison: Comparison) -> Cells:
+    """Header and rows: base, final, all seeds, gain, IQM, and what is said against the
+    reference."""
+    rows, against = comparison.rows, comparison.reference
+    columns: list[tuple[str, Any]] = [
+        ("group", lambda row: row.group),
+        ("seeds", lambda row: " ".join(map(str, row.seeds))),
+        ("base", lambda row: share(row.base and row.base.mean)),
+        ("final [95 %]", lambda row: interval(row.final)),
+        ("each seed", lambda row: " ".join(map(share, row.scores))),
+        ("gain [95 %]", lambda row: interval(row.gain, signed=True)),
+    ]
+    if any(len(row.scores) >= TRIMMED for row in rows):
+        columns.append(("IQM [95 %]", lambda row: interval(row.iqm)))
+    if against is not None:
+        columns += [
+            (f"less {against} [95 %]", lambda row: interval(row.difference, signed=True)),
+            (f"P(above {against})", lambda row: probability(row.improvement)),
+        ]
+    return _cells(columns, rows)
+
+
+def spent(comparison: Comparison) -> Cells:
+    """Header and rows: what a run cost, and what it took to reach the threshold."""
+    rows = comparison.rows
+    level = next((row.efficiency.threshold for row in rows if row.efficiency), None)
+    columns: list[tuple[str, Any]] = [
+        ("group", lambda row: row.group),
+        ("episodes", lambda row: count(row.cost["episodes"])),
+        ("tokens played", lambda row: count(row.cost["tokens_played"])),
+        ("tokens trained", lambda row: count(row.cost["tokens_trained"])),
+        ("seconds", lambda row: count(row.cost["seconds"])),
+        ("+ evaluation", lambda row: count(row.cost["seconds_eval"])),
+    ]
+    if level is not None:
+        to = f"to {share(level)} %"
+        columns += [
+            (f"episodes {to}", lambda row: _until(row, "episodes")),
+            (f"seconds {to}", lambda row: _until(row, "seconds")),
+            ("reached by", lambda row: _reached(row)),
+        ]
+    return _cells(columns, rows)
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """How the numbers are meant, and the noise they must exceed."""
+    lines = [
+        f"Success on {comparison.split} in %. Intervals resample tasks, and seeds where there are"
+        " several; with two or three seeds they are too narrow for a new seed."
+    ]
+    if comparison.noise is None:
+        lines.append("Noise between seeds: unknown, no configuration has two finished runs.")
+    else:
+        floor = comparison.noise
+        lines.append(
+            f"Noise between seeds: {share(floor.deviation)} points (pooled standard deviation,"
+            f" {floor.freedom} degrees of freedom); two single runs differ by more than"
+            f" {share(floor.least_difference)} points only once in twenty."
+        )
+    few = [row.group for row in comparison.rows if len(row.scores) < 3]
+    if few:
+        lines.append(f"Fewer than three seeds, leads and no results: {', '.join(few)}.")
+    return lines
+
+
+def draw(cells: Cells, title: str, width: int | None = None) -> str:
+    """The cells as a table for a terminal; what runs are called cannot move the cursor."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(safe(title), style="bold"), box=box.SIMPLE_HEAD, title_justify="left")
+    for number, name in enumerate(cells[0]):
+        table.add_column(
+            Text(safe(name)), justify="left" if number == 0 else "right", overflow="fold"
+        )
+    for row in cells[1:]:
+        table.add_row(*(Text(safe(cell)) for cell in row))
+    console = Console(width=width) if width else Console()
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().rstrip("\n")
+
+
+def interval(found: Interval | None, signed: bool = False) -> str:
+    """`40.8 [33.8, 47.8]`, or a dash."""
+    if found is None:
+        return "–"
+    mean, low, high = (share(x, signed) for x in (found.mean, found.low, found.high))
+    return f"{mean} [{low}, {high}]"
+
+
+def share(value: float | None, signed: bool = False) -> str:
+    """A share in percent with one decimal, or a dash."""
+    if value is None:
+        return "–"
+    return f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
+
+
+def probability(found: Interval | None) -> str:
+    """`0.75 [0.00, 1.00]`, or a dash."""
+    return "–" if found is None else f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands apart, or a dash."""
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _until(row: Figures, what: str) -> str:
+    return count(getattr(row.efficiency, what)) if row.efficiency else "–"
+
+
+def _reached(row: Figures) -> str:
+    return f"{row.efficiency.reached} of {row.efficiency.runs}" if row.efficiency else "–"
+
+
+def _cells(columns: list[tuple[str, Any]], rows: list[Figures]) -> Cells:
+    return [[name for name, _ in columns], *([read(row) for _, read in columns] for row in rows)]
