@@ -8,6 +8,7 @@ model. Lines are hostile until read here.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import random
 import sys
@@ -104,6 +105,13 @@ def _number(text: str) -> int:
 
 
 # reading
+
+
+def fingerprint(file: str | None) -> str | None:
+    """16 hex digits of a file's bytes; None where there is no file."""
+    if file is None or not Path(file).is_file():
+        return None
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
 
 
 def read_demos(
