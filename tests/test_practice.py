@@ -13,6 +13,7 @@ from agentrl_cli.algos.practice import (
     Try,
     as_episode,
     draw,
+    drawn_fragments,
     every_turn,
     fragments,
     match_metrics,
@@ -115,7 +116,7 @@ def test_every_update_draws_fragments_of_its_own(model_folder: Path):
     turns = []
     for step in range(3):
         algo.context.step = step
-        turns.append([place.turn for place in algo.places(2)])
+        turns.append([place.turn for place in drawn_fragments(algo.context, 2)])
     assert len({tuple(row) for row in turns}) == 3
 
 
@@ -126,7 +127,7 @@ def test_a_state_without_room_for_an_action_is_not_practised(model_folder: Path)
     most = len(SHOWN.state_ids(1))
     assert [place.turn for place in fragments([SHOWN], most)] == [0, 1]
     algo.context.sampling = replace(SAMPLING, max_tokens=2048 - most)
-    assert [place.turn for place in algo.places(0)] == [0, 1]
+    assert [place.turn for place in drawn_fragments(algo.context, 0)] == [0, 1]
 
 
 def test_a_try_is_an_episode_of_one_turn_that_ends(model_folder: Path):

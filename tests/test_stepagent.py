@@ -13,6 +13,7 @@ import pytest
 
 from agentrl_cli.algos.base import OptimizerSpec, Phase
 from agentrl_cli.algos.dpo import half, preference
+from agentrl_cli.algos.practice import drawn_fragments
 from agentrl_cli.algos.roles import Place
 from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.buffer import ReplayBuffer
@@ -272,7 +273,7 @@ def test_a_try_earns_its_standardised_reward_less_the_states_value(model_folder:
     assert len(advantages) == 5 and len(set(advantages)) > 2
     assert fmean(advantages) == pytest.approx(0, abs=1e-6)  # values begin at 0
     assert pstdev(advantages) == pytest.approx(1, abs=1e-6)
-    for sample, place in zip(phase.samples, algo.places(0), strict=True):
+    for sample, place in zip(phase.samples, drawn_fragments(algo.context, 0), strict=True):
         assert prompt(sample) == place.state and set(sample.streams["old_value"]) == {0.0}
 
 
