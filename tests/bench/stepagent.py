@@ -1,7 +1,8 @@
 """Measures learning from demonstrations on Twenty Questions: `python tests/bench/stepagent.py`.
 
 One fixed set of expert episodes serves every algorithm and seed. Each seed first runs SFT on it;
-StepAgent in both variants, DPO on trajectories, PPO and RFT start from that SFT (`init`). SFT and
+StepAgent in both variants, DPO on trajectories, PPO and RFT start from that SFT (`init`), and so
+does more of the same SFT (`longer`), which says what further passes alone are worth. SFT and
 StepAgent also learn from fewer and from more episodes, the smaller sets being the beginnings of the
 largest. Writes docs/results/stepagent.json; a run that is already done is not repeated.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from results import ROOT, Rows, is_done, read, write
+from results import ROOT, Rows, is_done, named, read, write
 
 AGENTRL = [sys.executable, "-m", "agentrl_cli.cli"]
 SIZES = (32, 128, 512)
@@ -28,6 +29,7 @@ USUAL = [
 ]  # fmt: skip
 SETTINGS = {  # what docs/log.md found, the same number of trials for each
     "sft": ["steps=3", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"],
+    "longer": ["algo=sft", "steps=6", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"],
     "stepagent_implicit": [
         "steps=8", "algo.fragments_per_update=128", "algo.tokens_per_step=12000",
         "algo.optimizer.lr=1e-4",
@@ -40,20 +42,21 @@ SETTINGS = {  # what docs/log.md found, the same number of trials for each
     "ppo": ["steps=8", "algo.optimizer.lr=1e-4"],
     "rft": ["steps=8", "algo.optimizer.lr=1e-4"],
 }  # fmt: skip
-SHOWN = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # who reads demonstrations
+PLAYS = ("ppo", "rft")  # who reads no demonstrations
+SIZED = ("sft", "longer", "stepagent_implicit", "stepagent_inverse")  # at every number of them
 
 
 class Plan(NamedTuple):
-    """One run: algorithm, seed, and how many demonstrations it or its start has learned from."""
+    """One run: what of SETTINGS, its seed, and how many demonstrations it or its start has seen."""
 
-    algo: str
+    what: str
     seed: int
     demos: int
 
     @property
     def name(self) -> str:
         """The run's folder: ppo-d128-s0."""
-        return f"{self.algo}-d{self.demos}-s{self.seed}"
+        return f"{self.what}-d{self.demos}-s{self.seed}"
 
     @property
     def start(self) -> Plan:
@@ -66,8 +69,8 @@ def plans(seeds: list[int], sizes: list[int]) -> list[Plan]:
     found = []
     for seed in seeds:
         for size in sizes:
-            algos = list(SETTINGS) if size == MAIN else list(SHOWN[:3])
-            found += [Plan(algo, seed, size) for algo in algos]
+            compared = SETTINGS if size == MAIN else SIZED
+            found += [Plan(what, seed, size) for what in compared]
     return found
 
 
@@ -89,11 +92,12 @@ def train(plan: Plan, folder: Path) -> Path:
         return run
     if run.exists():
         raise SystemExit(f"{run} is there but not done; remove it")
-    own = [f"algo={plan.algo}", f"seed={plan.seed}", f"runs={folder}", f"name={plan.name}"]
-    own += [*USUAL, *SETTINGS[plan.algo]]
-    if plan.algo in SHOWN:
+    chosen = [] if plan.what == "longer" else [f"algo={plan.what}"]
+    own = [*chosen, f"seed={plan.seed}", f"runs={folder}", f"name={plan.name}"]
+    own += [*USUAL, *SETTINGS[plan.what]]
+    if plan.what not in PLAYS:
         own.append(f"data.demos={folder / f'demos-{plan.demos}.jsonl'}")
-    if plan.algo != "sft":  # the start's own evaluation is the baseline: the same games
+    if plan.what != "sft":  # the start's own evaluation is the baseline: the same games
         own += [f"init={folder / plan.start.name}", "eval.baseline=false"]
     with (folder / f"{plan.name}.log").open("w") as log:
         subprocess.run([*AGENTRL, "train", *own], check=True, cwd=ROOT, stdout=log, stderr=log)
@@ -104,23 +108,23 @@ def train_all(work: list[Plan], folder: Path, jobs: int) -> None:
     """All SFTs first, then what starts from them, `jobs` runs side by side."""
     for first in (True, False):
         with ThreadPoolExecutor(jobs) as pool:
-            group = [plan for plan in work if (plan.algo == "sft") is first]
+            group = [plan for plan in work if (plan.what == "sft") is first]
             list(pool.map(lambda plan: train(plan, folder), group))
 
 
 def records(plan: Plan, folder: Path) -> Rows:
     """One record per split, in the form of results.py."""
     meta, evaluations, updates = read(folder / plan.name)
-    base = evaluations[0] if plan.algo == "sft" else read(folder / plan.start.name)[1][-1]
+    base = evaluations[0] if plan.what == "sft" else read(folder / plan.start.name)[1][-1]
     last = evaluations[-1]
     phases = ("time/rollout", "time/train", "time/algorithm")
     common = {
-        "algo": plan.algo,
-        "variant": "",
+        "algo": "sft" if plan.what == "longer" else plan.what,
+        "variant": "longer" if plan.what == "longer" else "",
         "seed": plan.seed,
         "env": "twentyq",
         "model": "tiny",
-        "init": "base" if plan.algo == "sft" else "sft",
+        "init": "base" if plan.what == "sft" else "sft",
         "demos": plan.demos,
         "episodes": int(sum(row.get("episodes/count", 0) for row in updates)),
         "steps": len(updates),
@@ -147,12 +151,12 @@ def table(rows: Rows) -> list[str]:
     lines = ["| algorithm | demonstrations | final, each seed | above its start | seconds |"]
     lines += ["|---|---|---|---|---|"]
     tests = [row for row in rows if row["split"] == "test"]
-    for algo, demos in dict.fromkeys((row["algo"], row["demos"]) for row in tests):
-        mine = [row for row in tests if (row["algo"], row["demos"]) == (algo, demos)]
+    for name, demos in dict.fromkeys((named(row), row["demos"]) for row in tests):
+        mine = [row for row in tests if (named(row), row["demos"]) == (name, demos)]
         finals = " / ".join(f"{row['final']:.1%}" for row in mine)
         gain = fmean(row["final"] - row["base"] for row in mine)
         seconds = fmean(row["seconds"] for row in mine)
-        lines.append(f"| {algo} | {demos} | {finals} | {gain:+.1%} | {seconds:.0f} |")
+        lines.append(f"| {name} | {demos} | {finals} | {gain:+.1%} | {seconds:.0f} |")
     return lines
 
 
