@@ -8,6 +8,7 @@ model. Lines are hostile until read here.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import random
 import sys
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli import jsonl
 from agentrl_cli.config import build, check, compose
 from agentrl_cli.envs.base import Env
-from agentrl_cli.errors import UserError, at_least
+from agentrl_cli.errors import EpisodeError, UserError, at_least
 from agentrl_cli.types import Episode, Message, Task, Turn, derive_seed
 
 if TYPE_CHECKING:
@@ -54,18 +55,21 @@ def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[P
 
 def demonstrate(env: Env, count: int, seed: int) -> list[Episode]:
     """`count` episodes of the expert on tasks of the train split, all tasks once before any comes
-    again. Games that it loses are not demonstrations: UserError where one in ten is lost."""
+    again. Those that it loses or that break are no demonstrations: UserError where these are more
+    than ten and a tenth."""
     tasks, found, lost = env.tasks("train"), [], 0
     while len(found) < count:
         place = len(found) + lost
         epoch, at = divmod(place, len(tasks))
         order = random.Random(derive_seed(seed, "demos", epoch)).sample(tasks, len(tasks))
         task, name = order[at], f"demo-{place:06d}"
-        played = expert_episode(copy.copy(env), task, derive_seed(seed, "demos", place), name)
-        if played.success:
-            found.append(played)
-        else:
+        try:
+            played = expert_episode(copy.copy(env), task, derive_seed(seed, "demos", place), name)
+        except EpisodeError:
             lost += 1
+        else:
+            found += [played] if played.success else []
+            lost += not played.success
         if lost > max(10, count // 10):
             raise UserError(f"the expert lost {lost} of {place + 1} episodes; mend it first")
     return found
@@ -104,6 +108,13 @@ def _number(text: str) -> int:
 
 
 # reading
+
+
+def fingerprint(file: str | None) -> str | None:
+    """16 hex digits of a file's bytes; None where there is no file."""
+    if file is None or not Path(file).is_file():
+        return None
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
 
 
 def read_demos(

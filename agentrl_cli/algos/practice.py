@@ -56,6 +56,12 @@ def draw(places: list[Place], count: int, seed: int) -> list[Place]:
     return random.Random(seed).sample(places, count) if 0 < count < len(places) else places
 
 
+def drawn_fragments(context: Context, count: int) -> list[Place]:
+    """`count` fragments (0: all) of the demonstrations, drawn anew in every update."""
+    found = fragments(context.demos, room(context))
+    return draw(found, count, derive_seed(context.seed, "fragments", context.step))
+
+
 def practise(context: Context, places: list[Place]) -> list[Try]:
     """The current policy's action at every place; random streams follow the place in the list."""
     context.generator.clear()

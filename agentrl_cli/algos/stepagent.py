@@ -26,12 +26,10 @@ from agentrl_cli.algos.ppo import PPO, standardised
 from agentrl_cli.algos.practice import (
     Try,
     as_episode,
-    draw,
+    drawn_fragments,
     every_turn,
-    fragments,
     match_metrics,
     practise,
-    room,
     tidy,
 )
 from agentrl_cli.algos.roles import Place
@@ -45,12 +43,22 @@ from agentrl_cli.types import Episode, Sample, derive_seed
 
 
 @dataclass(kw_only=True)
-class StepAgent(Algorithm):
-    """What both variants share: practice at `fragments_per_update` fragments (0: at all)."""
+class Implicit(Algorithm):
+    """Practises at `fragments_per_update` fragments (0: at all). `same` says what must be equal for
+    a pair to teach nothing: the whole text, or its last line. `reference` is the model the run
+    started from, or the policy at the start of each update."""
 
     fragments_per_update: int
+    same: Literal["text", "last_line"]
+    beta: float
+    reference: Literal["start", "iteration"]
+    epochs: int
+    tokens_per_step: int
+    optimizer: OptimizerSpec
 
     def __post_init__(self) -> None:
+        at_least(1, epochs=self.epochs)
+        at_least(0, beta=self.beta, tokens_per_step=self.tokens_per_step)
         at_least(0, fragments_per_update=self.fragments_per_update)
 
     @property
@@ -63,37 +71,13 @@ class StepAgent(Algorithm):
         """Practice needs no world."""
         return False
 
-    def places(self, count: int) -> list[Place]:
-        """`count` fragments (0: all), drawn anew in every update."""
-        found = fragments(self.context.demos, room(self.context))
-        seed = derive_seed(self.context.seed, "fragments", self.context.step)
-        return draw(found, count, seed)
-
-
-@dataclass(kw_only=True)
-class Implicit(StepAgent):
-    """`reference` is the model the run started from, or the policy at the start of each update;
-    `same` says what must be equal for a pair to teach nothing: the whole text, or its last line."""
-
-    same: Literal["text", "last_line"]
-    beta: float
-    reference: Literal["start", "iteration"]
-    epochs: int
-    tokens_per_step: int
-    optimizer: OptimizerSpec
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, epochs=self.epochs)
-        at_least(0, beta=self.beta, tokens_per_step=self.tokens_per_step)
-
     def models(self) -> dict[str, ModelSpec]:
         """The policy and its reference."""
         return with_reference(self.optimizer)
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Practise, then one phase of pairs."""
-        tries = practise(self.context, self.places(self.fragments_per_update))
+        tries = practise(self.context, drawn_fragments(self.context, self.fragments_per_update))
         pairs = [pair(t) for t in tries if not t.matches(self.same)]
         renew(self.context.models, self.reference)
         metrics = match_metrics(tries) | {"stepagent/dropped": float(len(tries) - len(pairs))}
@@ -104,10 +88,12 @@ class Implicit(StepAgent):
 
 
 @dataclass(kw_only=True)
-class Inverse(StepAgent):
-    """`rollout` says where the policy acts: once at every fragment, or through whole episodes of
-    its own. Rewards are held within +-`reward_clip`, then standardised."""
+class Inverse(Algorithm):
+    """`rollout` says where the policy acts: once at each of `fragments_per_update` fragments (0: at
+    all), or through whole episodes of its own. Rewards are held within +-`reward_clip`, then
+    standardised."""
 
+    fragments_per_update: int
     rollout: Literal["fragment", "environment"]
     reward: Literal["logit", "unlike_agent", "like_expert"]
     reward_clip: float
@@ -117,10 +103,15 @@ class Inverse(StepAgent):
     ppo: PPO
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         at_least(1, discriminator_epochs=self.discriminator_epochs)
+        at_least(0, fragments_per_update=self.fragments_per_update)
         at_least(0, discriminator_tokens_per_step=self.discriminator_tokens_per_step)
         at_least(0, reward_clip=self.reward_clip)
+
+    @property
+    def demonstrations(self) -> Literal["never", "may", "must"]:
+        """They are what the discriminator is shown."""
+        return "must"
 
     @property
     def plays(self) -> bool:
@@ -156,14 +147,14 @@ class Inverse(StepAgent):
 
     def _practised(self) -> tuple[list[Place], list[Episode], dict[str, float]]:
         """The fragments, a try at each as an episode, and how often they are the same."""
-        tries = practise(self.context, self.places(self.fragments_per_update))
+        tries = practise(self.context, drawn_fragments(self.context, self.fragments_per_update))
         return [t.place for t in tries], [as_episode(t) for t in tries], match_metrics(tries)
 
     def _played(
         self, episodes: list[Episode]
     ) -> tuple[list[Place], list[Episode], dict[str, float]]:
         """As many of the expert's turns as the policy played itself, and its episodes."""
-        own, everything = whole(episodes), self.places(0)
+        own, everything = whole(episodes), drawn_fragments(self.context, 0)
         seed = derive_seed(self.context.seed, "experts", self.context.step)
         return random.Random(seed).choices(everything, k=len(every_turn(own))), own, {}
 
