@@ -40,6 +40,7 @@ class Worker:
         command = [sys.executable, "-P", str(WORKER), str(LIMIT), str(WALL), str(MEMORY)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            bufsize=0,  # what select says of a pipe must be all there is
             start_new_session=True,  # Ctrl-C lets a step be finished, grading included
         )  # fmt: skip
         if self._read(START) != "ready":
@@ -51,7 +52,6 @@ class Worker:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps([answer, gold]).encode() + b"\n")
-            self.process.stdin.flush()
         except OSError:
             return "lost"
         return self._read(2 * WALL) or "lost"
