@@ -119,6 +119,11 @@ def verify(answer: str, gold: str) -> str:
     return _pool(os.getpid()).verify(answer, gold)
 
 
+def close() -> None:
+    """End this process's workers; the next pair starts new ones."""
+    _pool(os.getpid()).close()
+
+
 def tally() -> dict[str, int]:
     """How often each was said since this process began, and how many workers were `lost`."""
     return dict(_pool(os.getpid()).tally)
