@@ -57,12 +57,15 @@ class Worker:
         return self._read(2 * WALL) or "lost"
 
     def close(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        """End the process: its input ends, and what does not stop by that is killed."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(2 * WALL)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
 
     def _read(self, seconds: float) -> str:
         """One line; "" where none comes in time."""

@@ -133,6 +133,8 @@ def main() -> None:
         if child is None or child.left < 0:
             child = fork(check, limit, memory)
         print(child.ask(line, wall), flush=True)
+    if child is not None and child.left >= 0:
+        child.end()
 
 
 if __name__ == "__main__":
