@@ -37,6 +37,8 @@ HARD = [
     ("42.", "42", True),
     (r"x=42", "42", True),
     ("42", "x = 42", True),
+    ("y=42", "x=42", False),
+    ("AB", "ab", False),
     (r"42\text{ cm}", "42", True),
     (r"42\text{ cm}", r"42\mbox{ cm}", True),
     (r"42\text{ cm}", r"42\text{ m}", False),
@@ -117,6 +119,7 @@ HARD = [
 
 MISJUDGED = {  # of these, and why
     (r"e^{i\pi}", "-1"): "math-verify reads i as a real symbol where the right answer is real",
+    ("AB", "ab"): "math-verify reads letters of either case alike",
 }
 
 

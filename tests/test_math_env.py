@@ -131,7 +131,8 @@ def value_of(text: str) -> Fraction:
     [
         ("difference", (20, 7), 13), ("group", (2, 3, 4), 20), ("sum_product", (2, 3, 4), 14),
         ("product_sum", (2, 3, 4), 10), ("part", (2, 3, 12), 8),
-        ("like", (1, 2, 6), Fraction(1, 2)), ("unlike", (2, 3), Fraction(5, 6)), ("linear_plus", (3, 5, 20), 5),
+        ("like", (1, 2, 6), Fraction(1, 2)), ("unlike", (2, 3), Fraction(5, 6)),
+        ("linear_plus", (3, 5, 20), 5),
         ("linear_minus", (3, 5, 10), 5), ("linear_group", (2, 3, 14), 4), ("sold", (3, 4, 5), 7),
         ("cost", (3, 4, 5), 17), ("share", (5, 7, 4), 3), ("spent", (3, 4, 5), 7),
     ],

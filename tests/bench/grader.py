@@ -3,7 +3,8 @@
 Run as `python tests/bench/grader.py`; writes docs/results/math_grader.json. Needs the extra `math`
 and the 500 answers of MATH-500 (AGENTRL_DATA, or ../shared/data beside the repository): each must
 equal itself and differ from another row's answer, drawn with seed 0 among rows with another string.
-Hard pairs and hostile answers are our own (tests/sample_math.py).
+Hard pairs and hostile answers are our own (tests/sample_math.py). Seconds are of the clock, and of
+the processor for all that the grading processes did, their loading and the other pairs included.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import statistics
 import sys
 import time
@@ -58,14 +60,18 @@ def hostile_figures() -> dict[str, float]:
     said = Counter(pool.tally()) - before
     assert said["timeout"] == reasons["timeout"], "a time-out was not accounted for"
     assert said["crash"] + said["lost"] == reasons["crash"], "a crash was not accounted for"
+    right = sum(bool(grade("1+x", "x+1")) for _ in range(10))
+    pool.close()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "hostile_answers": HOSTILE,
         "hostile_seconds": round(seconds, 1),
+        "grader_cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
         "hostile_called_right": sum(reasons[name] for name in ("exact", "number", "verified")),
         "hostile_timeouts": reasons["timeout"],
         "hostile_crashes": reasons["crash"],
         "workers_lost": said["lost"],
-        "right_afterwards": sum(bool(grade("1+x", "x+1")) for _ in range(10)),
+        "right_afterwards": right,
     }
 
 

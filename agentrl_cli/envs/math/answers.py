@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-TOKEN = re.compile(r"(?P<box>\\[fb]?boxed\s*\{|\\fbox\s*\{)|\\.|[{}]", re.DOTALL)
+TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]")
 SPELLINGS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
@@ -32,19 +32,23 @@ REWRITES = tuple(
 BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
 UNIT = re.compile(r"(?<=[\d}])\s*\\text\{(?P<unit>\s*[A-Za-z][^{}]*)\}\s*(?:\^\{?\d\}?)?$")
 WORDS = re.compile(r"\\text\{([^{}]*)\}")
-NAMED = re.compile(r"^(?:[a-zA-Z]|[a-z]\([a-z]\))\s*=(?!=)\s*(?P<value>[^=]+)$")
+NAMED = re.compile(r"^(?P<name>[a-zA-Z]|[a-z]\([a-z]\))\s*=(?!=)\s*(?P<value>[^=]+)$")
 CHOICE = re.compile(r"^\(?\s*([A-Z])\s*\)?$")
 SHORT = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
 ROOT = re.compile(r"\\sqrt\s*(\w)")
-THOUSANDS = re.compile(r"^-?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
+THOUSANDS = re.compile(r"^-?\d{1,3}(?:,\d{3})+(?:\.\d+)?$", re.ASCII)
 SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")  # a space between two digits parts two numbers
 
 INTEGER = r"\d+"
-DECIMAL = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)$")
-RATIO = re.compile(rf"^([+-]?)\(?({INTEGER})/({INTEGER})\)?$")
-FRACTION = re.compile(rf"^([+-]?)({INTEGER})?\\frac\{{([+-]?{INTEGER})\}}\{{([+-]?{INTEGER})\}}$")
-MIXED = re.compile(rf"^([+-]?)({INTEGER}) ({INTEGER})/({INTEGER})$")
-POWER = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+))\\(?:times|cdot)10\^\{?([+-]?\d{1,2})\}?$")
+DECIMAL = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)$", re.ASCII)
+RATIO = re.compile(rf"^([+-]?)\(?({INTEGER})/({INTEGER})\)?$", re.ASCII)
+FRACTION = re.compile(
+    rf"^([+-]?)({INTEGER})?\\frac\{{([+-]?{INTEGER})\}}\{{([+-]?{INTEGER})\}}$", re.ASCII
+)
+MIXED = re.compile(rf"^([+-]?)({INTEGER}) ({INTEGER})/({INTEGER})$", re.ASCII)
+POWER = re.compile(
+    r"^([+-]?(?:\d+\.?\d*|\.\d+))\\(?:times|cdot)10\^\{?([+-]?\d{1,2})\}?$", re.ASCII
+)
 
 
 def boxed(text: str) -> str | None:
@@ -67,8 +71,7 @@ def normalise(text: str) -> str:
     text = CONTROL.sub("", text).translate(SPELLINGS).strip()
     for pattern, to in REWRITES:
         text = pattern.sub(to, text)
-    text = text.strip().strip("()[]") if text.strip() in ("()", "[]") else text.strip()
-    text = _unwrapped(text).rstrip(".,;: ")
+    text = _unwrapped(text.strip()).rstrip(".,;: ")
     text = BASE.sub("", UNIT.sub("", text))
     text = WORDS.sub(lambda match: match[1].strip(), text).strip()
     named, choice = NAMED.match(text), CHOICE.match(text)
@@ -76,16 +79,17 @@ def normalise(text: str) -> str:
     text = ROOT.sub(r"\\sqrt{\1}", SHORT.sub(_fraction, text))
     text = text.replace(",", "") if THOUSANDS.match(text.strip()) else text
     text = SPACE.sub("", text.strip())
-    return text.lower() if text.isalpha() and len(text) > 1 else text
+    is_word = text.isalpha() and len(text) > 1 and not text.isupper()
+    return text.lower() if is_word else text
 
 
-def unit(text: str) -> str | None:
-    """The unit in words behind a number, or the base below it; None where there is none."""
-    text = text.strip().strip("$")
-    if base := BASE.search(text):
-        return base[1]
-    found = UNIT.search(text)
-    return "".join(found["unit"].split()).lower().rstrip("s.") if found else None
+def labels(text: str) -> tuple[str | None, str | None]:
+    """What `normalise` drops and two right answers must not differ in: the name before an equals
+    sign, and the unit in words behind a number or the base below it; None where there is none."""
+    text = text.strip().strip("$").strip()
+    named, base, unit = NAMED.match(text), BASE.search(text), UNIT.search(text)
+    words = "".join(unit["unit"].split()).lower().rstrip("s.") if unit else None
+    return named["name"] if named else None, base[1] if base else words
 
 
 def number(text: str) -> Fraction | None:

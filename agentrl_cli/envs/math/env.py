@@ -6,7 +6,7 @@ the same reply goes on. `retry` says whether an answer was right and lets the ag
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -78,11 +78,9 @@ class MathEnv(Env):
         wanted = [row for row in found if not self.subjects or row["subject"] in self.subjects]
         return [Task(f"math-{split}-{row['id']}", split, row) for row in wanted]
 
-    def _built_in(self, split: str) -> list[dict[str, Any]]:
+    def _built_in(self, split: str) -> Sequence[dict[str, Any]]:
         count = self.problems if split == "train" else self.test_problems
-        levels = tuple(self.levels) or LEVELS
-        found = problems.problems(split, count, levels, self.split_seed)
-        return [{"id": one.id, **one.row()} for one in found]
+        return problems.rows(split, count, tuple(self.levels) or LEVELS, self.split_seed)
 
     def _read(self, data: str, split: str) -> list[dict[str, Any]]:
         split_rows = rows.read(data, self.test_data, self.test_share, self.split_seed)[split]

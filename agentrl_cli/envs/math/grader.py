@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl_cli.envs.math import pool
-from agentrl_cli.envs.math.answers import boxed, normalise, number, unit
+from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
 from agentrl_cli.errors import UserError
 
 LONGEST = 512  # characters of an answer that is read at all
@@ -18,7 +18,7 @@ LONGEST = 512  # characters of an answer that is read at all
 @dataclass(frozen=True)
 class Grade:
     """Whether an answer is right and which stage said so: `exact`, `number`, `verified`; wrong are
-    `empty`, `long`, `unit`, `number`, `refused`, and apart from these `timeout`, `crash` and
+    `empty`, `long`, `label`, `number`, `refused`, and apart from these `timeout`, `crash` and
     `unread`. Truthy when correct."""
 
     correct: bool
@@ -37,9 +37,9 @@ def grade(answer: str, gold: str) -> Grade:
     if len(answer) > LONGEST:
         return Grade(False, "long")
     mine, right = normalise(answer), normalise(gold)
-    units = unit(answer), unit(gold)
-    if None not in units and units[0] != units[1]:
-        return Grade(False, "unit")
+    pairs = zip(labels(answer), labels(gold), strict=True)
+    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+        return Grade(False, "label")
     if mine == right:
         return Grade(True, "exact")
     value, wanted = number(mine), number(right)

@@ -40,6 +40,7 @@ class Worker:
         command = [sys.executable, "-P", str(WORKER), str(LIMIT), str(WALL), str(MEMORY)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            bufsize=0,  # what select says of a pipe must be all there is
             start_new_session=True,  # Ctrl-C lets a step be finished, grading included
         )  # fmt: skip
         if self._read(START) != "ready":
@@ -51,18 +52,20 @@ class Worker:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps([answer, gold]).encode() + b"\n")
-            self.process.stdin.flush()
         except OSError:
             return "lost"
         return self._read(2 * WALL) or "lost"
 
     def close(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        """End the process: its input ends, and what does not stop by that is killed."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(2 * WALL)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
 
     def _read(self, seconds: float) -> str:
         """One line; "" where none comes in time."""
@@ -117,6 +120,11 @@ def _pool(process: int) -> Pool:
 def verify(answer: str, gold: str) -> str:
     """math-verify's verdict on normalised answers: verified, refused, timeout or crash."""
     return _pool(os.getpid()).verify(answer, gold)
+
+
+def close() -> None:
+    """End this process's workers; the next pair starts new ones."""
+    _pool(os.getpid()).close()
 
 
 def tally() -> dict[str, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import cycle, zip_longest
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agentrl_cli.envs.math.kinds import KINDS, Kind, Plan
 from agentrl_cli.types import derive_seed
@@ -51,7 +51,7 @@ class Problem:
         """The numbers behind the names of a plan, after lines with these results."""
         return name_all([*map(Fraction, self.operands)], found) | {"1": Fraction(1)}
 
-    def row(self) -> dict[str, str | int]:
+    def row(self) -> dict[str, Any]:
         """The problem as a row of MATH; the solution's steps are parted by blank lines."""
         return {
             "problem": self.text,
@@ -160,6 +160,11 @@ def drawn(kinds: Sequence[Kind], rng: random.Random, split: str | None, seed: in
 
 
 @lru_cache(maxsize=8)
+def rows(split: str, count: int, levels: tuple[int, ...], seed: int) -> tuple[dict[str, Any], ...]:
+    """The problems of a split as rows, with ids; not to be changed."""
+    return tuple({"id": one.id, **one.row()} for one in problems(split, count, levels, seed))
+
+
 def problems(split: str, count: int, levels: tuple[int, ...], seed: int) -> tuple[Problem, ...]:
     """`count` different problems of each level (fewer where its operands allow no more), the levels
     in turn, so that the first few are of all."""

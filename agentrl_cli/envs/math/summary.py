@@ -15,13 +15,16 @@ Tasks = list[list[Episode]]
 
 def summarise(episodes: list[Episode]) -> dict[str, float]:
     """Metrics of a split's sampled episodes, several of each task; {} without any."""
+    tasks = grouped(episodes)
+    return parted(tasks) | repeated(tasks) | replies(episodes) if tasks else {}
+
+
+def grouped(episodes: list[Episode]) -> Tasks:
+    """The episodes of each task."""
     by_task: dict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         by_task[episode.task.id].append(episode)
-    tasks = list(by_task.values())
-    if not tasks:
-        return {}
-    return parted(tasks) | repeated(tasks) | replies(episodes)
+    return list(by_task.values())
 
 
 def parted(tasks: Tasks) -> dict[str, float]:

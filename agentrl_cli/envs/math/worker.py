@@ -97,7 +97,8 @@ def fork(check: Check, limit: float, memory: int) -> Child:
     try:
         os.close(to)
         os.close(back)
-        os.close(0)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        os.dup2(0, 1)  # what a library prints must not pass for a verdict
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         serve(check, inbox, outbox, limit)
@@ -132,6 +133,8 @@ def main() -> None:
         if child is None or child.left < 0:
             child = fork(check, limit, memory)
         print(child.ask(line, wall), flush=True)
+    if child is not None and child.left >= 0:
+        child.end()
 
 
 if __name__ == "__main__":
