@@ -80,11 +80,9 @@ def canonical(value: object) -> str:
 
 
 def _hashable(value: object) -> object:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Table):
         return tuple((key, _hashable(item)) for key, item in sorted(value.items(), key=_first))
-    if isinstance(value, list):
-        return tuple(map(_hashable, value))
-    return value
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _first(pair: tuple[str, object]) -> str:

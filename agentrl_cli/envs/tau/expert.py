@@ -19,7 +19,9 @@ ENDS = "That is done. Anything else?"
 
 def actions(env: Tau, task: dict[str, Any]) -> Iterator[str]:
     """The expert's texts, in the style that `env` reads, until the conversation ends."""
-    steps = _service(env, task) if env.domain != "mini" else map(_read, mini.expert(task))
+    steps = _service(env, task)
+    if env.domain == "mini":
+        steps = map(_read, mini.expert(task, env.service.tables))
     for name, arguments in steps:
         if env.conversation is None or env.conversation.over:
             return
