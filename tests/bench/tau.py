@@ -153,10 +153,11 @@ def measure(folder: Path) -> dict[str, float]:
                 for fact in cases[0]:
                     key = f"{name}_{split}_golden_{fact}_equal"
                     figures[key] = sum(case[fact] for case in cases)
-    for name, data in (("retail", str(folder)), ("mini", None)):
+    for name, data, holdout in (("retail", str(folder), 100), ("mini", None, 0)):
         env = Tau(
-            domain=name, data=data, user="scripted", actions="react", turns=30, holdout=0, llm=None
-        )
+            domain=name, data=data, user="scripted", actions="react", turns=30, holdout=holdout,
+            llm=None,
+        )  # fmt: skip
         figures |= {f"{name}_{key}": value for key, value in expert_figures(env).items()}
     return {key: float(value) for key, value in sorted(figures.items())}
 

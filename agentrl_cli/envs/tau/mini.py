@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from agentrl_cli.envs.tau.data import Domain
-from agentrl_cli.envs.tau.database import Database, Record, Tables
+from agentrl_cli.envs.tau.database import Database, Record, Rows, Tables
 
 ITEMS = (
     "lamp chair table bed sofa bench stool hat shirt coat glove sock boot scarf belt hammer saw "
@@ -96,7 +96,7 @@ def shop(rng: random.Random, customers: int, tested: int = 0) -> Domain:
         for j, number in enumerate(mine):
             held = names[3 * j : 3 * j + rng.randint(2, 3)]
             orders[number] = {"user": f"user_{i}", "status": states[j], "items": held}
-    tables = {"users": users, "orders": orders}
+    tables = {"users": Rows(users), "orders": Rows(orders)}
     tasks = _tasks(tables, rng, customers - tested)
     return Domain(
         name="mini", tables=tables, tools=TOOLS, writes=frozenset({"cancel", "return"}),
@@ -138,7 +138,7 @@ def _fulfil(wish: dict[str, Any], number: str, status: str) -> Iterator[str]:
 
 
 def _tasks(
-    tables: dict[str, dict[str, Record]], rng: random.Random, trained: int
+    tables: Tables, rng: random.Random, trained: int
 ) -> dict[str, tuple[dict[str, Any], ...]]:
     rows: dict[str, list[dict[str, Any]]] = {"train": [], "dev": [], "test": []}
     for i, (user_id, user) in enumerate(tables["users"].items()):
