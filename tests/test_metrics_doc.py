@@ -16,7 +16,13 @@ from tests.student import classroom
 
 ROOT = Path(__file__).parent.parent
 FOUND = sorted(file.stem for file in (ROOT / "conf" / "algo").glob("*.yaml"))
-FLAGS = "(invalid|repeated|unboxed)"
+TAU = ["env._target_=agentrl_cli.envs.tau.env.Tau", "~env.turns", *(
+    f"+env.{key}={value}" for key, value in {
+        "domain": "mini", "data": "null", "user": "scripted", "actions": "call", "turns": 4,
+        "holdout": 0, "llm": "null",
+    }.items()
+), "steps=1", "rollout.episodes_per_step=2"]  # fmt: skip
+FLAGS = "(invalid|repeated|unboxed|tool_error|unconfirmed)"
 
 
 def documented() -> list[str]:
@@ -37,7 +43,8 @@ def every_metric(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     for algo in FOUND:
         found |= logged(algo, tmp_path_factory.mktemp("run"), SPEAKER)
     school = tmp_path_factory.mktemp("run")
-    return found | logged("sft", school, *classroom(school))
+    found |= logged("sft", school, *classroom(school))
+    return found | logged("sft", tmp_path_factory.mktemp("run"), *TAU)
 
 
 def test_every_metric_of_a_run_is_explained(every_metric: set[str]):

@@ -58,7 +58,7 @@ def _native(text: str) -> Action:
     tagged = TAGGED.search(said)
     value, why = _json(tagged[1] if tagged else said)
     value = value[0] if isinstance(value, list) and value else value
-    if isinstance(value, dict) and (tagged or "name" in value):
+    if isinstance(value, dict) and (tagged or "name" in value or "function" in value):
         return _action(value)
     if tagged:
         return _broken(f"the tool call is not JSON ({why})" if why else "it is not an object")

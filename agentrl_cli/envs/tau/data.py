@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl_cli.envs.tau import airline, retail
 from agentrl_cli.envs.tau.calls import Tool
-from agentrl_cli.envs.tau.database import Tables
+from agentrl_cli.envs.tau.database import Rows, Tables
 from agentrl_cli.envs.tau.shared import TERMINATES
 from agentrl_cli.errors import UserError
 
@@ -73,9 +73,9 @@ def _root(name: str, folder: Path) -> Path:
     )
 
 
-def _table(root: Path, name: str) -> dict[str, Any]:
+def _table(root: Path, name: str) -> Rows:
     file = _either(root / f"{name}.json", root / "data" / f"{name}.json")
-    return _parsed(file, json.loads)
+    return Rows(_parsed(file, json.loads))
 
 
 def _tasks(root: Path, split: str) -> list[dict[str, Any]]:

@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
 Record = dict[str, Any]
-Tables = Mapping[str, Mapping[str, Record]]
+
+
+class Rows(dict[str, Record]):
+    """A shared table; nobody changes it."""
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The canonical text of every record, worked out once."""
+        return {key: canonical(record) for key, record in self.items()}
+
+
+Tables = Mapping[str, Rows]
 
 
 class Table(Mapping[str, Record]):
     """One table: reading gives shared records, `edit` a private copy that may be changed."""
 
-    def __init__(self, base: Mapping[str, Record]) -> None:
+    def __init__(self, base: Rows) -> None:
         self.base = base
         self.changed: dict[str, Record] = {}
 
@@ -49,6 +61,11 @@ class Table(Mapping[str, Record]):
         now = {key: canonical(record) for key, record in self.changed.items()}
         return {k: text for k, text in now.items() if text != self._before(k)}
 
+    def text(self) -> str:
+        """The canonical text of the whole table."""
+        texts = self.base.texts | {key: canonical(record) for key, record in self.changed.items()}
+        return _tuple([f"({key!r}, {texts[key]})" for key in sorted(texts)])
+
     def _before(self, key: str) -> str | None:
         return canonical(self.base[key]) if key in self.base else None
 
@@ -70,22 +87,17 @@ class Database:
 
     def digest(self) -> str:
         """τ-bench's hash of the whole state, in hexadecimal."""
-        return sha256(canonical(self.tables).encode()).hexdigest()
+        whole = _tuple([f"({name!r}, {self.tables[name].text()})" for name in sorted(self.tables)])
+        return sha256(whole.encode()).hexdigest()
 
 
 def canonical(value: object) -> str:
-    """The text that τ-bench hashes: mappings by key, lists in order, so that 250 and 250.0, or True
-    and 1, differ."""
-    return str(_hashable(value))
+    """The text that τ-bench hashes, Python's of nested tuples: mappings as pairs by key, lists in
+    order; so 250 and 250.0, or True and 1, differ."""
+    if isinstance(value, dict):
+        return _tuple([f"({key!r}, {canonical(value[key])})" for key in sorted(value)])
+    return _tuple(list(map(canonical, value))) if isinstance(value, list) else repr(value)
 
 
-def _hashable(value: object) -> object:
-    if isinstance(value, Mapping):
-        return tuple((key, _hashable(item)) for key, item in sorted(value.items(), key=_first))
-    if isinstance(value, list):
-        return tuple(map(_hashable, value))
-    return value
-
-
-def _first(pair: tuple[str, object]) -> str:
-    return pair[0]
+def _tuple(parts: list[str]) -> str:
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

@@ -19,7 +19,9 @@ ENDS = "That is done. Anything else?"
 
 def actions(env: Tau, task: dict[str, Any]) -> Iterator[str]:
     """The expert's texts, in the style that `env` reads, until the conversation ends."""
-    steps = _service(env, task) if env.domain != "mini" else map(_read, mini.expert(task))
+    steps = _service(env, task) if env.user != "silent" else _calls(env.service, task)
+    if env.domain == "mini" and env.user != "silent":
+        steps = map(_read, mini.expert(task, env.service.tables))
     for name, arguments in steps:
         if env.conversation is None or env.conversation.over:
             return
@@ -58,6 +60,14 @@ def _service(env: Tau, task: dict[str, Any]) -> Iterator[tuple[str, dict[str, An
         yield ends["name"], ends["kwargs"]
     while True:
         yield _say(ENDS)
+
+
+def _calls(domain: Domain, task: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The calls alone, then the outputs in one reply: for a user who hangs up at the first."""
+    for action in task["actions"]:
+        if action["name"] != domain.terminates:
+            yield action["name"], action["kwargs"]
+    yield _say("; ".join(task["outputs"]) or ENDS)
 
 
 def _say(words: str) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from agentrl_cli.envs.tau.data import Domain
-from agentrl_cli.envs.tau.database import Database, Record
+from agentrl_cli.envs.tau.database import Database, Record, Rows, Tables
 
 ITEMS = (
     "lamp chair table bed sofa bench stool hat shirt coat glove sock boot scarf belt hammer saw "
@@ -79,9 +79,13 @@ TOOLS = {"find": find, "get": get, "cancel": cancel, "return": return_items, "tr
 @lru_cache(maxsize=1)
 def mini() -> Domain:
     """The domain, the same at every call."""
-    rng = random.Random(0)
-    numbers = [str(n) for n in rng.sample(range(10, 100), USERS * ORDERS)]
-    zips = [str(n) for n in rng.sample(range(10, 100), USERS)]
+    return shop(random.Random(0), USERS, TEST_USERS)
+
+
+def shop(rng: random.Random, customers: int, tested: int = 0) -> Domain:
+    """A shop with so many customers; the tasks of the last `tested` of them are the split test."""
+    numbers = [str(n) for n in rng.sample(range(10, 100), customers * ORDERS)]
+    zips = [str(n) for n in rng.sample(range(10, 100), customers)]
     users: dict[str, Record] = {}
     orders: dict[str, Record] = {}
     for i, zip_code in enumerate(zips):
@@ -92,17 +96,17 @@ def mini() -> Domain:
         for j, number in enumerate(mine):
             held = names[3 * j : 3 * j + rng.randint(2, 3)]
             orders[number] = {"user": f"user_{i}", "status": states[j], "items": held}
-    tables = {"users": users, "orders": orders}
+    tables = {"users": Rows(users), "orders": Rows(orders)}
+    tasks = _tasks(tables, rng, customers - tested)
     return Domain(
         name="mini", tables=tables, tools=TOOLS, writes=frozenset({"cancel", "return"}),
-        schemas=tuple(map(_schema, TOOLS)), policy=POLICY, tasks=_tasks(tables, rng),
+        schemas=tuple(map(_schema, TOOLS)), policy=POLICY, tasks=tasks,
         terminates="transfer",
     )  # fmt: skip
 
 
-def expert(task: dict[str, Any]) -> Iterator[str]:
-    """The right actions for a task, to be sent one by one."""
-    tables = mini().tables
+def expert(task: dict[str, Any], tables: Tables) -> Iterator[str]:
+    """The right actions for a task of a shop, to be sent one by one."""
     yield "What is your zip?"
     yield f"find({task['zip']})"
     seen: set[str] = set()
@@ -134,11 +138,11 @@ def _fulfil(wish: dict[str, Any], number: str, status: str) -> Iterator[str]:
 
 
 def _tasks(
-    tables: dict[str, dict[str, Record]], rng: random.Random
+    tables: Tables, rng: random.Random, trained: int
 ) -> dict[str, tuple[dict[str, Any], ...]]:
     rows: dict[str, list[dict[str, Any]]] = {"train": [], "dev": [], "test": []}
     for i, (user_id, user) in enumerate(tables["users"].items()):
-        split = rows["train" if i < USERS - TEST_USERS else "test"]
+        split = rows["train" if i < trained else "test"]
         for kind in (*KINDS, RARE[i % len(RARE)]):
             wishes = _wishes(kind, [(n, tables["orders"][n]) for n in user["orders"]], rng)
             split.append(_task(len(split), user_id, user["zip"], wishes))
