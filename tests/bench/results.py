@@ -41,6 +41,7 @@ def train(plan: Plan, steps: int, folder: Path) -> Path:
     if run.exists():
         raise SystemExit(f"{run} is there but not done; remove it")
     spoiled = [f"algo.advanced.control={variant}"] if variant else []
+    spoiled += ["algo.tokens_per_step=4000"] if algo == "sft" else []  # about as many steps as NLAC
     command = [
         sys.executable, "-m", "agentrl_cli.cli", "train", f"algo={algo}", f"seed={seed}",
         f"runs={folder}", f"name={name}", f"steps={steps}", "hardware.threads=1", *spoiled,
