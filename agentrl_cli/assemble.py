@@ -50,7 +50,7 @@ class Parts:
     chat: Chat
     make_env: Callable[[], Env]
     eval: EvalConfig
-    play: Callable[[list[Start], Sampling], list[Episode]]
+    play: Callable[..., list[Episode]]
     seed: int
     context: Context
     step: int = 0
@@ -108,8 +108,10 @@ def assemble(cfg: DictConfig, folder: Path | None) -> Parts:
     collector: Collector = build(cfg.rollout)
     collector.bind(make_env=make_env, chat=chat, generator=generator, seed=cfg.seed)
 
-    def play_with(starts: list[Start], sampling: Sampling) -> list[Episode]:
-        return play(starts, make_env, chat, generator, sampling, max_context=collector.max_context)
+    def play_with(
+        starts: list[Start], sampling: Sampling, by: Generator = generator
+    ) -> list[Episode]:
+        return play(starts, make_env, chat, by, sampling, max_context=collector.max_context)
 
     def alike_here(episode: Episode, turn: int) -> list[Task]:
         return alike(episode, turn, env.tasks(episode.task.split), make_env)

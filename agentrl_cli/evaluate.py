@@ -47,7 +47,8 @@ def play_split(parts: Parts, split: str, per_task: int, temperature: float) -> l
     starts = [start for task in tasks for start in _starts(parts.seed, task, per_task)]
     sampling = replace(parts.collector.sampling, temperature=temperature)
     parts.generator.clear()
-    return parts.play(starts, sampling)
+    by = [parts.algo.refined()] if parts.eval.act == "refined" else []
+    return parts.play(starts, sampling, *by)
 
 
 def _starts(seed: int, task: Task, per_task: int) -> list[Start]:

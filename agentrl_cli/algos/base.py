@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.errors import at_least
+from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.types import Episode, Sample, Task
 
 if TYPE_CHECKING:
@@ -140,6 +140,10 @@ class Algorithm(ABC):
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Measure, at evaluation time, what this algorithm must watch; nothing by default."""
         return {}
+
+    def refined(self) -> Generator:
+        """Who plays when `eval.act` is refined. Raises UserError where actions are not refined."""
+        raise UserError("eval.act=refined needs an algorithm that refines, like nlac; give policy")
 
     def state(self) -> dict[str, Any]:
         """JSON values that a checkpoint must hold."""
