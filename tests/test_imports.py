@@ -52,9 +52,11 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     | {"report.summary", "rollout", "run"},
     "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
     "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},
+    "reproduce": LEAVES | {"config", "run", "schema"},
     "sweep": LEAVES | {"config", "report.listing", "report.text", "run"},
     "cli": WORLD
-    | {"config", "schema", "run", "report", "train", "evaluate", "play", "export", "sweep"},
+    | {"config", "schema", "run", "report", "train", "evaluate", "play", "export", "sweep"}
+    | {"reproduce"},
 }
 ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}
 NEVER = {  # what a file may not even name for type checkers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,15 @@ def test_runs_side_by_side_get_one_thread_each_unless_told():
 
 
 # real multiruns
+
+
+@pytest.fixture(autouse=True)
+def worlds_of_tests_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs are processes of their own, which must find `coin`."""
+    here = Path(__file__).parent
+    before = os.environ.get("PYTHONPATH")
+    found = [str(here), str(here.parent), *([before] if before else [])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(found))
 
 
 def small(root: Path, *more: str) -> list[str]:
