@@ -172,6 +172,7 @@ def test_a_run_that_cannot_start_is_told_and_the_others_go_on(tmp_path: Path):
     [
         ("hydra_joblib_launcher", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]),
         ("hydra_submitit_launcher", ["hydra/launcher=submitit_local"]),
+        ("hydra_ray_launcher", ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"]),
     ],
 )
 def test_launchers_run_every_point(plugin: str, overrides: list[str], tmp_path: Path):
