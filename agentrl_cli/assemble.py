@@ -16,6 +16,7 @@ from agentrl_cli.algos.base import Algorithm, Context
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.chat import Chat
 from agentrl_cli.config import build, typed
+from agentrl_cli.demos import read_demos
 from agentrl_cli.envs.base import Env
 from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.generators.base import Generator, Sampling
@@ -25,7 +26,7 @@ from agentrl_cli.models.policy import reach
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.rollout import Start, alike, play
 from agentrl_cli.run import find_run
-from agentrl_cli.settings import EvalConfig, ModelConfig
+from agentrl_cli.settings import DataConfig, EvalConfig, ModelConfig
 from agentrl_cli.types import Episode, Task
 
 if TYPE_CHECKING:
@@ -86,8 +87,9 @@ def _state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def assemble(cfg: DictConfig, folder: Path | None) -> Parts:
-    """Build every part; `folder` is the run's, None where nothing may be written."""
+def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Parts:
+    """Build every part; `folder` is the run's, None where nothing may be written. What only plays
+    (`learns` false) reads no demonstrations."""
     env: Env = build(cfg.env)
     algo: Algorithm = build(cfg.algo)
     device = pick_device(cfg.hardware.device)
@@ -119,7 +121,7 @@ def assemble(cfg: DictConfig, folder: Path | None) -> Parts:
     context = Context(
         chat=chat, models=models, generator=generator, sampling=collector.sampling,
         probe=lambda starts: play_with(starts, collector.sampling), alike=alike_here,
-        seed=cfg.seed,
+        seed=cfg.seed, demos=demonstrations(cfg, algo, env, chat) if learns else [],
     )  # fmt: skip
     algo.bind(context)
     buffer_file = folder / "buffer.jsonl" if folder and algo.capacity else None
@@ -147,6 +149,21 @@ def refuse_contradictions(cfg: DictConfig, parts: Parts) -> None:
     for split in parts.eval.splits:
         if not parts.make_env().tasks(split):
             raise UserError(f"eval.splits names '{split}', which has no tasks; name another")
+
+
+def demonstrations(cfg: DictConfig, algo: Algorithm, env: Env, chat: Chat) -> list[Episode]:
+    """What `data.demos` holds. Raises UserError where the algorithm cannot do with or without."""
+    name, found = cfg.choices.algo, typed(cfg.data, DataConfig)
+    if found.demos is None:
+        if algo.demonstrations == "must":
+            remedy = "write some with agentrl demos, and give data.demos=FILE"
+            raise UserError(f"algo '{name}' learns from demonstrations; {remedy}")
+        return []
+    if algo.demonstrations == "never":
+        remedy = "leave data.demos out, or start from an SFT on them with init=RUN"
+        raise UserError(f"algo '{name}' reads no demonstrations; {remedy}")
+    file, limit = Path(found.demos), cfg.rollout.max_context
+    return read_demos(file, env, chat, limit, skip_bad=found.skip_bad)
 
 
 def pick_device(name: str) -> torch.device:

@@ -86,6 +86,14 @@ class ReplayBuffer:
         arrivals = {key: -math.log(1.0 - draw.random()) / w for key, w in weights.items()}
         return sorted(arrivals, key=arrivals.__getitem__)[:n]
 
+    def sample_episodes(self, n: int, seed: int) -> list[Episode]:
+        """`n` different episodes at random, or all where fewer are held. Raises ValueError on an
+        empty buffer."""
+        if not self._episodes:
+            raise ValueError("the buffer is empty; nothing can be drawn from it")
+        held = self.episodes()
+        return random.Random(seed).sample(held, min(n, len(held)))
+
     def priority(self, key: TurnKey) -> float:
         """The priority of a turn."""
         return self._priorities[key.episode][key.turn]

@@ -106,6 +106,10 @@ class Chat:
         )
         return str(text)
 
+    def vocabulary(self) -> list[str]:
+        """The text of every token, by id."""
+        return [self.read([i]) for i in range(len(self.tokenizer))]
+
     def check(self, tools: Tools = ()) -> None:
         """Raise UserError with the differing tokens where a dialogue of three turns, rendered
         whole, is not what its turns add up to. White space around an answer is exempt (some

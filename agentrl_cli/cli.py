@@ -148,13 +148,19 @@ def evaluate(
 def play(
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option(help="A trained model plays, not you.")] = None,
-    task: Annotated[str | None, typer.Option(help="Which test task; any by default.")] = None,
+    task: Annotated[str | None, typer.Option(help="Which task; any test task by default.")] = None,
+    script: Annotated[Path | None, typer.Option(help="Replay a file of actions.")] = None,
     config_dir: ConfigDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Play one episode in the terminal; end the input to stop."""
     from agentrl_cli.play import play as play_episode
+    from agentrl_cli.play import replay_command
 
-    play_episode(overrides or [], run, task, config_dir)
+    if script is None and not as_json:
+        play_episode(overrides or [], run, task, config_dir)
+        return
+    replay_command(overrides or [], task, script, config_dir, as_json)
 
 
 @app.command()
@@ -169,6 +175,33 @@ def export(
     typer.echo(folder)
     again = f"agentrl eval model=hf model.path={folder} env={found.meta['choices']['env']}"
     typer.echo(f"the policy of {found.name} at step {step}; try it: {again}", err=True)
+
+
+@app.command()
+def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Write expert episodes of train tasks: agentrl demos env=twentyq n=128 out=demos.jsonl"""
+    from agentrl_cli.demos import write_demos
+
+    file, count = write_demos(overrides or [], config_dir)
+    typer.echo(file)
+    again = f"agentrl train algo=sft data.demos={file} steps=3 algo.tokens_per_step=4000"
+    typer.echo(f"{count} episodes; learn from them: {again}", err=True)
+
+
+@app.command()
+def grade(
+    gold: Annotated[str, typer.Argument(metavar="GOLD", help="The right answer.")],
+    answer: Annotated[str, typer.Argument(metavar="ANSWER", help="An answer, or a whole reply.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say whether an answer is right, as env=math does; a wrong one exits with 0 too."""
+    from agentrl_cli.envs.math import grade as compare
+
+    found = compare(answer, gold)
+    if as_json:
+        typer.echo(json.dumps({"correct": found.correct, "reason": found.reason}))
+        return
+    typer.echo(f"{'right' if found.correct else 'wrong'} ({found.reason})")
 
 
 @app.command()

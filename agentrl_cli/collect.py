@@ -81,6 +81,8 @@ class PlayCollector(Collector):
     def starts(self, step: int, group_size: int) -> list[Start]:
         """What step `step` plays: `group_size` episodes of each of its tasks."""
         tasks, found = self.make_env().tasks("train"), []
+        if not tasks:
+            raise UserError("the environment has no train tasks; choose one that does")
         groups = self.count(group_size) // group_size
         for t in range(groups):
             task = self._task(tasks, step * groups + t)

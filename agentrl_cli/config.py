@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PACKAGE = Path(__file__).parent
+LATE = "search"  # the group that is chosen when a run is evaluated
 
 
 def conf_folder() -> Path:
@@ -62,7 +63,7 @@ def whole(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
 
 
 def load(file: Path, overrides: list[str]) -> DictConfig:
-    """The configuration that a run has stored, with overrides of single values."""
+    """The configuration that a run has stored, with overrides of single values and of `search`."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -74,11 +75,20 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
         raise UserError(f"{line}; name the config.yaml of a run") from None
     if not isinstance(cfg, DictConfig):
         raise UserError(f"configuration '{file}' is not a mapping; name the config.yaml of a run")
-    for item in _parse(overrides):
-        if item.key_or_group in groups():
+    for item in sorted(_parse(overrides), key=lambda item: item.key_or_group != LATE):
+        if item.key_or_group == LATE:
+            late = compose([str(item.input_line)])
+            cfg[LATE], cfg.choices[LATE] = late[LATE] if LATE in late else None, late.choices[LATE]
+        elif item.key_or_group in groups():
             raise UserError(f"'{item.input_line}' chooses a group; leave it or --config out")
-        OmegaConf.update(cfg, item.key_or_group, item.value(), merge=True, force_add=True)
+        else:
+            OmegaConf.update(cfg, item.key_or_group, item.value(), merge=True, force_add=True)
     return cfg
+
+
+def chosen(cfg: DictConfig, group: str) -> str | None:
+    """The option of a group that a configuration was composed with, if any."""
+    return cfg.choices[group] if group in cfg.choices else None
 
 
 def check(cfg: DictConfig, skip: Container[str] = ()) -> DictConfig:
@@ -217,9 +227,10 @@ def _hydra_compose(overrides: list[str], config_dir: Path | None) -> DictConfig:
             cfg = hydra.compose("config", search + overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"the configuration cannot be composed: {_first_line(error)}") from None
-    chosen = cfg.hydra.runtime.choices
+    options_of = cfg.hydra.runtime.choices
     with open_dict(cfg):
-        cfg.choices = {group: chosen[group] for group in groups(config_dir) if group in chosen}
+        named = [group for group in groups(config_dir) if group in options_of]
+        cfg.choices = {group: options_of[group] for group in named}
         del cfg["hydra"]
     return cfg
 

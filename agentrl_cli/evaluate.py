@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from agentrl_cli.assemble import Parts
     from agentrl_cli.run import Run
+    from agentrl_cli.search import TreeSearch
 
 ANNOTATED = 8  # episodes of an evaluation that the algorithm comments on
 
@@ -28,7 +29,8 @@ def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
     kept: list[Episode] = []
     for split in parts.eval.splits:
         sampled = play_split(parts, split, parts.eval.episodes_per_task, parts.eval.temperature)
-        metrics |= {f"eval/{split}_{k}": v for k, v in measure(sampled).items()}
+        measured = measure(sampled) | parts.make_env().summarise(sampled)
+        metrics |= {f"eval/{split}_{k}": v for k, v in measured.items()}
         if parts.eval.greedy:
             greedy = play_split(parts, split, 1, 0.0)
             metrics[f"eval/{split}_greedy_success"] = measure(greedy)["success"]
@@ -43,12 +45,17 @@ def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
 
 def play_split(parts: Parts, split: str, per_task: int, temperature: float) -> list[Episode]:
     """`per_task` episodes of each task of the split (of the first `eval.tasks` tasks)."""
-    tasks = parts.make_env().tasks(split)[: parts.eval.tasks]
-    starts = [start for task in tasks for start in _starts(parts.seed, task, per_task)]
+    starts = split_starts(parts, split, per_task)
     sampling = replace(parts.collector.sampling, temperature=temperature)
     parts.generator.clear()
     by = [parts.algo.refined()] if parts.eval.act == "refined" else []
     return parts.play(starts, sampling, *by)
+
+
+def split_starts(parts: Parts, split: str, per_task: int) -> list[Start]:
+    """How these episodes begin."""
+    tasks = parts.make_env().tasks(split)[: parts.eval.tasks]
+    return [start for task in tasks for start in _starts(parts.seed, task, per_task)]
 
 
 def _starts(seed: int, task: Task, per_task: int) -> list[Start]:
@@ -95,16 +102,55 @@ def evaluate_command(
     from agentrl_cli.run import find_run, read_checkpoint
 
     if ref is None:
-        parts = assemble(check(compose(overrides, config_dir)), None)
-        return {"model": "base", **evaluate(parts, None, 0)}
+        cfg = check(compose(overrides, config_dir))
+        parts = assemble(cfg, None, learns=False)
+        return {"model": "base", **evaluate_as_chosen(cfg, parts, 0)}
     run = find_run(ref, Path("runs"))
-    parts = assemble(check(load(run.config_file, overrides)), None)
+    cfg = check(load(run.config_file, overrides))
+    parts = assemble(cfg, None, learns=False)
     folder = run.latest_checkpoint()
     step = int(read_checkpoint(folder)["step"])
     parts.recall(folder)
-    record = {"run": run.name, "step": step, **evaluate(parts, None, step)}
+    record = {"run": run.name, "step": step, **evaluate_as_chosen(cfg, parts, step)}
     run.write_evaluation(record)
     return record
+
+
+def evaluate_as_chosen(cfg: DictConfig, parts: Parts, step: int) -> dict[str, Any]:
+    """With a search where one is chosen, else as in training."""
+    from agentrl_cli.config import build, chosen
+
+    if chosen(cfg, "search"):
+        return compare_search(parts, build(cfg.search))
+    return evaluate(parts, None, step)
+
+
+def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:
+    """The first split played by plain sampling, by the search, and by best-of-n on whole answers
+    with an n that samples about as many tokens: `search/WAY_…`, tokens and judgements an episode.
+
+    Raises UserError where the run has no critic that values partial answers.
+    """
+    sampling = replace(parts.collector.sampling, temperature=parts.eval.temperature)
+    split, texts = parts.eval.splits[0], parts.chat.vocabulary()
+    starts = split_starts(parts, split, parts.eval.episodes_per_task)
+
+    def played(search: TreeSearch) -> dict[str, float]:
+        parts.generator.clear()
+        search.bind(parts.generator, parts.algo.values, texts)
+        episodes = parts.play(starts, sampling, search)
+        found = {k: v for k, v in measure(episodes).items() if k.startswith("success")}
+        each = {"tokens": search.sampled, "judged": search.judged}
+        return found | {name: count / len(episodes) for name, count in each.items()}
+
+    best, plain = played(tree), played(replace(tree, expand=1, rounds=1))
+    n = max(2, round(best["tokens"] / plain["tokens"]))
+    ways = {"sampling": plain, "tree": best}
+    ways[f"best_of_{n}"] = played(replace(tree, expand=n, rounds=1))
+    for found in ways.values():
+        found["extra_tokens"] = found["tokens"] - plain["tokens"]
+    rows = {f"search/{way}_{k}": v for way, found in ways.items() for k, v in found.items()}
+    return {"search": tree.order, "split": split, "episodes": len(starts), **rows}
 
 
 def play_one(cfg: DictConfig, run: Run | None, task_id: str | None) -> Episode:
@@ -113,7 +159,7 @@ def play_one(cfg: DictConfig, run: Run | None, task_id: str | None) -> Episode:
     from agentrl_cli.assemble import assemble
     from agentrl_cli.errors import UserError
 
-    parts = assemble(cfg, None)
+    parts = assemble(cfg, None, learns=False)
     if run is not None:
         parts.recall(run.latest_checkpoint())
     tasks = [t for split in ("test", "train") for t in parts.make_env().tasks(split)]

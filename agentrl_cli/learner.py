@@ -172,7 +172,8 @@ class Learner:
 
     def _backward(self, phase: Phase, samples: list[Sample], units: float, meter: Meter) -> None:
         batch = pack(samples).to(self.models.device)
-        outputs = forward(self.models.module(phase.model), batch, self.models.head(phase.model))
+        module, head = self.models.module(phase.model), self.models.head(phase.model)
+        outputs = forward(module, batch, head, entropy_gradient=phase.entropy_gradient)
         loss, sums = phase.loss(outputs, batch)
         for term, value in {"loss": loss.detach(), **sums}.items():
             number = float(value)

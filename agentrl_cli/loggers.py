@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from agentrl_cli.run import Run
 
-SHOWN = ("reward/*", "episodes/success", "episodes/failed", "*/loss", "eval/*_success")
+SHOWN = ("reward/*", "episodes/success", "episodes/failed", "*/loss", "*/match", "eval/*_success")
 HIDDEN = "*/*_to_success"
 COLUMNS = ("step", "episode", "task", "reward", "success", "stop", "turns", "text")
 

@@ -37,7 +37,7 @@ def clipped_ratio(
     gap = (outputs.logprobs - batch.streams["old_logprob"]) * batch.mask
     high = clip if clip_high is None else clip_high
     loss, metrics = _surrogate(gap, batch.streams["advantage"], batch.mask, (clip, high))
-    return loss, metrics | {"entropy": outputs.entropy.sum()}
+    return loss, metrics | {"entropy": outputs.entropy.detach().sum()}
 
 
 def clipped_turns(
@@ -118,6 +118,12 @@ def with_kl(found: Loss, outputs: Outputs, batch: Batch, weight: float) -> Loss:
     return found[0] + weight * penalty, found[1] | metrics
 
 
+def with_entropy(found: Loss, outputs: Outputs, weight: float) -> Loss:
+    """`found` less `weight` times the entropy of the trained tokens' distributions, in nats; the
+    pass must have been made with its gradient (`Phase.entropy_gradient`)."""
+    return (found[0] - weight * outputs.entropy.sum(), found[1]) if weight else found
+
+
 def dpo(outputs: Outputs, batch: Batch, beta: float) -> Loss:
     """Direct preference optimisation (Rafailov et al. 2023, eq. 7), summed over pairs.
 
@@ -146,6 +152,18 @@ def bce(outputs: Outputs, batch: Batch) -> Loss:
     each = binary_cross_entropy_with_logits(outputs.values, label, reduction="none") * at
     right = ((outputs.values > 0) == (label > 0.5)) * at
     return each.sum(), {"accuracy": right.detach().sum()}
+
+
+def expert_rewards(logits: list[float], form: str, clip: float) -> list[float]:
+    """Rewards that rise with expert-likeness, from the logits of D(s, a), the chance that the agent
+    and not the expert acted (Ho and Ermon 2016, with other forms of the same sign).
+
+    `form` is `logit`, log(1 - D) - log D; `unlike_agent`, -log D; or `like_expert`, log(1 - D). All
+    are held within +-`clip`.
+    """
+    logit = torch.tensor(logits)
+    forms = {"logit": -logit, "unlike_agent": -logsigmoid(logit), "like_expert": logsigmoid(-logit)}
+    return forms[form].clamp(-clip, clip).tolist()
 
 
 def group_advantages(rewards: list[float], groups: list[str], normalise: bool) -> list[float]:

@@ -80,6 +80,20 @@ def probe_starts(
     ]
 
 
+def parted(completion: Completion, cut: str, chat: Chat) -> list[Completion]:
+    """The completion, parted behind every token that completes the text `cut` ("": never)."""
+    ids, logprobs = list(completion.ids), list(completion.logprobs)
+    ends, begin = [], 0
+    if cut and cut in chat.decode(ids):
+        for end in range(1, len(ids)):
+            if chat.decode(ids[begin:end]).endswith(cut):
+                ends.append(end)
+                begin = end
+    spans = zip([0, *ends], [*ends, len(ids)], strict=True)
+    parts = [Completion(ids[a:b], logprobs[a:b], "stop") for a, b in spans]
+    return [*parts[:-1], replace(parts[-1], finish=completion.finish)]
+
+
 class Seat:
     """One episode in play: its world, what it has seen in tokens, and what it was last told."""
 
@@ -112,11 +126,12 @@ class Seat:
             self._end("context", self.observation)
 
     def act(self, completion: Completion) -> None:
-        """Take a sampled action and hear the world's answer."""
-        action = self.chat.decode(completion.ids)
-        ids, logprobs = list(completion.ids), list(completion.logprobs)
-        turn = Turn(self.observation, action, self.delta, ids, logprobs, finish=completion.finish)
-        self._step(turn, {})
+        """Take a sampled action, cut where the world says so, and hear the world's answers."""
+        for part in parted(completion, self.env.cut, self.chat):
+            if not self.over:
+                action, ids, logprobs = self.chat.decode(part.ids), part.ids, part.logprobs
+                seen, delta = self.observation, self.delta
+                self._step(Turn(seen, action, delta, ids, logprobs, finish=part.finish), {})
 
     def _reset(self) -> list[Message]:
         self.tools = list(self.env.tools)

@@ -67,6 +67,14 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which demonstrations there are; `skip_bad` leaves out the lines that would be refused."""
+
+    demos: str | None
+    skip_bad: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The whole configuration. A field of type `object` is a node that names its `_target_`."""
 
@@ -82,6 +90,8 @@ class Settings:
     env: object
     logger: object
     rollout: object
+    search: object | None
     model: ModelConfig
     hardware: HardwareConfig
     eval: EvalConfig
+    data: DataConfig

@@ -17,6 +17,7 @@ from agentrl_cli import jsonl
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.assemble import Parts, assemble
 from agentrl_cli.config import build
+from agentrl_cli.demos import fingerprint
 from agentrl_cli.errors import UserError
 from agentrl_cli.evaluate import evaluate, measure
 from agentrl_cli.learner import NonFiniteError
@@ -153,10 +154,12 @@ def start(
     file: Path | None = None,
 ) -> None:
     """`agentrl train`: compose, make the run's folder, train, and say how it went."""
-    from agentrl_cli.config import check, compose, load
+    from agentrl_cli.config import check, chosen, compose, load
     from agentrl_cli.report.summary import final_table
 
     cfg = check(load(file, overrides) if file else compose(overrides, config_dir))
+    if chosen(cfg, "search"):
+        raise UserError("search needs a trained critic; train without it, then agentrl eval RUN")
     if dry:
         rehearse(cfg)
         return
@@ -180,6 +183,7 @@ def resume(ref: str) -> None:
     step = int(read_checkpoint(folder)["step"])
     if step >= cfg.steps:
         raise UserError(f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do")
+    refuse_other_demos(run, cfg)
     parts = assemble(cfg, run.folder)
     parts.restore(folder, step)
     run.truncate_logs(folder)
@@ -201,8 +205,16 @@ def rehearse(cfg: DictConfig) -> None:
 
 def attach(run: Run, cfg: DictConfig) -> None:
     """Give the run its loggers: the console, and the chosen one."""
-    run.note(threads=torch.get_num_threads())
+    run.note(threads=torch.get_num_threads(), demos=fingerprint(cfg.data.demos))
     run.attach([Console(), build(cfg.logger)], cfg)
+
+
+def refuse_other_demos(run: Run, cfg: DictConfig) -> None:
+    """Raise UserError where a run's demonstrations are not those that it began with."""
+    before = run.meta.get("demos")
+    if before is not None and fingerprint(cfg.data.demos) != before:
+        remedy = "put the file back, or start a new run"
+        raise UserError(f"demonstrations '{cfg.data.demos}' have changed; {remedy}")
 
 
 @contextmanager

@@ -28,9 +28,11 @@ def bound(
     folder: Path,
     generator: Generator | None = None,
     lora: LoraConfig | None = None,
+    attention: str = "sdpa",
 ) -> ModelSet:
     """Bind the algorithm to random models, which are returned."""
-    models = ModelSet(model_config(folder, lora=lora), algo.models(), "cpu", 0)
+    config = model_config(folder, lora=lora, attention=attention)
+    models = ModelSet(config, algo.models(), "cpu", 0)
     algo.bind(
         Context(
             chat=CHAT, models=models, generator=generator or troupe(), sampling=SAMPLING, seed=0,

@@ -22,6 +22,7 @@ SMALL = [
     "eval.episodes_per_task=2", "eval.splits=[test]", "rollout.episodes_per_step=8",
     "rollout.max_tokens=6", "hardware.threads=1",
 ]  # fmt: skip
+DEMOS = f"data.demos={Path(__file__).parent / 'coin_demos.jsonl'}"
 ALGORITHMS = {
     "sft": ["algo=sft", "algo.optimizer.decay_steps=4"],
     "rft": ["algo=rft"],
@@ -31,9 +32,12 @@ ALGORITHMS = {
         "algo.tokens_per_step=300",
     ],
     "archer": [
-        "algo=archer", "algo.critic_updates=2", "algo.critic_warmup=1", "algo.turns_per_update=8",
-        "algo.replay=20",
+        "algo=archer", "algo.critic_updates=2", "algo.critic_warmup=1",
+        "algo.episodes_per_update=4", "algo.replay=20",
     ],
+    "dpo": ["algo=dpo", DEMOS, "algo.tokens_per_step=400", "algo.reference=iteration"],
+    "stepagent_implicit": ["algo=stepagent_implicit", DEMOS, "algo.tokens_per_step=300"],
+    "stepagent_inverse": ["algo=stepagent_inverse", DEMOS, "algo.fragments_per_update=6"],
     "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo"],
     "nlac": [
         "algo=nlac", "algo.kl=0.1", "algo.warmup=1", "algo.turns_per_update=8", "algo.replay=20",

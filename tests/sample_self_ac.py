@@ -26,7 +26,7 @@ def settings(**changes: Any) -> dict[str, Any]:
     usual = {
         "critic_prompt": PROMPT, "ratio": "turn", "clip": 0.2, "discount": 1.0, "gae_lambda": 1.0,
         "alpha": 0.5, "td_steps": 5, "critic_grad": "full", "layout": "visible_first",
-        "epochs": 1, "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
+        "thought_tokens": 0, "epochs": 1, "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
     }  # fmt: skip
     return {**usual, **changes}
 

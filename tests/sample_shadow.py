@@ -65,7 +65,7 @@ FAMILIES = {
     "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**QWEN3_MOE, num_experts_per_tok=2)),
 }
 PROMPT = [80, 81, 82]
-LAYOUTS = ("visible_first", "interleaved")
+LAYOUTS = ("visible_first", "interleaved")  # that train on any device
 
 
 @cache
@@ -79,8 +79,8 @@ def fresh(family: str) -> PreTrainedModel:
 def model_of(family: str, layout: str = "visible_first", grad: str = "full") -> PreTrainedModel:
     """The family's random model, set to a layout; one model for all tests, never trained."""
     model = fresh(family)
-    name = "sdpa" if layout == "interleaved" else shadow.SPLIT[grad]
-    model.set_attn_implementation(name)
+    names = {"visible_first": shadow.SPLIT[grad], "interleaved": "sdpa", "flex": shadow.FLEX}
+    model.set_attn_implementation(names[layout])
     model.zero_grad()
     return model
 

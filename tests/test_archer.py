@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl_cli.algos.archer import ArCHer, td_loss, transition
+from agentrl_cli.algos.archer import ArCHer, beside, td_loss
 from agentrl_cli.algos.base import OptimizerSpec, Phase
-from agentrl_cli.algos.roles import Place
+from agentrl_cli.algos.values import Span
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError
 from agentrl_cli.models.policy import Batch, Outputs
@@ -19,7 +19,7 @@ from agentrl_cli.settings import LoraConfig
 from agentrl_cli.types import Episode, Message, Sample
 from tests.sample_critics import alone, bound, learner, rewarded, stir, success_while_learning
 from tests.sample_models import LORA, disturb
-from tests.sample_nlac import CHAT, LOST, WON, Troupe, episode, filled, places, troupe
+from tests.sample_nlac import CHAT, LOST, WON, Troupe, episode, filled, troupe
 
 Q, V = 0, 1
 ACTION = "Is it a fish?"
@@ -27,7 +27,7 @@ ACTION = "Is it a fish?"
 
 def archer(**changes) -> ArCHer:
     usual = {
-        "turns_per_update": 5, "critic_updates": 1, "critic_warmup": 0, "replay": 100,
+        "episodes_per_update": 5, "critic_updates": 1, "critic_warmup": 0, "replay": 100,
         "action": "fresh", "discount": 0.9, "ema": 0.75, "clip": 0.2, "actor_epochs": 1,
         "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
         "critic_optimizer": OptimizerSpec(lr=1e-2),
@@ -61,10 +61,16 @@ def learn(algo: ArCHer, models: ModelSet, step: int = 0) -> dict[str, float]:
     return learner(algo, models).run(algo.update(fresh, buffer), step)
 
 
-def targets(sample: Sample) -> dict[str, float]:
-    """The numbers of a transition where they are read."""
-    streams = sample.streams
-    return {x: streams[f"{x}_target"][streams[f"{x}_at"].index(1.0)] for x in ("q", "v")}
+def targets(samples: list[Sample], what: str) -> list[float]:
+    """The targets of `q` or `v` in the order of the turns."""
+    return [
+        target
+        for sample in samples
+        for target, at in zip(
+            sample.streams[f"{what}_target"], sample.streams[f"{what}_at"], strict=True
+        )
+        if at
+    ]
 
 
 # the critic's targets
@@ -73,10 +79,10 @@ def targets(sample: Sample) -> dict[str, float]:
 def test_q_learns_the_reward_and_the_targets_value_of_the_next_state(model_folder: Path):
     algo, models, _ = stirred(model_folder)
     played = rewarded(deepcopy(WON), 0.25, -0.5, 1.0)
-    samples = algo.transitions(places(played), 0)
+    samples = algo.transitions([played], 0)
     after = [alone(models, "target", played.state_ids(k))[V] for k in (1, 2)]
     expected = [0.25 + 0.9 * after[0], -0.5 + 0.9 * after[1], 1.0]
-    assert [targets(s)["q"] for s in samples] == pytest.approx(expected, abs=1e-5)
+    assert targets(samples, "q") == pytest.approx(expected, abs=1e-5)
     live = [alone(models, "critic", played.state_ids(k))[V] for k in (1, 2)]
     assert all(abs(a - b) > 0.01 for a, b in zip(after, live, strict=True))
 
@@ -88,20 +94,23 @@ def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_its_last_state(
     algo, models, _ = stirred(model_folder)
     played = deepcopy(episode("cut", ["Is it big?", "Is it red?"], success=False, stop=stop))
     played.closing = [Message("user", "Too late.")]
-    sample = algo.transitions(places(rewarded(played, 0.0, 0.5))[1:], 0)[0]
+    samples = algo.transitions([rewarded(played, 0.0, 0.5)], 0)
     state = played.state_ids(1) + played.turns[1].action_ids
     state += CHAT.extend(played.closing, state[-1])
     expected = 0.5 + 0.9 * alone(models, "target", state)[V]
-    assert targets(sample)["q"] == pytest.approx(expected, abs=1e-5) != 0.5
+    assert targets(samples, "q")[1] == pytest.approx(expected, abs=1e-5) != 0.5
 
 
 def test_a_state_that_follows_a_restart_is_read_in_its_own_segment(model_folder: Path):
     algo, models, _ = stirred(model_folder)
     played = rewarded(deepcopy(WON), 0.0, 0.0, 1.0)
     played.turns[1].restart = True
-    sample = algo.transitions(places(played)[:1], 0)[0]
+    first, second = algo.transitions([played], 0)
     after = alone(models, "target", played.turns[1].observation_ids)[V]
-    assert targets(sample)["q"] == pytest.approx(0.9 * after, abs=1e-5)
+    assert targets([first], "q") == pytest.approx([0.9 * after], abs=1e-5)
+    assert first.ids + second.ids == played.state_ids(0) + played.turns[0].action_ids + (
+        played.state_ids(2) + played.turns[2].action_ids
+    )
 
 
 @pytest.mark.parametrize("action", ["fresh", "stored"])
@@ -109,26 +118,62 @@ def test_v_learns_the_targets_q_of_a_fresh_action_of_the_policy_or_of_the_stored
     model_folder: Path, action: str
 ):
     algo, models, generator = stirred(model_folder, action=action)
-    samples = algo.transitions(places(WON), 0)
+    samples = algo.transitions([WON], 0)
     tried = [
         CHAT.encode_action(ACTION) if action == "fresh" else turn.action_ids for turn in WON.turns
     ]
     expected = [alone(models, "target", WON.state_ids(k) + ids)[Q] for k, ids in enumerate(tried)]
-    assert [targets(s)["v"] for s in samples] == pytest.approx(expected, abs=1e-5)
+    assert targets(samples, "v") == pytest.approx(expected, abs=1e-5)
     asked = [(call.model, call.prompts) for call in generator.calls]
     fresh = [("policy", [WON.state_ids(k) for k in range(3)])]
     assert asked == (fresh if action == "fresh" else [])
 
 
-def test_q_is_read_at_the_end_of_the_action_and_v_at_the_end_of_the_state():
-    place = Place(WON, 1)
-    sample = transition(place, 2.0, 3.0)
-    state = WON.state_ids(1)
-    assert sample.ids == state + WON.turns[1].action_ids and not any(sample.mask)
-    assert sample.streams["v_at"].index(1.0) == len(state) - 1
-    assert sample.streams["q_at"].index(1.0) == len(sample.ids) - 1
-    assert targets(sample) == {"q": 2.0, "v": 3.0}
-    assert sum(sample.streams["q_at"]) == sum(sample.streams["v_at"]) == 1
+def test_q_is_read_at_the_end_of_an_action_and_v_at_the_end_of_a_state(model_folder: Path):
+    algo, _, _ = stirred(model_folder)
+    (sample,) = algo.transitions([WON], 0)
+    assert sample.ids == WON.state_ids(2) + WON.turns[2].action_ids and not any(sample.mask)
+    states = [len(WON.state_ids(k)) for k in range(3)]
+    ends = [size + len(turn.action_ids) for size, turn in zip(states, WON.turns, strict=True)]
+    read = {x: [i for i, at in enumerate(sample.streams[f"{x}_at"]) if at] for x in ("v", "q")}
+    assert read == {"v": [size - 1 for size in states], "q": [end - 1 for end in ends]}
+
+
+def test_a_tried_action_lies_behind_its_state_and_is_seen_by_nothing_else():
+    sample = Sample([1, 2, 3, 4, 5], [0] * 5)
+    turn = WON.turns[0]
+    spans = [Span(turn, sample, 2, 3, 0.0), Span(turn, sample, 3, 5, 0.0)]  # no observation between
+    row, columns = beside(spans, [[7, 8], [9]])
+    assert row.ids == [1, 2, 7, 8, 3, 9, 4, 5]
+    assert row.streams["shadow"] == [0, 0, 1, 1, 0, 2, 0, 0]
+    assert columns == [(1, 3), (4, 5)] and row.mask == [0] * 8
+
+
+def test_one_pass_of_the_target_reads_all_turns_of_the_replayed_episodes(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    algo, models, _ = stirred(model_folder)
+    calls, body = [], models.module("target").base_model.forward
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs["input_ids"].shape)
+        return body(*args, **kwargs)
+
+    monkeypatch.setattr(models.module("target").base_model, "forward", counted)
+    algo.transitions([WON, LOST], 0)
+    fresh = len(CHAT.encode_action(ACTION))
+    longest = max(e.tokens + fresh * len(e.turns) for e in (WON, LOST))
+    assert calls == [(2, longest)]
+
+
+def test_fresh_actions_need_a_model_that_reads_them_packed_and_stored_ones_do_not(
+    model_folder: Path,
+):
+    with pytest.raises(UserError, match=r"^algo\.action=fresh: .* or set algo\.action=stored$"):
+        bound(archer(), model_folder, attention="eager")
+    algo = archer(action="stored")
+    bound(algo, model_folder, attention="eager")
+    assert algo.transitions([WON], 0)
 
 
 def test_the_critics_loss_by_hand_moves_each_output_only_where_it_is_read():
@@ -147,11 +192,10 @@ def test_the_critics_loss_by_hand_moves_each_output_only_where_it_is_read():
 
 
 def test_transitions_are_drawn_anew_for_every_update_of_the_critic(model_folder: Path):
-    algo, _, _ = stirred(model_folder, critic_updates=3, turns_per_update=3)
-    found = phases(algo, [], filled(WON, LOST))[:3]
-    drawn = [sorted(tuple(s.ids) for s in phase.samples) for phase in found]
-    assert [(p.name, p.model, len(p.samples)) for p in found] == [("critic", "critic", 3)] * 3
-    assert len({tuple(row) for row in drawn}) > 1
+    algo, _, _ = stirred(model_folder, critic_updates=6, episodes_per_update=1)
+    found = phases(algo, [], filled(WON, LOST))[:6]
+    assert [(p.name, p.model, len(p.samples)) for p in found] == [("critic", "critic", 1)] * 6
+    assert len({tuple(phase.samples[0].ids) for phase in found}) == 2
 
 
 # the models
@@ -208,19 +252,19 @@ def test_the_critic_learns_alone_until_it_is_warm_and_neither_moves_the_other(
 
 
 def test_play_of_a_stranger_is_learned_from_without_its_log_probs(model_folder: Path):
-    algo, models, _ = stirred(model_folder, turns_per_update=4)
+    algo, models, _ = stirred(model_folder)
     buffer = filled(WON, LOST)
     assert all(p != p for e in buffer.episodes() for t in e.turns for p in t.logprobs)  # NaN
     before = [repr(e.to_json()) for e in buffer.episodes()]
     found = learner(algo, models).run(algo.update([], buffer), 0)
     assert [repr(e.to_json()) for e in buffer.episodes()] == before
-    assert found["critic/samples"] == 4 and found["policy/empty"] == 1
+    assert found["critic/samples"] == 2 and found["policy/empty"] == 1
     assert all(bool(w.isfinite().all()) for w in models.weights("critic").values())
 
 
 def test_the_critic_comes_to_know_how_games_end(model_folder: Path):
     algo = archer(critic_warmup=99, critic_updates=40, ema=0.5, discount=1.0, action="stored",
-                  turns_per_update=20, critic_optimizer=OptimizerSpec(lr=2e-3))  # fmt: skip
+                  episodes_per_update=4, critic_optimizer=OptimizerSpec(lr=2e-3))  # fmt: skip
     models = bound(algo, model_folder)
     played = [deepcopy(WON), deepcopy(LOST)]
     before = algo.monitor(played)
@@ -265,14 +309,14 @@ def test_the_actors_first_step_is_unclipped_and_a_broken_episode_is_left_out(mod
 
 def test_a_game_of_chance_is_learned(model_folder: Path):
     adam = OptimizerSpec(lr=3e-3)
-    algo = archer(turns_per_update=64, critic_updates=2, critic_warmup=3, discount=1.0, ema=0.5,
+    algo = archer(episodes_per_update=32, critic_updates=2, critic_warmup=3, discount=1.0, ema=0.5,
                   optimizer=adam, critic_optimizer=adam)  # fmt: skip
     won_share = success_while_learning(algo, model_folder, steps=10, tokens=1)
     assert max(won_share[:4]) < 0.4 and sum(won_share[-2:]) / 2 > 0.85
 
 
 WRONG = {
-    "turns_per_update is 0; give at least 1": {"turns_per_update": 0},
+    "episodes_per_update is 0; give at least 1": {"episodes_per_update": 0},
     "critic_updates is 0; give at least 1": {"critic_updates": 0},
     "replay is 0; give at least 1": {"replay": 0},
     "critic_warmup is -1; give at least 0": {"critic_warmup": -1},

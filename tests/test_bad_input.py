@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from agentrl_cli import config
 from agentrl_cli.cli import app
 from agentrl_cli.run import Run
-from tests.sample_runs import SMALL, folders, settings, trained
+from tests.sample_runs import DEMOS, SMALL, folders, settings, trained
 
 HERE = Path(__file__).parent
 
@@ -144,6 +144,31 @@ NLAC = {
 @pytest.mark.parametrize("override", NLAC)
 def test_a_critic_that_cannot_be_is_refused(tmp_path: Path, override: str):
     refused(train(tmp_path, override, algo="nlac"), NLAC[override])
+    assert not (tmp_path / "runs" / "it").exists()
+
+
+DEMONSTRATED = {
+    "stepagent_implicit data.demos=null": "algo 'stepagent_implicit' learns from demonstrations;",
+    "dpo data.demos=null": "algo 'dpo' learns from demonstrations; write some with agentrl demos",
+    "grpo data.demos=x.jsonl": "algo 'grpo' reads no demonstrations; leave data.demos out, or",
+    "rft data.demos=x.jsonl": "algo 'rft' reads no demonstrations; leave data.demos out, or start",
+    "sft data.demos=none.jsonl": "demonstrations 'none.jsonl' cannot be read (No such file",
+    "dpo env=twentyq": "{demos} line 1: its task 'train-0' is of another environment; mend it, or",
+    "stepagent_implicit algo.same=words": "algo.same must be one of text, last_line, not 'words'",
+    "stepagent_inverse algo.reward=high": "algo.reward must be one of logit, unlike_agent, like_",
+    "stepagent_inverse algo.ppo.entropy=-1": "entropy is -1.0; give at least 0",
+    "stepagent_inverse algo.ppo.clipp=1": "algo.ppo.clipp is not a key of algo.ppo; did you mean",
+}
+
+
+@pytest.mark.parametrize("overrides", DEMONSTRATED)
+def test_demonstrations_that_are_missing_or_out_of_place_are_told(tmp_path: Path, overrides: str):
+    algo, *more = overrides.split()
+    sentence = DEMONSTRATED[overrides].format(demos=DEMOS.removeprefix("data.demos="))
+    result = train(tmp_path, *more, algo=algo)
+    first = result.stderr.strip().splitlines()[:1]
+    assert result.exit_code == 2 and "Traceback" not in result.stderr
+    assert first and first[0].startswith(sentence), first
     assert not (tmp_path / "runs" / "it").exists()
 
 

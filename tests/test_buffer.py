@@ -113,6 +113,18 @@ def test_the_same_seed_draws_the_same_turns():
 def test_drawing_from_an_empty_buffer_is_an_error():
     with pytest.raises(ValueError, match="empty"):
         ReplayBuffer(None, 1).sample_turns(1, 0, 1.0)
+    with pytest.raises(ValueError, match="empty"):
+        ReplayBuffer(None, 1).sample_episodes(1, 0)
+
+
+def test_whole_episodes_are_drawn_alike_often_and_never_twice():
+    buffer = filled(names="abcd")
+    drawn = [tuple(e.id for e in buffer.sample_episodes(2, seed)) for seed in range(400)]
+    assert all(len(set(names)) == 2 for names in drawn)
+    counts = Counter(name for names in drawn for name in names)
+    assert all(160 < counts[name] < 240 for name in "abcd")  # 200, give or take four deviations
+    assert sorted(e.id for e in buffer.sample_episodes(9, 0)) == list("abcd")
+    assert drawn[7] == tuple(e.id for e in buffer.sample_episodes(2, 7))
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from agentrl_cli import config
 from agentrl_cli.assemble import assemble
 from agentrl_cli.cli import app
 from agentrl_cli.evaluate import evaluate, evaluate_command, measure, play_one, play_split
-from agentrl_cli.report.statistics import clustered
+from agentrl_cli.report.statistics import clustered, pass_at_k
 from agentrl_cli.run import Run
 from agentrl_cli.types import Episode, Task, Turn
 from tests.sample_runs import folders, settings, trained
@@ -159,3 +160,14 @@ def test_one_episode_is_played_by_a_runs_policy_and_annotated(run: Run):
     assert play_one(cfg, run, None).turns == first.turns
     base = play_one(cfg, None, None)
     assert base.turns[0].action_ids != first.turns[0].action_ids
+
+
+def test_pass_at_k_is_the_mean_over_all_ways_to_pick_k_episodes():
+    for n, correct in ((1, 0), (1, 1), (5, 2), (6, 0), (6, 6), (7, 1)):
+        won = [True] * correct + [False] * (n - correct)
+        for k in range(1, n + 1):
+            picks = list(combinations(won, k))
+            assert pass_at_k(correct, n, k) == pytest.approx(sum(map(any, picks)) / len(picks))
+    for wrong in ((1, 4, 0), (1, 4, 5), (5, 4, 1), (-1, 4, 1)):
+        with pytest.raises(ValueError, match="does not exist"):
+            pass_at_k(*wrong)

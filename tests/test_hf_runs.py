@@ -17,6 +17,8 @@ CASES = {
     "grpo": ("grpo", []),
     "grpo, checkpointing": ("grpo", ["model.gradient_checkpointing=true"]),
     "grpo, all weights": ("grpo", [FULL]),
+    "stepagent_implicit": ("stepagent_implicit", []),
+    "stepagent_inverse": ("stepagent_inverse", []),
     "nlac": ("nlac", [SPEAKER]),
     "nlac, checkpointing": ("nlac", [SPEAKER, "model.gradient_checkpointing=true"]),
     "nlac, sampled roles": ("nlac", []),

@@ -26,12 +26,13 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "provenance": set(),
     "schema": set(),
     "config": {"errors", "schema", "settings"},
-    "envs": WORLD,
+    "envs": WORLD | {"report.statistics"},
     "generators": WORLD,
     "models": LEAVES | {"algos.base"},
     "losses": {"models.policy"},
     "chat": WORLD,
     "buffer": WORLD,
+    "demos": LEAVES | {"chat", "config", "envs.base"},
     "rollout": WORLD | {"chat", "generators.base", "envs.base"},
     "collect": WORLD | {"chat", "generators.base", "envs.base", "rollout"},
     "algos": WORLD
@@ -44,19 +45,20 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "loggers": WORLD,
     "report": WORLD | {"algos.language", "index", "jsonl", "run"},
     "assemble": LEAVES
-    | {"algos.base", "buffer", "chat", "config", "envs.base", "generators.base", "learner"}
-    | {"models.policy", "models.set", "rollout", "run"},
-    "evaluate": WORLD | {"assemble", "config", "report.statistics", "rollout", "run"},
+    | {"algos.base", "buffer", "chat", "config", "demos", "envs.base", "generators.base"}
+    | {"learner", "models.policy", "models.set", "rollout", "run"},
+    "search": WORLD | {"generators.base"},
+    "evaluate": WORLD | {"assemble", "config", "report.statistics", "rollout", "run", "search"},
     "train": LEAVES
-    | {"algos.samples", "assemble", "config", "evaluate", "learner", "loggers", "models.policy"}
-    | {"report.summary", "rollout", "run"},
+    | {"algos.samples", "assemble", "config", "demos", "evaluate", "learner", "loggers"}
+    | {"models.policy", "report.summary", "rollout", "run"},
     "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
     "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},
     "reproduce": LEAVES | {"config", "run", "schema"},
     "sweep": LEAVES | {"config", "report.listing", "report.text", "run"},
     "cli": WORLD
-    | {"config", "schema", "run", "report", "train", "evaluate", "play", "export", "sweep"}
-    | {"reproduce"},
+    | {"config", "demos", "schema", "run", "report", "train", "evaluate", "play", "export"}
+    | {"envs.math", "reproduce", "sweep"},
 }
 ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}
 NEVER = {  # what a file may not even name for type checkers

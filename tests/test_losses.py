@@ -186,6 +186,35 @@ def test_bce_reads_the_head_only_where_asked():
     assert metrics["accuracy"].item() == 1.0
 
 
+def test_rewards_of_an_expert_by_hand():
+    logits = [0.0, math.log(3), -math.log(3)]  # D: 1/2, 3/4, 1/4
+    hands = {
+        "logit": [0.0, -math.log(3), math.log(3)],
+        "unlike_agent": [math.log(2), math.log(4 / 3), math.log(4)],
+        "like_expert": [-math.log(2), -math.log(4), -math.log(4 / 3)],
+    }
+    for form, rewards in hands.items():
+        assert losses.expert_rewards(logits, form, 5.0) == pytest.approx(rewards, abs=1e-6)
+
+
+@given(st.floats(-50, 50), st.floats(-50, 50), st.sampled_from([*"lue"]))
+def test_less_agent_like_never_earns_less_and_clipped_rewards_stay_finite(one, other, form):
+    name = {"l": "logit", "u": "unlike_agent", "e": "like_expert"}[form]
+    more, less = losses.expert_rewards([min(one, other), max(one, other)], name, 5.0)
+    assert 5 >= more >= less >= -5
+
+
+def test_the_entropy_bonus_lowers_the_loss_only_where_it_is_weighed():
+    outputs, batch = make([[0.0, -1.0]], [[0, 1]])
+    outputs.entropy = torch.tensor([[0.0, 2.0]], requires_grad=True)
+    found = losses.nll(outputs, batch)
+    loss, _ = losses.with_entropy(found, outputs, 0.5)
+    loss.backward()
+    assert loss.item() == 1.0 - 0.5 * 2.0
+    assert outputs.entropy.grad is not None and outputs.entropy.grad.tolist() == [[-0.5, -0.5]]
+    assert losses.with_entropy(found, outputs, 0.0) is found
+
+
 def test_group_advantages_by_hand():
     rewards, groups = [1.0, 0.0, 0.0, 1.0, 5.0], ["a", "b", "a", "a", "b"]
     plain = losses.group_advantages(rewards, groups, normalise=False)

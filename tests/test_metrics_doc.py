@@ -12,16 +12,23 @@ from agentrl_cli.config import compose
 from agentrl_cli.run import Run
 from agentrl_cli.train import start
 from tests.sample_runs import ALGORITHMS, SMALL, SPEAKER, folders
+from tests.student import classroom
 
 ROOT = Path(__file__).parent.parent
 FOUND = sorted(file.stem for file in (ROOT / "conf" / "algo").glob("*.yaml"))
-FLAGS = "(invalid|repeated)"
+TAU = ["env._target_=agentrl_cli.envs.tau.env.Tau", "~env.turns", *(
+    f"+env.{key}={value}" for key, value in {
+        "domain": "mini", "data": "null", "user": "scripted", "actions": "call", "turns": 4,
+        "holdout": 0, "llm": "null",
+    }.items()
+), "steps=1", "rollout.episodes_per_step=2"]  # fmt: skip
+FLAGS = "(invalid|repeated|unboxed|tool_error|unconfirmed)"
 
 
 def documented() -> list[str]:
     """The names in the first column of the tables, as regular expressions."""
     rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
-    return [re.sub(r"<\w+>", "[a-z_]+", name.replace("<flag>", FLAGS)) for name in rows]
+    return [re.sub(r"<\w+>", "[a-z0-9_]+", name.replace("<flag>", FLAGS)) for name in rows]
 
 
 def logged(algo: str, folder: Path, *more: str) -> set[str]:
@@ -35,7 +42,9 @@ def every_metric(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     found = logged("sft", tmp_path_factory.mktemp("run"))
     for algo in FOUND:
         found |= logged(algo, tmp_path_factory.mktemp("run"), SPEAKER)
-    return found
+    school = tmp_path_factory.mktemp("run")
+    found |= logged("sft", school, *classroom(school))
+    return found | logged("sft", tmp_path_factory.mktemp("run"), *TAU)
 
 
 def test_every_metric_of_a_run_is_explained(every_metric: set[str]):

@@ -49,6 +49,24 @@ def test_entropy_is_the_distributions_and_carries_no_gradient(folder):
     assert not outputs.entropy.requires_grad
 
 
+def test_an_entropy_that_is_asked_for_has_the_gradient_of_the_models_own(folder, monkeypatch):
+    module = build(folder).module("policy")
+    found = []
+    for chunk in (policy.CHUNK, 2 * module.config.vocab_size):  # whole, and two rows at once
+        monkeypatch.setattr(policy, "CHUNK", chunk)
+        forward(module, pack(SAMPLES[1:2]), entropy_gradient=True).entropy.sum().backward()
+        found.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+        module.zero_grad()
+    logits = module(input_ids=torch.tensor([SAMPLES[1].ids])).logits[0]
+    torch.distributions.Categorical(logits=logits).entropy()[:2].sum().backward()
+    plain = [p.grad for p in module.parameters() if p.grad is not None]
+    assert len(found[0]) == len(found[1]) == len(plain) and plain[0].abs().max() > 1e-3
+    for whole, chunked, expected in zip(*found, plain, strict=True):
+        assert torch.allclose(whole, expected, atol=1e-5)
+        assert torch.allclose(chunked, expected, atol=1e-5)
+    module.zero_grad()
+
+
 def test_chunks_of_the_vocabulary_projection_change_neither_loss_nor_gradient(folder, monkeypatch):
     module = build(folder).module("policy")
 

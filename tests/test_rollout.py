@@ -211,3 +211,24 @@ def test_an_empty_observation_goes_on_in_the_same_message():
     )
     assert episode.turns[1].observation_ids == []
     assert episode.state_ids(1) == episode.state_ids(0) + forced[0].action_ids
+
+
+def test_an_action_is_cut_where_the_world_says_and_its_parts_are_what_was_sampled():
+    class Thinker(Echo):
+        cut = ";"
+
+        def step(self, action: str) -> Step:
+            if action.endswith(self.cut):
+                return Step([], 0.0, False, False)
+            return replace(super().step(action), done=True)
+
+    text, sampling = "One; two; three.", replace(SAMPLING, max_tokens=99)
+    generator = script(lambda prompt: text)
+    (episode,) = play(starts(1), Thinker, CHAT, generator, sampling, max_context=500)
+    assert [turn.action for turn in episode.turns] == ["One;", " two;", " three."]
+    whole = [i for turn in episode.turns for i in turn.action_ids]
+    assert whole == CHAT.encode_action(text)
+    assert [turn.observation_ids for turn in episode.turns[1:]] == [[], []]
+    assert [turn.finish for turn in episode.turns] == ["stop"] * 3
+    last = episode.turns[2].action_ids
+    assert episode.state_ids(2) == episode.turns[0].observation_ids + whole[: -len(last)]

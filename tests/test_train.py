@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from agentrl_cli.config import options
+from agentrl_cli.assemble import assemble
+from agentrl_cli.config import check, compose, options
+from agentrl_cli.demos import fingerprint
+from agentrl_cli.errors import UserError
+from agentrl_cli.evaluate import evaluate_command
 from agentrl_cli.learner import NonFiniteError
 from agentrl_cli.run import Run, read_checkpoint
-from agentrl_cli.train import due, start
+from agentrl_cli.train import due, resume, start
 from agentrl_cli.types import Episode
-from tests.sample_runs import SPEAKER, folders, settings, trained
+from tests.sample_runs import ALGORITHMS, DEMOS, SPEAKER, folders, settings, trained
 
 TWENTYQ = ["env=twentyq", "env.turns=3", "eval.splits=[test,train]"]
 
@@ -138,6 +144,52 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path: Path):
     assert ours.read_bytes() == theirs.read_bytes()
     reference = second.latest_checkpoint() / "models" / "reference" / "model.safetensors"
     assert reference.read_bytes() == theirs.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def imitated(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An SFT on demonstrations, from which others start."""
+    root = tmp_path_factory.mktemp("runs")
+    return trained(root, "sft", "it", DEMOS, "steps=1", "eval.baseline=false")
+
+
+@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+def test_every_algorithm_can_start_from_an_sft_on_demonstrations(
+    tmp_path: Path, imitated: Run, algo: str
+):
+    more = settings(tmp_path, algo, "it", f"init={imitated.folder}")
+    parts = assemble(check(compose(more, folders(tmp_path))), None)
+    begun = load_file(imitated.latest_checkpoint() / "models" / "policy" / "model.safetensors")
+    followers = {n for n, spec in parts.algo.models().items() if spec.kind != "trained"}
+    behind = {n for n in followers if parts.algo.models()[n].follows == "policy"}
+    for name in {"policy", *behind}:
+        own = dict(parts.models.module(name).named_parameters())
+        assert all(own[key].equal(weight) for key, weight in begun.items()), name
+    embedded = assemble(check(compose(settings(tmp_path, "sft", "it"), folders(tmp_path))), None)
+    fresh = dict(embedded.models.module("policy").named_parameters())
+    assert any(not fresh[key].equal(weight) for key, weight in begun.items())
+
+
+def test_sft_on_demonstrations_plays_nothing_and_says_which_they_were(imitated: Run):
+    (row, evaluation) = imitated.metrics()
+    assert "reward/mean" not in row and row["sft/samples"] == 4 and row["sft/kept_episodes"] == 1
+    assert evaluation["step"] == 1 and "eval/test_success" in evaluation
+    assert imitated.meta["demos"] == fingerprint(DEMOS.removeprefix("data.demos="))
+    assert len(imitated.meta["demos"]) == 16
+
+
+def test_demonstrations_that_changed_are_not_resumed_with_but_a_run_is_judged_without_them(
+    tmp_path: Path,
+):
+    copied = tmp_path / "demos.jsonl"
+    shutil.copy(DEMOS.removeprefix("data.demos="), copied)
+    run = trained(tmp_path, "sft", "it", f"data.demos={copied}")
+    shutil.rmtree(run.latest_checkpoint())
+    copied.write_text(copied.read_text() + "\n")
+    with pytest.raises(UserError, match="have changed; put the file back, or start a new run"):
+        resume(str(run.folder))
+    copied.unlink()
+    assert "eval/test_success" in evaluate_command(str(run.folder), [])
 
 
 def test_a_batch_that_is_not_finite_is_kept_and_the_run_fails(tmp_path: Path):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from agentrl_cli.envs.twentyq.env import TwentyQ, closeness
-from agentrl_cli.envs.twentyq.expert import best_attribute, entropy
+from agentrl_cli.envs.twentyq.expert import best_attributes, entropy
 from agentrl_cli.envs.twentyq.oracle import Oracle
 from agentrl_cli.envs.twentyq.questions import Guess, parse
 from agentrl_cli.envs.twentyq.world import load
@@ -220,7 +220,7 @@ def test_the_configured_games_can_be_played(name, train, test):
 def test_entropy_is_that_of_the_answers():
     assert entropy(SMALL, ("dog", "oak", "car", "piano"), "alive") == 1.0
     assert entropy(SMALL, ("dog", "oak", "cat", "crow"), "animal") == pytest.approx(0.8112781)
-    assert best_attribute(SMALL, ("dog",)) is None
+    assert best_attributes(SMALL, ("dog",)) == ()
 
 
 @pytest.mark.parametrize(("world", "turns", "mean"), [("small", 10, 6.7), ("full", 13, 7.3)])

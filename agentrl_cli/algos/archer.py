@@ -4,10 +4,12 @@ High level: Q(s, a) and V(s) of whole utterances are learned from replay by temp
 against a slow target, so play of any policy teaches them. Low level: the policy's tokens follow a
 policy gradient whose advantage is their utterance's Q(s, a) - V(s). Our choices: the critic is a
 copy of the language model (its own adapter under LoRA) with two linear heads, Q read at the last
-token of the action and V at the last token of the observation; the actor learns from this step's
-fresh episodes instead of fresh actions in replayed states; its ratio to the weights that played is
-clipped, which with one optimizer step is REINFORCE. Left out: the token-level baseline and, from
-the authors' code, the second critic whose minimum with the first is taken.
+token of the action and V at the last token of the observation; replay draws whole episodes, for one
+pass reads all their turns, with fresh actions as shadows behind their states (models/shadow.py);
+the actor learns from this step's fresh episodes instead of fresh actions in replayed states; its
+ratio to the weights that played is clipped, which with one optimizer step is REINFORCE. Left out:
+the token-level baseline and, from the authors' code, the second critic whose minimum with the first
+is taken.
 """
 
 from __future__ import annotations
@@ -15,21 +17,24 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from torch import Tensor
 
-from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase, one
-from agentrl_cli.algos.roles import Place
+from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase
 from agentrl_cli.algos.samples import episode_samples, turn_advantage
-from agentrl_cli.algos.values import cut_off, measured, turn_spans, whole
+from agentrl_cli.algos.values import Span, cut_off, measured, turn_spans, whole
 from agentrl_cli.buffer import ReplayBuffer
-from agentrl_cli.errors import at_least, share
+from agentrl_cli.errors import UserError, at_least, share
 from agentrl_cli.losses import clipped_ratio
-from agentrl_cli.models.policy import Batch, Outputs, assess, note_logprobs
+from agentrl_cli.models.policy import Batch, Outputs, assess, causal, note_logprobs
+from agentrl_cli.models.shadow import enable
 from agentrl_cli.types import Episode, Sample, derive_seed
 
 Q, V = 0, 1  # the critic's outputs
+STREAMS = ("q_at", "q_target", "v_at", "v_target")
+Columns = list[tuple[int, int]]
 
 
 @dataclass(kw_only=True)
@@ -37,7 +42,7 @@ class ArCHer(Algorithm):
     """`action` says whether V(s) learns from a fresh action of the policy (the paper) or from the
     stored one; `ema` is the share that the target keeps."""
 
-    turns_per_update: int
+    episodes_per_update: int
     critic_updates: int
     critic_warmup: int
     replay: int
@@ -51,8 +56,8 @@ class ArCHer(Algorithm):
     critic_optimizer: OptimizerSpec
 
     def __post_init__(self) -> None:
-        at_least(1, turns_per_update=self.turns_per_update, critic_updates=self.critic_updates)
-        at_least(1, replay=self.replay, actor_epochs=self.actor_epochs)
+        at_least(1, episodes_per_update=self.episodes_per_update, replay=self.replay)
+        at_least(1, critic_updates=self.critic_updates, actor_epochs=self.actor_epochs)
         at_least(0, critic_warmup=self.critic_warmup, clip=self.clip)
         at_least(0, tokens_per_step=self.tokens_per_step)
         share(discount=self.discount, ema=self.ema)
@@ -71,13 +76,23 @@ class ArCHer(Algorithm):
             "target": ModelSpec(kind="ema", generates=False, head=head, follows="critic"),
         }
 
+    def bind(self, context: Context) -> None:
+        """Receive the given objects. Raises UserError where the target cannot read fresh actions
+        beside the stored ones."""
+        super().bind(context)
+        if self.action == "fresh":
+            target = causal(context.models.module("target"))
+            try:
+                enable(target, [context.chat.closing], "visible_first", "full")
+            except UserError as error:
+                raise UserError(f"algo.action=fresh: {error}; or set algo.action=stored") from error
+
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The critic from replay, its target behind it; then the actor, once the critic is warm."""
         for i in range(self.critic_updates):
-            keys = buffer.sample_turns(self.turns_per_update, self._seed(i, "replay"), 0.0)
-            places = [Place(buffer.episode(key), key.turn) for key in keys]
+            drawn = buffer.sample_episodes(self.episodes_per_update, self._seed(i, "replay"))
             yield Phase(
-                "critic", self.transitions(places, i), td_loss, model="critic", count=one,
+                "critic", self.transitions(drawn, i), td_loss, model="critic", count=turns_of,
                 tokens_per_step=self.tokens_per_step,
             )  # fmt: skip
             self.context.models.ema_update("target", "critic", self.ema)
@@ -87,41 +102,60 @@ class ArCHer(Algorithm):
 
     # the critic
 
-    def transitions(self, places: list[Place], update: int) -> list[Sample]:
-        """Q(s, a) is to be r + discount V'(s'), and V(s) is to be Q'(s, a') with a' ~ policy(s);
-        the primed ones are the target's."""
-        fresh = self.action == "fresh"
-        actions = self._act(places, update) if fresh else [place.action for place in places]
-        tried = [place.state + action for place, action in zip(places, actions, strict=True)]
-        worth = [float(pairs[-1, Q]) for pairs in self._read("target", tried)]
-        rewards = [place.episode.turns[place.turn].reward for place in places]
-        later = self._values_after(places)
-        returns = [r + self.discount * v for r, v in zip(rewards, later, strict=True)]
-        return [transition(*row) for row in zip(places, returns, worth, strict=True)]
+    def transitions(self, episodes: list[Episode], update: int) -> list[Sample]:
+        """One sample for each unbroken segment of an episode. Q(s, a) is to be r + discount V'(s'),
+        and V(s) is to be Q'(s, a') with a' ~ policy(s); the primed ones are the target's."""
+        played = [turn_spans(episode, self._segments(episode)) for episode in episodes]
+        every = [span for spans in played for span in spans]
+        segments = [list(group) for _, group in groupby(every, key=lambda span: id(span.sample))]
+        said = iter(self._said(segments, self._tried(episodes, update)))
+        for episode, spans in zip(episodes, played, strict=True):
+            values, worth, behind = zip(*(next(said) for _ in spans), strict=True)
+            later = [*values[1:], 0.0 if episode.stop == "done" else behind[-1]]
+            for span, value, q in zip(spans, later, worth, strict=True):
+                note_targets(span, span.reward + self.discount * value, q)
+        return [spans[0].sample for spans in segments]
 
-    def _values_after(self, places: list[Place]) -> list[float]:
-        """V'(s') of each place's next state; 0 where the episode was done."""
-        going = [i for i, p in enumerate(places) if not (p.last and p.episode.stop == "done")]
-        states = [self._next_state(places[i]) for i in going]
-        read_off = [float(pairs[-1, V]) for pairs in self._read("target", states)]
-        found = dict(zip(going, read_off, strict=True))
-        return [found.get(i, 0.0) for i in range(len(places))]
+    def _segments(self, episode: Episode) -> list[Sample]:
+        """The episode's samples, untrained, the last with the state in which it was cut off."""
+        samples = episode_samples(episode, lambda i, turn: {})
+        tail = cut_off(episode, self.context.chat, self.context.models.module("target"))
+        samples[-1].ids += tail
+        for sample in samples:
+            sample.mask = [0] * len(sample.ids)
+            sample.streams = {name: [0.0] * len(sample.ids) for name in STREAMS}
+        return samples
 
-    def _next_state(self, place: Place) -> list[int]:
-        if not place.last:
-            return place.episode.state_ids(place.turn + 1)
-        module = self.context.models.module("target")
-        return place.state + place.action + cut_off(place.episode, self.context.chat, module)
+    def _tried(self, episodes: list[Episode], update: int) -> list[list[int]]:
+        """A fresh action of the policy in the state of each turn; none where the stored ones
+        stand."""
+        if self.action == "stored":
+            return []
+        prompts = [e.state_ids(k) for e in episodes for k in range(len(e.turns))]
+        seeds = [self._seed(update, "act", i) for i in range(len(prompts))]
+        found = self.context.generator.generate(prompts, seeds, self.context.sampling)
+        return [row[0].ids for row in found]
 
-    def _act(self, places: list[Place], update: int) -> list[list[int]]:
-        """A fresh action of the policy at each place."""
-        seeds = [self._seed(update, "act", i) for i in range(len(places))]
-        prompts, sampling = [place.state for place in places], self.context.sampling
-        return [row[0].ids for row in self.context.generator.generate(prompts, seeds, sampling)]
+    def _said(
+        self, segments: list[list[Span]], tried: list[list[int]]
+    ) -> list[tuple[float, float, float]]:
+        """For each turn, by the target: V' of its state, Q' of the action tried there (of the
+        stored one where none is), and V' where its segment ends."""
+        fresh = iter(tried)
+        rows = [
+            beside(spans, [next(fresh) for _ in spans]) if tried else stored(spans)
+            for spans in segments
+        ]
+        tables = self._read("target", [sample for sample, _ in rows])
+        return [
+            (float(table[state, V]), float(table[action, Q]), float(table[-1, V]))
+            for (_, columns), table in zip(rows, tables, strict=True)
+            for state, action in columns
+        ]
 
-    def _read(self, model: str, rows: list[list[int]]) -> list[Tensor]:
-        """The pairs (Q, V) [tokens, 2] of each row of ids."""
-        models, samples = self.context.models, [Sample(ids, [0] * len(ids)) for ids in rows]
+    def _read(self, model: str, samples: list[Sample]) -> list[Tensor]:
+        """The pairs (Q, V) [tokens, 2] of each sample."""
+        models = self.context.models
         return [pairs for _, pairs in assess(models.module(model), models.head(model), samples)]
 
     # the actor
@@ -145,7 +179,7 @@ class ArCHer(Algorithm):
         """Tell every turn V(s) as its value and Q(s, a) - V(s) as its advantage."""
         segments = [episode_samples(episode, lambda i, turn: {}) for episode in episodes]
         samples = [sample for row in segments for sample in row]
-        rows = self._read("critic", [sample.ids for sample in samples])
+        rows = self._read("critic", samples)
         pairs = {id(sample): row for sample, row in zip(samples, rows, strict=True)}
         for episode, row in zip(episodes, segments, strict=True):
             for span in turn_spans(episode, row):
@@ -169,13 +203,40 @@ class ArCHer(Algorithm):
         return derive_seed(self.context.seed, "archer", self.context.step, *parts)
 
 
-def transition(place: Place, q_target: float, v_target: float) -> Sample:
-    """State and action; the targets stand where V and Q are read."""
-    size, end = len(place.state), len(place.state) + len(place.action)
-    streams = {name: [0.0] * end for name in ("q_at", "q_target", "v_at", "v_target")}
-    streams["q_at"][-1], streams["q_target"][-1] = 1.0, q_target
-    streams["v_at"][size - 1], streams["v_target"][size - 1] = 1.0, v_target
-    return Sample(place.state + place.action, [0] * end, streams)
+def stored(spans: list[Span]) -> tuple[Sample, Columns]:
+    """A segment as it was played, and where the state and the action of each turn are read."""
+    return spans[0].sample, [(span.start - 1, span.end - 1) for span in spans]
+
+
+def beside(spans: list[Span], tried: list[list[int]]) -> tuple[Sample, Columns]:
+    """A segment with the action tried in each of its states as a shadow behind that state, and
+    where the state and that action are read."""
+    ids, row, columns, done = spans[0].sample.ids, Sample([], [], {"shadow": []}), [], 0
+    for k, (span, action) in enumerate(zip(spans, tried, strict=True), 1):
+        _lay(row, ids[done : span.start], 0)
+        _lay(row, action, k)
+        columns.append((len(row.ids) - len(action) - 1, len(row.ids) - 1))
+        done = span.start
+    _lay(row, ids[done:], 0)
+    return row, columns
+
+
+def _lay(row: Sample, ids: list[int], shadow: int) -> None:
+    row.ids += ids
+    row.mask += [0] * len(ids)
+    row.streams["shadow"] += [float(shadow)] * len(ids)
+
+
+def note_targets(span: Span, q_target: float, v_target: float) -> None:
+    """Write what Q and V are to become where they are read."""
+    streams, state, action = span.sample.streams, span.start - 1, span.end - 1
+    streams["q_at"][action], streams["q_target"][action] = 1.0, q_target
+    streams["v_at"][state], streams["v_target"][state] = 1.0, v_target
+
+
+def turns_of(sample: Sample) -> float:
+    """The unit of the critic's loss."""
+    return sum(sample.streams["q_at"])
 
 
 def td_loss(outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

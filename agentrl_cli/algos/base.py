@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.types import Episode, Sample, Task
@@ -69,8 +69,8 @@ class Phase:
     `loss(outputs, batch)` returns a *sum* over its units and sums of metrics; the learner divides
     both by the sum of `count(sample)` over the optimizer step, across micro-batches and ranks.
     `tokens_per_step` bounds the ids of one optimizer step (0: all samples in one step);
-    `keep_together` adjacent samples always share a micro-batch. `metrics` are numbers the algorithm
-    already knows.
+    `keep_together` adjacent samples always share a micro-batch. `entropy_gradient` says that the
+    loss differentiates the entropy. `metrics` are numbers the algorithm already knows.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Phase:
     epochs: int = 1
     tokens_per_step: int = 0
     keep_together: int = 1
+    entropy_gradient: bool = False
     count: Callable[[Sample], float] = trained_tokens
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -89,7 +90,8 @@ class Context:
     """What the loop hands to an algorithm once; `step` is kept current by the loop.
 
     `probe` plays starts with the current policy; `alike(episode, turn)` names the tasks of the
-    episode's split in which the same actions bring the same observations up to that turn.
+    episode's split in which the same actions bring the same observations up to that turn; `demos`
+    are the demonstrations, with token ids.
     """
 
     chat: Chat
@@ -100,6 +102,7 @@ class Context:
     alike: Callable[[Episode, int], list[Task]]
     seed: int
     step: int = 0
+    demos: list[Episode] = field(default_factory=list)
 
 
 class Algorithm(ABC):
@@ -121,6 +124,11 @@ class Algorithm(ABC):
     def capacity(self) -> int:
         """How many episodes the buffer keeps for replay; 0 for algorithms that never look back."""
         return 0
+
+    @property
+    def demonstrations(self) -> Literal["never", "may", "must"]:
+        """Whether it learns from demonstrations."""
+        return "never"
 
     @abstractmethod
     def models(self) -> dict[str, ModelSpec]:
@@ -144,6 +152,11 @@ class Algorithm(ABC):
     def refined(self) -> Generator:
         """Who plays when `eval.act` is refined. Raises UserError where actions are not refined."""
         raise UserError("eval.act=refined needs an algorithm that refines, like nlac; give policy")
+
+    def values(self, states: list[list[int]]) -> list[float]:
+        """What each state is worth, its ids ending with an action or a part of one. Raises
+        UserError where no critic reads such states."""
+        raise UserError("no critic here values partial answers; search with a run of algo=self_ac")
 
     def state(self) -> dict[str, Any]:
         """JSON values that a checkpoint must hold."""

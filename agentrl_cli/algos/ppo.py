@@ -6,8 +6,7 @@ clipped ratio, the value its returns. A step is a whole turn, whose state is rea
 of its observation, or a single token of an action. Our choices: one state follows the other across
 observations and restarts, which the policy did not write; a turn's value error counts once for each
 token of its action, so that both losses are means over the same tokens; old log-probs and values
-come from one pass of the trainer before the first update. Left out: the entropy bonus, for whose
-gradient a pass would have to keep every logit.
+come from one pass of the trainer before the first update.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from agentrl_cli.algos.values import (
 )
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import at_least, share
-from agentrl_cli.losses import clipped_ratio, gae, value_error, with_kl
+from agentrl_cli.losses import clipped_ratio, gae, value_error, with_entropy, with_kl
 from agentrl_cli.models.policy import Batch, Outputs, assess, note_logprobs
 from agentrl_cli.types import Episode, Sample
 
@@ -51,7 +50,7 @@ class Credit:
 @dataclass(kw_only=True)
 class PPO(Algorithm):
     """`value_clip` of 0 leaves the value's steps unbounded; `kl` weighs the divergence from the
-    start's weights, 0 keeps no reference model."""
+    start's weights, 0 keeps no reference model; `entropy` weighs the bonus for it."""
 
     level: Literal["turn", "token"]
     discount: float
@@ -61,6 +60,7 @@ class PPO(Algorithm):
     value_clip: float
     value_weight: float
     kl: float
+    entropy: float
     epochs: int
     tokens_per_step: int
     optimizer: OptimizerSpec
@@ -68,7 +68,7 @@ class PPO(Algorithm):
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
         at_least(0, clip=self.clip, value_clip=self.value_clip, value_weight=self.value_weight)
-        at_least(0, kl=self.kl, tokens_per_step=self.tokens_per_step)
+        at_least(0, kl=self.kl, entropy=self.entropy, tokens_per_step=self.tokens_per_step)
         share(discount=self.discount, gae_lambda=self.gae_lambda)
 
     def models(self) -> dict[str, ModelSpec]:
@@ -87,16 +87,16 @@ class PPO(Algorithm):
         known = explained_variance([c.value for c in credits], [c.target for c in credits])
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
-            metrics={"policy/explained_variance": known},
+            entropy_gradient=self.entropy > 0, metrics={"policy/explained_variance": known},
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The clipped surrogate, `value_weight` times the value's error, and `kl` times the k3
-        estimate of the KL from the reference."""
+        """The clipped surrogate, `value_weight` times the value's error, `kl` times the k3 estimate
+        of the KL from the reference, less `entropy` times the entropy."""
         loss, metrics = clipped_ratio(outputs, batch, self.clip)
         error, value_metrics = value_error(outputs, batch, self.value_clip)
         both = loss + self.value_weight * error, metrics | value_metrics
-        return with_kl(both, outputs, batch, self.kl)
+        return with_entropy(with_kl(both, outputs, batch, self.kl), outputs, self.entropy)
 
     def credit(self, episodes: list[Episode]) -> tuple[list[Sample], list[Credit]]:
         """Samples with old log-probs and values, and the credit of every step in them.

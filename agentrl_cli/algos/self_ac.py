@@ -4,9 +4,10 @@ After every state of an episode a critic prompt puts the model in the critic's r
 reads V at the prompt's last token. The prompts are shadows that nothing later sees (models/
 shadow.py), so one forward pass trains the critic on all states of an episode and the actor on all
 its turns. Known to us from slides only, without a paper; choices where they are silent: the
-advantage is GAE over turns (arXiv 1506.02438), an episode that was cut off bootstraps from its last
-value, a turn's ratio may be its geometric mean (arXiv 2507.18071). Left out: agents that think or
-search between turns.
+advantage is GAE over turns (arXiv 1506.02438), an episode that was cut off bootstraps from its
+last value, a turn's ratio may be its geometric mean (arXiv 2507.18071). The slides name three
+agents: ReAct, whose turns are those of the world; CoT (`thought_tokens`), whose turns are the
+thoughts of an answer; ToT, which searches with the trained critic (search.py) and trains nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -28,6 +30,7 @@ from agentrl_cli.algos.packed import (
     turns_of,
     unfit,
 )
+from agentrl_cli.algos.thoughts import by_thought, tell
 from agentrl_cli.algos.values import measured
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError, at_least, share
@@ -42,9 +45,11 @@ REASONS = ("broken", "empty", "long")
 @dataclass(kw_only=True)
 class SelfAC(Algorithm):
     """`discount` is the slides' λ, `td_steps` their five targets, `alpha` the critic's share of the
-    loss; `critic_grad=detach_prefix` keeps the critic out of the actor's features."""
+    loss; `critic_grad=detach_prefix` keeps the critic out of the actor's features. Above 0
+    `thought_tokens` are the fewest of a thought that counts as a turn of its own."""
 
     critic_prompt: str
+    thought_tokens: int
     ratio: Literal["turn", "turn_geo", "token"]
     clip: float
     discount: float
@@ -60,7 +65,8 @@ class SelfAC(Algorithm):
 
     def __post_init__(self) -> None:
         at_least(1, td_steps=self.td_steps, epochs=self.epochs)
-        at_least(0, clip=self.clip, tokens_per_step=self.tokens_per_step)
+        at_least(0, clip=self.clip, thought_tokens=self.thought_tokens)
+        at_least(0, tokens_per_step=self.tokens_per_step)
         share(discount=self.discount, gae_lambda=self.gae_lambda, alpha=self.alpha)
 
     def models(self) -> dict[str, ModelSpec]:
@@ -86,7 +92,8 @@ class SelfAC(Algorithm):
         samples = [sample for one in packed for sample in one.samples]
         yield Phase(
             "actor_critic", samples, self.loss, epochs=self.epochs,
-            tokens_per_step=self.tokens_per_step, count=turns_of, metrics=self._left_out(episodes),
+            tokens_per_step=self.tokens_per_step, count=turns_of,
+            metrics=thoughts_a_turn(packed) | self._left_out(episodes),
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -116,8 +123,10 @@ class SelfAC(Algorithm):
 
     def read(self, episodes: list[Episode]) -> list[Packed]:
         """The fit episodes, packed, with values and old log-probs by the trainer's own pass; their
-        turns' `info` gets `value`, `advantage` and `td_error`."""
-        packed = [pack_episode(e, self.critic) for e in episodes if self._unfit(e) is None]
+        turns' `info` gets `value`, `advantage` and `td_error`; `thoughts`, too, where cut."""
+        fit = [episode for episode in episodes if self._unfit(episode) is None]
+        text = partial(self.context.chat.read, special=False)
+        packed = [pack_episode(by_thought(e, text, self.thought_tokens), self.critic) for e in fit]
         samples = [sample for one in packed for sample in one.samples]
         models = self.context.models
         module, head = models.module("policy"), models.head("policy")
@@ -133,6 +142,9 @@ class SelfAC(Algorithm):
             notes = zip(one.episode.turns, one.values, advantages, errors, strict=False)
             for turn, value, advantage, error in notes:
                 turn.info |= {"value": value, "advantage": advantage, "td_error": error}
+        for episode, one in zip(fit, packed, strict=True):
+            if one.episode is not episode:
+                tell(episode, one.episode, self.discount)
         return packed
 
     def annotate(self, episodes: list[Episode]) -> None:
@@ -145,6 +157,17 @@ class SelfAC(Algorithm):
         fit = [one.episode for one in self.read(episodes)]
         return measured(fit, self.discount, lambda turn: 1 + turn.done)
 
+    @torch.no_grad()
+    def values(self, states: list[list[int]]) -> list[float]:
+        """V of each state: the critic prompt is read behind its cached prefix, and nothing later
+        sees it. Raises UserError where a state is too long for the model."""
+        room = reach(self.context.models.module("policy")) - len(self.critic)
+        if max(map(len, states), default=0) > room:
+            raise UserError(f"a state has more than {room} ids; set rollout.max_context to {room}")
+        head = self.context.models.head("policy")
+        assert head is not None
+        return head(self.context.generator.hidden([s + self.critic for s in states])).tolist()
+
     def _unfit(self, episode: Episode) -> str | None:
         most = reach(self.context.models.module("policy"))
         return unfit(episode, len(self.critic), most)
@@ -153,3 +176,10 @@ class SelfAC(Algorithm):
         counts = Counter(self._unfit(episode) for episode in episodes)
         total = max(1, len(episodes))
         return {f"self_ac/left_out_{reason}": counts[reason] / total for reason in REASONS}
+
+
+def thoughts_a_turn(packed: list[Packed]) -> dict[str, float]:
+    """How many thoughts a turn was cut into, as a metric."""
+    thoughts = [turn for one in packed for turn in one.episode.turns]
+    turns = sum(bool(thought.observation_ids) for thought in thoughts)
+    return {"self_ac/thoughts": len(thoughts) / max(1, turns)}

@@ -1,5 +1,6 @@
 """SFT and RFT: maximum likelihood of action tokens, of all episodes or of the successful ones.
 
+Where there are demonstrations SFT plays nothing: an update is `epochs` passes over all of them.
 RFT is rejection sampling fine-tuning (Yuan et al. 2023, arXiv 2308.01825): SFT on one's own
 successes. On corpus episodes SFT is how the embedded models are made; on one's own unfiltered play
 it is a control that must stay flat. Left out: de-duplication of equal successes.
@@ -8,9 +9,10 @@ it is a control that must stay flat. Left out: de-duplication of equal successes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
-from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
+from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import at_least
@@ -26,17 +28,35 @@ class SFT(Algorithm):
     epochs: int
     tokens_per_step: int
     optimizer: OptimizerSpec
+    demos: list[Episode] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
         at_least(0, tokens_per_step=self.tokens_per_step)
+
+    @property
+    def demonstrations(self) -> Literal["never", "may", "must"]:
+        """RFT learns from its own play only."""
+        return "never" if self.only_success else "may"
+
+    @property
+    def plays(self) -> bool:
+        """Not where there are demonstrations."""
+        return not self.demos
+
+    def bind(self, context: Context) -> None:
+        """Receive the given objects, demonstrations among them."""
+        super().bind(context)
+        self.demos = context.demos
 
     def models(self) -> dict[str, ModelSpec]:
         """Only the policy."""
         return {"policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """One phase on the good episodes of this step; episodes that broke are left out."""
+        """One phase on the demonstrations, or on the good episodes of this step; episodes that
+        broke are left out."""
+        episodes = self.demos or episodes
         good = [e for e in episodes if not e.error and (e.success or not self.only_success)]
         samples = [sample for e in good for sample in episode_samples(e, turn_weight)]
         yield Phase(

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl_cli.types import Message, Step, Task
+from agentrl_cli.types import Episode, Message, Step, Task
 
 
 class Env(ABC):
@@ -18,6 +18,12 @@ class Env(ABC):
     def tools(self) -> list[dict[str, Any]]:
         """JSON schemas of the tools the agent may call; none by default."""
         return []
+
+    @property
+    def cut(self) -> str:
+        """The text at which a sampled action is cut into turns, kept at the end of each; "": never.
+        An action that ends with it may be answered without a message: the same reply goes on."""
+        return ""
 
     @abstractmethod
     def system(self) -> str:
@@ -38,6 +44,15 @@ class Env(ABC):
     def expert(self, task: Task) -> Iterator[str] | None:
         """Expert actions for this instance's episode in progress; None without an expert."""
         return None
+
+    def digest(self) -> str | None:
+        """A hash of the world's present state, for tests of exactness; None without one."""
+        return None
+
+    def summarise(self, episodes: list[Episode]) -> dict[str, float]:
+        """Metrics of played episodes that only this world knows how to count; an evaluation of a
+        split logs each as `eval/SPLIT_NAME` beside its own."""
+        return {}
 
     def close(self) -> None:
         """Release what the instance holds."""

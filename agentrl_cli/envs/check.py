@@ -18,7 +18,17 @@ from agentrl_cli.errors import UserError
 from agentrl_cli.types import Message, Step, Task
 
 Make = Callable[[], Env]
-NONSENSE = ("", "xyzzy", "{", "Action:", 'Action: {"name": 3}', "\\boxed{}", "🐟" * 300, "\0")
+NONSENSE = (
+    "",
+    "xyzzy",
+    "{",
+    "Action:",
+    'Action: {"name": 3}',
+    "\\boxed{}",
+    "🐟" * 300,
+    "\0",
+    "First.\n\n",
+)
 LONGEST = 1000
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -84,16 +94,16 @@ def _unknown_split(make: Make) -> Iterator[str]:
 def _contract(make: Make, task: Task) -> Iterator[str]:
     env, step = make(), None
     yield from _messages("reset", env.reset(task, 0))
-    for _, step in _play(env, cycle(NONSENSE)):
+    for action, step in _play(env, cycle(NONSENSE)):
         if not isinstance(step, Step):
             yield f"step returns {type(step).__name__}: return a Step"
             return
-        yield from _step(step)
+        yield from _step(step, bool(env.cut) and action.endswith(env.cut))
     if not _over(step):
         yield f"the episode still runs after {LONGEST} nonsense actions: end it by a limit"
 
 
-def _step(step: Step) -> Iterator[str]:
+def _step(step: Step, goes_on: bool) -> Iterator[str]:
     yield from _messages("step", step.messages)
     if type(step.reward) not in (int, float) or not math.isfinite(step.reward):
         yield f"reward is {step.reward!r}: give a finite float"
@@ -101,7 +111,7 @@ def _step(step: Step) -> Iterator[str]:
         yield "done or truncated is not a bool: give True or False"
     elif step.done and step.truncated:
         yield "done and truncated are both true: say which one ended the episode"
-    elif not _over(step) and not step.messages:
+    elif not _over(step) and not step.messages and not goes_on:
         yield "step returns no messages while the episode runs: give the agent an observation"
     try:
         json.dumps(step.info)

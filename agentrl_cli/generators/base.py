@@ -5,6 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,11 @@ class Generator(ABC):
     @abstractmethod
     def load(self, model: str, version: int, path: Path | None = None) -> None:
         """Take over weights `version` of `model`, from a folder (None: from shared memory)."""
+
+    def hidden(self, prompts: list[list[int]], model: str = "policy") -> Tensor:
+        """The last hidden state [prompts, width] at each prompt's last token. Raises UserError
+        where the engine gives none."""
+        raise UserError("this generator gives no hidden states; use hardware=cpu or hardware=gpu")
 
     def clear(self) -> None:
         """Forget what is cached between calls."""

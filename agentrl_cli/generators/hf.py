@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -99,6 +99,24 @@ class HFGenerator(Generator):
             found.update(zip(part, _completions(batch, sampling), strict=True))
             store.trim()
         return [[found[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
+
+    @torch.inference_mode()
+    def hidden(self, prompts: list[list[int]], model: str = "policy") -> Tensor:
+        """The last hidden state [prompts, width] at each prompt's last token; what the prompts
+        share with anything kept is not read again."""
+        module, store = self.models.module(model), self._store(model)
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        nothing = Sampling(max_tokens=1, temperature=0.0, stop_ids=())
+        found: list[Tensor] = []
+        for start in range(0, len(order), self.max_batch):
+            part = [prompts[i] for i in order[start : start + self.max_batch]]
+            batch = self._open(module, store, part, [(0, 0)] * len(part), nothing)
+            found.append(
+                _feed(module, batch, 0, output_hidden_states=True).hidden_states[-1][:, -1]
+            )
+            store.trim()
+        back = torch.tensor(order, device=store.device).argsort()
+        return torch.cat(found)[back]
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
         """The module is shared, so only what its former weights computed is dropped."""
@@ -205,18 +223,24 @@ def _decode(module: PreTrainedModel, store: Prefixes, batch: Batch, sampling: Sa
 
 def _step(module: PreTrainedModel, batch: Batch, temperature: float, step: int) -> None:
     """Feed every row's last token and sample the next."""
-    logits = module(
+    logits = _feed(module, batch, step).logits[:, -1]
+    uniform = batch.uniforms[:, step : step + 1]
+    batch.last, logprobs = draw(logits.float(), temperature, uniform)
+    batch.tokens[batch.live, step] = batch.last
+    batch.logprobs[batch.live, step] = logprobs
+
+
+def _feed(module: PreTrainedModel, batch: Batch, step: int, **options: bool) -> Any:
+    """One pass over every row's last token, the cache before it."""
+    return module(
         input_ids=batch.last[:, None],
         attention_mask=batch.mask[:, : batch.width + step + 1],
         position_ids=(batch.positions + step)[:, None],
         past_key_values=batch.cache,
         use_cache=True,
         logits_to_keep=1,
-    ).logits[:, -1]
-    uniform = batch.uniforms[:, step : step + 1]
-    batch.last, logprobs = draw(logits.float(), temperature, uniform)
-    batch.tokens[batch.live, step] = batch.last
-    batch.logprobs[batch.live, step] = logprobs
+        **options,
+    )
 
 
 def _keep(store: Prefixes, batch: Batch, rows: Tensor) -> None:

@@ -7,9 +7,10 @@ Logits exist only at positions that predict a trained token, and only a chunk of
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from peft import PeftModel
@@ -49,8 +50,8 @@ class Outputs:
     """One number per token, [B, L] float32.
 
     `logprobs[:, t]` is log p(ids[t] | ids[:t]) where the mask is 1 and 0 elsewhere (always 0 at t =
-    0); `entropy` is that distribution's, in nats and without gradient; `values[:, t]` reads the
-    prefix ids[:t + 1].
+    0); `entropy` is that distribution's, in nats, without gradient unless asked for; `values[:, t]`
+    reads the prefix ids[:t + 1].
     """
 
     logprobs: Tensor
@@ -71,9 +72,11 @@ def pack(samples: list[Sample], pad_id: int = 0) -> Batch:
     return Batch(torch.tensor(ids), mask, streams, torch.tensor(lengths))
 
 
-def forward(module: Module, batch: Batch, head: nn.Module | None = None) -> Outputs:
+def forward(
+    module: Module, batch: Batch, head: nn.Module | None = None, *, entropy_gradient: bool = False
+) -> Outputs:
     """Run the body once and read log-probs, entropy and, with a head, values from its hidden
-    states.
+    states. With `entropy_gradient` a loss may differentiate the entropy.
 
     A stream `shadow` marks critic prompts (models/shadow.py). Without one no attention mask is
     needed: under causal attention the padding on the right reaches no real token.
@@ -84,9 +87,9 @@ def forward(module: Module, batch: Batch, head: nn.Module | None = None) -> Outp
     trained = batch.mask.bool()
     trained[:, 0] = False
     rows, targets = hidden[trained.nonzero()[:, 0], before[trained]], batch.ids[trained]
-    logprobs, entropy = _read(
-        vocabulary_head(model), rows, targets, model.config.get_text_config().vocab_size
-    )
+    size = max(1, CHUNK // model.config.get_text_config().vocab_size)
+    read = partial(_read_chunk, vocabulary_head(model), entropy_gradient)
+    logprobs, entropy = _read(read, rows.split(size), targets.split(size))
     zeros = torch.zeros_like(batch.mask)
     return Outputs(
         zeros.masked_scatter(trained, logprobs),
@@ -179,19 +182,24 @@ def _hidden(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
     return hidden, (columns - 1).expand_as(batch.ids)
 
 
-def _read(head: nn.Module, rows: Tensor, targets: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [N] of predictions made from `rows` [N, width], chunk by chunk."""
-    size = max(1, CHUNK // vocabulary)
-    pairs = list(zip(rows.split(size), targets.split(size), strict=True))
+def _read(
+    read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    rows: Sequence[Tensor],
+    targets: Sequence[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies [N] of predictions made from chunks of rows [N, width]."""
+    pairs = list(zip(rows, targets, strict=True))
     if len(pairs) == 1:
-        return _read_chunk(head, *pairs[0])
-    parts = [checkpoint(_read_chunk, head, *pair, use_reentrant=False) for pair in pairs]
+        return read(*pairs[0])
+    parts = [checkpoint(read, *pair, use_reentrant=False) for pair in pairs]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
-def _read_chunk(head: nn.Module, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _read_chunk(
+    head: nn.Module, entropy_gradient: bool, rows: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
     every = head(rows).float().log_softmax(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(every.exp() * every).sum(-1)
     return every.gather(-1, targets[:, None]).squeeze(-1), entropy
 

@@ -2,17 +2,19 @@
 sees and whose positions are used again.
 
 A packed row is in reading order; its labels say 0 of a visible token and k > 0 of the k-th shadow.
-Two layouts compute the same: `interleaved` keeps that order under one dense mask (the reference);
-`visible_first` moves the shadows behind all visible tokens, which then are plainly causal.
+All layouts compute the same: `interleaved` keeps that order under one dense mask (the reference);
+`visible_first` moves the shadows behind all visible tokens, which then are plainly causal; `flex`
+does so, too, and gives the whole mask to FlexAttention (CUDA) as a rule and not as numbers.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -20,13 +22,16 @@ from transformers.masking_utils import sdpa_mask
 
 from agentrl_cli.errors import UserError
 
-Layout = Literal["visible_first", "interleaved"]
+Layout = Literal["visible_first", "interleaved", "flex"]
 CriticGrad = Literal["full", "detach_prefix"]
 
 SPLIT = {"full": "agentrl_shadow", "detach_prefix": "agentrl_shadow_detached"}
+FLEX = "agentrl_shadow_flex"
+READ_PACKED = ("sdpa", *SPLIT.values(), FLEX)
 FAMILIES = (
     "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe",
 )  # fmt: skip
+NUMBERS = ("gpt2",)  # compute with the mask they are given, so FlexAttention's is none for them
 TOLERANCES = {torch.float32: 1e-4}  # nats, packed against unpacked
 TOLERANCE = 0.25  # in coarser numbers
 
@@ -64,6 +69,20 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
 
 
+def block_mask(columns: Tensor, labels: Tensor) -> BlockMask:
+    """`visibility` of `columns` [B, K] among themselves as a rule, of which FlexAttention skips the
+    blocks that hold nothing; no number for each pair is kept."""
+    kinds = _take(labels, columns, -1)
+
+    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        not_later = columns[row, key] <= columns[row, query]
+        kind = kinds[row, key]
+        return not_later & ((kind == 0) | (kind == kinds[row, query]))
+
+    rows, length = columns.shape
+    return create_block_mask(visible, rows, None, length, length, device=str(columns.device))
+
+
 def hidden_states(model: PreTrainedModel, ids: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
     """Last hidden states [B, L, width] of packed rows, by one call of the model's body; 0 on what
     the layout leaves out. Raises ValueError for a model that was not enabled.
@@ -72,7 +91,7 @@ def hidden_states(model: PreTrainedModel, ids: Tensor, labels: Tensor, lengths: 
     taken for several documents.
     """
     implementation = model.config._attn_implementation
-    if implementation not in ("sdpa", *SPLIT.values()):
+    if implementation not in READ_PACKED:
         raise ValueError(f"packed rows cannot be read with attention '{implementation}'")
     labels = labels.long()
     if implementation == "sdpa":
@@ -81,9 +100,13 @@ def hidden_states(model: PreTrainedModel, ids: Tensor, labels: Tensor, lengths: 
         real = _columns_like(labels) < lengths[:, None]
         queries = _gathered(real & (labels > 0))
         columns = torch.cat([_gathered(real & (labels == 0)), queries], 1)
+    if implementation == FLEX:
+        mask = block_mask(columns, labels)
+    else:
+        mask = additive(visibility(queries, columns, labels), model.dtype)
     hidden = model.base_model(
         input_ids=_take(ids, columns, 0),
-        attention_mask=additive(visibility(queries, columns, labels), model.dtype),
+        attention_mask=mask,
         position_ids=_take(positions(labels, lengths), columns, 0),
         use_cache=False,
     ).last_hidden_state
@@ -120,6 +143,34 @@ def split_attention(
     return torch.cat([visible, shadows], 1), None
 
 
+def ruled_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | BlockMask | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """FlexAttention under a block mask, compiled on CUDA; its plain form elsewhere, without
+    gradient, which is for checking. Any other mask is torch's own attention, unchanged."""
+    if not isinstance(attention_mask, BlockMask):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    attend = _compiled_flex() if query.is_cuda else flex_attention
+    found = attend(
+        query, key, value, block_mask=attention_mask, scale=options["scaling"],
+        enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    assert isinstance(found, Tensor)
+    return found.transpose(1, 2).contiguous(), None
+
+
+@cache
+def _compiled_flex() -> Any:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+AttentionInterface.register(FLEX, ruled_attention)
+AttentionMaskInterface.register(FLEX, sdpa_mask)
 for _grad, _name in SPLIT.items():  # beyond packed rows these are sdpa: generation does not change
     AttentionInterface.register(_name, partial(split_attention, detach=_grad == "detach_prefix"))
     AttentionMaskInterface.register(_name, sdpa_mask)
@@ -132,17 +183,24 @@ def enable(model: PreTrainedModel, critic: list[int], layout: Layout, grad: Crit
     log-probs differ on two turns with the critic prompt `critic`.
     """
     _refuse_unknown(model)
-    if layout == "interleaved" and grad == "detach_prefix":
+    if layout != "visible_first" and grad == "detach_prefix":
         raise UserError(
             "algo.critic_grad=detach_prefix needs the layout visible_first; "
             "set algo.layout=visible_first"
         )
-    model.set_attn_implementation("sdpa" if layout == "interleaved" else SPLIT[grad])
+    if layout == "flex" and (model.device.type != "cuda" or model.config.model_type in NUMBERS):
+        where = f"{model.config.model_type} on {model.device.type}"
+        raise UserError(
+            f"algo.layout=flex needs CUDA and a model that takes its mask as a rule, not {where}; "
+            "set algo.layout=visible_first"
+        )
+    names = {"visible_first": SPLIT[grad], "interleaved": "sdpa", "flex": FLEX}
+    model.set_attn_implementation(names[layout])
     gap, most = packing_gap(model, critic), TOLERANCES.get(model.dtype, TOLERANCE)
     if not gap <= most:
         raise UserError(
             f"packed and single log-probs of this model differ by {gap:.2g} nats (at most {most:g} "
-            "is sound), so critic prompts would corrupt training; choose another model"
+            "is sound), so packed prompts would corrupt training; choose another model"
         )
 
 
@@ -180,9 +238,9 @@ def _refuse_unknown(model: PreTrainedModel) -> None:
     """Allowed are families whose every layer attends to all that came before, experts only without
     a balancing loss, which would count critic prompts."""
     config = model.config.get_text_config()
-    if config._attn_implementation not in ("sdpa", *SPLIT.values()):
+    if config._attn_implementation not in READ_PACKED:
         raise UserError(
-            f"model.attention is '{config._attn_implementation}', which cannot read critic prompts "
+            f"model.attention is '{config._attn_implementation}', which cannot read prompts "
             "packed into an episode; set model.attention=sdpa"
         )
     settings = config.to_dict()
@@ -194,7 +252,7 @@ def _refuse_unknown(model: PreTrainedModel) -> None:
         return
     found = f"{config.model_type} with {other[0]}" if other else config.model_type
     raise UserError(
-        f"critic prompts cannot be packed for this model ({found}); choose one of "
+        f"prompts cannot be packed for this model ({found}); choose one of "
         f"{', '.join(FAMILIES)} without a sliding window or router logits"
     )
 

@@ -22,7 +22,7 @@ from agentrl_cli.types import Episode, Turn
 
 NUMBERS = ("value", "advantage", "td_error", "ratio")
 COUNTS = ("masked", "discarded")  # of tokens, where an algorithm has recorded them
-TOLD = {*NUMBERS, *COUNTS, "critic", "privileged"}
+TOLD = {*NUMBERS, *COUNTS, "critic", "privileged", "thoughts"}
 VERDICTS = {True: "the action stands", False: "a better action exists", None: "unreadable"}
 FILTERS = ("won", "lost", "changed")
 Facts = list[tuple[str, str]]
@@ -146,12 +146,24 @@ def texts(turn: Turn, success: bool | None) -> Facts:
     for message in turn.observation:
         found.append((message.role, message.content))
         found += [("calls", _text(call)) for call in message.tool_calls]
-    found.append(("action", turn.action))
+    found += _action(turn)
     notes = {key: value for key, value in turn.info.items() if key not in TOLD}
     found += [("world", _notes(notes))] if notes else []
     hidden = turn.info.get("privileged")
     found += [("hidden", _notes(hidden))] if hidden else []
     return found + (_critic(turn.info["critic"], turn.action, success) if _said(turn) else [])
+
+
+def _action(turn: Turn) -> Facts:
+    """The action; where a critic took its thoughts one by one, each with what it said of it."""
+    thoughts = turn.info.get("thoughts", [])
+    if len(thoughts) < 2:
+        return [("action", turn.action)]
+    return [("thought", "  ".join([_text(one["text"]).strip(), *_values(one)])) for one in thoughts]
+
+
+def _values(said: dict[str, Any]) -> list[str]:
+    return [f"{name} {said[name]:+.3f}" for name in NUMBERS if name in said]
 
 
 def _said(turn: Turn) -> bool:

@@ -5,6 +5,7 @@ What is said of several runs (seeds) is in `seeds`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -47,3 +48,25 @@ def over_tasks(
     episodes are left out; raises ValueError where none is left.
     """
     return clustered([[estimate(won, played, k)] for won, played in counts if played >= k])
+
+
+def pass_at_k(correct: int, n: int, k: int) -> float:
+    """An unbiased estimate, from n episodes of one task, of the chance that one of k succeeds.
+
+    1 - C(n - c, k) / C(n, k) for c successes (Chen et al. 2021, arXiv 2107.03374, equation 1).
+    Raises ValueError where k is not between 1 and n or `correct` not between 0 and n.
+    """
+    if not 1 <= k <= n or not 0 <= correct <= n:
+        raise ValueError(f"pass@{k} of {correct} successes in {n} episodes does not exist")
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def pass_hat_k(successes: Sequence[bool], k: int) -> float:
+    """An unbiased estimate, from one task's episodes, of the chance that k of them all succeed.
+
+    C(c, k) / C(n, k) for c successes of n episodes (Yao et al. 2024, τ-bench, section 3); a mean
+    over tasks is pass^k. Raises ValueError where k is not between 1 and n.
+    """
+    if not 1 <= k <= len(successes):
+        raise ValueError(f"pass^{k} needs at least {max(1, k)} episodes, not {len(successes)}")
+    return math.comb(sum(map(bool, successes)), k) / math.comb(len(successes), k)

@@ -18,6 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "docs" / "results"
+COMPARED = ("nlac", "self_ac", "archer", "ppo", "grpo", "rft", "sft")
 CONTROLS = ("shuffled_outcomes", "shuffled_critiques", "empty_critiques")
 Plan = tuple[str, str, int]
 Rows = list[dict[str, Any]]
@@ -25,7 +26,7 @@ Rows = list[dict[str, Any]]
 
 def plans(seeds: list[int], controls: bool) -> list[Plan]:
     """(algo, variant, seed) of everything that is compared, seed by seed."""
-    compared = [("nlac", ""), ("grpo", ""), ("rft", ""), ("sft", "")]
+    compared = [(algo, "") for algo in COMPARED]
     if controls:
         compared += [("nlac", control) for control in CONTROLS]
     return [(algo, variant, seed) for seed in seeds for algo, variant in compared]
@@ -40,6 +41,7 @@ def train(plan: Plan, steps: int, folder: Path) -> Path:
     if run.exists():
         raise SystemExit(f"{run} is there but not done; remove it")
     spoiled = [f"algo.advanced.control={variant}"] if variant else []
+    spoiled += ["algo.tokens_per_step=4000"] if algo == "sft" else []  # about as many steps as NLAC
     command = [
         sys.executable, "-m", "agentrl_cli.cli", "train", f"algo={algo}", f"seed={seed}",
         f"runs={folder}", f"name={name}", f"steps={steps}", "hardware.threads=1", *spoiled,
@@ -102,7 +104,7 @@ def critic_records(plan: Plan, run: Path) -> Rows:
     """What was measured of the critic at each evaluation."""
     found = []
     for row in read(run)[1]:
-        measured = {k: v for k, v in row.items() if k.startswith(("nlac/", "policy/kl"))}
+        measured = {k: v for k, v in row.items() if k.startswith(("nlac/", "critic/", "policy/kl"))}
         if measured:
             common = dict(zip(("algo", "variant", "seed"), plan, strict=True))
             found.append(common | {"step": row["step"]} | measured)

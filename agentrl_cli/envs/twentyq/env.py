@@ -5,20 +5,20 @@ Running out of turns is a rule of the game: it ends as done and lost, never as t
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.envs.base import Env
-from agentrl_cli.envs.twentyq.expert import best_action
+from agentrl_cli.envs.twentyq.expert import closeness, expert_turn
 from agentrl_cli.envs.twentyq.oracle import Oracle
 from agentrl_cli.envs.twentyq.questions import Guess, Question, normalise, parse, said
 from agentrl_cli.envs.twentyq.world import World, load
 from agentrl_cli.errors import UserError
-from agentrl_cli.types import Message, Step, Task
+from agentrl_cli.types import Message, Step, Task, derive_seed
 
-CLOSENESS = ((3, "Close."), (8, "Near."))  # at most so many objects fit all answers; else "Far."
 OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes", "": ""}
 REWARDS = ("win", "lmrl")
 
@@ -29,6 +29,7 @@ class Game:
 
     secret: str
     fits: tuple[str, ...]
+    seed: int
     asked: list[tuple[str, str]] = field(default_factory=list)
     turn: int = 0
     over: bool = False
@@ -69,11 +70,11 @@ class TwentyQ(Env):
         return [Task(self._id(name), split, {"object": name}) for name in names]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
-        """Hide the task's object. Nothing is drawn, so the seed changes nothing."""
+        """Hide the task's object. Only the expert draws from the seed."""
         secret = task.data.get("object")
         if secret not in self.world_table.objects:
             raise UserError(f"task {task.id} hides {secret!r}, which world {self.world} lacks")
-        self.game = Game(secret, self.world_table.objects)
+        self.game = Game(secret, self.world_table.objects, seed)
         return [Message("user", "Ask." + self._left())]
 
     def step(self, action: str) -> Step:
@@ -102,7 +103,8 @@ class TwentyQ(Env):
         """Greedy information gain; reads the game between actions, so it adapts to any answers."""
         game = self._running()
         while not game.over:
-            yield best_action(self.world_table, game.fits, self.turns - game.turn)
+            draw = random.Random(derive_seed("twentyq", "expert", game.seed, game.turn))
+            yield expert_turn(self.world_table, game.fits, self.turns - game.turn, draw)
 
     def _id(self, name: str) -> str:
         return f"twentyq-{Path(self.world).stem}-{name.replace(' ', '-')}"
@@ -152,11 +154,6 @@ class TwentyQ(Env):
     def _left(self) -> str:
         left = self.turns - self.game.turn if self.game else self.turns
         return f" {left} left." if self.show_turns_left else ""
-
-
-def closeness(fits: int) -> str:
-    """How close a lost game was: "Close.", "Near." or "Far.", by the objects that still fit."""
-    return next((word for most, word in CLOSENESS if fits <= most), "Far.")
 
 
 def _subject(parsed: Question | Guess | None, action: str, answer: str) -> tuple[str, str]:

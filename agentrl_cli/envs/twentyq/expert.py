@@ -1,30 +1,44 @@
-"""The expert of Twenty Questions: greedy information gain over all objects that fit."""
+"""The expert of Twenty Questions: greedy information gain over all objects that fit.
+
+What equals in gain is drawn, so that many games show many good ways. It speaks as the embedded
+model plays: a thought that names an object that fits, then the question. All it knows is what was
+answered, never the hidden object.
+"""
 
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from functools import lru_cache
 
 from agentrl_cli.envs.twentyq.world import World
 
+CLOSENESS = ((3, "Close."), (8, "Near."))  # at most so many objects fit all answers; else "Far."
+
+
+def expert_turn(world: World, fits: tuple[str, ...], left: int, draw: random.Random) -> str:
+    """A whole turn: the thought (the object to be guessed, or any that fits) and the action."""
+    attributes = best_attributes(world, fits) if len(fits) > 2 and left > 1 else ()
+    name = draw.choice(fits)
+    action = world.question(draw.choice(attributes)) if attributes else world.guess(name)
+    return f"Maybe {world.nouns[name]}. {closeness(len(fits))}\n{action}"
+
+
+def closeness(fits: int) -> str:
+    """How close a game is: "Close.", "Near." or "Far.", by the objects that still fit."""
+    return next((word for most, word in CLOSENESS if fits <= most), "Far.")
+
 
 @lru_cache(maxsize=8192)
-def best_action(world: World, fits: tuple[str, ...], left: int) -> str:
-    """The action for the objects that fit and the turns left.
+def best_attributes(world: World, fits: tuple[str, ...]) -> tuple[str, ...]:
+    """The attributes with the largest entropy, all that are equal in it; none if nothing is open.
 
-    Of two objects a guess tells as much as a question and may win; on the last turn only that can.
+    Of two objects a guess tells as much as a question and may win, so these are asked of three.
     """
-    attribute = best_attribute(world, fits) if len(fits) > 2 and left > 1 else None
-    return world.question(attribute) if attribute else world.guess(next(iter(fits)))
-
-
-@lru_cache(maxsize=8192)
-def best_attribute(world: World, fits: tuple[str, ...]) -> str | None:
-    """The attribute with the largest entropy, the first of equals; None if nothing is open."""
-    gains = {attribute: entropy(world, fits, attribute) for attribute in world.attributes}
-    best = max(gains, key=lambda attribute: round(gains[attribute], 9), default=None)
-    return best if best and gains[best] > 0 else None
+    gains = {a: round(entropy(world, fits, a), 9) for a in world.attributes}
+    most = max(gains.values(), default=0.0)
+    return tuple(a for a, gain in gains.items() if gain == most) if most > 0 else ()
 
 
 def entropy(world: World, fits: tuple[str, ...], attribute: str) -> float:

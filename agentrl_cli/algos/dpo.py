@@ -1,0 +1,112 @@
+"""DPO on whole trajectories: the expert's against one's own failures at the same task.
+
+The loss is direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290); the pairs are
+those of ETO (Song et al. 2024, arXiv 2403.02502): explore, keep what failed, prefer the
+demonstration. Left out: pairs of two own trajectories, and failures at tasks that nobody
+demonstrated, which are counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
+from agentrl_cli.algos.samples import episode_samples
+from agentrl_cli.algos.values import whole
+from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.errors import at_least
+from agentrl_cli.losses import dpo
+from agentrl_cli.models.policy import note_logprobs
+from agentrl_cli.types import Episode, Sample, derive_seed
+
+if TYPE_CHECKING:
+    from agentrl_cli.models.set import ModelSet
+
+Pair = tuple[Sample, Sample]
+
+
+@dataclass(kw_only=True)
+class DPO(Algorithm):
+    """`reference` is the model the run started from, or the policy at the start of each update."""
+
+    beta: float
+    reference: Literal["start", "iteration"]
+    epochs: int
+    tokens_per_step: int
+    optimizer: OptimizerSpec
+
+    def __post_init__(self) -> None:
+        at_least(1, epochs=self.epochs)
+        at_least(0, beta=self.beta, tokens_per_step=self.tokens_per_step)
+
+    @property
+    def demonstrations(self) -> Literal["never", "may", "must"]:
+        """They are what is preferred."""
+        return "must"
+
+    def models(self) -> dict[str, ModelSpec]:
+        """The policy and its reference."""
+        return with_reference(self.optimizer)
+
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """One phase on this step's failures, each beside a demonstration of its task."""
+        failed = [episode for episode in whole(episodes) if not episode.success]
+        pairs = [pair for episode in failed if (pair := self._pair(episode))]
+        renew(self.context.models, self.reference)
+        metrics = {
+            "dpo/failures": len(failed) / max(1, len(episodes)),
+            "dpo/unpaired": 1 - len(pairs) / max(1, len(failed)),
+        }
+        yield preference(
+            self.context.models, pairs, beta=self.beta, epochs=self.epochs,
+            tokens_per_step=self.tokens_per_step, metrics=metrics,
+        )  # fmt: skip
+
+    def _pair(self, episode: Episode) -> Pair | None:
+        """A demonstration of the task and the failure, None where either cannot be had unbroken."""
+        shown = [demo for demo in self.context.demos if demo.task.id == episode.task.id]
+        if not shown:
+            return None
+        seed = derive_seed(self.context.seed, "pair", self.context.step, episode.id)
+        demo = random.Random(seed).choice(shown)
+        chosen, rejected = (episode_samples(e, lambda i, turn: {}) for e in (demo, episode))
+        return (chosen[0], rejected[0]) if len(chosen) == len(rejected) == 1 else None
+
+
+def with_reference(optimizer: OptimizerSpec) -> dict[str, ModelSpec]:
+    """The policy, and a frozen copy of it."""
+    policy = ModelSpec(kind="trained", generates=True, optimizer=optimizer)
+    return {"policy": policy, "reference": ModelSpec(kind="frozen", generates=False)}
+
+
+def renew(models: ModelSet, reference: str) -> None:
+    """Set the reference to the policy of now where `reference` is `iteration`."""
+    if reference == "iteration":
+        models.ema_update("reference", "policy", 0.0)
+
+
+def preference(
+    models: ModelSet,
+    pairs: list[Pair],
+    *,
+    beta: float,
+    epochs: int,
+    tokens_per_step: int,
+    metrics: dict[str, float],
+) -> Phase:
+    """The phase that prefers the first sample of each pair, measured against the reference."""
+    samples = [sample for pair in pairs for sample in pair]
+    note_logprobs(models.module("reference"), samples, "reference_logprob")
+    return Phase(
+        "dpo", samples, partial(dpo, beta=beta), epochs=epochs, tokens_per_step=tokens_per_step,
+        keep_together=2, count=half, metrics=metrics,
+    )  # fmt: skip
+
+
+def half(sample: Sample) -> float:
+    """The unit of a loss over pairs, for each of the two."""
+    return 0.5

@@ -1,0 +1,199 @@
+"""StepAgent: learn every single step of an expert by trying it first (arXiv 2411.03817).
+
+Both variants practise at the states of an expert's trajectories and learn from the contrast, step
+by step, without a reward from the world. `Implicit` prefers the expert's action to the agent's own
+(DPO, one action a pair). `Inverse` is generative adversarial imitation (Ho and Ermon 2016, arXiv
+1606.03476): a discriminator learns to tell the agent's actions from the expert's, the policy learns
+by PPO to be taken for the expert.
+
+Our choices: the expert's own probabilities are not known, so the reference of DPO is the model that
+the run started from, which should be an SFT on the same demonstrations (`init`). A try at a
+fragment is an episode of one turn, so that the baseline of its state is PPO's value. One update is
+one cycle. Left out: training the discriminator to convergence before every cycle.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase, one
+from agentrl_cli.algos.dpo import Pair, preference, renew, with_reference
+from agentrl_cli.algos.ppo import PPO, standardised
+from agentrl_cli.algos.practice import (
+    Try,
+    as_episode,
+    drawn_fragments,
+    every_turn,
+    match_metrics,
+    practise,
+    tidy,
+)
+from agentrl_cli.algos.roles import Place
+from agentrl_cli.algos.samples import written_sample
+from agentrl_cli.algos.values import whole
+from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.errors import at_least
+from agentrl_cli.losses import bce, expert_rewards
+from agentrl_cli.models.policy import assess
+from agentrl_cli.types import Episode, Sample, derive_seed
+
+
+@dataclass(kw_only=True)
+class Implicit(Algorithm):
+    """Practises at `fragments_per_update` fragments (0: at all). `same` says what must be equal for
+    a pair to teach nothing: the whole text, or its last line. `reference` is the model the run
+    started from, or the policy at the start of each update."""
+
+    fragments_per_update: int
+    same: Literal["text", "last_line"]
+    beta: float
+    reference: Literal["start", "iteration"]
+    epochs: int
+    tokens_per_step: int
+    optimizer: OptimizerSpec
+
+    def __post_init__(self) -> None:
+        at_least(1, epochs=self.epochs)
+        at_least(0, beta=self.beta, tokens_per_step=self.tokens_per_step)
+        at_least(0, fragments_per_update=self.fragments_per_update)
+
+    @property
+    def demonstrations(self) -> Literal["never", "may", "must"]:
+        """They are what is practised."""
+        return "must"
+
+    @property
+    def plays(self) -> bool:
+        """Practice needs no world."""
+        return False
+
+    def models(self) -> dict[str, ModelSpec]:
+        """The policy and its reference."""
+        return with_reference(self.optimizer)
+
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """Practise, then one phase of pairs."""
+        tries = practise(self.context, drawn_fragments(self.context, self.fragments_per_update))
+        pairs = [pair(t) for t in tries if not t.matches(self.same)]
+        renew(self.context.models, self.reference)
+        metrics = match_metrics(tries) | {"stepagent/dropped": float(len(tries) - len(pairs))}
+        yield preference(
+            self.context.models, pairs, beta=self.beta, epochs=self.epochs,
+            tokens_per_step=self.tokens_per_step, metrics=metrics,
+        )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Inverse(Algorithm):
+    """`rollout` says where the policy acts: once at each of `fragments_per_update` fragments (0: at
+    all), or through whole episodes of its own. Rewards are held within +-`reward_clip`, then
+    standardised."""
+
+    fragments_per_update: int
+    rollout: Literal["fragment", "environment"]
+    reward: Literal["logit", "unlike_agent", "like_expert"]
+    reward_clip: float
+    discriminator_epochs: int
+    discriminator_tokens_per_step: int
+    discriminator_optimizer: OptimizerSpec
+    ppo: PPO
+
+    def __post_init__(self) -> None:
+        at_least(1, discriminator_epochs=self.discriminator_epochs)
+        at_least(0, fragments_per_update=self.fragments_per_update)
+        at_least(0, discriminator_tokens_per_step=self.discriminator_tokens_per_step)
+        at_least(0, reward_clip=self.reward_clip)
+
+    @property
+    def demonstrations(self) -> Literal["never", "may", "must"]:
+        """They are what the discriminator is shown."""
+        return "must"
+
+    @property
+    def plays(self) -> bool:
+        """Whole episodes of its own come from the loop."""
+        return self.rollout == "environment"
+
+    def models(self) -> dict[str, ModelSpec]:
+        """PPO's, and the discriminator: weights of its own with a scalar head that starts at 0."""
+        learns = self.discriminator_optimizer
+        judge = ModelSpec(kind="trained", generates=False, optimizer=learns, head="value")
+        return {**self.ppo.models(), "discriminator": judge}
+
+    def bind(self, context: Context) -> None:
+        """Receive the given objects; PPO uses the same."""
+        super().bind(context)
+        self.ppo.bind(context)
+
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """The discriminator first, then PPO for the rewards that it now gives."""
+        fragment = self.rollout == "fragment"
+        experts, own, metrics = self._practised() if fragment else self._played(episodes)
+        agents = every_turn(own)
+        yield Phase(
+            "discriminator", self.judged(agents, label=1.0) + self.judged(experts, label=0.0), bce,
+            model="discriminator", epochs=self.discriminator_epochs, count=one,
+            tokens_per_step=self.discriminator_tokens_per_step, metrics=metrics,
+        )  # fmt: skip
+        rewards = self.rewards(agents)
+        gap = mean(self.rewards(experts)) - mean(rewards)
+        for phase in self.ppo.update(rewarded(own, standardised(rewards)), buffer):
+            phase.metrics["stepagent/reward_gap"] = gap
+            yield phase
+
+    def _practised(self) -> tuple[list[Place], list[Episode], dict[str, float]]:
+        """The fragments, a try at each as an episode, and how often they are the same."""
+        tries = practise(self.context, drawn_fragments(self.context, self.fragments_per_update))
+        return [t.place for t in tries], [as_episode(t) for t in tries], match_metrics(tries)
+
+    def _played(
+        self, episodes: list[Episode]
+    ) -> tuple[list[Place], list[Episode], dict[str, float]]:
+        """As many of the expert's turns as the policy played itself, and its episodes."""
+        own, everything = whole(episodes), drawn_fragments(self.context, 0)
+        seed = derive_seed(self.context.seed, "experts", self.context.step)
+        return random.Random(seed).choices(everything, k=len(every_turn(own))), own, {}
+
+    def judged(self, places: list[Place], label: float) -> list[Sample]:
+        """Samples [state; action] that the discriminator reads at the last token: 1 for the agent's
+        actions, 0 for the expert's. Actions are written anew without what only their layout tells.
+        """
+        samples = []
+        for place in places:
+            text = place.episode.turns[place.turn].action
+            ids = place.state + self.context.chat.encode_action(tidy(text))
+            before = [0.0] * (len(ids) - 1)
+            streams = {"value_at": [*before, 1.0], "label": [*before, label]}
+            samples.append(Sample(ids, [0] * len(ids), streams))
+        return samples
+
+    def rewards(self, places: list[Place]) -> list[float]:
+        """What the discriminator gives for each action."""
+        models = self.context.models
+        samples = self.judged(places, label=0.0)
+        rows = assess(models.module("discriminator"), models.head("discriminator"), samples)
+        return expert_rewards([float(v[-1]) for _, v in rows], self.reward, self.reward_clip)
+
+
+def pair(attempt: Try) -> Pair:
+    """The expert's action and the agent's own behind the same state."""
+    state = attempt.place.state
+    return written_sample(state, attempt.place.action), written_sample(state, attempt.ids)
+
+
+def rewarded(episodes: list[Episode], rewards: list[float]) -> list[Episode]:
+    """Copies of the episodes with these rewards, one a turn, in place of the world's."""
+    given = iter(rewards)
+    return [
+        replace(e, turns=[replace(turn, reward=next(given), info={}) for turn in e.turns])
+        for e in episodes
+    ]
+
+
+def mean(numbers: list[float]) -> float:
+    """0 where there are none."""
+    return statistics.fmean(numbers) if numbers else 0.0

@@ -1,0 +1,136 @@
+"""Reading answers: the box in a reply, one spelling for equal notations, numbers and fractions.
+
+Everything is linear in the text, which is hostile until read.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]")
+SPELLINGS = str.maketrans(
+    {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
+     "∞": r"\infty ", "°": r"^\circ", "≤": r"\le ", "≥": r"\ge ", "\u00a0": " "}
+)  # fmt: skip
+REWRITES = tuple(
+    (re.compile(pattern), to)
+    for pattern, to in (
+        (r"\\(?:left|right|displaystyle|textstyle|[bB]igg?[lrm]?)(?![A-Za-z])", ""),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[!,;:> ]|~", " "),
+        (r"\^\{?\\circ\}?|\\degree(?:s)?(?![A-Za-z])|\s*\bdegrees?$", ""),
+        (r"\\\$|\\?%|\$", ""),
+        (r"\{,\}", ","),
+        (r"\\(?:mbox|textbf|textit|textrm|mathrm|mathbf|rm)\s*\{", r"\\text{"),
+        (r"\\(?:leq|le)(?![A-Za-z])", r"\\leq"),
+        (r"\\(?:geq|ge)(?![A-Za-z])", r"\\geq"),
+        (r"\\neq?(?![A-Za-z])", r"\\neq"),
+    )
+)
+BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
+UNIT = re.compile(r"(?<=[\d}])\s*\\text\{(?P<unit>\s*[A-Za-z][^{}]*)\}\s*(?:\^\{?\d\}?)?$")
+WORDS = re.compile(r"\\text\{([^{}]*)\}")
+NAMED = re.compile(r"^(?P<name>[a-zA-Z]|[a-z]\([a-z]\))\s*=(?!=)\s*(?P<value>[^=]+)$")
+CHOICE = re.compile(r"^\(?\s*([A-Z])\s*\)?$")
+SHORT = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
+ROOT = re.compile(r"\\sqrt\s*(\w)")
+THOUSANDS = re.compile(r"^-?\d{1,3}(?:,\d{3})+(?:\.\d+)?$", re.ASCII)
+SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")  # a space between two digits parts two numbers
+
+INTEGER = r"\d+"
+DECIMAL = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)$", re.ASCII)
+RATIO = re.compile(rf"^([+-]?)\(?({INTEGER})/({INTEGER})\)?$", re.ASCII)
+FRACTION = re.compile(
+    rf"^([+-]?)({INTEGER})?\\frac\{{([+-]?{INTEGER})\}}\{{([+-]?{INTEGER})\}}$", re.ASCII
+)
+MIXED = re.compile(rf"^([+-]?)({INTEGER}) ({INTEGER})/({INTEGER})$", re.ASCII)
+POWER = re.compile(
+    r"^([+-]?(?:\d+\.?\d*|\.\d+))\\(?:times|cdot)10\^\{?([+-]?\d{1,2})\}?$", re.ASCII
+)
+
+
+def boxed(text: str) -> str | None:
+    r"""What the last balanced `\boxed{…}` holds; None where there is none."""
+    found: tuple[int, int] | None = None
+    opened: list[tuple[int, bool]] = []
+    for match in TOKEN.finditer(text):
+        if match["box"] or match[0] == "{":
+            opened.append((match.end(), bool(match["box"])))
+        elif match[0] == "}" and opened:
+            begin, is_box = opened.pop()
+            if is_box and (found is None or begin > found[0]):
+                found = begin, match.start()
+    return None if found is None else text[found[0] : found[1]].strip()
+
+
+def normalise(text: str) -> str:
+    """One spelling for notations that mean the same; units, bases, degrees and per cent signs are
+    dropped behind a number, `x =` before a value."""
+    text = CONTROL.sub("", text).translate(SPELLINGS).strip()
+    for pattern, to in REWRITES:
+        text = pattern.sub(to, text)
+    text = _unwrapped(text.strip()).rstrip(".,;: ")
+    text = BASE.sub("", UNIT.sub("", text))
+    text = WORDS.sub(lambda match: match[1].strip(), text).strip()
+    named, choice = NAMED.match(text), CHOICE.match(text)
+    text = named["value"] if named else choice[1] if choice else text
+    text = ROOT.sub(r"\\sqrt{\1}", SHORT.sub(_fraction, text))
+    text = text.replace(",", "") if THOUSANDS.match(text.strip()) else text
+    text = SPACE.sub("", text.strip())
+    is_word = text.isalpha() and len(text) > 1 and not text.isupper()
+    return text.lower() if is_word else text
+
+
+def labels(text: str) -> tuple[str | None, str | None]:
+    """What `normalise` drops and two right answers must not differ in: the name before an equals
+    sign, and the unit in words behind a number or the base below it; None where there is none."""
+    text = text.strip().strip("$").strip()
+    named, base, unit = NAMED.match(text), BASE.search(text), UNIT.search(text)
+    words = "".join(unit["unit"].split()).lower().rstrip("s.") if unit else None
+    return named["name"] if named else None, base[1] if base else words
+
+
+def number(text: str) -> Fraction | None:
+    """The exact value of a normalised whole number, decimal, fraction, mixed number or power of
+    ten; None for anything else."""
+    try:
+        return _number(text)
+    except (ZeroDivisionError, ValueError):
+        return None
+
+
+def _number(text: str) -> Fraction | None:
+    if DECIMAL.match(text):
+        return Fraction(text)
+    if found := RATIO.match(text):
+        return _signed(found[1], Fraction(int(found[2]), int(found[3])))
+    if found := FRACTION.match(text):
+        return _signed(found[1], int(found[2] or 0) + Fraction(int(found[3]), int(found[4])))
+    if found := MIXED.match(text):
+        return _signed(found[1], int(found[2]) + Fraction(int(found[3]), int(found[4])))
+    if found := POWER.match(text):
+        return Fraction(found[1]) * Fraction(10) ** int(found[2])
+    return None
+
+
+def _signed(sign: str, value: Fraction) -> Fraction:
+    return -value if sign == "-" else value
+
+
+def _fraction(match: re.Match[str]) -> str:
+    top = match[1] if match[1] is not None else match[2]
+    bottom = match[3] if match[3] is not None else match[4]
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def _unwrapped(text: str) -> str:
+    r"""The text without `\( … \)`, `\[ … \]` or one pair of braces around it."""
+    for left, right in ((r"\(", r"\)"), (r"\[", r"\]")):
+        if text.startswith(left) and text.endswith(right):
+            text = text[len(left) : -len(right)].strip()
+    inner = text[1:-1]
+    if text.startswith("{") and text.endswith("}") and not re.search(r"[{}]", inner):
+        return inner.strip()
+    return text

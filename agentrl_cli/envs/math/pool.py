@@ -1,0 +1,132 @@
+"""A small pool of grading processes (worker.py), started at the first use, safe in threads.
+
+A pair that takes too long or breaks its worker is counted apart from wrong ones; a worker that does
+not answer is replaced.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+
+WORKERS = 2
+LIMIT = 0.2  # seconds of processor time for one pair
+WALL = 3.0  # seconds of waiting for one pair, on however busy a machine
+MEMORY = 2 * 2**30  # bytes of address space
+START = 60.0  # seconds for a worker to load
+WORKER = Path(__file__).with_name("worker.py")
+
+
+@cache
+def available() -> bool:
+    """Whether math-verify is installed, on a system that can fork."""
+    return hasattr(os, "fork") and find_spec("math_verify") is not None
+
+
+class Worker:
+    """One process and its pipes."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-P", str(WORKER), str(LIMIT), str(WALL), str(MEMORY)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            bufsize=0,  # what select says of a pipe must be all there is
+            start_new_session=True,  # Ctrl-C lets a step be finished, grading included
+        )  # fmt: skip
+        if self._read(START) != "ready":
+            self.close()
+            raise RuntimeError("math-verify did not load in a process of its own")
+
+    def ask(self, answer: str, gold: str) -> str:
+        """verified, refused, timeout or crash; `lost` where the process itself is gone."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps([answer, gold]).encode() + b"\n")
+        except OSError:
+            return "lost"
+        return self._read(2 * WALL) or "lost"
+
+    def close(self) -> None:
+        """End the process: its input ends, and what does not stop by that is killed."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(2 * WALL)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def _read(self, seconds: float) -> str:
+        """One line; "" where none comes in time."""
+        pipe = self.process.stdout
+        assert pipe is not None
+        ready, _, _ = select.select([pipe], [], [], seconds)
+        return pipe.readline().decode().strip() if ready else ""
+
+
+class Pool:
+    """`workers` processes and the tally of what they said."""
+
+    def __init__(self, workers: int = WORKERS) -> None:
+        self.tally: Counter[str] = Counter()
+        self.lock = Lock()
+        self.idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        for _ in range(workers):
+            self.idle.put(None)
+
+    def verify(self, answer: str, gold: str) -> str:
+        """verified, refused, timeout or crash."""
+        worker = self.idle.get()
+        said = "lost"
+        try:
+            worker = worker or Worker()
+            said = worker.ask(answer, gold)
+        finally:
+            if said == "lost" and worker is not None:
+                worker.close()
+            self.idle.put(None if said == "lost" else worker)
+        with self.lock:
+            self.tally[said] += 1
+        return "crash" if said == "lost" else said
+
+    def close(self) -> None:
+        """End all processes; the next use starts new ones."""
+        for _ in range(self.idle.qsize()):
+            worker = self.idle.get()
+            if worker is not None:
+                worker.close()
+            self.idle.put(None)
+
+
+@cache
+def _pool(process: int) -> Pool:
+    """This process's pool: pipes must not be shared with a forked parent."""
+    pool = Pool()
+    atexit.register(pool.close)
+    return pool
+
+
+def verify(answer: str, gold: str) -> str:
+    """math-verify's verdict on normalised answers: verified, refused, timeout or crash."""
+    return _pool(os.getpid()).verify(answer, gold)
+
+
+def close() -> None:
+    """End this process's workers; the next pair starts new ones."""
+    _pool(os.getpid()).close()
+
+
+def tally() -> dict[str, int]:
+    """How often each was said since this process began, and how many workers were `lost`."""
+    return dict(_pool(os.getpid()).tally)

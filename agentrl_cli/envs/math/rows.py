@@ -1,0 +1,157 @@
+"""Rows of MATH from a JSONL or Parquet file, a folder of such files, or a Hugging Face data set.
+
+A row has `problem`, `level` (5 or "Level 5"), `subject` (or `type`), `solution`, and `answer` (or
+a box in its solution). Nothing of a row is run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.envs.math.answers import boxed
+from agentrl_cli.errors import UserError
+from agentrl_cli.types import derive_seed
+
+Row = dict[str, Any]
+BLANK_LINES = re.compile(r"\n\s*\n")
+EXTRA = "pip install 'agentrl-cli[math]'"
+
+
+@lru_cache(maxsize=4)
+def read(data: str, test_data: str | None, test_share: float, seed: int) -> dict[str, list[Row]]:
+    """The rows of `train` and `test`: of the data's own splits; or all of `test_data` and the rest
+    of `data`; or a share of the rows, drawn by problem. Raises UserError for what cannot be read.
+    """
+    splits = {name: list(checked(data, rows)) for name, rows in _source(data).items()}
+    everything = list(chain(*splits.values()))
+    if test_data is not None:
+        test = list(chain(*(checked(test_data, rows) for rows in _source(test_data).values())))
+        tested = {row["problem"] for row in test}
+        train = [row for row in everything if row["problem"] not in tested]
+    elif {"train", "test"} <= splits.keys():
+        train, test = splits["train"], splits["test"]
+    else:
+        drawn = {row["problem"]: _drawn(row["problem"], test_share, seed) for row in everything}
+        train = [row for row in everything if not drawn[row["problem"]]]
+        test = [row for row in everything if drawn[row["problem"]]]
+    return {"train": train, "test": test}
+
+
+def checked(source: str, rows: Iterable[tuple[int, Any]]) -> Iterable[Row]:
+    """Rows in one form. UserError names the first line that is none."""
+    ids: set[str] = set()
+    for number, row in rows:
+        try:
+            found = _row(number, row)
+        except ValueError as error:
+            raise _unreadable(source, number, str(error)) from None
+        if found["id"] in ids:
+            raise _unreadable(source, number, f"a second one with the id '{found['id']}'")
+        ids.add(found["id"])
+        yield found
+
+
+def steps(row: Row) -> list[str]:
+    """A solution's paragraphs, or its lines where it has one paragraph; the last has the box."""
+    text = row["solution"].strip()
+    parts = [part.strip() for part in BLANK_LINES.split(text) if part.strip()]
+    if len(parts) == 1:
+        parts = [line.strip() for line in text.splitlines() if line.strip()]
+    return parts if boxed(text) is not None else [*parts, rf"\boxed{{{row['answer']}}}"]
+
+
+def _row(number: int, row: Any) -> Row:
+    """ValueError says what is missing."""
+    if not isinstance(row, dict):
+        raise ValueError("not an object")
+    problem, solution = row.get("problem"), row.get("solution") or ""
+    if not isinstance(problem, str) or not problem.strip():
+        raise ValueError("no 'problem'")
+    if not isinstance(solution, str):
+        raise ValueError("its 'solution' is no text")
+    answer = row.get("answer")
+    answer = boxed(solution) if answer is None else str(answer)
+    if not answer:
+        raise ValueError("no 'answer' and no box in its 'solution'")
+    level = re.search(r"\d", str(row.get("level", "")))
+    return {
+        "id": str(row.get("unique_id") or number),
+        "problem": problem,
+        "level": int(level[0]) if level else 0,
+        "subject": str(row.get("subject") or row.get("type") or "none"),
+        "solution": solution,
+        "answer": answer,
+    }
+
+
+def _drawn(problem: str, share: float, seed: int) -> bool:
+    return derive_seed("math", "row", seed, problem) % 10**6 < share * 10**6
+
+
+def _source(data: str) -> dict[str, list[tuple[int, Any]]]:
+    """(line number, raw row) of every split; a single file has one split without a name."""
+    path = Path(data)
+    if path.suffix in (".jsonl", ".json"):
+        return {"": _json_lines(path)}
+    if path.suffix == ".parquet":
+        return {"": list(enumerate(_parquet(path), start=1))}
+    return {name: list(enumerate(rows, start=1)) for name, rows in _dataset(data).items()}
+
+
+def _json_lines(path: Path) -> list[tuple[int, Any]]:
+    found: list[tuple[int, Any]] = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read '{path}' ({error.strerror}); give a file of rows") from None
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                found.append((number, json.loads(line)))
+            except (ValueError, RecursionError):
+                raise _unreadable(str(path), number, "no JSON") from None
+    return found
+
+
+def _parquet(path: Path) -> list[Any]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise UserError(f"Parquet files need the extra 'math': {EXTRA}") from None
+    try:
+        return parquet.read_table(path).to_pylist()
+    except (OSError, ArrowException) as error:
+        raise UserError(f"cannot read '{path}' ({_first(error)}); give a Parquet file") from None
+
+
+def _dataset(data: str) -> dict[str, Iterable[Any]]:
+    """A folder or `owner/name`, `owner/name:config`, through `datasets`; offline where it is in its
+    cache."""
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise UserError(
+            f"'{data}' is no .jsonl file; folders and Hugging Face data sets need: {EXTRA}"
+        ) from None
+    name, _, config = data.partition(":")
+    try:
+        found: Any = load_dataset(name, config or None)
+        return {split: list(rows) for split, rows in found.items()}
+    except Exception as error:  # whatever network, cache and format can raise
+        raise UserError(
+            f"cannot read data set '{data}' ({_first(error)}); give a file, a folder or owner/name"
+        ) from None
+
+
+def _unreadable(source: str, number: int, reason: str) -> UserError:
+    return UserError(f"line {number} of '{source}' is no row of MATH ({reason}); mend or delete it")
+
+
+def _first(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200].rstrip(".")

@@ -1,0 +1,124 @@
+"""Reads an agent's text: a tool call, or words for the user. Three styles, one `Action`.
+
+`react` is τ-bench's: what follows the last `Action:` is JSON or else a reply. `native` takes the
+tool calls of chat templates. `call` is `name(argument, …)`, for models too small to write JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl_cli.envs.tau.calls import Tool, parameters
+
+RESPOND = "respond"
+STYLES = ("react", "native", "call")
+LONGEST, DEEPEST = 100_000, 40  # characters of a call, brackets inside brackets
+THINKING = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+CALL = re.compile(r"(\w+)\(([^()\n]*)\)\s*$")
+
+
+@dataclass(frozen=True)
+class Action:
+    """A tool and its arguments; `respond` speaks to the user. `problem` says why nothing can be
+    done with a call; `malformed` marks text that tried to be a call, also where it became words."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+    malformed: bool = False
+
+
+def parse(text: str, style: str, tools: Mapping[str, Tool]) -> Action:
+    """The action that the text holds, the first one where there are several. Never raises."""
+    if style == "react":
+        return _react(text)
+    return _native(text) if style == "native" else _call(text, tools)
+
+
+def reply(text: str, *, malformed: bool = False) -> Action:
+    """Words for the user."""
+    return Action(RESPOND, {"content": text}, malformed=malformed or not text.strip())
+
+
+def _react(text: str) -> Action:
+    said = text.rpartition("Action:")[2].strip()
+    value, why = _json(said)
+    if why or not isinstance(value, dict):
+        return reply(said, malformed=said[:1] == "{")
+    return _action(value)
+
+
+def _native(text: str) -> Action:
+    said = THINKING.sub("", text).strip()
+    tagged = TAGGED.search(said)
+    value, why = _json(tagged[1] if tagged else said)
+    value = value[0] if isinstance(value, list) and value else value
+    if isinstance(value, dict) and (tagged or "name" in value or "function" in value):
+        return _action(value)
+    if tagged:
+        return _broken(f"the tool call is not JSON ({why})" if why else "it is not an object")
+    return reply(said, malformed=said[:1] == "{")
+
+
+def _call(text: str, tools: Mapping[str, Tool]) -> Action:
+    """A call must be the whole last line; the last parameter of a tool takes all that is left."""
+    said = text.strip().rpartition("\n")[2].strip()
+    match = CALL.match(said)
+    if match is None:
+        return reply(said, malformed=bool(re.match(r"\w+\(", said)))
+    name, given = match[1], match[2].strip()
+    if name not in tools:
+        return Action(name)
+    names = parameters(tools[name])
+    values = [part.strip() for part in given.split(",", max(0, len(names) - 1))] if given else []
+    if len(values) > len(names):
+        return _broken(f"{name} takes {len(names)} arguments")
+    return Action(name, dict(zip(names, values, strict=False)))
+
+
+def _action(value: dict[str, Any]) -> Action:
+    """The action that a JSON object names; `arguments` may be JSON in a string, as endpoints send
+    them."""
+    inner = value.get("function")
+    value = inner if isinstance(inner, dict) else value
+    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str):
+        arguments = _json(arguments)[0]
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return _broken('a call is {"name": <text>, "arguments": {<name>: <value>}}')
+    if name != RESPOND:
+        return Action(name, arguments)
+    content = arguments.get("content")
+    if not isinstance(content, str):
+        return _broken("the content of respond is not text")
+    return reply(content)
+
+
+def _broken(problem: str) -> Action:
+    return Action("", problem=problem, malformed=True)
+
+
+def _json(text: str) -> tuple[Any, str]:
+    """The value of JSON text, or why it has none: also too long or too deep."""
+    if len(text) > LONGEST:
+        return None, f"longer than {LONGEST} characters"
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return None, str(error)
+    return (None, f"deeper than {DEEPEST}") if _depth(value) > DEEPEST else (value, "")
+
+
+def _depth(value: Any) -> int:
+    """How many brackets lie inside one another, counted layer by layer."""
+    depth, layer = 0, [value]
+    while layer:
+        nested = [item for item in layer if isinstance(item, dict | list)]
+        layer = [x for item in nested for x in (item.values() if isinstance(item, dict) else item)]
+        depth += bool(nested)
+    return depth

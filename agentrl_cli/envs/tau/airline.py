@@ -1,0 +1,287 @@
+"""The airline tools of τ-bench: what each answers and changes, checks in the order of the original.
+
+Its quirks are part of the benchmark: seats are never taken, a new cabin is not recorded, a missing
+reservation is reported as a missing user, and the second of two payments by one certificate fails
+after the first has used it up.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agentrl_cli.envs.tau.calls import Tool
+from agentrl_cli.envs.tau.database import Database, Record
+from agentrl_cli.envs.tau.shared import (
+    calculate,
+    get_user_details,
+    think,
+    transfer_to_human_agents,
+)
+
+AIRPORTS = {
+    "SFO": "San Francisco", "JFK": "New York", "LAX": "Los Angeles", "ORD": "Chicago",
+    "DFW": "Dallas", "DEN": "Denver", "SEA": "Seattle", "ATL": "Atlanta", "MIA": "Miami",
+    "BOS": "Boston", "PHX": "Phoenix", "IAH": "Houston", "LAS": "Las Vegas", "MCO": "Orlando",
+    "EWR": "Newark", "CLT": "Charlotte", "MSP": "Minneapolis", "DTW": "Detroit",
+    "PHL": "Philadelphia", "LGA": "LaGuardia",
+}  # fmt: skip
+NOW = "2024-05-15T15:00:00"
+BOOKED = ("HATHAT", "HATHAU", "HATHAV")  # ids of new reservations; the last one is used again
+CERTIFICATES = ("certificate_3221322", "certificate_3221323", "certificate_3221324")
+INSURANCE, BAG = 30, 50  # dollars: per passenger, per bag
+NO_RESERVATION = "Error: reservation not found"
+
+
+def list_all_airports(data: Database) -> str:
+    """City names by airport code."""
+    return json.dumps(AIRPORTS)
+
+
+def get_reservation_details(data: Database, reservation_id: Any) -> str:
+    """The reservation's record."""
+    if reservation_id in data["reservations"]:
+        return json.dumps(data["reservations"][reservation_id])
+    return "Error: user not found"
+
+
+def search_direct_flight(data: Database, origin: Any, destination: Any, date: Any) -> str:
+    """Flights that can be booked on that day."""
+    found = []
+    for flight in data["flights"].values():
+        if flight["origin"] == origin and flight["destination"] == destination:
+            if date in flight["dates"] and flight["dates"][date]["status"] == "available":
+                found.append(_on(flight, date))
+    return json.dumps(found)
+
+
+def search_onestop_flight(data: Database, origin: Any, destination: Any, date: Any) -> str:
+    """Pairs of flights that connect and can be booked; seats and prices of the second are those of
+    the first day even where it leaves on the next."""
+    flights, found = list(data["flights"].values()), []
+    for first in flights:
+        if first["origin"] != origin:
+            continue
+        for second in flights:
+            if second["destination"] == destination and first["destination"] == second["origin"]:
+                found += _connection(first, second, date)
+    return json.dumps(found)
+
+
+def book_reservation(
+    data: Database, user_id: Any, origin: Any, destination: Any, flight_type: Any, cabin: Any,
+    flights: Any, passengers: Any, payment_methods: Any, total_baggages: Any,
+    nonfree_baggages: Any, insurance: Any,
+) -> str:  # fmt: skip
+    """Book flights; gift cards are charged, certificates used up."""
+    if user_id not in data["users"]:
+        return "Error: user not found"
+    free = [name for name in BOOKED if name not in data["reservations"]]
+    reservation = {
+        "reservation_id": [*free, BOOKED[-1]][0], "user_id": user_id, "origin": origin,
+        "destination": destination, "flight_type": flight_type, "cabin": cabin,
+        "flights": flights, "passengers": passengers, "payment_history": payment_methods,
+        "created_at": NOW, "total_baggages": total_baggages,
+        "nonfree_baggages": nonfree_baggages, "insurance": insurance,
+    }  # fmt: skip
+    total = 0
+    for flight in flights:
+        wrong = _seat(data, flight, cabin, passengers)
+        if wrong:
+            return wrong
+        total += flight["price"] * len(passengers)
+    if insurance == "yes":
+        total += INSURANCE * len(passengers)
+    total += BAG * nonfree_baggages
+    wrong = _payments(data["users"][user_id]["payment_methods"], payment_methods, total)
+    if wrong:
+        return wrong
+    user = data["users"].edit(user_id)
+    _pay(user["payment_methods"], payment_methods)
+    data["reservations"].add(reservation["reservation_id"], reservation)
+    user["reservations"].append(reservation["reservation_id"])
+    return json.dumps(reservation)
+
+
+def cancel_reservation(data: Database, reservation_id: Any) -> str:
+    """Cancel and take every payment back."""
+    if reservation_id not in data["reservations"]:
+        return NO_RESERVATION
+    reservation = data["reservations"].edit(reservation_id)
+    reservation["payment_history"] += [
+        {"payment_id": payment["payment_id"], "amount": -payment["amount"]}
+        for payment in reservation["payment_history"]
+    ]
+    reservation["status"] = "cancelled"
+    return json.dumps(reservation)
+
+
+def update_reservation_flights(
+    data: Database, reservation_id: Any, cabin: Any, flights: Any, payment_id: Any
+) -> str:
+    """Replace all flights; those kept in the same cabin keep their price."""
+    if reservation_id not in data["reservations"]:
+        return NO_RESERVATION
+    reservation, total = data["reservations"][reservation_id], 0
+    passengers = reservation["passengers"]
+    for flight in flights:
+        kept = _kept(reservation, flight, cabin)
+        if kept is not None:
+            flight |= {key: kept[key] for key in ("price", "origin", "destination")}
+        else:
+            wrong = _seat(data, flight, cabin, passengers)
+            if wrong:
+                return wrong
+        total += flight["price"] * len(passengers)
+    total -= sum(flight["price"] for flight in reservation["flights"]) * len(passengers)
+    wrong = _cannot_pay(data, reservation, payment_id, total)
+    if wrong:
+        return wrong
+    reservation = data["reservations"].edit(reservation_id)
+    reservation["flights"] = flights
+    _charge(data, reservation, payment_id, total)
+    return json.dumps(reservation)
+
+
+def update_reservation_baggages(
+    data: Database, reservation_id: Any, total_baggages: Any, nonfree_baggages: Any, payment_id: Any
+) -> str:
+    """Change the number of bags and charge what is added."""
+    if reservation_id not in data["reservations"]:
+        return NO_RESERVATION
+    reservation = data["reservations"][reservation_id]
+    total = BAG * max(0, nonfree_baggages - reservation["nonfree_baggages"])
+    wrong = _cannot_pay(data, reservation, payment_id, total)
+    if wrong:
+        return wrong
+    reservation = data["reservations"].edit(reservation_id)
+    reservation["total_baggages"] = total_baggages
+    reservation["nonfree_baggages"] = nonfree_baggages
+    _charge(data, reservation, payment_id, total)
+    return json.dumps(reservation)
+
+
+def update_reservation_passengers(data: Database, reservation_id: Any, passengers: Any) -> str:
+    """Name other passengers, as many as before."""
+    if reservation_id not in data["reservations"]:
+        return NO_RESERVATION
+    if len(passengers) != len(data["reservations"][reservation_id]["passengers"]):
+        return "Error: number of passengers does not match"
+    reservation = data["reservations"].edit(reservation_id)
+    reservation["passengers"] = passengers
+    return json.dumps(reservation)
+
+
+def send_certificate(data: Database, user_id: Any, amount: Any) -> str:
+    """Give a user a certificate, three at most (the original breaks at a fourth)."""
+    if user_id not in data["users"]:
+        return "Error: user not found"
+    held = data["users"][user_id]["payment_methods"]
+    name = next((name for name in CERTIFICATES if name not in held), None)
+    if name is None:
+        return "Error: no more certificates"
+    methods = data["users"].edit(user_id)["payment_methods"]
+    methods[name] = {"source": "certificate", "amount": amount, "id": name}
+    return f"Certificate {name} added to user {user_id} with amount {amount}."
+
+
+def _on(flight: Record, date: Any) -> Record:
+    """A flight without its calendar, with one day's status, seats and prices."""
+    return {key: value for key, value in flight.items() if key != "dates"} | flight["dates"][date]
+
+
+def _connection(first: Record, second: Record, date: Any) -> list[list[Record]]:
+    arrival = first["scheduled_arrival_time_est"]
+    following = f"2024-05-{int(date[-2:]) + 1}" if "+1" in arrival else date
+    if arrival > second["scheduled_departure_time_est"]:
+        return []
+    if date not in first["dates"] or following not in second["dates"]:
+        return []
+    days = first["dates"][date], second["dates"][following]
+    if any(day["status"] != "available" for day in days):
+        return []
+    return [[_on(first, date) | {"date": date}, _on(second, date) | {"date": following}]]
+
+
+def _kept(reservation: Record, flight: Any, cabin: Any) -> Record | None:
+    """The reservation's own flight that the wanted one names, if the cabin stays."""
+    same = [
+        held
+        for held in reservation["flights"]
+        if held["flight_number"] == flight["flight_number"]
+        and held["date"] == flight["date"]
+        and cabin == reservation["cabin"]
+    ]
+    return same[0] if same else None
+
+
+def _seat(data: Database, flight: Any, cabin: Any, passengers: Any) -> str:
+    """Write price and airports into a wanted flight; what keeps it from being booked, or ""."""
+    number = flight["flight_number"]
+    if number not in data["flights"]:
+        return f"Error: flight {number} not found"
+    known = data["flights"][number]
+    if flight["date"] not in known["dates"]:
+        return f"Error: flight {number} not found on date {flight['date']}"
+    day = known["dates"][flight["date"]]
+    if day["status"] != "available":
+        return f"Error: flight {number} not available on date {flight['date']}"
+    if day["available_seats"][cabin] < len(passengers):
+        return f"Error: not enough seats on flight {number}"
+    flight["price"] = day["prices"][cabin]
+    flight["origin"], flight["destination"] = known["origin"], known["destination"]
+    return ""
+
+
+def _payments(held: Record, payments: Any, total: Any) -> str:
+    """What is wrong with the payments for a booking; "" for nothing."""
+    for payment in payments:
+        name, amount = payment["payment_id"], payment["amount"]
+        if name not in held:
+            return f"Error: payment method {name} not found"
+        if held[name]["source"] in ("gift_card", "certificate") and held[name]["amount"] < amount:
+            return f"Error: not enough balance in payment method {name}"
+    paid = sum(payment["amount"] for payment in payments)
+    if paid != total:
+        return f"Error: payment amount does not add up, total price is {total}, but paid {paid}"
+    return ""
+
+
+def _pay(held: Record, payments: Any) -> None:
+    for payment in payments:
+        name = payment["payment_id"]
+        if held[name]["source"] == "gift_card":
+            held[name]["amount"] -= payment["amount"]
+        elif held[name]["source"] == "certificate":
+            del held[name]
+
+
+def _cannot_pay(data: Database, reservation: Record, payment_id: Any, total: Any) -> str:
+    """Why a change cannot be paid by this method; "" where it can."""
+    methods = data["users"][reservation["user_id"]]["payment_methods"]
+    if payment_id not in methods:
+        return "Error: payment method not found"
+    method = methods[payment_id]
+    if method["source"] == "certificate":
+        return "Error: certificate cannot be used to update reservation"
+    if method["source"] == "gift_card" and method["amount"] < total:
+        return "Error: gift card balance is not enough"
+    return ""
+
+
+def _charge(data: Database, reservation: Record, payment_id: str, total: Any) -> None:
+    methods = data["users"].edit(reservation["user_id"])["payment_methods"]
+    if methods[payment_id]["source"] == "gift_card":
+        methods[payment_id]["amount"] -= total
+    if total != 0:
+        reservation["payment_history"].append({"payment_id": payment_id, "amount": total})
+
+
+READS: tuple[Tool, ...] = (
+    calculate, get_reservation_details, get_user_details, list_all_airports,
+    search_direct_flight, search_onestop_flight, think, transfer_to_human_agents,
+)  # fmt: skip
+WRITES: tuple[Tool, ...] = (
+    book_reservation, cancel_reservation, send_certificate, update_reservation_baggages,
+    update_reservation_flights, update_reservation_passengers,
+)  # fmt: skip

@@ -1,0 +1,146 @@
+"""Reads τ-bench's tables, tasks, policies and schemas from a user's folder; nothing of it ships.
+
+The folder is a checkout of the benchmark, whose Python files are read as data and never run, or
+holds the same as JSON: DOMAIN/TABLE.json, tasks_SPLIT.json, tools.json and policy.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.envs.tau import airline, retail
+from agentrl_cli.envs.tau.calls import Tool
+from agentrl_cli.envs.tau.database import Rows, Tables
+from agentrl_cli.envs.tau.shared import TERMINATES
+from agentrl_cli.errors import UserError
+
+TABLES = {
+    "retail": ("orders", "products", "users"),
+    "airline": ("flights", "reservations", "users"),
+}
+TOOLS: dict[str, tuple[tuple[Tool, ...], tuple[Tool, ...]]] = {
+    "retail": (retail.READS, retail.WRITES),
+    "airline": (airline.READS, airline.WRITES),
+}
+SPLITS = ("train", "dev", "test")
+PLACES = ("", "tau_bench/envs/", "envs/")  # where a domain's folder may lie
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """A service: its tables, tools, policy and tasks by split. `writes` names the tools that change
+    the database, `terminates` the one that ends an episode."""
+
+    name: str
+    tables: Tables
+    tools: Mapping[str, Tool]
+    writes: frozenset[str]
+    schemas: tuple[dict[str, Any], ...]
+    policy: str
+    tasks: Mapping[str, tuple[dict[str, Any], ...]]
+    terminates: str = TERMINATES
+
+
+@lru_cache(maxsize=8)
+def load(name: str, folder: str) -> Domain:
+    """The domain `retail` or `airline` from a folder. Raises UserError where that lacks it."""
+    root = _root(name, Path(folder).expanduser())
+    reads, writes = TOOLS[name]
+    return Domain(
+        name=name,
+        tables={table: _table(root, table) for table in TABLES[name]},
+        tools={tool.__name__: tool for tool in (*reads, *writes)},
+        writes=frozenset(tool.__name__ for tool in writes),
+        schemas=tuple(_schemas(root)),
+        policy=_text(_either(root / "policy.md", root / "wiki.md")),
+        tasks={split: tuple(_tasks(root, split)) for split in SPLITS},
+    )
+
+
+def _root(name: str, folder: Path) -> Path:
+    for place in PLACES:
+        if (folder / f"{place}{name}").is_dir():
+            return folder / f"{place}{name}"
+    raise UserError(
+        f"'{folder}' holds no τ-bench data for {name}; give env.data the folder of a checkout of "
+        "sierra-research/tau-bench, or one with the same as JSON"
+    )
+
+
+def _table(root: Path, name: str) -> Rows:
+    file = _either(root / f"{name}.json", root / "data" / f"{name}.json")
+    return Rows(_parsed(file, json.loads))
+
+
+def _tasks(root: Path, split: str) -> list[dict[str, Any]]:
+    """The tasks of a split, each with its number as `id`; none where the domain lacks the split."""
+    plain, python = root / f"tasks_{split}.json", root / f"tasks_{split}.py"
+    if plain.is_file():
+        rows = _parsed(plain, json.loads)
+    elif python.is_file():
+        rows = _parsed(python, _longest_list)
+    else:
+        return []
+    keys = ("user_id", "instruction", "actions", "outputs")
+    return [{"id": i, **{key: row[key] for key in keys}} for i, row in enumerate(rows)]
+
+
+def _schemas(root: Path) -> list[dict[str, Any]]:
+    if (root / "tools.json").is_file():
+        return _parsed(root / "tools.json", json.loads)
+    files = sorted((root / "tools").glob("[!_]*.py"))
+    return [_parsed(file, _returned_schema) for file in files]
+
+
+def _longest_list(text: str) -> list[dict[str, Any]]:
+    """The longest list literal that a module assigns."""
+    assigned = [node.value for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+    lists = [value for value in assigned if isinstance(value, ast.List)]
+    return _literal(max(lists, key=lambda value: len(value.elts)))
+
+
+def _returned_schema(text: str) -> dict[str, Any]:
+    """What the function `get_info` of a module returns."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name == "get_info":
+            (returned,) = (line.value for line in node.body if isinstance(line, ast.Return))
+            return _literal(returned)
+    raise ValueError("no get_info in it")
+
+
+def _literal(node: ast.AST | None) -> Any:
+    """The value of a literal in which `Name(key=value)` stands for a mapping."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = map(_literal, node.keys)
+        return dict(zip(keys, map(_literal, node.values), strict=True))
+    if isinstance(node, ast.Call):
+        return {str(keyword.arg): _literal(keyword.value) for keyword in node.keywords}
+    if isinstance(node, ast.expr):
+        return ast.literal_eval(node)
+    raise ValueError("not a literal")
+
+
+def _either(*files: Path) -> Path:
+    return next((file for file in files if file.is_file()), files[0])
+
+
+def _text(file: Path) -> str:
+    return _parsed(file, str)
+
+
+def _parsed(file: Path, read: Callable[[str], Any]) -> Any:
+    try:
+        return read(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"τ-bench file '{file}' cannot be read ({first}); mend the folder that env.data names"
+        ) from None

@@ -1,0 +1,224 @@
+"""A shop of our own, small enough for the embedded model: five tools, tens of records, one policy.
+
+Its rules catch a hasty agent: what the user wants more it says only when asked, an order can be
+returned from only once, and only pending orders are cancelled, only delivered ones returned.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from agentrl_cli.envs.tau.data import Domain
+from agentrl_cli.envs.tau.database import Database, Record, Rows, Tables
+
+ITEMS = (
+    "lamp chair table bed sofa bench stool hat shirt coat glove sock boot scarf belt hammer saw "
+    "axe drill shovel needle rope knife piano guitar violin drum flute trumpet bell harp radio "
+    "camera television fan vacuum fridge oven bicycle canoe"
+).split()
+USERS, TEST_USERS, ORDERS = 24, 6, 3  # the last users are the test split; orders of each user
+POLICY = (
+    "Ask for the zip and find(zip) the orders. get(order) tells the status and the items. "
+    "cancel(order) a pending order, return(order, items) of a delivered order, in one call: "
+    "first ask if there is more. Ask yes or no before you cancel or return. "
+    "Say what was asked. If it is not right to do, transfer()."
+)
+KINDS = ("return", "more", "cancel", "both")
+RARE = ("status", "late", "early")  # the fifth task of each user is one of these in turn
+
+
+def find(data: Database, zip: Any) -> str:
+    """The numbers of a user's orders."""
+    for user in data["users"].values():
+        if user["zip"] == str(zip).strip():
+            return f"orders {' '.join(user['orders'])}"
+    return "Error: user not found"
+
+
+def get(data: Database, order: Any) -> str:
+    """An order's status and items."""
+    number = str(order).strip()
+    return _shown(data["orders"][number], number) if number in data["orders"] else _no(number)
+
+
+def cancel(data: Database, order: Any) -> str:
+    """Cancel a pending order."""
+    number = str(order).strip()
+    wrong = _cannot(data, number, "pending")
+    if wrong:
+        return wrong
+    data["orders"].edit(number)["status"] = "cancelled"
+    return f"{number} cancelled."
+
+
+def return_items(data: Database, order: Any, items: Any) -> str:
+    """Return items of a delivered order, once."""
+    number, wanted = str(order).strip(), _names(items)
+    wrong = _cannot(data, number, "delivered")
+    if wrong:
+        return wrong
+    held = data["orders"][number]["items"]
+    if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(held):
+        return "Error: items not found"
+    record = data["orders"].edit(number)
+    record |= {"status": "returned", "returned": sorted(wanted)}
+    return f"{number} returned: {', '.join(wanted)}."
+
+
+def transfer(data: Database) -> str:
+    """End the conversation: somebody else takes over."""
+    return "Transferred."
+
+
+TOOLS = {"find": find, "get": get, "cancel": cancel, "return": return_items, "transfer": transfer}
+
+
+@lru_cache(maxsize=1)
+def mini() -> Domain:
+    """The domain, the same at every call."""
+    return shop(random.Random(0), USERS, TEST_USERS)
+
+
+def shop(rng: random.Random, customers: int, tested: int = 0) -> Domain:
+    """A shop with so many customers; the tasks of the last `tested` of them are the split test."""
+    numbers = [str(n) for n in rng.sample(range(10, 100), customers * ORDERS)]
+    zips = [str(n) for n in rng.sample(range(10, 100), customers)]
+    users: dict[str, Record] = {}
+    orders: dict[str, Record] = {}
+    for i, zip_code in enumerate(zips):
+        mine = sorted(numbers[i * ORDERS : (i + 1) * ORDERS])
+        names = rng.sample(ITEMS, 3 * ORDERS)
+        states = rng.sample(["pending", "delivered", rng.choice(["pending", "delivered"])], ORDERS)
+        users[f"user_{i}"] = {"zip": zip_code, "orders": mine}
+        for j, number in enumerate(mine):
+            held = names[3 * j : 3 * j + rng.randint(2, 3)]
+            orders[number] = {"user": f"user_{i}", "status": states[j], "items": held}
+    tables = {"users": Rows(users), "orders": Rows(orders)}
+    tasks = _tasks(tables, rng, customers - tested)
+    return Domain(
+        name="mini", tables=tables, tools=TOOLS, writes=frozenset({"cancel", "return"}),
+        schemas=tuple(map(_schema, TOOLS)), policy=POLICY, tasks=tasks,
+        terminates="transfer",
+    )  # fmt: skip
+
+
+def expert(task: dict[str, Any], tables: Tables) -> Iterator[str]:
+    """The right actions for a task of a shop, to be sent one by one."""
+    yield "What is your zip?"
+    yield f"find({task['zip']})"
+    seen: set[str] = set()
+    for wish in task["requests"]:
+        for number in tables["users"][task["user_id"]]["orders"]:
+            if number not in seen:
+                yield f"get({number})"
+            seen.add(number)
+            if wish["item"] in tables["orders"][number]["items"]:
+                yield from _fulfil(wish, number, tables["orders"][number]["status"])
+                break
+
+
+def _fulfil(wish: dict[str, Any], number: str, status: str) -> Iterator[str]:
+    if wish["kind"] == "status":
+        yield f"It is {status}."
+    elif status != {"cancel": "pending", "return": "delivered"}[wish["kind"]]:
+        yield "transfer()"
+    elif wish["kind"] == "cancel":
+        yield f"Cancel {number}: yes or no?"
+        yield f"cancel({number})"
+        yield "It is finished."
+    else:
+        items = ", ".join([wish["item"], *wish["more"]])
+        yield "Is there more?"
+        yield f"Return {items} of {number}: yes or no?"
+        yield f"return({number}, {items})"
+        yield "It is finished."
+
+
+def _tasks(
+    tables: Tables, rng: random.Random, trained: int
+) -> dict[str, tuple[dict[str, Any], ...]]:
+    rows: dict[str, list[dict[str, Any]]] = {"train": [], "dev": [], "test": []}
+    for i, (user_id, user) in enumerate(tables["users"].items()):
+        split = rows["train" if i < trained else "test"]
+        for kind in (*KINDS, RARE[i % len(RARE)]):
+            wishes = _wishes(kind, [(n, tables["orders"][n]) for n in user["orders"]], rng)
+            split.append(_task(len(split), user_id, user["zip"], wishes))
+    return {split: tuple(found) for split, found in rows.items()}
+
+
+def _wishes(
+    kind: str, orders: list[tuple[str, Record]], rng: random.Random
+) -> list[dict[str, Any]]:
+    """What the user asks for one after the other, with the number of the order it is in."""
+    status = {"cancel": "pending", "late": "delivered", "early": "pending"}.get(kind, "delivered")
+    if kind == "both":
+        pair = [*_wishes("more", orders, rng), *_wishes("cancel", orders, rng)]
+        return rng.sample(pair, 2)
+    fitting = [pair for pair in orders if kind == "status" or pair[1]["status"] == status]
+    number, order = rng.choice(fitting)
+    item, *others = rng.sample(order["items"], len(order["items"]))
+    act = {"cancel": "cancel", "late": "cancel", "status": "status"}.get(kind, "return")
+    more = others[:1] if kind == "more" else []
+    return [{"kind": act, "item": item, "more": more, "order": number, "right": order["status"]}]
+
+
+def _task(number: int, user_id: str, zip: str, wishes: list[dict[str, Any]]) -> dict[str, Any]:
+    actions, outputs, told = [], [], []
+    for wish in wishes:
+        arguments: dict[str, Any] = {"order": wish["order"]}
+        if wish["kind"] == "return":
+            arguments["items"] = [wish["item"], *wish["more"]]
+        if wish["kind"] == "status":
+            outputs.append(wish["right"])
+        elif wish["right"] == {"cancel": "pending", "return": "delivered"}[wish["kind"]]:
+            actions.append({"name": wish["kind"], "kwargs": arguments})
+        extra = f" If asked for more: also the {' and the '.join(wish['more'])}."
+        told.append(f"{_request(wish)}{extra if wish['more'] else ''}")
+    return {
+        "id": number, "user_id": user_id, "zip": zip, "requests": wishes, "actions": actions,
+        "outputs": outputs, "instruction": f"Your zip is {zip}. You say: {' Then: '.join(told)}",
+    }  # fmt: skip
+
+
+def _request(wish: dict[str, Any]) -> str:
+    return {
+        "return": f"Please return my {wish['item']}.",
+        "cancel": f"Please cancel the order with my {wish['item']}.",
+        "status": f"What is the status of my {wish['item']}?",
+    }[wish["kind"]]
+
+
+def _schema(name: str) -> dict[str, Any]:
+    tool = TOOLS[name]
+    known = {"find": ["zip"], "return": ["order", "items"], "transfer": []}.get(name, ["order"])
+    kinds = {key: {"type": "string"} for key in known}
+    about = {"type": "object", "properties": kinds, "required": known}
+    words = (tool.__doc__ or "").strip()
+    return {
+        "type": "function",
+        "function": {"name": name, "description": words, "parameters": about},
+    }
+
+
+def _cannot(data: Database, number: str, needed: str) -> str:
+    if number not in data["orders"]:
+        return _no(number)
+    status = data["orders"][number]["status"]
+    return "" if status == needed else f"Error: {number} is {status}"
+
+
+def _no(number: str) -> str:
+    return f"Error: order {number[:8]} not found"
+
+
+def _shown(order: Record, number: str) -> str:
+    return f"{number} {order['status']}: {', '.join(order['items'])}."
+
+
+def _names(items: Any) -> list[str]:
+    """Item names from a list, or from text with commas."""
+    parts = items if isinstance(items, list) else str(items).split(",")
+    return [str(part).strip() for part in parts]

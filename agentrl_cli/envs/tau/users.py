@@ -1,0 +1,124 @@
+"""Who the agent talks to: a language model, a person, or nobody. The scripted users are elsewhere.
+
+A user plays one conversation: `start` says the first line, `reply` answers; a line that holds STOP
+ends it. `fault` says what the user, not the agent, did wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agentrl_cli.types import Message, derive_seed
+
+STOP = "###STOP###"
+GREETING = "Hi! How can I help you today?"
+IDS = re.compile(r"#W\d+|\b(?:credit_card|gift_card|paypal|certificate)_\d+|\S+@\S+\.\w+")
+YES = re.compile(
+    r"\b(yes|yeah|yep|sure|correct|confirm(ed)?|please do|go ahead|proceed|agreed?|ok(ay)?)\b", re.I
+)
+PROMPT = """You are a customer who talks to a service agent.
+
+Instruction: {instruction}
+
+Rules:
+- Write one line at a time, as the customer would.
+- Tell only what the present step needs; never the whole instruction at once.
+- Invent nothing: where the instruction does not hold what the agent asks for, say that you do not \
+know it or do not remember it.
+- Use your own words instead of repeating the instruction.
+- Once all that the instruction wants is done, write {stop} alone and nothing else.
+- Sound natural, and keep to the personality that the instruction gives."""
+
+Chat = Callable[[list[Message], int], str]  # messages and a seed to a text
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One line of the user; `fault`: failed, silent, invented or broke_off, "" for none."""
+
+    text: str
+    fault: str = ""
+
+    @property
+    def stops(self) -> bool:
+        """Whether the conversation ends here."""
+        return STOP in self.text
+
+
+class User(ABC):
+    """One conversation's other side."""
+
+    @abstractmethod
+    def start(self) -> Reply:
+        """The first line."""
+
+    @abstractmethod
+    def reply(self, said: str) -> Reply:
+        """The answer to what the agent said."""
+
+
+class SilentUser(User):
+    """Says one word and hangs up at the first reply: to replay tool calls alone."""
+
+    def start(self) -> Reply:
+        """A greeting."""
+        return Reply("Hello.")
+
+    def reply(self, said: str) -> Reply:
+        """The end."""
+        return Reply(STOP)
+
+
+@dataclass
+class HumanUser(User):
+    """A person at the keyboard is the user; the agent's words and the instruction go to stderr."""
+
+    instruction: str
+
+    def start(self) -> Reply:
+        """What the person opens with, the instruction shown."""
+        return self.reply(self.instruction)
+
+    def reply(self, said: str) -> Reply:
+        """The next line of stdin; the end of the input ends the conversation."""
+        print(f"{said}\nyou are the user; {STOP} ends> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        return Reply(line.strip() if line else STOP)
+
+
+@dataclass
+class LLMUser(User):
+    """A language model in the official manner; `chat` raises OSError where it cannot answer."""
+
+    instruction: str
+    chat: Chat
+    seed: int
+    messages: list[Message] = field(default_factory=list)
+
+    def start(self) -> Reply:
+        """The model's first line."""
+        prompt = PROMPT.format(instruction=self.instruction, stop=STOP)
+        self.messages = [Message("system", prompt)]
+        first = self.reply(GREETING)
+        return Reply(first.text, "broke_off") if first.stops and not first.fault else first
+
+    def reply(self, said: str) -> Reply:
+        """The model's next line. A model that fails or says nothing ends the conversation."""
+        self.messages.append(Message("user", said))
+        try:
+            text = self.chat(self.messages, derive_seed(self.seed, len(self.messages))).strip()
+        except OSError:
+            return Reply(STOP, "failed")
+        if not text:
+            return Reply(STOP, "silent")
+        self.messages.append(Message("assistant", text))
+        return Reply(text, "invented" if self._invented(text) else "")
+
+    def _invented(self, text: str) -> set[str]:
+        """The ids in a line that neither the instruction holds nor the agent has named."""
+        known = self.instruction + " ".join(m.content for m in self.messages if m.role == "user")
+        return {name for name in IDS.findall(text) if name.rstrip(".") not in known}

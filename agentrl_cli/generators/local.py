@@ -1,0 +1,60 @@
+"""Chat with a causal language model in this process, for simulators; for training see hf.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.errors import UserError, at_least
+from agentrl_cli.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(kw_only=True)
+class LocalChat:
+    """`chat(messages, seed)` samples an answer by the model's own chat template; the same seed
+    gives the same answer. `path` is a Hugging Face name or folder, loaded at the first call."""
+
+    path: str
+    device: str
+    temperature: float
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        at_least(0, temperature=self.temperature)
+        at_least(1, max_tokens=self.max_tokens)
+
+    def __call__(self, messages: list[Message], seed: int) -> str:
+        """The model's answer. UserError where there is no such model."""
+        import torch
+
+        model, tokenizer = _load(self.path, self.device)
+        rows = [{"role": message.role, "content": message.content} for message in messages]
+        text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
+        given = tokenizer(str(text), return_tensors="pt", add_special_tokens=False).to(model.device)
+        how: dict[str, Any] = {"do_sample": False}
+        if self.temperature:
+            how = {"do_sample": True, "temperature": self.temperature, "top_k": 0}
+        with torch.random.fork_rng(), torch.inference_mode():
+            torch.manual_seed(seed)
+            ids = model.generate(  # pyright: ignore[reportCallIssue]
+                **given, max_new_tokens=self.max_tokens, pad_token_id=tokenizer.pad_token_id, **how
+            )
+        written = ids[0, given["input_ids"].shape[1] :]
+        return str(tokenizer.decode(written, skip_special_tokens=True))
+
+
+@lru_cache(maxsize=2)
+def _load(path: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path).to(device).eval()
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"model '{path}' cannot be loaded ({first}); name another") from None
+    return model, tokenizer

@@ -1,0 +1,314 @@
+"""Demonstrations: what the expert writes, what is read, and what is refused with which reason."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentrl_cli.config import build, check, compose
+from agentrl_cli.demos import Reader, Refused, demonstrate, read_demos, write_demos
+from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.twentyq.env import TwentyQ
+from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
+from agentrl_cli.errors import UserError
+from agentrl_cli.types import Episode, Task
+from tests.coin import Coin
+from tests.sample_nlac import CHAT
+
+COIN = Coin(turns=2)
+SYSTEM = {"role": "system", "content": "Say something."}
+SEEN = {"role": "user", "content": "This is train-0."}
+SAID = {"role": "assistant", "content": "Is it  a dog?"}
+MORE = {"role": "user", "content": "Go on."}
+GOOD = [SYSTEM, SEEN, SAID, MORE, SAID, MORE]
+
+
+def twentyq(**changes: Any) -> TwentyQ:
+    overrides = [f"env.{key}={value}" for key, value in changes.items()]
+    skip = ("algo", "hardware", "model", "rollout")
+    return build(check(compose(["env=twentyq", *overrides]), skip=skip).env)
+
+
+def row(*messages: dict[str, Any], **more: Any) -> str:
+    return json.dumps({"messages": list(messages), **more})
+
+
+def written(tmp_path: Path, *lines: str) -> Path:
+    file = tmp_path / "demos.jsonl"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return file
+
+
+def read(file: Path, env: Env = COIN, *, skip_bad: bool = False, room: int = 200) -> list[Episode]:
+    return read_demos(file, env, CHAT, room, skip_bad=skip_bad)
+
+
+# the expert's episodes
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[Episode]:
+    return demonstrate(twentyq(), 70, seed=0)
+
+
+def test_the_expert_shows_train_tasks_only_each_once_before_any_comes_again(shown: list[Episode]):
+    train = {task.id for task in twentyq().tasks("train")}
+    counts = Counter(episode.task.id for episode in shown)
+    assert {e.task.split for e in shown} == {"train"} and counts.keys() == train
+    assert set(counts.values()) == {1, 2}
+    assert all(e.success and e.stop == "done" and e.turns[-1].done for e in shown)
+
+
+def test_the_same_seed_shows_the_same_and_another_one_other_games(shown: list[Episode]):
+    again, other = demonstrate(twentyq(), 70, seed=0), demonstrate(twentyq(), 70, seed=1)
+    assert [e.to_json() for e in again] == [e.to_json() for e in shown]
+    assert [e.task.id for e in other] != [e.task.id for e in shown]
+
+
+def test_one_game_is_shown_in_many_ways():
+    env = twentyq(test_objects=95)
+    ways = {tuple(turn.action for turn in e.turns) for e in demonstrate(env, 8, seed=0)}
+    assert len(ways) == 8
+
+
+def test_an_experts_turn_is_a_thought_that_fits_and_an_action_that_the_world_understands(
+    shown: list[Episode],
+):
+    env = twentyq()
+    nouns = {env.world_table.nouns[name] for name in env.world_table.objects}
+    for turn in (turn for episode in shown for turn in episode.turns):
+        thought, action = turn.action.split("\n")
+        assert thought.startswith("Maybe ") and thought[6:].split(".")[0] in nouns
+        assert isinstance(parse(turn.action, env.world_table), Question | Guess), action
+        assert not turn.info.get("invalid") and not turn.info["repeated"]
+
+
+def test_the_expert_knows_only_what_was_answered():
+    """Two secrets with equal answers so far bring equal turns: thoughts do not give it away."""
+    env, histories = twentyq(), {}
+    tasks = [Task(name, "train", {"object": name}) for name in env.world_table.objects]
+    for task in tasks:
+        env.reset(task, 5)
+        heard: tuple[str, ...] = ()
+        for action in env.expert(task):
+            assert histories.setdefault(heard, action) == action
+            heard = (*heard, action, env.step(action).messages[0].content)
+    assert len(histories) > 120  # states that 96 games pass through
+
+
+def test_a_thought_names_the_secret_no_more_often_than_chance():
+    env, named, chance = twentyq(), 0, 0.0
+    for episode in demonstrate(env, 200, seed=3):
+        secret = env.world_table.nouns[episode.task.data["object"]]
+        env.reset(episode.task, 0)
+        for turn in episode.turns[:-2]:
+            named += f"Maybe {secret}." in turn.action
+            chance += 1 / len(env.game.fits if env.game else ())
+            env.step(turn.action)
+    assert named == pytest.approx(chance, abs=4 * chance**0.5)
+
+
+def test_what_is_privileged_is_not_written(shown: list[Episode]):
+    assert "privileged" not in json.dumps([turn.info for e in shown for turn in e.turns])
+
+
+def test_an_environment_without_an_expert_is_named():
+    with pytest.raises(UserError, match="has no expert; give it one, or demonstrations of your"):
+        demonstrate(COIN, 1, seed=0)
+
+
+class Loser(Coin):
+    """Its expert always says something of odd length."""
+
+    def expert(self, task: Task):
+        return iter(["Odd"] * 2)
+
+
+def test_an_expert_that_loses_is_stopped():
+    with pytest.raises(UserError, match="the expert lost 11 of 11 episodes; mend it first"):
+        demonstrate(Loser(turns=2), 5, seed=0)
+
+
+# the file
+
+
+def test_what_was_written_is_read_back_with_ids_and_without_the_worlds_numbers(tmp_path: Path):
+    out = tmp_path / "demos.jsonl"
+    file, count = write_demos(["env=twentyq", "n=5", f"out={out}", "seed=4"])
+    assert (file, count) == (out, 5)
+    found = read(out, twentyq(), room=512)
+    for episode, line in zip(found, out.read_text().splitlines(), strict=True):
+        stored = Episode.from_json(json.loads(line))
+        assert [t.action for t in episode.turns] == [t.action for t in stored.turns]
+        assert episode.task == stored.task and episode.success
+        assert all(t.reward == 0 and set(t.info) == {"success"} for t in episode.turns)
+        state = episode.state_ids(len(episode.turns) - 1)
+        text = CHAT.read(state)
+        for turn in episode.turns:
+            assert CHAT.decode(turn.action_ids) == turn.action
+            assert turn.action_ids[-1] == CHAT.closing
+        assert all(turn.action in text for turn in episode.turns[:-1])
+
+
+def test_a_dialogue_becomes_the_episode_that_play_would_have_made(tmp_path: Path):
+    (episode,) = read(written(tmp_path, row(*GOOD, task="train-0")))
+    assert episode.task == COIN.tasks("train")[0] and episode.success
+    assert [turn.action for turn in episode.turns] == ["Is it  a dog?"] * 2
+    assert [m.content for m in episode.turns[0].observation] == [
+        "Say something.", "This is train-0.",
+    ]  # fmt: skip
+    assert [m.content for m in episode.closing] == ["Go on."]
+    first = CHAT.start(episode.turns[0].observation)
+    assert episode.state_ids(0) == first
+    action = CHAT.encode_action("Is it  a dog?")
+    later = first + action + CHAT.extend(episode.turns[1].observation, action[-1])
+    assert episode.state_ids(1) == later
+
+
+def test_a_dialogue_without_a_system_message_gets_the_environments(tmp_path: Path):
+    lines = (row(*GOOD), row(*GOOD[1:]))
+    first, second = read(written(tmp_path, *lines))
+    assert first.state_ids(1) == second.state_ids(1)
+    assert first.task.id == "line-000001"
+
+
+BAD = {
+    "{": "it is not JSON",
+    "[]": 'it has neither "messages" nor "turns"',
+    row(SYSTEM, SEEN): "it has no action",
+    row(): "it has no action",
+    row(SYSTEM, SEEN, {"role": "assistant", "content": " \n"}): "it has no action in turn 1",
+    row(SYSTEM, SEEN, {"role": "bot", "content": "x"}): "unknown role 'bot': there is system, user",
+    row(SYSTEM, SEEN, {"role": "assistant", "content": None}): "a message of assistant has no text",
+    row(SYSTEM, SEEN, {"role": "assistant", "content": "\ud800"}): "a message of assistant has no",
+    row(SYSTEM, SEEN, {"role": ["x"], "content": "x"}): "unknown role ['x']",
+    row(SYSTEM, SEEN, SAID, SAID): "two actions follow each other",
+    row({"role": "system", "content": "Play chess."}, SEEN, SAID): "its system message is that of",
+    row(SYSTEM, SYSTEM, SEEN, SAID): "its system message is that of another environment",
+    row(SYSTEM, SEEN, SAID, SYSTEM, SAID): "a message of system stands in observation 2",
+    row(*GOOD, task="chess-1"): "its task 'chess-1' is of another environment",
+    row(*GOOD, task="test-0"): "its task 'test-0' is of the test split",
+    row(*GOOD, task=3): "its task 3 is of another environment",
+    row(*GOOD, task=[]): "its task [] is of another environment",
+    row(SYSTEM, SEEN, {"role": "assistant", "content": "x" * 900}): "action 1 ends at token 9",
+    row("x"): "its messages are no list of objects",  # type: ignore[arg-type]
+    json.dumps({"messages": 3}): "its messages are no list of objects",
+    json.dumps({"turns": 3}): "it is no episode",
+    json.dumps({"turns": []}): "it is no episode",
+}
+BAD[row(SAID, SEEN)] = "nothing was observed before its first action"
+
+
+@pytest.mark.parametrize("line", BAD, ids=[text[:40] for text in BAD.values()])
+def test_a_bad_line_is_refused_by_number_and_reason(tmp_path: Path, line: str):
+    file = written(tmp_path, row(*GOOD), line, row(*GOOD))
+    with pytest.raises(UserError) as refused:
+        read(file)
+    told = str(refused.value).splitlines()
+    assert len(told) == 1 and told[0].startswith(f"{file} line 2: {BAD[line]}")
+    assert told[0].endswith("; mend it, or leave such lines out with data.skip_bad=true")
+
+
+def test_bad_lines_are_left_out_and_told_only_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = written(tmp_path, "{", row(*GOOD), row(SEEN))
+    with pytest.raises(UserError) as refused:
+        read(file)
+    assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [
+        f"{file} line 1", f"{file} line 3",
+    ]  # fmt: skip
+    assert len(read(file, skip_bad=True)) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"left out: {file} line 1: it is not JSON" and len(told) == 2
+
+
+def test_many_bad_lines_are_counted(tmp_path: Path):
+    with pytest.raises(UserError) as refused:
+        read(written(tmp_path, *["{"] * 25), skip_bad=True)
+    told = str(refused.value).splitlines()
+    assert len(told) == 11 and told[-1].startswith("15 lines more;")
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_an_empty_file_is_refused_whatever_may_be_skipped(
+    tmp_path: Path, text: str, skip_bad: bool
+):
+    (tmp_path / "demos.jsonl").write_text(text)
+    with pytest.raises(UserError, match="are empty; write some with agentrl demos"):
+        read(tmp_path / "demos.jsonl", skip_bad=skip_bad)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
+    with pytest.raises(UserError, match=r"'none.jsonl' cannot be read \(No such file or directory"):
+        read(Path("none.jsonl"))
+    (tmp_path / "x").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(UserError, match=r"cannot be read \(not UTF-8\)"):
+        read(tmp_path / "x")
+
+
+def test_an_episode_that_broke_or_is_of_another_world_is_refused(tmp_path: Path):
+    (demo,) = demonstrate(twentyq(), 1, seed=0)
+    whole = demo.to_json()
+    broken, elsewhere = {**whole, "error": "KeyError: 1"}, json.loads(json.dumps(whole))
+    elsewhere["turns"][0]["observation"][0]["content"] = "Play chess."
+    lines = [json.dumps(one) for one in (broken, elsewhere, {**whole, "seeds": 1})]
+    with pytest.raises(UserError) as refused:
+        read(written(tmp_path, *lines), twentyq(), room=512)
+    told = [line.split(": ", 1)[1] for line in str(refused.value).splitlines()]
+    assert told[0].startswith("its episode broke (KeyError: 1)")
+    assert told[1].startswith("its system message is that of another environment")
+    assert told[2].startswith("it is no episode")
+    with pytest.raises(UserError, match="is of another environment"):
+        read(written(tmp_path, json.dumps(whole)))
+
+
+def test_a_task_that_another_split_keeps_for_testing_is_refused(tmp_path: Path):
+    lines = [json.dumps(e.to_json()) for e in demonstrate(twentyq(), 56, seed=0)]
+    with pytest.raises(UserError, match="is of the test split"):
+        read(written(tmp_path, *lines), twentyq(split_seed=1), room=512)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+keys = st.sampled_from(["messages", "turns", "role", "content", "task", "id", "error", "x"])
+
+
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(keys, values | st.lists(st.dictionaries(keys, values), max_size=3)))
+def test_whatever_a_line_holds_it_is_read_or_refused(found: dict[str, Any]):
+    reader = Reader(COIN, CHAT, 200)
+    try:
+        assert reader.read(json.dumps(found), 1).turns
+    except Refused as reason:
+        assert str(reason)
+
+
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_whatever_is_wrong_in_an_episode_it_is_read_or_refused(data: st.DataObject):
+    turn: dict[str, Any] = {
+        "observation": [SYSTEM, SEEN], "action": "Hm?", "observation_ids": [], "action_ids": [],
+        "logprobs": [], "info": {},
+    }  # fmt: skip
+    task = {"id": "train-1", "split": "train", "data": {}}
+    whole: dict[str, Any] = {
+        "id": "x", "task": task, "group": "x", "seed": 0, "turns": [turn], "closing": [],
+    }  # fmt: skip
+    where = data.draw(st.sampled_from([turn, task, whole]))
+    where[data.draw(st.sampled_from(sorted(where)))] = data.draw(values)
+    reader = Reader(COIN, CHAT, 200)
+    try:
+        assert reader.read(json.dumps(whole), 1).turns[0].action_ids
+    except Refused as reason:
+        assert str(reason)

@@ -1,0 +1,171 @@
+"""The grader of MATH: the box, notations, numbers, math-verify behind hard limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl_cli.envs.math import grade, pool
+from agentrl_cli.envs.math.answers import boxed, normalise, number
+from agentrl_cli.envs.math.problems import latex
+from agentrl_cli.errors import UserError
+from tests.sample_math import HARD, MISJUDGED, hostile
+from tests.sample_runs import Agentrl
+
+DATA = Path(os.environ.get("AGENTRL_DATA", Path(__file__).parents[2] / "shared" / "data"))
+ANSWERS = DATA / "math" / "MATH-500_answers_only.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("reply", "inside"),
+    [
+        (r"\boxed{5}", "5"),
+        (r"\boxed{5} then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{5} then \boxed{6", "5"),
+        (r"\boxed {x \in \{1,2\}}", r"x \in \{1,2\}"),
+        (r"} \boxed{\{} {", r"\{"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\\boxed{3}", None),
+        (r"\boxed{", None),
+        ("the answer is 5", None),
+    ],
+)
+def test_the_last_balanced_box_counts(reply: str, inside: str | None):
+    assert boxed(reply) == inside
+
+
+def test_reading_a_box_is_linear_in_hostile_text():
+    began = time.process_time()
+    for text in (r"\boxed{" * 50_000, "{" * 300_000, r"\boxed{1}" * 40_000, "\\" * 300_001):
+        boxed(text)
+    assert time.process_time() - began < 3
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(1, 10**4))
+def test_a_number_equals_itself_in_every_notation_and_no_other(top: int, bottom: int):
+    value = Fraction(top, bottom)
+    forms = [latex(value), f"{top}/{bottom}", rf"$\dfrac{{{top}}}{{{bottom}}}$"]
+    assert {number(normalise(form)) for form in forms} == {value}
+    assert all(grade(form, latex(value)) for form in forms)
+    assert not any(grade(form, latex(value + 1)) for form in forms)
+
+
+@given(st.text(max_size=300))
+def test_no_text_breaks_the_first_stages(text: str):
+    assert normalise(text) == normalise(text)
+    assert number(normalise(text)) is None or normalise(text).isascii()
+    assert not grade("", text) or not text
+
+
+@given(st.text(alphabet="0123456789/\\frac{}-+., ^x=", max_size=40))
+def test_normalising_keeps_what_a_number_is_worth(text: str):
+    once = normalise(text)
+    assert number(once) == number(normalise(once)) or number(once) is None
+
+
+def test_only_numbers_can_be_graded_without_math_verify(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "available", lambda: False)
+    assert grade("0.5", r"\frac{1}{2}") and not grade("0.6", r"\frac{1}{2}")
+    assert grade("x+1", "x+1").reason == "exact"
+    assert grade("x+1", "5").reason == "unread"
+    with pytest.raises(UserError, match=r"pip install 'agentrl-cli\[math\]'"):
+        grade("x+1", "1+x")
+
+
+def test_long_answers_are_refused_unread():
+    assert grade("5" * 513, "5" * 513).reason == "long"
+    assert grade(r"\boxed{" + "5" * 513 + "}", "5").reason == "long"
+    assert grade("x" * 100_000 + r"\boxed{5}", "5")
+
+
+def test_hostile_answers_are_the_same_for_a_seed():
+    assert hostile(40) == hostile(40) != hostile(40, 1)
+    assert max(map(len, hostile(400))) > 10_000
+
+
+def test_the_command_line_grades(agentrl: Agentrl):
+    assert agentrl("grade", r"\frac{1}{2}", r"so \boxed{0.5}").stdout == "right (number)\n"
+    done = agentrl("grade", "7", "8", "--json")
+    assert json.loads(done.stdout) == {"correct": False, "reason": "number"} and not done.returncode
+
+
+# with math-verify
+
+
+@pytest.fixture
+def math_verify() -> None:
+    pytest.importorskip("math_verify", reason="the third stage is math-verify's")
+
+
+@pytest.mark.extras
+def test_hard_pairs_get_the_expected_verdict(math_verify: None):
+    assert len(HARD) >= 60 and len({pair[:2] for pair in HARD}) == len(HARD)
+    wrong = {(a, gold) for a, gold, expected in HARD if bool(grade(a, gold)) != expected}
+    assert wrong == set(MISJUDGED)
+
+
+@pytest.mark.extras
+@pytest.mark.skipif(not ANSWERS.exists(), reason="the answers of MATH-500 are not here")
+def test_every_right_answer_equals_itself_and_not_its_neighbour(math_verify: None):
+    golds = [json.loads(line)["answer"] for line in ANSWERS.read_text().splitlines()]
+    assert all(grade(gold, gold) for gold in golds) and len(golds) == 500
+    pairs = [(a, b) for a, b in pairwise(golds[:101]) if a != b]
+    assert sum(bool(grade(*pair)) for pair in pairs) <= 1
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("answer", ["10^{10^{10}}", "(" * 250 + "x" + ")" * 250, "9^{9^{9^{9}}}"])
+def test_what_takes_too_long_is_a_timeout_and_the_next_answer_is_graded(
+    math_verify: None, answer: str
+):
+    before = pool.tally().get("timeout", 0)
+    found = grade(answer, "x+1")
+    assert not found and found.reason == "timeout"
+    assert pool.tally()["timeout"] == before + 1
+    assert grade("1+x", "x+1").reason == "verified"
+
+
+@pytest.mark.extras
+def test_threads_get_their_own_verdicts(math_verify: None):
+    pairs = [(f"x+{i}", f"{i + i % 2}+x") for i in range(60)]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda pair: bool(grade(*pair)), pairs))
+    assert found == [i % 2 == 0 for i in range(60)]
+
+
+@pytest.mark.extras
+def test_a_killed_worker_is_counted_and_replaced(math_verify: None):
+    own = pool.Pool(1)
+    try:
+        assert own.verify("1+x", "x+1") == "verified"
+        worker = own.idle.queue[0]
+        assert worker is not None
+        worker.process.kill()
+        worker.process.wait()
+        assert own.verify("1+x", "x+1") == "crash"
+        assert own.verify("1+x", "x+1") == "verified"
+        assert own.tally == {"verified": 2, "lost": 1}
+    finally:
+        own.close()
+
+
+@pytest.mark.extras
+def test_an_answer_is_never_run_as_code(math_verify: None, tmp_path: Path):
+    marker = tmp_path / "made"
+    for text in (
+        f"open('{marker}','w')",
+        rf"\text{{open('{marker}','w')}}",
+        f"1+open('{marker}','w')",
+    ):
+        assert not grade(text, "x+1")
+    assert not marker.exists()

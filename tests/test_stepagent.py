@@ -1,0 +1,331 @@
+"""StepAgent: which pairs are preferred, what the discriminator sees, whom its rewards teach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import pytest
+
+from agentrl_cli.algos.base import OptimizerSpec, Phase
+from agentrl_cli.algos.dpo import half, preference
+from agentrl_cli.algos.practice import drawn_fragments
+from agentrl_cli.algos.roles import Place
+from agentrl_cli.algos.samples import written_sample
+from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.errors import UserError
+from agentrl_cli.models.policy import score
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.settings import LoraConfig
+from agentrl_cli.types import Episode, Sample
+from tests.sample_critics import learner
+from tests.sample_models import LORA
+from tests.sample_nlac import CHAT, LOST, WON, episode, prompt, troupe, written
+from tests.sample_stepagent import (
+    EXPERT,
+    OTHER,
+    SHOWN,
+    Bandit,
+    implicit,
+    inverse,
+    phases,
+    pulls,
+    shown,
+)
+
+STILL = OptimizerSpec(lr=0.0)
+FORMS = ("logit", "unlike_agent", "like_expert")
+
+
+def buffer() -> ReplayBuffer:
+    return ReplayBuffer(None, 1)
+
+
+# implicit
+
+
+def test_pairs_are_the_experts_action_and_the_own_try_behind_one_state(model_folder: Path):
+    algo = implicit()
+    shown(algo, model_folder, [SHOWN], troupe(act="Is it a cat?"))
+    phase = phases(algo)["dpo"]
+    assert phase.keep_together == 2 and phase.count(phase.samples[0]) == 0.5
+    assert [written(sample) for sample in phase.samples] == [
+        "Is it big?", "Is it a cat?", "Maybe.\nIs it red?", "Is it a cat?",
+    ]  # fmt: skip
+    for i, sample in enumerate(phase.samples):
+        turn = SHOWN.turns[i // 2]
+        assert prompt(sample) == SHOWN.state_ids(i // 2)
+        acted = turn.action_ids if i % 2 == 0 else CHAT.encode_action("Is it a cat?")
+        assert sample.mask == [0] * len(SHOWN.state_ids(i // 2)) + [1] * len(acted)
+
+
+def test_equal_tries_are_dropped_and_counted(model_folder: Path):
+    for same, dropped in (("text", 1), ("last_line", 2)):
+        algo = implicit(same=same)
+        said = iter(["Is it big?", "Hm.\nIs it red?", "Is it a dog?"])
+        shown(algo, model_folder, [SHOWN], troupe(act=lambda text, draw, said=said: next(said)))
+        phase = phases(algo)["dpo"]
+        assert phase.metrics["stepagent/dropped"] == dropped
+        assert len(phase.samples) == 2 * (3 - dropped)
+        assert phase.metrics["stepagent/match"] == 1 / 3
+        assert phase.metrics["stepagent/last_line_match"] == 2 / 3
+
+
+def test_the_loss_is_log_two_where_the_policy_is_its_reference(model_folder: Path):
+    algo = implicit(optimizer=STILL)
+    models = shown(algo, model_folder, [SHOWN, OTHER], troupe(act="Hm?"))
+    found = learner(algo, models).run(algo.update([], buffer()), 0)
+    assert found["dpo/loss"] == pytest.approx(log(2), abs=1e-5)
+    assert found["dpo/margin"] == pytest.approx(0, abs=1e-5)
+
+
+def logprobs(models: ModelSet, samples: list[Sample]) -> list[float]:
+    bare = [Sample(s.ids, s.mask) for s in samples]
+    return [sum(row) for row in score(models.module("policy"), bare)]
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_a_step_makes_the_experts_action_likelier_and_the_own_one_less_likely(
+    model_folder: Path, lora: LoraConfig | None
+):
+    algo = implicit(beta=1.0, optimizer=OptimizerSpec(lr=1e-3 if lora is None else 1e-2))
+    models = shown(algo, model_folder, [SHOWN], troupe(act="Can it fly?"), lora)
+    samples = phases(algo)["dpo"].samples
+    trainer, before, frozen = learner(algo, models), logprobs(models, samples), []
+    for step in range(3):  # the first step of an adapter only moves its zero half
+        frozen.append(models.fingerprint("reference"))
+        trainer.run(algo.update([], buffer()), step)
+    gains = [a - b for a, b in zip(logprobs(models, samples), before, strict=True)]
+    assert all(gain > 0 for gain in gains[0::2]) and all(gain < 0 for gain in gains[1::2])
+    assert len({*frozen, models.fingerprint("reference")}) == 1
+
+
+def test_an_identical_pair_has_no_gradient(model_folder: Path):
+    algo = implicit()
+    models = shown(algo, model_folder, [SHOWN])
+    sample = written_sample(SHOWN.state_ids(1), SHOWN.turns[1].action_ids)
+    pair = (sample, deepcopy(sample))
+    phase = preference(models, [pair], beta=0.5, epochs=1, tokens_per_step=0, metrics={})
+    found = learner(algo, models).run(iter([phase]), 0)
+    assert found["dpo/grad_norm"] < 1e-4  # rounding; that of another pair is some 10
+    assert found["dpo/loss"] == pytest.approx(log(2))
+    assert sum(map(half, phase.samples)) == 1
+
+
+def test_the_reference_is_the_runs_start_or_the_policy_of_the_updates_start(model_folder: Path):
+    for reference in ("start", "iteration"):
+        algo = implicit(reference=reference)
+        models = shown(algo, model_folder, [SHOWN], troupe(act="Hm?"))
+        start, trainer, seen = models.fingerprint("policy"), learner(algo, models), []
+        for step in range(2):
+            seen.append(models.fingerprint("policy"))
+            trainer.run(algo.update([], buffer()), step)
+        assert models.fingerprint("policy") != seen[1]
+        expected = start if reference == "start" else seen[1]
+        assert models.fingerprint("reference") == expected
+
+
+def test_it_learns_to_do_as_the_expert_does(model_folder: Path):
+    bandit = Bandit(
+        implicit(optimizer=OptimizerSpec(lr=1e-3)), model_folder, pulls((1, 0, 0, 0), 40)
+    )
+    rows = [bandit.step() for _ in range(9)]
+    assert rows[0]["stepagent/match"] < 0.45 and rows[-1]["stepagent/match"] > 0.85
+    assert bandit.chances()[0] > 0.85
+
+
+# the bandit: one state, four arms, an expert with known chances
+
+
+def test_implicit_reflection_brings_the_policy_near_the_experts_chances(model_folder: Path):
+    bandit = Bandit(implicit(optimizer=OptimizerSpec(lr=1e-3)), model_folder, pulls(EXPERT, 40))
+    far = bandit.distance()
+    distances = [bandit.step() and bandit.distance() for _ in range(9)]
+    assert far == pytest.approx(0.35, abs=0.02)
+    assert distances[0] < far - 0.05 and fmean(distances[-3:]) < 0.14
+    assert bandit.chances()[3] < 0.06  # what the expert never does
+
+
+def test_inverse_reflection_brings_the_policy_near_the_experts_chances(model_folder: Path):
+    algo = inverse(
+        {"optimizer": OptimizerSpec(lr=1e-3)}, discriminator_epochs=5,
+        discriminator_optimizer=OptimizerSpec(lr=1e-3),
+    )  # fmt: skip
+    bandit = Bandit(algo, model_folder, pulls(EXPERT, 40))
+    far = bandit.distance()
+    distances = [bandit.step() and bandit.distance() for _ in range(9)]
+    assert far == pytest.approx(0.35, abs=0.02)
+    assert distances[0] < far - 0.05 and fmean(distances[-3:]) < 0.14
+    assert bandit.chances()[3] < 0.06
+
+
+# inverse: the discriminator
+
+
+def test_the_discriminator_reads_the_last_token_of_each_action_agent_one_expert_zero(
+    model_folder: Path,
+):
+    algo = inverse()
+    shown(algo, model_folder, [SHOWN], troupe(act="Hm?"))
+    phase = phases(algo)["discriminator"]
+    assert phase.model == "discriminator" and len(phase.samples) == 6
+    assert [s.streams["label"][-1] for s in phase.samples] == [1, 1, 1, 0, 0, 0]
+    for i, sample in enumerate(phase.samples):
+        turn, text = i % 3, "Hm?" if i < 3 else SHOWN.turns[i % 3].action
+        assert sample.ids == SHOWN.state_ids(turn) + CHAT.encode_action(text)
+        assert not any(sample.mask)
+        assert sample.streams["value_at"] == [0.0] * (len(sample.ids) - 1) + [1.0]
+        assert set(sample.streams["label"][:-1]) == {0.0}
+
+
+def test_layout_and_a_missing_end_do_not_tell_agent_from_expert(model_folder: Path):
+    algo = inverse()
+    shown(algo, model_folder, [SHOWN])
+    loose, cut = deepcopy(SHOWN), deepcopy(SHOWN)
+    loose.turns[1].action = " Maybe. \n\n Is  it red? "
+    cut.turns[1].action_ids = cut.turns[1].action_ids[:-1]
+    rows = [algo.judged([Place(e, 1)], label=0.0) for e in (SHOWN, loose, cut)]
+    assert rows[0] == rows[1] == rows[2]
+
+
+def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict, float, float]:
+    """The last metrics of a discriminator on 12 states, and its mean rewards for both actions."""
+    demos = [episode(f"d{i}", [expert], success=True) for i in range(12)]
+    algo = inverse(
+        {"optimizer": STILL}, reward=form, discriminator_epochs=12,
+        discriminator_optimizer=OptimizerSpec(lr=3e-3),
+    )  # fmt: skip
+    models = shown(algo, folder, demos, troupe(act=own))
+    found = learner(algo, models).run(algo.update([], buffer()), 0)
+    agents = [episode(f"d{i}", [own], success=True) for i in range(12)]
+    mine, theirs = (fmean(algo.rewards([Place(e, 0) for e in row])) for row in (agents, demos))
+    return found, mine, theirs
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_where_actions_differ_the_experts_earn_more_whatever_the_form(
+    model_folder: Path, form: str
+):
+    found, mine, theirs = trained_judge(model_folder, "Is it a dog?", "Is it big?", form)
+    assert theirs > mine + 0.5
+    assert found["discriminator/accuracy"] > 0.7
+    assert found["stepagent/reward_gap"] == pytest.approx(theirs - mine, abs=1e-4)
+    signs = {"logit": (True, False), "unlike_agent": (True, True), "like_expert": (False, False)}
+    assert (theirs > 0, mine > 0) == signs[form]
+
+
+def test_where_actions_are_the_same_the_discriminator_cannot_tell(model_folder: Path):
+    found, mine, theirs = trained_judge(model_folder, "Is it big?", "Is it big?", "logit")
+    assert found["discriminator/loss"] == pytest.approx(log(2), abs=0.03)
+    assert mine == theirs == pytest.approx(0, abs=0.4)  # D near 0.5
+    assert found["stepagent/reward_gap"] == 0
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_each_phase_moves_its_own_model_only(model_folder: Path, lora: LoraConfig | None):
+    algo = inverse({"kl": 0.1})
+    models = shown(algo, model_folder, [SHOWN, OTHER], lora=lora)
+    trainer, marks = learner(algo, models), []
+
+    def watched() -> Iterator[Phase]:
+        for phase in algo.update([], buffer()):
+            yield phase
+            marks.append({name: models.fingerprint(name) for name in models.names})
+
+    start = {name: models.fingerprint(name) for name in models.names}
+    trainer.run(watched(), 0)
+    changed = [
+        {name for name in models.names if now[name] != then[name]}
+        for then, now in zip([start, *marks], marks, strict=False)
+    ]
+    assert changed == [{"discriminator"}, {"policy"}]
+
+
+def test_under_lora_the_discriminator_is_an_adapter_of_its_own_with_a_head(model_folder: Path):
+    algo = inverse()
+    models = shown(algo, model_folder, [SHOWN], lora=LORA)
+    judge, policy = models.weights("discriminator"), models.weights("policy")
+    assert models.module("policy") is models.module("discriminator")
+    assert all("lora_" in name or name.startswith("head.") for name in judge)
+    assert {"head.weight", "head.bias"} <= judge.keys()
+    assert not {id(w) for w in judge.values()} & {id(w) for w in policy.values()}
+
+
+# inverse: the policy
+
+
+def policy_phase(algo, models: ModelSet, episodes: list[Episode] | None = None) -> Phase:
+    """PPO's phase behind a discriminator that was trained."""
+    phase_list = algo.update(episodes or [], buffer())
+    learner(algo, models).run(iter([next(phase_list)]), 0)
+    return next(phase_list)
+
+
+def test_a_try_earns_its_standardised_reward_less_the_states_value(model_folder: Path):
+    algo = inverse(discriminator_epochs=3)
+    models = shown(algo, model_folder, [SHOWN, OTHER], troupe(act=["Hm?", "Is it a cat?"]))
+    phase = policy_phase(algo, models)
+    advantages = [max(s.streams["advantage"], key=abs) for s in phase.samples]
+    assert len(advantages) == 5 and len(set(advantages)) > 2
+    assert fmean(advantages) == pytest.approx(0, abs=1e-6)  # values begin at 0
+    assert pstdev(advantages) == pytest.approx(1, abs=1e-6)
+    for sample, place in zip(phase.samples, drawn_fragments(algo.context, 0), strict=True):
+        assert prompt(sample) == place.state and set(sample.streams["old_value"]) == {0.0}
+
+
+def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(model_folder: Path):
+    algo = inverse({"discount": 1.0, "gae_lambda": 1.0}, rollout="environment")
+    models = shown(algo, model_folder, [SHOWN, OTHER])
+    played = [deepcopy(WON), deepcopy(LOST)]
+    before = deepcopy(played)
+    phase = policy_phase(algo, models, played)
+    assert played == before  # the world's own rewards stay in the record
+    own = [Place(e, t) for e in played for t in range(len(e.turns))]
+    raw = algo.rewards(own)
+    rewards = [(r - fmean(raw)) / pstdev(raw) for r in raw]
+    returns = [[r for r in s.streams["return"] if r] for s in phase.samples]
+    assert returns[0] == pytest.approx([sum(rewards[i:3]) for i in range(3)], abs=1e-4)
+    assert returns[1] == pytest.approx([sum(rewards[i:5]) for i in (3, 4)], abs=1e-4)
+
+
+def test_in_the_environment_as_many_expert_turns_are_judged_as_own_ones(model_folder: Path):
+    algo = inverse(rollout="environment")
+    shown(algo, model_folder, [OTHER])
+    assert algo.plays and not inverse().plays
+    phase = phases(algo, [WON, LOST])["discriminator"]
+    assert [s.streams["label"][-1] for s in phase.samples] == [1.0] * 5 + [0.0] * 5
+    broken = replace(WON, error="KeyError: 1")
+    assert phases(algo, [broken])["discriminator"].samples == []
+
+
+def test_the_entropy_bonus_reaches_the_weights(model_folder: Path):
+    found = {}
+    for entropy in (0.0, 10.0):
+        algo = inverse({"entropy": entropy, "optimizer": OptimizerSpec(lr=1e-3)})
+        models = shown(algo, model_folder, [SHOWN], troupe(act="Is it a dog?"))
+        phase = policy_phase(algo, models)
+        assert phase.entropy_gradient is (entropy > 0)
+        trainer = learner(algo, models)
+        found[entropy] = [trainer.run(iter([phase]), i)["policy/entropy"] for i in range(4)]
+    assert found[10.0][0] == pytest.approx(found[0.0][0])
+    assert found[10.0][-1] > found[0.0][-1]
+
+
+WRONG = {
+    "fragments_per_update is -1; give at least 0": (implicit, {"fragments_per_update": -1}),
+    "beta is -0.1; give at least 0": (implicit, {"beta": -0.1}),
+    "epochs is 0; give at least 1": (implicit, {"epochs": 0}),
+    "discriminator_epochs is 0; give at least 1": (inverse, {"discriminator_epochs": 0}),
+    "reward_clip is -1; give at least 0": (inverse, {"reward_clip": -1}),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_numbers_that_cannot_be_are_refused(words: str):
+    make, changes = WRONG[words]
+    with pytest.raises(UserError, match=f"^{words}$"):
+        make(**changes)
