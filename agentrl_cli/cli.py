@@ -32,6 +32,11 @@ Examples:
   agentrl train algo=grpo env=twentyq steps=50 seed=1
   agentrl train --config runs/2026-11-21_twentyq-nlac-tiny_s1_k7f2/config.yaml
 """
+REPRODUCE_EXAMPLES = """\b
+Examples:
+  agentrl reproduce twentyq_rft --seed 0
+  agentrl reproduce all --smoke
+"""
 SWEEP_EXAMPLES = """\b
 Examples:
   agentrl sweep algo=nlac,self_ac,grpo env=twentyq seed=0,1,2
@@ -252,6 +257,31 @@ def report(
         typer.echo(note, err=True)
     typer.echo(json.dumps(found.to_json()) if as_json else render(found, _width()))
     typer.echo(f"page: {write(found, out or folder_for(runs), pages)}", err=True)
+
+
+@app.command("reproduce", epilog=REPRODUCE_EXAMPLES)
+def reproduce_preset(
+    name: Annotated[str, typer.Argument(help="A preset of agentrl list experiment, or all.")],
+    seed: Annotated[list[int] | None, typer.Option(help="All that are stored by default.")] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="With all: walk each, toy-sized.")] = False,
+    store: Annotated[bool, typer.Option("--store", help="Keep the numbers as the stored.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where its runs go.")] = Path("runs/reproduce"),
+) -> None:
+    """Run a preset and compare its result with the stored numbers."""
+    from agentrl_cli.reproduce import reproduce
+    from agentrl_cli.reproduce import smoke as walk
+
+    if (name == "all") != smoke:
+        raise UserError("give the name of one preset, or: agentrl reproduce all --smoke")
+    if smoke:
+        lines, failed = walk(folder / "smoke")
+    else:
+        verdicts = reproduce(name, seed or [], folder, store)
+        lines = [verdict.line() for verdict in verdicts]
+        failed = sum(verdict.agrees is False for verdict in verdicts)
+    typer.echo("\n".join(lines))
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command()

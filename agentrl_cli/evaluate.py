@@ -48,7 +48,8 @@ def play_split(parts: Parts, split: str, per_task: int, temperature: float) -> l
     starts = split_starts(parts, split, per_task)
     sampling = replace(parts.collector.sampling, temperature=temperature)
     parts.generator.clear()
-    return parts.play(starts, sampling)
+    by = [parts.algo.refined()] if parts.eval.act == "refined" else []
+    return parts.play(starts, sampling, *by)
 
 
 def split_starts(parts: Parts, split: str, per_task: int) -> list[Start]:

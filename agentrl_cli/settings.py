@@ -6,6 +6,7 @@ Numbers live in conf/ only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from agentrl_cli.errors import UserError, at_least
 
@@ -47,7 +48,8 @@ class HardwareConfig:
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     """How splits are played; `tasks` null means all, `baseline` also plays the starting weights,
-    `greedy` also one episode a task at temperature 0."""
+    `greedy` also one episode a task at temperature 0, `act` refined lets an algorithm that refines
+    actions play these (runs of earlier versions have no such key)."""
 
     splits: list[str]
     episodes_per_task: int
@@ -55,6 +57,7 @@ class EvalConfig:
     tasks: int | None
     greedy: bool
     baseline: bool
+    act: Literal["policy", "refined"] = "policy"
 
     def __post_init__(self) -> None:
         if not self.splits:

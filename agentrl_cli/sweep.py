@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 MANY = 100  # points from which a person is asked first
 LONGEST = 120  # letters of a run's name
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null")
-PLUGINS = {
-    "joblib": "sweep", "submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray",
-    "ray_aws": "ray",
+PLUGINS = {  # the extra that brings a launcher or sweeper
+    "joblib": "sweep", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna",
 }  # fmt: skip
 
 

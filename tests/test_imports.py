@@ -35,7 +35,8 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "demos": LEAVES | {"chat", "config", "envs.base"},
     "rollout": WORLD | {"chat", "generators.base", "envs.base"},
     "collect": WORLD | {"chat", "generators.base", "envs.base", "rollout"},
-    "algos": WORLD | {"losses", "buffer", "models.policy", "models.shadow", "rollout"},
+    "algos": WORLD
+    | {"generators.base", "losses", "buffer", "models.policy", "models.shadow", "rollout"},
     "corpora": WORLD
     | {"algos.nlac", "algos.language", "chat", "collect", "envs", "models.load", "run"},
     "optimizer": {"algos.base"},
@@ -53,10 +54,11 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     | {"models.policy", "report.summary", "rollout", "run"},
     "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
     "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},
+    "reproduce": LEAVES | {"config", "run", "schema"},
     "sweep": LEAVES | {"config", "report.listing", "report.text", "run"},
     "cli": WORLD
     | {"config", "demos", "schema", "run", "report", "train", "evaluate", "play", "export"}
-    | {"envs.math", "sweep"},
+    | {"envs.math", "reproduce", "sweep"},
 }
 ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}
 NEVER = {  # what a file may not even name for type checkers

@@ -69,6 +69,14 @@ def test_figures_of_a_group_by_hand(two: Path):
     assert rows["grpo"].difference is None and rows["grpo"].improvement is None
 
 
+def test_chances_of_several_tries_by_hand(two: Path):
+    nlac = {row.group: row for row in only(two).rows}["nlac"]
+    # of two games each: cat both, dog one, owl one, elk one
+    assert nlac.passes.keys() == {"pass@2", "pass^2"}
+    assert (nlac.passes["pass@2"].mean, nlac.passes["pass^2"].mean) == (1.0, 1 / 4)
+    assert nlac.passes["pass^2"].low == 0 and nlac.passes["pass^2"].high > 1 / 4
+
+
 def test_costs_are_means_over_runs(two: Path):
     (grpo, _) = only(two).rows
     assert grpo.cost["episodes"] == 200 and grpo.cost["tokens_played"] == 2000

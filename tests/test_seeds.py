@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from agentrl_cli.report import seeds
-from agentrl_cli.report.statistics import clustered, over_tasks
+from agentrl_cli.report.statistics import clustered
 
 SCORES = [0.31, 0.42, 0.35, 0.58, 0.47, 0.29, 0.44, 0.52, 0.40, 0.38]
 OTHERS = [0.33, 0.37, 0.41, 0.30, 0.36, 0.44, 0.28]
@@ -134,15 +134,3 @@ def test_a_threshold_is_reached_at_its_first_crossing():
 def test_a_band_holds_the_mean_and_is_as_narrow_as_the_runs_agree():
     low, high = seeds.band(np.array([[0.2, 0.4], [0.4, 0.4], [0.3, 0.4]]))
     assert low[0] < 0.3 < high[0] and (low[1], high[1]) == pytest.approx((0.4, 0.4))
-
-
-def test_figures_of_a_task_get_an_interval_over_tasks():
-    def all_won(won: int, played: int, k: int) -> float:
-        return math.comb(won, k) / math.comb(played, k)
-
-    counts = [(4, 4), (2, 4), (0, 4), (1, 1)]  # the last has too few episodes for k = 2
-    found = over_tasks(counts, 2, all_won)
-    assert found.mean == pytest.approx((1 + 1 / 6 + 0) / 3)
-    assert found.low == 0 and found.high == 1
-    with pytest.raises(ValueError, match="at least one"):
-        over_tasks([(1, 1)], 2, all_won)

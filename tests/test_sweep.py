@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,15 @@ def test_runs_side_by_side_get_one_thread_each_unless_told():
 # real multiruns
 
 
+@pytest.fixture(autouse=True)
+def worlds_of_tests_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs are processes of their own, which must find `coin`."""
+    here = Path(__file__).parent
+    before = os.environ.get("PYTHONPATH")
+    found = [str(here), str(here.parent), *([before] if before else [])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(found))
+
+
 def small(root: Path, *more: str) -> list[str]:
     return [*SMALL, "steps=1", "save_every=0", "eval_every=0", f"runs={root}", *more]
 
@@ -162,6 +172,7 @@ def test_a_run_that_cannot_start_is_told_and_the_others_go_on(tmp_path: Path):
     [
         ("hydra_joblib_launcher", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]),
         ("hydra_submitit_launcher", ["hydra/launcher=submitit_local"]),
+        ("hydra_ray_launcher", ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"]),
     ],
 )
 def test_launchers_run_every_point(plugin: str, overrides: list[str], tmp_path: Path):

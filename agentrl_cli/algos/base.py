@@ -149,6 +149,10 @@ class Algorithm(ABC):
         """Measure, at evaluation time, what this algorithm must watch; nothing by default."""
         return {}
 
+    def refined(self) -> Generator:
+        """Who plays when `eval.act` is refined. Raises UserError where actions are not refined."""
+        raise UserError("eval.act=refined needs an algorithm that refines, like nlac; give policy")
+
     def values(self, states: list[list[int]]) -> list[float]:
         """What each state is worth, its ids ending with an action or a part of one. Raises
         UserError where no critic reads such states."""

@@ -20,11 +20,12 @@ from torch import Tensor
 from agentrl_cli.algos import watch
 from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase
 from agentrl_cli.algos.language import Prompts, fill, outcome
-from agentrl_cli.algos.refine import Refinement
+from agentrl_cli.algos.refine import RefinedPlay, Refinement
 from agentrl_cli.algos.roles import Place, Roles
 from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import at_least, share
+from agentrl_cli.generators.base import Generator
 from agentrl_cli.losses import nll, with_kl
 from agentrl_cli.models.policy import Batch, Outputs, note_logprobs, score
 from agentrl_cli.types import Episode, Sample
@@ -206,6 +207,11 @@ class NLAC(Algorithm):
         loss = self.distil if name == "policy" else nll
         size = self.advanced.tokens_per_step
         return Phase(name, samples, loss, tokens_per_step=size, metrics=metrics)
+
+    def refined(self) -> Generator:
+        """Plays refined actions with the present weights, without distilling them."""
+        self.roles.begin("refined")
+        return RefinedPlay(refine=self.refine, generator=self.context.generator)
 
     # what a reader sees
 

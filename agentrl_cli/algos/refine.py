@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from agentrl_cli.algos.language import fill
 from agentrl_cli.algos.roles import Judged, Place, Roles
+from agentrl_cli.generators.base import Completion, Generator, Sampling
+from agentrl_cli.types import Episode, Task, Turn
 
 Chain = list[Judged]
 
@@ -87,3 +90,41 @@ class Refinement:
     def _readable(self, chain: Chain) -> bool:
         asked = chain if self.gate else chain[:-1]
         return self.control == "empty_critiques" or all(one.optimal is not None for one in asked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefinedPlay(Generator):
+    """A generator that plays the refined action instead of distilling it: each of the policy's
+    actions is criticised and written again, and kept where the result does not pass."""
+
+    refine: Refinement
+    generator: Generator
+
+    def generate(
+        self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
+    ) -> list[list[Completion]]:
+        """One action behind each prompt; of rewritten ones the log-probs are not known (NaN)."""
+        first = [row[0] for row in self.generator.generate(prompts, seeds, sampling, model)]
+        places = [standing(ids) for ids in prompts]
+        chains = self.refine.chains(places, [one.ids for one in first])
+        better = {chain[0].place: chain[-1].action for chain in chains if self.refine.passes(chain)}
+        return [
+            [_rewritten(one, better.get(place, one.ids))]
+            for place, one in zip(places, first, strict=True)
+        ]
+
+    def load(self, model: str, version: int, path: Path | None = None) -> None:
+        """Hand on to the generator inside."""
+        self.generator.load(model, version, path)
+
+
+def standing(ids: list[int]) -> Place:
+    """A place of which nothing is known but the ids that lead there."""
+    turn = Turn([], "", ids, [], [])
+    return Place(Episode("", Task("", "", {}), "", 0, [turn]), 0)
+
+
+def _rewritten(one: Completion, ids: list[int]) -> Completion:
+    if ids == one.ids:
+        return one
+    return replace(one, ids=ids, logprobs=[float("nan")] * len(ids), finish="stop")

@@ -108,6 +108,10 @@ def render(found: Report, width: int | None = None) -> str:
         if one.rows:
             parts.append(tables.draw(tables.results(one), one.world, width))
             parts += tables.remarks(one)
+            if len(played := tables.passes(one)) > 1:
+                parts.append(
+                    tables.draw(played, "one of k, and all of k, episodes of a task", width)
+                )
             parts.append(tables.draw(tables.spent(one), "what it cost (means over runs)", width))
         else:
             parts.append(f"{one.world}: no run has finished")

@@ -14,9 +14,10 @@ from agentrl_cli.errors import UserError
 from agentrl_cli.report import seeds
 from agentrl_cli.report.records import Record, group_of, label, world_of
 from agentrl_cli.report.seeds import Noise, Outcomes
-from agentrl_cli.report.statistics import Interval
+from agentrl_cli.report.statistics import Interval, pass_at_k, pass_hat_k
 
 SMOOTH = 5  # updates whose mean success is held against the threshold
+TRIES = (2, 4, 8)  # k of pass@k and pass^k, where tasks were played that often
 PHASES = ("rollout", "algorithm", "train", "eval")
 Key = tuple[int, int]  # a run's seed, and its number among those of that seed
 
@@ -62,8 +63,8 @@ class Efficiency:
 @dataclass(frozen=True)
 class Figures:
     """What is said of a group. Shares in 0 to 1; `scores` are all runs' finals by seed, never the
-    best; `difference` and `improvement` are against the reference, None for itself (and for the
-    latter with a single run on a side, which shows no spread)."""
+    best; `passes` are pass@k and pass^k. `difference` and `improvement` are against the reference,
+    None for itself (and for the latter with a single run on a side, which shows no spread)."""
 
     group: str
     seeds: list[int]
@@ -76,6 +77,7 @@ class Figures:
     improvement: Interval | None
     efficiency: Efficiency | None
     cost: dict[str, float]
+    passes: dict[str, Interval]
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ def _figures(group: Group, against: Group | None, split: str, level: float | Non
         improvement=seeds.improvement(scores, others) if has_spread else None,
         efficiency=efficiency(group.records, level) if level is not None else None,
         cost=cost(group.records),
+        passes=passes(list(final.values())),
     )
 
 
@@ -163,6 +166,20 @@ def outcomes(record: Record, step: int | None, split: str) -> Outcomes | None:
     kept = record.outcomes(step) if split == record.splits[0] else None
     score = record.score(step, split)
     return kept or ({"": [score]} if score is not None else None)
+
+
+def passes(runs: Sequence[Outcomes]) -> dict[str, Interval]:
+    """pass@k (one of k episodes of a task succeeds) and pass^k (all k do), each estimated without
+    bias for every task of every run; runs and tasks are resampled."""
+    if any("" in run for run in runs):
+        return {}
+    least = min((len(row) for run in runs for row in run.values()), default=0)
+    found: dict[str, Interval] = {}
+    for k in (k for k in TRIES if k <= least):
+        some = [{t: [pass_at_k(int(sum(r)), len(r), k)] for t, r in run.items()} for run in runs]
+        every = [{t: [pass_hat_k([v > 0 for v in r], k)] for t, r in run.items()} for run in runs]
+        found |= {f"pass@{k}": seeds.crossed(some), f"pass^{k}": seeds.crossed(every)}
+    return found
 
 
 def efficiency(records: Sequence[Record], threshold: float) -> Efficiency | None:

@@ -31,7 +31,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6
 DASHES = ("-", "--", "-.", ":")
 PHASE_COLOURS = ("#4C78A8", "#F2A65A", "#59A68F", "#B8B8B8")
 INK, PALE = "#22303c", "#d9dee3"
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8.5,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#8a949e",
     "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,

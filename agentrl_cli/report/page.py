@@ -96,6 +96,7 @@ class WorldView:
 
     label: str
     results: Cells
+    passes: Cells
     spent: Cells
     remarks: list[str]
     pictures: list[tuple[str, str]]  # what it shows, and the image as data
@@ -122,7 +123,7 @@ def world_view(
         if any(found.values()):
             critics.append(critic_view(group.label, found, runs))
     images = [(name, data_url(svg)) for name, svg in pictures.items()]
-    cells = tables.results(comparison), tables.spent(comparison)
+    cells = tables.results(comparison), tables.passes(comparison), tables.spent(comparison)
     return WorldView(world.label, *cells, tables.remarks(comparison), images, critics, runs)
 
 

@@ -6,7 +6,7 @@ What is said of several runs (seeds) is in `seeds`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,17 +37,6 @@ def clustered(values: Sequence[Sequence[float]], seed: int = 0) -> Interval:
     means = sums[picks].sum(1) / np.maximum(1.0, counts[picks].sum(1))
     low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(sums.sum() / counts.sum()), float(low), float(high))
-
-
-def over_tasks(
-    counts: Iterable[tuple[int, int]], k: int, estimate: Callable[[int, int, int], float]
-) -> Interval:
-    """The mean over tasks of `estimate(successes, episodes, k)` and its interval, tasks resampled.
-
-    For figures like pass@k that one task's episodes give together. Tasks with fewer than `k`
-    episodes are left out; raises ValueError where none is left.
-    """
-    return clustered([[estimate(won, played, k)] for won, played in counts if played >= k])
 
 
 def pass_at_k(correct: int, n: int, k: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from agentrl_cli.report.compare import Comparison, Figures
@@ -54,6 +55,14 @@ def spent(comparison: Comparison) -> Cells:
             ("reached by", lambda row: _reached(row)),
         ]
     return _cells(columns, rows)
+
+
+def passes(comparison: Comparison) -> Cells:
+    """Header and rows: pass@k and pass^k; the header alone where tasks were played once."""
+    names = list(dict.fromkeys(name for row in comparison.rows for name in row.passes))
+    columns: list[tuple[str, Any]] = [("group", lambda row: row.group)]
+    columns += [(name, partial(_passed, name)) for name in sorted(names, key=_by_kind)]
+    return _cells(columns, comparison.rows if names else [])
 
 
 def remarks(comparison: Comparison) -> list[str]:
@@ -120,6 +129,14 @@ def probability(found: Interval | None) -> str:
 def count(value: float | None) -> str:
     """A whole number with thousands apart, or a dash."""
     return "–" if value is None else f"{value:,.0f}"
+
+
+def _by_kind(name: str) -> tuple[str, int]:
+    return name[:5], int(name[5:])
+
+
+def _passed(name: str, row: Figures) -> str:
+    return interval(row.passes.get(name))
 
 
 def _until(row: Figures, what: str) -> str:

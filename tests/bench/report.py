@@ -76,7 +76,7 @@ def main() -> None:
         large, wanted = make_large(folder)
         file = large / "episodes" / "eval-000020.jsonl"
         seek = measured(folder, "show", "large", "--episode", wanted)
-        filtered = measured(folder, "show", "large", "--changed", "--lost")
+        filtered = measured(folder, "show", "large", "--lost")
         index.index_file(file).unlink()
         scan = measured(folder, "show", "large", "--episode", wanted)
         size = file.stat().st_size
