@@ -123,9 +123,12 @@ class Inverse(Algorithm):
         return self.rollout == "environment"
 
     def models(self) -> dict[str, ModelSpec]:
-        """PPO's, and the discriminator: weights of its own with a scalar head that starts at 0."""
-        learns = self.discriminator_optimizer
-        judge = ModelSpec(kind="trained", generates=False, optimizer=learns, head="value")
+        """PPO's, and the discriminator: weights of its own, which begin as the policy does, with a
+        scalar head that begins at 0."""
+        judge = ModelSpec(
+            kind="trained", generates=False, optimizer=self.discriminator_optimizer, head="value",
+            begins_as="policy",
+        )  # fmt: skip
         return {**self.ppo.models(), "discriminator": judge}
 
     def bind(self, context: Context) -> None:
