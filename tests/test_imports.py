@@ -31,7 +31,8 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "losses": {"models.policy"},
     "chat": WORLD,
     "buffer": WORLD,
-    "demos": LEAVES | {"chat", "config", "envs.base"},
+    "demos": WORLD | {"chat", "envs.base"},
+    "experts": LEAVES | {"config", "envs.base"},
     "rollout": WORLD | {"chat", "generators.base", "envs.base"},
     "collect": WORLD | {"chat", "generators.base", "envs.base", "rollout"},
     "algos": WORLD | {"losses", "buffer", "models.policy", "models.shadow", "rollout"},
@@ -52,7 +53,7 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
     "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},
     "cli": WORLD
-    | {"config", "demos", "schema", "run", "report", "train", "evaluate", "play", "export"},
+    | {"config", "experts", "schema", "run", "report", "train", "evaluate", "play", "export"},
 }
 ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}
 NEVER = {  # what a file may not even name for type checkers
