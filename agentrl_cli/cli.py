@@ -180,7 +180,7 @@ def export(
 @app.command()
 def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Write expert episodes of train tasks: agentrl demos env=twentyq n=128 out=demos.jsonl"""
-    from agentrl_cli.demos import write_demos
+    from agentrl_cli.experts import write_demos
 
     file, count = write_demos(overrides or [], config_dir)
     typer.echo(file)

@@ -32,7 +32,7 @@ OTHER = episode("other", ["Is it old?", "Is it an owl?"], success=True)
 
 def implicit(**changes: Any) -> Implicit:
     usual: dict[str, Any] = {
-        "fragments_per_update": 0, "same": "text", "beta": 0.1, "reference": "start", "epochs": 1,
+        "fragments_per_update": 0, "tried": "turn", "beta": 0.1, "reference": "start", "epochs": 1,
         "tokens_per_step": 0, "optimizer": ADAM,
     }  # fmt: skip
     return Implicit(**{**usual, **changes})
@@ -40,7 +40,8 @@ def implicit(**changes: Any) -> Implicit:
 
 def inverse(ppo_changes: dict[str, Any] | None = None, **changes: Any) -> Inverse:
     usual: dict[str, Any] = {
-        "fragments_per_update": 0, "rollout": "fragment", "reward": "logit", "reward_clip": 5.0,
+        "fragments_per_update": 0, "tried": "turn", "rollout": "fragment", "reward": "logit",
+        "reward_clip": 5.0,
         "discriminator_epochs": 1, "discriminator_tokens_per_step": 0,
         "discriminator_optimizer": ADAM, "ppo": ppo(**{"optimizer": ADAM, **(ppo_changes or {})}),
     }  # fmt: skip

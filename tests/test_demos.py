@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl_cli.config import build, check, compose
-from agentrl_cli.demos import Reader, Refused, demonstrate, read_demos, write_demos
+from agentrl_cli.demos import Reader, Refused, read_demos
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.env import TwentyQ
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 from agentrl_cli.errors import UserError
+from agentrl_cli.experts import demonstrate, write_demos
 from agentrl_cli.types import Episode, Task
 from tests.coin import Coin
 from tests.sample_nlac import CHAT

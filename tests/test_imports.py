@@ -32,7 +32,8 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "losses": {"models.policy"},
     "chat": WORLD,
     "buffer": WORLD,
-    "demos": LEAVES | {"chat", "config", "envs.base"},
+    "demos": WORLD | {"chat", "envs.base"},
+    "experts": LEAVES | {"config", "envs.base"},
     "rollout": WORLD | {"chat", "generators.base", "envs.base"},
     "collect": WORLD | {"chat", "generators.base", "envs.base", "rollout"},
     "algos": WORLD
@@ -57,7 +58,7 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "reproduce": LEAVES | {"config", "run", "schema"},
     "sweep": LEAVES | {"config", "report.listing", "report.text", "run"},
     "cli": WORLD
-    | {"config", "demos", "schema", "run", "report", "train", "evaluate", "play", "export"}
+    | {"config", "experts", "schema", "run", "report", "train", "evaluate", "play", "export"}
     | {"envs.math", "reproduce", "sweep"},
 }
 ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}

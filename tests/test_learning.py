@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl_cli.cli import app
+from agentrl_cli.experts import write_demos
 from agentrl_cli.models.load import TINY
 from agentrl_cli.run import Run
 from agentrl_cli.train import start
@@ -36,6 +37,18 @@ def test_imitating_its_own_successes_makes_the_policy_win_more(tmp_path: Path):
     gain = final["eval/train_success"] - base["eval/train_success"]
     # 336 games before and after: the gain's standard error is 3 points; it was 20 and 16 in trials
     assert gain > 0.08
+    assert base["eval/train_success_high"] < final["eval/train_success"]
+
+
+def test_imitating_an_expert_makes_the_policy_win_more(tmp_path: Path):
+    demos, _ = write_demos(["env=twentyq", "n=128", f"out={tmp_path / 'demos.jsonl'}"])
+    run = trained(
+        tmp_path, "algo=sft", f"data.demos={demos}", "steps=3", "algo.tokens_per_step=4000",
+        "eval.episodes_per_task=4",
+    )  # fmt: skip
+    base, *_, final = run.metrics()
+    # 224 games before and after; it was 25 points in a trial on test objects
+    assert final["eval/train_success"] - base["eval/train_success"] > 0.1
     assert base["eval/train_success_high"] < final["eval/train_success"]
 
 

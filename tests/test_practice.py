@@ -10,15 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl_cli.algos.practice import (
+    Fragment,
     Try,
-    as_episode,
-    draw,
-    drawn_fragments,
     every_turn,
+    fragment,
     fragments,
     match_metrics,
     practise,
-    room,
     tidy,
 )
 from agentrl_cli.generators.hf import HFGenerator
@@ -33,12 +31,12 @@ USUAL = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCh
 @given(st.lists(st.text("abcxyz?", min_size=1, max_size=12), min_size=1, max_size=5, unique=True))
 def test_a_trajectory_of_n_actions_has_n_fragments_each_a_prefix_of_the_next(actions: list[str]):
     demo = episode("any", [f"<{action}>" for action in actions], success=True)
-    places = fragments([demo], 10_000)
-    assert [place.turn for place in places] == list(range(len(actions)))
-    states = [place.state for place in places]
-    for state, later, place in zip(states, states[1:], places, strict=False):
+    found = [fragment(place, CHAT, "turn") for place in every_turn([demo])]
+    assert [one.place.turn for one in found] == list(range(len(actions)))
+    states = [one.state for one in found]
+    for state, later, one in zip(states, states[1:], found, strict=False):
         assert later[: len(state)] == state
-        assert later[len(state) : len(state) + len(place.action)] == place.action
+        assert later[len(state) : len(state) + len(one.action)] == one.action
     for state, turn in zip(states, demo.turns, strict=True):
         assert turn.action not in CHAT.read(state)  # no practice prompt holds its answer
 
@@ -47,12 +45,12 @@ def test_practice_is_one_call_on_the_experts_states_and_asks_no_world(model_fold
     speakers, algo = troupe(), implicit()
     shown(algo, model_folder, [SHOWN, OTHER], speakers)
     algo.context.probe = pytest.fail  # type: ignore[assignment]
-    tries = practise(algo.context, every_turn([SHOWN, OTHER]))
+    tries = practise(algo.context, fragments(algo.context, "turn", 0))
     (call,) = speakers.calls
     assert call.model == "policy" and call.sampling == SAMPLING
     assert call.prompts == [e.state_ids(t) for e in (SHOWN, OTHER) for t in range(len(e.turns))]
     assert {t.text for t in tries} <= {"Is it a dog?", "Is it a cat?"}
-    assert [t.expert for t in tries][:3] == [turn.action for turn in SHOWN.turns]
+    assert [t.fragment.text for t in tries][:3] == [turn.action for turn in SHOWN.turns]
     assert all(t.ids == CHAT.encode_action(t.text) for t in tries)
 
 
@@ -60,11 +58,16 @@ def test_tries_depend_on_seed_and_step_only(model_folder: Path):
     algo = implicit()
     models = shown(algo, model_folder, [SHOWN, OTHER])
     algo.context.generator = HFGenerator(Weights(models), max_batch=64, cache_tokens=5000)
-    places = every_turn([SHOWN, OTHER])
-    first, again = (practise(algo.context, places) for _ in range(2))
+    found = fragments(algo.context, "turn", 0)
+    first, again = (practise(algo.context, found) for _ in range(2))
     assert [t.ids for t in first] == [t.ids for t in again]
     algo.context.step = 1
-    assert [t.ids for t in practise(algo.context, places)] != [t.ids for t in first]
+    assert [t.ids for t in practise(algo.context, found)] != [t.ids for t in first]
+
+
+def whole(turn: int) -> Fragment:
+    """A turn of SHOWN that is tried as a whole."""
+    return fragment(every_turn([SHOWN])[turn], CHAT, "turn")
 
 
 @pytest.mark.parametrize(
@@ -80,8 +83,8 @@ def test_tries_depend_on_seed_and_step_only(model_folder: Path):
     ],
 )
 def test_what_counts_as_the_same_leaves_layout_out(own: str, text: bool, last_line: bool):
-    attempt = Try(every_turn([SHOWN])[1], [], own)
-    assert (attempt.matches("text"), attempt.matches("last_line")) == (text, last_line)
+    attempt = Try(whole(1), [], own)
+    assert (attempt.matches, attempt.last_line_matches) == (text, last_line)
 
 
 @given(st.text())
@@ -91,49 +94,72 @@ def test_tidying_twice_changes_nothing_and_loses_no_letter(text: str):
 
 
 def test_the_match_rate_is_a_share_of_what_was_practised():
-    places = every_turn([SHOWN])
     texts = ("Is it big?", "No.\nIs it red?", "Is it a dog?")
-    found = match_metrics([Try(p, [], t) for p, t in zip(places, texts, strict=True)])
+    found = match_metrics([Try(whole(i), [], text) for i, text in enumerate(texts)])
     assert found == {
         "stepagent/fragments": 3, "stepagent/match": 1 / 3, "stepagent/last_line_match": 2 / 3,
     }  # fmt: skip
     assert match_metrics([])["stepagent/match"] == 0
 
 
-def test_as_many_fragments_as_asked_for_are_drawn_and_none_twice():
-    places = every_turn([SHOWN, OTHER])
-    some = draw(places, 3, seed=1)
-    assert len({(p.episode.id, p.turn) for p in some}) == 3
-    assert draw(places, 0, seed=1) == draw(places, 99, seed=1) == places
-    orders = {tuple(places.index(p) for p in draw(places, 3, seed)) for seed in range(20)}
-    assert len(orders) > 10
+def test_the_last_line_is_tried_behind_the_experts_thought(model_folder: Path):
+    speakers, algo = troupe(act="Is it old?"), implicit()
+    shown(algo, model_folder, [SHOWN], speakers)
+    first, second, _ = fragments(algo.context, "last_line", 0)
+    assert (first.thought, first.given) == ("", [])  # it has none
+    assert second.thought == "Maybe.\n" and second.text == "Is it red?"
+    assert CHAT.read(second.given) == "Maybe.\n"
+    assert second.state == SHOWN.state_ids(1) + second.given
+    assert second.given + second.action == SHOWN.turns[1].action_ids
+    assert "red" not in CHAT.read(second.state)
+    attempt = practise(algo.context, [second])[0]
+    assert speakers.calls[0].prompts == [second.state]
+    assert not attempt.matches and replace(attempt, text="Is  it red?").matches
 
 
-def test_every_update_draws_fragments_of_its_own(model_folder: Path):
-    algo = implicit(fragments_per_update=2)
+def test_a_thought_is_given_only_where_its_ids_stand_alone_and_something_follows():
+    demo = episode("odd", ["Hm.\n \n", "Hm.\nIs it red?"], success=True)
+    demo.turns[1].action_ids = [9, *demo.turns[1].action_ids]  # as another tokenizer would cut it
+    for place in every_turn([demo]):
+        assert fragment(place, CHAT, "last_line").given == []
+        assert fragment(place, CHAT, "last_line").text == demo.turns[place.turn].action
+
+
+def numbers(found: list[Fragment]) -> list[int]:
+    return [one.place.turn for one in found]
+
+
+def test_as_many_fragments_as_asked_for_are_drawn_none_twice_anew_in_every_update(
+    model_folder: Path,
+):
+    algo = implicit()
     long = episode("long", [f"Is it {i}?" for i in range(30)], success=True)
     shown(algo, model_folder, [long])
-    turns = []
-    for step in range(3):
+    assert numbers(fragments(algo.context, "turn", 0)) == list(range(30))
+    assert numbers(fragments(algo.context, "turn", 99)) == list(range(30))
+    rows = []
+    for step in range(4):
         algo.context.step = step
-        turns.append([place.turn for place in drawn_fragments(algo.context, 2)])
-    assert len({tuple(row) for row in turns}) == 3
+        some = numbers(fragments(algo.context, "turn", 5))
+        assert some == numbers(fragments(algo.context, "turn", 5)) and len(set(some)) == 5
+        rows.append(tuple(some))
+    assert len(set(rows)) == 4
 
 
 def test_a_state_without_room_for_an_action_is_not_practised(model_folder: Path):
     algo = implicit()
     shown(algo, model_folder, [SHOWN])
-    assert room(algo.context) == 2048 - SAMPLING.max_tokens
+    assert numbers(fragments(algo.context, "turn", 0)) == [0, 1, 2]
     most = len(SHOWN.state_ids(1))
-    assert [place.turn for place in fragments([SHOWN], most)] == [0, 1]
     algo.context.sampling = replace(SAMPLING, max_tokens=2048 - most)
-    assert [place.turn for place in drawn_fragments(algo.context, 0)] == [0, 1]
+    assert numbers(fragments(algo.context, "turn", 0)) == [0, 1]
+    assert numbers(fragments(algo.context, "last_line", 0)) == [0]
 
 
 def test_a_try_is_an_episode_of_one_turn_that_ends(model_folder: Path):
     algo = inverse()
     shown(algo, model_folder, [SHOWN])
-    (one,) = practise(algo.context, every_turn([SHOWN])[2:])
-    made = as_episode(one)
+    (one,) = practise(algo.context, fragments(algo.context, "turn", 0)[2:])
+    made = one.as_episode()
     assert made.stop == "done" and made.state_ids(0) == SHOWN.state_ids(2)
     assert made.turns[0].action_ids == one.ids and made.task == SHOWN.task

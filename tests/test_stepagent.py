@@ -13,9 +13,10 @@ import pytest
 
 from agentrl_cli.algos.base import OptimizerSpec, Phase
 from agentrl_cli.algos.dpo import half, preference
-from agentrl_cli.algos.practice import drawn_fragments
+from agentrl_cli.algos.practice import fragments
 from agentrl_cli.algos.roles import Place
 from agentrl_cli.algos.samples import written_sample
+from agentrl_cli.algos.stepagent import act
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError
 from agentrl_cli.models.policy import score
@@ -64,15 +65,24 @@ def test_pairs_are_the_experts_action_and_the_own_try_behind_one_state(model_fol
 
 
 def test_equal_tries_are_dropped_and_counted(model_folder: Path):
-    for same, dropped in (("text", 1), ("last_line", 2)):
-        algo = implicit(same=same)
-        said = iter(["Is it big?", "Hm.\nIs it red?", "Is it a dog?"])
+    for tried, third in (("turn", "Hm.\nIs it red?"), ("last_line", "Is it red?")):
+        algo, dropped = implicit(tried=tried), 1 + (tried == "last_line")
+        said = iter(["Is it big?", third, "Is it a dog?"])
         shown(algo, model_folder, [SHOWN], troupe(act=lambda text, draw, said=said: next(said)))
         phase = phases(algo)["dpo"]
         assert phase.metrics["stepagent/dropped"] == dropped
         assert len(phase.samples) == 2 * (3 - dropped)
-        assert phase.metrics["stepagent/match"] == 1 / 3
+        assert phase.metrics["stepagent/match"] == dropped / 3
         assert phase.metrics["stepagent/last_line_match"] == 2 / 3
+
+
+def test_behind_the_experts_thought_only_the_last_line_is_trained(model_folder: Path):
+    algo = implicit(tried="last_line")
+    shown(algo, model_folder, [SHOWN], troupe(act="Is it old?"))
+    chosen, rejected = phases(algo)["dpo"].samples[2:4]
+    assert (written(chosen), written(rejected)) == ("Is it red?", "Is it old?")
+    assert prompt(chosen) == prompt(rejected)
+    assert chosen.ids == SHOWN.state_ids(1) + SHOWN.turns[1].action_ids
 
 
 def test_the_loss_is_log_two_where_the_policy_is_its_reference(model_folder: Path):
@@ -182,14 +192,19 @@ def test_the_discriminator_reads_the_last_token_of_each_action_agent_one_expert_
         assert set(sample.streams["label"][:-1]) == {0.0}
 
 
-def test_layout_and_a_missing_end_do_not_tell_agent_from_expert(model_folder: Path):
-    algo = inverse()
+def test_layout_does_not_tell_agent_from_expert(model_folder: Path):
+    algo, state = inverse(), SHOWN.state_ids(1)
     shown(algo, model_folder, [SHOWN])
-    loose, cut = deepcopy(SHOWN), deepcopy(SHOWN)
-    loose.turns[1].action = " Maybe. \n\n Is  it red? "
-    cut.turns[1].action_ids = cut.turns[1].action_ids[:-1]
-    rows = [algo.judged([Place(e, 1)], label=0.0) for e in (SHOWN, loose, cut)]
-    assert rows[0] == rows[1] == rows[2]
+    texts = ("Maybe.\nIs it red?", " Maybe. \n\n Is  it red? ")
+    rows = [algo.judged([(state, text)], label=0.0) for text in texts]
+    assert rows[0] == rows[1] and rows[0][0].ids == state + SHOWN.turns[1].action_ids
+
+
+def test_a_last_line_is_judged_with_the_experts_thought_before_it(model_folder: Path):
+    algo = inverse(tried="last_line")
+    shown(algo, model_folder, [SHOWN], troupe(act="Is it old?"))
+    sample = phases(algo)["discriminator"].samples[1]
+    assert sample.ids == SHOWN.state_ids(1) + CHAT.encode_action("Maybe.\nIs it old?")
 
 
 def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict, float, float]:
@@ -202,7 +217,7 @@ def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict,
     models = shown(algo, folder, demos, troupe(act=own))
     found = learner(algo, models).run(algo.update([], buffer()), 0)
     agents = [episode(f"d{i}", [own], success=True) for i in range(12)]
-    mine, theirs = (fmean(algo.rewards([Place(e, 0) for e in row])) for row in (agents, demos))
+    mine, theirs = (fmean(algo.rewards([act(Place(e, 0)) for e in row])) for row in (agents, demos))
     return found, mine, theirs
 
 
@@ -273,8 +288,8 @@ def test_a_try_earns_its_standardised_reward_less_the_states_value(model_folder:
     assert len(advantages) == 5 and len(set(advantages)) > 2
     assert fmean(advantages) == pytest.approx(0, abs=1e-6)  # values begin at 0
     assert pstdev(advantages) == pytest.approx(1, abs=1e-6)
-    for sample, place in zip(phase.samples, drawn_fragments(algo.context, 0), strict=True):
-        assert prompt(sample) == place.state and set(sample.streams["old_value"]) == {0.0}
+    for sample, one in zip(phase.samples, fragments(algo.context, "turn", 0), strict=True):
+        assert prompt(sample) == one.state and set(sample.streams["old_value"]) == {0.0}
 
 
 def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(model_folder: Path):
@@ -284,7 +299,7 @@ def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(mod
     before = deepcopy(played)
     phase = policy_phase(algo, models, played)
     assert played == before  # the world's own rewards stay in the record
-    own = [Place(e, t) for e in played for t in range(len(e.turns))]
+    own = [act(Place(e, t)) for e in played for t in range(len(e.turns))]
     raw = algo.rewards(own)
     rewards = [(r - fmean(raw)) / pstdev(raw) for r in raw]
     returns = [[r for r in s.streams["return"] if r] for s in phase.samples]

@@ -160,9 +160,11 @@ def test_every_algorithm_can_start_from_an_sft_on_demonstrations(
     more = settings(tmp_path, algo, "it", f"init={imitated.folder}")
     parts = assemble(check(compose(more, folders(tmp_path))), None)
     begun = load_file(imitated.latest_checkpoint() / "models" / "policy" / "model.safetensors")
-    followers = {n for n, spec in parts.algo.models().items() if spec.kind != "trained"}
-    behind = {n for n in followers if parts.algo.models()[n].follows == "policy"}
-    for name in {"policy", *behind}:
+    specs = parts.algo.models().items()
+    behind = {n for n, s in specs if s.kind != "trained" and s.follows == "policy"}
+    begun_alike = {n for n, s in specs if s.begins_as == "policy"}
+    assert begun_alike == ({"discriminator"} if algo == "stepagent_inverse" else set())
+    for name in {"policy", *behind, *begun_alike}:
         own = dict(parts.models.module(name).named_parameters())
         assert all(own[key].equal(weight) for key, weight in begun.items()), name
     embedded = assemble(check(compose(settings(tmp_path, "sft", "it"), folders(tmp_path))), None)

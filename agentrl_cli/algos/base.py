@@ -53,13 +53,15 @@ class OptimizerSpec:
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """One named set of weights. `kind`: trained, ema (a moving average of the trained model that it
-    `follows`) or frozen (as that model began)."""
+    `follows`) or frozen (as that model began). A trained one begins as the base, or with the body
+    of the model that it `begins_as`, wherever that was loaded from."""
 
     kind: str
     generates: bool
     optimizer: OptimizerSpec | None = None
     head: str | None = None
     follows: str = "policy"
+    begins_as: str | None = None
 
 
 @dataclass

@@ -25,9 +25,8 @@ from agentrl_cli.algos.dpo import Pair, preference, renew, with_reference
 from agentrl_cli.algos.ppo import PPO, standardised
 from agentrl_cli.algos.practice import (
     Try,
-    as_episode,
-    drawn_fragments,
     every_turn,
+    fragments,
     match_metrics,
     practise,
     tidy,
@@ -41,15 +40,18 @@ from agentrl_cli.losses import bce, expert_rewards
 from agentrl_cli.models.policy import assess
 from agentrl_cli.types import Episode, Sample, derive_seed
 
+Act = tuple[list[int], str]  # a state's ids, and the whole text of a turn there
+Acts = tuple[list[Act], list[Act], list[Episode], dict[str, float]]
+
 
 @dataclass(kw_only=True)
 class Implicit(Algorithm):
-    """Practises at `fragments_per_update` fragments (0: at all). `same` says what must be equal for
-    a pair to teach nothing: the whole text, or its last line. `reference` is the model the run
-    started from, or the policy at the start of each update."""
+    """Practises at `fragments_per_update` fragments (0: at all): whole turns, or only the last line
+    behind the expert's thought. `reference` is the model the run started from, or the policy at the
+    start of each update."""
 
     fragments_per_update: int
-    same: Literal["text", "last_line"]
+    tried: Literal["turn", "last_line"]
     beta: float
     reference: Literal["start", "iteration"]
     epochs: int
@@ -77,8 +79,9 @@ class Implicit(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Practise, then one phase of pairs."""
-        tries = practise(self.context, drawn_fragments(self.context, self.fragments_per_update))
-        pairs = [pair(t) for t in tries if not t.matches(self.same)]
+        found = fragments(self.context, self.tried, self.fragments_per_update)
+        tries = practise(self.context, found)
+        pairs = [pair(one) for one in tries if not one.matches]
         renew(self.context.models, self.reference)
         metrics = match_metrics(tries) | {"stepagent/dropped": float(len(tries) - len(pairs))}
         yield preference(
@@ -90,10 +93,11 @@ class Implicit(Algorithm):
 @dataclass(kw_only=True)
 class Inverse(Algorithm):
     """`rollout` says where the policy acts: once at each of `fragments_per_update` fragments (0: at
-    all), or through whole episodes of its own. Rewards are held within +-`reward_clip`, then
-    standardised."""
+    all; whole turns, or only the last line behind the expert's thought), or through whole episodes
+    of its own. Rewards are held within +-`reward_clip`, then standardised."""
 
     fragments_per_update: int
+    tried: Literal["turn", "last_line"]
     rollout: Literal["fragment", "environment"]
     reward: Literal["logit", "unlike_agent", "like_expert"]
     reward_clip: float
@@ -119,9 +123,12 @@ class Inverse(Algorithm):
         return self.rollout == "environment"
 
     def models(self) -> dict[str, ModelSpec]:
-        """PPO's, and the discriminator: weights of its own with a scalar head that starts at 0."""
-        learns = self.discriminator_optimizer
-        judge = ModelSpec(kind="trained", generates=False, optimizer=learns, head="value")
+        """PPO's, and the discriminator: weights of its own, which begin as the policy does, with a
+        scalar head that begins at 0."""
+        judge = ModelSpec(
+            kind="trained", generates=False, optimizer=self.discriminator_optimizer, head="value",
+            begins_as="policy",
+        )  # fmt: skip
         return {**self.ppo.models(), "discriminator": judge}
 
     def bind(self, context: Context) -> None:
@@ -131,58 +138,63 @@ class Inverse(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The discriminator first, then PPO for the rewards that it now gives."""
-        fragment = self.rollout == "fragment"
-        experts, own, metrics = self._practised() if fragment else self._played(episodes)
-        agents = every_turn(own)
+        practises = self.rollout == "fragment"
+        shown, acted, own, metrics = self._practised() if practises else self._played(episodes)
         yield Phase(
-            "discriminator", self.judged(agents, label=1.0) + self.judged(experts, label=0.0), bce,
+            "discriminator", self.judged(acted, label=1.0) + self.judged(shown, label=0.0), bce,
             model="discriminator", epochs=self.discriminator_epochs, count=one,
             tokens_per_step=self.discriminator_tokens_per_step, metrics=metrics,
         )  # fmt: skip
-        rewards = self.rewards(agents)
-        gap = mean(self.rewards(experts)) - mean(rewards)
+        rewards = self.rewards(acted)
+        gap = mean(self.rewards(shown)) - mean(rewards)
         for phase in self.ppo.update(rewarded(own, standardised(rewards)), buffer):
             phase.metrics["stepagent/reward_gap"] = gap
             yield phase
 
-    def _practised(self) -> tuple[list[Place], list[Episode], dict[str, float]]:
-        """The fragments, a try at each as an episode, and how often they are the same."""
-        tries = practise(self.context, drawn_fragments(self.context, self.fragments_per_update))
-        return [t.place for t in tries], [as_episode(t) for t in tries], match_metrics(tries)
+    def _practised(self) -> Acts:
+        """At every fragment the expert's turn and a try, the tries as episodes."""
+        found = fragments(self.context, self.tried, self.fragments_per_update)
+        tries = practise(self.context, found)
+        shown = [act(t.fragment.place) for t in tries]
+        acted = [(t.fragment.place.state, t.fragment.thought + t.text) for t in tries]
+        return shown, acted, [t.as_episode() for t in tries], match_metrics(tries)
 
-    def _played(
-        self, episodes: list[Episode]
-    ) -> tuple[list[Place], list[Episode], dict[str, float]]:
-        """As many of the expert's turns as the policy played itself, and its episodes."""
-        own, everything = whole(episodes), drawn_fragments(self.context, 0)
-        seed = derive_seed(self.context.seed, "experts", self.context.step)
-        return random.Random(seed).choices(everything, k=len(every_turn(own))), own, {}
+    def _played(self, episodes: list[Episode]) -> Acts:
+        """All turns that the policy played itself, and as many of the expert's."""
+        own, everything = whole(episodes), every_turn(self.context.demos)
+        acted = [act(place) for place in every_turn(own)]
+        draw = random.Random(derive_seed(self.context.seed, "experts", self.context.step))
+        shown = [act(place) for place in draw.choices(everything, k=len(acted))]
+        return shown, acted, own, {}
 
-    def judged(self, places: list[Place], label: float) -> list[Sample]:
+    def judged(self, acts: list[Act], label: float) -> list[Sample]:
         """Samples [state; action] that the discriminator reads at the last token: 1 for the agent's
         actions, 0 for the expert's. Actions are written anew without what only their layout tells.
         """
         samples = []
-        for place in places:
-            text = place.episode.turns[place.turn].action
-            ids = place.state + self.context.chat.encode_action(tidy(text))
+        for state, text in acts:
+            ids = state + self.context.chat.encode_action(tidy(text))
             before = [0.0] * (len(ids) - 1)
             streams = {"value_at": [*before, 1.0], "label": [*before, label]}
             samples.append(Sample(ids, [0] * len(ids), streams))
         return samples
 
-    def rewards(self, places: list[Place]) -> list[float]:
+    def rewards(self, acts: list[Act]) -> list[float]:
         """What the discriminator gives for each action."""
-        models = self.context.models
-        samples = self.judged(places, label=0.0)
+        models, samples = self.context.models, self.judged(acts, label=0.0)
         rows = assess(models.module("discriminator"), models.head("discriminator"), samples)
         return expert_rewards([float(v[-1]) for _, v in rows], self.reward, self.reward_clip)
 
 
+def act(place: Place) -> Act:
+    """A turn as state and text."""
+    return place.state, place.episode.turns[place.turn].action
+
+
 def pair(attempt: Try) -> Pair:
     """The expert's action and the agent's own behind the same state."""
-    state = attempt.place.state
-    return written_sample(state, attempt.place.action), written_sample(state, attempt.ids)
+    state, shown = attempt.fragment.state, attempt.fragment.action
+    return written_sample(state, shown), written_sample(state, attempt.ids)
 
 
 def rewarded(episodes: list[Episode], rewards: list[float]) -> list[Episode]:

@@ -196,14 +196,17 @@ class ModelSet:
             )
 
     def _follow(self, followed: str) -> None:
-        """Set every ema and frozen model that follows `followed` to its weights of now."""
+        """Set every ema and frozen model that follows `followed` to its weights of now, and the
+        body of every trained one that begins as it."""
         weights = self.weights(followed)
         for name, spec in self.specs.items():
-            if spec.kind == "trained" or spec.follows != followed:
+            trained = spec.kind == "trained"
+            if followed != (spec.begins_as if trained else spec.follows):
                 continue
             own = self.weights(name)
+            shared = {key for key in own.keys() & weights.keys() if not (trained and is_head(key))}
             with torch.no_grad():
-                for key in own.keys() & weights.keys():
+                for key in shared:
                     own[key].copy_(weights[key])
             self._averages.pop(name, None)
             self._versions[name] = self._versions[followed]
@@ -212,6 +215,11 @@ class ModelSet:
         if weight.dtype == torch.float32:
             return weight
         return self._averages.setdefault(name, {}).setdefault(key, weight.detach().float())
+
+
+def is_head(key: str) -> bool:
+    """Whether a weight's name is that of a head."""
+    return key.startswith("head.")
 
 
 def _adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -> PeftModel:

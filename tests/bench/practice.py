@@ -21,7 +21,7 @@ from agentrl_cli.algos.base import ModelSpec
 from agentrl_cli.algos.practice import every_turn
 from agentrl_cli.chat import Chat
 from agentrl_cli.config import build, check, compose, typed
-from agentrl_cli.demos import demonstrate
+from agentrl_cli.experts import demonstrate
 from agentrl_cli.generators.base import Completion, Sampling
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.models.set import ModelSet
