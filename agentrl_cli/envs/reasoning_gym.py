@@ -117,7 +117,7 @@ def open_dataset(name: str, options: str, seed: int, size: int) -> Any:
     """A procedural data set. Raises UserError for one that does not exist, takes other options, or
     whose scorer runs text."""
     try:
-        import reasoning_gym
+        import reasoning_gym  # pyright: ignore[reportMissingImports]
     except ImportError:
         extra = "pip install 'agentrl-cli[reasoning-gym]'"
         raise UserError(f"env=reasoning_gym needs reasoning-gym: {extra}") from None
