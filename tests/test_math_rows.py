@@ -135,7 +135,7 @@ def test_without_the_extra_a_sentence_says_what_to_install():
 @pytest.mark.extras
 def test_parquet_files_and_folders_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("datasets", reason="Parquet and folders are read through datasets")
-    from pyarrow import Table, parquet
+    from pyarrow import Table, parquet  # pyright: ignore[reportMissingImports]
 
     lines = [row(i) for i in range(10)]
     parquet.write_table(Table.from_pylist(lines), tmp_path / "rows.parquet")

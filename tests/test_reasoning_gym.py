@@ -74,7 +74,7 @@ def test_garbage_does_not_break_an_episode(reasoning_gym: None):
 @pytest.mark.extras
 @pytest.mark.parametrize("name", ["countdown", "polynomial_multiplication", "n_queens"])
 def test_scorers_that_run_the_answer_are_refused(reasoning_gym: None, name: str):
-    with pytest.raises(UserError, match="runs the answer as code"):
+    with pytest.raises(UserError, match="the answer as code"):
         gym(f"name={name}").tasks("train")
 
 

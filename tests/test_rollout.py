@@ -215,7 +215,9 @@ def test_an_empty_observation_goes_on_in_the_same_message():
 
 def test_an_action_is_cut_where_the_world_says_and_its_parts_are_what_was_sampled():
     class Thinker(Echo):
-        cut = ";"
+        @property
+        def cut(self) -> str:
+            return ";"
 
         def step(self, action: str) -> Step:
             if action.endswith(self.cut):

@@ -121,7 +121,7 @@ def _json_lines(path: Path) -> list[tuple[int, Any]]:
 
 def _parquet(path: Path) -> list[Any]:
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException, parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError(f"Parquet files need the extra 'math': {EXTRA}") from None
     try:
@@ -134,7 +134,7 @@ def _dataset(data: str) -> dict[str, Iterable[Any]]:
     """A folder or `owner/name`, `owner/name:config`, through `datasets`; offline where it is in its
     cache."""
     try:
-        from datasets import load_dataset
+        from datasets import load_dataset  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError(
             f"'{data}' is no .jsonl file; folders and Hugging Face data sets need: {EXTRA}"

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 ANSWERS = 1000  # of one child, whose caches grow
 WARMING = (  # what is imported and cached on first use is so for every child
@@ -34,12 +35,16 @@ Check = Callable[[str, str], bool]
 def load() -> Check:
     """math-verify's comparison of (answer, gold), on LaTeX alone: its reader of plain expressions
     goes through Python's `eval`."""
-    from math_verify import LatexExtractionConfig, parse, verify
+    from math_verify import (  # pyright: ignore[reportMissingImports]
+        LatexExtractionConfig,
+        parse,
+        verify,
+    )
 
     logging.disable(logging.CRITICAL)
     latex = [LatexExtractionConfig()]
 
-    def read(text: str) -> list[object]:
+    def read(text: str) -> Any:
         return parse(f"${text}$", latex, fallback_mode="no_fallback", parsing_timeout=0)
 
     golds = lru_cache(256)(read)
