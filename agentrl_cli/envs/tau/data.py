@@ -28,6 +28,9 @@ TOOLS: dict[str, tuple[tuple[Tool, ...], tuple[Tool, ...]]] = {
     "retail": (retail.READS, retail.WRITES),
     "airline": (airline.READS, airline.WRITES),
 }
+UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError,
+)  # fmt: skip
 KEYS = ("user_id", "instruction", "actions", "outputs")
 SPLITS = ("train", "dev", "test")
 PLACES = ("", "tau_bench/envs/", "envs/")  # where a domain's folder may lie
@@ -144,15 +147,7 @@ def _text(file: Path) -> str:
 def _parsed(file: Path, read: Callable[[str], Any]) -> Any:
     try:
         return read(file.read_text(encoding="utf-8"))
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        SyntaxError,
-        RecursionError,
-    ) as error:
+    except UNREADABLE as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"τ-bench file '{file}' cannot be read ({first}); mend the folder that env.data names"

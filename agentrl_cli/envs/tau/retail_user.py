@@ -154,7 +154,7 @@ class RetailUser(User):
 
 
 def asks_yes(said: str) -> bool:
-    """Whether a sentence asks for a yes: not an open question, not "please confirm the order id"."""
+    """Whether a sentence asks for a yes; "please confirm the order id" asks for something else."""
     if DETAIL.search(said) and not ORDERS.search(said):
         return False
     asking = (sentence for sentence in SENTENCE.split(said) if CONFIRM.search(sentence))
