@@ -8,7 +8,7 @@ import pytest
 
 from agentrl_cli import config
 from agentrl_cli.algos.language import outcome, verdict
-from agentrl_cli.corpora.tau import TauCorpus, told
+from agentrl_cli.corpora.tau import TauCorpus, told, wish_anew
 from agentrl_cli.envs.tau.mini import mini
 from agentrl_cli.models.load import TINY
 from agentrl_cli.types import Episode
@@ -81,6 +81,29 @@ def test_forecasts_and_backups_name_the_true_outcome(corpus: TauCorpus):
         texts = [episode.turns[-1].action for episode in drawn(corpus, kind)]
         assert all(outcome(text) is not None for text in texts)
         assert len({outcome(text) for text in texts}) == 2
+
+
+def test_what_nobody_was_told_is_imagined_anew(corpus: TauCorpus):
+    rng, counts = random.Random(2), {"asked": 0, "hasty": 0}
+    while min(counts.values()) < 5:
+        moves = corpus.play(rng)
+        first = moves[0].before.env.conversation
+        wish = first.task["requests"][0]
+        at = next((i for i, m in enumerate(moves) if m.action.startswith("Return")), None)
+        if wish["kind"] != "return" or at is None or len(first.task["requests"]) > 1:
+            continue
+        asked = any(m.action == "Is there more?" for m in moves[:at])
+        moment = moves[at].before
+        wants = []
+        for _ in range(12):
+            fork = moment.fork()
+            wish_anew(fork, rng)
+            wants.append(tuple(fork.env.conversation.user.wishes[0]["more"]))
+            kwargs = [a["kwargs"]["items"] for a in fork.env.conversation.task["actions"]]
+            assert kwargs in ([], [[wish["item"], *wants[-1]]])
+        assert (len(set(wants)) == 1) == asked
+        assert moment.env.conversation.user.wishes[0]["more"] == wish["more"]
+        counts["asked" if asked else "hasty"] += 1
 
 
 def test_verdicts_follow_the_forecasts_that_are_shown(corpus: TauCorpus):
