@@ -92,9 +92,9 @@ def _tasks(root: Path, split: str) -> list[dict[str, Any]]:
 
 def _rows(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tasks with the keys that matter. KeyError or TypeError where one is missing."""
-    for task in tasks:
-        for action in task["actions"]:
-            action["name"], action["kwargs"].keys()
+    named = [dict(action["kwargs"], name=action["name"]) for t in tasks for action in t["actions"]]
+    if not all(isinstance(action["name"], str) for action in named):
+        raise TypeError("an action's name is not text")
     return [{"id": i, **{key: task[key] for key in KEYS}} for i, task in enumerate(tasks)]
 
 
