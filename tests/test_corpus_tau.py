@@ -8,8 +8,9 @@ import pytest
 
 from agentrl_cli import config
 from agentrl_cli.algos.language import outcome, verdict
-from agentrl_cli.corpora.tau import TauCorpus, told
+from agentrl_cli.corpora.tau import Moment, TauCorpus, told, wish_anew
 from agentrl_cli.envs.tau.mini import mini
+from agentrl_cli.envs.tau.mini_user import MiniUser
 from agentrl_cli.models.load import TINY
 from agentrl_cli.types import Episode
 
@@ -40,7 +41,7 @@ def test_the_clerk_is_mediocre_and_breaks_each_rule(corpus: TauCorpus):
 
 
 def test_the_same_seed_writes_the_same_texts(corpus: TauCorpus):
-    mixture = dict.fromkeys(KINDS, 1.0)
+    mixture: dict[str, float] = {kind: 1.0 for kind in KINDS}
     assert corpus.episodes(10, mixture, 3) == corpus.episodes(10, mixture, 3)
     assert corpus.episodes(10, mixture, 3) != corpus.episodes(10, mixture, 4)
 
@@ -81,6 +82,38 @@ def test_forecasts_and_backups_name_the_true_outcome(corpus: TauCorpus):
         texts = [episode.turns[-1].action for episode in drawn(corpus, kind)]
         assert all(outcome(text) is not None for text in texts)
         assert len({outcome(text) for text in texts}) == 2
+
+
+def customer(moment: Moment) -> MiniUser:
+    """The customer of a conversation in progress."""
+    assert moment.env.conversation is not None
+    assert isinstance(moment.env.conversation.user, MiniUser)
+    return moment.env.conversation.user
+
+
+def test_what_nobody_was_told_is_imagined_anew(corpus: TauCorpus):
+    rng, counts = random.Random(2), {True: 0, False: 0}
+    while min(counts.values()) < 5:
+        moves = corpus.play(rng)
+        wishes = customer(moves[0].before).wishes
+        at = next((i for i, move in enumerate(moves) if move.action.startswith("Return")), None)
+        if wishes[0]["kind"] != "return" or at is None or len(wishes) > 1:
+            continue
+        asked = any(move.action == "Is there more?" for move in moves[:at])
+        wants = [redrawn(moves[at].before, rng) for _ in range(12)]
+        assert (len(set(wants)) == 1) == asked
+        assert customer(moves[at].before).wishes[0]["more"] == wishes[0]["more"]
+        counts[asked] += 1
+
+
+def redrawn(moment: Moment, rng: random.Random) -> tuple[str, ...]:
+    """What the customer wants more in another draw, which the ground truth must then hold."""
+    fork = moment.fork()
+    wish_anew(fork, rng)
+    wish, now = customer(fork).wishes[0], fork.env.conversation
+    truth = [action["kwargs"]["items"] for action in now.task["actions"]] if now else []
+    assert truth in ([], [[wish["item"], *wish["more"]]])
+    return tuple(wish["more"])
 
 
 def test_verdicts_follow_the_forecasts_that_are_shown(corpus: TauCorpus):

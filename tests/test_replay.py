@@ -11,7 +11,7 @@ from agentrl_cli.config import build, check, compose
 from agentrl_cli.errors import UserError
 from agentrl_cli.play import find_task, read_script, replay
 from tests.sample_runs import Agentrl
-from tests.sample_tau import services, world
+from tests.sample_tau import DATA, needs_data, services, world
 
 __all__ = ["services"]
 
@@ -43,6 +43,17 @@ def test_a_replay_records_every_step_and_the_final_state(services: Path):
     assert [step["action"] for step in record["steps"]] == actions
     assert replay(env, task, actions[:1], 0)["stop"] == "open"
     assert json.loads(json.dumps(record))["steps"][-1]["done"] is True
+
+
+@needs_data
+def test_golden_mutations_are_replayed_to_their_reward():
+    env = world("retail", DATA, user="silent", actions="react")
+    tasks = {task.id: task for task in env.tasks("dev")}
+    for case in json.loads((DATA / "golden" / "retail_dev.json").read_text()):
+        for variant in case["variants"]:
+            actions = [*(json.dumps(action) for action in variant["actions"]), variant["say"]]
+            record = replay(env, tasks[f"retail-dev-{case['task']}"], actions, 0)
+            assert (record["reward"], record["stop"]) == (variant["reward"], "done")
 
 
 def test_any_environment_replays_and_may_have_no_hash():

@@ -216,7 +216,11 @@ def words(service: Domain) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("name", ["retail", "airline", "mini"])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(data=st.data())
 def test_random_calls_keep_the_databases_invariants(services: Path, name: str, data: st.DataObject):
     service = mini() if name == "mini" else domain(name, services)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.envs.check import check_env
 from agentrl_cli.envs.tau.data import SPLITS, Domain
 from agentrl_cli.envs.tau.database import Database
 from agentrl_cli.envs.tau.instruction import read
@@ -90,6 +91,10 @@ def test_the_expert_wins_nearly_all_train_tasks_with_the_scripted_user():
         won += steps[-1].reward == 1.0
         asked += not any(step.info["unconfirmed"] for step in steps)
     assert won >= 0.99 * len(every[::5]) and asked >= 0.99 * len(every[::5])
+
+
+def test_retail_keeps_the_contract_with_its_scripted_user():
+    assert check_env(lambda: world("retail", DATA, holdout=100, actions="react")) == []
 
 
 def test_the_scripted_user_reveals_nothing_that_its_instruction_does_not_hold():

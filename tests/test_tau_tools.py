@@ -14,7 +14,7 @@ from agentrl_cli.envs.tau.calls import call
 from agentrl_cli.envs.tau.data import load
 from agentrl_cli.envs.tau.database import Database, canonical
 from agentrl_cli.errors import UserError
-from tests.sample_tau import SHOPPERS, domain, services, write_checkout
+from tests.sample_tau import SHOPPERS, domain, services, write_checkout, write_json
 
 __all__ = ["services"]
 DOLLARS = {"payment_id": "credit_card_1", "amount": 50}
@@ -245,6 +245,14 @@ def test_missing_and_broken_data_is_one_sentence(tmp_path: Path, services: Path)
     (tmp_path / "retail" / "orders.json").write_text("{")
     with pytest.raises(UserError, match=r"orders.json' cannot be read"):
         load("retail", str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["[5]", '[{"user_id": 1}]', "{}5", '[{"actions": [1]}]'])
+def test_broken_tasks_are_one_sentence(tmp_path: Path, text: str):
+    folder = write_json(tmp_path)
+    (folder / "retail" / "tasks_dev.json").write_text(text)
+    with pytest.raises(UserError, match=r"tasks_dev.json' cannot be read"):
+        load("retail", str(folder))
 
 
 def test_canonical_text_tells_numbers_apart():

@@ -10,7 +10,7 @@ import pytest
 from agentrl_cli.envs.tau.instruction import read
 from agentrl_cli.envs.tau.mini_user import MiniUser
 from agentrl_cli.envs.tau.retail_user import RetailUser
-from agentrl_cli.envs.tau.users import STOP, HumanUser, LLMUser
+from agentrl_cli.envs.tau.users import STOP, HumanUser, LLMUser, agrees
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Episode, Message, Turn
 from tests.sample_tau import INSTRUCTION, services, world
@@ -59,6 +59,23 @@ def test_identity_is_told_only_when_asked():
     assert all("#W2" in text for text in heard)
     told = customer.reply("What is your email, please?").text
     assert "Ada Berg" in told and "0150" in told and "@" not in told
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Hello! How may I help you today?", "What would you like me to do?", "",
+        "Your name has been verified, thank you.", "Please confirm the order id and the items.",
+        "Your order was delivered. Which items do you mean?", "How should I refund you?",
+        "Could you confirm which payment method you prefer?",
+    ],
+)  # fmt: skip
+def test_open_questions_are_answered_with_the_wish_and_nothing_is_agreed_to(said: str):
+    customer = user()
+    first = customer.start().text
+    if "your name" not in said.lower():
+        assert customer.reply(said).text in first and not customer.agreed
+    assert customer.request.order == "#W2"
 
 
 def test_wishes_come_one_by_one_until_all_are_done():
@@ -163,6 +180,11 @@ def test_a_model_plays_the_user_by_its_instruction():
     assert len(set(model.seeds)) == 3
 
 
+def test_a_no_is_no_consent():
+    assert agrees("Yes, please.") and agrees("Sure, go ahead.") and not agrees("Hm, who are you?")
+    assert not agrees("No, that is not correct.") and not agrees("Don't proceed.")
+
+
 @pytest.mark.parametrize(
     "line, fault, stops",
     [("It is #W9.", "invented", False), ("", "silent", True), ("break", "failed", True)],
@@ -179,6 +201,9 @@ def test_a_failing_model_is_recorded_and_not_raised(services: Path):
     env.reset(env.tasks("train")[0], 0)
     step = env.step("How can I help?")
     assert (step.done, step.reward, step.info["fault"]) == (True, 0.0, "failed")
+    env = world("retail", services, user="llm", llm=Model("break", "break"))
+    env.reset(env.tasks("train")[0], 0)
+    assert env.step("Hello?").info["fault"] == "failed"
     with pytest.raises(UserError, match=r"env\.user=llm needs a model"):
         world("retail", services, user="llm").reset(env.tasks("train")[0], 0)
 

@@ -17,9 +17,11 @@ from agentrl_cli.corpora.clerk import Clerk, Habits, Notes
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import Tau
 from agentrl_cli.envs.tau.mini import shop
+from agentrl_cli.envs.tau.mini_user import MiniUser
 from agentrl_cli.types import Episode, Message, Step, Task, Turn, derive_seed
 
 UNTRAINED = {"weight": 0.0}
+MORE = 2 / 3  # share of the returns in which the customer wants more, as in the tasks
 RIGHT, WRONG = "Success.", "Failure."
 
 
@@ -144,8 +146,10 @@ class TauCorpus:
         return moves
 
     def _imagine(self, before: Moment, action: str, rng: random.Random) -> list[Move]:
-        """Act and go on with newly drawn habits."""
+        """Act and go on, with newly drawn habits and a customer of whom only what was heard is
+        known."""
         moment = before.fork()
+        wish_anew(moment, rng)
         moment.notes.habits = self.clerk.draw(rng)
         moment.notes.asked |= "more?" in action
         return self._go_on(moment, rng, action)
@@ -181,6 +185,22 @@ class TauCorpus:
 
 
 _SETTINGS = ("domain", "data", "user", "actions", "turns", "holdout", "llm")
+
+
+def wish_anew(moment: Moment, rng: random.Random) -> None:
+    """Draw again what nobody has been told: whether the customer wants more of an order back."""
+    now = moment.env.conversation
+    if now is None or not isinstance(now.user, MiniUser):
+        return
+    wish = now.user.wishes[0]
+    if wish["kind"] != "return" or now.user.told:
+        return
+    held = moment.env.service.tables["orders"][wish["order"]]["items"]
+    others = [item for item in held if item != wish["item"]]
+    wish["more"] = rng.sample(others, 1) if rng.random() < MORE else []
+    for action in now.task["actions"]:
+        if action["name"] == "return" and action["kwargs"]["order"] == wish["order"]:
+            action["kwargs"]["items"] = [wish["item"], *wish["more"]]
 
 
 def told(moves: list[Move]) -> str:

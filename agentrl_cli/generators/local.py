@@ -49,12 +49,13 @@ class LocalChat:
 
 @lru_cache(maxsize=2)
 def _load(path: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path).to(device).eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path)
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise UserError(f"model '{path}' cannot be loaded ({first}); name another") from None
-    return model, tokenizer
+    return model.to(torch.device(device)).eval(), tokenizer  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -98,14 +98,16 @@ def replays(domain: Domain) -> Counter[str]:
         for task in domain.tasks[split]:
             actions, last = kept(domain, task), last_write(domain, task)
             found["tasks"] += 1
-            found["ground_truth_wins"] += reward(
+            found["ground_truth_wins"] += 1.0 == reward(
                 domain, task, run(domain, actions)[0], task["outputs"]
             )
             found[f"do_nothing_{split}"] += idle(domain, task)
             if last is not None:
                 fewer = run(domain, actions[:last] + actions[last + 1 :])[0]
                 found["with_a_write"] += 1
-                found["without_last_write_wins"] += reward(domain, task, fewer, task["outputs"])
+                found["without_last_write_wins"] += 1.0 == reward(
+                    domain, task, fewer, task["outputs"]
+                )
     return found
 
 

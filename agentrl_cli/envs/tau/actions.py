@@ -82,11 +82,12 @@ def _call(text: str, tools: Mapping[str, Tool]) -> Action:
 
 
 def _action(value: dict[str, Any]) -> Action:
-    """The action that a JSON object names; `arguments` may be JSON in a string, as endpoints send
-    them."""
+    """The action that a JSON object names. Arguments may be JSON in a string, as endpoints send
+    them, and be called `parameters`, or `kwargs` as in the benchmark's own files."""
     inner = value.get("function")
     value = inner if isinstance(inner, dict) else value
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
+    keys = (key for key in ("arguments", "parameters", "kwargs") if key in value)
+    name, arguments = value.get("name"), value.get(next(keys, "arguments"))
     if isinstance(arguments, str):
         arguments = _json(arguments)[0]
     if not isinstance(name, str) or not isinstance(arguments, dict):

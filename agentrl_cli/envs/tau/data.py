@@ -28,6 +28,10 @@ TOOLS: dict[str, tuple[tuple[Tool, ...], tuple[Tool, ...]]] = {
     "retail": (retail.READS, retail.WRITES),
     "airline": (airline.READS, airline.WRITES),
 }
+UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError,
+)  # fmt: skip
+KEYS = ("user_id", "instruction", "actions", "outputs")
 SPLITS = ("train", "dev", "test")
 PLACES = ("", "tau_bench/envs/", "envs/")  # where a domain's folder may lie
 
@@ -82,13 +86,16 @@ def _tasks(root: Path, split: str) -> list[dict[str, Any]]:
     """The tasks of a split, each with its number as `id`; none where the domain lacks the split."""
     plain, python = root / f"tasks_{split}.json", root / f"tasks_{split}.py"
     if plain.is_file():
-        rows = _parsed(plain, json.loads)
-    elif python.is_file():
-        rows = _parsed(python, _longest_list)
-    else:
-        return []
-    keys = ("user_id", "instruction", "actions", "outputs")
-    return [{"id": i, **{key: row[key] for key in keys}} for i, row in enumerate(rows)]
+        return _parsed(plain, lambda text: _rows(json.loads(text)))
+    return _parsed(python, lambda text: _rows(_longest_list(text))) if python.is_file() else []
+
+
+def _rows(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tasks with the keys that matter. KeyError or TypeError where one is missing."""
+    named = [dict(action["kwargs"], name=action["name"]) for t in tasks for action in t["actions"]]
+    if not all(isinstance(action["name"], str) for action in named):
+        raise TypeError("an action's name is not text")
+    return [{"id": i, **{key: task[key] for key in KEYS}} for i, task in enumerate(tasks)]
 
 
 def _schemas(root: Path) -> list[dict[str, Any]]:
@@ -100,7 +107,8 @@ def _schemas(root: Path) -> list[dict[str, Any]]:
 
 def _longest_list(text: str) -> list[dict[str, Any]]:
     """The longest list literal that a module assigns."""
-    assigned = [node.value for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+    statements = ast.parse(text).body
+    assigned = [node.value for node in statements if isinstance(node, ast.Assign | ast.AnnAssign)]
     lists = [value for value in assigned if isinstance(value, ast.List)]
     return _literal(max(lists, key=lambda value: len(value.elts)))
 
@@ -139,7 +147,7 @@ def _text(file: Path) -> str:
 def _parsed(file: Path, read: Callable[[str], Any]) -> Any:
     try:
         return read(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
+    except UNREADABLE as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"τ-bench file '{file}' cannot be read ({first}); mend the folder that env.data names"

@@ -23,14 +23,14 @@ class Rows(dict[str, Record]):
         return {key: canonical(record) for key, record in self.items()}
 
 
-Tables = Mapping[str, Rows]
+Tables = Mapping[str, Mapping[str, Record]]
 
 
 class Table(Mapping[str, Record]):
     """One table: reading gives shared records, `edit` a private copy that may be changed."""
 
-    def __init__(self, base: Rows) -> None:
-        self.base = base
+    def __init__(self, base: Mapping[str, Record]) -> None:
+        self.base = base if isinstance(base, Rows) else Rows(base)
         self.changed: dict[str, Record] = {}
 
     def __getitem__(self, key: str) -> Record:

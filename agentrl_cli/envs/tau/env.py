@@ -17,7 +17,7 @@ from agentrl_cli.envs.tau.mini import mini
 from agentrl_cli.envs.tau.mini_user import MiniUser
 from agentrl_cli.envs.tau.retail_user import RetailUser
 from agentrl_cli.envs.tau.reward import verdict
-from agentrl_cli.envs.tau.users import YES, Chat, HumanUser, LLMUser, Reply, SilentUser, User
+from agentrl_cli.envs.tau.users import Chat, HumanUser, LLMUser, SilentUser, User, agrees
 from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.types import Episode, Message, Step, Task
 
@@ -52,6 +52,7 @@ class Conversation:
     allowed: bool = False  # the user's last line said yes
     turn: int = 0
     over: bool = False
+    fault: str = ""  # of the user's first line
 
 
 @dataclass(kw_only=True)
@@ -122,7 +123,7 @@ class Tau(Env):
         user = self._user(task.data, seed)
         self.conversation = Conversation(task.data, Database(self.service.tables), user)
         first = user.start()
-        self.conversation.heard = first.text
+        self.conversation.heard, self.conversation.fault = first.text, first.fault
         return [Message("user", first.text)]
 
     def step(self, action: str) -> Step:
@@ -134,6 +135,8 @@ class Tau(Env):
             "tool": parsed.name, "invalid": parsed.malformed, "tool_error": False,
             "unconfirmed": False,
         }  # fmt: skip
+        if now.turn == 1 and now.fault:
+            info["fault"] = now.fault
         if parsed.name == RESPOND:
             message, done = self._speak(parsed.arguments["content"], info)
         else:
@@ -183,8 +186,8 @@ class Tau(Env):
     def _speak(self, words: str, info: dict[str, Any]) -> tuple[Message, bool]:
         now = self._running()
         now.said.append(words)
-        heard: Reply = now.user.reply(words)
-        now.heard, now.allowed = heard.text, bool(YES.search(heard.text))
+        heard = now.user.reply(words)
+        now.heard, now.allowed = heard.text, agrees(heard.text)
         if heard.fault:
             info["fault"] = heard.fault
         return Message("user", heard.text), heard.stops

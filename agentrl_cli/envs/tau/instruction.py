@@ -67,11 +67,12 @@ def read(text: str) -> Instruction:
     head = HEAD.match(text)
     requests, at = [], head.end() if head else 0
     while head and at < len(text.rstrip()):
-        found = next(((k, m) for k, p in PATTERNS.items() if (m := p.match(text, at))), None)
-        if found is None:
+        matches = ((kind, pattern.match(text, at)) for kind, pattern in PATTERNS.items())
+        kind, match = next((pair for pair in matches if pair[1]), ("", None))
+        if match is None:
             break
-        requests.append(_request(*found))
-        at = found[1].end()
+        requests.append(_request(kind, match))
+        at = match.end()
     if head is None or at < len(text.rstrip()) or not requests:
         raise UserError(
             f"the scripted user cannot follow the instruction '{text[:60]}…'; it follows the train "

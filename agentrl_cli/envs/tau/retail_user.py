@@ -17,13 +17,20 @@ IDENTITY = re.compile(
     r"\b(e-?mail|zip|postal|identi\w+|authenticat\w+|full name|your name)\b", re.I
 )
 CONFIRM = re.compile(
-    r"\b(confirm\w*|yes/no|yes or no|proceed|go ahead|(shall|should|may) i|"
+    r"\b(confirm\w*|yes/no|yes or no|proceed|go ahead|(shall|should) i|"
     r"(would|do) you (like|want) me to|is (this|that|it) (right|correct|ok(ay)?))\b",
     re.I,
 )
-DONE = re.compile(r"\b(done|completed?|successful\w*|has been|have been|is now|processed)\b", re.I)
-REFUSED = re.compile(r"\b(cannot|can't|can not|unable|not possible|sorry|not allowed|deny)\b", re.I)
+DETAIL = re.compile(r"\bconfirm (the|your|which|what)\b", re.I)  # "please confirm the order id"
+OPEN = re.compile(r"\b(what|which|how|when|where|who|could you|can you)\b", re.I)
+DONE = re.compile(
+    r"\b(done|all set)\b|\b(is|are|has|have|was|were|been|successfully|now|'ve)\b(\s\w+){0,3}?\s"
+    r"(cancell?ed|returned|exchanged|modified|updated|changed|submitted|initiated|completed)\b",
+    re.I,
+)
+REFUSED = re.compile(r"\b(cannot|can't|can not|unable|not (possible|able|allowed))\b", re.I)
 ELSE = re.compile(r"\b(anything|something|what) else\b|\bfurther\b", re.I)
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 ORDERS = re.compile(r"#W\d+")
 PAYMENTS = re.compile(r"\b(?:credit_card|gift_card|paypal)_\d+")
 REASONS = ("no longer needed", "ordered by mistake")
@@ -66,11 +73,12 @@ class RetailUser(User):
 
     def reply(self, said: str) -> Reply:
         """Identity, a yes or a correction, the next wish, or the present one again."""
-        if CONFIRM.search(said) and not self._asks_who(said):
-            return Reply(self._confirm(said))
         if self._asks_who(said):
             return Reply(self._identify(said))
-        if self.agreed or DONE.search(said) or REFUSED.search(said) or ELSE.search(said):
+        if asks_yes(said):
+            return Reply(self._confirm(said))
+        ended = DONE.search(said) or REFUSED.search(said) or ELSE.search(said)
+        if ended or (self.agreed and not OPEN.search(said)):
             return self._next()
         return Reply(state(self.request))
 
@@ -143,6 +151,14 @@ class RetailUser(User):
         if address and street and address["address1"].lower() not in text:
             return "that is not the address I want"
         return ""
+
+
+def asks_yes(said: str) -> bool:
+    """Whether a sentence asks for a yes; "please confirm the order id" asks for something else."""
+    if DETAIL.search(said) and not ORDERS.search(said):
+        return False
+    asking = (sentence for sentence in SENTENCE.split(said) if CONFIRM.search(sentence))
+    return any(not OPEN.search(sentence) for sentence in asking)
 
 
 def state(wish: Request) -> str:

@@ -20,6 +20,7 @@ IDS = re.compile(r"#W\d+|\b(?:credit_card|gift_card|paypal|certificate)_\d+|\S+@
 YES = re.compile(
     r"\b(yes|yeah|yep|sure|correct|confirm(ed)?|please do|go ahead|proceed|agreed?|ok(ay)?)\b", re.I
 )
+NO = re.compile(r"\W*(no|nope|not|don't|do not)\b", re.I)
 PROMPT = """You are a customer who talks to a service agent.
 
 Instruction: {instruction}
@@ -47,6 +48,11 @@ class Reply:
     def stops(self) -> bool:
         """Whether the conversation ends here."""
         return STOP in self.text
+
+
+def agrees(line: str) -> bool:
+    """Whether a user's line says yes."""
+    return NO.match(line) is None and YES.search(line) is not None
 
 
 class User(ABC):
