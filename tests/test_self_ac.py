@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from agentrl_cli.algos.packed import state_values, turns_of
-from agentrl_cli.algos.self_ac import REASONS
+from agentrl_cli.algos.self_ac import REASONS, Advanced
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError
 from agentrl_cli.learner import Learner
@@ -80,6 +81,20 @@ def test_the_loss_of_a_won_episode_by_hand(model_folder: Path):
     assert metrics["actor_loss"].item() == pytest.approx(actor, abs=1e-6)
     assert loss.item() == pytest.approx(0.25 * critic + 0.75 * actor, abs=1e-6)
     assert metrics["value"].item() == pytest.approx(0.3) and metrics["ratio"] == 2
+
+
+def test_normalised_advantages_are_those_of_the_whole_update_before_it(model_folder: Path):
+    algo, models = self_ac(model_folder, alpha=0.0, advanced=Advanced(normalise=True))
+    models.weights("policy")["head.bias"].data.fill_(0.25)
+    phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))
+    # raw: 3/4, 3/4 and -1/4; mean 5/12, deviation sqrt(2)/3
+    assert algo.scale == pytest.approx((5 / 12, 2**0.5 / 3))
+    one = replace(phase, samples=phase.samples[:1])  # a micro-batch takes the update's numbers
+    loss, metrics = algo.loss(*said(one, [[0.25, 0.25, 1.0]]))
+    assert loss.item() == pytest.approx(-2 * (0.75 - 5 / 12) / (2**0.5 / 3), abs=1e-5)
+    assert metrics["advantage"].item() == pytest.approx(1.5, abs=1e-5)  # shown as it is
+    phase_of(algo, played("c", [0.0]))
+    assert algo.scale == (-0.25, 1.0)
 
 
 def test_a_cut_off_episode_bootstraps_from_its_last_value_and_does_not_train_it(

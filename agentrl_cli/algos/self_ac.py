@@ -12,6 +12,7 @@ thoughts of an answer; ToT, which searches with the trained critic (search.py) a
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,6 +43,15 @@ from agentrl_cli.types import Episode
 REASONS = ("broken", "empty", "long")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Advanced:
+    """`normalise` takes from every advantage their mean over the update's turns, as it was before
+    the update, and divides by their deviation: values that are all too high or too low, as in the
+    first updates, then discourage or reinforce nothing as a whole."""
+
+    normalise: bool
+
+
 @dataclass(kw_only=True)
 class SelfAC(Algorithm):
     """`discount` is the slides' λ, `td_steps` their five targets, `alpha` the critic's share of the
@@ -61,7 +71,9 @@ class SelfAC(Algorithm):
     epochs: int
     tokens_per_step: int
     optimizer: OptimizerSpec
+    advanced: Advanced
     critic: list[int] = field(init=False, repr=False)
+    scale: tuple[float, float] = field(init=False, default=(0.0, 1.0), repr=False)
 
     def __post_init__(self) -> None:
         at_least(1, td_steps=self.td_steps, epochs=self.epochs)
@@ -90,6 +102,7 @@ class SelfAC(Algorithm):
         """One phase: each episode is one packed sample (one for each segment between restarts)."""
         packed = self.read(episodes)
         samples = [sample for one in packed for sample in one.samples]
+        self.scale = scale_of(packed) if self.advanced.normalise else (0.0, 1.0)
         yield Phase(
             "actor_critic", samples, self.loss, epochs=self.epochs,
             tokens_per_step=self.tokens_per_step, count=turns_of,
@@ -112,7 +125,9 @@ class SelfAC(Algorithm):
         targets = td_targets(rewards, known, self.discount, self.td_steps)
 
         critic = ((values - targets) ** 2).mean(0)[graded].sum()
-        actor, metrics = clipped_turns(outputs, batch, advantages, self.clip, self.ratio)
+        centre, spread = self.scale
+        credit = (advantages - centre) / spread
+        actor, metrics = clipped_turns(outputs, batch, credit, self.clip, self.ratio)
         metrics |= {
             "critic_loss": critic.detach(),
             "actor_loss": actor.detach(),
@@ -183,3 +198,10 @@ def thoughts_a_turn(packed: list[Packed]) -> dict[str, float]:
     thoughts = [turn for one in packed for turn in one.episode.turns]
     turns = sum(bool(thought.observation_ids) for thought in thoughts)
     return {"self_ac/thoughts": len(thoughts) / max(1, turns)}
+
+
+def scale_of(packed: list[Packed]) -> tuple[float, float]:
+    """Mean and population deviation of the advantages of all turns; a deviation of 0 counts as
+    1."""
+    found = [turn.info["advantage"] for one in packed for turn in one.episode.turns]
+    return (statistics.fmean(found), statistics.pstdev(found) or 1.0) if found else (0.0, 1.0)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from agentrl_cli.algos.base import Algorithm, OptimizerSpec
 from agentrl_cli.algos.grpo import GRPO
-from agentrl_cli.algos.self_ac import SelfAC
+from agentrl_cli.algos.self_ac import Advanced, SelfAC
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.rollout import Start, play
@@ -39,20 +39,20 @@ from tests.sample_self_ac import settings
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "delayed_credit.json"
 EPISODES, UPDATES, THRESHOLD = 32, 40, 0.9
 MOST = EPISODES * UPDATES
-WORLD = Fork(turns=8, coin=0.5)
+WORLD = Fork(turns=8, coin=2.0)
 TUNED_ON, SEEDS = 100, (0, 1, 2)
 TRIALS: dict[str, list[dict[str, Any]]] = {
     "grpo": [
-        {"lr": 1e-3, "episodes_per_group": 32},
-        {"lr": 3e-3, "episodes_per_group": 32},
-        {"lr": 1e-2, "episodes_per_group": 32},
-        {"lr": 3e-3, "episodes_per_group": 8},
+        {"lr": 1e-2, "episodes_per_group": 32, "epochs": 1},
+        {"lr": 2e-2, "episodes_per_group": 32, "epochs": 1},
+        {"lr": 5e-3, "episodes_per_group": 32, "epochs": 1},
+        {"lr": 1e-2, "episodes_per_group": 32, "epochs": 2},
     ],
     "self_ac": [
-        {"lr": 1e-3, "gae_lambda": 0.0},
-        {"lr": 3e-3, "gae_lambda": 0.0},
-        {"lr": 1e-2, "gae_lambda": 0.0},
-        {"lr": 3e-3, "gae_lambda": 0.9},
+        {"lr": 1e-2, "gae_lambda": 0.5, "td_steps": 8, "epochs": 1, "alpha": 0.5},
+        {"lr": 1e-2, "gae_lambda": 0.9, "td_steps": 8, "epochs": 1, "alpha": 0.5},
+        {"lr": 1e-2, "gae_lambda": 0.5, "td_steps": 8, "epochs": 1, "alpha": 0.03},
+        {"lr": 1e-2, "gae_lambda": 0.9, "td_steps": 8, "epochs": 1, "alpha": 0.03},
     ],
 }
 
@@ -61,8 +61,9 @@ def built(name: str, lr: float, **numbers: Any) -> Algorithm:
     """The algorithm with these numbers."""
     optimizer = OptimizerSpec(lr=lr)
     if name == "self_ac":
-        return SelfAC(**settings(optimizer=optimizer, **numbers))
-    usual = {"normalise": True, "clip": 0.2, "kl": 0.0, "epochs": 1, "tokens_per_step": 0}
+        advanced = Advanced(normalise=True)
+        return SelfAC(**settings(optimizer=optimizer, advanced=advanced, **numbers))
+    usual = {"normalise": True, "clip": 0.2, "kl": 0.0, "tokens_per_step": 0}
     return GRPO(optimizer=optimizer, **usual, **numbers)
 
 
