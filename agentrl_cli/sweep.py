@@ -35,6 +35,7 @@ LONGEST = 120  # letters of a run's name
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null")
 PLUGINS = {  # the extra that brings a launcher or sweeper
     "joblib": "sweep", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna",
+    "ray": "ray",
 }  # fmt: skip
 
 
