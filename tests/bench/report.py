@@ -57,7 +57,7 @@ def make_runs(folder: Path) -> None:
 
 
 def make_large(folder: Path) -> None:
-    """A run whose last evaluation has 200 MB of episodes; the id of one near its end in `wanted`."""
+    """A run whose last evaluation has 200 MB of episodes; `wanted` names one near its end."""
     run = write_run(folder / "large")
     sample = episodes({"x": [1] * 10}, TEXT * 40)
     size = len(json.dumps(sample[0].to_json()))
