@@ -35,6 +35,7 @@ LONGEST = 120  # letters of a run's name
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null")
 PLUGINS = {  # the extra that brings a launcher or sweeper
     "joblib": "sweep", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna",
+    "ray": "ray",
 }  # fmt: skip
 
 
@@ -199,9 +200,15 @@ def run_point(cfg: DictConfig) -> float:
     name = point_name(hydra_cfg.job.override_dirname)
     search = [str(path).removeprefix("file://") for path in hydra_cfg.searchpath or []]
     with _alone(folder / f"{name}.lock") as free:
-        if free and _wanted(folder / name):
-            overrides = [*map(str, hydra_cfg.overrides.task), f"name='{name}'"]
-            _train(overrides, search, folder / f"{name}.log")
+        verb = todo(folder / name) if free else None
+        print(f"{verb or 'nothing to do:'} {name}", file=sys.stderr, flush=True)
+        log = folder / f"{name}.log"
+        if verb == "resume":
+            _call(["resume", str(folder / name)], log)
+        elif verb == "train":
+            more = ["--config-dir", search[0]] if search else []
+            given = map(str, hydra_cfg.overrides.task)
+            _call(["train", *more, *given, f"name='{name}'"], log)
     return score(folder / name)
 
 
@@ -223,30 +230,31 @@ def score(run: Path) -> float:
     return float("nan") if found is None else float(found)
 
 
-def _wanted(run: Path) -> bool:
-    """Whether a point must still be trained; what an earlier try left is moved aside."""
+def todo(run: Path) -> str | None:
+    """`train` or `resume` for a point, None where it is done. A run that was interrupted goes on
+    from its checkpoint; what failed, or has none, is moved aside and done anew."""
     if not run.exists():
-        print(f"start {run.name}", file=sys.stderr, flush=True)
-        return True
-    if (run / "meta.json").is_file() and Run(run).meta["status"] == "done":
-        print(f"done before: {run.name}", file=sys.stderr, flush=True)
-        return False
+        return "train"
+    found = Run(run) if (run / "meta.json").is_file() else None
+    status = found.meta["status"] if found else "failed"
+    if found is not None and status != "failed" and (status == "done" or found.checkpoints()):
+        return None if status == "done" else "resume"
     failed = run.parent / "failed"
     failed.mkdir(exist_ok=True)
     run.rename(failed / f"{run.name}-{len(list(failed.iterdir()))}")
-    print(f"again {run.name}", file=sys.stderr, flush=True)
-    return True
+    return "train"
 
 
-def _train(overrides: list[str], search: list[str], log: Path) -> None:
-    more = ["--config-dir", search[0]] if search else []
-    command = [sys.executable, "-m", "agentrl_cli.cli", "train", *more, *overrides]
+def _call(arguments: list[str], log: Path) -> None:
+    """An agentrl command in a process of its own, its words in the log."""
+    command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
     with log.open("w") as file:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     if done.returncode == 130:
         raise KeyboardInterrupt
     if done.returncode:
-        print(f"failed: {log.stem}, see {log}", file=sys.stderr, flush=True)
+        name = log.name.removesuffix(".log")
+        print(f"failed: {name}, see {log}", file=sys.stderr, flush=True)
 
 
 @contextmanager

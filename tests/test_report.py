@@ -119,6 +119,14 @@ def test_configurations_that_differ_are_groups_named_by_what_differs(tmp_path: P
     assert labels == ["nlac init=null", "nlac init=runs/base", "rft"]
 
 
+def test_configurations_whose_names_are_cut_alike_are_told_apart(tmp_path: Path):
+    for number in (1, 2):
+        far = f"runs/{'x' * 40}{number}{'y' * 40}"
+        write_run(tmp_path / str(number), algo="nlac", init=far, seed=number)
+    labels = [row.group for row in only(tmp_path).rows]
+    assert len(set(labels)) == 2 and labels[1] == f"{labels[0]} (2)"
+
+
 # bad input
 
 

@@ -11,7 +11,8 @@ import pytest
 from agentrl_cli import jsonl
 from agentrl_cli.errors import UserError
 from agentrl_cli.run import Run, list_runs
-from agentrl_cli.sweep import Sweep, point_name, summary, sweep
+from agentrl_cli.sweep import Sweep, point_name, summary, sweep, todo
+from tests.sample_report import write_run
 from tests.sample_runs import SMALL, folders
 
 
@@ -111,6 +112,20 @@ def test_runs_side_by_side_get_one_thread_each_unless_told():
     assert "hardware.threads=1" not in told and "++hardware.threads=2" in told
 
 
+def test_what_is_done_stays_what_was_interrupted_goes_on_and_what_failed_begins_anew(
+    tmp_path: Path,
+):
+    for state in ("done", "stopped", "running", "failed"):
+        run = write_run(tmp_path / f"r-{state}", status=state)
+        (run / "checkpoints" / "step-000010").mkdir(parents=True)
+    young = write_run(tmp_path / "r-young", status="stopped")
+    assert todo(tmp_path / "r-done") is None and todo(tmp_path / "r-never") == "train"
+    assert todo(tmp_path / "r-stopped") == todo(tmp_path / "r-running") == "resume"
+    assert todo(tmp_path / "r-failed") == todo(young) == "train"
+    kept = sorted(folder.name for folder in (tmp_path / "failed").iterdir())
+    assert kept == ["r-failed-0", "r-young-1"]
+
+
 # real multiruns
 
 
@@ -148,7 +163,7 @@ def test_a_sweep_runs_the_grid_skips_what_is_done_and_tries_again_what_failed(
     capfd.readouterr()
     assert run_sweep(tmp_path, "algo=sft,rft") == folder
     told = capfd.readouterr().err
-    assert "done before: algo-sft" in told and "again algo-rft" in told
+    assert "nothing to do: algo-sft" in told and "train algo-rft" in told
     assert Run(folder / "algo-sft").meta["created"] == before
     assert Run(folder / "algo-rft").meta["created"] > meta["created"]
     assert (folder / "failed" / "algo-rft-0" / "meta.json").is_file()

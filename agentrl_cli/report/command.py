@@ -79,7 +79,7 @@ def draw(world: World, comparison: Comparison, folder: Path, number: int) -> dic
     """The pictures of a world by name, written as NAME-NUMBER.svg too."""
     metrics = critic.trends(record for group in world.groups for record in group.records)
     drawn = {
-        "finals": figures.finals(comparison),
+        "finals": figures.finals(world, comparison),
         "curves": figures.curves(world),
         "costs": figures.costs(comparison),
         "critic": figures.trends(world, metrics),

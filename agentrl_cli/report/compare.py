@@ -101,10 +101,20 @@ def worlds(records: Sequence[Record]) -> list[World]:
     parts = _partition(records, world_of)
     for own, members in parts:
         inside = _partition(members, group_of)
-        groups = [Group(label(keys, [k for k, _ in inside]), runs) for keys, runs in inside]
+        labels = distinct([label(keys, [k for k, _ in inside]) for keys, _ in inside])
+        groups = [Group(name, runs) for name, (_, runs) in zip(labels, inside, strict=True)]
         splits = [split for record in members for split in record.splits]
         named = label(own, [keys for keys, _ in parts])
         found.append(World(named, groups, splits[0] if splits else "test"))
+    return found
+
+
+def distinct(labels: Sequence[str]) -> list[str]:
+    """The labels, equal ones (cut to the same length, say) numbered from the second on."""
+    found: list[str] = []
+    for name in labels:
+        before = sum(name == other for other in labels[: len(found)])
+        found.append(f"{name} ({before + 1})" if before else name)
     return found
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 AXES = ("episodes", "gradient steps", "seconds")
 POINTS = 80  # of a curve
+LETTERS = 12  # of a label in an inch
 BANDED = 3  # runs from which a band is drawn
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A", "#7A7A7A")
 DASHES = ("-", "--", "-.", ":")
@@ -63,14 +64,17 @@ def curves(world: World) -> Figure | None:
     return figure
 
 
-def finals(comparison: Comparison) -> Figure | None:
-    """Final success of each group with its interval, a dot for every seed, the base as a bar."""
+def finals(world: World, comparison: Comparison) -> Figure | None:
+    """Final success of each group with its interval, a dot for every seed, the base as a bar; each
+    group has the colour of its curves."""
     rows = comparison.rows
+    numbers = {group.label: number for number, group in enumerate(world.groups)}
     if not rows:
         return None
-    figure, ((axis,),) = _grid(1, 1, width=7.6, height=0.95 + 0.42 * len(rows))
+    width = _beside([row.group for row in rows])
+    figure, ((axis,),) = _grid(1, 1, width=width, height=0.95 + 0.42 * len(rows))
     for number, row in enumerate(rows):
-        y, colour = len(rows) - 1 - number, COLOURS[number % len(COLOURS)]
+        y, colour = len(rows) - 1 - number, COLOURS[numbers[row.group] % len(COLOURS)]
         axis.plot([row.final.low, row.final.high], [y, y], color=colour, lw=6, alpha=0.28,
                   solid_capstyle="round")  # fmt: skip
         axis.scatter(row.scores, [y] * len(row.scores), s=22, color=colour, zorder=3,
@@ -83,6 +87,7 @@ def finals(comparison: Comparison) -> Figure | None:
     axis.grid(axis="y", visible=False)
     axis.set_xlabel(f"final success ({comparison.split}); dots: seeds, bar: 95 %, dotted: base")
     axis.xaxis.set_major_formatter(_percent())
+    axis.locator_params(axis="x", nbins=7)
     return figure
 
 
@@ -91,7 +96,8 @@ def costs(comparison: Comparison) -> Figure | None:
     rows = comparison.rows
     if not rows:
         return None
-    figure, ((axis,),) = _grid(1, 1, width=7.6, height=1.15 + 0.36 * len(rows))
+    width = _beside([row.group for row in rows])
+    figure, ((axis,),) = _grid(1, 1, width=width, height=1.15 + 0.36 * len(rows))
     left = np.zeros(len(rows))
     places = np.arange(len(rows))[::-1]
     for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True):
@@ -240,7 +246,16 @@ def _legend(figure: Figure, *axes: Axes) -> None:
     for axis in axes:
         handles, labels = axis.get_legend_handles_labels()
         found |= {label: handle for label, handle in zip(labels, handles, strict=True)}
+    room = figure.get_figwidth() * LETTERS // (max(map(len, found), default=0) + 6)
+    columns = int(max(1, min(room, len(found))))
     figure.legend(
-        list(found.values()), list(found), loc="outside upper left", ncols=min(4, len(found)) or 1,
+        list(found.values()), list(found), loc="outside upper left", ncols=columns,
         frameon=False, handlelength=1.6, borderaxespad=0.2,
     )  # fmt: skip
+    rows = math.ceil(len(found) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.19 * max(0, rows - 1))
+
+
+def _beside(labels: list[str]) -> float:
+    """The width of a picture whose rows have these labels, in inches."""
+    return min(14.0, 6.6 + max(map(len, labels)) / LETTERS)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,15 @@ def make_runs(folder: Path) -> None:
         )  # fmt: skip
 
 
-def make_large(folder: Path) -> tuple[Path, str]:
-    """A run whose last evaluation has 200 MB of episodes; the id of one near its end."""
+def make_large(folder: Path) -> None:
+    """A run whose last evaluation has 200 MB of episodes; `wanted` names one near its end."""
     run = write_run(folder / "large")
     sample = episodes({"x": [1] * 10}, TEXT * 40)
     size = len(json.dumps(sample[0].to_json()))
     count = MEGABYTES * 1_000_000 // size
     rows = episodes({f"task{n:05d}": [n % 2] * 10 for n in range(count // 10)}, TEXT * 40)
     index.write(run / "episodes" / "eval-000020.jsonl", rows)
-    return run, rows[-3].id
+    (folder / "wanted").write_text(rows[-3].id)
 
 
 def main() -> None:
@@ -73,7 +74,10 @@ def main() -> None:
         make_runs(folder / "runs")
         report = measured(folder, "report", "runs", "--against", "algo0")
         page = (folder / "runs" / "report" / "report.html").stat().st_size
-        large, wanted = make_large(folder)
+        making = Process(target=make_large, args=(folder,))  # so that its memory is not ours
+        making.start()
+        making.join()
+        large, wanted = folder / "large", (folder / "wanted").read_text()
         file = large / "episodes" / "eval-000020.jsonl"
         seek = measured(folder, "show", "large", "--episode", wanted)
         filtered = measured(folder, "show", "large", "--lost")
@@ -81,7 +85,10 @@ def main() -> None:
         scan = measured(folder, "show", "large", "--episode", wanted)
         size = file.stat().st_size
     found: dict[str, Any] = {
-        "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
+        "machine": {
+            "cpus": os.cpu_count(), "python": platform.python_version(),
+            "load": round(os.getloadavg()[0], 1),
+        },
         "report": {"runs": RUNS, "steps": STEPS, **report, "page_megabytes": round(page / 1e6, 2)},
         "show": {"file_megabytes": round(size / 1e6), "indexed": seek, "filtered": filtered,
                  "without_index": scan},
