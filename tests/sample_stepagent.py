@@ -32,8 +32,8 @@ OTHER = episode("other", ["Is it old?", "Is it an owl?"], success=True)
 
 def implicit(**changes: Any) -> Implicit:
     usual: dict[str, Any] = {
-        "fragments_per_update": 0, "tried": "turn", "beta": 0.1, "reference": "start", "epochs": 1,
-        "tokens_per_step": 0, "optimizer": ADAM,
+        "fragments_per_update": 0, "tried": "turn", "beta": 0.1, "imitation": 0.0,
+        "reference": "start", "epochs": 1, "tokens_per_step": 0, "optimizer": ADAM,
     }  # fmt: skip
     return Implicit(**{**usual, **changes})
 
@@ -50,7 +50,8 @@ def inverse(ppo_changes: dict[str, Any] | None = None, **changes: Any) -> Invers
 
 def eto(**changes: Any) -> DPO:
     usual: dict[str, Any] = {
-        "beta": 0.1, "reference": "start", "epochs": 1, "tokens_per_step": 0, "optimizer": ADAM,
+        "beta": 0.1, "imitation": 0.0, "reference": "start", "epochs": 1, "tokens_per_step": 0,
+        "optimizer": ADAM,
     }  # fmt: skip
     return DPO(**{**usual, **changes})
 

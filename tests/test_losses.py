@@ -167,6 +167,17 @@ def test_dpo_by_hand_rewards_the_preferred_row():
     assert metrics["accuracy"].item() == 1.0
 
 
+def test_imitation_adds_the_preferred_rows_likelihood_per_token_and_no_others():
+    rows, mask = [[0.0, -1.0, -2.0], [0.0, -7.0, 0.0]], [[0, 1, 1], [0, 1, 0]]
+    outputs, batch = make(rows, mask, reference_logprob=rows)
+    loss, metrics = losses.dpo(outputs, batch, 0.1, imitation=2.0)
+    assert loss.item() == pytest.approx(math.log(2) + 2.0 * 1.5)
+    assert metrics["preferred_nll"].item() == 1.5
+    found = gradient(loss, outputs).tolist()
+    assert found[0] == pytest.approx([0, -0.05 - 1.0, -0.05 - 1.0])
+    assert found[1] == pytest.approx([0, 0.05, 0])
+
+
 def test_dpo_refuses_an_odd_number_of_rows():
     outputs, batch = make([[0.0, -1.0]], [[0, 1]], reference_logprob=[[0.0, -1.0]])
     with pytest.raises(ValueError, match="keep_together=2"):

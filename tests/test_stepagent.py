@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from math import log
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -19,6 +20,7 @@ from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.algos.stepagent import act
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError
+from agentrl_cli.losses import dpo
 from agentrl_cli.models.policy import score
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.settings import LoraConfig
@@ -119,7 +121,8 @@ def test_an_identical_pair_has_no_gradient(model_folder: Path):
     models = shown(algo, model_folder, [SHOWN])
     sample = written_sample(SHOWN.state_ids(1), SHOWN.turns[1].action_ids)
     pair = (sample, deepcopy(sample))
-    phase = preference(models, [pair], beta=0.5, epochs=1, tokens_per_step=0, metrics={})
+    loss = partial(dpo, beta=0.5)
+    phase = preference(models, [pair], loss, epochs=1, tokens_per_step=0, metrics={})
     found = learner(algo, models).run(iter([phase]), 0)
     assert found["dpo/grad_norm"] < 1e-4  # rounding; that of another pair is some 10
     assert found["dpo/loss"] == pytest.approx(log(2))

@@ -9,7 +9,7 @@ demonstrated, which are counted.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -19,8 +19,8 @@ from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.values import whole
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import at_least
-from agentrl_cli.losses import dpo
-from agentrl_cli.models.policy import note_logprobs
+from agentrl_cli.losses import Loss, dpo
+from agentrl_cli.models.policy import Batch, Outputs, note_logprobs
 from agentrl_cli.types import Episode, Sample, derive_seed
 
 if TYPE_CHECKING:
@@ -31,9 +31,11 @@ Pair = tuple[Sample, Sample]
 
 @dataclass(kw_only=True)
 class DPO(Algorithm):
-    """`reference` is the model the run started from, or the policy at the start of each update."""
+    """`reference` is the model the run started from, or the policy at the start of each update;
+    `imitation` weighs the demonstration's own likelihood beside the preference."""
 
     beta: float
+    imitation: float
     reference: Literal["start", "iteration"]
     epochs: int
     tokens_per_step: int
@@ -41,7 +43,8 @@ class DPO(Algorithm):
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
-        at_least(0, beta=self.beta, tokens_per_step=self.tokens_per_step)
+        at_least(0, beta=self.beta, imitation=self.imitation)
+        at_least(0, tokens_per_step=self.tokens_per_step)
 
     @property
     def demonstrations(self) -> Literal["never", "may", "must"]:
@@ -61,8 +64,9 @@ class DPO(Algorithm):
             "dpo/failures": len(failed) / max(1, len(episodes)),
             "dpo/unpaired": 1 - len(pairs) / max(1, len(failed)),
         }
+        loss = partial(dpo, beta=self.beta, imitation=self.imitation)
         yield preference(
-            self.context.models, pairs, beta=self.beta, epochs=self.epochs,
+            self.context.models, pairs, loss, epochs=self.epochs,
             tokens_per_step=self.tokens_per_step, metrics=metrics,
         )  # fmt: skip
 
@@ -92,8 +96,8 @@ def renew(models: ModelSet, reference: str) -> None:
 def preference(
     models: ModelSet,
     pairs: list[Pair],
+    loss: Callable[[Outputs, Batch], Loss],
     *,
-    beta: float,
     epochs: int,
     tokens_per_step: int,
     metrics: dict[str, float],
@@ -102,7 +106,7 @@ def preference(
     samples = [sample for pair in pairs for sample in pair]
     note_logprobs(models.module("reference"), samples, "reference_logprob")
     return Phase(
-        "dpo", samples, partial(dpo, beta=beta), epochs=epochs, tokens_per_step=tokens_per_step,
+        "dpo", samples, loss, epochs=epochs, tokens_per_step=tokens_per_step,
         keep_together=2, count=half, metrics=metrics,
     )  # fmt: skip
 

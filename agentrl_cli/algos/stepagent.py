@@ -18,6 +18,7 @@ import random
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase, one
@@ -36,7 +37,7 @@ from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.algos.values import whole
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import at_least
-from agentrl_cli.losses import bce, expert_rewards
+from agentrl_cli.losses import bce, dpo, expert_rewards
 from agentrl_cli.models.policy import assess
 from agentrl_cli.types import Episode, Sample, derive_seed
 
@@ -48,11 +49,12 @@ Acts = tuple[list[Act], list[Act], list[Episode], dict[str, float]]
 class Implicit(Algorithm):
     """Practises at `fragments_per_update` fragments (0: at all): whole turns, or only the last line
     behind the expert's thought. `reference` is the model the run started from, or the policy at the
-    start of each update."""
+    start of each update; `imitation` weighs the expert's own likelihood beside the preference."""
 
     fragments_per_update: int
     tried: Literal["turn", "last_line"]
     beta: float
+    imitation: float
     reference: Literal["start", "iteration"]
     epochs: int
     tokens_per_step: int
@@ -60,8 +62,9 @@ class Implicit(Algorithm):
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
-        at_least(0, beta=self.beta, tokens_per_step=self.tokens_per_step)
+        at_least(0, beta=self.beta, imitation=self.imitation)
         at_least(0, fragments_per_update=self.fragments_per_update)
+        at_least(0, tokens_per_step=self.tokens_per_step)
 
     @property
     def demonstrations(self) -> Literal["never", "may", "must"]:
@@ -84,8 +87,9 @@ class Implicit(Algorithm):
         pairs = [pair(one) for one in tries if not one.matches]
         renew(self.context.models, self.reference)
         metrics = match_metrics(tries) | {"stepagent/dropped": float(len(tries) - len(pairs))}
+        loss = partial(dpo, beta=self.beta, imitation=self.imitation)
         yield preference(
-            self.context.models, pairs, beta=self.beta, epochs=self.epochs,
+            self.context.models, pairs, loss, epochs=self.epochs,
             tokens_per_step=self.tokens_per_step, metrics=metrics,
         )  # fmt: skip
 

@@ -87,10 +87,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few episodes; write nothing")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
-    bench = prepare(2 if quick else 16)
+    bench = prepare(2 if quick else 64)
     one, every = bench.alone(keep=False), bench.together()  # also warms up
     same = sum(a.ids == b.ids for a, b in zip(one, every, strict=True))
-    rounds = 1 if quick else 5
+    rounds = 1 if quick else 3
     found = {
         "together": seconds(bench.together, rounds),
         "alone": seconds(lambda: bench.alone(keep=False), rounds),

@@ -27,20 +27,20 @@ USUAL = [
     "env=twentyq", "hardware.threads=1", "eval_every=0", "save_every=0", "eval.greedy=false",
     "eval.episodes_per_task=5", "rollout.episodes_per_step=64",
 ]  # fmt: skip
-SETTINGS = {  # what docs/log.md found, the same number of trials for each
+SETTINGS = {  # after a pilot of unequal trials, see docs/log.md
     "sft": ["steps=3", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"],
     "longer": ["algo=sft", "steps=6", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"],
     "stepagent_implicit": [
-        "steps=8", "algo.fragments_per_update=128", "algo.tokens_per_step=12000",
+        "steps=8", "algo.tried=last_line", "algo.fragments_per_update=128",
         "algo.optimizer.lr=1e-4",
     ],
     "stepagent_inverse": [
-        "steps=8", "algo.fragments_per_update=128", "algo.discriminator_optimizer.lr=5e-4",
-        "algo.ppo.optimizer.lr=1e-4",
+        "steps=6", "algo.tried=last_line", "algo.fragments_per_update=128",
+        "algo.discriminator_optimizer.lr=5e-4", "algo.ppo.optimizer.lr=1e-4",
     ],
-    "dpo": ["steps=8", "algo.tokens_per_step=12000", "algo.optimizer.lr=1e-4"],
-    "ppo": ["steps=8", "algo.optimizer.lr=1e-4"],
-    "rft": ["steps=8", "algo.optimizer.lr=1e-4"],
+    "dpo": ["steps=8", "algo.optimizer.lr=1e-4"],
+    "ppo": ["steps=8", "algo.tokens_per_step=4000", "algo.optimizer.lr=1e-4"],
+    "rft": ["steps=8", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"],
 }  # fmt: skip
 PLAYS = ("ppo", "rft")  # who reads no demonstrations
 SIZED = ("sft", "longer", "stepagent_implicit", "stepagent_inverse")  # at every number of them
