@@ -168,7 +168,7 @@ def _message(row: dict[str, Any]) -> Message:
     role, content = row.get("role"), row.get("content")
     if role not in ROLES:
         raise Refused(f"unknown role {role!r}: there is {', '.join(ROLES)}")
-    if not _is_text(content):
+    if not isinstance(content, str) or not _is_text(content):
         raise Refused(f"a message of {role} has no text")
     return Message(role, content)
 

@@ -139,3 +139,8 @@ class Bandit:
         mine = self.chances()
         other = 1 - sum(mine)
         return (sum(abs(a - b) for a, b in zip(shares, mine, strict=True)) + other) / 2
+
+    def nearer(self) -> float:
+        """The distance after one more cycle."""
+        self.step()
+        return self.distance()

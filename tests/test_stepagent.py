@@ -157,7 +157,7 @@ def test_it_learns_to_do_as_the_expert_does(model_folder: Path):
 def test_implicit_reflection_brings_the_policy_near_the_experts_chances(model_folder: Path):
     bandit = Bandit(implicit(optimizer=OptimizerSpec(lr=1e-3)), model_folder, pulls(EXPERT, 40))
     far = bandit.distance()
-    distances = [bandit.step() and bandit.distance() for _ in range(9)]
+    distances = [bandit.nearer() for _ in range(9)]
     assert far == pytest.approx(0.35, abs=0.02)
     assert distances[0] < far - 0.05 and fmean(distances[-3:]) < 0.14
     assert bandit.chances()[3] < 0.06  # what the expert never does
@@ -170,7 +170,7 @@ def test_inverse_reflection_brings_the_policy_near_the_experts_chances(model_fol
     )  # fmt: skip
     bandit = Bandit(algo, model_folder, pulls(EXPERT, 40))
     far = bandit.distance()
-    distances = [bandit.step() and bandit.distance() for _ in range(9)]
+    distances = [bandit.nearer() for _ in range(9)]
     assert far == pytest.approx(0.35, abs=0.02)
     assert distances[0] < far - 0.05 and fmean(distances[-3:]) < 0.14
     assert bandit.chances()[3] < 0.06
