@@ -68,7 +68,8 @@ def test_help_is_quick(agentrl: Agentrl):
 def test_show_prints_what_the_critic_said_turn_by_turn(agentrl: Agentrl, run: Run):
     lines = agentrl("show", "last").stdout.splitlines()
     said = [line.strip() for line in lines]
-    for part in ("turn 1  reward 0  value +0.500  advantage +0.250", "turn 2  reward 1",
+    for part in ("turn 1  reward 0  return 1  value +0.500  advantage +0.250",
+                     "turn 2  reward 1  return 1",
                  "action    Is it alive?", "forecast  It will be won.", "other     Is it red?",
                  "critique  the question repeats", "verdict   a better action exists",
                  "refined   Is it a pet?", "user      You win."):  # fmt: skip
