@@ -28,7 +28,7 @@ USUAL = [
     "eval.episodes_per_task=5", "rollout.episodes_per_step=64",
 ]  # fmt: skip
 SETTINGS = {  # after a pilot of unequal trials, see docs/log.md
-    "sft": ["steps=3", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"],
+    "sft": ["steps=9", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"],
     "longer": ["algo=sft", "steps=6", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"],
     "stepagent_implicit": [
         "steps=8", "algo.tried=last_line", "algo.fragments_per_update=128",
