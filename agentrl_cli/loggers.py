@@ -124,7 +124,7 @@ class Wandb(Logger):
         """Log the first rows as a table."""
         import wandb
 
-        rows = [list(_row(step, episode)) for episode in episodes[: self.rows]]
+        rows: list[Any] = [list(_row(step, episode)) for episode in episodes[: self.rows]]
         self.page.log({"step": step, f"episodes/{kind}": wandb.Table(list(COLUMNS), rows)})
 
     def finish(self, status: str) -> None:

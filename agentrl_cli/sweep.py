@@ -1,17 +1,13 @@
 """`agentrl sweep`: a grid of runs through Hydra's own multirun, with its launchers and sweepers.
 
 Hydra splits the overrides into points and hands each to `run_point`, here, in a worker process or
-on a cluster; a point is trained by `agentrl train` in a process of its own, so that one that dies
-takes nothing with it. What a sweep has finished is not done again.
+on a cluster. What a sweep has finished is not done again.
 """
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
-import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,16 +18,15 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli import jsonl
 from agentrl_cli.config import check, compose, conf_folder, groups, whole
 from agentrl_cli.errors import UserError
+from agentrl_cli.point import run_point
 from agentrl_cli.report.listing import row
 from agentrl_cli.report.text import table
-from agentrl_cli.run import Run, list_runs
+from agentrl_cli.run import list_runs
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
-    from omegaconf import DictConfig
 
 MANY = 100  # points from which a person is asked first
-LONGEST = 120  # letters of a run's name
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null")
 PLUGINS = {  # the extra that brings a launcher or sweeper
     "joblib": "sweep", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna",
@@ -186,89 +181,6 @@ def summary(folder: Path) -> tuple[list[str], int]:
     cells += [[name, f"failed, see {folder / name}.log", "", ""] for name in lost]
     undone = sum(one["status"] != "done" for one in rows) + len(lost)
     return table(["run", "status", "step", "eval"], cells), undone
-
-
-def run_point(cfg: DictConfig) -> float:
-    """One point, wherever the launcher has put it: train it unless it is done.
-
-    Returns the last evaluated success, which a sweeper may maximise; NaN where there is none.
-    """
-    from hydra.core.hydra_config import HydraConfig
-
-    hydra_cfg = HydraConfig.get()
-    folder = Path(cfg.runs)
-    name = point_name(hydra_cfg.job.override_dirname)
-    search = [str(path).removeprefix("file://") for path in hydra_cfg.searchpath or []]
-    with _alone(folder / f"{name}.lock") as free:
-        verb = todo(folder / name) if free else None
-        print(f"{verb or 'nothing to do:'} {name}", file=sys.stderr, flush=True)
-        log = folder / f"{name}.log"
-        if verb == "resume":
-            _call(["resume", str(folder / name)], log)
-        elif verb == "train":
-            more = ["--config-dir", search[0]] if search else []
-            given = map(str, hydra_cfg.overrides.task)
-            _call(["train", *more, *given, f"name='{name}'"], log)
-    return score(folder / name)
-
-
-def point_name(overrides: str) -> str:
-    """A folder's name from `algo=nlac,seed=0`: `algo-nlac_seed-0`; too long a one is cut and told
-    apart by a digest."""
-    plain = overrides.replace("++", "").replace(",", "_")
-    name = re.sub(r"[^\w.+-]+", "-", plain).strip("-_.") or "run"
-    if len(name) <= LONGEST:
-        return name
-    return f"{name[:LONGEST]}-{blake2b(overrides.encode(), digest_size=4).hexdigest()}"
-
-
-def score(run: Path) -> float:
-    """The last evaluated success of a run; NaN where there is none."""
-    if not (run / "meta.json").is_file():
-        return float("nan")
-    found = row(Run(run))["eval"]
-    return float("nan") if found is None else float(found)
-
-
-def todo(run: Path) -> str | None:
-    """`train` or `resume` for a point, None where it is done. A run that was interrupted goes on
-    from its checkpoint; what failed, or has none, is moved aside and done anew."""
-    if not run.exists():
-        return "train"
-    found = Run(run) if (run / "meta.json").is_file() else None
-    status = found.meta["status"] if found else "failed"
-    if found is not None and status != "failed" and (status == "done" or found.checkpoints()):
-        return None if status == "done" else "resume"
-    failed = run.parent / "failed"
-    failed.mkdir(exist_ok=True)
-    run.rename(failed / f"{run.name}-{len(list(failed.iterdir()))}")
-    return "train"
-
-
-def _call(arguments: list[str], log: Path) -> None:
-    """An agentrl command in a process of its own, its words in the log."""
-    command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
-    with log.open("w") as file:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    if done.returncode == 130:
-        raise KeyboardInterrupt
-    if done.returncode:
-        name = log.name.removesuffix(".log")
-        print(f"failed: {name}, see {log}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[bool]:
-    """Whether no other process works on the same point; held until the end."""
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            print(f"another sweep runs {lock.stem}", file=sys.stderr, flush=True)
-            yield False
-            return
-        yield True
-    lock.unlink(missing_ok=True)
 
 
 @contextmanager

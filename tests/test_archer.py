@@ -8,70 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl_cli.algos.archer import ArCHer, beside, td_loss
-from agentrl_cli.algos.base import OptimizerSpec, Phase
+from agentrl_cli.algos.archer import beside, td_loss
+from agentrl_cli.algos.base import OptimizerSpec
 from agentrl_cli.algos.values import Span
-from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError
 from agentrl_cli.models.policy import Batch, Outputs
-from agentrl_cli.models.set import ModelSet
 from agentrl_cli.settings import LoraConfig
-from agentrl_cli.types import Episode, Message, Sample
-from tests.sample_critics import alone, bound, learner, rewarded, stir, success_while_learning
+from agentrl_cli.types import Message, Sample
+from tests.sample_archer import ACTION, archer, learn, phases, stirred, targets
+from tests.sample_critics import alone, bound, learner, rewarded
 from tests.sample_models import LORA, disturb
-from tests.sample_nlac import CHAT, LOST, WON, Troupe, episode, filled, troupe
+from tests.sample_nlac import CHAT, LOST, WON, episode, filled
 
 Q, V = 0, 1
-ACTION = "Is it a fish?"
-
-
-def archer(**changes) -> ArCHer:
-    usual = {
-        "episodes_per_update": 5, "critic_updates": 1, "critic_warmup": 0, "replay": 100,
-        "action": "fresh", "discount": 0.9, "ema": 0.75, "clip": 0.2, "actor_epochs": 1,
-        "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
-        "critic_optimizer": OptimizerSpec(lr=1e-2),
-    }  # fmt: skip
-    return ArCHer(**{**usual, **changes})
-
-
-def stirred(
-    folder: Path, lora: LoraConfig | None = None, **changes
-) -> tuple[ArCHer, ModelSet, Troupe]:
-    """The algorithm; critic and target differ, and no value of theirs is zero."""
-    algo, generator = archer(**changes), troupe(act=ACTION)
-    models = bound(algo, folder, generator, lora)
-    disturb(models, "target")
-    stir(models, "critic", "target")
-    with torch.no_grad():
-        for weight in models.heads["target"].parameters():
-            weight.mul_(-0.5)
-    return algo, models, generator
-
-
-def phases(algo: ArCHer, episodes: list[Episode], buffer: ReplayBuffer) -> list[Phase]:
-    """Of an update that trains nothing."""
-    return list(algo.update(episodes, buffer))
-
-
-def learn(algo: ArCHer, models: ModelSet, step: int = 0) -> dict[str, float]:
-    """One real update on won and lost games."""
-    fresh, buffer = [deepcopy(WON), deepcopy(LOST)], filled(WON, LOST)
-    algo.context.step = step
-    return learner(algo, models).run(algo.update(fresh, buffer), step)
-
-
-def targets(samples: list[Sample], what: str) -> list[float]:
-    """The targets of `q` or `v` in the order of the turns."""
-    return [
-        target
-        for sample in samples
-        for target, at in zip(
-            sample.streams[f"{what}_target"], sample.streams[f"{what}_at"], strict=True
-        )
-        if at
-    ]
-
 
 # the critic's targets
 
@@ -273,46 +222,6 @@ def test_the_critic_comes_to_know_how_games_end(model_folder: Path):
     learn(algo, models)
     after = algo.monitor(played)
     assert after["critic/brier"] < 0.1 and after["critic/rank_correlation"] > 0.8
-
-
-# the actor
-
-
-def test_an_advantage_is_q_less_v_of_the_live_critic_on_every_token_of_its_turn(
-    model_folder: Path,
-):
-    algo, models, _ = stirred(model_folder)
-    played = deepcopy(WON)
-    (sample,) = phases(algo, [played], filled(WON))[-1].samples
-    expected = []
-    for k, turn in enumerate(played.turns):
-        state = played.state_ids(k)
-        value = alone(models, "critic", state)[V]
-        advantage = alone(models, "critic", state + turn.action_ids)[Q] - value
-        assert turn.info["value"] == pytest.approx(value, abs=1e-5)
-        assert turn.info["advantage"] == pytest.approx(advantage, abs=1e-5)
-        expected += [0.0] * len(turn.observation_ids)
-        expected += [turn.info["advantage"]] * len(turn.action_ids)
-    assert sample.streams["advantage"] == expected and all(sample.streams["advantage"][-3:])
-
-
-def test_the_actors_first_step_is_unclipped_and_a_broken_episode_is_left_out(model_folder: Path):
-    algo, models, _ = stirred(model_folder)
-    broken = deepcopy(LOST)
-    broken.error = "KeyError: 'x'"
-    update = algo.update([deepcopy(WON), broken], filled(WON))
-    found = learner(algo, models).run(update, 0)
-    assert found["policy/samples"] == 1 and found["policy/advantage_spread"] > 0
-    assert found["policy/ratio"] == pytest.approx(1, abs=1e-5)
-    assert found["policy/clip_fraction"] == 0 and "value" not in broken.turns[0].info
-
-
-def test_a_game_of_chance_is_learned(model_folder: Path):
-    adam = OptimizerSpec(lr=3e-3)
-    algo = archer(episodes_per_update=32, critic_updates=2, critic_warmup=3, discount=1.0, ema=0.5,
-                  optimizer=adam, critic_optimizer=adam)  # fmt: skip
-    won_share = success_while_learning(algo, model_folder, steps=10, tokens=1)
-    assert max(won_share[:4]) < 0.4 and sum(won_share[-2:]) / 2 > 0.85
 
 
 WRONG = {

@@ -56,7 +56,8 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
     "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},
     "reproduce": LEAVES | {"config", "run", "schema"},
-    "sweep": LEAVES | {"config", "report.listing", "report.text", "run"},
+    "point": {"report.listing", "run"},
+    "sweep": LEAVES | {"config", "point", "report.listing", "report.text", "run"},
     "looking": WORLD | {"config", "envs.math", "schema", "run", "report"},
     "cli": WORLD
     | {"evaluate", "experts", "export", "looking", "play", "reproduce", "sweep", "train"},

@@ -14,28 +14,12 @@ import yaml
 
 from agentrl_cli.envs.twentyq.env import TwentyQ, closeness
 from agentrl_cli.envs.twentyq.expert import best_attributes, entropy
-from agentrl_cli.envs.twentyq.oracle import Oracle
-from agentrl_cli.envs.twentyq.questions import Guess, parse
 from agentrl_cli.envs.twentyq.world import load
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Task
+from tests.sample_twentyq import FULL, SMALL, game, said
 
-SMALL, FULL = load("small"), load("full")
 CONF = Path(__file__).parent.parent / "conf" / "env"
-
-
-def game(secret: str = "dog", **changes: Any) -> TwentyQ:
-    settings = {
-        "world": "small", "turns": 10, "reward": "win", "test_objects": 40, "split_seed": 0,
-        "show_turns_left": True,
-    }  # fmt: skip
-    env = TwentyQ(**{**settings, **changes})
-    env.reset(Task("t", "train", {"object": secret}), 0)
-    return env
-
-
-def said(env: TwentyQ, action: str) -> str:
-    return env.step(action).messages[0].content
 
 
 def lengths(world: str, turns: int) -> list[int]:
@@ -241,66 +225,3 @@ def test_guessing_alone_wins_at_most_one_game_in_ten():
         wins += step.info["success"]
     assert 20 / len(FULL.objects) <= 0.1
     assert wins / len(FULL.objects) <= 0.13  # a sample of the chance above
-
-
-# worlds from a file
-
-
-@pytest.fixture
-def words(tmp_path: Path) -> str:
-    clothes, devices = [["Shoes", "Shoe", "Pair of shoes"]], [["Television", "TV"], ["Radio"]]
-    lists = {"Clothes": clothes, "Electronics": devices}
-    path = tmp_path / "words.json"
-    path.write_text(json.dumps(lists))
-    return str(path)
-
-
-def test_a_word_list_is_a_world_of_guesses(words):
-    world = load(words)
-    assert (world.objects, world.attributes) == (("shoes", "television", "radio"), ())
-    assert world.guess("shoes") == "Is it a pair of shoes?"
-    assert parse("Is it a TV?", world) == Guess("television")
-    assert parse("Is it a shoe?", world) == Guess("shoes")
-    env = game("radio", world=words, test_objects=1)
-    assert said(env, "Is it alive?") == "I cannot answer that. 9 left."
-    assert env.step("Is it a radio?").info["success"]
-
-
-@pytest.mark.parametrize(
-    ("guesses", "word"), [(1, "Far."), (2, "Near."), (6, "Near."), (7, "Close."), (9, "Close.")]
-)
-def test_each_wrong_guess_from_a_word_list_leaves_one_object_less(tmp_path, guesses, word):
-    path = tmp_path / "letters.json"
-    path.write_text(json.dumps({"letters": [[f"letter{i}"] for i in range(10)]}))
-    env = game("letter0", world=str(path), test_objects=0, turns=guesses)
-    texts = [said(env, f"Maybe the first.\nIs it a letter{i + 1}?") for i in range(guesses)]
-    assert texts[-1] == f"No. You lose. It was a letter0. {word}"
-    assert env.game and len(env.game.fits) == 10 - guesses
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"a": [[]]}', '{"a": [[1]]}', '{"a": [[""]]}'])
-def test_a_broken_word_list_is_the_users_mistake(tmp_path, text):
-    path = tmp_path / "broken.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"broken\.json"):
-        load(str(path))
-    with pytest.raises(UserError, match="nowhere"):
-        load("nowhere.json")
-
-
-def test_an_oracle_answers_each_question_once_and_cannot_leak_the_object(words):
-    asked, replies = [], iter(["Yes, it is a radio.", "It is a radio!", " sometimes"])
-
-    def chat(messages):
-        asked.append(messages[-1].content)
-        return next(replies)
-
-    env = game("radio", world=words, test_objects=1)
-    env.oracle = Oracle(chat)
-    texts = ["Is it loud?", "Hm.\nis it LOUD", "What is it?", "Is it on?", "Is it a radio?"]
-    steps = [env.step(text) for text in texts]
-    answers = [step.messages[0].content.split(".")[0] for step in steps]
-    assert answers == ["Yes", "Yes", "I cannot answer that", "Sometimes", "Yes"]
-    assert asked[0] == "Object: radio\nQuestion: is it loud?" and len(asked) == 3
-    kinds = [(step.info["kind"], step.info["repeated"]) for step in steps[:3]]
-    assert kinds == [("question", False), ("question", True), ("invalid", False)]
