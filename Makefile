@@ -38,7 +38,7 @@ check: setup
 ci: $(EXTRAS)
 	$(BIN)/python -m pytest -m "slow or extras" --timeout 3000 $(ARGS)
 
-# about two hours on two cores; finished runs under runs/results are not repeated
+# about four hours on two cores; finished runs under runs/results are not repeated
 results: setup
 	$(BIN)/python tests/bench/results.py
 
