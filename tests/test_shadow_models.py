@@ -86,6 +86,7 @@ def test_attention_and_layouts_that_cannot_be_packed_are_refused():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_passes_its_check_in_float32_and_bfloat16(family: str):
+    torch.manual_seed(0)  # some random routers of a mixture are near a tie, which bfloat16 decides
     model = FAMILIES[family]().eval()
     enable(model, PROMPT, "visible_first", "full")
     assert packing_gap(model, PROMPT) < 1e-5
