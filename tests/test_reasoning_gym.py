@@ -8,7 +8,7 @@ import pytest
 
 from agentrl_cli import config
 from agentrl_cli.envs.check import check_env
-from agentrl_cli.envs.reasoning_gym import ReasoningGym, score
+from agentrl_cli.envs.reasoning import ReasoningGym, score
 from agentrl_cli.errors import UserError
 
 

@@ -15,7 +15,7 @@ from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.types import Message
 
 if TYPE_CHECKING:
-    from openai import OpenAI
+    from openai import OpenAI  # pyright: ignore[reportMissingImports]
 
 
 @dataclass(kw_only=True)
@@ -53,7 +53,7 @@ class OpenAIChat:
 
     def _ask(self, model: str, rows: list[Any], seed: int) -> str:
         client = _client(self.base_url, self.key_variable, self.timeout, self.retries)
-        from openai import OpenAIError
+        from openai import OpenAIError  # pyright: ignore[reportMissingImports]
 
         try:
             done = client.chat.completions.create(
@@ -74,7 +74,7 @@ class OpenAIChat:
 @lru_cache(maxsize=4)
 def _client(base_url: str | None, key_variable: str, timeout: float, retries: int) -> OpenAI:
     try:
-        from openai import OpenAI
+        from openai import OpenAI  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError(
             "chatting with an endpoint needs the client library; pip install 'agentrl-cli[openai]'"
