@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agentrl_cli.errors import UserError
-from agentrl_cli.generators.local import LocalChat
 from agentrl_cli.generators.endpoint import OpenAIChat
+from agentrl_cli.generators.local import LocalChat
 from agentrl_cli.types import Message
 
 ASKED = [Message("system", "Be brief."), Message("user", "Hello?")]
