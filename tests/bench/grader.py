@@ -1,7 +1,7 @@
 """How far the grader of env=math can be trusted, and what it costs.
 
 Run as `python tests/bench/grader.py`; writes docs/results/math_grader.json. Needs the extra `math`
-and the 500 answers of MATH-500 (AGENTRL_DATA, or ../shared/data beside the repository): each must
+and the 500 answers of MATH-500 (in the folder that AGENTRL_DATA names): each must
 equal itself and differ from another row's answer, drawn with seed 0 among rows with another string.
 Hard pairs and hostile answers are our own (tests/sample_math.py). Seconds are of the clock, and of
 the processor for all that the grading processes did, their loading and the other pairs included.
