@@ -34,8 +34,9 @@ def classroom(root: Path) -> list[str]:
     """Overrides that let the student play: problems of our own whose answer is always 7, and a
     folder of groups with its hardware."""
     file, folder = root / "rows.jsonl", root / "groups" / "hardware"
-    lines = [{"problem": f"{i}+{7 - i}?", "level": 1, "subject": "Sums", "answer": 7}
-             for i in range(8)]  # fmt: skip
+    solved = "It is seven.\n\n\\boxed{7}"
+    lines = [{"problem": f"{i}+{7 - i}?", "level": 1, "subject": "Sums", "answer": 7,
+              "solution": solved} for i in range(8)]  # fmt: skip
     file.write_text("\n".join(map(json.dumps, lines)))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "student.yaml").write_text(

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.evaluate import evaluate_command
+from agentrl_cli.experts import write_demos
 from agentrl_cli.run import Run
 from agentrl_cli.train import start
 from agentrl_cli.types import Episode
-from tests.sample_runs import ALGORITHMS
+from tests.sample_runs import ALGORITHMS, DEMOS
 from tests.student import classroom
 
 CONF = Path(__file__).parent.parent / "conf" / "algo"
@@ -21,8 +22,12 @@ SMALL = [
 
 
 def trained(root: Path, algo: str, *more: str) -> Run:
-    chosen = ALGORITHMS.get(algo, [f"algo={algo}"])
-    overrides = [*SMALL, *chosen, *classroom(root), f"runs={root}", *more]
+    chosen, world = ALGORITHMS.get(algo, [f"algo={algo}"]), classroom(root)
+    if DEMOS in chosen:
+        out, asked = root / "demos.jsonl", [item for item in [*world, *more] if "env" in item]
+        write_demos([*asked, "n=4", f"out={out}"], root / "groups")
+        chosen = [f"data.demos={out}" if item == DEMOS else item for item in chosen]
+    overrides = [*SMALL, *chosen, *world, f"runs={root}", *more]
     start(overrides, config_dir=root / "groups")
     return Run(root / "it")
 
