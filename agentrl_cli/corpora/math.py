@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 from agentrl_cli.algos.language import fill
 from agentrl_cli.algos.nlac import NLAC
+from agentrl_cli.corpora.base import Corpus
 from agentrl_cli.corpora.solver import Slips, Solver, Work
 from agentrl_cli.envs.math.env import RIGHT, MathEnv
 from agentrl_cli.envs.math.kinds import KINDS
 from agentrl_cli.envs.math.problems import drawn, equation, latex, results
-from agentrl_cli.types import Episode, Message, Task, Turn, derive_seed
+from agentrl_cli.types import Episode, Message, Task, Turn
 
 UNTRAINED = {"weight": 0.0}
 PLAYED_OUT = 3  # times as many ends as a critique reads decide its verdict
@@ -28,7 +29,7 @@ TRIES = 3  # of a text with several tries
 
 
 @dataclass(kw_only=True)
-class MathCorpus:
+class MathCorpus(Corpus):
     """Writes texts of any kind; `several` is the share with up to three tries. The prompts of the
     roles, and how many forecasts a critique reads, are those of `nlac`."""
 
@@ -41,12 +42,6 @@ class MathCorpus:
         self.solver = Solver(self.slips)
         self.prompts, self.forecasts = self.nlac.prompts, self.nlac.forecasts
         self.kinds = [k for k in KINDS if not self.env.levels or k.level in self.env.levels]
-
-    def episodes(self, count: int, mixture: dict[str, float], seed: int) -> list[Episode]:
-        """`count` scripted episodes without token ids, of the kinds in proportion to `mixture`."""
-        rng = random.Random(seed)
-        kinds = rng.choices(list(mixture), list(mixture.values()), k=count)
-        return [self._episode(kind, derive_seed(seed, i)) for i, kind in enumerate(kinds)]
 
     def _episode(self, kind: str, seed: int) -> Episode:
         writers = {

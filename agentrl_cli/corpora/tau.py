@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from agentrl_cli.algos.language import fill
 from agentrl_cli.algos.nlac import NLAC
+from agentrl_cli.corpora.base import Corpus
 from agentrl_cli.corpora.clerk import Clerk, Habits, Notes
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import Tau
 from agentrl_cli.envs.tau.mini import shop
 from agentrl_cli.envs.tau.mini_user import MiniUser
-from agentrl_cli.types import Episode, Message, Step, Task, Turn, derive_seed
+from agentrl_cli.types import Episode, Message, Step, Task, Turn
 
 UNTRAINED = {"weight": 0.0}
 MORE = 2 / 3  # share of the returns in which the customer wants more, as in the tasks
@@ -62,7 +63,7 @@ class Move:
 
 
 @dataclass(kw_only=True)
-class TauCorpus:
+class TauCorpus(Corpus):
     """Writes texts of any kind; the prompts of the roles, and how many forecasts a critique reads,
     are those of `nlac`."""
 
@@ -73,12 +74,6 @@ class TauCorpus:
     def __post_init__(self) -> None:
         self.clerk = Clerk(self.habits)
         self.prompts, self.forecasts = self.nlac.prompts, self.nlac.forecasts
-
-    def episodes(self, count: int, mixture: dict[str, float], seed: int) -> list[Episode]:
-        """`count` scripted episodes without token ids, of the kinds in proportion to `mixture`."""
-        rng = random.Random(seed)
-        kinds = rng.choices(list(mixture), list(mixture.values()), k=count)
-        return [self._episode(kind, derive_seed(seed, i)) for i, kind in enumerate(kinds)]
 
     def _episode(self, kind: str, seed: int) -> Episode:
         writers = {

@@ -13,17 +13,18 @@ from dataclasses import dataclass, replace
 
 from agentrl_cli.algos.language import fill
 from agentrl_cli.algos.nlac import NLAC
+from agentrl_cli.corpora.base import Corpus
 from agentrl_cli.corpora.games import Games, Move, told, verdict
 from agentrl_cli.corpora.player import Habits, Notes, Player
 from agentrl_cli.envs.twentyq.env import TwentyQ
-from agentrl_cli.types import Episode, Message, Task, Turn, derive_seed
+from agentrl_cli.types import Episode, Message, Task, Turn
 
 UNTRAINED = {"weight": 0.0}
 PLAYED_OUT = 3  # times as many games as a critique reads decide its verdict
 
 
 @dataclass(kw_only=True)
-class TwentyQCorpus:
+class TwentyQCorpus(Corpus):
     """Writes texts of any kind; the prompts of the roles, and how many forecasts a critique reads,
     are those of `nlac`."""
 
@@ -35,12 +36,6 @@ class TwentyQCorpus:
         self.player = Player(self.env.world_table, self.habits)
         self.games = Games(self.env, self.player)
         self.prompts, self.forecasts = self.nlac.prompts, self.nlac.forecasts
-
-    def episodes(self, count: int, mixture: dict[str, float], seed: int) -> list[Episode]:
-        """`count` scripted episodes without token ids, of the kinds in proportion to `mixture`."""
-        rng = random.Random(seed)
-        kinds = rng.choices(list(mixture), list(mixture.values()), k=count)
-        return [self._episode(kind, derive_seed(seed, i)) for i, kind in enumerate(kinds)]
 
     def _episode(self, kind: str, seed: int) -> Episode:
         rng = random.Random(seed)

@@ -75,17 +75,28 @@ def records(plan: Plan, run: Path) -> Rows:
     """One record per split, from the run's own files."""
     meta, evaluations, updates = read(run)
     base, last = evaluations[0], evaluations[-1]
-    phases = ("time/rollout", "time/train", "time/algorithm")
     common = dict(zip(("algo", "variant", "seed"), plan, strict=True)) | {
         "env": "twentyq",
         "model": "tiny",
         "init": "base",
         "demos": "",
-        "episodes": int(sum(row["episodes/count"] for row in updates)),
+    }
+    return by_split(common | cost(meta, updates), base, last)
+
+
+def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:
+    """What a run took, and the commit that ran."""
+    phases = ("time/rollout", "time/train", "time/algorithm")
+    return {
+        "episodes": int(sum(row.get("episodes/count", 0) for row in updates)),
         "steps": len(updates),
         "seconds": round(sum(row.get(name, 0.0) for row in updates for name in phases), 1),
         "commit": meta["git"]["commit"],
     }
+
+
+def by_split(common: dict[str, Any], base: dict[str, Any], last: dict[str, Any]) -> Rows:
+    """A record for each split of two evaluations, the first and the last."""
     return [
         common
         | {

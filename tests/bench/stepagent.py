@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from results import ROOT, Rows, is_done, named, read, write
+from results import ROOT, Rows, by_split, cost, is_done, named, read, write
 
 AGENTRL = [sys.executable, "-m", "agentrl_cli.cli"]
 SIZES = (32, 128, 512)
@@ -117,7 +117,6 @@ def records(plan: Plan, folder: Path) -> Rows:
     meta, evaluations, updates = read(folder / plan.name)
     base = evaluations[0] if plan.what == "sft" else read(folder / plan.start.name)[1][-1]
     last = evaluations[-1]
-    phases = ("time/rollout", "time/train", "time/algorithm")
     common = {
         "algo": "sft" if plan.what == "longer" else plan.what,
         "variant": "longer" if plan.what == "longer" else "",
@@ -126,23 +125,8 @@ def records(plan: Plan, folder: Path) -> Rows:
         "model": "tiny",
         "init": "base" if plan.what == "sft" else "sft",
         "demos": plan.demos,
-        "episodes": int(sum(row.get("episodes/count", 0) for row in updates)),
-        "steps": len(updates),
-        "seconds": round(sum(row.get(name, 0.0) for row in updates for name in phases), 1),
-        "commit": meta["git"]["commit"],
     }
-    return [
-        common
-        | {
-            "split": split,
-            "tasks": tasks,
-            "base": base[f"eval/{split}_success"],
-            "final": last[f"eval/{split}_success"],
-            "low": last[f"eval/{split}_success_low"],
-            "high": last[f"eval/{split}_success_high"],
-        }
-        for split, tasks in (("test", 40), ("train", 56))
-    ]
+    return by_split(common | cost(meta, updates), base, last)
 
 
 def table(rows: Rows) -> list[str]:
