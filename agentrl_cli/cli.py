@@ -78,6 +78,7 @@ def main(
     """Train and compare LLM agents beyond plain policy gradients."""
     # Threads that spin while they wait slow a tiny model tenfold beside any other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # a moment of it saves most wake-ups
 
 
 @app.command(epilog=TRAIN_EXAMPLES)
@@ -117,11 +118,14 @@ def sweep_runs(
 
 
 @app.command()
-def resume(run: RunRef) -> None:
+def resume(
+    run: RunRef,
+    overrides: Annotated[list[str] | None, typer.Argument(help="steps=N trains it further")] = None,
+) -> None:
     """Go on from the last checkpoint of a run."""
     from agentrl_cli.train import resume as go_on
 
-    go_on(run)
+    go_on(run, overrides)
 
 
 @app.command("eval")

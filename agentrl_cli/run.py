@@ -91,6 +91,15 @@ class Run:
         with jsonl.writing(self.folder):
             jsonl.write_object(self.folder / "meta.json", self.meta)
 
+    def go_on(self, cfg: DictConfig, step: int) -> None:
+        """Record that training goes on from `step`, by which code, and to how many steps."""
+        from omegaconf import OmegaConf
+
+        more = {"step": step, "steps": cfg.steps, "git": provenance.git_state()}
+        with jsonl.writing(self.folder):
+            OmegaConf.save(cfg, self.config_file, resolve=True)
+        self.note(resumed=[*self.meta.get("resumed", []), more])
+
     def set_status(self, status: str, error: str | None = None) -> None:
         """started, running, done, failed or stopped, with the time of the change."""
         change = _change(status, error)

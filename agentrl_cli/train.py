@@ -172,21 +172,25 @@ def start(
     print(final_table(run))
 
 
-def resume(ref: str) -> None:
-    """`agentrl resume`: go on from the last checkpoint. UserError where nothing is left to do."""
+def resume(ref: str, overrides: list[str] | None = None) -> None:
+    """`agentrl resume`: go on from the last checkpoint, with `steps=N` further than was planned.
+    UserError where nothing is left to do or anything else is to change."""
     from agentrl_cli.config import check, load
     from agentrl_cli.report.summary import final_table
 
     run = find_run(ref, Path("runs"))
-    cfg = check(load(run.config_file, []))
+    refuse_other_changes(overrides or [])
+    cfg = check(load(run.config_file, overrides or []))
     folder = run.latest_checkpoint()
     step = int(read_checkpoint(folder)["step"])
     if step >= cfg.steps:
-        raise UserError(f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do")
+        line = f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do"
+        raise UserError(f"{line}; agentrl resume {run.name} steps=N trains it further")
     refuse_other_demos(run, cfg)
     parts = assemble(cfg, run.folder)
     parts.restore(folder, step)
     run.truncate_logs(folder)
+    run.go_on(cfg, step)
     print(f"run {run.folder}, from step {step}", file=sys.stderr)
     attach(run, cfg)
     train(cfg, run, parts)
@@ -207,6 +211,14 @@ def attach(run: Run, cfg: DictConfig) -> None:
     """Give the run its loggers: the console, and the chosen one."""
     run.note(threads=torch.get_num_threads(), demos=fingerprint(cfg.data.demos))
     run.attach([Console(), build(cfg.logger)], cfg)
+
+
+def refuse_other_changes(overrides: list[str]) -> None:
+    """Raise UserError where a run is to go on with another setting than `steps`."""
+    for override in overrides:
+        if not override.startswith("steps="):
+            remedy = "start a new run from its weights with agentrl train init=RUN"
+            raise UserError(f"'{override}' cannot change in a run, only steps can; {remedy}")
 
 
 def refuse_other_demos(run: Run, cfg: DictConfig) -> None:

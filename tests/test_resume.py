@@ -112,6 +112,26 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path):
     assert facts(run) == before and Run(run.folder).meta == run.meta
 
 
+def test_a_finished_run_trained_further_equals_one_that_was_planned_longer(tmp_path: Path):
+    whole = facts(trained(tmp_path, "grpo", "whole", "steps=4", "eval_every=2"))
+    run = trained(tmp_path, "grpo", "further", "steps=2", "eval_every=2")
+    resume(str(run.folder), ["steps=4"])
+    assert facts(run) == whole
+    (resumed,) = Run(run.folder).meta["resumed"]
+    assert (resumed["step"], resumed["steps"]) == (2, 4)
+    with pytest.raises(UserError, match="is at step 4 of 4"):
+        resume(str(run.folder))
+
+
+@pytest.mark.parametrize("change", ["algo.optimizer.lr=1", "steps=x", "+steps=9", "algo=sft"])
+def test_only_the_number_of_steps_changes_in_a_run(tmp_path: Path, change: str):
+    run = trained(tmp_path, "sft", "it", "steps=1")
+    before, stored = facts(run), run.config_file.read_text()
+    with pytest.raises(UserError):
+        resume(str(run.folder), [change])
+    assert facts(run) == before and run.config_file.read_text() == stored
+
+
 def test_a_run_without_a_checkpoint_is_not_resumed(tmp_path: Path):
     run = trained(tmp_path, "sft", "it", "steps=1")
     shutil.rmtree(run.latest_checkpoint())
