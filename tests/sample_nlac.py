@@ -151,7 +151,7 @@ def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
     rare: dict[str, Any] = {
         "first_action": "fresh", "writer": "policy", "control": "none", "role_tokens": 40,
         "role_temperature": 1.0, "critique_temperature": 1.0, "tokens_per_step": 0,
-        "watched_states": 4, "watched_actions": 2, "probes": 4,
+        "successor_tokens_per_step": 0, "watched_states": 4, "watched_actions": 2, "probes": 4,
     }  # fmt: skip
     return NLAC(**{**usual, **changes}, advanced=Advanced(**{**rare, **(advanced or {})}))
 

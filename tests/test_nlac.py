@@ -209,6 +209,12 @@ def test_the_policy_rests_during_the_warmup(models: ModelSet):
     assert names == [["successor"], ["successor"], ["successor", "policy"]]
 
 
+def test_the_policy_and_the_successor_take_steps_of_their_own_sizes(models: ModelSet):
+    sizes = {"tokens_per_step": 7, "successor_tokens_per_step": 9}
+    phases = updated(bound(nlac(sizes), troupe(), models), filled(WON, LOST))
+    assert phases["policy"].tokens_per_step == 7 and phases["successor"].tokens_per_step == 9
+
+
 def learn(algo: NLAC, models: ModelSet, buffer: ReplayBuffer) -> dict[str, float]:
     """One real update."""
     learner = Learner(

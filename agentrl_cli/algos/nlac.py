@@ -38,6 +38,8 @@ class Advanced:
     """Rarely changed. `writer` names the weights that write critiques and refinements: nothing
     trains these roles, so the live policy forgets them and its start (reference) does not.
     `control` spoils one part on purpose: what NLAC gains over it is that part's work.
+    The successor's targets are mostly one sampled outcome each, so one step on all of them
+    (`successor_tokens_per_step` 0) follows their noise less than many small ones.
     `watched_states`, `watched_actions` and `probes` size the measurements at evaluation."""
 
     first_action: Literal["fresh", "stored"]
@@ -47,6 +49,7 @@ class Advanced:
     role_temperature: float
     critique_temperature: float
     tokens_per_step: int
+    successor_tokens_per_step: int
     watched_states: int
     watched_actions: int
     probes: int
@@ -204,8 +207,9 @@ class NLAC(Algorithm):
         return with_kl(nll(outputs, batch), outputs, batch, self.kl)
 
     def _phase(self, name: str, samples: list[Sample], metrics: dict[str, float]) -> Phase:
-        loss = self.distil if name == "policy" else nll
-        size = self.advanced.tokens_per_step
+        policy, advanced = name == "policy", self.advanced
+        loss = self.distil if policy else nll
+        size = advanced.tokens_per_step if policy else advanced.successor_tokens_per_step
         return Phase(name, samples, loss, tokens_per_step=size, metrics=metrics)
 
     def refined(self) -> Generator:

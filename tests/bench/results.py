@@ -155,7 +155,7 @@ def named(row: dict[str, Any]) -> str:
 def main() -> None:
     """Run all plans and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--no-controls", action="store_true")
     parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
