@@ -145,7 +145,7 @@ def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
     """The algorithm with plain settings: one forecast, one round, no gate, nothing beside."""
     usual: dict[str, Any] = {
         "turns_per_update": 4, "forecasts": 1, "rounds": 1, "compare": False, "gate": False,
-        "ema": 0.9, "priority": 0.5, "kl": 0.0, "warmup": 0, "replay": 100,
+        "ema": 0.9, "trace": 0.0, "priority": 0.5, "kl": 0.0, "warmup": 0, "replay": 100,
         "optimizer": OptimizerSpec(lr=1e-2), "prompts": PROMPTS,
     }  # fmt: skip
     rare: dict[str, Any] = {

@@ -80,6 +80,48 @@ def test_a_backup_reads_the_response_and_a_forecast_of_a_fresh_action_in_the_nex
     assert "Is it big?" in messages(backup)[-2]
 
 
+def test_a_whole_trace_backs_up_from_the_true_end_turn_by_turn(models: ModelSet):
+    def backup(text: str, draw: object) -> str:
+        return f"Before. {asked(text).splitlines()[1].removeprefix('Then: ')}"
+
+    generator = troupe(backup=backup)
+    targets = bound(nlac(trace=1.0), generator, models).language_backup(places(WON), [WON])
+    assert [CHAT.decode(ids or []) for ids in targets] == [
+        "Before. Before. The end of won. Success.",
+        "Before. The end of won. Success.",
+        "The end of won. Success.",
+    ]
+    assert [(call.role, len(call.texts)) for call in generator.calls] == [
+        ("backup", 2),
+        ("backup", 1),
+    ]
+    first, second = generator.calls
+    assert [asked(text).splitlines()[0] for text in (*first.texts, *second.texts)] == [
+        "Seen: Here is won at 2.",
+        "Seen: Here is won at 2.",
+        "Seen: Here is won at 1.",
+    ]
+
+
+def test_a_whole_trace_of_an_episode_that_was_cut_off_begins_with_a_forecast_before_its_last_turn(
+    models: ModelSet,
+):
+    cut = episode("cut", ["Is it big?", "Is it red?", "Is it old?"], success=False, stop="context")
+    generator = troupe(forecast="Later. Success.", backup="So. Success.")
+    targets = bound(nlac(trace=1.0), generator, models).language_backup(places(cut), [cut])
+    assert [ids is None for ids in targets] == [False, False, True]
+    act, *rest = generator.calls
+    assert [asked(text) for text in act.texts] == ["Here is cut at 2."] * 2
+    assert [call.role for call in rest] == ["forecast", "backup", "backup"]
+
+
+def test_a_text_without_an_outcome_breaks_its_chain(models: ModelSet):
+    generator = troupe(backup="It may end well.")
+    targets = bound(nlac(trace=1.0), generator, models).language_backup(places(WON), [WON])
+    assert [ids is None for ids in targets] == [True, True, False]
+    assert len(generator.of("backup")) == 1
+
+
 def test_a_target_is_trained_behind_a_prompt_without_the_response(models: ModelSet):
     algo = bound(nlac(turns_per_update=5), troupe(), models)
     samples = updated(algo, filled(WON, LOST))["successor"].samples

@@ -18,8 +18,9 @@ from typing import Literal
 from torch import Tensor
 
 from agentrl_cli.algos import watch
+from agentrl_cli.algos.backup import LanguageBackup
 from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase
-from agentrl_cli.algos.language import Prompts, fill, outcome
+from agentrl_cli.algos.language import Prompts, fill
 from agentrl_cli.algos.refine import RefinedPlay, Refinement
 from agentrl_cli.algos.roles import Place, Roles
 from agentrl_cli.algos.samples import written_sample
@@ -63,7 +64,8 @@ class Advanced:
 
 @dataclass(kw_only=True)
 class NLAC(Algorithm):
-    """`forecasts` is the paper's k, `rounds` its m; `ema` is the share that the target keeps."""
+    """`forecasts` is the paper's k, `rounds` its m; `ema` is the share that the target keeps;
+    `trace` chains backups along what was played (0: the paper's single one)."""
 
     turns_per_update: int
     forecasts: int
@@ -71,6 +73,7 @@ class NLAC(Algorithm):
     compare: bool
     gate: bool
     ema: float
+    trace: float
     priority: float
     kl: float
     warmup: int
@@ -79,13 +82,14 @@ class NLAC(Algorithm):
     advanced: Advanced
     prompts: Prompts
     roles: Roles = field(init=False, repr=False)
+    backup: LanguageBackup = field(init=False, repr=False)
     refine: Refinement = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         at_least(1, turns_per_update=self.turns_per_update, replay=self.replay)
         at_least(1, forecasts=self.forecasts, rounds=self.rounds)
         at_least(0, priority=self.priority, kl=self.kl, warmup=self.warmup)
-        share(ema=self.ema)
+        share(ema=self.ema, trace=self.trace)
 
     @property
     def capacity(self) -> int:
@@ -108,6 +112,7 @@ class NLAC(Algorithm):
             context, self.prompts, advanced.role_tokens, advanced.role_temperature,
             advanced.critique_temperature, advanced.writer,
         )  # fmt: skip
+        self.backup = LanguageBackup(self.roles, self.prompts.backup, self.trace)
         self.refine = Refinement(
             roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, compare=self.compare,
             gate=self.gate, writer=advanced.writer, control=advanced.control,
@@ -138,24 +143,9 @@ class NLAC(Algorithm):
         self, places: list[Place], episodes: list[Episode]
     ) -> list[list[int] | None]:
         """Targets y ~ Backup(s, a, s', d') with d' ~ M(s', a') and a' ~ policy(s'), M and Backup by
-        the EMA weights; at an episode's end its true outcome. None where a text names no
-        outcome or was cut off."""
-        targets = [self._terminal(place, episodes) if place.last else None for place in places]
-        going = [i for i, place in enumerate(places) if not place.last]
-        successors = [Place(places[i].episode, places[i].turn + 1) for i in going]
-        forecasts = self.roles.forecast(successors, self.roles.act(successors), 1, "target")
-        foretold = [(i, texts[0]) for i, texts in zip(going, forecasts, strict=True) if texts]
-        prompts = [self._backup_prompt(places[i], text) for i, text in foretold]
-        for (i, _), (y,) in zip(foretold, self.roles.write(prompts, 1, "target"), strict=True):
-            told = self.roles.ended(y) and outcome(self.roles.read(y)) is not None
-            targets[i] = y if told else None
-        return targets
-
-    def _backup_prompt(self, place: Place, forecast: str) -> list[int]:
-        instruction, response = self.prompts.backup, place.response
-        return self.roles.prompt(
-            place, place.action, instruction, response=response, forecast=forecast
-        )
+        the EMA weights, over as many turns as `trace` has it; at an episode's end its true
+        outcome. None where a text names no outcome or was cut off."""
+        return self.backup.targets(places, lambda place: self._terminal(place, episodes))
 
     def _terminal(self, place: Place, episodes: list[Episode]) -> list[int] | None:
         """The true end of an episode as a forecast; nothing for an episode that was cut off."""

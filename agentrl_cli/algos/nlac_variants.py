@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from agentrl_cli.algos import watch
 from agentrl_cli.algos.base import ModelSpec, Phase
-from agentrl_cli.algos.language import fill, outcome
+from agentrl_cli.algos.language import fill
 from agentrl_cli.algos.nlac import NLAC, Lesson
 from agentrl_cli.algos.roles import Judged, Place
 from agentrl_cli.buffer import ReplayBuffer
@@ -61,12 +61,8 @@ class NLRL(NLAC):
         text names no outcome or was cut off."""
         played = continued(self, places, self.rollouts, [place.action for place in places])
         told = ["\n".join(map(self._told, row)) for row in transposed(played)]
-        prompts = [self._backup_prompt(*pair) for pair in zip(places, told, strict=True)]
-        targets: list[list[int] | None] = []
-        for (y,) in self.roles.write(prompts, 1, "target"):
-            readable = self.roles.ended(y) and outcome(self.roles.read(y)) is not None
-            targets.append(y if readable else None)
-        return targets
+        prompts = [self.backup.prompt(*pair) for pair in zip(places, told, strict=True)]
+        return [self.backup.readable(y) for (y,) in self.roles.write(prompts, 1, "target")]
 
     def _told(self, episode: Episode) -> str:
         last = Place(episode, len(episode.turns) - 1)
