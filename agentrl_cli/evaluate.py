@@ -37,7 +37,7 @@ def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
         if split == parts.eval.splits[0]:
             kept = sampled
             metrics |= parts.algo.monitor(sampled)
-    parts.algo.annotate(kept[:ANNOTATED])
+    parts.algo.annotate(kept[:: max(1, len(kept) // ANNOTATED)][:ANNOTATED])  # of many tasks
     if run is not None:
         run.write_episodes("eval", step, kept)
     return metrics

@@ -100,8 +100,8 @@ def value_error(outputs: Outputs, batch: Batch, clip: float) -> Loss:
 
 
 def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
-    """KL(policy || reference) on the policy's own tokens by the k3 estimator (Schulman 2020; GRPO,
-    eq. 4).
+    """KL(policy || reference) on the trained tokens by the k3 estimator (Schulman 2020; GRPO,
+    eq. 4), unbiased where the policy sampled them and else an anchor of the same shape.
 
     Stream: `reference_logprob`. Never negative; its gradient at equality is zero.
     """

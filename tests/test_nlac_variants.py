@@ -25,6 +25,7 @@ from tests.sample_nlac import (
     bound,
     episode,
     filled,
+    messages,
     nlac,
     places,
     troupe,
@@ -128,6 +129,20 @@ def test_nlql_breaks_ties_by_what_is_forecast(models: ModelSet):
     algo = bound(variant(NLQL, turns_per_update=5, candidates=8), troupe(forecast=forecast), models)
     lessons, _ = algo.improve(places(WON))
     assert {CHAT.decode(ids) for _, ids in lessons} == {"Is it a dog?"}
+
+
+def test_nlql_judges_each_candidate_beside_the_forecasts_of_the_next(models: ModelSet):
+    def forecast(prompt: str, draw: Any) -> str:
+        return "It barks. Success." if "Is it a dog?" in prompt else "It purrs. Failure."
+
+    cast = troupe(forecast=forecast)
+    algo = bound(variant(NLQL, candidates=3), cast, models)
+    algo.improve(places(WON)[:1])
+    actions = [messages(text)[-2] for text in cast.of("evaluate")[0].texts]
+    for i, text in enumerate(cast.of("evaluate")[0].texts):
+        mine, others = asked(text).split("Others:")
+        for part, action in ((mine, actions[i]), (others, actions[(i + 1) % 3])):
+            assert ("barks" in part) == ("dog" in action) != ("purrs" in part)
 
 
 def test_nlql_annotates_without_a_refined_action(models: ModelSet):

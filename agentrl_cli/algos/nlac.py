@@ -183,7 +183,8 @@ class NLAC(Algorithm):
         chains = self.refine.chains(places, first)
         passed = [chain for chain in chains if self.refine.passes(chain)]
         lessons = [(chain[0].place, chain[-1].action) for chain in passed]
-        return lessons, watch.improvement(chains, len(lessons), len(places))
+        counts = len(lessons), len(places), self.forecasts
+        return lessons, watch.improvement(chains, *counts)
 
     def _anchored(self, lessons: list[Lesson]) -> list[Sample]:
         """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""

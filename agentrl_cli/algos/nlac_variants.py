@@ -72,7 +72,8 @@ class NLRL(NLAC):
 @dataclass(kw_only=True)
 class NLQL(NLAC):
     """Natural language Q-learning: no refiner; of `candidates` fresh actions the one whose critique
-    is best is distilled (called optimal first, then by the share of forecast success)."""
+    is best is distilled (called optimal first, then by the share of forecast success). Each is
+    judged beside the forecasts of the next one."""
 
     candidates: int
 
@@ -85,19 +86,26 @@ class NLQL(NLAC):
         out."""
         rows = [place for place in places for _ in range(self.candidates)]
         actions = self.roles.act(rows)
-        judged = self.roles.judge(rows, actions, [[] for _ in rows], self.forecasts)
+        forecasts = self.roles.forecast(rows, actions, self.forecasts)
+        judged = [Judged(*row) for row in zip(rows, actions, forecasts, strict=True)]
         groups = [judged[i : i + self.candidates] for i in range(0, len(rows), self.candidates)]
+        for group in groups:
+            for one, after in zip(group, [*group[1:], group[0]], strict=True):
+                one.others = after.forecasts
+        self.roles.criticise(judged)
         chains = [[group[0], best] for group in groups if (best := best_of(group)) is not None]
         kept = [chain for chain in chains if self.roles.ended(chain[-1].action)]
         lessons = [(chain[-1].place, chain[-1].action) for chain in kept]
-        return lessons, watch.improvement(chains, len(lessons), len(places))
+        counts = len(lessons), len(places), self.forecasts
+        return lessons, watch.improvement(chains, *counts)
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Forecasts and critique of every action; nothing is refined."""
         self.roles.begin("annotate", self.context.step)
         places = [Place(episode, t) for episode in episodes for t in range(len(episode.turns))]
         actions = [place.action for place in places]
-        for one in self.roles.judge(places, actions, [[] for _ in places], self.forecasts):
+        beside = self.roles.forecast(places, self.roles.act(places), self.forecasts)
+        for one in self.roles.judge(places, actions, beside, self.forecasts):
             watch.note([one, replace(one, action=[], critique="")], self.roles)
 
 

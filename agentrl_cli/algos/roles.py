@@ -104,9 +104,14 @@ class Roles:
         self, places: list[Place], actions: list[list[int]], others: list[list[str]], count: int
     ) -> list[Judged]:
         """Forecast each action `count` times, and let the evaluator write a critique beside
-        `others`, the forecasts of another action. No critique where no forecast could be read."""
-        forecasts = self.forecast(places, actions, count)
-        judged = [Judged(*row) for row in zip(places, actions, forecasts, others, strict=True)]
+        `others`, the forecasts of another action."""
+        rows = zip(places, actions, self.forecast(places, actions, count), others, strict=True)
+        judged = [Judged(*row) for row in rows]
+        self.criticise(judged)
+        return judged
+
+    def criticise(self, judged: list[Judged]) -> None:
+        """Write a critique of each action; none where no forecast could be read."""
         prompts = [
             self.prompt(
                 one.place, one.action, self.prompts.evaluate,
@@ -117,7 +122,6 @@ class Roles:
         critiques = self.write(prompts, 1, self.writer, self.critique_temperature)
         for one, (ids,) in zip(judged, critiques, strict=True):
             one.critique = self.read(ids) if one.forecasts else ""
-        return judged
 
     def prompt(self, place: Place, action: list[int], instruction: str, **texts: str) -> list[int]:
         """The ids of a role's prompt: what was played, the action, the filled-in instruction."""

@@ -32,13 +32,17 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def improvement(chains: list[list[Judged]], lessons: int, places: int) -> dict[str, float]:
+def improvement(
+    chains: list[list[Judged]], lessons: int, places: int, forecasts: int
+) -> dict[str, float]:
     """How the critic judged and the refiner answered in one update."""
     changed = [chain[-1].action != chain[0].action for chain in chains]
     approved = [chain[0].optimal is True for chain in chains]
     kept = [not c for c, yes in zip(changed, approved, strict=True) if yes]
+    read = [len(chain[0].forecasts) / forecasts for chain in chains]
     return {
         "nlac/unparsed": 1 - len(chains) / places,
+        "nlac/read_forecasts": mean(read),
         "nlac/optimal_share": mean([float(yes) for yes in approved]),
         "nlac/changed_share": mean([float(c) for c in changed]),
         "nlac/kept_when_optimal": mean([float(k) for k in kept]),
@@ -80,7 +84,8 @@ def calibration(roles: Roles, places: list[Place]) -> dict[str, float]:
     """The Brier score of forecast success against how episodes really ended (0.25: a coin's)."""
     forecasts = roles.forecast(places, [place.action for place in places], FORECASTS)
     judged = [Judged(p, p.action, texts) for p, texts in zip(places, forecasts, strict=True)]
-    gaps = [one.value - float(one.place.episode.success) for one in judged]
+    told = [one for one in judged if one.forecasts]
+    gaps = [one.value - float(one.place.episode.success) for one in told]
     parsed = sum(map(len, forecasts)) / (FORECASTS * len(places))
     return {
         "nlac/brier": mean([gap**2 for gap in gaps]),
@@ -147,9 +152,14 @@ def probe(algo: NLAC, wanted: list[tuple[Place, list[int]]]) -> list[float]:
     return [mean(ends[i * count : (i + 1) * count]) for i in range(len(wanted))]
 
 
+def spread(episodes: list[Episode], count: int) -> list[Episode]:
+    """At most `count` of the episodes, evenly over their order, which is that of their tasks."""
+    return episodes[:: max(1, len(episodes) // count)][:count]
+
+
 def drift(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:
     """KL(policy || start) per sampled token by the k3 estimator (Schulman 2020)."""
-    samples = [s for e in episodes[:SCORED] for s in episode_samples(e, lambda i, turn: {})]
+    samples = [s for e in spread(episodes, SCORED) for s in episode_samples(e, lambda i, turn: {})]
     models = algo.context.models
     now, then = (score(models.module(name), samples) for name in ("policy", "reference"))
     gaps = [

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from agentrl_cli.run import Run, read_checkpoint
+
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "docs" / "results"
 COMPARED = ("nlac", "self_ac", "archer", "ppo", "grpo", "rft", "sft")
@@ -37,6 +39,7 @@ def train(plan: Plan, steps: int, folder: Path) -> Path:
     (algo, variant, seed), name = plan, name_of(plan)
     run = folder / name
     if is_done(run):
+        refuse_other_steps(run, steps)
         return run
     if run.exists():
         raise SystemExit(f"{run} is there but not done; remove it")
@@ -49,6 +52,13 @@ def train(plan: Plan, steps: int, folder: Path) -> Path:
     with (folder / f"{name}.log").open("w") as log:
         subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=log)
     return run
+
+
+def refuse_other_steps(run: Path, steps: int) -> None:
+    """SystemExit where a finished run trained for another number of updates."""
+    found = int(read_checkpoint(Run(run).latest_checkpoint())["step"])
+    if found != steps:
+        raise SystemExit(f"{run} has {found} updates, not {steps}; remove it, or agentrl resume it")
 
 
 def name_of(plan: Plan) -> str:
