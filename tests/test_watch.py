@@ -212,6 +212,8 @@ def test_watching_measures_nothing_where_no_state_is_watched_and_changes_no_weig
     assert algo.monitor(episodes) == {}
     found = watching(nlac(), PATH, generator, models).monitor(episodes)
     assert {"nlac/brier", "nlac/auc_within", "nlac/refined_gain"} <= found.keys()
+    asked_of = {call.model for call in generator.of("forecast")}
+    assert asked_of == {"policy", "reference"} and found["nlac/brier_start"] >= 0
     assert [models.fingerprint(name) for name in models.names] == before
 
 

@@ -73,16 +73,18 @@ def critic(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:
     if not turns or not count:
         return {}
     places = rng.sample(turns, min(len(turns), 4 * count))
-    return (
+    measured = (
         calibration(algo.roles, places)
         | discrimination(algo, places[:count])
         | drift(algo, episodes)
     )
+    start = calibration(algo.roles, places, "reference")
+    return measured | {"nlac/brier_start": start["nlac/brier"]}
 
 
-def calibration(roles: Roles, places: list[Place]) -> dict[str, float]:
+def calibration(roles: Roles, places: list[Place], model: str = "policy") -> dict[str, float]:
     """The Brier score of forecast success against how episodes really ended (0.25: a coin's)."""
-    forecasts = roles.forecast(places, [place.action for place in places], FORECASTS)
+    forecasts = roles.forecast(places, [place.action for place in places], FORECASTS, model)
     judged = [Judged(p, p.action, texts) for p, texts in zip(places, forecasts, strict=True)]
     told = [one for one in judged if one.forecasts]
     gaps = [one.value - float(one.place.episode.success) for one in told]
