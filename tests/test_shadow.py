@@ -16,7 +16,8 @@ from transformers import (
 
 from agentrl_cli.errors import UserError
 from agentrl_cli.models import shadow
-from agentrl_cli.models.shadow import enable, hidden_states, positions, visibility
+from agentrl_cli.models.packable import enable
+from agentrl_cli.models.shadow import hidden_states, positions, visibility
 from agentrl_cli.types import Sample
 from tests.sample_shadow import (
     FAMILIES,

@@ -29,7 +29,7 @@ from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError, at_least, share
 from agentrl_cli.losses import clipped_ratio
 from agentrl_cli.models.policy import Batch, Outputs, assess, causal, note_logprobs
-from agentrl_cli.models.shadow import enable
+from agentrl_cli.models.packable import enable
 from agentrl_cli.types import Episode, Sample, derive_seed
 
 Q, V = 0, 1  # the critic's outputs

@@ -36,8 +36,9 @@ from agentrl_cli.algos.values import measured
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError, at_least, share
 from agentrl_cli.losses import by_turn, clipped_turns, shift, td_targets, turn_advantages
+from agentrl_cli.models.packable import enable
 from agentrl_cli.models.policy import Batch, Outputs, assess, causal, reach
-from agentrl_cli.models.shadow import CriticGrad, Layout, enable
+from agentrl_cli.models.shadow import CriticGrad, Layout
 from agentrl_cli.types import Episode
 
 REASONS = ("broken", "empty", "long")
