@@ -16,7 +16,8 @@ from agentrl_cli.learner import Learner
 from agentrl_cli.models.policy import assess, causal
 from agentrl_cli.models.shadow import SPLIT
 from agentrl_cli.report.episode import render_turn
-from agentrl_cli.types import Episode
+from agentrl_cli.types import Episode, Message
+from tests.sample_critics import alone, stir
 from tests.sample_models import disturb
 from tests.sample_nlac import CHAT
 from tests.sample_self_ac import passed, phase_of, played, said, self_ac, settings
@@ -95,6 +96,39 @@ def test_normalised_advantages_are_those_of_the_whole_update_before_it(model_fol
     assert metrics["advantage"].item() == pytest.approx(1.5, abs=1e-5)  # shown as it is
     phase_of(algo, played("c", [0.0]))
     assert algo.scale == (-0.25, 1.0)
+
+
+@pytest.mark.parametrize("stop", ["truncated", "context"])
+@pytest.mark.parametrize("thought_tokens", [0, 1])
+def test_a_cut_off_episode_bootstraps_from_the_state_that_the_worlds_last_answer_makes(
+    model_folder: Path, stop: str, thought_tokens: int
+):
+    algo, models = self_ac(model_folder, discount=0.9, thought_tokens=thought_tokens)
+    stir(models, "policy")
+    game = played("a", [0.0, 0.5], stop=stop)
+    game.closing = [Message("user", "Too late.")]
+    (sample,) = phase_of(algo, game).samples
+    state = game.state_ids(1) + game.turns[1].action_ids
+    state += CHAT.extend(game.closing, state[-1])
+    rows = list(zip(sample.ids, sample.mask, sample.streams["shadow"], strict=True))
+    seen = [(i, m) for i, m, shadow in rows if not shadow]
+    assert [i for i, _ in seen] == state and "Too late." in CHAT.read(state)
+    behind = len(state) - game.tokens
+    assert behind > 0 and not any(m for _, m in seen[-behind:])
+    assert sample.ids[-len(algo.critic) :] == algo.critic  # the last prompt follows them
+    end = alone(models, "policy", state + algo.critic)[0]
+    begin = alone(models, "policy", game.state_ids(1) + algo.critic)[0]
+    assert game.turns[1].info["advantage"] == pytest.approx(0.5 + 0.9 * end - begin, abs=1e-5)
+
+
+def test_a_last_state_beyond_the_models_positions_leaves_room_for_the_prompt(model_folder: Path):
+    algo, models = self_ac(model_folder)
+    game = played("a", [0.0, 0.5], stop="context")
+    game.closing = [Message("user", "long " * 3000)]
+    (sample,) = phase_of(algo, game).samples
+    seen = len(sample.ids) - 3 * len(algo.critic)
+    most = causal(models.module("policy")).config.max_position_embeddings
+    assert seen == most - len(algo.critic)
 
 
 def test_a_cut_off_episode_bootstraps_from_its_last_value_and_does_not_train_it(

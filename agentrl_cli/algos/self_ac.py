@@ -13,7 +13,6 @@ thoughts of an answer; ToT, which searches with the trained critic (search.py) a
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +31,7 @@ from agentrl_cli.algos.packed import (
     unfit,
 )
 from agentrl_cli.algos.thoughts import by_thought, tell
-from agentrl_cli.algos.values import measured
+from agentrl_cli.algos.values import FAULTS, cut_off, left_out, measured
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError, at_least, share
 from agentrl_cli.losses import by_turn, clipped_turns, shift, td_targets, turn_advantages
@@ -41,7 +40,7 @@ from agentrl_cli.models.policy import Batch, Outputs, assess, causal, reach
 from agentrl_cli.models.shadow import CriticGrad, Layout
 from agentrl_cli.types import Episode
 
-REASONS = ("broken", "empty", "long")
+REASONS = (*FAULTS, "long")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +141,10 @@ class SelfAC(Algorithm):
         turns' `info` gets `value`, `advantage` and `td_error`; `thoughts`, too, where cut."""
         fit = [episode for episode in episodes if self._unfit(episode) is None]
         text = partial(self.context.chat.read, special=False)
-        packed = [pack_episode(by_thought(e, text, self.thought_tokens), self.critic) for e in fit]
+        packed = [
+            pack_episode(by_thought(e, text, self.thought_tokens), self.critic, self._behind(e))
+            for e in fit
+        ]
         samples = [sample for one in packed for sample in one.samples]
         models = self.context.models
         module, head = models.module("policy"), models.head("policy")
@@ -184,14 +186,16 @@ class SelfAC(Algorithm):
         assert head is not None
         return head(self.context.generator.hidden([s + self.critic for s in states])).tolist()
 
+    def _behind(self, episode: Episode) -> list[int]:
+        module = self.context.models.module("policy")
+        return cut_off(episode, self.context.chat, module, len(self.critic))
+
     def _unfit(self, episode: Episode) -> str | None:
         most = reach(self.context.models.module("policy"))
         return unfit(episode, len(self.critic), most)
 
     def _left_out(self, episodes: list[Episode]) -> dict[str, float]:
-        counts = Counter(self._unfit(episode) for episode in episodes)
-        total = max(1, len(episodes))
-        return {f"self_ac/left_out_{reason}": counts[reason] / total for reason in REASONS}
+        return left_out("self_ac", [self._unfit(episode) for episode in episodes], REASONS)
 
 
 def thoughts_a_turn(packed: list[Packed]) -> dict[str, float]:

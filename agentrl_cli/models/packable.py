@@ -1,5 +1,5 @@
-"""Which models may read packed rows (shadow.py): an allow-list of families, and a check at the start
-that packed and single passes agree.
+"""Which models may read packed rows (shadow.py): an allow-list of families, and a check at the
+start that packed and single passes agree.
 
 Whether packing is right is a matter of the architecture and not of the weights, which in coarse
 numbers differ by rounding alone as much as wrong packing does. So a small twin with random weights
