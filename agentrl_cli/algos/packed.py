@@ -90,7 +90,8 @@ def turns_of(sample: Sample) -> int:
 
 
 def segments(episode: Episode) -> list[list[Turn]]:
-    """The episode's turns, cut where the context was begun anew."""
+    """The episode's turns, cut where the context was begun anew: by a world or generator of one's
+    own, since play here never does it (chat.py refuses a template that rewrites history)."""
     parts: list[list[Turn]] = []
     for i, turn in enumerate(episode.turns):
         if i == 0 or turn.restart:

@@ -47,9 +47,11 @@ REASONS = (*FAULTS, "long")
 class Advanced:
     """`normalise` takes from every advantage their mean over the update's turns, as it was before
     the update, and divides by their deviation: values that are all too high or too low, as in the
-    first updates, then discourage or reinforce nothing as a whole."""
+    first updates, then discourage or reinforce nothing as a whole. `values` says which V targets
+    and advantages rest on: each pass's own, or the one read before the update."""
 
     normalise: bool
+    values: Literal["recomputed", "frozen"]
 
 
 @dataclass(kw_only=True)
@@ -110,7 +112,8 @@ class SelfAC(Algorithm):
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = alpha L_critic + (1 - alpha) L_actor, summed over turns; V is this pass's own."""
+        """L = alpha L_critic + (1 - alpha) L_actor, summed over turns. The V in targets and
+        advantages is this pass's own, or the one from before the update."""
         assert outputs.values is not None
         streams = batch.streams
         states = by_turn(streams["value_at"], batch)
@@ -119,8 +122,10 @@ class SelfAC(Algorithm):
         cut = by_turn(streams["bootstrap"], batch) > 0
 
         values = by_turn(outputs.values * streams["value_at"], batch)
-        rewards = torch.where(cut, values.detach(), by_turn(streams["reward"], batch))
-        known = torch.where(ends & ~graded, rewards, values)  # nothing is learnt of such an end
+        frozen = self.advanced.values == "frozen"
+        held = by_turn(streams["old_value"], batch) if frozen else values.detach()
+        rewards = torch.where(cut, held, by_turn(streams["reward"], batch))
+        known = torch.where(ends & ~graded, rewards, held)  # nothing is learnt of such an end
         advantages, _ = turn_advantages(rewards, known, ends, self.discount, self.gae_lambda)
         targets = td_targets(rewards, known, self.discount, self.td_steps)
 
@@ -153,6 +158,8 @@ class SelfAC(Algorithm):
             rows = []
             for sample in one.samples:
                 sample.streams["old_logprob"], values = next(found)
+                at = sample.streams["value_at"]
+                sample.streams["old_value"] = (values * torch.tensor(at)).tolist()
                 rows.append(values.tolist())
             one.values = state_values(one.samples, rows)
             advantages, errors = one.credit(self.discount, self.gae_lambda)
