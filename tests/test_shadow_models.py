@@ -21,7 +21,7 @@ from transformers import (
 
 from agentrl_cli.errors import UserError
 from agentrl_cli.models.packable import enable, packing_gap, twin
-from agentrl_cli.models.policy import forward, pack
+from agentrl_cli.models.policy import causal, forward, pack
 from agentrl_cli.types import Sample
 from tests.sample_shadow import ALIKE, FAMILIES, MIXTRAL, PROMPT, USUAL, WORDS, model_of, row
 
@@ -98,7 +98,7 @@ def test_every_family_passes_its_check_in_float32_and_bfloat16_whatever_its_weig
 def test_rounding_in_a_deep_model_of_large_logits_is_no_reason_to_refuse_it():
     torch.manual_seed(0)
     sizes = {**USUAL, "vocab_size": 8000, "num_hidden_layers": 24}
-    model = Qwen2ForCausalLM(Qwen2Config(**sizes)).eval().to(torch.bfloat16)
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes)).eval().bfloat16()
     with torch.no_grad():
         model.lm_head.weight.mul_(20)
     enable(model, PROMPT, "visible_first", "full")
@@ -120,7 +120,7 @@ class Positionless(Qwen2ForCausalLM):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_class_whose_attention_is_wrong_is_refused_in_any_numbers(dtype: torch.dtype):
-    model = Positionless(Qwen2Config(**USUAL)).eval().to(dtype)
+    model = Positionless(Qwen2Config(**USUAL)).eval().to(dtype)  # pyright: ignore[reportArgumentType]
     with torch.no_grad():  # its own predictions hide it: all words are alike
         model.lm_head.weight.zero_()
     assert packing_gap(model, PROMPT) == 0
@@ -137,18 +137,20 @@ def test_numbers_that_are_none_are_refused_in_any_dtype():
 
 def test_the_twin_is_small_and_of_the_models_class_and_moves_no_random_stream():
     config = Qwen2Config(**{**USUAL, "num_hidden_layers": 5, "tie_word_embeddings": True})
-    model = Qwen2ForCausalLM(config).eval().to(torch.bfloat16)
+    model = Qwen2ForCausalLM(config).eval().bfloat16()
     model.set_attn_implementation("agentrl_shadow")
+    adapted = causal(get_peft_model(model, LoraConfig(target_modules=["q_proj"])))  # pyright: ignore[reportArgumentType]
     before = torch.get_rng_state()
-    made = twin(get_peft_model(model, LoraConfig(target_modules=["q_proj"])).get_base_model())  # pyright: ignore[reportArgumentType]
+    made = twin(adapted)
     assert torch.get_rng_state().equal(before)
     assert type(made) is Qwen2ForCausalLM and made.dtype == torch.float32
-    assert made.config.num_hidden_layers == len(made.config.layer_types) == 2
+    assert (made.config.num_hidden_layers, made.config.layer_types) == (2, ["full_attention"] * 2)
     assert made.config._attn_implementation == "agentrl_shadow"
-    assert made.get_input_embeddings().weight is made.get_output_embeddings().weight
+    assert made.lm_head.weight is made.model.embed_tokens.weight
     assert not any("lora" in name for name, _ in made.named_parameters())
     kept = model.config
-    assert (kept.num_hidden_layers, kept.vocab_size, len(kept.layer_types)) == (5, WORDS, 5)
+    assert (kept.num_hidden_layers, kept.vocab_size) == (5, WORDS)
+    assert kept.layer_types == ["full_attention"] * 5
 
 
 def test_samples_that_train_a_critic_prompt_or_begin_with_one_are_refused():
