@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl_cli.algos.archer import beside, td_loss
+from agentrl_cli.algos.archer import td_loss
 from agentrl_cli.algos.base import OptimizerSpec
-from agentrl_cli.algos.values import Span
+from agentrl_cli.algos.values import Span, beside
 from agentrl_cli.errors import UserError
 from agentrl_cli.models.policy import Batch, Outputs
 from agentrl_cli.settings import LoraConfig

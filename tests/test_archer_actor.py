@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import torch
 
 from agentrl_cli.algos.base import OptimizerSpec
 from tests.sample_archer import archer, phases, stirred
@@ -45,6 +47,46 @@ def test_the_actors_first_step_is_unclipped_and_a_broken_episode_is_left_out(mod
     assert found["policy/samples"] == 1 and found["policy/advantage_spread"] > 0
     assert found["policy/ratio"] == pytest.approx(1, abs=1e-5)
     assert found["policy/clip_fraction"] == 0 and "value" not in broken.turns[0].info
+
+
+@pytest.mark.parametrize("action", ["fresh", "stored"])
+def test_an_episode_with_an_empty_action_is_neither_played_on_nor_replayed(
+    model_folder: Path, action: str
+):
+    algo, models, _ = stirred(model_folder, action=action)
+    mute, silent = deepcopy(LOST), deepcopy(LOST)
+    mute.id, silent.id = "mute", "silent"
+    mute.turns[1].action_ids = []
+    mute.turns[1].restart = True  # a segment without an action
+    for turn in silent.turns:
+        turn.action_ids = []
+    fresh = [deepcopy(WON), mute, silent]
+    critic, actor = phases(algo, fresh, filled(WON, mute, silent))
+    assert len(critic.samples) == len(actor.samples) == 1
+    assert critic.metrics == {"archer/left_out_broken": 0, "archer/left_out_empty": 2 / 3}
+    assert phases(algo, [mute], filled(mute))[0].samples == []
+    found = learner(algo, models).run(algo.update(fresh, filled(WON, mute, silent)), 0)
+    assert found["archer/left_out_empty"] == 2 / 3
+    algo.monitor(fresh)
+
+
+def test_the_actor_is_not_moved_by_an_offset_that_all_advantages_share(model_folder: Path):
+    rows = []
+    for offset in (0.0, 5.0):
+        algo, models, _ = stirred(model_folder, normalise=True)
+        with torch.no_grad():
+            models.weights("critic")["head.q.bias"].add_(offset)
+        played = [deepcopy(WON), deepcopy(LOST)]
+        phase = phases(algo, played, filled(WON))[-1]
+        raw = [turn.info["advantage"] for game in played for turn in game.turns]
+        rows.append([raw, *(sample.streams["advantage"] for sample in phase.samples)])
+        mean, spread = statistics.fmean(raw), statistics.pstdev(raw)
+        given = [next(filter(None, row)) for row in rows[-1][1:]]
+        first = [game.turns[0].info["advantage"] for game in played]
+        assert given == pytest.approx([(a - mean) / spread for a in first])
+    assert [b - a for a, b in zip(rows[0][0], rows[1][0], strict=True)] == pytest.approx([5.0] * 5)
+    for one, other in zip(rows[0][1:], rows[1][1:], strict=True):
+        assert one == pytest.approx(other, abs=1e-3)
 
 
 def test_a_game_of_chance_is_learned(model_folder: Path):

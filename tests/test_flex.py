@@ -8,9 +8,10 @@ import torch
 from torch.nn.attention import flex_attention
 
 from agentrl_cli.errors import UserError
-from agentrl_cli.models import shadow
+from agentrl_cli.models import packable, shadow
+from agentrl_cli.models.packable import enable, packing_gap
 from agentrl_cli.models.policy import forward, pack
-from agentrl_cli.models.shadow import block_mask, enable, packing_gap, visibility
+from agentrl_cli.models.shadow import block_mask, visibility
 from tests.sample_shadow import FAMILIES, PROMPT, fresh, head_of, largest_gap, model_of, row
 
 EXACT = 1e-5
@@ -25,7 +26,7 @@ def plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not traced)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in shadow.NUMBERS])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in packable.NUMBERS])
 def test_flex_attention_equals_a_pass_for_each_turn_and_each_state(family: str):
     model = model_of(family, "flex")
     assert largest_gap(model, HEAD, ROWS) < EXACT

@@ -37,7 +37,15 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "rollout": WORLD | {"chat", "generators.base", "envs.base"},
     "collect": WORLD | {"chat", "generators.base", "envs.base", "rollout"},
     "algos": WORLD
-    | {"generators.base", "losses", "buffer", "models.policy", "models.shadow", "rollout"},
+    | {
+        "generators.base",
+        "losses",
+        "buffer",
+        "models.policy",
+        "models.packable",
+        "models.shadow",
+        "rollout",
+    },
     "corpora": WORLD
     | {"algos.nlac", "algos.language", "chat", "collect", "envs", "models.load", "run"},
     "optimizer": {"algos.base"},

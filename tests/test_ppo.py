@@ -30,6 +30,31 @@ def test_a_broken_episode_is_not_trained(model_folder: Path):
     assert phase_of(algo, [broken]).samples == [] and "value" not in broken.turns[0].info
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_episode_with_an_empty_action_is_left_out_and_counted(
+    model_folder: Path, level: str, restart: bool
+):
+    algo, _ = stirred(model_folder, level=level)
+    whole = []
+    for turn in range(3):
+        mute = won()
+        mute.turns[turn].action_ids = []
+        mute.turns[turn].restart = restart and turn > 0  # a segment without an action
+        whole.append(mute)
+    silent = won()
+    for turn in silent.turns:
+        turn.action_ids = []
+    phase = phase_of(algo, [*whole, won(), silent])
+    assert len(phase.samples) == 1
+    assert (
+        phase.metrics["ppo/left_out_empty"] == 4 / 5 and phase.metrics["ppo/left_out_broken"] == 0
+    )
+    assert not any("advantage" in turn.info for turn in silent.turns)
+    algo.monitor([*whole, won(), silent])
+    assert phase_of(algo, [silent]).samples == []
+
+
 def test_old_log_probs_are_the_trainers_own_so_that_the_first_step_is_unclipped(
     model_folder: Path,
 ):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
-from agentrl_cli.algos.packed import state_values, turns_of
+from agentrl_cli.algos.packed import turns_of
 from agentrl_cli.algos.self_ac import REASONS, Advanced
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError
@@ -19,12 +20,8 @@ from agentrl_cli.report.episode import render_turn
 from agentrl_cli.types import Episode
 from tests.sample_models import disturb
 from tests.sample_nlac import CHAT
-from tests.sample_self_ac import passed, phase_of, played, said, self_ac, settings
+from tests.sample_self_ac import phase_of, played, said, self_ac, settings
 from tests.test_grpo import grpo
-
-
-def stream_at_states(phase, name: str) -> list[list[float]]:
-    return [state_values([sample], [sample.streams[name]]) for sample in phase.samples]
 
 
 def test_an_episode_is_one_sample_with_the_prompt_after_every_state(model_folder: Path):
@@ -49,24 +46,6 @@ def test_an_episode_is_one_sample_with_the_prompt_after_every_state(model_folder
     assert {t for t, m in zip(sample.streams["turn"], sample.mask, strict=True) if m} == {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    ("stop", "rewards", "graded", "bootstrap"),
-    [
-        ("done", [-1, -1, 0, 3], [1, 1, 1, 1], [0, 0, 0, 0]),  # the outcome belongs to s_n
-        ("truncated", [-1, -1, 3, 0], [1, 1, 1, 0], [0, 0, 0, 1]),
-        ("context", [-1, -1, 3, 0], [1, 1, 1, 0], [0, 0, 0, 1]),
-    ],
-)
-def test_the_outcome_is_the_last_states_and_only_of_an_episode_that_ended(
-    model_folder: Path, stop: str, rewards: list, graded: list, bootstrap: list
-):
-    algo, _ = self_ac(model_folder)
-    phase = phase_of(algo, played("a", [-1, -1, 3], stop=stop))
-    assert stream_at_states(phase, "reward") == [rewards]
-    assert stream_at_states(phase, "graded") == [graded]
-    assert stream_at_states(phase, "bootstrap") == [bootstrap]
-
-
 def test_the_loss_of_a_won_episode_by_hand(model_folder: Path):
     algo, _ = self_ac(model_folder, alpha=0.25)
     phase = phase_of(algo, played("a", [0.0, 1.0]))
@@ -83,8 +62,30 @@ def test_the_loss_of_a_won_episode_by_hand(model_folder: Path):
     assert metrics["value"].item() == pytest.approx(0.3) and metrics["ratio"] == 2
 
 
+@pytest.mark.parametrize("values", ["recomputed", "frozen"])
+def test_frozen_values_are_those_from_before_the_update_in_targets_and_advantages(
+    model_folder: Path, values: Literal["recomputed", "frozen"]
+):
+    algo, models = self_ac(model_folder, advanced=Advanced(normalise=False, values=values))
+    models.weights("policy")["head.bias"].data.fill_(0.25)
+    _, won = algo.loss(*said(phase_of(algo, played("a", [0.0, 1.0])), [[0.1, 0.2, 0.4]]))
+    v0, v1, v2 = (0.25, 0.25, 0.25) if values == "frozen" else (0.1, 0.2, 0.4)
+    first = (0.1 - v1) ** 2 + (0.1 - v2) ** 2 + 3 * (0.1 - 1) ** 2
+    second = (0.2 - v2) ** 2 + 4 * (0.2 - 1) ** 2
+    critic = (first + second) / 5 + (0.4 - 1) ** 2
+    assert won["critic_loss"].item() == pytest.approx(critic, abs=1e-5)
+    assert won["advantage"].item() == pytest.approx(2 - v0 - v1, abs=1e-5)
+    phase = phase_of(algo, played("b", [0.5], stop="truncated"))
+    _, cut = algo.loss(*said(phase, [[0.3, 2.0]]))
+    begin, end = (0.25, 0.25) if values == "frozen" else (0.3, 2.0)
+    assert cut["critic_loss"].item() == pytest.approx((0.3 - 0.5 - end) ** 2, abs=1e-5)
+    assert cut["advantage"].item() == pytest.approx(0.5 + end - begin, abs=1e-5)
+
+
 def test_normalised_advantages_are_those_of_the_whole_update_before_it(model_folder: Path):
-    algo, models = self_ac(model_folder, alpha=0.0, advanced=Advanced(normalise=True))
+    algo, models = self_ac(
+        model_folder, alpha=0.0, advanced=Advanced(normalise=True, values="recomputed")
+    )
     models.weights("policy")["head.bias"].data.fill_(0.25)
     phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))
     # raw: 3/4, 3/4 and -1/4; mean 5/12, deviation sqrt(2)/3
@@ -95,51 +96,6 @@ def test_normalised_advantages_are_those_of_the_whole_update_before_it(model_fol
     assert metrics["advantage"].item() == pytest.approx(1.5, abs=1e-5)  # shown as it is
     phase_of(algo, played("c", [0.0]))
     assert algo.scale == (-0.25, 1.0)
-
-
-def test_a_cut_off_episode_bootstraps_from_its_last_value_and_does_not_train_it(
-    model_folder: Path,
-):
-    algo, _ = self_ac(model_folder, discount=0.9)
-    phase = phase_of(algo, played("a", [0.5], stop="truncated"))
-    outputs, batch = said(phase, [[0.3, 2.0]])
-    loss, metrics = algo.loss(outputs, batch)
-    error = 0.5 + 0.9 * 2.0 - 0.3
-    assert metrics["critic_loss"].item() == pytest.approx(error**2, abs=1e-6)
-    assert metrics["actor_loss"].item() == pytest.approx(-error, abs=1e-6)
-    loss.backward()
-    assert outputs.values is not None and outputs.values.grad is not None
-    found = outputs.values.grad[batch.streams["value_at"].bool()]
-    assert found.tolist() == pytest.approx([-0.5 * 2 * error, 0.0])
-
-
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
-def test_a_restart_makes_two_samples_that_credit_as_one_episode(
-    model_folder: Path, gae_lambda: float
-):
-    algo, models = self_ac(model_folder, gae_lambda=gae_lambda, discount=0.9)
-    disturb(models, "policy")
-    game = played("a", [0.0, -0.5, 0.0, 1.0])
-    game.turns[2].restart = True
-    phase = phase_of(algo, game)
-    assert [turns_of(sample) for sample in phase.samples] == [2, 2]
-    assert stream_at_states(phase, "graded") == [[1, 1, 0], [1, 1, 1]]
-    outputs, batch = passed(models, phase.samples)
-    _, metrics = algo.loss(outputs, batch)
-    advantages = [turn.info["advantage"] for turn in game.turns]
-    assert metrics["advantage"].item() == pytest.approx(sum(advantages), abs=1e-4)
-    if gae_lambda == 1.0:  # what was really earned from the restart on, 0.9 + 0.9 * 0.9 * …
-        assert stream_at_states(phase, "reward")[0][-1] == pytest.approx(0.9**2, abs=1e-5)
-
-
-def test_a_state_that_a_restart_replaced_is_neither_trained_nor_a_target(model_folder: Path):
-    algo, _ = self_ac(model_folder)
-    game = played("a", [0.0, 1.0])
-    game.turns[1].restart = True
-    _, metrics = algo.loss(*said(phase_of(algo, game), [[0.1, 0.9], [0.3, 0.4]]))
-    second = ((0.3 - 0.4) ** 2 + 4 * (0.3 - 1) ** 2) / 5 + (0.4 - 1) ** 2
-    # the first segment ends with what was earned later, 1, whatever is read there
-    assert metrics["critic_loss"].item() == pytest.approx((0.1 - 1) ** 2 + second, abs=1e-5)
 
 
 def test_micro_batches_of_any_size_train_alike(model_folder: Path):

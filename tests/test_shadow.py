@@ -14,15 +14,18 @@ from transformers import (
     PreTrainedModel,
 )
 
+from agentrl_cli.algos.packed import pack_episode
 from agentrl_cli.errors import UserError
 from agentrl_cli.models import shadow
-from agentrl_cli.models.shadow import enable, hidden_states, positions, visibility
-from agentrl_cli.types import Sample
+from agentrl_cli.models.packable import enable
+from agentrl_cli.models.policy import forward, pack
+from agentrl_cli.models.shadow import hidden_states, positions, visibility
+from agentrl_cli.types import Episode, Sample, Task, Turn
 from tests.sample_shadow import (
     FAMILIES,
     LAYOUTS,
     PROMPT,
-    Row,
+    alone,
     cached_values,
     head_of,
     largest_gap,
@@ -114,10 +117,25 @@ def test_a_broken_packing_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch)
             enable(model_of("qwen2", layout), PROMPT, layout, "full")  # pyright: ignore[reportArgumentType]
 
 
-def test_a_value_read_one_token_early_is_noticed(monkeypatch: pytest.MonkeyPatch):
-    right = Row.value_columns
-    monkeypatch.setattr(Row, "value_columns", lambda one: [c - 1 for c in right(one)])
-    assert largest_gap(model_of("qwen2"), HEAD, [THREE]) > 0.05
+def value_gap(sample: Sample) -> float:
+    """The largest difference between single passes and the values where `value_at` reads them."""
+    with torch.no_grad():
+        values = forward(model_of("qwen2"), pack([sample]), HEAD).values
+        _, expected = alone(model_of("qwen2"), HEAD, THREE)
+    assert values is not None
+    found = values[0][torch.tensor(sample.streams["value_at"]).bool()]
+    return float((found - expected).abs().max())
+
+
+@pytest.mark.parametrize("state", range(4))
+def test_a_value_read_one_token_early_is_noticed(state: int):
+    turns = [Turn([], "", seen, acted, []) for seen, acted in THREE.turns]
+    (sample,) = pack_episode(Episode("a", Task("a", "test", {}), "a", 0, turns), PROMPT, []).samples
+    assert value_gap(sample) < EXACT
+    at = sample.streams["value_at"]
+    column = [i for i, read in enumerate(at) if read][state]
+    at[column - 1], at[column] = at[column], 0.0
+    assert value_gap(sample) > 0.05
 
 
 def states(model: PreTrainedModel, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:

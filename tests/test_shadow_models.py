@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
     FalconConfig,
     FalconForCausalLM,
@@ -19,10 +20,10 @@ from transformers import (
 )
 
 from agentrl_cli.errors import UserError
-from agentrl_cli.models.policy import forward, pack
-from agentrl_cli.models.shadow import enable, packing_gap
+from agentrl_cli.models.packable import enable, packing_gap, twin
+from agentrl_cli.models.policy import causal, forward, pack
 from agentrl_cli.types import Sample
-from tests.sample_shadow import ALIKE, FAMILIES, MIXTRAL, PROMPT, USUAL, model_of, row
+from tests.sample_shadow import ALIKE, FAMILIES, MIXTRAL, PROMPT, USUAL, WORDS, model_of, row
 
 
 def test_plain_and_generating_passes_stay_torchs_own_attention_bit_for_bit():
@@ -85,12 +86,71 @@ def test_attention_and_layouts_that_cannot_be_packed_are_refused():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_passes_its_check_in_float32_and_bfloat16(family: str):
-    torch.manual_seed(0)  # some random routers of a mixture are near a tie, which bfloat16 decides
-    model = FAMILIES[family]().eval()
+def test_every_family_passes_its_check_in_float32_and_bfloat16_whatever_its_weights(family: str):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = FAMILIES[family]().eval()
+        enable(model, PROMPT, "visible_first", "full")
+        assert packing_gap(model, PROMPT) < 1e-5
+        enable(model.to(torch.bfloat16), PROMPT, "visible_first", "full")
+
+
+def test_rounding_in_a_deep_model_of_large_logits_is_no_reason_to_refuse_it():
+    torch.manual_seed(0)
+    sizes = {**USUAL, "vocab_size": 8000, "num_hidden_layers": 24}
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes)).eval().bfloat16()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
     enable(model, PROMPT, "visible_first", "full")
-    assert packing_gap(model, PROMPT) < 1e-5
-    enable(model.to(torch.bfloat16), PROMPT, "visible_first", "full")
+    assert packing_gap(model, PROMPT) > 0.25
+
+
+class Positionless(Qwen2ForCausalLM):
+    """Counts its positions by itself, whatever it is given."""
+
+    def __init__(self, config: Qwen2Config):
+        super().__init__(config)
+        rotary = self.model.rotary_emb.forward
+
+        def counted(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+            return rotary(x, torch.arange(x.shape[1])[None].expand_as(position_ids))
+
+        self.model.rotary_emb.forward = counted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_class_whose_attention_is_wrong_is_refused_in_any_numbers(dtype: torch.dtype):
+    model = Positionless(Qwen2Config(**USUAL)).eval().to(dtype)  # pyright: ignore[reportArgumentType]
+    with torch.no_grad():  # its own predictions hide it: all words are alike
+        model.lm_head.weight.zero_()
+    assert packing_gap(model, PROMPT) == 0
+    with pytest.raises(UserError, match="would corrupt training"):
+        enable(model, PROMPT, "visible_first", "full")
+
+
+def test_numbers_that_are_none_are_refused_in_any_dtype():
+    model = FAMILIES["qwen2"]().eval().to(torch.bfloat16)
+    model.lm_head.weight.data[5] = torch.nan
+    with pytest.raises(UserError, match="differ by nan nats"):
+        enable(model, PROMPT, "visible_first", "full")
+
+
+def test_the_twin_is_small_and_of_the_models_class_and_moves_no_random_stream():
+    config = Qwen2Config(**{**USUAL, "num_hidden_layers": 5, "tie_word_embeddings": True})
+    model = Qwen2ForCausalLM(config).eval().bfloat16()
+    model.set_attn_implementation("agentrl_shadow")
+    adapted = causal(get_peft_model(model, LoraConfig(target_modules=["q_proj"])))  # pyright: ignore[reportArgumentType]
+    before = torch.get_rng_state()
+    made = twin(adapted)
+    assert torch.get_rng_state().equal(before)
+    assert type(made) is Qwen2ForCausalLM and made.dtype == torch.float32
+    assert (made.config.num_hidden_layers, made.config.layer_types) == (2, ["full_attention"] * 2)
+    assert made.config._attn_implementation == "agentrl_shadow"
+    assert made.lm_head.weight is made.model.embed_tokens.weight
+    assert not any("lora" in name for name, _ in made.named_parameters())
+    kept = model.config
+    assert (kept.num_hidden_layers, kept.vocab_size) == (5, WORDS)
+    assert kept.layer_types == ["full_attention"] * 5
 
 
 def test_samples_that_train_a_critic_prompt_or_begin_with_one_are_refused():

@@ -23,24 +23,37 @@ from typing import Literal
 from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase
-from agentrl_cli.algos.samples import episode_samples, turn_advantage
-from agentrl_cli.algos.values import Span, cut_off, measured, turn_spans, whole
+from agentrl_cli.algos.ppo import standardised
+from agentrl_cli.algos.samples import episode_samples
+from agentrl_cli.algos.values import (
+    FAULTS,
+    Span,
+    beside,
+    cut_off,
+    fault,
+    left_out,
+    measured,
+    stored,
+    turn_spans,
+    whole,
+)
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError, at_least, share
 from agentrl_cli.losses import clipped_ratio
+from agentrl_cli.models.packable import enable
 from agentrl_cli.models.policy import Batch, Outputs, assess, causal, note_logprobs
-from agentrl_cli.models.shadow import enable
 from agentrl_cli.types import Episode, Sample, derive_seed
 
 Q, V = 0, 1  # the critic's outputs
 STREAMS = ("q_at", "q_target", "v_at", "v_target")
-Columns = list[tuple[int, int]]
 
 
 @dataclass(kw_only=True)
 class ArCHer(Algorithm):
     """`action` says whether V(s) learns from a fresh action of the policy (the paper) or from the
-    stored one; `ema` is the share that the target keeps."""
+    stored one; `ema` is the share that the target keeps. `normalise` takes from every advantage
+    their mean over the update's turns, and divides by their deviation: Q and V both climb from
+    zero, out of step, and the difference says nothing of an action."""
 
     episodes_per_update: int
     critic_updates: int
@@ -49,6 +62,7 @@ class ArCHer(Algorithm):
     action: Literal["fresh", "stored"]
     discount: float
     ema: float
+    normalise: bool
     clip: float
     actor_epochs: int
     tokens_per_step: int
@@ -91,9 +105,11 @@ class ArCHer(Algorithm):
         """The critic from replay, its target behind it; then the actor, once the critic is warm."""
         for i in range(self.critic_updates):
             drawn = buffer.sample_episodes(self.episodes_per_update, self._seed(i, "replay"))
+            samples = self.transitions(whole(drawn), i)
             yield Phase(
-                "critic", self.transitions(drawn, i), td_loss, model="critic", count=turns_of,
+                "critic", samples, td_loss, model="critic", count=turns_of,
                 tokens_per_step=self.tokens_per_step,
+                metrics=left_out("archer", [fault(episode) for episode in episodes], FAULTS),
             )  # fmt: skip
             self.context.models.ema_update("target", "critic", self.ema)
         self.credit(whole(episodes))
@@ -162,9 +178,14 @@ class ArCHer(Algorithm):
 
     def _actor(self, episodes: list[Episode]) -> Phase:
         """Every token of a turn carries its advantage; old log-probs are the trainer's own."""
-        samples = [s for episode in episodes for s in episode_samples(episode, turn_advantage)]
-        note_logprobs(self.context.models.module("policy"), samples, "old_logprob")
         advantages = [turn.info["advantage"] for episode in episodes for turn in episode.turns]
+        given = iter(standardised(advantages) if self.normalise else advantages)
+        samples = [
+            sample
+            for episode in episodes
+            for sample in episode_samples(episode, lambda i, turn: {"advantage": next(given)})
+        ]
+        note_logprobs(self.context.models.module("policy"), samples, "old_logprob")
         spread = statistics.pstdev(advantages) if advantages else 0.0
         return Phase(
             "policy", samples, self.loss, epochs=self.actor_epochs,
@@ -201,30 +222,6 @@ class ArCHer(Algorithm):
 
     def _seed(self, *parts: object) -> int:
         return derive_seed(self.context.seed, "archer", self.context.step, *parts)
-
-
-def stored(spans: list[Span]) -> tuple[Sample, Columns]:
-    """A segment as it was played, and where the state and the action of each turn are read."""
-    return spans[0].sample, [(span.start - 1, span.end - 1) for span in spans]
-
-
-def beside(spans: list[Span], tried: list[list[int]]) -> tuple[Sample, Columns]:
-    """A segment with the action tried in each of its states as a shadow behind that state, and
-    where the state and that action are read."""
-    ids, row, columns, done = spans[0].sample.ids, Sample([], [], {"shadow": []}), [], 0
-    for k, (span, action) in enumerate(zip(spans, tried, strict=True), 1):
-        _lay(row, ids[done : span.start], 0)
-        _lay(row, action, k)
-        columns.append((len(row.ids) - len(action) - 1, len(row.ids) - 1))
-        done = span.start
-    _lay(row, ids[done:], 0)
-    return row, columns
-
-
-def _lay(row: Sample, ids: list[int], shadow: int) -> None:
-    row.ids += ids
-    row.mask += [0] * len(ids)
-    row.streams["shadow"] += [float(shadow)] * len(ids)
 
 
 def note_targets(span: Span, q_target: float, v_target: float) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 
 from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.algos.values import whole
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import at_least
 from agentrl_cli.losses import Loss, dpo
@@ -57,7 +56,7 @@ class DPO(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """One phase on this step's failures, each beside a demonstration of its task."""
-        failed = [episode for episode in whole(episodes) if not episode.success]
+        failed = [e for e in episodes if e.turns and not e.error and not e.success]
         pairs = [pair for episode in failed if (pair := self._pair(episode))]
         renew(self.context.models, self.reference)
         metrics = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from agentrl_cli.algos.values import fault
 from agentrl_cli.losses import turn_advantages
 from agentrl_cli.types import Episode, Sample, Turn
 
@@ -36,16 +37,15 @@ class Packed:
 def unfit(episode: Episode, prompt: int, reach: float) -> str | None:
     """Why an episode is not trained: `broken`, an `empty` action, or states that with `prompt` more
     tokens are too `long` for a model that reads `reach`; None for a sound one."""
-    if episode.error or not episode.turns or episode.stop not in ("done", "truncated", "context"):
-        return "broken"
-    if not all(turn.action_ids for turn in episode.turns):
-        return "empty"
+    if reason := fault(episode):
+        return reason
     lengths = [sum(map(_length, turns)) for turns in segments(episode)]
     return "long" if max(lengths) + prompt > reach else None
 
 
-def pack_episode(episode: Episode, prompt: list[int]) -> Packed:
-    """The samples, with `prompt` behind every state. Streams: `shadow` labels the prompts' tokens;
+def pack_episode(episode: Episode, prompt: list[int], behind: list[int]) -> Packed:
+    """The samples, with `prompt` behind every state; `behind` are the last state's own ids, of an
+    episode that was cut off there (values.py). Streams: `shadow` labels the prompts' tokens;
     `turn` is an action's place in its segment, and a state's on its prompt's last token, where
     `value_at` is 1, `reward` the state's, and `graded` 1 if its value is trained: not that of a
     state after which the episode was cut off, which has `bootstrap` 1, nor of one that a restart
@@ -56,7 +56,8 @@ def pack_episode(episode: Episode, prompt: list[int]) -> Packed:
     samples, begin, parts = [], 0, segments(episode)
     for i, turns in enumerate(parts):
         end, last = begin + len(turns), i == len(parts) - 1
-        sample = _states([*rewards[begin:end], rewards[-1] if last else 0.0], turns, prompt)
+        earned_here = [*rewards[begin:end], rewards[-1] if last else 0.0]
+        sample = _states(earned_here, turns, prompt, behind if last else [])
         sample.streams["graded"][-1] = float(last and done)
         sample.streams["bootstrap"][-1] = float(last and not done)
         samples.append(sample)
@@ -89,7 +90,8 @@ def turns_of(sample: Sample) -> int:
 
 
 def segments(episode: Episode) -> list[list[Turn]]:
-    """The episode's turns, cut where the context was begun anew."""
+    """The episode's turns, cut where the context was begun anew: by a world or generator of one's
+    own, since play here never does it (chat.py refuses a template that rewrites history)."""
     parts: list[list[Turn]] = []
     for i, turn in enumerate(episode.turns):
         if i == 0 or turn.restart:
@@ -98,11 +100,14 @@ def segments(episode: Episode) -> list[list[Turn]]:
     return parts
 
 
-def _states(rewards: list[float], turns: list[Turn], prompt: list[int]) -> Sample:
-    """s_0 cp_0 a_0 o_0 cp_1 … a_{n-1} cp_n: a segment of n turns under its n + 1 rewards."""
+def _states(
+    rewards: list[float], turns: list[Turn], prompt: list[int], behind: list[int]
+) -> Sample:
+    """s_0 cp_0 a_0 o_0 cp_1 … a_{n-1} o_{n-1} cp_n: a segment of n turns under its n + 1 rewards,
+    whose last observation is `behind`."""
     sample = Sample([], [], {name: [] for name in STREAMS})
     for k, reward in enumerate(rewards):
-        _append(sample, turns[k].observation_ids if k < len(turns) else [])
+        _append(sample, turns[k].observation_ids if k < len(turns) else behind)
         _append(sample, prompt, shadow=k + 1)
         at_end = {"turn": k, "value_at": 1, "reward": reward, "graded": 1}
         for name, number in at_end.items():

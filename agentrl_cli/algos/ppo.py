@@ -23,8 +23,11 @@ from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
 from agentrl_cli.algos.calibration import explained_variance
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.values import (
+    FAULTS,
     Span,
     cut_off,
+    fault,
+    left_out,
     measured,
     token_spans,
     turn_spans,
@@ -87,7 +90,9 @@ class PPO(Algorithm):
         known = explained_variance([c.value for c in credits], [c.target for c in credits])
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
-            entropy_gradient=self.entropy > 0, metrics={"policy/explained_variance": known},
+            entropy_gradient=self.entropy > 0,
+            metrics={"policy/explained_variance": known}
+            | left_out("ppo", [fault(episode) for episode in episodes], FAULTS),
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

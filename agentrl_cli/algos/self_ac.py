@@ -13,7 +13,6 @@ thoughts of an answer; ToT, which searches with the trained critic (search.py) a
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,24 +31,27 @@ from agentrl_cli.algos.packed import (
     unfit,
 )
 from agentrl_cli.algos.thoughts import by_thought, tell
-from agentrl_cli.algos.values import measured
+from agentrl_cli.algos.values import FAULTS, cut_off, left_out, measured
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.errors import UserError, at_least, share
 from agentrl_cli.losses import by_turn, clipped_turns, shift, td_targets, turn_advantages
+from agentrl_cli.models.packable import enable
 from agentrl_cli.models.policy import Batch, Outputs, assess, causal, reach
-from agentrl_cli.models.shadow import CriticGrad, Layout, enable
+from agentrl_cli.models.shadow import CriticGrad, Layout
 from agentrl_cli.types import Episode
 
-REASONS = ("broken", "empty", "long")
+REASONS = (*FAULTS, "long")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advanced:
     """`normalise` takes from every advantage their mean over the update's turns, as it was before
     the update, and divides by their deviation: values that are all too high or too low, as in the
-    first updates, then discourage or reinforce nothing as a whole."""
+    first updates, then discourage or reinforce nothing as a whole. `values` says which V targets
+    and advantages rest on: each pass's own, or the one read before the update."""
 
     normalise: bool
+    values: Literal["recomputed", "frozen"]
 
 
 @dataclass(kw_only=True)
@@ -110,7 +112,8 @@ class SelfAC(Algorithm):
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = alpha L_critic + (1 - alpha) L_actor, summed over turns; V is this pass's own."""
+        """L = alpha L_critic + (1 - alpha) L_actor, summed over turns. The V in targets and
+        advantages is this pass's own, or the one from before the update."""
         assert outputs.values is not None
         streams = batch.streams
         states = by_turn(streams["value_at"], batch)
@@ -119,8 +122,10 @@ class SelfAC(Algorithm):
         cut = by_turn(streams["bootstrap"], batch) > 0
 
         values = by_turn(outputs.values * streams["value_at"], batch)
-        rewards = torch.where(cut, values.detach(), by_turn(streams["reward"], batch))
-        known = torch.where(ends & ~graded, rewards, values)  # nothing is learnt of such an end
+        frozen = self.advanced.values == "frozen"
+        held = by_turn(streams["old_value"], batch) if frozen else values.detach()
+        rewards = torch.where(cut, held, by_turn(streams["reward"], batch))
+        known = torch.where(ends & ~graded, rewards, held)  # nothing is learnt of such an end
         advantages, _ = turn_advantages(rewards, known, ends, self.discount, self.gae_lambda)
         targets = td_targets(rewards, known, self.discount, self.td_steps)
 
@@ -141,7 +146,10 @@ class SelfAC(Algorithm):
         turns' `info` gets `value`, `advantage` and `td_error`; `thoughts`, too, where cut."""
         fit = [episode for episode in episodes if self._unfit(episode) is None]
         text = partial(self.context.chat.read, special=False)
-        packed = [pack_episode(by_thought(e, text, self.thought_tokens), self.critic) for e in fit]
+        packed = [
+            pack_episode(by_thought(e, text, self.thought_tokens), self.critic, self._behind(e))
+            for e in fit
+        ]
         samples = [sample for one in packed for sample in one.samples]
         models = self.context.models
         module, head = models.module("policy"), models.head("policy")
@@ -150,6 +158,8 @@ class SelfAC(Algorithm):
             rows = []
             for sample in one.samples:
                 sample.streams["old_logprob"], values = next(found)
+                at = sample.streams["value_at"]
+                sample.streams["old_value"] = (values * torch.tensor(at)).tolist()
                 rows.append(values.tolist())
             one.values = state_values(one.samples, rows)
             advantages, errors = one.credit(self.discount, self.gae_lambda)
@@ -183,14 +193,16 @@ class SelfAC(Algorithm):
         assert head is not None
         return head(self.context.generator.hidden([s + self.critic for s in states])).tolist()
 
+    def _behind(self, episode: Episode) -> list[int]:
+        module = self.context.models.module("policy")
+        return cut_off(episode, self.context.chat, module, len(self.critic))
+
     def _unfit(self, episode: Episode) -> str | None:
         most = reach(self.context.models.module("policy"))
         return unfit(episode, len(self.critic), most)
 
     def _left_out(self, episodes: list[Episode]) -> dict[str, float]:
-        counts = Counter(self._unfit(episode) for episode in episodes)
-        total = max(1, len(episodes))
-        return {f"self_ac/left_out_{reason}": counts[reason] / total for reason in REASONS}
+        return left_out("self_ac", [self._unfit(episode) for episode in episodes], REASONS)
 
 
 def thoughts_a_turn(packed: list[Packed]) -> dict[str, float]:

@@ -3,7 +3,7 @@ action; an action at its own last token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,10 @@ from agentrl_cli.types import Episode, Sample, Turn
 
 if TYPE_CHECKING:
     from agentrl_cli.chat import Chat
+
+
+FAULTS = ("broken", "empty")
+Columns = list[tuple[int, int]]
 
 
 @dataclass
@@ -27,9 +31,23 @@ class Span:
     reward: float
 
 
+def fault(episode: Episode) -> str | None:
+    """Why no critic can read an episode: it is `broken`, or has an `empty` action, behind which is
+    no state of its own; None for a sound one."""
+    if episode.error or not episode.turns or episode.stop not in ("done", "truncated", "context"):
+        return "broken"
+    return None if all(turn.action_ids for turn in episode.turns) else "empty"
+
+
 def whole(episodes: list[Episode]) -> list[Episode]:
-    """The episodes that did not break and have at least one turn."""
-    return [episode for episode in episodes if episode.turns and not episode.error]
+    """The episodes without a fault."""
+    return [episode for episode in episodes if fault(episode) is None]
+
+
+def left_out(part: str, faults: list[str | None], reasons: Sequence[str]) -> dict[str, float]:
+    """The share of the episodes that is not trained, for each of these reasons, as metrics."""
+    total = max(1, len(faults))
+    return {f"{part}/left_out_{reason}": faults.count(reason) / total for reason in reasons}
 
 
 def turn_spans(episode: Episode, samples: list[Sample]) -> list[Span]:
@@ -54,15 +72,39 @@ def token_spans(spans: list[Span]) -> list[Span]:
     ]
 
 
-def cut_off(episode: Episode, chat: Chat, module: Module) -> list[int]:
+def stored(spans: list[Span]) -> tuple[Sample, Columns]:
+    """A segment as it was played, and where the state and the action of each turn are read."""
+    return spans[0].sample, [(span.start - 1, span.end - 1) for span in spans]
+
+
+def beside(spans: list[Span], tried: list[list[int]]) -> tuple[Sample, Columns]:
+    """A segment with the action tried in each of its states as a shadow behind that state, and
+    where the state and that action are read."""
+    ids, row, columns, done = spans[0].sample.ids, Sample([], [], {"shadow": []}), [], 0
+    for k, (span, action) in enumerate(zip(spans, tried, strict=True), 1):
+        _lay(row, ids[done : span.start], 0)
+        _lay(row, action, k)
+        columns.append((len(row.ids) - len(action) - 1, len(row.ids) - 1))
+        done = span.start
+    _lay(row, ids[done:], 0)
+    return row, columns
+
+
+def _lay(row: Sample, ids: list[int], shadow: int) -> None:
+    row.ids += ids
+    row.mask += [0] * len(ids)
+    row.streams["shadow"] += [float(shadow)] * len(ids)
+
+
+def cut_off(episode: Episode, chat: Chat, module: Module, prompt: int = 0) -> list[int]:
     """The ids behind the last action that make the state in which an episode was cut off; none for
-    an episode that is done. What `module` has no positions for is left out: only a value rests on
-    it."""
+    an episode that is done. What `module` has no positions for, with `prompt` more tokens behind
+    it, is left out: only a value rests on it."""
     if episode.stop == "done":
         return []
     last = len(episode.turns) - 1
     played = len(episode.state_ids(last)) + len(episode.turns[last].action_ids)
-    room = max(0, reach(module) - played)
+    room = max(0, reach(module) - prompt - played)
     return chat.extend(episode.closing, episode.turns[last].action_ids[-1])[:room]
 
 

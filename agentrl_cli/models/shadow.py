@@ -4,7 +4,8 @@ sees and whose positions are used again.
 A packed row is in reading order; its labels say 0 of a visible token and k > 0 of the k-th shadow.
 All layouts compute the same: `interleaved` keeps that order under one dense mask (the reference);
 `visible_first` moves the shadows behind all visible tokens, which then are plainly causal; `flex`
-does so, too, and gives the whole mask to FlexAttention (CUDA) as a rule and not as numbers.
+does so, too, and gives the whole mask to FlexAttention (CUDA) as a rule and not as numbers. Which
+models may read packed rows, packable.py says.
 """
 
 from __future__ import annotations
@@ -20,20 +21,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from agentrl_cli.errors import UserError
-
 Layout = Literal["visible_first", "interleaved", "flex"]
 CriticGrad = Literal["full", "detach_prefix"]
 
 SPLIT = {"full": "agentrl_shadow", "detach_prefix": "agentrl_shadow_detached"}
 FLEX = "agentrl_shadow_flex"
 READ_PACKED = ("sdpa", *SPLIT.values(), FLEX)
-FAMILIES = (
-    "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe",
-)  # fmt: skip
-NUMBERS = ("gpt2",)  # compute with the mask they are given, so FlexAttention's is none for them
-TOLERANCES = {torch.float32: 1e-4}  # nats, packed against unpacked
-TOLERANCE = 0.25  # in coarser numbers
 
 
 def positions(labels: Tensor, lengths: Tensor) -> Tensor:
@@ -174,87 +167,6 @@ AttentionMaskInterface.register(FLEX, sdpa_mask)
 for _grad, _name in SPLIT.items():  # beyond packed rows these are sdpa: generation does not change
     AttentionInterface.register(_name, partial(split_attention, detach=_grad == "detach_prefix"))
     AttentionMaskInterface.register(_name, sdpa_mask)
-
-
-def enable(model: PreTrainedModel, critic: list[int], layout: Layout, grad: CriticGrad) -> None:
-    """Make `model` read packed rows in this layout, for good: a recomputed layer must find it, too.
-
-    Raises UserError for a model whose attention cannot be packed, or for which packed and unpacked
-    log-probs differ on two turns with the critic prompt `critic`.
-    """
-    _refuse_unknown(model)
-    if layout != "visible_first" and grad == "detach_prefix":
-        raise UserError(
-            "algo.critic_grad=detach_prefix needs the layout visible_first; "
-            "set algo.layout=visible_first"
-        )
-    if layout == "flex" and (model.device.type != "cuda" or model.config.model_type in NUMBERS):
-        where = f"{model.config.model_type} on {model.device.type}"
-        raise UserError(
-            f"algo.layout=flex needs CUDA and a model that takes its mask as a rule, not {where}; "
-            "set algo.layout=visible_first"
-        )
-    names = {"visible_first": SPLIT[grad], "interleaved": "sdpa", "flex": FLEX}
-    model.set_attn_implementation(names[layout])
-    gap, most = packing_gap(model, critic), TOLERANCES.get(model.dtype, TOLERANCE)
-    if not gap <= most:
-        raise UserError(
-            f"packed and single log-probs of this model differ by {gap:.2g} nats (at most {most:g} "
-            "is sound), so packed prompts would corrupt training; choose another model"
-        )
-
-
-@torch.no_grad()
-def packing_gap(model: PreTrainedModel, critic: list[int]) -> float:
-    """The largest difference in nats between packed and unpacked log-probs of the next token: after
-    every token of an episode of two turns, and after every critic prompt."""
-    parts = torch.randint(
-        model.config.get_text_config().vocab_size,
-        (3, 7),
-        generator=torch.Generator().manual_seed(0),
-    )
-    asked = torch.tensor(critic)
-    ids = torch.cat([row for part in parts for row in (part, asked)])[None].to(model.device)
-    labels = [[0] * 7 + [k] * len(critic) for k in range(1, len(parts) + 1)]
-    marks = torch.tensor(labels, device=model.device).flatten()[None]
-    length = torch.tensor([ids.shape[1]], device=model.device)
-    packed = _predictions(model, hidden_states(model, ids, marks, length)[0])
-    gaps = []
-    for k in range(1, len(parts) + 1):
-        state = (marks[0] == 0) & (_columns_like(marks)[0] < k * len(labels[0]))
-        chosen = state | (marks[0] == k)
-        plain = model.base_model(input_ids=ids[:, chosen], use_cache=False).last_hidden_state
-        gaps.append((_predictions(model, plain[0]) - packed[chosen]).abs().max())
-    return float(torch.stack(gaps).max())
-
-
-def _predictions(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    head = model.get_output_embeddings()
-    assert head is not None
-    return head(hidden).float().log_softmax(-1)
-
-
-def _refuse_unknown(model: PreTrainedModel) -> None:
-    """Allowed are families whose every layer attends to all that came before, experts only without
-    a balancing loss, which would count critic prompts."""
-    config = model.config.get_text_config()
-    if config._attn_implementation not in READ_PACKED:
-        raise UserError(
-            f"model.attention is '{config._attn_implementation}', which cannot read prompts "
-            "packed into an episode; set model.attention=sdpa"
-        )
-    settings = config.to_dict()
-    window = [settings.get("sliding_window")] if "layer_types" not in settings else []
-    layers = settings.get("layer_types") or [f"window of {size}" for size in window if size]
-    other = sorted(set(layers) - {"full_attention"})
-    other += ["router logits"] if settings.get("output_router_logits") else []
-    if config.model_type in FAMILIES and not other:
-        return
-    found = f"{config.model_type} with {other[0]}" if other else config.model_type
-    raise UserError(
-        f"prompts cannot be packed for this model ({found}); choose one of "
-        f"{', '.join(FAMILIES)} without a sliding window or router logits"
-    )
 
 
 def _columns_like(labels: Tensor) -> Tensor:

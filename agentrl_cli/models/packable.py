@@ -1,0 +1,138 @@
+"""Which models may read packed rows (shadow.py): an allow-list of families, and a check at the
+start that packed and single passes agree.
+
+Whether packing is right is a matter of the architecture and not of the weights, which in coarse
+numbers differ by rounding alone as much as wrong packing does. So a small twin with random weights
+is compared, in float32, of a model in any numbers.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl_cli.errors import UserError
+from agentrl_cli.models import shadow
+from agentrl_cli.models.shadow import FLEX, READ_PACKED, SPLIT, CriticGrad, Layout
+
+FAMILIES = (
+    "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe",
+)  # fmt: skip
+NUMBERS = ("gpt2",)  # compute with the mask they are given, so FlexAttention's is none for them
+TOLERANCE = 1e-4  # nats, packed against single passes, in float32
+LAYERS, WORDS, INNER = 2, 128, 64  # of the twin
+INNER_KEYS = ("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner")
+
+
+def enable(model: PreTrainedModel, critic: list[int], layout: Layout, grad: CriticGrad) -> None:
+    """Make `model` read packed rows in this layout, for good: a recomputed layer must find it, too.
+
+    Raises UserError for a model whose attention cannot be packed, or for which packed and single
+    log-probs differ on two turns with the critic prompt `critic`.
+    """
+    _refuse_unknown(model)
+    if layout != "visible_first" and grad == "detach_prefix":
+        raise UserError(
+            "algo.critic_grad=detach_prefix needs the layout visible_first; "
+            "set algo.layout=visible_first"
+        )
+    if layout == "flex" and (model.device.type != "cuda" or model.config.model_type in NUMBERS):
+        where = f"{model.config.model_type} on {model.device.type}"
+        raise UserError(
+            f"algo.layout=flex needs CUDA and a model that takes its mask as a rule, not {where}; "
+            "set algo.layout=visible_first"
+        )
+    names = {"visible_first": SPLIT[grad], "interleaved": "sdpa", "flex": FLEX}
+    model.set_attn_implementation(names[layout])
+    _refuse_gap(packing_gap(twin(model), [i % WORDS for i in critic]), TOLERANCE)
+    exact = model.dtype == torch.float32
+    _refuse_gap(packing_gap(model, critic), TOLERANCE if exact else torch.inf)
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """A small model of the same class, configuration and attention on the same device, in float32,
+    with random weights of its own; no random stream but a local one moves."""
+    config = deepcopy(model.config)
+    text = config.get_text_config()
+    text.num_hidden_layers = min(LAYERS, text.num_hidden_layers)
+    settings = text.to_dict()
+    if settings.get("layer_types"):
+        text.layer_types = settings["layer_types"][: text.num_hidden_layers]
+    for key in INNER_KEYS:
+        if key in settings:
+            setattr(text, key, INNER)
+    text.vocab_size, text.pad_token_id = WORDS, None
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        made = type(model)(config).float().eval()
+    draw = torch.Generator().manual_seed(0)
+    for weight in made.parameters():
+        if weight.dim() > 1:  # a scale at which attention matters; norms and biases stay
+            weight.data.normal_(0.0, weight.shape[-1] ** -0.5, generator=draw)
+    return made.to(model.device)  # pyright: ignore[reportArgumentType]
+
+
+@torch.no_grad()
+def packing_gap(model: PreTrainedModel, critic: list[int]) -> float:
+    """The largest difference in nats between packed and unpacked log-probs of the next token: after
+    every token of an episode of two turns, and after every critic prompt."""
+    parts = torch.randint(
+        model.config.get_text_config().vocab_size,
+        (3, 7),
+        generator=torch.Generator().manual_seed(0),
+    )
+    asked = torch.tensor(critic)
+    ids = torch.cat([row for part in parts for row in (part, asked)])[None].to(model.device)
+    labels = [[0] * 7 + [k] * len(critic) for k in range(1, len(parts) + 1)]
+    marks = torch.tensor(labels, device=model.device).flatten()[None]
+    length = torch.tensor([ids.shape[1]], device=model.device)
+    packed = _predictions(model, shadow.hidden_states(model, ids, marks, length)[0])
+    columns = torch.arange(ids.shape[1], device=model.device)
+    gaps = []
+    for k in range(1, len(parts) + 1):
+        state = (marks[0] == 0) & (columns < k * len(labels[0]))
+        chosen = state | (marks[0] == k)
+        plain = model.base_model(input_ids=ids[:, chosen], use_cache=False).last_hidden_state
+        gaps.append((_predictions(model, plain[0]) - packed[chosen]).abs().max())
+    return float(torch.stack(gaps).max())
+
+
+def _predictions(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    head = model.get_output_embeddings()
+    assert head is not None
+    return head(hidden).float().log_softmax(-1)
+
+
+def _refuse_gap(gap: float, most: float) -> None:
+    """Also what is no number."""
+    if not gap <= most:
+        raise UserError(
+            f"packed and single log-probs of this model differ by {gap:.2g} nats (at most "
+            f"{TOLERANCE:g} is sound), so packed prompts would corrupt training; choose another "
+            "model"
+        )
+
+
+def _refuse_unknown(model: PreTrainedModel) -> None:
+    """Allowed are families whose every layer attends to all that came before, experts only without
+    a balancing loss, which would count critic prompts."""
+    config = model.config.get_text_config()
+    if config._attn_implementation not in READ_PACKED:
+        raise UserError(
+            f"model.attention is '{config._attn_implementation}', which cannot read prompts "
+            "packed into an episode; set model.attention=sdpa"
+        )
+    settings = config.to_dict()
+    window = [settings.get("sliding_window")] if "layer_types" not in settings else []
+    layers = settings.get("layer_types") or [f"window of {size}" for size in window if size]
+    other = sorted(set(layers) - {"full_attention"})
+    other += ["router logits"] if settings.get("output_router_logits") else []
+    if config.model_type in FAMILIES and not other:
+        return
+    found = f"{config.model_type} with {other[0]}" if other else config.model_type
+    raise UserError(
+        f"prompts cannot be packed for this model ({found}); choose one of "
+        f"{', '.join(FAMILIES)} without a sliding window or router logits"
+    )
