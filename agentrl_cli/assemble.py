@@ -122,6 +122,7 @@ def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Pa
         chat=chat, models=models, generator=generator, sampling=collector.sampling,
         probe=lambda starts: play_with(starts, collector.sampling), alike=alike_here,
         seed=cfg.seed, demos=demonstrations(cfg, algo, env, chat) if learns else [],
+        cut=env.cut,
     )  # fmt: skip
     algo.bind(context)
     buffer_file = folder / "buffer.jsonl" if folder and algo.capacity else None

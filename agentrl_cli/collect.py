@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentrl_cli.chat import Chat
-from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.generators.base import Generator, Sampling
 from agentrl_cli.rollout import Start, play
@@ -80,9 +80,7 @@ class PlayCollector(Collector):
 
     def starts(self, step: int, group_size: int) -> list[Start]:
         """What step `step` plays: `group_size` episodes of each of its tasks."""
-        tasks, found = self.make_env().tasks("train"), []
-        if not tasks:
-            raise UserError("the environment has no train tasks; choose one that does")
+        tasks, found = train_tasks(self.make_env()), []
         groups = self.count(group_size) // group_size
         for t in range(groups):
             task = self._task(tasks, step * groups + t)

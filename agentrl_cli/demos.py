@@ -74,7 +74,7 @@ class Reader:
         """The demonstration of a line. Raises Refused with the reason."""
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Refused("it is not JSON") from None
         if isinstance(row, dict) and "turns" in row:
             episode = self._own(row)

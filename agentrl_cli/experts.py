@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl_cli import jsonl
 from agentrl_cli.config import build, check, compose
-from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.errors import EpisodeError, UserError, at_least
 from agentrl_cli.types import Episode, Message, Task, Turn, derive_seed
 
@@ -32,8 +32,8 @@ def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[P
 def demonstrate(env: Env, count: int, seed: int) -> list[Episode]:
     """`count` episodes of the expert on tasks of the train split, all tasks once before any comes
     again. Those that it loses or that break are no demonstrations: UserError where these are more
-    than ten and a tenth."""
-    tasks, found, lost = env.tasks("train"), [], 0
+    than ten and a tenth, or where there are no tasks."""
+    tasks, found, lost = train_tasks(env), [], 0
     while len(found) < count:
         place = len(found) + lost
         epoch, at = divmod(place, len(tasks))

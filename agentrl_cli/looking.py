@@ -118,7 +118,7 @@ def list_options(
     typer.echo("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in found.items()))
 
 
-@looking.command()
+@looking.command(context_settings={"ignore_unknown_options": True})  # an answer may be -7
 def grade(
     gold: Annotated[str, typer.Argument(metavar="GOLD", help="The right answer.")],
     answer: Annotated[str, typer.Argument(metavar="ANSWER", help="An answer, or a whole reply.")],

@@ -18,6 +18,7 @@ from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.assemble import Parts, assemble
 from agentrl_cli.config import build
 from agentrl_cli.demos import fingerprint
+from agentrl_cli.envs.base import train_tasks
 from agentrl_cli.errors import UserError
 from agentrl_cli.evaluate import evaluate, measure
 from agentrl_cli.learner import NonFiniteError
@@ -202,7 +203,7 @@ def rehearse(cfg: DictConfig) -> None:
     from agentrl_cli.report.summary import dry_table
 
     parts = assemble(cfg, None)
-    task = parts.make_env().tasks("train")[0]
+    task = train_tasks(parts.make_env())[0]
     (episode,) = parts.play([Start(task, "dry", cfg.seed, "dry")], parts.collector.sampling)
     print(dry_table(cfg, parts, episode))
 

@@ -37,7 +37,7 @@ ALGORITHMS = {
     ],
     "dpo": ["algo=dpo", DEMOS, "algo.tokens_per_step=400", "algo.reference=iteration"],
     "stepagent_implicit": ["algo=stepagent_implicit", DEMOS, "algo.tokens_per_step=300"],
-    "stepagent_inverse": ["algo=stepagent_inverse", DEMOS, "algo.fragments_per_update=6"],
+    "stepagent_inverse": ["algo=stepagent_inverse", DEMOS, "algo.fragments_per_update=2"],
     "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo"],
     "nlac": [
         "algo=nlac", "algo.kl=0.1", "algo.warmup=1", "algo.turns_per_update=8", "algo.replay=20",

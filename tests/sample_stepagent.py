@@ -42,8 +42,8 @@ def implicit(**changes: Any) -> Implicit:
 
 def inverse(ppo_changes: dict[str, Any] | None = None, **changes: Any) -> Inverse:
     usual: dict[str, Any] = {
-        "fragments_per_update": 0, "tried": "turn", "rollout": "fragment", "reward": "logit",
-        "reward_clip": 5.0,
+        "fragments_per_update": 3, "tries": 2, "tried": "turn", "rollout": "fragment",
+        "reward": "logit", "reward_clip": 5.0, "imitation": 0.0,
         "discriminator_epochs": 1, "discriminator_tokens_per_step": 0,
         "discriminator_optimizer": ADAM, "ppo": ppo(**{"optimizer": ADAM, **(ppo_changes or {})}),
     }  # fmt: skip

@@ -78,6 +78,7 @@ def test_a_dialogue_without_a_system_message_gets_the_environments(tmp_path: Pat
 
 BAD = {
     "{": "it is not JSON",
+    "[" * 100_000: "it is not JSON",
     "[]": 'it has neither "messages" nor "turns"',
     row(SYSTEM, SEEN): "it has no action",
     row(): "it has no action",

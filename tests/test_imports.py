@@ -59,7 +59,8 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "search": WORLD | {"generators.base"},
     "evaluate": WORLD | {"assemble", "config", "report.statistics", "rollout", "run", "search"},
     "train": LEAVES
-    | {"algos.samples", "assemble", "config", "demos", "evaluate", "learner", "loggers"}
+    | {"algos.samples", "assemble", "config", "demos", "envs.base", "evaluate", "learner"}
+    | {"loggers"}
     | {"models.policy", "report.summary", "rollout", "run"},
     "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
     "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},

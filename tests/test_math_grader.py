@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_cli.envs.math import grade, pool
-from agentrl_cli.envs.math.answers import boxed, normalise, number
+from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
 from agentrl_cli.envs.math.problems import latex
 from agentrl_cli.errors import UserError
+from tests.sample_bad_input import agentrl as run
 from tests.sample_math import HARD, MISJUDGED, hostile
 from tests.sample_runs import Agentrl
 
@@ -97,6 +98,53 @@ def test_the_command_line_grades(agentrl: Agentrl):
     assert agentrl("grade", r"\frac{1}{2}", r"so \boxed{0.5}").stdout == "right (number)\n"
     done = agentrl("grade", "7", "8", "--json")
     assert json.loads(done.stdout) == {"correct": False, "reason": "number"} and not done.returncode
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "says"),
+    [
+        ("7", "-7", "wrong (number)"),
+        (r"-\frac{1}{2}", "-0.5", "right (number)"),
+        ("-x", "-x", "right (exact)"),
+    ],
+)
+def test_answers_that_begin_with_a_minus_are_no_options(gold: str, answer: str, says: str):
+    done = run("grade", gold, answer)
+    assert done.exit_code == 0 and done.stdout == f"{says}\n"
+
+
+def test_a_worker_that_ends_while_it_loads_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    broken = tmp_path / "worker.py"
+    broken.write_text("raise SystemExit(3)\n")
+    monkeypatch.setattr(pool, "WORKER", broken)
+    with pytest.raises(UserError, match="math-verify loads ended; try python"):
+        pool.Worker()
+    broken.write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(pool, "START", 0.01)
+    monkeypatch.setattr(pool, "WALL", 0.1)
+    with pytest.raises(UserError, match="was not ready within 0 seconds; try python"):
+        pool.Worker()
+
+
+def test_repeating_decimals_are_exact():
+    assert number(normalise(r"0.\overline{3}")) == Fraction(1, 3)
+    assert number(normalise(r"-2.1\bar{6}")) == -Fraction(13, 6)
+    assert number(normalise(r".\overline{142857}")) == Fraction(1, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (r"5\text{ cm}^2", "cm2"), (r"5\,\text{cm}^{3}", "cm3"), (r"5\text{ square inches}", "in2"),
+        ("5 cubic feet", "ft3"), ("5 cm", "cm"), ("5cm^2", "cm2"), ("5 m", "m"), ("5m", None),
+        (r"25\pi\mbox{ inches}", "in"), (r"5\text{ apples}", "apple"), (r"\text{east}", None),
+        (r"x\text{ or }5", None),
+    ],
+)  # fmt: skip
+def test_a_unit_has_one_name(text: str, name: str | None):
+    assert labels(text)[1] == name
 
 
 # with math-verify

@@ -14,6 +14,7 @@ from agentrl_cli import config
 from agentrl_cli.envs.math import rows
 from agentrl_cli.envs.math.env import MathEnv
 from agentrl_cli.errors import UserError
+from tests.sample_bad_input import agentrl, refused
 
 
 def row(i: int, **more: Any) -> dict[str, Any]:
@@ -158,3 +159,21 @@ def test_a_broken_parquet_file_or_folder_is_the_users_mistake(tmp_path: Path):
     for data in (tmp_path / "rows.parquet", tmp_path / "empty"):
         with pytest.raises(UserError, match="cannot read"):
             read(str(data))
+
+
+def test_a_world_without_train_tasks_is_one_sentence(tmp_path: Path):
+    file = written(tmp_path / "rows.jsonl", [row(i) for i in range(6)])
+    world = ["env=math", f"env.data={file}", "env.test_share=1.0"]
+    sentence = "the environment has no train tasks; choose one that does"
+    refused(agentrl("demos", *world, "n=2", f"out={tmp_path}/d.jsonl"), sentence)
+    dry = ["algo=sft", "model.weights=null", "eval.splits=[test]", f"runs={tmp_path}", "--dry"]
+    refused(agentrl("train", *world, *dry), sentence)
+
+
+def test_rows_of_several_splits_have_different_ids(monkeypatch: pytest.MonkeyPatch):
+    lines = list(enumerate((row(i) for i in range(8)), start=1))
+    parts = {"algebra": lines[:4], "geometry": [(n - 4, one) for n, one in lines[4:]]}
+    monkeypatch.setattr(rows, "_source", lambda data: parts)
+    found = read("owner/name", share=0.5)
+    ids = [one["id"] for one in [*found["train"], *found["test"]]]
+    assert len(set(ids)) == 8 and {"algebra-1", "geometry-1"} <= set(ids)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agentrl_cli.algos.practice import (
     Fragment,
     Try,
+    act,
     every_turn,
     fragment,
     fragments,
@@ -19,6 +20,10 @@ from agentrl_cli.algos.practice import (
     practise,
     tidy,
 )
+from agentrl_cli.algos.stepagent import Inverse
+from agentrl_cli.assemble import assemble
+from agentrl_cli.config import build, check, compose
+from agentrl_cli.experts import demonstrate
 from agentrl_cli.generators.hf import HFGenerator
 from tests.sample_critics import Weights
 from tests.sample_nlac import CHAT, SAMPLING, episode, troupe
@@ -156,10 +161,59 @@ def test_a_state_without_room_for_an_action_is_not_practised(model_folder: Path)
     assert numbers(fragments(algo.context, "last_line", 0)) == [0]
 
 
-def test_a_try_is_an_episode_of_one_turn_that_ends(model_folder: Path):
+def test_no_more_states_are_practised_where_each_is_tried_several_times(model_folder: Path):
+    algo = implicit()
+    shown(algo, model_folder, [SHOWN, OTHER])
+    assert [len(fragments(algo.context, "turn", count, 4)) for count in (0, 3, 9)] == [2, 3, 5]
+
+
+# replies that the world cuts into turns
+
+REPLY = "3+3=6\n\n6+1=7\n\n\\boxed{7}"
+
+
+def thinking(model_folder: Path, reply: str) -> Inverse:
+    """The algorithm before worked solutions of env=math, and a model that always says `reply`."""
+    env = build(check(compose(["env=math", "env.problems=2", "env.test_problems=2"])).env)
+    demos = demonstrate(env, 4, 0)
+    for demo in demos:
+        CHAT.encode_turns(demo.turns)
     algo = inverse()
-    shown(algo, model_folder, [SHOWN])
-    (one,) = practise(algo.context, fragments(algo.context, "turn", 0)[2:])
-    made = one.as_episode()
-    assert made.stop == "done" and made.state_ids(0) == SHOWN.state_ids(2)
-    assert made.turns[0].action_ids == one.ids and made.task == SHOWN.task
+    shown(algo, model_folder, demos, troupe(act=reply))
+    algo.context.cut = env.cut
+    return algo
+
+
+def test_where_the_world_cuts_a_reply_a_try_is_its_first_part(model_folder: Path):
+    algo = thinking(model_folder, REPLY)
+    found = fragments(algo.context, "turn", 0)
+    assert len(found) > 8 and any(len(one.place.episode.turns) > 2 for one in found)
+    for one in practise(algo.context, found):
+        assert one.text == "3+3=6\n\n" and one.ids == CHAT.encode_action(one.text)[:-1]
+
+
+def test_the_experts_thought_said_by_oneself_matches_whatever_follows_it(model_folder: Path):
+    algo = thinking(model_folder, REPLY)
+    for one in fragments(algo.context, "turn", 0):
+        goes_on = one.text.endswith("\n\n")
+        algo.context.generator = troupe(act=one.text + ("9=9\n\n\\boxed{9}" if goes_on else ""))
+        (same,) = practise(algo.context, [one])
+        assert same.matches and same.last_line_matches and same.ids == one.action
+        algo.context.generator = troupe(act=one.text.strip() + ("" if goes_on else "\n\nMore."))
+        (other,) = practise(algo.context, [one])
+        assert not other.matches and not other.last_line_matches
+
+
+def test_a_thought_is_judged_as_one_that_goes_on(model_folder: Path):
+    algo = thinking(model_folder, REPLY)
+    for one in fragments(algo.context, "turn", 0):
+        (sample,) = algo.judged([act(one.place)], 0.0)
+        assert sample.ids == one.state + one.action
+        assert (sample.ids[-1] == CHAT.closing) == (not one.text.endswith("\n\n"))
+
+
+def test_the_text_at_which_a_reply_is_cut_comes_from_the_environment():
+    for turns, cut in (("thoughts", "\n\n"), ("single", "")):
+        small = ["env=math", f"env.turns={turns}", "env.problems=2", "env.test_problems=2"]
+        cfg = check(compose(["algo=sft", "model.weights=null", *small]))
+        assert assemble(cfg, None).context.cut == cut

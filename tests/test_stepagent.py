@@ -13,9 +13,9 @@ import pytest
 
 from agentrl_cli.algos.base import OptimizerSpec, Phase
 from agentrl_cli.algos.dpo import half, preference
+from agentrl_cli.algos.practice import act
 from agentrl_cli.algos.roles import Place
 from agentrl_cli.algos.samples import written_sample
-from agentrl_cli.algos.stepagent import act
 from agentrl_cli.errors import UserError
 from agentrl_cli.losses import dpo
 from agentrl_cli.models.policy import score
@@ -157,7 +157,7 @@ def test_implicit_reflection_brings_the_policy_near_the_experts_chances(model_fo
 
 def test_inverse_reflection_brings_the_policy_near_the_experts_chances(model_folder: Path):
     algo = inverse(
-        {"optimizer": OptimizerSpec(lr=1e-3)}, discriminator_epochs=5,
+        {"optimizer": OptimizerSpec(lr=1e-3)}, fragments_per_update=40, discriminator_epochs=5,
         discriminator_optimizer=OptimizerSpec(lr=1e-3),
     )  # fmt: skip
     bandit = Bandit(algo, model_folder, pulls(EXPERT, 40))
@@ -176,14 +176,19 @@ def test_the_discriminator_reads_the_last_token_of_each_action_agent_one_expert_
 ):
     algo = inverse()
     shown(algo, model_folder, [SHOWN], troupe(act="Hm?"))
+    algo.context.step = 1  # in which the larger half of the three fragments is the discriminator's
     phase = phases(algo)["discriminator"]
     assert phase.model == "discriminator" and len(phase.samples) == 6
-    assert [s.streams["label"][-1] for s in phase.samples] == [1, 1, 1, 0, 0, 0]
-    for i, sample in enumerate(phase.samples):
-        turn, text = i % 3, "Hm?" if i < 3 else SHOWN.turns[i % 3].action
-        assert sample.ids == SHOWN.state_ids(turn) + CHAT.encode_action(text)
+    assert [s.streams["label"][-1] for s in phase.samples] == [1, 1, 1, 1, 0, 0]
+    assert [phase.count(s) for s in phase.samples] == [1, 1, 1, 1, 2, 2]  # both sides count alike
+    mine = [SHOWN.state_ids(i) + CHAT.encode_action("Hm?") for i in range(3)]
+    theirs = [SHOWN.state_ids(i) + SHOWN.turns[i].action_ids for i in range(3)]
+    turns = [mine.index(phase.samples[i].ids) for i in (0, 2)]
+    expected = [mine[i] for i in turns for _ in range(2)] + [theirs[i] for i in turns]
+    assert [sample.ids for sample in phase.samples] == expected
+    for sample in phase.samples:
         assert not any(sample.mask)
-        assert sample.streams["value_at"] == [0.0] * (len(sample.ids) - 1) + [1.0]
+        assert sample.streams["value_at"] == [0.0] * (len(sample.ids) - 1) + [phase.count(sample)]
         assert set(sample.streams["label"][:-1]) == {0.0}
 
 
@@ -198,15 +203,17 @@ def test_layout_does_not_tell_agent_from_expert(model_folder: Path):
 def test_a_last_line_is_judged_with_the_experts_thought_before_it(model_folder: Path):
     algo = inverse(tried="last_line")
     shown(algo, model_folder, [SHOWN], troupe(act="Is it old?"))
-    sample = phases(algo)["discriminator"].samples[1]
-    assert sample.ids == SHOWN.state_ids(1) + CHAT.encode_action("Maybe.\nIs it old?")
+    rows = []
+    for algo.context.step in range(2):  # every fragment is in one of the halves
+        rows += [sample.ids for sample in phases(algo)["discriminator"].samples]
+    assert SHOWN.state_ids(1) + CHAT.encode_action("Maybe.\nIs it old?") in rows
 
 
 def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict, float, float]:
     """The last metrics of a discriminator on 12 states, and its mean rewards for both actions."""
     demos = [episode(f"d{i}", [expert], success=True) for i in range(12)]
     algo = inverse(
-        {"optimizer": STILL}, reward=form, discriminator_epochs=12,
+        {"optimizer": STILL}, reward=form, fragments_per_update=0, discriminator_epochs=12,
         discriminator_optimizer=OptimizerSpec(lr=3e-3),
     )  # fmt: skip
     models = shown(algo, folder, demos, troupe(act=own))
@@ -223,7 +230,8 @@ def test_where_actions_differ_the_experts_earn_more_whatever_the_form(
     found, mine, theirs = trained_judge(model_folder, "Is it a dog?", "Is it big?", form)
     assert theirs > mine + 0.5
     assert found["discriminator/accuracy"] > 0.7
-    assert found["stepagent/reward_gap"] == pytest.approx(theirs - mine, abs=1e-4)
+    for gap in ("reward_gap", "heldout_gap"):  # all states are alike
+        assert found[f"stepagent/{gap}"] == pytest.approx(theirs - mine, abs=0.3)
     signs = {"logit": (True, False), "unlike_agent": (True, True), "like_expert": (False, False)}
     assert (theirs > 0, mine > 0) == signs[form]
 

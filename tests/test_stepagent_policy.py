@@ -10,13 +10,12 @@ from statistics import fmean, pstdev
 import pytest
 
 from agentrl_cli.algos.base import OptimizerSpec, Phase
-from agentrl_cli.algos.practice import fragments
+from agentrl_cli.algos.practice import act, fragments, halves, practise
 from agentrl_cli.algos.roles import Place
-from agentrl_cli.algos.stepagent import act
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.types import Episode
 from tests.sample_critics import learner
-from tests.sample_nlac import LOST, WON, prompt, troupe
+from tests.sample_nlac import LOST, WON, episode, prompt, troupe, written
 from tests.sample_stepagent import (
     OTHER,
     SHOWN,
@@ -36,16 +35,47 @@ def policy_phase(algo, models: ModelSet, episodes: list[Episode] | None = None) 
     return next(phase_list)
 
 
-def test_a_try_earns_its_standardised_reward_less_the_states_value(model_folder: Path):
-    algo = inverse(discriminator_epochs=3)
+def test_a_try_earns_its_reward_less_that_of_the_others_there(model_folder: Path):
+    algo = inverse({"normalise": True}, discriminator_epochs=3, fragments_per_update=5, tries=3)
+    assert algo.models()["policy"].head is None
     models = shown(algo, model_folder, [SHOWN, OTHER], troupe(act=["Hm?", "Is it a cat?"]))
     phase = policy_phase(algo, models)
-    advantages = [max(s.streams["advantage"], key=abs) for s in phase.samples]
-    assert len(advantages) == 5 and len(set(advantages)) > 2
-    assert fmean(advantages) == pytest.approx(0, abs=1e-6)  # values begin at 0
-    assert pstdev(advantages) == pytest.approx(1, abs=1e-6)
-    for sample, one in zip(phase.samples, fragments(algo.context, "turn", 0), strict=True):
-        assert prompt(sample) == one.state and set(sample.streams["old_value"]) == {0.0}
+    assert len(phase.samples) == 9  # of three fragments; two have trained the discriminator
+    acts = [(prompt(sample), written(sample)) for sample in phase.samples]
+    rewards = algo.rewards(acts)
+    for begin in range(0, 9, 3):
+        row = rewards[begin : begin + 3]
+        for k, sample in enumerate(phase.samples[begin : begin + 3]):
+            others = (sum(row) - row[k]) / 2
+            given = [a for a, m in zip(sample.streams["advantage"], sample.mask, strict=True) if m]
+            assert given == pytest.approx([row[k] - others] * len(given), abs=1e-5)
+    assert 0 < pstdev(rewards) < 1  # so that nothing was scaled
+
+
+def test_the_discriminator_rewards_tries_that_it_was_not_trained_on(model_folder: Path):
+    algo, trained = inverse(fragments_per_update=0, tries=2), []
+    demos = [SHOWN, OTHER, *(episode(f"d{i}", ["Is it red?"], success=True) for i in range(15))]
+    models = shown(algo, model_folder, demos)
+    for algo.context.step in range(2):
+        first, second = algo.update([], buffer()), policy_phase(algo, models)
+        studied = {tuple(s.ids) for s in next(first).samples}
+        states = {tuple(prompt(s)) for s in second.samples}
+        assert len(states) == 5 and len(second.samples) == 10  # half of a half of 20 fragments
+        assert not any(ids[: len(state)] == state for ids in studied for state in states)
+        trained.append(second.metrics["stepagent/heldout_gap"])
+    assert len(set(trained)) == 2
+
+
+def test_the_halves_change_places_in_the_next_update(model_folder: Path):
+    algo = inverse()
+    shown(algo, model_folder, [SHOWN, OTHER])
+    tries, rows = practise(algo.context, fragments(algo.context, "turn", 0)), []
+    for algo.context.step in range(6):
+        rows.append(halves(tries, 1, algo.context))
+        assert {id(one) for half in rows[-1] for one in half} == {id(one) for one in tries}
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        assert first == second[::-1] and {len(half) for half in first} == {2, 3}
+    assert rows[0] != rows[2] or rows[0] != rows[4]
 
 
 def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(model_folder: Path):
@@ -57,7 +87,8 @@ def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(mod
     assert played == before  # the world's own rewards stay in the record
     own = [act(Place(e, t)) for e in played for t in range(len(e.turns))]
     raw = algo.rewards(own)
-    rewards = [(r - fmean(raw)) / pstdev(raw) for r in raw]
+    assert pstdev(raw) < 1
+    rewards = [r - fmean(raw) for r in raw]
     returns = [[r for r in s.streams["return"] if r] for s in phase.samples]
     assert returns[0] == pytest.approx([sum(rewards[i:3]) for i in range(3)], abs=1e-4)
     assert returns[1] == pytest.approx([sum(rewards[i:5]) for i in (3, 4)], abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,12 @@ def test_turns_are_told_of_their_thoughts(model_folder: Path):
 def test_a_negative_length_of_thoughts_is_refused(model_folder: Path):
     with pytest.raises(UserError, match="thought_tokens is -1"):
         self_ac(model_folder, thought_tokens=-1)
+
+
+def test_thoughts_are_not_cut_twice(model_folder: Path):
+    algo, _ = self_ac(model_folder, thought_tokens=1)
+    cutting = replace(algo.context, cut="\n\n")
+    with pytest.raises(UserError, match="environment itself cuts replies into thoughts; give algo"):
+        algo.bind(cutting)
+    plain, _ = self_ac(model_folder, thought_tokens=0)
+    plain.bind(cutting)

@@ -93,7 +93,8 @@ class Context:
 
     `probe` plays starts with the current policy; `alike(episode, turn)` names the tasks of the
     episode's split in which the same actions bring the same observations up to that turn; `demos`
-    are the demonstrations, with token ids.
+    are the demonstrations, with token ids; `cut` is the text at which the world cuts a reply into
+    turns ("": never).
     """
 
     chat: Chat
@@ -105,6 +106,7 @@ class Context:
     seed: int
     step: int = 0
     demos: list[Episode] = field(default_factory=list)
+    cut: str = ""
 
 
 class Algorithm(ABC):

@@ -89,9 +89,14 @@ class SelfAC(Algorithm):
         return {"policy": spec}
 
     def bind(self, context: Context) -> None:
-        """Receive the given objects. Raises UserError where the critic prompt is empty or the model
-        cannot read it packed."""
+        """Receive the given objects. Raises UserError where the critic prompt is empty, the model
+        cannot read it packed, or the world already cuts replies into thoughts."""
         super().bind(context)
+        if self.thought_tokens and context.cut:
+            raise UserError(
+                f"algo.thought_tokens is {self.thought_tokens} but the environment itself cuts "
+                "replies into thoughts; give algo.thought_tokens=0, or env.turns=single"
+            )
         self.critic = context.chat.raw(self.critic_prompt)
         if not self.critic:
             raise UserError(

@@ -8,8 +8,9 @@ by PPO to be taken for the expert.
 
 Our choices: the expert's own probabilities are not known, so the reference of DPO is the model that
 the run started from, which should be an SFT on the same demonstrations (`init`). A try at a
-fragment is an episode of one turn, so that the baseline of its state is PPO's value. One update is
-one cycle. Left out: training the discriminator to convergence before every cycle.
+fragment is an episode of one turn whose baseline is what the other tries in its state earn; rewards
+come from a discriminator that was trained at other fragments. One update is one cycle. Left out:
+training the discriminator to convergence before every cycle.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase, one
+from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase
 from agentrl_cli.algos.dpo import Pair, preference, renew, with_reference
-from agentrl_cli.algos.ppo import PPO, standardised
+from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.algos.practice import (
+    Act,
     Try,
+    act,
     every_turn,
     fragments,
+    halves,
     match_metrics,
     practise,
-    tidy,
+    spoken,
 )
-from agentrl_cli.algos.roles import Place
+from agentrl_cli.algos.reflection import beside, held, leave_one_out, rewarded, surrogate
 from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.algos.values import whole
 from agentrl_cli.buffer import ReplayBuffer
@@ -40,9 +44,6 @@ from agentrl_cli.errors import at_least
 from agentrl_cli.losses import bce, dpo, expert_rewards
 from agentrl_cli.models.policy import assess
 from agentrl_cli.types import Episode, Sample, derive_seed
-
-Act = tuple[list[int], str]  # a state's ids, and the whole text of a turn there
-Acts = tuple[list[Act], list[Act], list[Episode], dict[str, float]]
 
 
 @dataclass(kw_only=True)
@@ -96,15 +97,18 @@ class Implicit(Algorithm):
 
 @dataclass(kw_only=True)
 class Inverse(Algorithm):
-    """`rollout` says where the policy acts: once at each of `fragments_per_update` fragments (0: at
-    all; whole turns, or only the last line behind the expert's thought), or through whole episodes
-    of its own. Rewards are held within +-`reward_clip`, then standardised."""
+    """`rollout` says where the policy acts: `tries` times at each of `fragments_per_update`
+    fragments (0: at a `tries`-th of all; whole turns, or only the last line behind the expert's
+    thought), or through whole episodes of its own. Rewards are held within +-`reward_clip`;
+    `imitation` weighs the expert's own likelihood beside PPO's loss."""
 
     fragments_per_update: int
+    tries: int
     tried: Literal["turn", "last_line"]
     rollout: Literal["fragment", "environment"]
     reward: Literal["logit", "unlike_agent", "like_expert"]
     reward_clip: float
+    imitation: float
     discriminator_epochs: int
     discriminator_tokens_per_step: int
     discriminator_optimizer: OptimizerSpec
@@ -112,9 +116,10 @@ class Inverse(Algorithm):
 
     def __post_init__(self) -> None:
         at_least(1, discriminator_epochs=self.discriminator_epochs)
+        at_least(2, tries=self.tries)
         at_least(0, fragments_per_update=self.fragments_per_update)
         at_least(0, discriminator_tokens_per_step=self.discriminator_tokens_per_step)
-        at_least(0, reward_clip=self.reward_clip)
+        at_least(0, reward_clip=self.reward_clip, imitation=self.imitation)
 
     @property
     def demonstrations(self) -> Literal["never", "may", "must"]:
@@ -127,13 +132,15 @@ class Inverse(Algorithm):
         return self.rollout == "environment"
 
     def models(self) -> dict[str, ModelSpec]:
-        """PPO's, and the discriminator: weights of its own, which begin as the policy does, with a
-        scalar head that begins at 0."""
+        """PPO's, at fragments without its value, and the discriminator: weights of its own, which
+        begin as the policy does, with a scalar head that begins at 0."""
         judge = ModelSpec(
             kind="trained", generates=False, optimizer=self.discriminator_optimizer, head="value",
             begins_as="policy",
         )  # fmt: skip
-        return {**self.ppo.models(), "discriminator": judge}
+        found = self.ppo.models()
+        policy = found["policy"] if self.plays else replace(found["policy"], head=None)
+        return {**found, "policy": policy, "discriminator": judge}
 
     def bind(self, context: Context) -> None:
         """Receive the given objects; PPO uses the same."""
@@ -141,45 +148,72 @@ class Inverse(Algorithm):
         self.ppo.bind(context)
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """The discriminator first, then PPO for the rewards that it now gives."""
-        practises = self.rollout == "fragment"
-        shown, acted, own, metrics = self._practised() if practises else self._played(episodes)
-        yield Phase(
-            "discriminator", self.judged(acted, label=1.0) + self.judged(shown, label=0.0), bce,
-            model="discriminator", epochs=self.discriminator_epochs, count=one,
-            tokens_per_step=self.discriminator_tokens_per_step, metrics=metrics,
-        )  # fmt: skip
-        rewards = self.rewards(acted)
-        gap = mean(self.rewards(shown)) - mean(rewards)
-        for phase in self.ppo.update(rewarded(own, standardised(rewards)), buffer):
-            phase.metrics["stepagent/reward_gap"] = gap
-            yield phase
+        """The discriminator first, then the policy for the rewards that it now gives."""
+        yield from self._played(whole(episodes), buffer) if self.plays else self._practised()
 
-    def _practised(self) -> Acts:
-        """At every fragment the expert's turn and a try, the tries as episodes."""
-        found = fragments(self.context, self.tried, self.fragments_per_update)
-        tries = practise(self.context, found)
-        shown = [act(t.fragment.place) for t in tries]
-        acted = [(t.fragment.place.state, t.fragment.thought + t.text) for t in tries]
-        return shown, acted, [t.as_episode() for t in tries], match_metrics(tries)
+    def _practised(self) -> Iterator[Phase]:
+        """The discriminator learns at half of the fragments and rewards the tries at the others."""
+        found = fragments(self.context, self.tried, self.fragments_per_update, self.tries)
+        tries = practise(self.context, [one for one in found for _ in range(self.tries)])
+        seen, unseen = halves(tries, self.tries, self.context)
+        yield self._discrimination(self._shown(seen), own_acts(seen), match_metrics(tries))
+        rewards = self.rewards(own_acts(unseen))
+        advantages = held(leave_one_out(rewards, [one.fragment.state for one in unseen]))
+        own = [written_sample(one.fragment.state, one.ids) for one in unseen]
+        phase = surrogate(own, advantages, self.ppo)
+        phase.metrics = {
+            "stepagent/reward_gap": self._gap(self._shown(seen), self.rewards(own_acts(seen))),
+            "stepagent/heldout_gap": self._gap(self._shown(unseen), rewards),
+        }
+        practised = [one.fragment for one in unseen[:: self.tries]]
+        yield self._beside(phase, [written_sample(one.state, one.action) for one in practised])
 
-    def _played(self, episodes: list[Episode]) -> Acts:
-        """All turns that the policy played itself, and as many of the expert's."""
-        own, everything = whole(episodes), every_turn(self.context.demos)
+    def _played(self, own: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """The discriminator learns from all turns of the episodes and as many of the expert's, and
+        rewards these turns."""
         acted = [act(place) for place in every_turn(own)]
         draw = random.Random(derive_seed(self.context.seed, "experts", self.context.step))
-        shown = [act(place) for place in draw.choices(everything, k=len(acted))]
-        return shown, acted, own, {}
+        places = draw.choices(every_turn(self.context.demos), k=len(acted))
+        shown = [act(place) for place in places]
+        yield self._discrimination(shown, acted, {})
+        rewards = self.rewards(acted)
+        centred = held([reward - mean(rewards) for reward in rewards])
+        for phase in self.ppo.update(rewarded(own, centred), buffer):
+            phase.metrics["stepagent/reward_gap"] = self._gap(shown, rewards)
+            some = places[: len(phase.samples)]
+            yield self._beside(phase, [written_sample(one.state, one.action) for one in some])
 
-    def judged(self, acts: list[Act], label: float) -> list[Sample]:
+    def _shown(self, tries: list[Try]) -> list[Act]:
+        """The expert's turns at these fragments."""
+        return [act(one.fragment.place) for one in tries[:: self.tries]]
+
+    def _beside(self, phase: Phase, shown: list[Sample]) -> Phase:
+        return beside(phase, shown, self.imitation) if self.imitation else phase
+
+    def _discrimination(
+        self, shown: list[Act], acted: list[Act], metrics: dict[str, float]
+    ) -> Phase:
+        """Both sides count alike, however many tries there are to one action of the expert."""
+        even = len(acted) / max(1, len(shown))
+        return Phase(
+            "discriminator", self.judged(acted, 1.0) + self.judged(shown, 0.0, even), bce,
+            model="discriminator", epochs=self.discriminator_epochs, count=weight,
+            tokens_per_step=self.discriminator_tokens_per_step, metrics=metrics,
+        )  # fmt: skip
+
+    def _gap(self, shown: list[Act], rewards: list[float]) -> float:
+        """How much more the expert's turns earn than what earned these rewards."""
+        return mean(self.rewards(shown)) - mean(rewards)
+
+    def judged(self, acts: list[Act], label: float, counts: float = 1.0) -> list[Sample]:
         """Samples [state; action] that the discriminator reads at the last token: 1 for the agent's
         actions, 0 for the expert's. Actions are written anew without what only their layout tells.
         """
         samples = []
         for state, text in acts:
-            ids = state + self.context.chat.encode_action(tidy(text))
+            ids = state + spoken(text, self.context)
             before = [0.0] * (len(ids) - 1)
-            streams = {"value_at": [*before, 1.0], "label": [*before, label]}
+            streams = {"value_at": [*before, counts], "label": [*before, label]}
             samples.append(Sample(ids, [0] * len(ids), streams))
         return samples
 
@@ -190,9 +224,9 @@ class Inverse(Algorithm):
         return expert_rewards([float(v[-1]) for _, v in rows], self.reward, self.reward_clip)
 
 
-def act(place: Place) -> Act:
-    """A turn as state and text."""
-    return place.state, place.episode.turns[place.turn].action
+def own_acts(tries: list[Try]) -> list[Act]:
+    """What the agent did at the fragments."""
+    return [one.act for one in tries]
 
 
 def pair(attempt: Try) -> Pair:
@@ -201,13 +235,9 @@ def pair(attempt: Try) -> Pair:
     return written_sample(state, shown), written_sample(state, attempt.ids)
 
 
-def rewarded(episodes: list[Episode], rewards: list[float]) -> list[Episode]:
-    """Copies of the episodes with these rewards, one a turn, in place of the world's."""
-    given = iter(rewards)
-    return [
-        replace(e, turns=[replace(turn, reward=next(given), info={}) for turn in e.turns])
-        for e in episodes
-    ]
+def weight(sample: Sample) -> float:
+    """The unit of the discriminator's loss: what its one judgement counts."""
+    return sample.streams["value_at"][-1]
 
 
 def mean(numbers: list[float]) -> float:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+from agentrl_cli.errors import UserError
 from agentrl_cli.types import Episode, Message, Step, Task
 
 
@@ -56,3 +57,11 @@ class Env(ABC):
 
     def close(self) -> None:
         """Release what the instance holds."""
+
+
+def train_tasks(env: Env) -> list[Task]:
+    """All tasks to train on. Raises UserError where there are none."""
+    tasks = env.tasks("train")
+    if not tasks:
+        raise UserError("the environment has no train tasks; choose one that does")
+    return tasks

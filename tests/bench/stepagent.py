@@ -35,7 +35,7 @@ SETTINGS = {  # after a pilot of unequal trials, see docs/log.md
         "algo.optimizer.lr=1e-4",
     ],
     "stepagent_inverse": [
-        "steps=6", "algo.tried=last_line", "algo.fragments_per_update=128",
+        "steps=6", "algo.tried=last_line", "algo.fragments_per_update=32",
         "algo.discriminator_optimizer.lr=5e-4", "algo.ppo.optimizer.lr=1e-4",
     ],
     "dpo": ["steps=8", "algo.optimizer.lr=1e-4"],

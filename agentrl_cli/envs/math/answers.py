@@ -8,39 +8,49 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from agentrl_cli.envs.math.units import unit, without_unit
+
 TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]")
 SPELLINGS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
      "∞": r"\infty ", "°": r"^\circ", "≤": r"\le ", "≥": r"\ge ", "\u00a0": " "}
 )  # fmt: skip
+ANGLED = "sin|cos|tan|cot|sec|csc"
+DIGITS = r"\d+(?:\.\d+)?"
+DEGREES = r"(?:\^\{?\\circ\}?|\\degrees?(?![A-Za-z]))"
 REWRITES = tuple(
     (re.compile(pattern), to)
     for pattern, to in (
         (r"\\(?:left|right|displaystyle|textstyle|[bB]igg?[lrm]?)(?![A-Za-z])", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"(?<=,)\\!\s*|(?<=\d)\\[,!; ](?=\d{3}(?!\d))", ""),  # between groups of three digits
         (r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[!,;:> ]|~", " "),
-        (r"\^\{?\\circ\}?|\\degree(?:s)?(?![A-Za-z])|\s*\bdegrees?$", ""),
+        (rf"\\({ANGLED})\s*[({{]?\s*({DIGITS})\s*{DEGREES}\s*[)}}]?", r"\\\1(\\frac{\2\\pi}{180})"),
+        (rf"{DEGREES}|\s*\bdegrees?$", ""),
         (r"\\\$|\\?%|\$", ""),
         (r"\{,\}", ","),
         (r"\\(?:mbox|textbf|textit|textrm|mathrm|mathbf|rm)\s*\{", r"\\text{"),
+        (r"\s*,?\s*\\text\s*\{\s*,?\s*(?:or|and)\s*\}\s*", ", "),
         (r"\\(?:leq|le)(?![A-Za-z])", r"\\leq"),
         (r"\\(?:geq|ge)(?![A-Za-z])", r"\\geq"),
         (r"\\neq?(?![A-Za-z])", r"\\neq"),
     )
 )
 BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
-UNIT = re.compile(r"(?<=[\d}])\s*\\text\{(?P<unit>\s*[A-Za-z][^{}]*)\}\s*(?:\^\{?\d\}?)?$")
 WORDS = re.compile(r"\\text\{([^{}]*)\}")
 NAMED = re.compile(r"^(?P<name>[a-zA-Z]|[a-z]\([a-z]\))\s*=(?!=)\s*(?P<value>[^=]+)$")
 CHOICE = re.compile(r"^\(?\s*([A-Z])\s*\)?$")
-SHORT = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
+LETTER = r"\\(?:pi|theta|alpha|beta|phi)(?![A-Za-z])|\w"
+SHORT = re.compile(rf"\\frac\s*(?:\{{([^{{}}]*)\}}|({LETTER}))\s*(?:\{{([^{{}}]*)\}}|({LETTER}))")
 ROOT = re.compile(r"\\sqrt\s*(\w)")
 THOUSANDS = re.compile(r"^-?\d{1,3}(?:,\d{3})+(?:\.\d+)?$", re.ASCII)
-SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")  # a space between two digits parts two numbers
+# spaces that stay: between numbers, behind a comma that would else part thousands, as in \pi r
+SPACE = re.compile(r"(\\[A-Za-z]+) (?=[A-Za-z])|(?<=,) (?!\d{3}(?!\d))|(?<![0-9,]) | (?![0-9])")
 
 INTEGER = r"\d+"
 DECIMAL = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)$", re.ASCII)
+REPEATING = re.compile(r"^([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}$", re.ASCII)
 RATIO = re.compile(rf"^([+-]?)\(?({INTEGER})/({INTEGER})\)?$", re.ASCII)
 FRACTION = re.compile(
     rf"^([+-]?)({INTEGER})?\\frac\{{([+-]?{INTEGER})\}}\{{([+-]?{INTEGER})\}}$", re.ASCII
@@ -65,31 +75,34 @@ def boxed(text: str) -> str | None:
     return None if found is None else text[found[0] : found[1]].strip()
 
 
-def normalise(text: str) -> str:
+def normalise(text: str, *, keep_name: bool = False) -> str:
     """One spelling for notations that mean the same; units, bases, degrees and per cent signs are
-    dropped behind a number, `x =` before a value."""
-    text = CONTROL.sub("", text).translate(SPELLINGS).strip()
-    for pattern, to in REWRITES:
-        text = pattern.sub(to, text)
-    text = _unwrapped(text.strip()).rstrip(".,;: ")
-    text = BASE.sub("", UNIT.sub("", text))
+    dropped behind a number, `x =` before a value unless `keep_name`."""
+    text = BASE.sub("", without_unit(_spelt(text)))
     text = WORDS.sub(lambda match: match[1].strip(), text).strip()
     named, choice = NAMED.match(text), CHOICE.match(text)
-    text = named["value"] if named else choice[1] if choice else text
+    text = named["value"] if named and not keep_name else choice[1] if choice else text
     text = ROOT.sub(r"\\sqrt{\1}", SHORT.sub(_fraction, text))
     text = text.replace(",", "") if THOUSANDS.match(text.strip()) else text
-    text = SPACE.sub("", text.strip())
+    text = SPACE.sub(lambda match: f"{match[1]} " if match[1] else "", " ".join(text.split()))
     is_word = text.isalpha() and len(text) > 1 and not text.isupper()
     return text.lower() if is_word else text
 
 
 def labels(text: str) -> tuple[str | None, str | None]:
     """What `normalise` drops and two right answers must not differ in: the name before an equals
-    sign, and the unit in words behind a number or the base below it; None where there is none."""
-    text = text.strip().strip("$").strip()
-    named, base, unit = NAMED.match(text), BASE.search(text), UNIT.search(text)
-    words = "".join(unit["unit"].split()).lower().rstrip("s.") if unit else None
-    return named["name"] if named else None, base[1] if base else words
+    sign, and the unit behind a number or the base below it; None where there is none."""
+    text = _spelt(text)
+    named, base = NAMED.match(text), BASE.search(text)
+    return named["name"] if named else None, base[1] if base else unit(text)
+
+
+def _spelt(text: str) -> str:
+    """The text in one spelling with nothing of its meaning left out."""
+    text = CONTROL.sub("", text).translate(SPELLINGS).strip()
+    for pattern, to in REWRITES:
+        text = pattern.sub(to, text)
+    return _unwrapped(text.strip()).rstrip(".,;: ")
 
 
 def number(text: str) -> Fraction | None:
@@ -104,6 +117,8 @@ def number(text: str) -> Fraction | None:
 def _number(text: str) -> Fraction | None:
     if DECIMAL.match(text):
         return Fraction(text)
+    if found := REPEATING.match(text):
+        return _repeating(found[1], found[2], found[3], found[4])
     if found := RATIO.match(text):
         return _signed(found[1], Fraction(int(found[2]), int(found[3])))
     if found := FRACTION.match(text):
@@ -113,6 +128,14 @@ def _number(text: str) -> Fraction | None:
     if found := POWER.match(text):
         return Fraction(found[1]) * Fraction(10) ** int(found[2])
     return None
+
+
+def _repeating(sign: str, before: str, after: str, period: str) -> Fraction:
+    """The decimal before.after with `period` repeated for ever."""
+    head = int(f"0{before}{after}")
+    scale = 10 ** len(after) * (10 ** len(period) - 1)
+    whole = int(f"0{before}{after}{period}") - head
+    return _signed(sign, Fraction(whole, scale))
 
 
 def _signed(sign: str, value: Fraction) -> Fraction:

@@ -36,10 +36,11 @@ def grade(answer: str, gold: str) -> Grade:
         return Grade(False, "empty")
     if len(answer) > LONGEST:
         return Grade(False, "long")
-    mine, right = normalise(answer), normalise(gold)
-    pairs = zip(labels(answer), labels(gold), strict=True)
-    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+    names, units = zip(labels(answer), labels(gold), strict=True)
+    if any(None not in pair and pair[0] != pair[1] for pair in (names, units)):
         return Grade(False, "label")
+    both = "=" in answer and "=" in gold and None in names  # equations, of which one names a value
+    mine, right = normalise(answer, keep_name=both), normalise(gold, keep_name=both)
     if mine == right:
         return Grade(True, "exact")
     value, wanted = number(mine), number(right)

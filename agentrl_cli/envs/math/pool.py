@@ -19,11 +19,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 
+from agentrl_cli.errors import UserError
+
 WORKERS = 2
 LIMIT = 0.2  # seconds of processor time for one pair
 WALL = 3.0  # seconds of waiting for one pair, on however busy a machine
 MEMORY = 2 * 2**30  # bytes of address space
-START = 60.0  # seconds for a worker to load
+START = 300.0  # seconds for a worker to load, on however busy a machine
+REMEDY = "try python -c 'import math_verify', or pip install 'agentrl-cli[math]' anew"
 WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -34,7 +37,8 @@ def available() -> bool:
 
 
 class Worker:
-    """One process and its pipes."""
+    """One process and its pipes. Raises UserError where it ends while it loads, or takes longer
+    than START."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-P", str(WORKER), str(LIMIT), str(WALL), str(MEMORY)]
@@ -44,8 +48,9 @@ class Worker:
             start_new_session=True,  # Ctrl-C lets a step be finished, grading included
         )  # fmt: skip
         if self._read(START) != "ready":
+            how = "ended" if self._ended() else f"was not ready within {START:.0f} seconds"
             self.close()
-            raise RuntimeError("math-verify did not load in a process of its own")
+            raise UserError(f"the process in which math-verify loads {how}; {REMEDY}")
 
     def ask(self, answer: str, gold: str) -> str:
         """verified, refused, timeout or crash; `lost` where the process itself is gone."""
@@ -66,6 +71,14 @@ class Worker:
             self.process.kill()
             self.process.wait()
         self.process.stdout.close()
+
+    def _ended(self) -> bool:
+        """Whether the process has ended, or does so within a second."""
+        try:
+            self.process.wait(1)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _read(self, seconds: float) -> str:
         """One line; "" where none comes in time."""

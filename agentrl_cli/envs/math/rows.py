@@ -28,10 +28,10 @@ def read(data: str, test_data: str | None, test_share: float, seed: int) -> dict
     """The rows of `train` and `test`: of the data's own splits; or all of `test_data` and the rest
     of `data`; or a share of the rows, drawn by problem. Raises UserError for what cannot be read.
     """
-    splits = {name: list(checked(data, rows)) for name, rows in _source(data).items()}
+    splits = _splits(data)
     everything = list(chain(*splits.values()))
     if test_data is not None:
-        test = list(chain(*(checked(test_data, rows) for rows in _source(test_data).values())))
+        test = list(chain(*_splits(test_data).values()))
         tested = {row["problem"] for row in test}
         train = [row for row in everything if row["problem"] not in tested]
     elif {"train", "test"} <= splits.keys():
@@ -55,6 +55,16 @@ def checked(source: str, rows: Iterable[tuple[int, Any]]) -> Iterable[Row]:
             raise _unreadable(source, number, f"a second one with the id '{found['id']}'")
         ids.add(found["id"])
         yield found
+
+
+def _splits(data: str) -> dict[str, list[Row]]:
+    """Every split's rows; where there are several, the ids of one begin with its name."""
+    found = {name: list(checked(data, rows)) for name, rows in _source(data).items()}
+    if len(found) == 1:
+        return found
+    return {
+        name: [row | {"id": f"{name}-{row['id']}"} for row in rows] for name, rows in found.items()
+    }
 
 
 def steps(row: Row) -> list[str]:
