@@ -152,6 +152,8 @@ def test_the_small_shops_customer_is_reactive():
     assert customer.reply("Return lamp of 31: yes or no?").text.startswith("No.")
     assert customer.reply("Cancel 31: yes or no?").text.startswith("No.")
     assert customer.reply("It is finished.").text == "What is the status of my bed?"
+    for act in ("Cancel 63", "Return bed of 63"):
+        assert customer.reply(f"{act}: yes or no?").text.startswith("No.")
     assert customer.reply("It is pending.").text == STOP
 
 
