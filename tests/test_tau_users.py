@@ -45,6 +45,9 @@ def test_an_instruction_is_read_clause_by_clause():
         "You are Ada. Return it all.",
         INSTRUCTION + "Also sing. ",
         INSTRUCTION.split("Return")[0],
+        INSTRUCTION + "For #W1, change address to {a}. ",
+        INSTRUCTION + "For #W1, change address to {'a'}. ",
+        INSTRUCTION + "For #W1, change address to {[]: 1}. ",
     ],
 )
 def test_other_instructions_are_refused(text: str):
