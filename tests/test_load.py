@@ -17,6 +17,8 @@ from agentrl_cli.settings import LoraConfig
 from tests.helpers import tiny_model, tiny_tokenizer
 from tests.sample_models import LORA, SPECS, build, model_config, write_model
 
+EMBEDDED = ("math", "tau_mini", "twentyq")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -138,6 +140,17 @@ def test_an_unknown_dtype_attention_or_lora_target_is_refused(folder):
 
 def test_unknown_embedded_weights_are_refused():
     refuse("tiny", "embedded weights 'nowhere' do not exist", weights="nowhere")
+
+
+def test_these_weights_are_embedded():
+    assert {file.parent.name for file in TINY.glob("*/model.safetensors")} == set(EMBEDDED)
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_weights_load_and_have_their_section_in_the_card(name):
+    models = [ModelSet(model_config("tiny", weights=w), SPECS, "cpu", 0) for w in (name, None)]
+    assert len({one.fingerprint("policy") for one in models}) == 2
+    assert f"## {name}/model.safetensors" in (TINY / "README.md").read_text()
 
 
 def test_the_embedded_model_without_weights_starts_at_random_from_the_seed():

@@ -20,6 +20,7 @@ from agentrl_cli.envs.tau.env import Tau
 from agentrl_cli.envs.tau.expert import write
 from agentrl_cli.envs.tau.mini import mini
 from agentrl_cli.envs.tau.reward import truth
+from agentrl_cli.envs.tau.users import LLMUser
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Step
 from tests.sample_tau import domain, services, world
@@ -107,8 +108,19 @@ def test_the_end_by_the_limit_is_truncated_without_reward(services: Path):
     env = world("retail", services, turns=2)
     steps = played(env, [tool("think", thought="a")] * 2)
     assert [(s.done, s.truncated, s.reward) for s in steps] == [(False, False, 0), (False, True, 0)]
-    with pytest.raises(RuntimeError):
-        env.step("more")
+
+
+def test_after_the_end_nothing_happens_and_nothing_is_raised(services: Path):
+    env = world("retail", services, user="silent")
+    assert played(env, ["Hello."])[-1].done
+    before = env.digest()
+    for late in ("more", tool("cancel_pending_order", order_id="#W1", reason="no longer needed")):
+        step = env.step(late)
+        assert (step.done, step.truncated, step.reward) == (True, False, 0.0)
+        assert step.info["invalid"] and not step.info.get("success")
+    assert env.digest() == before
+    with pytest.raises(RuntimeError, match="call reset"):
+        world("retail", services).step("early")
 
 
 def test_a_transfer_ends_the_episode_with_a_verdict(services: Path):
@@ -142,6 +154,7 @@ BAD = [
     ('{"name": "think", "arguments": {"thought": %s}}' % ("[" * 60 + "]" * 60), "Error: "),
     ('<tool_call>{"name": "think", "arguments": {"thought": "%s"}}' % ("x" * 200_000), "Error: "),
     ("<tool_call>" + "[" * 100_000, "Error: the tool call is not JSON"),
+    ('{"name": "\\ud800", "arguments": {}}', "Unknown action ?"),
 ]
 
 
@@ -153,6 +166,25 @@ def test_bad_calls_are_observations(services: Path, text: str, answer: str):
     if "<tool_call>" in text or answer != "Error: ":
         assert said.startswith(answer)
     assert step.info["invalid"] and not step.done
+    assert said.encode() and json.dumps(step.info, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("retail", tool("respond", content="\ud800 hello")),
+        ("retail", tool("get_order_details", order_id="\ud800")),
+        ("mini", tool("find", zip="\ud800")), ("mini", tool("get", order="\ud800")),
+        ("mini", tool("return", order="\ud800", items=["\ud800"])),
+        ("mini", tool("respond", content="\ud800 zip?")),
+    ],
+)  # fmt: skip
+def test_lone_surrogates_reach_neither_user_nor_agent(services: Path, name: str, text: str):
+    env = world(name, services, actions="native", user="llm", llm=lambda messages, seed: "Hm.")
+    (step,) = played(env, [text])
+    assert step.messages[0].content.encode() and not step.done
+    assert env.conversation is not None and isinstance(env.conversation.user, LLMUser)
+    assert all(m.content.encode() for m in env.conversation.user.messages)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from agentrl_cli.envs.tau.data import SPLITS, Domain
 from agentrl_cli.envs.tau.database import Database
 from agentrl_cli.envs.tau.instruction import read
 from agentrl_cli.envs.tau.reward import idle, truth
-from tests.bench.tau import OFFICIAL, golden, last_write, reward, run
+from tests.bench.tau import OFFICIAL, golden, golden_figures, last_write, reward, run
 from tests.sample_tau import DATA, domain, needs_data, world
 
 pytestmark = needs_data
@@ -33,6 +33,13 @@ def test_golden_cases_come_out_the_same(split: str, count: int):
     found = list(golden(domain("retail", DATA), split, cases(split)[:count]))
     assert len(found) > count
     assert [case for case in found if not all(case.values())] == []
+
+
+def test_figures_count_hashes_for_ground_truths_alone():
+    found = golden_figures(list(golden(domain("retail", DATA), "dev", cases("dev"))))
+    assert found["cases"] == found["observations_recorded"] == found["observations_equal"] == 60
+    assert found["database_recorded"] == found["database_equal"] == 20
+    assert found["executed_recorded"] == found["verdict_equal"] == 40
 
 
 @pytest.mark.slow  # hashes the whole database for each of 240 cases

@@ -222,12 +222,38 @@ def test_arithmetic_gives_pythons_values(expression: str, value: object):
         ("1(2)", "Error: 'int' object is not callable"), ("1.005*100", "100.5"),
         ("(1", "Error: '(' was never closed (<string>, line 1)"), ("2+2", "4.0"),
         ("...", "Error: float() argument must be a string or a real number, not 'ellipsis'"),
+        ("2(**.5)", "Error: 2 argument after ** must be a mapping, not float"),
+        ("2(*.5)", "Error: 2 argument after * must be an iterable, not float"),
+        ("2(*())", "Error: 'int' object is not callable"),
+        ("2(**(1/0))", "Error: division by zero"),
         ([], "Error: eval() arg 1 must be a string, bytes or code object"),
         (7, "Error: 'int' object is not iterable"),
     ],
 )  # fmt: skip
 def test_calculate_answers_as_the_benchmark_does(retail: Shop, expression: Any, answer: str):
     assert retail("calculate", expression=expression) == answer
+
+
+@pytest.mark.parametrize("length", [50, 1100, 2000])
+def test_long_sums_and_many_signs_have_their_value(retail: Shop, length: int):
+    for expression, value in (
+        ("+".join(["1"] * length), float(length)), ("-" * length + "1", 1.0),
+        ("1-" * length + "1", 1.0 - length), ("**".join(["1"] * length), 1.0),
+    ):  # fmt: skip
+        assert retail("calculate", expression=expression) == str(value)
+
+
+@pytest.mark.parametrize(
+    "expression, answer",
+    [
+        ("+".join(["1"] * 40_000), "maximum recursion depth exceeded during compilation"),
+        ("(" * 250 + "1" + ")" * 250, "too many nested parentheses (<string>, line 1)"),
+        ("+".join(["3**1000000"] * 300), "int too large to convert to float"),
+    ],
+    ids=["sum", "parentheses", "powers"],
+)
+def test_what_is_too_deep_or_too_large_is_refused(retail: Shop, expression: str, answer: str):
+    assert retail("calculate", expression=expression) == f"Error: {answer}"
 
 
 def test_a_checkout_is_read_like_json_and_never_run(services: Path, tmp_path: Path):
@@ -252,6 +278,31 @@ def test_broken_tasks_are_one_sentence(tmp_path: Path, text: str):
     folder = write_json(tmp_path)
     (folder / "retail" / "tasks_dev.json").write_text(text)
     with pytest.raises(UserError, match=r"tasks_dev.json' cannot be read"):
+        load("retail", str(folder))
+
+
+NOBODY = {"user_id": "nobody", "instruction": "", "actions": [], "outputs": []}
+
+
+@pytest.mark.parametrize(
+    "file, value, why",
+    [
+        ("orders", [5], r"the table is '\[5\]' and no mapping"), ("orders", 5, "the table is '5'"),
+        ("users", {"a": 5}, "record 'a' is '5' and no mapping"),
+        ("products", {"a": {}}, "name of record 'a' is 'None'"),
+        ("products", {"a": {"name": 5, "variants": {}}}, "name of record 'a' is '5' and no text"),
+        ("tools", 5, "the file is '5' and no list"), ("tools", [5], "a schema is '5'"),
+        ("tasks_train", [NOBODY], "user 'nobody' of task 0 is in no table"),
+        ("tasks_train", [NOBODY | {"user_id": [5]}], "unhashable"),
+        ("tasks_train", [NOBODY | {"instruction": 5}], "the instruction of task 0 is '5'"),
+        ("tasks_train", [NOBODY | {"outputs": [5]}], "an output of task 0 is '5' and no text"),
+        ("tasks_train", [NOBODY | {"actions": [{"name": "think", "kwargs": 5}]}], "arguments of"),
+    ],
+)  # fmt: skip
+def test_broken_records_are_one_sentence(tmp_path: Path, file: str, value: Any, why: str):
+    folder = write_json(tmp_path)
+    (folder / "retail" / f"{file}.json").write_text(json.dumps(value))
+    with pytest.raises(UserError, match=rf"{file}.json' cannot be read \(.*{why}"):
         load("retail", str(folder))
 
 

@@ -45,6 +45,9 @@ def test_an_instruction_is_read_clause_by_clause():
         "You are Ada. Return it all.",
         INSTRUCTION + "Also sing. ",
         INSTRUCTION.split("Return")[0],
+        INSTRUCTION + "For #W1, change address to {a}. ",
+        INSTRUCTION + "For #W1, change address to {'a'}. ",
+        INSTRUCTION + "For #W1, change address to {[]: 1}. ",
     ],
 )
 def test_other_instructions_are_refused(text: str):
@@ -73,8 +76,7 @@ def test_identity_is_told_only_when_asked():
 def test_open_questions_are_answered_with_the_wish_and_nothing_is_agreed_to(said: str):
     customer = user()
     first = customer.start().text
-    if "your name" not in said.lower():
-        assert customer.reply(said).text in first and not customer.agreed
+    assert customer.reply(said).text in first and not customer.agreed
     assert customer.request.order == "#W2"
 
 
@@ -153,6 +155,8 @@ def test_the_small_shops_customer_is_reactive():
     assert customer.reply("Return lamp of 31: yes or no?").text.startswith("No.")
     assert customer.reply("Cancel 31: yes or no?").text.startswith("No.")
     assert customer.reply("It is finished.").text == "What is the status of my bed?"
+    for act in ("Cancel 63", "Return bed of 63"):
+        assert customer.reply(f"{act}: yes or no?").text.startswith("No.")
     assert customer.reply("It is pending.").text == STOP
 
 

@@ -53,7 +53,9 @@ def kept(domain: Domain, task: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def golden(domain: Domain, split: str, cases: list[dict[str, Any]]) -> Iterator[dict[str, bool]]:
-    """For each ground truth and each mutation: which of its recorded facts come out the same."""
+    """For each ground truth and each mutation: which of its recorded facts come out the same. A
+    hash of the database was recorded of ground truths, the number of executed calls of mutations.
+    """
     for case in cases:
         task = domain.tasks[split][case["task"]]
         right, seen = run(domain, kept(domain, task))
@@ -62,7 +64,6 @@ def golden(domain: Domain, split: str, cases: list[dict[str, Any]]) -> Iterator[
             "observations": shas(seen) == case["gt_obs_sha"],
             "database": digest == case["gt_data_hash"],
             "reward": reward(domain, task, right, task["outputs"]) == case["gt_reward"],
-            "verdict": True,
         }
         for variant in case["variants"]:
             database, seen = run(domain, variant["actions"])
@@ -70,10 +71,19 @@ def golden(domain: Domain, split: str, cases: list[dict[str, Any]]) -> Iterator[
             equal = database.touched() == truth(domain, task).touched()
             yield {
                 "observations": shas(seen) == variant["obs_sha"],
-                "database": len(seen) == variant["n_executed"],
+                "executed": len(seen) == variant["n_executed"],
                 "reward": found == variant["reward"],
                 "verdict": equal == (database.digest() == digest),
             }
+
+
+def golden_figures(cases: list[dict[str, bool]]) -> dict[str, int]:
+    """How many cases there are, and of how many each fact was recorded and came out the same."""
+    figures = {"cases": len(cases)}
+    for fact in {fact: None for case in cases for fact in case}:
+        recorded = [case[fact] for case in cases if fact in case]
+        figures |= {f"{fact}_recorded": len(recorded), f"{fact}_equal": sum(recorded)}
+    return figures
 
 
 def reward(domain: Domain, task: dict[str, Any], database: Database, said: list[str]) -> float:
@@ -150,11 +160,9 @@ def measure(folder: Path) -> dict[str, float]:
         for split in SPLITS:
             file = folder / "golden" / f"{name}_{split}.json"
             if file.is_file():
-                cases = list(golden(domain, split, json.loads(file.read_text())))
-                figures[f"{name}_{split}_golden_cases"] = len(cases)
-                for fact in cases[0]:
-                    key = f"{name}_{split}_golden_{fact}_equal"
-                    figures[key] = sum(case[fact] for case in cases)
+                cases = golden(domain, split, json.loads(file.read_text()))
+                counts = golden_figures(list(cases))
+                figures |= {f"{name}_{split}_golden_{key}": n for key, n in counts.items()}
     for name, data, holdout in (("retail", str(folder), 100), ("mini", None, 0)):
         env = Tau(
             domain=name, data=data, user="scripted", actions="react", turns=30, holdout=holdout,

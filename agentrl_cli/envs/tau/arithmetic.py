@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-LARGEST = 1 << 22  # bits of an integer; beyond it no float holds the result either
+LARGEST = 1 << 22  # bits of all integers on the way; no float holds nearly as many
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -29,16 +29,54 @@ def evaluate(expression: object) -> Any:
     """
     if not isinstance(expression, str):
         raise TypeError("eval() arg 1 must be a string, bytes or code object")
-    return _value(ast.parse(expression.lstrip(" \t"), "<string>", "eval").body)
+    try:
+        tree = ast.parse(expression.lstrip(" \t"), "<string>", "eval")
+    except RecursionError:  # the depth at which Python gives up too, in other words
+        raise RecursionError("maximum recursion depth exceeded during compilation") from None
+    return _value(tree.body)
 
 
-def _value(node: ast.expr) -> Any:
+def _value(tree: ast.expr) -> Any:
+    """The value of a tree, parts before wholes and left before right, without recursion: chains
+    may be as long as the parser takes them."""
+    todo: list[tuple[ast.expr, bool]] = [(tree, False)]
+    values: list[Any] = []
+    spent = 0
+    while todo:
+        node, ready = todo.pop()
+        parts = _parts(node)
+        if not ready:
+            todo += [(node, True), *((part, False) for part in reversed(parts))]
+            continue
+        given = values[len(values) - len(parts) :]
+        del values[len(values) - len(parts) :]
+        values.append(_applied(node, given))
+        spent += values[-1].bit_length() if isinstance(values[-1], int) else 0
+        if spent > LARGEST:
+            raise OverflowError("int too large to convert to float")
+    return values.pop()
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    """The expressions inside an expression, in the order of their evaluation."""
     if isinstance(node, ast.BinOp):
-        return _bounded(_binary(node.op, _value(node.left), _value(node.right)))
+        return [node.left, node.right]
     if isinstance(node, ast.UnaryOp):
-        return UNARY[type(node.op)](_value(node.operand))
+        return [node.operand]
     if isinstance(node, ast.Call):
-        raise _not_callable(_value(node.func), node.args)
+        given = [one.value if isinstance(one, ast.Starred) else one for one in node.args]
+        return [node.func, *given, *(keyword.value for keyword in node.keywords)]
+    return []
+
+
+def _applied(node: ast.expr, given: list[Any]) -> Any:
+    """The value of an expression from those of its parts."""
+    if isinstance(node, ast.BinOp):
+        return _binary(node.op, *given)
+    if isinstance(node, ast.UnaryOp):
+        return UNARY[type(node.op)](*given)
+    if isinstance(node, ast.Call):
+        raise _not_callable(node, *given)
     if isinstance(node, ast.Tuple) and not node.elts:
         return ()
     if isinstance(node, ast.Constant):
@@ -46,13 +84,14 @@ def _value(node: ast.expr) -> Any:
     raise SyntaxError("invalid syntax (<string>, line 1)")
 
 
-def _not_callable(called: Any, arguments: list[ast.expr]) -> TypeError:
-    """What Python says of `2(3)`, which nobody means, and of `2(*3)`."""
-    for argument in arguments:
-        value = _value(argument.value if isinstance(argument, ast.Starred) else argument)
-        if isinstance(argument, ast.Starred) and value != ():
-            kind = type(value).__name__
-            return TypeError(f"{called} argument after * must be an iterable, not {kind}")
+def _not_callable(node: ast.Call, called: Any, argument: Any = ()) -> TypeError:
+    """What Python says of `2(3)`, which nobody means, of `2(*3)` and of `2(**3)`. Without commas
+    there is one argument at most."""
+    kind = type(argument).__name__
+    if node.keywords:
+        return TypeError(f"{called} argument after ** must be a mapping, not {kind}")
+    if node.args and isinstance(node.args[0], ast.Starred) and argument != ():
+        return TypeError(f"{called} argument after * must be an iterable, not {kind}")
     return TypeError(f"'{type(called).__name__}' object is not callable")
 
 
@@ -63,9 +102,3 @@ def _binary(kind: ast.operator, left: Any, right: Any) -> Any:
     if whole and right > 0 and left.bit_length() * right > LARGEST and abs(left) > 1:
         raise OverflowError("int too large to convert to float")
     return operator.pow(left, right)
-
-
-def _bounded(value: Any) -> Any:
-    if isinstance(value, int) and value.bit_length() > LARGEST:
-        raise OverflowError("int too large to convert to float")
-    return value

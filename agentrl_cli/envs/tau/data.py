@@ -20,9 +20,13 @@ from agentrl_cli.envs.tau.database import Rows, Tables
 from agentrl_cli.envs.tau.shared import TERMINATES
 from agentrl_cli.errors import UserError
 
-TABLES = {
-    "retail": ("orders", "products", "users"),
-    "airline": ("flights", "reservations", "users"),
+TABLES: dict[str, dict[str, dict[str, type]]] = {  # each with the fields that need no tool to read
+    "retail": {
+        "orders": {"items": list},
+        "products": {"name": str, "variants": dict},
+        "users": {"name": dict, "email": str, "address": dict},
+    },
+    "airline": {"flights": {}, "reservations": {}, "users": {"name": dict, "email": str}},
 }
 TOOLS: dict[str, tuple[tuple[Tool, ...], tuple[Tool, ...]]] = {
     "retail": (retail.READS, retail.WRITES),
@@ -32,6 +36,7 @@ UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError,
 )  # fmt: skip
 KEYS = ("user_id", "instruction", "actions", "outputs")
+KINDS = {dict: "mapping", list: "list", str: "text"}
 SPLITS = ("train", "dev", "test")
 PLACES = ("", "tau_bench/envs/", "envs/")  # where a domain's folder may lie
 
@@ -56,14 +61,15 @@ def load(name: str, folder: str) -> Domain:
     """The domain `retail` or `airline` from a folder. Raises UserError where that lacks it."""
     root = _root(name, Path(folder).expanduser())
     reads, writes = TOOLS[name]
+    tables = {table: _table(root, table, fields) for table, fields in TABLES[name].items()}
     return Domain(
         name=name,
-        tables={table: _table(root, table) for table in TABLES[name]},
+        tables=tables,
         tools={tool.__name__: tool for tool in (*reads, *writes)},
         writes=frozenset(tool.__name__ for tool in writes),
         schemas=tuple(_schemas(root)),
         policy=_text(_either(root / "policy.md", root / "wiki.md")),
-        tasks={split: tuple(_tasks(root, split)) for split in SPLITS},
+        tasks={split: tuple(_tasks(root, split, tables["users"])) for split in SPLITS},
     )
 
 
@@ -77,32 +83,61 @@ def _root(name: str, folder: Path) -> Path:
     )
 
 
-def _table(root: Path, name: str) -> Rows:
+def _table(root: Path, name: str, fields: dict[str, type]) -> Rows:
     file = _either(root / f"{name}.json", root / "data" / f"{name}.json")
-    return Rows(_parsed(file, json.loads))
+    return _parsed(file, lambda text: Rows(_records(json.loads(text), fields)))
 
 
-def _tasks(root: Path, split: str) -> list[dict[str, Any]]:
+def _records(table: Any, fields: dict[str, type]) -> dict[str, Any]:
+    """A table whose records have the fields. TypeError where one is broken."""
+    for number, record in _typed("the table", table, dict).items():
+        _typed(f"record {number!r}", record, dict)
+        for name, kind in fields.items():
+            _typed(f"{name} of record {number!r}", record.get(name), kind)
+    return table
+
+
+def _typed(what: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is {str(value)[:40]!r} and no {KINDS[kind]}")
+    return value
+
+
+def _tasks(root: Path, split: str, users: Rows) -> list[dict[str, Any]]:
     """The tasks of a split, each with its number as `id`; none where the domain lacks the split."""
     plain, python = root / f"tasks_{split}.json", root / f"tasks_{split}.py"
     if plain.is_file():
-        return _parsed(plain, lambda text: _rows(json.loads(text)))
-    return _parsed(python, lambda text: _rows(_longest_list(text))) if python.is_file() else []
+        return _parsed(plain, lambda text: _rows(json.loads(text), users))
+    if python.is_file():
+        return _parsed(python, lambda text: _rows(_longest_list(text), users))
+    return []
 
 
-def _rows(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tasks with the keys that matter. KeyError or TypeError where one is missing."""
-    named = [dict(action["kwargs"], name=action["name"]) for t in tasks for action in t["actions"]]
-    if not all(isinstance(action["name"], str) for action in named):
-        raise TypeError("an action's name is not text")
-    return [{"id": i, **{key: task[key] for key in KEYS}} for i, task in enumerate(tasks)]
+def _rows(tasks: Any, users: Rows) -> list[dict[str, Any]]:
+    """Tasks with the keys that matter. KeyError or TypeError where one is missing or wrong."""
+    kept = [{"id": i, **{key: task[key] for key in KEYS}} for i, task in enumerate(tasks)]
+    for task in kept:
+        about = f"of task {task['id']}"
+        _typed(f"the instruction {about}", task["instruction"], str)
+        for output in _typed(f"outputs {about}", task["outputs"], list):
+            _typed(f"an output {about}", output, str)
+        for action in _typed(f"actions {about}", task["actions"], list):
+            _typed(f"an action's name {about}", action["name"], str)
+            _typed(f"an action's arguments {about}", action["kwargs"], dict)
+        if task["user_id"] not in users:
+            raise ValueError(f"user {task['user_id']!r} {about} is in no table")
+    return kept
 
 
 def _schemas(root: Path) -> list[dict[str, Any]]:
     if (root / "tools.json").is_file():
-        return _parsed(root / "tools.json", json.loads)
+        return _parsed(root / "tools.json", lambda text: _listed(json.loads(text)))
     files = sorted((root / "tools").glob("[!_]*.py"))
     return [_parsed(file, _returned_schema) for file in files]
+
+
+def _listed(schemas: Any) -> list[dict[str, Any]]:
+    return [_typed("a schema", one, dict) for one in _typed("the file", schemas, list)]
 
 
 def _longest_list(text: str) -> list[dict[str, Any]]:

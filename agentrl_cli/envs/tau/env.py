@@ -23,6 +23,7 @@ from agentrl_cli.types import Episode, Message, Step, Task
 
 USERS = ("scripted", "llm", "human", "silent")
 DOMAINS = (*TABLES, "mini")
+OVER = "The conversation is over."
 REACT = """
 # Tools
 {tools}
@@ -127,14 +128,14 @@ class Tau(Env):
         return [Message("user", first.text)]
 
     def step(self, action: str) -> Step:
-        """A tool call or words for the user. RuntimeError before `reset` and after the end."""
+        """A tool call or words for the user. After the end nothing happens: an invalid step without
+        reward. RuntimeError before `reset`."""
         now = self._running()
+        if now.over:
+            return Step([Message("user", OVER)], 0.0, True, False, _info("", invalid=True))
         now.turn += 1
         parsed = parse(action, self.actions, self.service.tools)
-        info: dict[str, Any] = {
-            "tool": parsed.name, "invalid": parsed.malformed, "tool_error": False,
-            "unconfirmed": False,
-        }  # fmt: skip
+        info = _info(encodable(parsed.name), invalid=parsed.malformed)
         if now.turn == 1 and now.fault:
             info["fault"] = now.fault
         if parsed.name == RESPOND:
@@ -149,7 +150,7 @@ class Tau(Env):
         return Step([message], reward, done, truncated, info)
 
     def expert(self, task: Task) -> Iterator[str] | None:
-        """The ground-truth actions with the replies that they need."""
+        """The ground-truth actions with the replies that they need. RuntimeError before `reset`."""
         self._running()
         return expert.actions(self, task.data)
 
@@ -179,12 +180,12 @@ class Tau(Env):
         return RetailUser.of(task["instruction"], seed, names)
 
     def _running(self) -> Conversation:
-        if self.conversation is None or self.conversation.over:
-            raise RuntimeError("no conversation is running: call reset on a fresh instance")
+        if self.conversation is None:
+            raise RuntimeError("no conversation has begun: call reset")
         return self.conversation
 
     def _speak(self, words: str, info: dict[str, Any]) -> tuple[Message, bool]:
-        now = self._running()
+        now, words = self._running(), encodable(words)
         now.said.append(words)
         heard = now.user.reply(words)
         now.heard, now.allowed = heard.text, agrees(heard.text)
@@ -200,6 +201,7 @@ class Tau(Env):
             info["invalid"] |= action.name not in service.tools
             info["unconfirmed"] = action.name in service.writes and not now.allowed
             answer = call(service.tools, service.name, now.database, action.name, action.arguments)
+        answer = encodable(answer)
         info["tool_error"] = answer.startswith("Error")
         if action.name in service.writes and not info["tool_error"]:
             now.allowed = False
@@ -213,3 +215,12 @@ class Tau(Env):
         info["success"] = all(found.values())
         info["privileged"] = found
         return float(info["success"])
+
+
+def encodable(text: str) -> str:
+    """The text with ? for lone surrogates, which JSON can spell and no tokenizer can encode."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _info(tool: str, *, invalid: bool) -> dict[str, Any]:
+    return {"tool": tool, "invalid": invalid, "tool_error": False, "unconfirmed": False}

@@ -30,6 +30,10 @@ CLAUSES = {
 PATTERNS = {kind: re.compile(text) for kind, text in CLAUSES.items()}
 ITEM = re.compile(rf"({NAME})(?: ({OPTIONS}))?(?: to ({OPTIONS}))?; ")
 
+NO_MAPPING = (
+    ValueError, TypeError, AttributeError, SyntaxError, MemoryError, RecursionError,
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Item:
@@ -71,7 +75,10 @@ def read(text: str) -> Instruction:
         kind, match = next((pair for pair in matches if pair[1]), ("", None))
         if match is None:
             break
-        requests.append(_request(kind, match))
+        try:
+            requests.append(_request(kind, match))
+        except NO_MAPPING:
+            break
         at = match.end()
     if head is None or at < len(text.rstrip()) or not requests:
         raise UserError(

@@ -57,12 +57,12 @@ class MiniUser(User):
     def _confirm(self, words: str) -> str:
         """Yes to the wish in its own words; the items that were told must all be there, and no
         other."""
-        wish = self.wishes[0]
+        wish, kind = self.wishes[0], self.wishes[0]["kind"]
         wanted = {wish["item"], *(wish["more"] if self.told else ())}
         named = {item for item in ITEMS if re.search(rf"\b{item}\b", words)}
-        wrong = {"return": "cancel", "cancel": "return"}.get(wish["kind"], "return")
-        incomplete = wish["kind"] == "return" and named != wanted
-        if wrong in words or incomplete or not named <= wanted:
+        wrong = {"return": ("cancel",), "cancel": ("return",)}.get(kind, ("return", "cancel"))
+        incomplete = kind == "return" and named != wanted
+        if any(act in words for act in wrong) or incomplete or not named <= wanted:
             return f"No. {self._state()}"
         return "Yes."
 
