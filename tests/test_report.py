@@ -82,6 +82,16 @@ def test_costs_are_means_over_runs(two: Path):
     assert grpo.cost["seconds_rollout"] == 20 and grpo.cost["seconds_eval"] == 14
 
 
+def test_a_run_that_failed_changes_no_figure_of_its_group(two: Path):
+    before = only(two, "nlac", threshold=0.399).rows[0]
+    dead = write_run(two / "dead", seed=2, status="failed")
+    lines = (dead / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (dead / "metrics.jsonl").write_text("".join(lines[:4]))
+    after = only(two, "nlac", threshold=0.399).rows[0]
+    assert after == before and after.cost["episodes"] == 200
+    assert after.efficiency is not None and after.efficiency.runs == 2
+
+
 def test_a_threshold_is_reached_by_the_mean_of_five_updates(two: Path):
     # the mean of updates n-4 to n is 0.2 + 0.02 (n - 2): 0.40 first at n = 12
     efficiency = only(two, threshold=0.399).rows[0].efficiency

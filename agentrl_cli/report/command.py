@@ -112,7 +112,7 @@ def render(found: Report, width: int | None = None) -> str:
                 parts.append(
                     tables.draw(played, "one of k, and all of k, episodes of a task", width)
                 )
-            parts.append(tables.draw(tables.spent(one), "what it cost (means over runs)", width))
+            parts.append(tables.draw(tables.spent(one), "what it cost (means over finished runs)", width))
         else:
             parts.append(f"{one.world}: no run has finished")
     return "\n".join(parts)

@@ -146,6 +146,7 @@ def compare(world: World, reference: str | None, threshold: float | None) -> Com
 
 def _figures(group: Group, against: Group | None, split: str, level: float | None) -> Figures:
     finished = group.finished
+    runs = list(finished.values())
     final = _final(group, split)
     base = {key: outcomes(record, 0, split) for key, record in finished.items()}
     known = {key: found for key, found in base.items() if found}
@@ -163,8 +164,8 @@ def _figures(group: Group, against: Group | None, split: str, level: float | Non
         iqm=seeds.iqm(scores),
         difference=_pair(final, _final(other, split)) if other else None,
         improvement=seeds.improvement(scores, others) if has_spread else None,
-        efficiency=efficiency(group.records, level) if level is not None else None,
-        cost=cost(group.records),
+        efficiency=efficiency(runs, level) if level is not None else None,
+        cost=cost(runs),
         passes=passes(list(final.values())),
     )
 
