@@ -51,7 +51,8 @@ def show(
     ids = " ".join(entry.id for entry in found.fitting[1:4])
     kind = f"{' '.join(chosen)} ones" if chosen else "episodes"
     told = f"one of {len(found.fitting)} {kind} (of {found.total}) in {found.file.stem}"
-    typer.echo(f"{told}; another: agentrl show {run} --episode ID, like {ids or '...'}", err=True)
+    another = f"agentrl show {source.argument} --episode ID, like {ids or '...'}"
+    typer.echo(f"{told}; another: {another}", err=True)
 
 
 @looking.command(epilog=REPORT_EXAMPLES)

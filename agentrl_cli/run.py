@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import secrets
+import shlex
 import shutil
 import time
 import traceback
@@ -68,6 +69,11 @@ class Run:
     def name(self) -> str:
         """The folder's name, which is how a person refers to the run."""
         return self.folder.resolve().name
+
+    @property
+    def argument(self) -> str:
+        """The folder as a command takes it from a shell, wherever the run lies."""
+        return shlex.quote(str(self.folder))
 
     @property
     def config_file(self) -> Path:

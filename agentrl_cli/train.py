@@ -49,7 +49,7 @@ def train(cfg: DictConfig, run: Run, parts: Parts) -> None:
                 parts.save(run, parts.step)
         if stop and parts.step < cfg.steps:
             parts.save(run, parts.step)
-            print(f"saved; go on with: agentrl resume {run.name}", file=sys.stderr)
+            print(f"saved; go on with: agentrl resume {run.argument}", file=sys.stderr)
             raise KeyboardInterrupt
 
 
@@ -185,7 +185,7 @@ def resume(ref: str, overrides: list[str] | None = None) -> None:
     step = int(read_checkpoint(folder)["step"])
     if step >= cfg.steps:
         line = f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do"
-        raise UserError(f"{line}; agentrl resume {run.name} steps=N trains it further")
+        raise UserError(f"{line}; agentrl resume {run.argument} steps=N trains it further")
     refuse_other_demos(run, cfg)
     parts = assemble(cfg, run.folder)
     parts.restore(folder, step)

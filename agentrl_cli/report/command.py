@@ -11,6 +11,7 @@ from agentrl_cli import jsonl
 from agentrl_cli.report import critic, figures, page, tables
 from agentrl_cli.report.compare import Comparison, World, compare, find_reference, worlds
 from agentrl_cli.report.records import Record, read_all
+from agentrl_cli.report.views import slugs
 
 FILE = "report.html"
 
@@ -34,6 +35,8 @@ def gather(
 ) -> Report:
     """Read and compare runs. Raises UserError where there is nothing to compare."""
     records = read_all(refs)
+    for record, slug in zip(records, slugs([one.name for one in records]), strict=True):
+        record.slug = slug
     found = worlds(records)
     reference = find_reference(found, against)
     comparisons = [compare(world, reference, threshold) for world in found]
@@ -98,7 +101,7 @@ def write_pages(found: list[World], folder: Path) -> None:
             for record in group.records:
                 text = page.run_page(record, group.label)
                 if text is not None:
-                    jsonl.replace(folder / f"{record.name}.html", text)
+                    jsonl.replace(folder / f"{record.slug}.html", text)
 
 
 def render(found: Report, width: int | None = None) -> str:
@@ -112,7 +115,9 @@ def render(found: Report, width: int | None = None) -> str:
                 parts.append(
                     tables.draw(played, "one of k, and all of k, episodes of a task", width)
                 )
-            parts.append(tables.draw(tables.spent(one), "what it cost (means over finished runs)", width))
+            parts.append(
+                tables.draw(tables.spent(one), "what it cost (means over finished runs)", width)
+            )
         else:
             parts.append(f"{one.world}: no run has finished")
     return "\n".join(parts)

@@ -33,7 +33,8 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 @dataclass
 class Record:
     """One run. `columns` hold the updates' metrics (NaN where a line has none), `evaluations` the
-    lines of evaluations by step, `lost` the number of lines that could not be read."""
+    lines of evaluations by step, `lost` the number of lines that could not be read, `slug` its name
+    as an anchor and a file's name, which no other run of a report has."""
 
     run: Run
     config: dict[str, Any]
@@ -41,6 +42,7 @@ class Record:
     evaluations: dict[int, dict[str, float]]
     lost: int
     notes: list[str] = field(default_factory=list)
+    slug: str = ""
 
     @property
     def name(self) -> str:
@@ -140,9 +142,7 @@ def read_all(refs: Iterable[str]) -> list[Record]:
     for ref in refs:
         for run in runs_of(ref):
             found.setdefault(run.folder.resolve(), run)
-    return [
-        read(run) for run in sorted(found.values(), key=lambda run: run.meta.get("created", ""))
-    ]
+    return [read(run) for run in sorted(found.values(), key=lambda run: run.meta["created"])]
 
 
 def runs_of(ref: str) -> list[Run]:
