@@ -68,15 +68,21 @@ def report(
     pages: Annotated[
         bool, typer.Option("--pages", help="Also a page a run, all episodes.")
     ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the final results as a Markdown table.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: a table with intervals, and one HTML file with curves and episodes."""
-    from agentrl_cli.report.command import folder_for, gather, render, write
+    from agentrl_cli.report.command import folder_for, gather, markdown, render, write
 
+    if as_json and as_markdown:
+        raise UserError("--json and --markdown are two ways to print; give one of them")
     found = gather(runs, against, threshold)
     for note in found.notes:
         typer.echo(note, err=True)
-    typer.echo(json.dumps(found.to_json()) if as_json else render(found, _width()))
+    drawn = markdown(found) if as_markdown else render(found, _width())
+    typer.echo(json.dumps(found.to_json()) if as_json else drawn)
     typer.echo(f"page: {write(found, out or folder_for(runs), pages)}", err=True)
 
 

@@ -104,6 +104,15 @@ def write_pages(found: list[World], folder: Path) -> None:
                     jsonl.replace(folder / f"{record.slug}.html", text)
 
 
+def markdown(found: Report) -> str:
+    """The final results as Markdown, a table for each world; of several each under its name."""
+    tabled = [tables.markdown(one) for one in found.comparisons]
+    if len(tabled) > 1:
+        named = zip(found.comparisons, tabled, strict=True)
+        tabled = [[f"**{tables.plain(one.world)}**", "", *lines, ""] for one, lines in named]
+    return "\n".join(line for lines in tabled for line in lines).rstrip("\n")
+
+
 def render(found: Report, width: int | None = None) -> str:
     """What the terminal shows."""
     parts: list[str] = []

@@ -63,12 +63,14 @@ class Efficiency:
 @dataclass(frozen=True)
 class Figures:
     """What is said of a group. Shares in 0 to 1; `scores` are all runs' finals by seed, never the
-    best; `passes` are pass@k and pass^k. `difference` and `improvement` are against the reference,
-    None for itself (and for the latter with a single run on a side, which shows no spread)."""
+    best, `intervals` what each run measured; `passes` are pass@k and pass^k. `difference` and
+    `improvement` are against the reference, None for itself (and for the latter with a single run
+    on a side, which shows no spread)."""
 
     group: str
     seeds: list[int]
     scores: list[float]
+    intervals: list[Interval | None]
     base: Interval | None
     final: Interval
     gain: Interval | None
@@ -158,6 +160,7 @@ def _figures(group: Group, against: Group | None, split: str, level: float | Non
         group=group.label,
         seeds=[seed for seed, _ in finished],
         scores=scores,
+        intervals=[run.interval(split) for run in runs],
         base=seeds.crossed(list(known.values())) if has_base else None,
         final=seeds.crossed(list(final.values())),
         gain=_pair(final, known) if has_base else None,

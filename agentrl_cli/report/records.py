@@ -20,7 +20,7 @@ import yaml
 from agentrl_cli import index, jsonl
 from agentrl_cli.errors import UserError
 from agentrl_cli.index import Entry
-from agentrl_cli.report.seeds import Array
+from agentrl_cli.report.statistics import Array, Interval
 from agentrl_cli.run import Run, find_run, list_runs
 
 SPENT = ("time/rollout", "time/algorithm", "time/train")  # learning, without evaluation
@@ -94,6 +94,12 @@ class Record:
     def score(self, step: int, split: str) -> float | None:
         """The success of an evaluation."""
         return self.evaluations.get(step, {}).get(f"eval/{split}_success")
+
+    def interval(self, split: str) -> Interval | None:
+        """The final success with the interval that the run itself has logged; None without one."""
+        row = self.evaluations.get(self.final_step or 0, {})
+        keys = [f"eval/{split}_success{end}" for end in ("", "_low", "_high")]
+        return Interval(*(row[key] for key in keys)) if all(key in row for key in keys) else None
 
     def outcomes(self, step: int) -> dict[str, list[float]] | None:
         """Success of every episode of the first split by task; None where they are not kept."""
