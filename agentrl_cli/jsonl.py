@@ -44,7 +44,7 @@ def write_object(file: Path, value: dict[str, Any]) -> None:
 def read(file: Path) -> list[Any]:
     """The lines of a file, less one cut off at the end. Raises UserError for other damage."""
     try:
-        lines = file.read_text().split("\n")
+        lines = file.read_bytes().split(b"\n")
     except OSError as error:
         raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
     try:
@@ -107,3 +107,13 @@ def replace(file: Path, text: str) -> None:
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def truncate(file: Path, length: int) -> None:
+    """Cut a log back to a length in bytes. Raises UserError where it is shorter."""
+    size = file.stat().st_size if file.exists() else 0
+    if size < length:
+        raise UserError(f"'{file}' has {size} bytes but the checkpoint needs {length}; restore it")
+    if size > length:
+        with writing(file.parent), file.open("r+b") as log:
+            log.truncate(length)

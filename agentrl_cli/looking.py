@@ -37,8 +37,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print one episode turn by turn, with what the critic said."""
+    from agentrl_cli.find import find_run
     from agentrl_cli.report.episode import FILTERS, find_episode, render
-    from agentrl_cli.run import find_run
 
     flags = dict(zip(FILTERS, (won, lost, changed), strict=True))
     chosen = [name for name, wanted in flags.items() if wanted]
@@ -91,16 +91,23 @@ def ls(
     folder: Annotated[Path, typer.Argument(help="Where run folders lie.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """List runs, oldest first."""
-    from agentrl_cli.report.listing import render, row
-    from agentrl_cli.run import list_runs
+    """List runs, oldest first, and the folders of runs beside them."""
+    from agentrl_cli.find import RUNS, folders_of_runs, is_folder, list_runs
+    from agentrl_cli.report.listing import notes, render, render_folders, row
 
-    rows = [row(run) for run in list_runs(folder)]
+    if not is_folder(folder) and (folder != RUNS or folder.exists()):
+        raise UserError(f"'{folder}' is no folder; name one with runs in it")
+    rows, folders = [row(run) for run in list_runs(folder)], folders_of_runs(folder)
+    for note in notes(rows):
+        typer.echo(note, err=True)
     if as_json:
         typer.echo(json.dumps(rows))
-    elif rows:
+        return
+    if rows:
         typer.echo("\n".join(render(rows)))
-    else:
+    if folders:
+        typer.echo("\n".join([*([""] if rows else []), *render_folders(folders)]))
+    if not rows and not folders:
         typer.echo(f"no runs in '{folder}'; start one with agentrl train", err=True)
 
 

@@ -6,20 +6,19 @@ outside the folder is needed to read it; what a metric or a checkpoint means is 
 
 from __future__ import annotations
 
-import difflib
 import re
 import secrets
 import shlex
 import shutil
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli import index, jsonl, provenance
+from agentrl_cli import index, jsonl, meta, provenance
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Episode
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from agentrl_cli.loggers import Logger
 
 KEPT_CHECKPOINTS = 2
-RUNS = Path("runs")
 LOGS = ("metrics.jsonl", "buffer.jsonl")
 
 
@@ -38,7 +36,8 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.meta: dict[str, Any] = jsonl.read_object(folder / "meta.json")
+        """Raises UserError where the folder's meta.json cannot be read or is not a run's."""
+        self.meta = meta.read(folder / "meta.json")
         self.loggers: list[Logger] = []
 
     @classmethod
@@ -53,7 +52,12 @@ class Run:
             folder.parent.mkdir(parents=True, exist_ok=True)
             _make_new(folder)
             asked = {"command": command, "overrides": overrides, "seed": cfg.seed}
-            first = {"version": 1, **_change("started"), "created": _now(), "wandb_id": None}
+            first = {
+                "version": 1,
+                **meta.change("started"),
+                "created": meta.now(),
+                "wandb_id": None,
+            }
             facts = {"choices": dict(cfg.choices), **provenance.facts()}
             try:
                 jsonl.write_object(folder / "meta.json", first | asked | facts)
@@ -108,7 +112,7 @@ class Run:
 
     def set_status(self, status: str, error: str | None = None) -> None:
         """started, running, done, failed or stopped, with the time of the change."""
-        change = _change(status, error)
+        change = meta.change(status, error)
         self.note(**{**change, "history": self.meta["history"] + change["history"]})
 
     @contextmanager
@@ -145,8 +149,22 @@ class Run:
             logger.log(step, metrics)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All logged lines, oldest first."""
-        return jsonl.read(self.folder / "metrics.jsonl")
+        """All logged lines, oldest first. Raises UserError where one of them cannot be read."""
+        rows, lost = self.readable_metrics()
+        if lost:
+            file = self.folder / "metrics.jsonl"
+            raise UserError(
+                f"'{file}' is damaged (lines that cannot be read: {lost}); restore it or remove them"
+            )
+        return rows
+
+    def readable_metrics(self) -> tuple[list[dict[str, Any]], int]:
+        """The logged lines that can be read, oldest first, and how many others there are."""
+        if not self.has_metrics:
+            return [], 0
+        rows, lost = jsonl.read_readable(self.folder / "metrics.jsonl")
+        kept = [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+        return kept, lost + len(rows) - len(kept)
 
     def write_evaluation(self, record: dict[str, Any]) -> None:
         """Append what `agentrl eval` measured to evaluations.jsonl."""
@@ -163,8 +181,8 @@ class Run:
         return file
 
     def episode_files(self, kind: str = "*") -> list[Path]:
-        """The written episode files in the order of their steps."""
-        files = (self.folder / "episodes").glob(f"{kind}-*.jsonl")
+        """The written episode files in the order of their steps; no copies under other names."""
+        files = _numbered((self.folder / "episodes").glob(f"{kind}-*.jsonl"))
         return sorted(files, key=lambda file: (step_of(file), file.name))
 
     def read_episodes(self, kind: str, step: int) -> list[Episode]:
@@ -194,7 +212,7 @@ class Run:
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted((self.folder / "checkpoints").glob("step-*"), key=step_of)
+        return sorted(_numbered((self.folder / "checkpoints").glob("step-*")), key=step_of)
 
     def latest_checkpoint(self) -> Path:
         """The newest checkpoint. Raises UserError where there is none."""
@@ -208,7 +226,7 @@ class Run:
         """Put logs and episode files back to where they were when the checkpoint was written."""
         state = read_checkpoint(checkpoint)
         for name, length in state["offsets"].items():
-            _truncate(self.folder / name, length)
+            jsonl.truncate(self.folder / name, length)
         for file in self.episode_files():
             if step_of(file) > state["step"]:
                 index.remove(file)
@@ -216,32 +234,6 @@ class Run:
     def _offsets(self) -> dict[str, int]:
         files = [self.folder / name for name in LOGS]
         return {file.name: file.stat().st_size if file.exists() else 0 for file in files}
-
-
-def list_runs(root: Path) -> list[Run]:
-    """All runs under `root`, oldest first."""
-    runs = [Run(file.parent) for file in root.glob("*/meta.json")]
-    return sorted(runs, key=lambda run: run.meta["created"])
-
-
-def find_run(ref: str, root: Path = RUNS) -> Run:
-    """The run that a folder, a unique prefix of its name, its last four letters or `last` means."""
-    if (Path(ref) / "meta.json").is_file():
-        return Run(Path(ref))
-    runs = list_runs(root)
-    if not runs:
-        raise UserError(f"run '{ref}' not found: no runs in '{root}'; start one with agentrl train")
-    if ref == "last":
-        return runs[-1]
-    names = [run.name for run in runs]
-    found = [n for n in names if n == ref] or [n for n in names if _means(ref, n)]
-    if len(found) > 1:
-        raise UserError(f"run '{ref}' is ambiguous; give more letters of {', '.join(found)}")
-    if not found:
-        close = difflib.get_close_matches(ref, names, n=1, cutoff=0.3)
-        hint = f"did you mean '{close[0]}'?" if close else "see agentrl ls"
-        raise UserError(f"run '{ref}' not found in '{root}'; {hint}")
-    return runs[names.index(found[0])]
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
@@ -269,8 +261,9 @@ def step_of(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
 
 
-def _means(ref: str, name: str) -> bool:
-    return name.startswith(ref) or name.endswith("_" + ref)
+def _numbered(paths: Iterable[Path]) -> Iterator[Path]:
+    """Those whose name ends with a step."""
+    return (path for path in paths if re.fullmatch(r".*-\d+", path.stem, re.ASCII))
 
 
 def _make_new(folder: Path) -> None:
@@ -286,10 +279,6 @@ def _new_name(cfg: DictConfig) -> str:
     return f"{datetime.now():%Y-%m-%d}_{'-'.join(map(str, parts))}_s{cfg.seed}_{letters}"
 
 
-def _change(status: str, error: str | None = None) -> dict[str, Any]:
-    return {"status": status, "error": error, "history": [{"status": status, "time": _now()}]}
-
-
 def _replace(partial: Path, final: Path) -> None:
     """Rename into place; what stood there (a save of the same step) is moved aside first."""
     aside = final.with_name(f".{final.name}.old")
@@ -298,16 +287,3 @@ def _replace(partial: Path, final: Path) -> None:
         final.rename(aside)
     partial.rename(final)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _truncate(file: Path, length: int) -> None:
-    size = file.stat().st_size if file.exists() else 0
-    if size < length:
-        raise UserError(f"'{file}' has {size} bytes but the checkpoint needs {length}; restore it")
-    if size > length:
-        with jsonl.writing(file.parent), file.open("r+b") as log:
-            log.truncate(length)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli import jsonl
 from agentrl_cli.config import check, compose, conf_folder, groups, whole
 from agentrl_cli.errors import UserError
+from agentrl_cli.find import list_runs
 from agentrl_cli.point import run_point
 from agentrl_cli.report.listing import row
 from agentrl_cli.report.text import table
-from agentrl_cli.run import list_runs
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

@@ -20,11 +20,12 @@ from agentrl_cli.config import build
 from agentrl_cli.demos import fingerprint
 from agentrl_cli.errors import UserError
 from agentrl_cli.evaluate import evaluate, measure
+from agentrl_cli.find import find_run
 from agentrl_cli.learner import NonFiniteError
 from agentrl_cli.loggers import Console
 from agentrl_cli.models.policy import score
 from agentrl_cli.rollout import Start
-from agentrl_cli.run import Run, find_run, read_checkpoint
+from agentrl_cli.run import Run, read_checkpoint
 from agentrl_cli.types import Episode
 
 if TYPE_CHECKING:

@@ -39,26 +39,29 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "algos": WORLD
     | {"generators.base", "losses", "buffer", "models.policy", "models.shadow", "rollout"},
     "corpora": WORLD
-    | {"algos.nlac", "algos.language", "chat", "collect", "envs", "models.load", "run"},
+    | {"algos.nlac", "algos.language", "chat", "collect", "envs", "find", "models.load", "run"},
     "optimizer": {"algos.base"},
     "learner": WORLD | {"algos.base", "models", "optimizer"},
-    "run": LEAVES | {"index", "provenance"},
+    "meta": {"errors", "jsonl"},
+    "run": LEAVES | {"index", "meta", "provenance"},
+    "find": {"errors", "run"},
     "loggers": WORLD,
-    "report": WORLD | {"algos.language", "index", "jsonl", "run"},
+    "report": WORLD | {"algos.language", "find", "index", "jsonl", "run"},
     "assemble": LEAVES
     | {"algos.base", "buffer", "chat", "config", "demos", "envs.base", "generators.base"}
-    | {"learner", "models.policy", "models.set", "rollout", "run"},
+    | {"find", "learner", "models.policy", "models.set", "rollout", "run"},
     "search": WORLD | {"generators.base"},
-    "evaluate": WORLD | {"assemble", "config", "report.statistics", "rollout", "run", "search"},
+    "evaluate": WORLD
+    | {"assemble", "config", "find", "report.statistics", "rollout", "run", "search"},
     "train": LEAVES
     | {"algos.samples", "assemble", "config", "demos", "evaluate", "learner", "loggers"}
-    | {"models.policy", "report.summary", "rollout", "run"},
-    "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
-    "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},
+    | {"find", "models.policy", "report.summary", "rollout", "run"},
+    "export": LEAVES | {"algos.base", "config", "find", "models.load", "models.set", "run"},
+    "play": WORLD | {"config", "find", "schema", "run", "report", "envs.base", "evaluate"},
     "reproduce": LEAVES | {"config", "run", "schema"},
     "point": {"report.listing", "run"},
-    "sweep": LEAVES | {"config", "point", "report.listing", "report.text", "run"},
-    "looking": WORLD | {"config", "envs.math", "schema", "run", "report"},
+    "sweep": LEAVES | {"config", "find", "point", "report.listing", "report.text", "run"},
+    "looking": WORLD | {"config", "find", "envs.math", "schema", "run", "report"},
     "cli": WORLD
     | {"evaluate", "experts", "export", "looking", "play", "reproduce", "sweep", "train"},
 }

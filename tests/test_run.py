@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli import jsonl
 from agentrl_cli.errors import UserError
-from agentrl_cli.run import Run, find_run, list_runs, read_checkpoint, read_episodes
+from agentrl_cli.find import find_run, list_runs
+from agentrl_cli.run import Run, read_checkpoint, read_episodes
 from agentrl_cli.types import Episode, Message, Task, Turn
 
 

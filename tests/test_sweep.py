@@ -10,8 +10,9 @@ import pytest
 
 from agentrl_cli import jsonl
 from agentrl_cli.errors import UserError
+from agentrl_cli.find import list_runs
 from agentrl_cli.point import point_name, todo
-from agentrl_cli.run import Run, list_runs
+from agentrl_cli.run import Run
 from agentrl_cli.sweep import Sweep, summary, sweep
 from tests.sample_report import write_run
 from tests.sample_runs import SMALL, folders

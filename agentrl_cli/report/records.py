@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from agentrl_cli import index, jsonl
+from agentrl_cli import index
 from agentrl_cli.errors import UserError
+from agentrl_cli.find import NAMED, find_run, folders_of_runs, is_folder, is_run, list_runs
 from agentrl_cli.index import Entry
 from agentrl_cli.report.statistics import Array, Interval
-from agentrl_cli.run import Run, find_run, list_runs
+from agentrl_cli.run import Run
 
 SPENT = ("time/rollout", "time/algorithm", "time/train")  # learning, without evaluation
 ASIDE = ("seed", "name", "runs", "hardware", "logger", "save_every", "eval_every", "choices")
@@ -154,22 +155,23 @@ def read_all(refs: Iterable[str]) -> list[Record]:
 def runs_of(ref: str) -> list[Run]:
     """A folder's runs, or the run that a name means."""
     folder = Path(ref)
-    if folder.is_dir() and not (folder / "meta.json").is_file():
+    if is_folder(folder) and not is_run(folder):
         inside = list_runs(folder)
         if not inside:
-            raise UserError(
-                f"folder '{ref}' holds no runs; name a run, or a folder with runs in it"
-            )
+            raise UserError(f"folder '{ref}' holds no runs; {_where(folder)}")
         return inside
     return [find_run(ref)]
 
 
+def _where(folder: Path) -> str:
+    """What to name instead of a folder without runs."""
+    inside = ", ".join(map(str, list(folders_of_runs(folder))[:NAMED]))
+    return f"name one with runs in it, like {inside}" if inside else "name one with runs in it"
+
+
 def read(run: Run) -> Record:
     """All that a report needs of a run, with a sentence for whatever is missing."""
-    file = run.folder / "metrics.jsonl"
-    rows, lost = jsonl.read_readable(file) if file.is_file() else ([], 0)
-    kept = [row for row in rows if _is_row(row)]
-    lost += len(rows) - len(kept)
+    kept, lost = run.readable_metrics()
     updates = [row for row in kept if "time/train" in row]
     evaluations = {
         row["step"]: _numbers(row) for row in kept if any(k.startswith("eval/") for k in row)
@@ -247,10 +249,6 @@ def _config(run: Run, notes: list[str]) -> dict[str, Any]:
         return content
     notes.append(f"run '{run.name}': config.yaml cannot be read; it is taken by its choices alone")
     return {name: run.meta.get("choices", {}).get(name) for name in ("algo", "env", "model")}
-
-
-def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("step"), int)
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
