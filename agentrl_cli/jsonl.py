@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,6 +108,16 @@ def replace(file: Path, text: str) -> None:
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def replace_folder(partial: Path, final: Path) -> None:
+    """Rename into place; what stood there (a save of the same step) is moved aside first."""
+    aside = final.with_name(f".{final.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if final.exists():
+        final.rename(aside)
+    partial.rename(final)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def truncate(file: Path, length: int) -> None:

@@ -9,22 +9,17 @@ from typing import Annotated
 
 import typer
 
+from agentrl_cli import examples
 from agentrl_cli.errors import UserError
 
 ConfigDir = Annotated[Path | None, typer.Option(help="A folder with groups of your own.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunRef = Annotated[str, typer.Argument(metavar="RUN", help="Folder, unique prefix, or last.")]
 
-REPORT_EXAMPLES = """\b
-Examples:
-  agentrl report runs/2026-11-21_sweep --against grpo
-  agentrl report grpo-s0 grpo-s1 nlac-s0 nlac-s1 --threshold 0.4
-"""
-
 looking = typer.Typer()
 
 
-@looking.command()
+@looking.command(epilog=examples.SHOW)
 def show(
     run: RunRef,
     episode: Annotated[str | None, typer.Option(help="The id, or how it begins.")] = None,
@@ -55,7 +50,7 @@ def show(
     typer.echo(f"{told}; another: {another}", err=True)
 
 
-@looking.command(epilog=REPORT_EXAMPLES)
+@looking.command(epilog=examples.REPORT)
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN|FOLDER...", help="Runs, or a sweep.")],
     against: Annotated[
@@ -86,7 +81,7 @@ def report(
     typer.echo(f"page: {write(found, out or folder_for(runs), pages)}", err=True)
 
 
-@looking.command()
+@looking.command(epilog=examples.LS)
 def ls(
     folder: Annotated[Path, typer.Argument(help="Where run folders lie.")] = Path("runs"),
     as_json: AsJson = False,
@@ -111,7 +106,7 @@ def ls(
         typer.echo(f"no runs in '{folder}'; start one with agentrl train", err=True)
 
 
-@looking.command("list")
+@looking.command("list", epilog=examples.LIST)
 def list_options(
     group: Annotated[str, typer.Argument(help="algo, env, model, hardware, experiment, ...")],
     config_dir: ConfigDir = None,
@@ -132,7 +127,7 @@ def list_options(
     typer.echo("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in found.items()))
 
 
-@looking.command()
+@looking.command(epilog=examples.GRADE)
 def grade(
     gold: Annotated[str, typer.Argument(metavar="GOLD", help="The right answer.")],
     answer: Annotated[str, typer.Argument(metavar="ANSWER", help="An answer, or a whole reply.")],

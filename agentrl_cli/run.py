@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli import index, jsonl, meta, provenance
+from agentrl_cli import index, jsonl, lock, meta, provenance
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Episode
 
@@ -39,6 +39,7 @@ class Run:
         """Raises UserError where the folder's meta.json cannot be read or is not a run's."""
         self.meta = meta.read(folder / "meta.json")
         self.loggers: list[Logger] = []
+        self._is_held = False
 
     @classmethod
     def create(cls, cfg: DictConfig, *, command: str, overrides: list[str]) -> Run:
@@ -116,8 +117,32 @@ class Run:
         self.note(**{**change, "history": self.meta["history"] + change["history"]})
 
     @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process trains this run inside. Raises UserError where one does already."""
+        if self._is_held:
+            yield
+            return
+        with jsonl.writing(self.folder):
+            (self.folder / "log.txt").touch()
+        with lock.alone(self.folder / "log.txt") as free:
+            if not free:
+                line = f"run '{self.name}' is still training in another process"
+                raise UserError(f"{line}; wait for its end, or stop it with Ctrl-C there")
+            self._is_held = True
+            try:
+                yield
+            finally:
+                self._is_held = False
+
+    @contextmanager
     def track(self) -> Iterator[None]:
-        """Running inside; afterwards done, stopped (interrupted) or failed with the reason."""
+        """Running inside; afterwards done, stopped (interrupted) or failed with the reason. Raises
+        UserError where another process trains the run."""
+        with self.held(), self._told():
+            yield
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
         self.set_status("running")
         try:
             yield
@@ -152,10 +177,8 @@ class Run:
         """All logged lines, oldest first. Raises UserError where one of them cannot be read."""
         rows, lost = self.readable_metrics()
         if lost:
-            file = self.folder / "metrics.jsonl"
-            raise UserError(
-                f"'{file}' is damaged (lines that cannot be read: {lost}); restore it or remove them"
-            )
+            told = f"'{self.folder / 'metrics.jsonl'}' is damaged (unreadable lines: {lost})"
+            raise UserError(f"{told}; restore it or remove them")
         return rows
 
     def readable_metrics(self) -> tuple[list[dict[str, Any]], int]:
@@ -187,7 +210,7 @@ class Run:
 
     def read_episodes(self, kind: str, step: int) -> list[Episode]:
         """The episodes that `write_episodes` wrote."""
-        return read_episodes(self.folder / "episodes" / f"{kind}-{step:06d}.jsonl")
+        return index.read_all(self.folder / "episodes" / f"{kind}-{step:06d}.jsonl")
 
     @contextmanager
     def checkpoint(self, step: int) -> Iterator[Path]:
@@ -204,7 +227,7 @@ class Run:
                 yield partial
                 state = {"version": 1, "step": step, "offsets": self._offsets()}
                 jsonl.write_object(partial / "run.json", state)
-                _replace(partial, final)
+                jsonl.replace_folder(partial, final)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
             for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
@@ -246,16 +269,6 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     return state
 
 
-def read_episodes(file: Path) -> list[Episode]:
-    """The episodes of a file. Raises UserError where a line is not an episode."""
-    try:
-        return [Episode.from_json(row) for row in jsonl.read(file)]
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"'{file}' does not hold episodes ({error}); name an episode file"
-        ) from None
-
-
 def step_of(path: Path) -> int:
     """The step in the name of a checkpoint or an episode file."""
     return int(path.stem.rpartition("-")[2])
@@ -277,13 +290,3 @@ def _new_name(cfg: DictConfig) -> str:
     parts = (cfg.choices.env, cfg.choices.algo, cfg.choices.model)
     letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(4))
     return f"{datetime.now():%Y-%m-%d}_{'-'.join(map(str, parts))}_s{cfg.seed}_{letters}"
-
-
-def _replace(partial: Path, final: Path) -> None:
-    """Rename into place; what stood there (a save of the same step) is moved aside first."""
-    aside = final.with_name(f".{final.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    if final.exists():
-        final.rename(aside)
-    partial.rename(final)
-    shutil.rmtree(aside, ignore_errors=True)

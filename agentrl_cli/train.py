@@ -175,12 +175,20 @@ def start(
 
 def resume(ref: str, overrides: list[str] | None = None) -> None:
     """`agentrl resume`: go on from the last checkpoint, with `steps=N` further than was planned.
-    UserError where nothing is left to do or anything else is to change."""
-    from agentrl_cli.config import check, load
+    UserError where nothing is left to do, anything else is to change, or the run is training."""
     from agentrl_cli.report.summary import final_table
 
     run = find_run(ref, Path("runs"))
     refuse_other_changes(overrides or [])
+    with run.held():
+        go_on(run, overrides)
+    print(final_table(run))
+
+
+def go_on(run: Run, overrides: list[str] | None) -> None:
+    """Restore a run's last checkpoint, put its logs back to there, and train."""
+    from agentrl_cli.config import check, load
+
     cfg = check(load(run.config_file, overrides or []))
     folder = run.latest_checkpoint()
     step = int(read_checkpoint(folder)["step"])
@@ -195,7 +203,6 @@ def resume(ref: str, overrides: list[str] | None = None) -> None:
     print(f"run {run.folder}, from step {step}", file=sys.stderr)
     attach(run, cfg)
     train(cfg, run, parts)
-    print(final_table(run))
 
 
 def rehearse(cfg: DictConfig) -> None:

@@ -69,7 +69,7 @@ def test_a_damaged_line_of_metrics_hides_no_run(here: Path, line: bytes):
     listed = agentrl("ls", "--json")
     assert [row["eval"] for row in json.loads(listed.stdout)] == [5 / 8, 5 / 8]
     assert listed.stderr == "run 'b': unreadable lines of metrics.jsonl left out: 1\n"
-    with pytest.raises(UserError, match=r"is damaged \(lines that cannot be read: 1\)"):
+    with pytest.raises(UserError, match=r"is damaged \(unreadable lines: 1\)"):
         Run(here / "runs" / "b").metrics()
 
 
@@ -102,6 +102,22 @@ def test_stray_files_among_episodes_and_checkpoints_are_passed_over(here: Path):
 )
 def test_names_that_no_folder_has_are_one_sentence(here: Path, arguments: list[str], sentence: str):
     (here / "a.txt").write_text("text")
+    refused(agentrl(*arguments), sentence)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["play", "--run", "a", "--script", "f"], "--run and --script both name who plays; give o"),
+        (["play", "--run", "a", "--config-dir", "d"], "run 'a' plays by its own configuration; le"),
+        (["eval", "a", "--config-dir", "d"], "run 'a' is evaluated by its own configuration; leav"),
+        (["train", "--config", "f", "--config-dir", "d"], "--config repeats a run by its own conf"),
+        (["sweep", "seed=0,1", "--jobs", "0"], "--jobs is 0; give at least 1"),
+        (["report", "runs", "--threshold", "40"], "--threshold is 40.0: a share is at most 1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_would_do_nothing_are_refused(arguments: list[str], sentence: str):
     refused(agentrl(*arguments), sentence)
 
 

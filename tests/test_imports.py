@@ -43,7 +43,9 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "optimizer": {"algos.base"},
     "learner": WORLD | {"algos.base", "models", "optimizer"},
     "meta": {"errors", "jsonl"},
-    "run": LEAVES | {"index", "meta", "provenance"},
+    "lock": set(),
+    "examples": set(),
+    "run": LEAVES | {"index", "lock", "meta", "provenance"},
     "find": {"errors", "run"},
     "loggers": WORLD,
     "report": WORLD | {"algos.language", "find", "index", "jsonl", "run"},
@@ -59,11 +61,21 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "export": LEAVES | {"algos.base", "config", "find", "models.load", "models.set", "run"},
     "play": WORLD | {"config", "find", "schema", "run", "report", "envs.base", "evaluate"},
     "reproduce": LEAVES | {"config", "run", "schema"},
-    "point": {"report.listing", "run"},
+    "point": {"lock", "report.listing", "run"},
     "sweep": LEAVES | {"config", "find", "point", "report.listing", "report.text", "run"},
-    "looking": WORLD | {"config", "find", "envs.math", "schema", "run", "report"},
+    "looking": WORLD | {"config", "examples", "find", "envs.math", "schema", "run", "report"},
     "cli": WORLD
-    | {"evaluate", "experts", "export", "looking", "play", "reproduce", "sweep", "train"},
+    | {
+        "evaluate",
+        "examples",
+        "experts",
+        "export",
+        "looking",
+        "play",
+        "reproduce",
+        "sweep",
+        "train",
+    },
 }
 ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}
 NEVER = {  # what a file may not even name for type checkers

@@ -126,6 +126,20 @@ def test_configurations_that_differ_are_groups_named_by_what_differs(tmp_path: P
     assert labels == ["nlac init=null", "nlac init=runs/base", "rft"]
 
 
+def test_the_group_without_a_control_is_called_by_its_algorithm_alone(tmp_path: Path):
+    for seed, control in enumerate(("none", "shuffled_outcomes")):
+        write_run(tmp_path / control, algo="nlac", seed=seed, advanced={"control": control})
+    (comparison,) = gather([str(tmp_path)], against="nlac").comparisons
+    assert [row.group for row in comparison.rows] == ["nlac", "nlac control=shuffled_outcomes"]
+    assert comparison.reference == "nlac"
+
+
+@pytest.mark.parametrize("threshold", [40, -1, float("nan")])
+def test_a_threshold_that_is_no_share_is_refused(two: Path, threshold: float):
+    with pytest.raises(UserError, match="--threshold is "):
+        gather([str(two)], threshold=threshold)
+
+
 def test_configurations_whose_names_are_cut_alike_are_told_apart(tmp_path: Path):
     for number in (1, 2):
         far = f"runs/{'x' * 40}{number}{'y' * 40}"

@@ -107,6 +107,13 @@ def test_runs_are_named_by_what_varies():
     assert "hydra.job.config.override_dirname.exclude_keys=[steps,runs]" in told
 
 
+def test_a_folder_of_groups_reaches_hydra_as_it_is_written(tmp_path: Path):
+    groups = tmp_path / "my groups ä"
+    groups.mkdir()
+    told = Sweep(["seed=0,1"], groups, "it").arguments()
+    assert f"hydra.searchpath=['file://{groups}']" in told  # run_point takes `file://` off again
+
+
 def test_runs_side_by_side_get_one_thread_each_unless_told():
     assert "hardware.threads=1" in asked("seed=0,1", "hydra/launcher=joblib").arguments()
     assert "hardware.threads=1" not in asked("seed=0,1").arguments()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli import jsonl
+from agentrl_cli.errors import share
 from agentrl_cli.report import critic, figures, page, tables
 from agentrl_cli.report.compare import Comparison, World, compare, find_reference, worlds
 from agentrl_cli.report.records import Record, read_all
@@ -33,7 +34,10 @@ class Report:
 def gather(
     refs: Sequence[str], against: str | None = None, threshold: float | None = None
 ) -> Report:
-    """Read and compare runs. Raises UserError where there is nothing to compare."""
+    """Read and compare runs. Raises UserError where there is nothing to compare, and for a
+    threshold that is no share."""
+    if threshold is not None:
+        share(**{"--threshold": threshold})
     records = read_all(refs)
     for record, slug in zip(records, slugs([one.name for one in records]), strict=True):
         record.slug = slug

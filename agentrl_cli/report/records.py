@@ -27,6 +27,7 @@ from agentrl_cli.run import Run
 SPENT = ("time/rollout", "time/algorithm", "time/train")  # learning, without evaluation
 ASIDE = ("seed", "name", "runs", "hardware", "logger", "save_every", "eval_every", "choices")
 WORLD = ("env", "eval")
+WITHOUT = "none"  # how a preset says that it uses none of something
 UNWORLDLY = ("eval.greedy", "eval.baseline")  # what is played besides
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -204,11 +205,13 @@ def group_of(record: Record) -> dict[str, Any]:
 
 
 def label(own: dict[str, Any], others: list[dict[str, Any]], most: int = 3) -> str:
-    """The choice, and the keys in which others of the same choice differ: `nlac forecasts=4`."""
+    """The choice, and the keys in which others of the same choice differ: `nlac forecasts=4`; what
+    is switched off (`control=none`) is not told."""
     rivals = [other for other in others if other["choice"] == own["choice"]]
     keys = dict.fromkeys(key for one in (own, *rivals) for key in one)
     apart = [key for key in keys if any(other.get(key) != own.get(key) for other in rivals)]
-    told = [f"{key.rpartition('.')[2]}={_short(own[key])}" for key in apart if key in own]
+    named = [key for key in apart if own.get(key, WITHOUT) != WITHOUT]
+    told = [f"{key.rpartition('.')[2]}={_short(own[key])}" for key in named]
     more = [f"and {len(told) - most} more"] if len(told) > most else []
     return " ".join([own["choice"], *told[:most], *more])
 
