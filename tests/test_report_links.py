@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.find import find_run
 from agentrl_cli.report.command import FILE, gather, write
 from agentrl_cli.report.summary import final_table
 from agentrl_cli.report.views import slugs
-from agentrl_cli.run import Run, find_run
+from agentrl_cli.run import Run
 from tests.sample_report import Page, write_run
 from tests.sample_runs import Agentrl
 
