@@ -19,13 +19,13 @@ from agentrl_cli.config import build, typed
 from agentrl_cli.demos import read_demos
 from agentrl_cli.envs.base import Env
 from agentrl_cli.errors import UserError, at_least
+from agentrl_cli.find import find_run
 from agentrl_cli.generators.base import Generator, Sampling
 from agentrl_cli.jsonl import read_object, write_object
 from agentrl_cli.learner import Learner
 from agentrl_cli.models.policy import reach
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.rollout import Start, alike, play
-from agentrl_cli.run import find_run
 from agentrl_cli.settings import DataConfig, EvalConfig, ModelConfig
 from agentrl_cli.types import Episode, Task
 

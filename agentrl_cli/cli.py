@@ -14,33 +14,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from agentrl_cli import __version__
-from agentrl_cli.errors import UserError
+from agentrl_cli import __version__, examples
+from agentrl_cli.errors import UserError, at_least
 from agentrl_cli.looking import AsJson, ConfigDir, RunRef, looking
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="group=option or key=value")]
-
-EXAMPLES = """\b
-Examples:
-  agentrl train algo=nlac env=twentyq
-  agentrl show last
-"""
-TRAIN_EXAMPLES = """\b
-Examples:
-  agentrl train algo=grpo env=twentyq steps=50 seed=1
-  agentrl train --config runs/2026-11-21_twentyq-nlac-tiny_s1_k7f2/config.yaml
-"""
-REPRODUCE_EXAMPLES = """\b
-Examples:
-  agentrl reproduce twentyq_rft --seed 0
-  agentrl reproduce all --smoke
-"""
-SWEEP_EXAMPLES = """\b
-Examples:
-  agentrl sweep algo=nlac,self_ac,grpo env=twentyq seed=0,1,2
-  agentrl sweep algo=grpo algo.clip=0.1,0.2 seed=range(3) --jobs 2
-  agentrl sweep algo=grpo seed=0,1,2 hydra/launcher=submitit_slurm hydra.launcher.timeout_min=120
-"""
 
 
 class Verbs(TyperGroup):
@@ -57,7 +35,7 @@ class Verbs(TyperGroup):
 
 app = typer.Typer(
     cls=Verbs,
-    epilog=EXAMPLES,
+    epilog=examples.ALL,
     rich_markup_mode=None,
     add_completion=False,
     no_args_is_help=True,
@@ -81,7 +59,7 @@ def main(
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # a moment of it saves most wake-ups
 
 
-@app.command(epilog=TRAIN_EXAMPLES)
+@app.command(epilog=examples.TRAIN)
 def train(
     overrides: Overrides = None,
     dry: Annotated[bool, typer.Option(help="Check, build and play one episode only.")] = False,
@@ -91,10 +69,12 @@ def train(
     """Start a run: prints its folder, then one line a step."""
     from agentrl_cli.train import start
 
+    if config is not None:
+        _refuse_groups(config_dir, "--config repeats a run by its own configuration")
     start(overrides or [], config_dir=config_dir, dry=dry, file=config)
 
 
-@app.command("sweep", epilog=SWEEP_EXAMPLES)
+@app.command("sweep", epilog=examples.SWEEP)
 def sweep_runs(
     overrides: Overrides = None,
     name: Annotated[str | None, typer.Option(help="The folder in runs/ to fill or go on.")] = None,
@@ -104,6 +84,8 @@ def sweep_runs(
 ) -> None:
     """Train a grid of runs; what is done already is not repeated."""
     from agentrl_cli.sweep import summary, sweep
+
+    at_least(1, **{"--jobs": jobs})
 
     def ask(question: str) -> bool:
         return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
@@ -117,7 +99,7 @@ def sweep_runs(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog=examples.RESUME)
 def resume(
     run: RunRef,
     overrides: Annotated[list[str] | None, typer.Argument(help="steps=N trains it further")] = None,
@@ -128,7 +110,7 @@ def resume(
     go_on(run, overrides)
 
 
-@app.command("eval")
+@app.command("eval", epilog=examples.EVAL)
 def evaluate(
     what: Annotated[list[str], typer.Argument(metavar="RUN|model=...", help="then overrides")],
     config_dir: ConfigDir = None,
@@ -138,10 +120,12 @@ def evaluate(
     from agentrl_cli.evaluate import evaluate_command
 
     ref, overrides = (None, what) if "=" in what[0] else (what[0], what[1:])
+    if ref is not None:
+        _refuse_groups(config_dir, f"run '{ref}' is evaluated by its own configuration")
     _print_record(evaluate_command(ref, overrides, config_dir), as_json)
 
 
-@app.command()
+@app.command(epilog=examples.PLAY)
 def play(
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option(help="A trained model plays, not you.")] = None,
@@ -154,13 +138,17 @@ def play(
     from agentrl_cli.play import play as play_episode
     from agentrl_cli.play import replay_command
 
+    if run is not None:
+        _refuse_groups(config_dir, f"run '{run}' plays by its own configuration")
+    if run is not None and script is not None:
+        raise UserError("--run and --script both name who plays; give one of them")
     if script is None and not as_json:
         play_episode(overrides or [], run, task, config_dir)
         return
     replay_command(overrides or [], task, script, config_dir, as_json)
 
 
-@app.command()
+@app.command(epilog=examples.EXPORT)
 def export(
     run: RunRef,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
@@ -185,7 +173,7 @@ def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     typer.echo(f"{count} episodes; learn from them: {again}", err=True)
 
 
-@app.command("reproduce", epilog=REPRODUCE_EXAMPLES)
+@app.command("reproduce", epilog=examples.REPRODUCE)
 def reproduce_preset(
     name: Annotated[str, typer.Argument(help="A preset of agentrl list experiment, or all.")],
     seed: Annotated[list[int] | None, typer.Option(help="All that are stored by default.")] = None,
@@ -208,6 +196,11 @@ def reproduce_preset(
     typer.echo("\n".join(lines))
     if failed:
         raise typer.Exit(1)
+
+
+def _refuse_groups(config_dir: Path | None, reason: str) -> None:
+    if config_dir is not None:
+        raise UserError(f"{reason}; leave --config-dir out")
 
 
 def _print_record(record: dict[str, Any], as_json: bool) -> None:

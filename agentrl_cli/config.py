@@ -22,9 +22,10 @@ LATE = "search"  # the group that is chosen when a run is evaluated
 
 
 def conf_folder() -> Path:
-    """The folder of the groups: `./conf`, else the package's own, else the repository's."""
+    """The folder of the groups: `./conf` where it has algorithms (another program's has none), else
+    the package's own, else the repository's."""
     for folder in (Path("conf"), PACKAGE / "conf", PACKAGE.parent / "conf"):
-        if (folder / "config.yaml").is_file():
+        if (folder / "config.yaml").is_file() and (folder / "algo").is_dir():
             return folder.resolve()
     raise UserError("no conf/config.yaml found; install agentrl again, or run it where one is")
 
@@ -236,9 +237,16 @@ def _hydra_compose(overrides: list[str], config_dir: Path | None) -> DictConfig:
 
 
 def _roots(config_dir: Path | None) -> list[Path]:
-    if config_dir is not None and not config_dir.is_dir():
+    if config_dir is not None and not _is_folder(config_dir):
         raise UserError(f"--config-dir '{config_dir}' is not a folder; name one that holds groups")
     return [conf_folder(), *([config_dir] if config_dir else [])]
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that no folder can have
+        return False
 
 
 def _opening_comment(file: Path) -> str:

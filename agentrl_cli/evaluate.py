@@ -99,7 +99,8 @@ def evaluate_command(
     is appended to its evaluations.jsonl. Raises UserError where there is no such run."""
     from agentrl_cli.assemble import assemble
     from agentrl_cli.config import check, compose, load
-    from agentrl_cli.run import find_run, read_checkpoint
+    from agentrl_cli.find import find_run
+    from agentrl_cli.run import read_checkpoint
 
     if ref is None:
         cfg = check(compose(overrides, config_dir))

@@ -19,9 +19,10 @@ from agentrl_cli import jsonl
 from agentrl_cli.algos.base import ModelSpec
 from agentrl_cli.config import check, load, typed
 from agentrl_cli.errors import UserError
+from agentrl_cli.find import find_run
 from agentrl_cli.models.load import dtype_of
 from agentrl_cli.models.set import ModelSet
-from agentrl_cli.run import Run, find_run, read_checkpoint
+from agentrl_cli.run import Run, read_checkpoint
 from agentrl_cli.settings import ModelConfig
 
 UNUSED = ("algo", "env", "eval", "logger", "rollout")

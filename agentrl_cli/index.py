@@ -87,6 +87,14 @@ def read(file: Path, entry: Entry) -> Episode:
         raise _foreign(file, error) from None
 
 
+def read_all(file: Path) -> list[Episode]:
+    """The episodes of a file. Raises UserError where a line is not an episode."""
+    try:
+        return [Episode.from_json(row) for row in jsonl.read(file)]
+    except (KeyError, TypeError) as error:
+        raise _foreign(file, error) from None
+
+
 def _indexed(file: Path) -> list[Entry] | None:
     """What the index says; None without one that fits the file's bytes."""
     if not index_file(file).is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +45,7 @@ def write_object(file: Path, value: dict[str, Any]) -> None:
 def read(file: Path) -> list[Any]:
     """The lines of a file, less one cut off at the end. Raises UserError for other damage."""
     try:
-        lines = file.read_text().split("\n")
+        lines = file.read_bytes().split(b"\n")
     except OSError as error:
         raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
     try:
@@ -107,3 +108,23 @@ def replace(file: Path, text: str) -> None:
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def replace_folder(partial: Path, final: Path) -> None:
+    """Rename into place; what stood there (a save of the same step) is moved aside first."""
+    aside = final.with_name(f".{final.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if final.exists():
+        final.rename(aside)
+    partial.rename(final)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def truncate(file: Path, length: int) -> None:
+    """Cut a log back to a length in bytes. Raises UserError where it is shorter."""
+    size = file.stat().st_size if file.exists() else 0
+    if size < length:
+        raise UserError(f"'{file}' has {size} bytes but the checkpoint needs {length}; restore it")
+    if size > length:
+        with writing(file.parent), file.open("r+b") as log:
+            log.truncate(length)

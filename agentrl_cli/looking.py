@@ -9,22 +9,17 @@ from typing import Annotated
 
 import typer
 
+from agentrl_cli import examples
 from agentrl_cli.errors import UserError
 
 ConfigDir = Annotated[Path | None, typer.Option(help="A folder with groups of your own.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunRef = Annotated[str, typer.Argument(metavar="RUN", help="Folder, unique prefix, or last.")]
 
-REPORT_EXAMPLES = """\b
-Examples:
-  agentrl report runs/2026-11-21_sweep --against grpo
-  agentrl report grpo-s0 grpo-s1 nlac-s0 nlac-s1 --threshold 0.4
-"""
-
 looking = typer.Typer()
 
 
-@looking.command()
+@looking.command(epilog=examples.SHOW)
 def show(
     run: RunRef,
     episode: Annotated[str | None, typer.Option(help="The id, or how it begins.")] = None,
@@ -37,8 +32,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print one episode turn by turn, with what the critic said."""
+    from agentrl_cli.find import find_run
     from agentrl_cli.report.episode import FILTERS, find_episode, render
-    from agentrl_cli.run import find_run
 
     flags = dict(zip(FILTERS, (won, lost, changed), strict=True))
     chosen = [name for name, wanted in flags.items() if wanted]
@@ -51,10 +46,11 @@ def show(
     ids = " ".join(entry.id for entry in found.fitting[1:4])
     kind = f"{' '.join(chosen)} ones" if chosen else "episodes"
     told = f"one of {len(found.fitting)} {kind} (of {found.total}) in {found.file.stem}"
-    typer.echo(f"{told}; another: agentrl show {run} --episode ID, like {ids or '...'}", err=True)
+    another = f"agentrl show {source.argument} --episode ID, like {ids or '...'}"
+    typer.echo(f"{told}; another: {another}", err=True)
 
 
-@looking.command(epilog=REPORT_EXAMPLES)
+@looking.command(epilog=examples.REPORT)
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN|FOLDER...", help="Runs, or a sweep.")],
     against: Annotated[
@@ -67,37 +63,50 @@ def report(
     pages: Annotated[
         bool, typer.Option("--pages", help="Also a page a run, all episodes.")
     ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the final results as a Markdown table.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: a table with intervals, and one HTML file with curves and episodes."""
-    from agentrl_cli.report.command import folder_for, gather, render, write
+    from agentrl_cli.report.command import folder_for, gather, markdown, render, write
 
+    if as_json and as_markdown:
+        raise UserError("--json and --markdown are two ways to print; give one of them")
     found = gather(runs, against, threshold)
     for note in found.notes:
         typer.echo(note, err=True)
-    typer.echo(json.dumps(found.to_json()) if as_json else render(found, _width()))
+    drawn = markdown(found) if as_markdown else render(found, _width())
+    typer.echo(json.dumps(found.to_json()) if as_json else drawn)
     typer.echo(f"page: {write(found, out or folder_for(runs), pages)}", err=True)
 
 
-@looking.command()
+@looking.command(epilog=examples.LS)
 def ls(
     folder: Annotated[Path, typer.Argument(help="Where run folders lie.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """List runs, oldest first."""
-    from agentrl_cli.report.listing import render, row
-    from agentrl_cli.run import list_runs
+    """List runs, oldest first, and the folders of runs beside them."""
+    from agentrl_cli.find import RUNS, folders_of_runs, is_folder, list_runs
+    from agentrl_cli.report.listing import notes, render, render_folders, row
 
-    rows = [row(run) for run in list_runs(folder)]
+    if not is_folder(folder) and (folder != RUNS or folder.exists()):
+        raise UserError(f"'{folder}' is no folder; name one with runs in it")
+    rows, folders = [row(run) for run in list_runs(folder)], folders_of_runs(folder)
+    for note in notes(rows):
+        typer.echo(note, err=True)
     if as_json:
         typer.echo(json.dumps(rows))
-    elif rows:
+        return
+    if rows:
         typer.echo("\n".join(render(rows)))
-    else:
+    if folders:
+        typer.echo("\n".join([*([""] if rows else []), *render_folders(folders)]))
+    if not rows and not folders:
         typer.echo(f"no runs in '{folder}'; start one with agentrl train", err=True)
 
 
-@looking.command("list")
+@looking.command("list", epilog=examples.LIST)
 def list_options(
     group: Annotated[str, typer.Argument(help="algo, env, model, hardware, experiment, ...")],
     config_dir: ConfigDir = None,
@@ -118,7 +127,9 @@ def list_options(
     typer.echo("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in found.items()))
 
 
-@looking.command(context_settings={"ignore_unknown_options": True})  # an answer may be -7
+@looking.command(  # an answer may be -7
+    epilog=examples.GRADE, context_settings={"ignore_unknown_options": True}
+)
 def grade(
     gold: Annotated[str, typer.Argument(metavar="GOLD", help="The right answer.")],
     answer: Annotated[str, typer.Argument(metavar="ANSWER", help="An answer, or a whole reply.")],

@@ -13,9 +13,9 @@ from typing import Any
 from agentrl_cli.config import build, check, compose, load
 from agentrl_cli.envs.base import Env
 from agentrl_cli.errors import UserError
+from agentrl_cli.find import find_run
 from agentrl_cli.report.episode import render
 from agentrl_cli.report.text import labelled, safe
-from agentrl_cli.run import find_run
 from agentrl_cli.schema import nearest
 from agentrl_cli.types import Message, Task
 

@@ -3,16 +3,14 @@ takes nothing with it."""
 
 from __future__ import annotations
 
-import fcntl
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl_cli.lock import alone
 from agentrl_cli.report.listing import row
 from agentrl_cli.run import Run
 
@@ -33,9 +31,11 @@ def run_point(cfg: DictConfig) -> float:
     folder = Path(cfg.runs)
     name = point_name(hydra_cfg.job.override_dirname)
     search = [str(path).removeprefix("file://") for path in hydra_cfg.searchpath or []]
-    with _alone(folder / f"{name}.lock") as free:
+    claim = folder / f"{name}.lock"
+    with alone(claim) as free:
         verb = todo(folder / name) if free else None
-        print(f"{verb or 'nothing to do:'} {name}", file=sys.stderr, flush=True)
+        idle = "nothing to do:" if free else "another sweep runs"
+        print(f"{verb or idle} {name}", file=sys.stderr, flush=True)
         log = folder / f"{name}.log"
         if verb == "resume":
             _call(["resume", str(folder / name)], log)
@@ -43,6 +43,8 @@ def run_point(cfg: DictConfig) -> float:
             more = ["--config-dir", search[0]] if search else []
             given = map(str, hydra_cfg.overrides.task)
             _call(["train", *more, *given, f"name='{name}'"], log)
+        if free:
+            claim.unlink(missing_ok=True)
     return score(folder / name)
 
 
@@ -89,17 +91,3 @@ def _call(arguments: list[str], log: Path) -> None:
     if done.returncode:
         name = log.name.removesuffix(".log")
         print(f"failed: {name}, see {log}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[bool]:
-    """Whether no other process works on the same point; held until the end."""
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            print(f"another sweep runs {lock.stem}", file=sys.stderr, flush=True)
-            yield False
-            return
-        yield True
-    lock.unlink(missing_ok=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 STORED = Path(__file__).parent / "reproduce.json"
 GROUP = "experiment"
+ELSEWHERE = "choose another place with --folder"
 TOY = {  # where a preset has the key
     "steps": "1", "eval_every": "0", "save_every": "0", "hardware.threads": "1", "eval.tasks": "2",
     "eval.episodes_per_task": "1", "eval.splits": "[test]", "eval.greedy": "false",
@@ -78,6 +79,8 @@ def reproduce(name: str, seeds: list[int], folder: Path, store: bool) -> list[Ve
     if name not in known:
         raise UserError(f"experiment '{name}' not found{nearest(name, known)}")
     stored = read_stored().get(name, {})
+    with jsonl.writing(folder, ELSEWHERE):
+        folder.mkdir(parents=True, exist_ok=True)
     verdicts = []
     for seed in seeds or sorted(map(int, stored)) or [0]:
         run = folder / f"{name}_s{seed}"
@@ -100,7 +103,7 @@ def smoke(folder: Path) -> tuple[list[str], int]:
     composed = {name: compose([f"{GROUP}={name}"]) for name in options(GROUP)}
     tiny = {name: cfg for name, cfg in composed.items() if cfg.model.path == "tiny"}
     here = {name: toy(cfg) for name, cfg in tiny.items()}  # now: Hydra composes in one thread only
-    with jsonl.writing(folder):
+    with jsonl.writing(folder, ELSEWHERE):
         folder.mkdir(parents=True, exist_ok=True)
 
     def walk(name: str) -> tuple[str, bool]:
@@ -171,7 +174,6 @@ def _is_done(run: Path) -> bool:
 
 
 def _train(overrides: list[str], log: Path) -> bool:
-    log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "agentrl_cli.cli", "train", *overrides]
     with log.open("w") as file:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)

@@ -6,19 +6,19 @@ outside the folder is needed to read it; what a metric or a checkpoint means is 
 
 from __future__ import annotations
 
-import difflib
 import re
 import secrets
+import shlex
 import shutil
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli import index, jsonl, provenance
+from agentrl_cli import index, jsonl, lock, meta, provenance
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Episode
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from agentrl_cli.loggers import Logger
 
 KEPT_CHECKPOINTS = 2
-RUNS = Path("runs")
 LOGS = ("metrics.jsonl", "buffer.jsonl")
 
 
@@ -37,8 +36,10 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.meta: dict[str, Any] = jsonl.read_object(folder / "meta.json")
+        """Raises UserError where the folder's meta.json cannot be read or is not a run's."""
+        self.meta = meta.read(folder / "meta.json")
         self.loggers: list[Logger] = []
+        self._is_held = False
 
     @classmethod
     def create(cls, cfg: DictConfig, *, command: str, overrides: list[str]) -> Run:
@@ -52,7 +53,12 @@ class Run:
             folder.parent.mkdir(parents=True, exist_ok=True)
             _make_new(folder)
             asked = {"command": command, "overrides": overrides, "seed": cfg.seed}
-            first = {"version": 1, **_change("started"), "created": _now(), "wandb_id": None}
+            first = {
+                "version": 1,
+                **meta.change("started"),
+                "created": meta.now(),
+                "wandb_id": None,
+            }
             facts = {"choices": dict(cfg.choices), **provenance.facts()}
             try:
                 jsonl.write_object(folder / "meta.json", first | asked | facts)
@@ -68,6 +74,11 @@ class Run:
     def name(self) -> str:
         """The folder's name, which is how a person refers to the run."""
         return self.folder.resolve().name
+
+    @property
+    def argument(self) -> str:
+        """The folder as a command takes it from a shell, wherever the run lies."""
+        return shlex.quote(str(self.folder))
 
     @property
     def config_file(self) -> Path:
@@ -102,12 +113,36 @@ class Run:
 
     def set_status(self, status: str, error: str | None = None) -> None:
         """started, running, done, failed or stopped, with the time of the change."""
-        change = _change(status, error)
+        change = meta.change(status, error)
         self.note(**{**change, "history": self.meta["history"] + change["history"]})
 
     @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process trains this run inside. Raises UserError where one does already."""
+        if self._is_held:
+            yield
+            return
+        with jsonl.writing(self.folder):
+            (self.folder / "log.txt").touch()
+        with lock.alone(self.folder / "log.txt") as free:
+            if not free:
+                line = f"run '{self.name}' is still training in another process"
+                raise UserError(f"{line}; wait for its end, or stop it with Ctrl-C there")
+            self._is_held = True
+            try:
+                yield
+            finally:
+                self._is_held = False
+
+    @contextmanager
     def track(self) -> Iterator[None]:
-        """Running inside; afterwards done, stopped (interrupted) or failed with the reason."""
+        """Running inside; afterwards done, stopped (interrupted) or failed with the reason. Raises
+        UserError where another process trains the run."""
+        with self.held(), self._told():
+            yield
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
         self.set_status("running")
         try:
             yield
@@ -139,8 +174,20 @@ class Run:
             logger.log(step, metrics)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All logged lines, oldest first."""
-        return jsonl.read(self.folder / "metrics.jsonl")
+        """All logged lines, oldest first. Raises UserError where one of them cannot be read."""
+        rows, lost = self.readable_metrics()
+        if lost:
+            told = f"'{self.folder / 'metrics.jsonl'}' is damaged (unreadable lines: {lost})"
+            raise UserError(f"{told}; restore it or remove them")
+        return rows
+
+    def readable_metrics(self) -> tuple[list[dict[str, Any]], int]:
+        """The logged lines that can be read, oldest first, and how many others there are."""
+        if not self.has_metrics:
+            return [], 0
+        rows, lost = jsonl.read_readable(self.folder / "metrics.jsonl")
+        kept = [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+        return kept, lost + len(rows) - len(kept)
 
     def write_evaluation(self, record: dict[str, Any]) -> None:
         """Append what `agentrl eval` measured to evaluations.jsonl."""
@@ -157,13 +204,13 @@ class Run:
         return file
 
     def episode_files(self, kind: str = "*") -> list[Path]:
-        """The written episode files in the order of their steps."""
-        files = (self.folder / "episodes").glob(f"{kind}-*.jsonl")
+        """The written episode files in the order of their steps; no copies under other names."""
+        files = _numbered((self.folder / "episodes").glob(f"{kind}-*.jsonl"))
         return sorted(files, key=lambda file: (step_of(file), file.name))
 
     def read_episodes(self, kind: str, step: int) -> list[Episode]:
         """The episodes that `write_episodes` wrote."""
-        return read_episodes(self.folder / "episodes" / f"{kind}-{step:06d}.jsonl")
+        return index.read_all(self.folder / "episodes" / f"{kind}-{step:06d}.jsonl")
 
     @contextmanager
     def checkpoint(self, step: int) -> Iterator[Path]:
@@ -180,7 +227,7 @@ class Run:
                 yield partial
                 state = {"version": 1, "step": step, "offsets": self._offsets()}
                 jsonl.write_object(partial / "run.json", state)
-                _replace(partial, final)
+                jsonl.replace_folder(partial, final)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
             for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
@@ -188,7 +235,7 @@ class Run:
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted((self.folder / "checkpoints").glob("step-*"), key=step_of)
+        return sorted(_numbered((self.folder / "checkpoints").glob("step-*")), key=step_of)
 
     def latest_checkpoint(self) -> Path:
         """The newest checkpoint. Raises UserError where there is none."""
@@ -202,7 +249,7 @@ class Run:
         """Put logs and episode files back to where they were when the checkpoint was written."""
         state = read_checkpoint(checkpoint)
         for name, length in state["offsets"].items():
-            _truncate(self.folder / name, length)
+            jsonl.truncate(self.folder / name, length)
         for file in self.episode_files():
             if step_of(file) > state["step"]:
                 index.remove(file)
@@ -210,32 +257,6 @@ class Run:
     def _offsets(self) -> dict[str, int]:
         files = [self.folder / name for name in LOGS]
         return {file.name: file.stat().st_size if file.exists() else 0 for file in files}
-
-
-def list_runs(root: Path) -> list[Run]:
-    """All runs under `root`, oldest first."""
-    runs = [Run(file.parent) for file in root.glob("*/meta.json")]
-    return sorted(runs, key=lambda run: run.meta["created"])
-
-
-def find_run(ref: str, root: Path = RUNS) -> Run:
-    """The run that a folder, a unique prefix of its name, its last four letters or `last` means."""
-    if (Path(ref) / "meta.json").is_file():
-        return Run(Path(ref))
-    runs = list_runs(root)
-    if not runs:
-        raise UserError(f"run '{ref}' not found: no runs in '{root}'; start one with agentrl train")
-    if ref == "last":
-        return runs[-1]
-    names = [run.name for run in runs]
-    found = [n for n in names if n == ref] or [n for n in names if _means(ref, n)]
-    if len(found) > 1:
-        raise UserError(f"run '{ref}' is ambiguous; give more letters of {', '.join(found)}")
-    if not found:
-        close = difflib.get_close_matches(ref, names, n=1, cutoff=0.3)
-        hint = f"did you mean '{close[0]}'?" if close else "see agentrl ls"
-        raise UserError(f"run '{ref}' not found in '{root}'; {hint}")
-    return runs[names.index(found[0])]
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
@@ -248,23 +269,14 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     return state
 
 
-def read_episodes(file: Path) -> list[Episode]:
-    """The episodes of a file. Raises UserError where a line is not an episode."""
-    try:
-        return [Episode.from_json(row) for row in jsonl.read(file)]
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"'{file}' does not hold episodes ({error}); name an episode file"
-        ) from None
-
-
 def step_of(path: Path) -> int:
     """The step in the name of a checkpoint or an episode file."""
     return int(path.stem.rpartition("-")[2])
 
 
-def _means(ref: str, name: str) -> bool:
-    return name.startswith(ref) or name.endswith("_" + ref)
+def _numbered(paths: Iterable[Path]) -> Iterator[Path]:
+    """Those whose name ends with a step."""
+    return (path for path in paths if re.fullmatch(r".*-\d+", path.stem, re.ASCII))
 
 
 def _make_new(folder: Path) -> None:
@@ -278,30 +290,3 @@ def _new_name(cfg: DictConfig) -> str:
     parts = (cfg.choices.env, cfg.choices.algo, cfg.choices.model)
     letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(4))
     return f"{datetime.now():%Y-%m-%d}_{'-'.join(map(str, parts))}_s{cfg.seed}_{letters}"
-
-
-def _change(status: str, error: str | None = None) -> dict[str, Any]:
-    return {"status": status, "error": error, "history": [{"status": status, "time": _now()}]}
-
-
-def _replace(partial: Path, final: Path) -> None:
-    """Rename into place; what stood there (a save of the same step) is moved aside first."""
-    aside = final.with_name(f".{final.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    if final.exists():
-        final.rename(aside)
-    partial.rename(final)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _truncate(file: Path, length: int) -> None:
-    size = file.stat().st_size if file.exists() else 0
-    if size < length:
-        raise UserError(f"'{file}' has {size} bytes but the checkpoint needs {length}; restore it")
-    if size > length:
-        with jsonl.writing(file.parent), file.open("r+b") as log:
-            log.truncate(length)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")

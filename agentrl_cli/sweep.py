@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli import jsonl
 from agentrl_cli.config import check, compose, conf_folder, groups, whole
 from agentrl_cli.errors import UserError
+from agentrl_cli.find import list_runs
 from agentrl_cli.point import run_point
 from agentrl_cli.report.listing import row
 from agentrl_cli.report.text import table
-from agentrl_cli.run import list_runs
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -92,11 +92,7 @@ class Sweep:
         """The overrides as Hydra gets them, the runs' folder and names among them."""
         varying = {item.key_or_group for item in self.varying}
         fixed = [item.key_or_group for item in self.parsed if item.key_or_group not in varying]
-        search = (
-            [f"hydra.searchpath=['{self.config_dir.resolve().as_uri()}']"]
-            if self.config_dir
-            else []
-        )
+        search = [f"hydra.searchpath=['{_uri(self.config_dir)}']"] if self.config_dir else []
         threads = ["hardware.threads=1"] if self._is_parallel() else []
         aside = ",".join([*fixed, "runs", *(["hardware.threads"] if threads else [])])
         return [
@@ -214,6 +210,7 @@ def _is_hydras(item: Override) -> bool:
 
 
 def _uri(folder: Path) -> str:
+    """As Hydra and `run_point` read it: a path behind the scheme, nothing percent-encoded."""
     return f"file://{folder.resolve()}"
 
 

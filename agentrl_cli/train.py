@@ -21,11 +21,12 @@ from agentrl_cli.demos import fingerprint
 from agentrl_cli.envs.base import train_tasks
 from agentrl_cli.errors import UserError
 from agentrl_cli.evaluate import evaluate, measure
+from agentrl_cli.find import find_run
 from agentrl_cli.learner import NonFiniteError
 from agentrl_cli.loggers import Console
 from agentrl_cli.models.policy import score
 from agentrl_cli.rollout import Start
-from agentrl_cli.run import Run, find_run, read_checkpoint
+from agentrl_cli.run import Run, read_checkpoint
 from agentrl_cli.types import Episode
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def train(cfg: DictConfig, run: Run, parts: Parts) -> None:
                 parts.save(run, parts.step)
         if stop and parts.step < cfg.steps:
             parts.save(run, parts.step)
-            print(f"saved; go on with: agentrl resume {run.name}", file=sys.stderr)
+            print(f"saved; go on with: agentrl resume {run.argument}", file=sys.stderr)
             raise KeyboardInterrupt
 
 
@@ -175,18 +176,26 @@ def start(
 
 def resume(ref: str, overrides: list[str] | None = None) -> None:
     """`agentrl resume`: go on from the last checkpoint, with `steps=N` further than was planned.
-    UserError where nothing is left to do or anything else is to change."""
-    from agentrl_cli.config import check, load
+    UserError where nothing is left to do, anything else is to change, or the run is training."""
     from agentrl_cli.report.summary import final_table
 
     run = find_run(ref, Path("runs"))
     refuse_other_changes(overrides or [])
+    with run.held():
+        go_on(run, overrides)
+    print(final_table(run))
+
+
+def go_on(run: Run, overrides: list[str] | None) -> None:
+    """Restore a run's last checkpoint, put its logs back to there, and train."""
+    from agentrl_cli.config import check, load
+
     cfg = check(load(run.config_file, overrides or []))
     folder = run.latest_checkpoint()
     step = int(read_checkpoint(folder)["step"])
     if step >= cfg.steps:
         line = f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do"
-        raise UserError(f"{line}; agentrl resume {run.name} steps=N trains it further")
+        raise UserError(f"{line}; agentrl resume {run.argument} steps=N trains it further")
     refuse_other_demos(run, cfg)
     parts = assemble(cfg, run.folder)
     parts.restore(folder, step)
@@ -195,7 +204,6 @@ def resume(ref: str, overrides: list[str] | None = None) -> None:
     print(f"run {run.folder}, from step {step}", file=sys.stderr)
     attach(run, cfg)
     train(cfg, run, parts)
-    print(final_table(run))
 
 
 def rehearse(cfg: DictConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,27 @@ def break_lines(folder: Path, *numbers: int) -> None:
 def loads(file: Path) -> Any:
     """The JSON of a file."""
     return json.loads(file.read_text())
+
+
+class Page(HTMLParser):
+    """Collects what a browser would act on."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.links: set[str] = set()
+        self.ids: list[str] = []
+        self.titles: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            self.attributes.add(name)
+            if name in ("href", "src"):
+                self.links.add((value or "")[:90])
+            if name == "id":
+                self.ids.append(value or "")
+            if name == "title":
+                self.titles.append(value or "")

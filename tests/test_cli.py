@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from omegaconf import OmegaConf
 
 from agentrl_cli.run import Run
 from agentrl_cli.types import Episode, Message, Task, Turn
+from tests.sample_bad_input import agentrl as invoke
 from tests.sample_runs import Agentrl
 
 HOSTILE = "\x1b[2J\x1b[Hgone\r\x07\u202eevil"
@@ -53,6 +55,17 @@ def test_version_is_printed(agentrl: Agentrl):
 def test_help_has_two_examples(agentrl: Agentrl):
     text = agentrl("--help").stdout
     assert text.count("  agentrl ") == 2 and "train" in text
+
+
+VERBS = ("train", "resume", "sweep", "eval", "play", "export", "reproduce", "show", "report", "ls",
+         "list", "grade")  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_s_help_has_two_examples_that_name_it(verb: str):
+    text = invoke(verb, "--help").stdout
+    assert text.partition("Examples:")[2].count(f"agentrl {verb} ") >= 1
+    assert len(re.findall(rf"^ *agentrl {verb}\b", text, re.MULTILINE)) >= 2
 
 
 def test_help_is_quick(agentrl: Agentrl):

@@ -47,29 +47,44 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
         "rollout",
     },
     "corpora": WORLD
-    | {"algos.nlac", "algos.language", "chat", "collect", "envs", "models.load", "run"},
+    | {"algos.nlac", "algos.language", "chat", "collect", "envs", "find", "models.load", "run"},
     "optimizer": {"algos.base"},
     "learner": WORLD | {"algos.base", "models", "optimizer"},
-    "run": LEAVES | {"index", "provenance"},
+    "meta": {"errors", "jsonl"},
+    "lock": set(),
+    "examples": set(),
+    "run": LEAVES | {"index", "lock", "meta", "provenance"},
+    "find": {"errors", "run"},
     "loggers": WORLD,
-    "report": WORLD | {"algos.language", "index", "jsonl", "run"},
+    "report": WORLD | {"algos.language", "find", "index", "jsonl", "run"},
     "assemble": LEAVES
     | {"algos.base", "buffer", "chat", "config", "demos", "envs.base", "generators.base"}
-    | {"learner", "models.policy", "models.set", "rollout", "run"},
+    | {"find", "learner", "models.policy", "models.set", "rollout", "run"},
     "search": WORLD | {"generators.base"},
-    "evaluate": WORLD | {"assemble", "config", "report.statistics", "rollout", "run", "search"},
+    "evaluate": WORLD
+    | {"assemble", "config", "find", "report.statistics", "rollout", "run", "search"},
     "train": LEAVES
     | {"algos.samples", "assemble", "config", "demos", "envs.base", "evaluate", "learner"}
     | {"loggers"}
-    | {"models.policy", "report.summary", "rollout", "run"},
-    "export": LEAVES | {"algos.base", "config", "models.load", "models.set", "run"},
-    "play": WORLD | {"config", "schema", "run", "report", "envs.base", "evaluate"},
+    | {"find", "models.policy", "report.summary", "rollout", "run"},
+    "export": LEAVES | {"algos.base", "config", "find", "models.load", "models.set", "run"},
+    "play": WORLD | {"config", "find", "schema", "run", "report", "envs.base", "evaluate"},
     "reproduce": LEAVES | {"config", "run", "schema"},
-    "point": {"report.listing", "run"},
-    "sweep": LEAVES | {"config", "point", "report.listing", "report.text", "run"},
-    "looking": WORLD | {"config", "envs.math", "schema", "run", "report"},
+    "point": {"lock", "report.listing", "run"},
+    "sweep": LEAVES | {"config", "find", "point", "report.listing", "report.text", "run"},
+    "looking": WORLD | {"config", "examples", "find", "envs.math", "schema", "run", "report"},
     "cli": WORLD
-    | {"evaluate", "experts", "export", "looking", "play", "reproduce", "sweep", "train"},
+    | {
+        "evaluate",
+        "examples",
+        "experts",
+        "export",
+        "looking",
+        "play",
+        "reproduce",
+        "sweep",
+        "train",
+    },
 }
 ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}
 NEVER = {  # what a file may not even name for type checkers

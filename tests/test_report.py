@@ -6,7 +6,6 @@ import base64
 import hashlib
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from agentrl_cli.report import page
 from agentrl_cli.report.command import FILE, Report, folder_for, gather, render, write
 from agentrl_cli.report.compare import Comparison, compare, worlds
 from agentrl_cli.report.records import read_all
-from tests.sample_report import BASE, BETTER, break_lines, write_run
+from tests.sample_report import BASE, BETTER, Page, break_lines, write_run
 
 pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J\u202e&lt;b"
@@ -82,6 +81,16 @@ def test_costs_are_means_over_runs(two: Path):
     assert grpo.cost["seconds_rollout"] == 20 and grpo.cost["seconds_eval"] == 14
 
 
+def test_a_run_that_failed_changes_no_figure_of_its_group(two: Path):
+    before = only(two, "nlac", threshold=0.399).rows[0]
+    dead = write_run(two / "dead", seed=2, status="failed")
+    lines = (dead / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (dead / "metrics.jsonl").write_text("".join(lines[:4]))
+    after = only(two, "nlac", threshold=0.399).rows[0]
+    assert after == before and after.cost["episodes"] == 200
+    assert after.efficiency is not None and after.efficiency.runs == 2
+
+
 def test_a_threshold_is_reached_by_the_mean_of_five_updates(two: Path):
     # the mean of updates n-4 to n is 0.2 + 0.02 (n - 2): 0.40 first at n = 12
     efficiency = only(two, threshold=0.399).rows[0].efficiency
@@ -115,6 +124,20 @@ def test_configurations_that_differ_are_groups_named_by_what_differs(tmp_path: P
     write_run(tmp_path / "d", algo="rft", seed=2, hardware={"threads": 2})
     labels = [row.group for row in only(tmp_path).rows]
     assert labels == ["nlac init=null", "nlac init=runs/base", "rft"]
+
+
+def test_the_group_without_a_control_is_called_by_its_algorithm_alone(tmp_path: Path):
+    for seed, control in enumerate(("none", "shuffled_outcomes")):
+        write_run(tmp_path / control, algo="nlac", seed=seed, advanced={"control": control})
+    (comparison,) = gather([str(tmp_path)], against="nlac").comparisons
+    assert [row.group for row in comparison.rows] == ["nlac", "nlac control=shuffled_outcomes"]
+    assert comparison.reference == "nlac"
+
+
+@pytest.mark.parametrize("threshold", [40, -1, float("nan")])
+def test_a_threshold_that_is_no_share_is_refused(two: Path, threshold: float):
+    with pytest.raises(UserError, match="--threshold is "):
+        gather([str(two)], threshold=threshold)
 
 
 def test_configurations_whose_names_are_cut_alike_are_told_apart(tmp_path: Path):
@@ -171,14 +194,9 @@ def test_without_episode_files_runs_are_compared_by_their_means(two: Path):
     assert (grpo.final.mean, nlac.final.mean) == (2 / 8, 5 / 8)
 
 
-@pytest.mark.parametrize("name", ["meta.json", "config.yaml"])
-def test_a_run_without_its_description_is_one_sentence(two: Path, name: str):
-    (two / "nlac-0" / name).write_text("{")
-    if name == "meta.json":
-        with pytest.raises(UserError, match="cannot be read"):
-            told(two)
-    else:
-        assert any("config.yaml cannot be read" in note for note in told(two).notes)
+def test_a_run_without_its_configuration_is_one_sentence(two: Path):
+    (two / "nlac-0" / "config.yaml").write_text("{")
+    assert any("config.yaml cannot be read" in note for note in told(two).notes)
 
 
 def test_nothing_to_compare_is_one_sentence(tmp_path: Path):
@@ -190,27 +208,6 @@ def test_nothing_to_compare_is_one_sentence(tmp_path: Path):
 
 
 # the page
-
-
-class Page(HTMLParser):
-    """Collects what a browser would act on."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.links: set[str] = set()
-        self.ids: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        for name, value in attrs:
-            self.attributes.add(name)
-            if name in ("href", "src"):
-                self.links.add((value or "")[:40])
-            if name == "id":
-                self.ids.append(value or "")
 
 
 def test_what_models_and_users_wrote_is_shown_and_never_acted_upon(made: Path):
@@ -241,7 +238,8 @@ def test_every_link_leads_somewhere_and_every_anchor_is_one_place(made: Path):
     assert len(found.ids) == len(set(found.ids))
     inside = {link[1:] for link in found.links if link.startswith("#")}
     assert inside and inside <= set(found.ids)
-    outside = {link for link in found.links if not link.startswith(("#", "data:"))}
+    links = {link for link in found.links if not link.startswith(("#", "data:"))}
+    outside = {link.partition("#")[0] for link in links}
     assert outside == {f"pages/{name}-{seed}.html" for name in ("grpo", "nlac") for seed in (0, 1)}
     assert all((made / link).is_file() for link in outside)
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 
+from agentrl_cli import index
+from agentrl_cli.evaluate import measure
 from agentrl_cli.report import critic
-from agentrl_cli.report.command import FILE
-from tests.sample_report import BASE, episode, write_run
+from agentrl_cli.report.command import FILE, gather
+from agentrl_cli.report.statistics import Interval
+from agentrl_cli.report.tables import interval, share
+from tests.sample_report import BASE, BETTER, episode, episodes, write_run
 from tests.sample_runs import Agentrl
 
 pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
+ROOT = Path(__file__).parent.parent
 
 
 def test_a_critic_is_held_against_outcomes_by_hand():
@@ -41,6 +48,55 @@ def test_the_command_prints_a_table_and_says_where_the_page_is(agentrl: Agentrl,
     assert "62.5 [" in done.stdout and "less grpo [95 %]" in done.stdout
     assert done.stderr.splitlines()[-1] == f"page: {Path('runs') / 'report' / FILE}"
     assert (tmp_path / "runs" / "report" / FILE).is_file()
+
+
+def test_the_final_results_are_given_as_one_markdown_table(agentrl: Agentrl, tmp_path: Path):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / f"grpo-{seed}", seed=seed, final=BASE)
+        write_run(tmp_path / "runs" / f"nlac-{seed}", algo="nlac", seed=seed)
+    write_run(tmp_path / "runs" / "other", algo="nlac", k="a|b")
+    write_run(tmp_path / "runs" / "dead", algo="rft", status="failed")
+    done = agentrl("report", "runs", "--markdown")
+    # finals of the sample runs are logged with an interval of 10 points to both sides
+    better = "62.5 [52.5, 72.5]"
+    assert done.stdout.splitlines() == [
+        "| algorithm | base, % | final, %, seeds 0, 1 | gain, points | training seconds |",
+        "|---|---|---|---|---|",
+        "| grpo | 25.0 | 25.0 [15.0, 35.0], 25.0 [15.0, 35.0] | +0.0 | 60 |",
+        f"| nlac | 25.0 | {better}, {better} | +37.5 | 60 |",
+        f"| nlac k=a\\|b (seed 0) | 25.0 | {better} | +37.5 | 60 |",
+    ]
+    assert agentrl("report", "runs", "--markdown", "--json").returncode == 2
+
+
+def test_a_run_s_interval_is_the_one_that_its_evaluation_logged(tmp_path: Path):
+    played = episodes(BETTER)
+    write_run(tmp_path / "it")
+    measured = measure(played[::-1])  # tasks in another order than that of their names
+    index.write(tmp_path / "it" / "episodes" / "eval-000020.jsonl", played[::-1])
+    (row,) = gather([str(tmp_path / "it")]).comparisons[0].rows
+    logged = (measured["success"], measured["success_low"], measured["success_high"])
+    assert (row.final.mean, row.final.low, row.final.high) == logged
+
+
+def test_the_table_of_the_readme_is_that_of_the_stored_records():
+    """Each of its rows but for the name: base, finals with intervals, gain and seconds."""
+    stored = json.loads((ROOT / "docs" / "results" / "twentyq.json").read_text())
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in stored:
+        if one["split"] == "test":
+            groups.setdefault((one["algo"], one["variant"]), []).append(one)
+    text = (ROOT / "README.md").read_text().partition("| algorithm | base, %")[2]
+    lines = text.partition("\n\n")[0].splitlines()[2:]
+    shown = {tuple(line.replace("−", "-").split(" | ")[1:]) for line in lines}
+    assert shown == {tuple(map(str, cells(rows))) for rows in groups.values()}
+
+
+def cells(rows: list[dict[str, Any]]) -> list[str]:
+    finals = [Interval(row["final"], row["low"], row["high"]) for row in rows]
+    base, seconds = (fmean(row[key] for row in rows) for key in ("base", "seconds"))
+    gain = fmean(row["final"] - row["base"] for row in rows)
+    return [share(base), ", ".join(map(interval, finals)), share(gain, True), f"{seconds:.0f} |"]
 
 
 def test_figures_are_given_as_json_and_mistakes_as_exit_code_two(agentrl: Agentrl, tmp_path: Path):

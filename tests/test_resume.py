@@ -77,7 +77,7 @@ def test_an_interrupted_run_is_saved_and_goes_on_as_if_nothing_had_happened(
     run = Run(tmp_path / "cut")
     said = capsys.readouterr().err
     assert "interrupted: finishing this step, then saving" in said
-    assert "saved; go on with: agentrl resume cut" in said
+    assert f"saved; go on with: agentrl resume {run.folder}" in said
     assert run.meta["status"] == "stopped" and len(run.checkpoints()) == 1
     resume(str(run.folder))
     assert facts(run) == whole
@@ -100,7 +100,7 @@ def test_ctrl_c_exits_with_130_and_says_how_to_go_on(tmp_path: Path):
     assert done.returncode == 130 and "Traceback" not in done.stderr
     lines = done.stderr.strip().splitlines()
     assert lines[0] == f"run {tmp_path / 'cut'}"
-    assert lines[-1] == "saved; go on with: agentrl resume cut"
+    assert lines[-1] == f"saved; go on with: agentrl resume {tmp_path / 'cut'}"
     assert Run(tmp_path / "cut").meta["status"] == "stopped"
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from agentrl_cli import jsonl
+from agentrl_cli import index, jsonl
 from agentrl_cli.errors import UserError
-from agentrl_cli.run import Run, find_run, list_runs, read_checkpoint, read_episodes
+from agentrl_cli.find import find_run, list_runs
+from agentrl_cli.run import Run, read_checkpoint
+from agentrl_cli.train import resume
 from agentrl_cli.types import Episode, Message, Task, Turn
 
 
@@ -69,6 +73,40 @@ def test_status_follows_the_work(tmp_path: Path):
     assert [change["status"] for change in run.meta["history"]] == ["started", "running", "done"]
 
 
+HOLDER = """
+import sys
+from pathlib import Path
+from agentrl_cli.run import Run
+with Run(Path(sys.argv[1])).track():
+    print("training", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_that_is_training_is_left_alone_until_its_process_dies(tmp_path: Path):
+    run = new_run(tmp_path, "it")
+    run.log(1, {"loss": 1.0})
+    with run.checkpoint(1):
+        pass
+    run.log(2, {"loss": 2.0})
+    command = [sys.executable, "-c", HOLDER, str(run.folder)]
+    holder = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == b"training\n"
+    before = {file: file.read_bytes() for file in run.folder.rglob("*") if file.is_file()}
+    for attempt in (lambda: resume(str(run.folder)), lambda: Run(run.folder).track().__enter__()):
+        with pytest.raises(UserError, match="run 'it' is still training in another process; wait"):
+            attempt()
+    assert {file: file.read_bytes() for file in before} == before
+    holder.kill()
+    holder.wait()
+    again = Run(run.folder)
+    with again.held(), again.track():  # who holds it may go on to train
+        pass
+    assert Run(run.folder).meta["status"] == "done"
+
+
 def test_failure_is_recorded_with_its_reason_and_raised(tmp_path: Path):
     run = new_run(tmp_path)
     with pytest.raises(ValueError, match="broken"), run.track():
@@ -115,7 +153,7 @@ def test_episodes_are_read_back_equal(tmp_path: Path):
 def test_foreign_episode_file_is_refused(tmp_path: Path):
     (tmp_path / "x.jsonl").write_text('{"id": 1}\n')
     with pytest.raises(UserError, match="does not hold episodes"):
-        read_episodes(tmp_path / "x.jsonl")
+        index.read_all(tmp_path / "x.jsonl")
 
 
 def test_interrupted_checkpoint_leaves_nothing(tmp_path: Path):

@@ -10,8 +10,9 @@ import pytest
 
 from agentrl_cli import jsonl
 from agentrl_cli.errors import UserError
+from agentrl_cli.find import list_runs
 from agentrl_cli.point import point_name, todo
-from agentrl_cli.run import Run, list_runs
+from agentrl_cli.run import Run
 from agentrl_cli.sweep import Sweep, summary, sweep
 from tests.sample_report import write_run
 from tests.sample_runs import SMALL, folders
@@ -104,6 +105,13 @@ def test_runs_are_named_by_what_varies():
     assert long[0] != long[1] and max(map(len, long)) < 140
     told = asked("algo=sft,rft", "steps=3").arguments()
     assert "hydra.job.config.override_dirname.exclude_keys=[steps,runs]" in told
+
+
+def test_a_folder_of_groups_reaches_hydra_as_it_is_written(tmp_path: Path):
+    groups = tmp_path / "my groups ä"
+    groups.mkdir()
+    told = Sweep(["seed=0,1"], groups, "it").arguments()
+    assert f"hydra.searchpath=['file://{groups}']" in told  # run_point takes `file://` off again
 
 
 def test_runs_side_by_side_get_one_thread_each_unless_told():

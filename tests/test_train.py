@@ -103,7 +103,7 @@ def test_the_end_is_a_table_of_base_and_trained_and_the_next_command(
     assert said.err.splitlines()[0] == f"run {tmp_path / 'it'}"
     lines = said.out.splitlines()
     assert lines[0].split() == ["base", "trained"] and lines[1].startswith("test success")
-    assert lines[-2:] == [f"run {tmp_path / 'it'}", "next: agentrl show last"]
+    assert lines[-2:] == [f"run {tmp_path / 'it'}", f"next: agentrl show {tmp_path / 'it'}"]
 
 
 def test_a_rehearsal_plays_one_episode_and_writes_nothing(

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli import jsonl
+from agentrl_cli.errors import share
 from agentrl_cli.report import critic, figures, page, tables
 from agentrl_cli.report.compare import Comparison, World, compare, find_reference, worlds
 from agentrl_cli.report.records import Record, read_all
+from agentrl_cli.report.views import slugs
 
 FILE = "report.html"
 
@@ -32,8 +34,13 @@ class Report:
 def gather(
     refs: Sequence[str], against: str | None = None, threshold: float | None = None
 ) -> Report:
-    """Read and compare runs. Raises UserError where there is nothing to compare."""
+    """Read and compare runs. Raises UserError where there is nothing to compare, and for a
+    threshold that is no share."""
+    if threshold is not None:
+        share(**{"--threshold": threshold})
     records = read_all(refs)
+    for record, slug in zip(records, slugs([one.name for one in records]), strict=True):
+        record.slug = slug
     found = worlds(records)
     reference = find_reference(found, against)
     comparisons = [compare(world, reference, threshold) for world in found]
@@ -98,7 +105,16 @@ def write_pages(found: list[World], folder: Path) -> None:
             for record in group.records:
                 text = page.run_page(record, group.label)
                 if text is not None:
-                    jsonl.replace(folder / f"{record.name}.html", text)
+                    jsonl.replace(folder / f"{record.slug}.html", text)
+
+
+def markdown(found: Report) -> str:
+    """The final results as Markdown, a table for each world; of several each under its name."""
+    tabled = [tables.markdown(one) for one in found.comparisons]
+    if len(tabled) > 1:
+        named = zip(found.comparisons, tabled, strict=True)
+        tabled = [[f"**{tables.plain(one.world)}**", "", *lines, ""] for one, lines in named]
+    return "\n".join(line for lines in tabled for line in lines).rstrip("\n")
 
 
 def render(found: Report, width: int | None = None) -> str:
@@ -112,7 +128,9 @@ def render(found: Report, width: int | None = None) -> str:
                 parts.append(
                     tables.draw(played, "one of k, and all of k, episodes of a task", width)
                 )
-            parts.append(tables.draw(tables.spent(one), "what it cost (means over runs)", width))
+            parts.append(
+                tables.draw(tables.spent(one), "what it cost (means over finished runs)", width)
+            )
         else:
             parts.append(f"{one.world}: no run has finished")
     return "\n".join(parts)

@@ -63,12 +63,14 @@ class Efficiency:
 @dataclass(frozen=True)
 class Figures:
     """What is said of a group. Shares in 0 to 1; `scores` are all runs' finals by seed, never the
-    best; `passes` are pass@k and pass^k. `difference` and `improvement` are against the reference,
-    None for itself (and for the latter with a single run on a side, which shows no spread)."""
+    best, `intervals` what each run measured; `passes` are pass@k and pass^k. `difference` and
+    `improvement` are against the reference, None for itself (and for the latter with a single run
+    on a side, which shows no spread)."""
 
     group: str
     seeds: list[int]
     scores: list[float]
+    intervals: list[Interval | None]
     base: Interval | None
     final: Interval
     gain: Interval | None
@@ -146,6 +148,7 @@ def compare(world: World, reference: str | None, threshold: float | None) -> Com
 
 def _figures(group: Group, against: Group | None, split: str, level: float | None) -> Figures:
     finished = group.finished
+    runs = list(finished.values())
     final = _final(group, split)
     base = {key: outcomes(record, 0, split) for key, record in finished.items()}
     known = {key: found for key, found in base.items() if found}
@@ -157,14 +160,15 @@ def _figures(group: Group, against: Group | None, split: str, level: float | Non
         group=group.label,
         seeds=[seed for seed, _ in finished],
         scores=scores,
+        intervals=[run.interval(split) for run in runs],
         base=seeds.crossed(list(known.values())) if has_base else None,
         final=seeds.crossed(list(final.values())),
         gain=_pair(final, known) if has_base else None,
         iqm=seeds.iqm(scores),
         difference=_pair(final, _final(other, split)) if other else None,
         improvement=seeds.improvement(scores, others) if has_spread else None,
-        efficiency=efficiency(group.records, level) if level is not None else None,
-        cost=cost(group.records),
+        efficiency=efficiency(runs, level) if level is not None else None,
+        cost=cost(runs),
         passes=passes(list(final.values())),
     )
 

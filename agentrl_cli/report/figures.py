@@ -18,7 +18,7 @@ from agentrl_cli.errors import UserError
 from agentrl_cli.report import seeds
 from agentrl_cli.report.compare import PHASES, SMOOTH, Comparison, Group, World
 from agentrl_cli.report.records import Record
-from agentrl_cli.report.seeds import Array
+from agentrl_cli.report.statistics import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

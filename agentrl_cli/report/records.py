@@ -17,15 +17,17 @@ from typing import Any
 import numpy as np
 import yaml
 
-from agentrl_cli import index, jsonl
+from agentrl_cli import index
 from agentrl_cli.errors import UserError
+from agentrl_cli.find import NAMED, find_run, folders_of_runs, is_folder, is_run, list_runs
 from agentrl_cli.index import Entry
-from agentrl_cli.report.seeds import Array
-from agentrl_cli.run import Run, find_run, list_runs
+from agentrl_cli.report.statistics import Array, Interval
+from agentrl_cli.run import Run
 
 SPENT = ("time/rollout", "time/algorithm", "time/train")  # learning, without evaluation
 ASIDE = ("seed", "name", "runs", "hardware", "logger", "save_every", "eval_every", "choices")
 WORLD = ("env", "eval")
+WITHOUT = "none"  # how a preset says that it uses none of something
 UNWORLDLY = ("eval.greedy", "eval.baseline")  # what is played besides
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -33,7 +35,8 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 @dataclass
 class Record:
     """One run. `columns` hold the updates' metrics (NaN where a line has none), `evaluations` the
-    lines of evaluations by step, `lost` the number of lines that could not be read."""
+    lines of evaluations by step, `lost` the number of lines that could not be read, `slug` its name
+    as an anchor and a file's name, which no other run of a report has."""
 
     run: Run
     config: dict[str, Any]
@@ -41,6 +44,7 @@ class Record:
     evaluations: dict[int, dict[str, float]]
     lost: int
     notes: list[str] = field(default_factory=list)
+    slug: str = ""
 
     @property
     def name(self) -> str:
@@ -93,6 +97,12 @@ class Record:
         """The success of an evaluation."""
         return self.evaluations.get(step, {}).get(f"eval/{split}_success")
 
+    def interval(self, split: str) -> Interval | None:
+        """The final success with the interval that the run itself has logged; None without one."""
+        row = self.evaluations.get(self.final_step or 0, {})
+        keys = [f"eval/{split}_success{end}" for end in ("", "_low", "_high")]
+        return Interval(*(row[key] for key in keys)) if all(key in row for key in keys) else None
+
     def outcomes(self, step: int) -> dict[str, list[float]] | None:
         """Success of every episode of the first split by task; None where they are not kept."""
         found: dict[str, list[float]] = {}
@@ -140,30 +150,29 @@ def read_all(refs: Iterable[str]) -> list[Record]:
     for ref in refs:
         for run in runs_of(ref):
             found.setdefault(run.folder.resolve(), run)
-    return [
-        read(run) for run in sorted(found.values(), key=lambda run: run.meta.get("created", ""))
-    ]
+    return [read(run) for run in sorted(found.values(), key=lambda run: run.meta["created"])]
 
 
 def runs_of(ref: str) -> list[Run]:
     """A folder's runs, or the run that a name means."""
     folder = Path(ref)
-    if folder.is_dir() and not (folder / "meta.json").is_file():
+    if is_folder(folder) and not is_run(folder):
         inside = list_runs(folder)
         if not inside:
-            raise UserError(
-                f"folder '{ref}' holds no runs; name a run, or a folder with runs in it"
-            )
+            raise UserError(f"folder '{ref}' holds no runs; {_where(folder)}")
         return inside
     return [find_run(ref)]
 
 
+def _where(folder: Path) -> str:
+    """What to name instead of a folder without runs."""
+    inside = ", ".join(map(str, list(folders_of_runs(folder))[:NAMED]))
+    return f"name one with runs in it, like {inside}" if inside else "name one with runs in it"
+
+
 def read(run: Run) -> Record:
     """All that a report needs of a run, with a sentence for whatever is missing."""
-    file = run.folder / "metrics.jsonl"
-    rows, lost = jsonl.read_readable(file) if file.is_file() else ([], 0)
-    kept = [row for row in rows if _is_row(row)]
-    lost += len(rows) - len(kept)
+    kept, lost = run.readable_metrics()
     updates = [row for row in kept if "time/train" in row]
     evaluations = {
         row["step"]: _numbers(row) for row in kept if any(k.startswith("eval/") for k in row)
@@ -196,11 +205,13 @@ def group_of(record: Record) -> dict[str, Any]:
 
 
 def label(own: dict[str, Any], others: list[dict[str, Any]], most: int = 3) -> str:
-    """The choice, and the keys in which others of the same choice differ: `nlac forecasts=4`."""
+    """The choice, and the keys in which others of the same choice differ: `nlac forecasts=4`; what
+    is switched off (`control=none`) is not told."""
     rivals = [other for other in others if other["choice"] == own["choice"]]
     keys = dict.fromkeys(key for one in (own, *rivals) for key in one)
     apart = [key for key in keys if any(other.get(key) != own.get(key) for other in rivals)]
-    told = [f"{key.rpartition('.')[2]}={_short(own[key])}" for key in apart if key in own]
+    named = [key for key in apart if own.get(key, WITHOUT) != WITHOUT]
+    told = [f"{key.rpartition('.')[2]}={_short(own[key])}" for key in named]
     more = [f"and {len(told) - most} more"] if len(told) > most else []
     return " ".join([own["choice"], *told[:most], *more])
 
@@ -241,10 +252,6 @@ def _config(run: Run, notes: list[str]) -> dict[str, Any]:
         return content
     notes.append(f"run '{run.name}': config.yaml cannot be read; it is taken by its choices alone")
     return {name: run.meta.get("choices", {}).get(name) for name in ("algo", "env", "model")}
-
-
-def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("step"), int)
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:

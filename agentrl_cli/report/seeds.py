@@ -15,9 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.report.statistics import DRAWS, Interval
+from agentrl_cli.report.statistics import (
+    DRAWS,
+    Array,
+    Interval,
+    interval,
+    means,
+    resampled,
+    weights,
+)
 
-Array = np.ndarray
 Outcomes = Mapping[str, Sequence[float]]  # the values of each task of one run
 
 
@@ -38,16 +45,11 @@ class Noise:
 def crossed(runs: Sequence[Outcomes], seed: int = 0) -> Interval:
     """Mean success over runs and tasks; both are resampled, a task in all runs at once.
 
-    The product bootstrap of Owen 2007 ("The pigeonhole bootstrap"); of one run it is the cluster
-    bootstrap. Raises ValueError without values.
+    The product bootstrap of Owen 2007 ("The pigeonhole bootstrap"); of one run it is `clustered`,
+    draw by draw. Raises ValueError without values.
     """
-    tasks = sorted({task for run in runs for task in run})
-    sums, counts = _table(runs, tasks)
-    if not counts.sum():
-        raise ValueError("an interval needs at least one value")
-    rng = np.random.default_rng(seed)
-    by_run, by_task = _weights(rng, len(runs)), _weights(rng, len(tasks))
-    return _interval(float(sums.sum() / counts.sum()), _means(sums, counts, by_run, by_task))
+    tasks = list(dict.fromkeys(task for run in runs for task in run))
+    return resampled(*_table(runs, tasks), seed)
 
 
 def paired(ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes], seed: int = 0) -> Interval:
@@ -63,11 +65,11 @@ def paired(ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes], seed: i
     left = _table([ours[s] for s in sorted(ours)], tasks)
     right = _table([theirs[s] for s in sorted(theirs)], tasks)
     rng = np.random.default_rng(seed)
-    by_task, by_run = _weights(rng, len(tasks)), _weights(rng, len(ours))
-    by_other = by_run if set(ours) == set(theirs) else _weights(rng, len(theirs))
-    draws = _means(*left, by_run, by_task) - _means(*right, by_other, by_task)
+    by_task, by_run = weights(rng, len(tasks)), weights(rng, len(ours))
+    by_other = by_run if set(ours) == set(theirs) else weights(rng, len(theirs))
+    draws = means(*left, by_run, by_task) - means(*right, by_other, by_task)
     mean = left[0].sum() / left[1].sum() - right[0].sum() / right[1].sum()
-    return _interval(float(mean), draws)
+    return interval(float(mean), draws)
 
 
 def iqm(scores: Sequence[float], seed: int = 0) -> Interval:
@@ -75,7 +77,7 @@ def iqm(scores: Sequence[float], seed: int = 0) -> Interval:
     (of fewer than four: without none), runs resampled. Agarwal et al. 2021, section 4."""
     values = np.asarray(scores, dtype=float)
     picks = np.random.default_rng(seed).integers(0, len(values), (DRAWS, len(values)))
-    return _interval(float(_trimmed(values)), _trimmed(values[picks]))
+    return interval(float(_trimmed(values)), _trimmed(values[picks]))
 
 
 def improvement(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> Interval:
@@ -84,9 +86,9 @@ def improvement(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -
     x, y = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
     above = (x[:, None] > y) + 0.5 * (x[:, None] == y)
     rng = np.random.default_rng(seed)
-    by_x, by_y = _weights(rng, len(x)), _weights(rng, len(y))
+    by_x, by_y = weights(rng, len(x)), weights(rng, len(y))
     draws = np.einsum("dx,xy,dy->d", by_x, above, by_y) / (len(x) * len(y))
-    return _interval(float(above.mean()), draws)
+    return interval(float(above.mean()), draws)
 
 
 def noise(groups: Sequence[Sequence[float]]) -> Noise | None:
@@ -115,8 +117,8 @@ def trailing(values: Sequence[float], width: int) -> list[float]:
 
 def band(rows: Array, seed: int = 0) -> tuple[Array, Array]:
     """Low and high of the mean of curves (runs x points): the 95 % bootstrap interval over runs."""
-    means = _weights(np.random.default_rng(seed), len(rows)) @ rows / len(rows)
-    low, high = np.percentile(means, [2.5, 97.5], axis=0)
+    draws = weights(np.random.default_rng(seed), len(rows)) @ rows / len(rows)
+    low, high = np.percentile(draws, [2.5, 97.5], axis=0)
     return low, high
 
 
@@ -127,23 +129,6 @@ def _table(runs: Sequence[Outcomes], tasks: Sequence[str]) -> tuple[Array, Array
     return np.array(sums), np.array(counts)
 
 
-def _weights(rng: np.random.Generator, size: int) -> Array:
-    """How often each of `size` things is drawn, in every one of DRAWS resamples."""
-    return rng.multinomial(size, np.full(size, 1 / size), DRAWS).astype(float)
-
-
-def _means(sums: Array, counts: Array, by_run: Array, by_task: Array) -> Array:
-    """The mean of each resample; NaN where it drew no value."""
-    total = np.einsum("dt,dt->d", by_run @ sums, by_task)
-    count = np.einsum("dt,dt->d", by_run @ counts, by_task)
-    return total / np.where(count, count, np.nan)
-
-
 def _trimmed(values: Array) -> Array:
     cut = values.shape[-1] // 4
     return np.sort(values, -1)[..., cut : values.shape[-1] - cut].mean(-1)
-
-
-def _interval(mean: float, draws: Array) -> Interval:
-    low, high = np.nanpercentile(draws, [2.5, 97.5])
-    return Interval(mean, float(low), float(high))

@@ -1,6 +1,6 @@
 """Intervals over tasks: episodes of one task are not independent, so tasks are resampled.
 
-What is said of several runs (seeds) is in `seeds`.
+What is said of several runs (seeds) is in `seeds`, which draws in the same way.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 DRAWS = 2000
+Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,40 @@ def clustered(values: Sequence[Sequence[float]], seed: int = 0) -> Interval:
     The cluster bootstrap of Davison and Hinkley 1997, section 3.8. Raises ValueError without
     values.
     """
-    sums = np.array([sum(row) for row in values], dtype=float)
-    counts = np.array([len(row) for row in values], dtype=float)
+    sums = np.array([[sum(row) for row in values]], dtype=float)
+    counts = np.array([[len(row) for row in values]], dtype=float)
+    return resampled(sums, counts, seed)
+
+
+def resampled(sums: Array, counts: Array, seed: int) -> Interval:
+    """The mean of values that are summed and counted by run and task (both runs x tasks), with its
+    interval: runs and tasks are drawn, a task in all runs at once. A single run takes no draw, so
+    its interval is the same wherever it is computed. Raises ValueError without values."""
     if not counts.sum():
         raise ValueError("an interval needs at least one value")
-    picks = np.random.default_rng(seed).integers(0, len(sums), (DRAWS, len(sums)))
-    means = sums[picks].sum(1) / np.maximum(1.0, counts[picks].sum(1))
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(float(sums.sum() / counts.sum()), float(low), float(high))
+    rng = np.random.default_rng(seed)
+    by_run, by_task = weights(rng, sums.shape[0]), weights(rng, sums.shape[1])
+    mean = float(sums.sum() / counts.sum())
+    return interval(mean, means(sums, counts, by_run, by_task))
+
+
+def weights(rng: np.random.Generator, size: int) -> Array:
+    """How often each of `size` things is drawn, in every one of DRAWS resamples (DRAWS x size)."""
+    picks = rng.integers(0, size, (DRAWS, size)) + size * np.arange(DRAWS)[:, None]
+    return np.bincount(picks.ravel(), minlength=DRAWS * size).reshape(DRAWS, size).astype(float)
+
+
+def means(sums: Array, counts: Array, by_run: Array, by_task: Array) -> Array:
+    """The mean of each resample; NaN where it drew no value."""
+    total = np.einsum("dt,dt->d", by_run @ sums, by_task)
+    count = np.einsum("dt,dt->d", by_run @ counts, by_task)
+    return total / np.where(count, count, np.nan)
+
+
+def interval(mean: float, draws: Array) -> Interval:
+    """A figure with what 95 % of the resamples lie between."""
+    low, high = np.nanpercentile(draws, [2.5, 97.5])
+    return Interval(mean, float(low), float(high))
 
 
 def pass_at_k(correct: int, n: int, k: int) -> float:

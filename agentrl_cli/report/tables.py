@@ -86,6 +86,21 @@ def remarks(comparison: Comparison) -> list[str]:
     return lines
 
 
+def markdown(comparison: Comparison) -> list[str]:
+    """The lines of a Markdown table: every finished group with each seed's final and its interval,
+    the mean gain and seconds. A group of other seeds than the most names its own."""
+    usual = max((row.seeds for row in comparison.rows), key=len, default=[])
+    columns: list[tuple[str, Any]] = [
+        ("algorithm", lambda row: row.group + ("" if row.seeds == usual else _seeds(row.seeds))),
+        ("base, %", lambda row: share(row.base and row.base.mean)),
+        (f"final, %, seeds {_listed(usual)}", lambda row: ", ".join(map(interval, row.intervals))),
+        ("gain, points", lambda row: share(row.gain and row.gain.mean, signed=True)),
+        ("training seconds", lambda row: count(row.cost["seconds"])),
+    ]
+    header, *rows = _cells(columns, comparison.rows)
+    return [_line(header), "|" + "---|" * len(header), *map(_line, rows)]
+
+
 def draw(cells: Cells, title: str, width: int | None = None) -> str:
     """The cells as a table for a terminal; what runs are called cannot move the cursor."""
     from rich import box
@@ -104,6 +119,11 @@ def draw(cells: Cells, title: str, width: int | None = None) -> str:
     with console.capture() as captured:
         console.print(table)
     return captured.get().rstrip("\n")
+
+
+def plain(text: str) -> str:
+    """A text as one cell of a Markdown table."""
+    return safe(text).replace("\n", " ").replace("|", "\\|")
 
 
 def interval(found: Interval | None, signed: bool = False) -> str:
@@ -129,6 +149,18 @@ def probability(found: Interval | None) -> str:
 def count(value: float | None) -> str:
     """A whole number with thousands apart, or a dash."""
     return "–" if value is None else f"{value:,.0f}"
+
+
+def _line(row: list[str]) -> str:
+    return f"| {' | '.join(map(plain, row))} |"
+
+
+def _seeds(seeds: list[int]) -> str:
+    return f" (seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)})"
+
+
+def _listed(seeds: list[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def _by_kind(name: str) -> tuple[str, int]:

@@ -2,7 +2,8 @@
 
 Writes docs/results/twentyq.json and twentyq_critic.json. Each algorithm and control trains from the
 shipped base on the same number of episodes, three seeds, one torch thread a run, `--jobs` runs side
-by side. A run that is already done is not repeated.
+by side. A run that is already done is not repeated. The table that it prints last is that of
+`agentrl report FOLDER --markdown`; README's is this one with the algorithms' names written out.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+from agentrl_cli.report.command import gather, markdown
 from agentrl_cli.run import Run, read_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
@@ -139,29 +140,6 @@ def write(name: str, rows: Rows) -> None:
     print(f"{len(rows)} records in docs/results/{name}")
 
 
-def table(rows: Rows) -> list[str]:
-    """A Markdown table of the test split: base and final of every seed, the mean gain in points,
-    and NLAC's mean lead over each in the same seeds."""
-    lines = ["| algorithm | base | final, each seed | gain | NLAC leads by | seconds |"]
-    lines += ["|---|---|---|---|---|---|"]
-    tests = [row for row in rows if row["split"] == "test"]
-    nlac = {row["seed"]: row["final"] for row in tests if named(row) == "nlac"}
-    for name in dict.fromkeys(map(named, tests)):
-        mine = [row for row in tests if named(row) == name]
-        finals = " / ".join(f"{row['final']:.1%}" for row in mine)
-        gain = fmean(row["final"] - row["base"] for row in mine)
-        leads = [nlac[row["seed"]] - row["final"] for row in mine if row["seed"] in nlac]
-        lead = f"{fmean(leads):+.1%}" if leads and name != "nlac" else ""
-        base, seconds = (fmean(row[key] for row in mine) for key in ("base", "seconds"))
-        lines.append(f"| {name} | {base:.1%} | {finals} | {gain:+.1%} | {lead} | {seconds:.0f} |")
-    return lines
-
-
-def named(row: dict[str, Any]) -> str:
-    """nlac, shuffled_outcomes."""
-    return ", ".join(filter(None, [row["algo"], row["variant"]]))
-
-
 def main() -> None:
     """Run all plans and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -181,7 +159,7 @@ def main() -> None:
     done = list(zip(work, runs, strict=True))
     rows = [row for plan, run in done for row in records(plan, run)]
     write("twentyq.json", rows)
-    print("\n".join(table(rows)))
+    print(markdown(gather([str(run) for run in runs])))
     write("twentyq_critic.json", [row for plan, run in done for row in critic_records(plan, run)])
 
 
