@@ -96,7 +96,7 @@ def cells(rows: list[dict[str, Any]]) -> list[str]:
     finals = [Interval(row["final"], row["low"], row["high"]) for row in rows]
     base, seconds = (fmean(row[key] for row in rows) for key in ("base", "seconds"))
     gain = fmean(row["final"] - row["base"] for row in rows)
-    return [share(base), ", ".join(map(interval, finals)), share(gain, True), f"{seconds:.0f} |"]
+    return [share(base), ", ".join(map(interval, finals)), share(gain, True), f"{seconds:,.0f} |"]
 
 
 def test_figures_are_given_as_json_and_mistakes_as_exit_code_two(agentrl: Agentrl, tmp_path: Path):
