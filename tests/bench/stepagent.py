@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from results import ROOT, Rows, by_split, cost, is_done, named, read, write
+from results import ROOT, Rows, by_split, cost, is_done, read, write
 
 AGENTRL = [sys.executable, "-m", "agentrl_cli.cli"]
 SIZES = (32, 128, 512)
@@ -142,6 +142,11 @@ def table(rows: Rows) -> list[str]:
         seconds = fmean(row["seconds"] for row in mine)
         lines.append(f"| {name} | {demos} | {finals} | {gain:+.1%} | {seconds:.0f} |")
     return lines
+
+
+def named(row: dict[str, Any]) -> str:
+    """sft, longer."""
+    return ", ".join(filter(None, [row["algo"], row["variant"]]))
 
 
 def main() -> None:
