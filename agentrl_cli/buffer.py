@@ -1,5 +1,5 @@
 """Replay: episodes in, prioritised turns out. With a path every episode is also appended to a JSONL
-file, so that a checkpoint needs only an offset and the priorities. Also reads demonstrations."""
+file, so that a checkpoint needs only an offset and the priorities."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agentrl_cli import jsonl
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Episode
 
@@ -121,8 +122,9 @@ class ReplayBuffer:
         if self.path is None:
             found = [(0, Episode.from_json(row)) for row in state["episodes"]]
         else:
-            self._cut(self.path, state["end"])
-            found = list(_read(self.path, state["start"])) if state["end"] else []
+            self._end = state["end"]
+            jsonl.truncate(self.path, self._end)
+            found = list(_read(self.path, state["start"])) if self._end else []
         for (start, episode), row in zip(found, state["priorities"], strict=True):
             self._hold(episode, list(row), start)
 
@@ -148,20 +150,6 @@ class ReplayBuffer:
         starts = list(accumulate((len(line) for line in lines), initial=self._end))
         self._end = starts[-1]
         return starts[:-1]
-
-    def _cut(self, path: Path, end: int) -> None:
-        size = path.stat().st_size if path.exists() else 0
-        if size < end:
-            raise UserError(f"{path} has {size} bytes but the checkpoint needs {end}; restore it")
-        if size > end:
-            with path.open("r+b") as file:
-                file.truncate(end)
-        self._end = end
-
-
-def read_episodes(path: Path) -> list[Episode]:
-    """All episodes of a JSONL file. Raises UserError with file and line where one is unreadable."""
-    return [episode for _, episode in _read(path, 0)]
 
 
 def _read(path: Path, start: int) -> Iterator[tuple[int, Episode]]:

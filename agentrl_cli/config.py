@@ -10,6 +10,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl_cli import jsonl
 from agentrl_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -237,16 +238,9 @@ def _hydra_compose(overrides: list[str], config_dir: Path | None) -> DictConfig:
 
 
 def _roots(config_dir: Path | None) -> list[Path]:
-    if config_dir is not None and not _is_folder(config_dir):
+    if config_dir is not None and not jsonl.is_folder(config_dir):
         raise UserError(f"--config-dir '{config_dir}' is not a folder; name one that holds groups")
     return [conf_folder(), *([config_dir] if config_dir else [])]
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # a name that no folder can have
-        return False
 
 
 def _opening_comment(file: Path) -> str:

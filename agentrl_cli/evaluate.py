@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.report.statistics import clustered
 from agentrl_cli.rollout import Start
-from agentrl_cli.types import Episode, Task, derive_seed
+from agentrl_cli.types import Episode, Task, derive_seed, spread
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,7 +37,7 @@ def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
         if split == parts.eval.splits[0]:
             kept = sampled
             metrics |= parts.algo.monitor(sampled)
-    parts.algo.annotate(kept[:: max(1, len(kept) // ANNOTATED)][:ANNOTATED])  # of many tasks
+    parts.algo.annotate(spread(kept, ANNOTATED))
     if run is not None:
         run.write_episodes("eval", step, kept)
     return metrics

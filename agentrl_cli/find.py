@@ -7,6 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from agentrl_cli import jsonl
 from agentrl_cli.errors import UserError
 from agentrl_cli.run import Run
 
@@ -35,17 +36,9 @@ def folders_of_runs(root: Path) -> dict[Path, int]:
     return found
 
 
-def is_folder(path: Path) -> bool:
-    """Whether there is such a folder; a name that no folder can have is none."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
 def is_run(folder: Path) -> bool:
     """Whether a folder says that it is a run's."""
-    return is_folder(folder) and (folder / "meta.json").is_file()
+    return jsonl.is_folder(folder) and (folder / "meta.json").is_file()
 
 
 def find_run(ref: str, root: Path = RUNS) -> Run:
@@ -66,7 +59,7 @@ def find_run(ref: str, root: Path = RUNS) -> Run:
 
 def _hint(ref: str, names: list[str], root: Path) -> str:
     """Where the reference or else the root leads: runs inside, close names, folders of runs."""
-    if is_folder(Path(ref)) and (inside := list_runs(Path(ref))):
+    if jsonl.is_folder(Path(ref)) and (inside := list_runs(Path(ref))):
         some = ", ".join(run.argument for run in inside[:NAMED])
         return f": it is a folder with runs in it; name one of the {len(inside)}, like {some}"
     close = difflib.get_close_matches(ref, names, n=1, cutoff=0.3)

@@ -120,6 +120,14 @@ def replace_folder(partial: Path, final: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder; a name that no folder can have is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def truncate(file: Path, length: int) -> None:
     """Cut a log back to a length in bytes. Raises UserError where it is shorter."""
     size = file.stat().st_size if file.exists() else 0

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl_cli import examples
+from agentrl_cli import examples, jsonl
 from agentrl_cli.errors import UserError
 
 ConfigDir = Annotated[Path | None, typer.Option(help="A folder with groups of your own.")]
@@ -87,10 +87,10 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List runs, oldest first, and the folders of runs beside them."""
-    from agentrl_cli.find import RUNS, folders_of_runs, is_folder, list_runs
+    from agentrl_cli.find import RUNS, folders_of_runs, list_runs
     from agentrl_cli.report.listing import notes, render, render_folders, row
 
-    if not is_folder(folder) and (folder != RUNS or folder.exists()):
+    if not jsonl.is_folder(folder) and (folder != RUNS or folder.exists()):
         raise UserError(f"'{folder}' is no folder; name one with runs in it")
     rows, folders = [row(run) for run in list_runs(folder)], folders_of_runs(folder)
     for note in notes(rows):

@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from agentrl_cli.buffer import ReplayBuffer, TurnKey, read_episodes
+from agentrl_cli import index
+from agentrl_cli.buffer import ReplayBuffer, TurnKey
 from agentrl_cli.errors import UserError
 from agentrl_cli.types import Episode, Message, Task, Turn
 
@@ -178,7 +179,7 @@ def test_the_state_of_an_empty_buffer_loads(tmp_path):
 
 def test_the_file_holds_every_episode_in_order(tmp_path):
     filled(tmp_path / "buffer.jsonl", capacity=1)
-    assert [e.id for e in read_episodes(tmp_path / "buffer.jsonl")] == ["a", "b", "c"]
+    assert [e.id for e in index.read_all(tmp_path / "buffer.jsonl")] == ["a", "b", "c"]
 
 
 def test_a_file_shorter_than_the_checkpoint_is_refused(tmp_path):
@@ -191,13 +192,9 @@ def test_a_file_shorter_than_the_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"id": 1}', "null"])
 def test_an_unreadable_line_is_named_with_file_and_number(tmp_path, line):
-    path = tmp_path / "demos.jsonl"
+    path = tmp_path / "buffer.jsonl"
     good = json.dumps(episode("a").to_json())
     path.write_text(f"{good}\n{line}\n")
-    with pytest.raises(UserError, match=r"demos.jsonl line 2 is no episode"):
-        read_episodes(path)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match="cannot read episodes from"):
-        read_episodes(tmp_path / "none.jsonl")
+    state = {"priorities": [[1, 1], [1, 1]], "start": 0, "end": path.stat().st_size}
+    with pytest.raises(UserError, match=r"buffer.jsonl line 2 is no episode"):
+        ReplayBuffer(path, 10).load(state)

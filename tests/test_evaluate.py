@@ -16,7 +16,7 @@ from agentrl_cli.cli import app
 from agentrl_cli.evaluate import evaluate, evaluate_command, measure, play_one, play_split
 from agentrl_cli.report.statistics import clustered, pass_at_k
 from agentrl_cli.run import Run
-from agentrl_cli.types import Episode, Task, Turn
+from agentrl_cli.types import Episode, Task, Turn, spread
 from tests.sample_runs import folders, settings, trained
 
 
@@ -171,3 +171,9 @@ def test_pass_at_k_is_the_mean_over_all_ways_to_pick_k_episodes():
     for wrong in ((1, 4, 0), (1, 4, 5), (5, 4, 1), (-1, 4, 1)):
         with pytest.raises(ValueError, match="does not exist"):
             pass_at_k(*wrong)
+
+
+def test_a_spread_takes_evenly_in_order_and_no_more_than_asked():
+    episodes = [Episode(str(i), Task("t", "test", {}), "g", 0, []) for i in range(7)]
+    assert [e.id for e in spread(episodes, 3)] == ["0", "2", "4"]
+    assert spread(episodes, 9) == episodes and spread([], 3) == []

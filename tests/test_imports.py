@@ -25,13 +25,13 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "index": {"errors", "jsonl", "types"},
     "provenance": set(),
     "schema": set(),
-    "config": {"errors", "schema", "settings"},
+    "config": {"errors", "jsonl", "schema", "settings"},
     "envs": WORLD | {"report.statistics"},
     "generators": WORLD,
     "models": LEAVES | {"algos.base"},
     "losses": {"models.policy"},
     "chat": WORLD,
-    "buffer": WORLD,
+    "buffer": WORLD | {"jsonl"},
     "demos": WORLD | {"chat", "envs.base"},
     "experts": LEAVES | {"config", "envs.base"},
     "rollout": WORLD | {"chat", "generators.base", "envs.base"},
@@ -54,7 +54,7 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "lock": set(),
     "examples": set(),
     "run": LEAVES | {"index", "lock", "meta", "provenance"},
-    "find": {"errors", "run"},
+    "find": {"errors", "jsonl", "run"},
     "loggers": WORLD,
     "report": WORLD | {"algos.language", "find", "index", "jsonl", "run"},
     "assemble": LEAVES
@@ -72,7 +72,8 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "reproduce": LEAVES | {"config", "run", "schema"},
     "point": {"lock", "report.listing", "run"},
     "sweep": LEAVES | {"config", "find", "point", "report.listing", "report.text", "run"},
-    "looking": WORLD | {"config", "examples", "find", "envs.math", "schema", "run", "report"},
+    "looking": WORLD
+    | {"config", "examples", "find", "jsonl", "envs.math", "schema", "run", "report"},
     "cli": WORLD
     | {
         "evaluate",

@@ -33,9 +33,9 @@ def trained(root: Path, algo: str, *more: str) -> Run:
 
 
 def episodes(run: Run) -> list[Episode]:
-    from agentrl_cli.buffer import read_episodes
+    from agentrl_cli import index
 
-    return [one for file in run.episode_files() for one in read_episodes(file)]
+    return [one for file in run.episode_files() for one in index.read_all(file)]
 
 
 @pytest.mark.slow  # two runs of every algorithm

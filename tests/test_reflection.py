@@ -12,7 +12,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from agentrl_cli.algos.ppo import standardised
-from agentrl_cli.algos.reflection import beside, held, leave_one_out, surrogate
+from agentrl_cli.algos.reflection import held, leave_one_out, surrogate, with_expert
 from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.losses import expert_rewards
 from agentrl_cli.models.policy import score
@@ -81,7 +81,7 @@ def test_a_baseline_for_each_state_teaches_both_where_one_for_all_teaches_neithe
 # the expert's actions beside the policy's
 
 
-def phases_beside(folder: Path, imitation: float):
+def phases_with_expert(folder: Path, imitation: float):
     """Four samples with advantage 0, the expert's action behind each second one, and who trains."""
     algo = inverse({"kl": 0.1, "entropy": 0.1}, imitation=imitation)
     models = shown(algo, folder, [SHOWN, OTHER])
@@ -89,22 +89,22 @@ def phases_beside(folder: Path, imitation: float):
     own = [written_sample(state, action[:k]) for k in (1, 2, 3, 2)]
     experts = [written_sample(e.state_ids(0), e.turns[0].action_ids) for e in (SHOWN, OTHER)]
     phase = surrogate(own, [0.0] * 4, algo.ppo)
-    return phase, beside(phase, experts, imitation), models, algo
+    return phase, with_expert(phase, experts, imitation), models, algo
 
 
 def test_the_experts_actions_stand_behind_an_equal_share_of_tries_and_count_nothing(
     model_folder: Path,
 ):
-    _, phase, _, _ = phases_beside(model_folder, 1.0)
+    _, phase, _, _ = phases_with_expert(model_folder, 1.0)
     assert phase.keep_together == 3 and len(phase.samples) == 6
     assert [phase.count(sample) for sample in phase.samples] == [1, 2, 0, 3, 2, 0]
     assert [written(phase.samples[i]) for i in (2, 5)] == ["Is it big?", "Is it old?"]
     with pytest.raises(ValueError, match="cannot be shared"):
-        beside(phase, phase.samples[:4], 1.0)
+        with_expert(phase, phase.samples[:4], 1.0)
 
 
 def test_imitation_adds_the_experts_mean_likelihood_per_token_and_nothing_else(model_folder: Path):
-    plain, both, models, algo = phases_beside(model_folder, 0.5)
+    plain, both, models, algo = phases_with_expert(model_folder, 0.5)
     experts = [Sample(s.ids, s.mask) for s in both.samples if s.streams["shown"][-1]]
     rows = score(models.module("policy"), experts)
     each = [-sum(row) / sum(s.mask) for row, s in zip(rows, experts, strict=True)]

@@ -13,11 +13,13 @@ from agentrl_cli.config import build, check, compose
 from agentrl_cli.errors import UserError
 from agentrl_cli.reproduce import Result, Verdict, read_stored, reproduce, result, smoke, toy
 from agentrl_cli.run import Run
+from tests.bench.results import preset
 from tests.sample_models import write_model
 from tests.sample_report import write_run
 from tests.sample_runs import Agentrl
 
 PRESETS = sorted((Path(__file__).parent.parent / "conf" / "experiment").glob("*.yaml"))
+RECORDS = PRESETS[0].parents[2] / "docs" / "results" / "twentyq.json"
 STORED = Result("test", 0.4, 0.35, 0.45)
 
 
@@ -49,6 +51,14 @@ def test_presets_of_the_paper_train_a_large_model_through_lora():
     for name in names:
         cfg = check(compose([f"experiment={name}"]))
         assert (cfg.model.path, cfg.model.lora.rank) == ("Qwen/Qwen2.5-7B-Instruct", 64)
+
+
+def test_what_is_stored_of_twentyq_is_what_its_records_say():
+    records = [row for row in json.loads(RECORDS.read_text()) if row["split"] == "test"]
+    assert records
+    for row in records:
+        kept = Result(**read_stored()[preset(row)][str(row["seed"])])
+        assert kept == Result("test", row["final"], row["low"], row["high"])
 
 
 def test_every_stored_number_belongs_to_a_preset():

@@ -99,7 +99,7 @@ def test_improvement_counts_what_was_said_and_done():
     ]
     assert watch.improvement(chains, lessons=2, places=4, forecasts=2) == {
         "nlac/unparsed": 1 / 4,
-        "nlac/read_forecasts": (1 / 2 + 1 / 2 + 1) / 3,
+        "nlac/valid_forecasts": (1 / 2 + 1 / 2 + 1) / 3,
         "nlac/optimal_share": 2 / 3,
         "nlac/changed_share": 2 / 3,
         "nlac/kept_when_optimal": 1 / 2,

@@ -65,7 +65,7 @@ def surrogate(samples: list[Sample], advantages: list[float], ppo: PPO) -> Phase
     )  # fmt: skip
 
 
-def beside(phase: Phase, shown: list[Sample], weight: float) -> Phase:
+def with_expert(phase: Phase, shown: list[Sample], weight: float) -> Phase:
     """The phase with the expert's actions among its samples, each behind an equal share of them,
     and `weight` times their negative log-likelihood per token, a mean over actions, in its loss.
     Raises ValueError where the samples cannot be shared out."""

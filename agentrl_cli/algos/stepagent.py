@@ -36,7 +36,7 @@ from agentrl_cli.algos.practice import (
     practise,
     spoken,
 )
-from agentrl_cli.algos.reflection import beside, held, leave_one_out, rewarded, surrogate
+from agentrl_cli.algos.reflection import held, leave_one_out, rewarded, surrogate, with_expert
 from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.algos.values import whole
 from agentrl_cli.buffer import ReplayBuffer
@@ -166,7 +166,7 @@ class Inverse(Algorithm):
             "stepagent/heldout_gap": self._gap(self._shown(unseen), rewards),
         }
         practised = [one.fragment for one in unseen[:: self.tries]]
-        yield self._beside(phase, [written_sample(one.state, one.action) for one in practised])
+        yield self._with_expert(phase, [written_sample(one.state, one.action) for one in practised])
 
     def _played(self, own: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The discriminator learns from all turns of the episodes and as many of the expert's, and
@@ -181,14 +181,14 @@ class Inverse(Algorithm):
         for phase in self.ppo.update(rewarded(own, centred), buffer):
             phase.metrics["stepagent/reward_gap"] = self._gap(shown, rewards)
             some = places[: len(phase.samples)]
-            yield self._beside(phase, [written_sample(one.state, one.action) for one in some])
+            yield self._with_expert(phase, [written_sample(one.state, one.action) for one in some])
 
     def _shown(self, tries: list[Try]) -> list[Act]:
         """The expert's turns at these fragments."""
         return [act(one.fragment.place) for one in tries[:: self.tries]]
 
-    def _beside(self, phase: Phase, shown: list[Sample]) -> Phase:
-        return beside(phase, shown, self.imitation) if self.imitation else phase
+    def _with_expert(self, phase: Phase, shown: list[Sample]) -> Phase:
+        return with_expert(phase, shown, self.imitation) if self.imitation else phase
 
     def _discrimination(
         self, shown: list[Act], acted: list[Act], metrics: dict[str, float]

@@ -17,7 +17,7 @@ from agentrl_cli.algos.roles import Judged, Place, Roles
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.models.policy import score
 from agentrl_cli.rollout import probe_starts
-from agentrl_cli.types import Episode
+from agentrl_cli.types import Episode, spread
 
 if TYPE_CHECKING:
     from agentrl_cli.algos.nlac import NLAC
@@ -42,7 +42,7 @@ def improvement(
     read = [len(chain[0].forecasts) / forecasts for chain in chains]
     return {
         "nlac/unparsed": 1 - len(chains) / places,
-        "nlac/read_forecasts": mean(read),
+        "nlac/valid_forecasts": mean(read),
         "nlac/optimal_share": mean([float(yes) for yes in approved]),
         "nlac/changed_share": mean([float(c) for c in changed]),
         "nlac/kept_when_optimal": mean([float(k) for k in kept]),
@@ -152,11 +152,6 @@ def probe(algo: NLAC, wanted: list[tuple[Place, list[int]]]) -> list[float]:
         starts += [replace(start, task=task) for start, task in zip(row, aims, strict=False)]
     ends = [float(episode.success) for episode in context.probe(starts)]
     return [mean(ends[i * count : (i + 1) * count]) for i in range(len(wanted))]
-
-
-def spread(episodes: list[Episode], count: int) -> list[Episode]:
-    """At most `count` of the episodes, evenly over their order, which is that of their tasks."""
-    return episodes[:: max(1, len(episodes) // count)][:count]
 
 
 def drift(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:

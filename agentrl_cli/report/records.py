@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from agentrl_cli import index
+from agentrl_cli import index, jsonl
 from agentrl_cli.errors import UserError
-from agentrl_cli.find import NAMED, find_run, folders_of_runs, is_folder, is_run, list_runs
+from agentrl_cli.find import NAMED, find_run, folders_of_runs, is_run, list_runs
 from agentrl_cli.index import Entry
 from agentrl_cli.report.statistics import Array, Interval
 from agentrl_cli.run import Run
@@ -156,7 +156,7 @@ def read_all(refs: Iterable[str]) -> list[Record]:
 def runs_of(ref: str) -> list[Run]:
     """A folder's runs, or the run that a name means."""
     folder = Path(ref)
-    if is_folder(folder) and not is_run(folder):
+    if jsonl.is_folder(folder) and not is_run(folder):
         inside = list_runs(folder)
         if not inside:
             raise UserError(f"folder '{ref}' holds no runs; {_where(folder)}")

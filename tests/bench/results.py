@@ -1,9 +1,10 @@
 """Measures every learning figure of Twenty Questions anew: `make results`.
 
-Writes docs/results/twentyq.json and twentyq_critic.json. Each algorithm and control trains from the
+Writes docs/results/twentyq.json and twentyq_critic.json, and agentrl_cli/reproduce.json, against
+which `agentrl reproduce` holds a later run of a preset. Each algorithm and control trains from the
 shipped base on the same number of episodes, three seeds, one torch thread a run, `--jobs` runs side
 by side. A run that is already done is not repeated. The table that it prints last is that of
-`agentrl report FOLDER --markdown`; README's is this one with the algorithms' names written out.
+`agentrl report FOLDER --markdown`, and README's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli import reproduce
 from agentrl_cli.report.command import gather, markdown
 from agentrl_cli.run import Run, read_checkpoint
 
@@ -133,6 +135,19 @@ def critic_records(plan: Plan, run: Path) -> Rows:
     return found
 
 
+def preset(record: dict[str, Any]) -> str:
+    """The shipped preset that repeats the run of a record."""
+    played = "own_play" if record["algo"] == "sft" else record["algo"]
+    return f"twentyq_{record['variant'] or played}"
+
+
+def keep(record: dict[str, Any]) -> None:
+    """Store the result on test objects for `agentrl reproduce`."""
+    if record["split"] == "test":
+        found = reproduce.Result(*(record[key] for key in ("split", "final", "low", "high")))
+        reproduce.keep(preset(record), record["seed"], found)
+
+
 def write(name: str, rows: Rows) -> None:
     """Replace a file of records."""
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -159,6 +174,8 @@ def main() -> None:
     done = list(zip(work, runs, strict=True))
     rows = [row for plan, run in done for row in records(plan, run)]
     write("twentyq.json", rows)
+    for row in rows:
+        keep(row)
     print(markdown(gather([str(run) for run in runs])))
     write("twentyq_critic.json", [row for plan, run in done for row in critic_records(plan, run)])
 
