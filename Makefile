@@ -38,9 +38,9 @@ check: setup
 ci: $(EXTRAS)
 	$(BIN)/python -m pytest -m "slow or extras" --timeout 3000 $(ARGS)
 
-# about four hours on two cores; finished runs under runs/results are not repeated
+# about six hours on two cores; finished runs under runs/results are not repeated
 results: setup
-	$(BIN)/python tests/bench/results.py
+	for env in twentyq tau_mini math; do $(BIN)/python tests/bench/results.py --env $$env || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,10 +1,11 @@
-"""Measures every learning figure of Twenty Questions anew: `make results`.
+"""Measures every learning figure of an environment anew: `make results`.
 
-Writes docs/results/twentyq.json and twentyq_critic.json, and agentrl_cli/reproduce.json, against
-which `agentrl reproduce` holds a later run of a preset. Each algorithm and control trains from the
+Writes docs/results/ENV.json and ENV_critic.json, and agentrl_cli/reproduce.json, against which
+`agentrl reproduce` holds a later run of a preset. Each algorithm and control trains from the
 shipped base on the same number of episodes, three seeds, one torch thread a run, `--jobs` runs side
-by side. A run that is already done is not repeated. The table that it prints last is that of
-`agentrl report FOLDER --markdown`, and README's.
+by side. Who learns from demonstrations gets one fixed set of the expert's, SFT from the base and
+StepAgent from that SFT. A run that is already done is not repeated. The table that it prints last
+is that of `agentrl report FOLDER --markdown`, and README's.
 """
 
 from __future__ import annotations
@@ -15,46 +16,142 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl_cli import reproduce
+from agentrl_cli.config import options
 from agentrl_cli.report.command import gather, markdown
 from agentrl_cli.run import Run, read_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "docs" / "results"
-COMPARED = ("nlac", "self_ac", "archer", "ppo", "grpo", "rft", "sft")
+AGENTRL = [sys.executable, "-m", "agentrl_cli.cli"]
 CONTROLS = ("shuffled_outcomes", "shuffled_critiques", "empty_critiques")
-Plan = tuple[str, str, int]
+OWN_PLAY = "own_play"  # SFT on its own unfiltered play, the control that must stay flat
+TASKS = {
+    "twentyq": {"test": 40, "train": 56},
+    "tau_mini": {"test": 30, "train": 90},
+    "math": {"test": 200, "train": 1000},
+}
+DEMOS = 128  # expert episodes
+STUDENTS = {  # who learns from them: passes over them, or updates; plays nothing
+    "sft": ("steps=9", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"),
+    "stepagent_implicit": ("steps=8", "algo.fragments_per_update=128"),
+    "stepagent_inverse": ("steps=6", "algo.fragments_per_update=32"),
+}
 Rows = list[dict[str, Any]]
 
 
-def plans(seeds: list[int], controls: bool) -> list[Plan]:
-    """(algo, variant, seed) of everything that is compared, seed by seed."""
-    compared = [(algo, "") for algo in COMPARED]
-    if controls:
-        compared += [("nlac", control) for control in CONTROLS]
-    return [(algo, variant, seed) for seed in seeds for algo, variant in compared]
+class Comparison(NamedTuple):
+    """What is compared in one environment: algorithms that play, `steps` updates of each, variants
+    of one of them, and how an evaluation is played."""
+
+    steps: int
+    players: tuple[str, ...]
+    variants: tuple[tuple[str, str], ...] = ()
+    students: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+COMPARISONS = {
+    "twentyq": Comparison(
+        24, ("nlac", "self_ac", "archer", "ppo", "grpo", "rft"),
+        (("sft", OWN_PLAY), *(("nlac", control) for control in CONTROLS)),
+    ),
+    "tau_mini": Comparison(
+        12, ("nlac", "self_ac", "grpo", "rft"), (), tuple(STUDENTS),
+        ("eval.splits=[test]", "eval.episodes_per_task=20", "eval.greedy=false"),
+    ),
+    "math": Comparison(
+        12, ("nlac", "self_ac", "grpo", "rft"), (), tuple(STUDENTS),
+        ("eval.splits=[test]", "eval.episodes_per_task=5", "eval.greedy=false"),
+    ),
+}  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """One run."""
+
+    env: str
+    algo: str
+    variant: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The run's folder: nlac-shuffled_outcomes-s1."""
+        return "-".join(filter(None, [self.algo, self.variant, f"s{self.seed}"]))
+
+    @property
+    def learns_from_demos(self) -> bool:
+        """Whether it reads demonstrations and plays nothing."""
+        return self.algo in STUDENTS and not self.variant
+
+    @property
+    def start(self) -> Plan | None:
+        """The run that it starts from; None: the base."""
+        is_later = self.learns_from_demos and self.algo != "sft"
+        return self._replace(algo="sft") if is_later else None
+
+
+def plans(env: str, seeds: list[int], controls: bool) -> list[Plan]:
+    """Everything that is compared, seed by seed, each SFT before what starts from it."""
+    chosen = COMPARISONS[env]
+    compared = [(algo, "") for algo in (*chosen.players, *chosen.students)]
+    compared += chosen.variants if controls else ()
+    return [Plan(env, algo, variant, seed) for seed in seeds for algo, variant in compared]
 
 
 def train(plan: Plan, steps: int, folder: Path) -> Path:
     """Train one run unless it is done; the run's folder."""
-    (algo, variant, seed), name = plan, name_of(plan)
-    run = folder / name
+    run = folder / plan.name
     if is_done(run):
-        refuse_other_steps(run, steps)
+        if not plan.learns_from_demos:
+            refuse_other_steps(run, steps)
         return run
     if run.exists():
         raise SystemExit(f"{run} is there but not done; remove it")
-    spoiled = [f"algo.advanced.control={variant}"] if variant else []
-    spoiled += ["algo.tokens_per_step=4000"] if algo == "sft" else []  # about as many steps as NLAC
-    command = [
-        sys.executable, "-m", "agentrl_cli.cli", "train", f"algo={algo}", f"seed={seed}",
-        f"runs={folder}", f"name={name}", f"steps={steps}", "hardware.threads=1", *spoiled,
-    ]  # fmt: skip
-    with (folder / f"{name}.log").open("w") as log:
+    command = [*AGENTRL, "train", *settings(plan, steps, folder)]
+    with (folder / f"{plan.name}.log").open("w") as log:
         subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=log)
     return run
+
+
+def train_all(work: list[Plan], steps: int, folder: Path, jobs: int) -> None:
+    """First what starts from the base, then what starts from one of those runs."""
+    for later in (False, True):
+        with ThreadPoolExecutor(jobs) as pool:
+            group = [plan for plan in work if (plan.start is not None) is later]
+            list(pool.map(lambda plan: train(plan, steps, folder), group))
+
+
+def settings(plan: Plan, steps: int, folder: Path) -> list[str]:
+    """The overrides of a run."""
+    own = [f"env={plan.env}", f"algo={plan.algo}", f"seed={plan.seed}", f"runs={folder}"]
+    own += [f"name={plan.name}", "hardware.threads=1", *COMPARISONS[plan.env].overrides]
+    if plan.variant == OWN_PLAY:
+        own.append("algo.tokens_per_step=4000")  # about as many optimizer steps as NLAC
+    elif plan.variant:
+        own.append(f"algo.advanced.control={plan.variant}")
+    if plan.learns_from_demos:
+        own += [*STUDENTS[plan.algo], f"data.demos={demos_file(folder)}"]
+    else:
+        own.append(f"steps={steps}")
+    if plan.start:
+        own.append(f"init={folder / plan.start.name}")
+    return own
+
+
+def demos_file(folder: Path) -> Path:
+    """Where the demonstrations of a comparison lie."""
+    return folder / "demos.jsonl"
+
+
+def demonstrate(env: str, folder: Path) -> None:
+    """Write the one set of expert episodes, unless it is there."""
+    if COMPARISONS[env].students and not demos_file(folder).exists():
+        call = ["demos", f"env={env}", "seed=0", f"n={DEMOS}", f"out={demos_file(folder)}"]
+        subprocess.run([*AGENTRL, *call], check=True, cwd=ROOT)
 
 
 def refuse_other_steps(run: Path, steps: int) -> None:
@@ -62,12 +159,6 @@ def refuse_other_steps(run: Path, steps: int) -> None:
     found = int(read_checkpoint(Run(run).latest_checkpoint())["step"])
     if found != steps:
         raise SystemExit(f"{run} has {found} updates, not {steps}; remove it, or agentrl resume it")
-
-
-def name_of(plan: Plan) -> str:
-    """nlac-shuffled_outcomes-s1."""
-    algo, variant, seed = plan
-    return "-".join(filter(None, [algo, variant, f"s{seed}"]))
 
 
 def is_done(run: Path) -> bool:
@@ -88,13 +179,18 @@ def records(plan: Plan, run: Path) -> Rows:
     """One record per split, from the run's own files."""
     meta, evaluations, updates = read(run)
     base, last = evaluations[0], evaluations[-1]
-    common = dict(zip(("algo", "variant", "seed"), plan, strict=True)) | {
-        "env": "twentyq",
+    common = named(plan) | {
+        "env": plan.env,
         "model": "tiny",
-        "init": "base",
-        "demos": "",
+        "init": plan.start.algo if plan.start else "base",
+        "demos": DEMOS if plan.learns_from_demos else "",
     }
     return by_split(common | cost(meta, updates), base, last)
+
+
+def named(plan: Plan) -> dict[str, Any]:
+    """What tells the records of a plan from others of its environment."""
+    return {"algo": plan.algo, "variant": plan.variant, "seed": plan.seed}
 
 
 def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:
@@ -114,13 +210,14 @@ def by_split(common: dict[str, Any], base: dict[str, Any], last: dict[str, Any])
         common
         | {
             "split": split,
-            "tasks": tasks,
+            "tasks": TASKS[common["env"]][split],
             "base": base[f"eval/{split}_success"],
             "final": last[f"eval/{split}_success"],
             "low": last[f"eval/{split}_success_low"],
             "high": last[f"eval/{split}_success_high"],
         }
-        for split, tasks in (("test", 40), ("train", 56))
+        for split in ("test", "train")
+        if f"eval/{split}_success" in last
     ]
 
 
@@ -130,20 +227,18 @@ def critic_records(plan: Plan, run: Path) -> Rows:
     for row in read(run)[1]:
         measured = {k: v for k, v in row.items() if k.startswith(("nlac/", "critic/", "policy/kl"))}
         if measured:
-            common = dict(zip(("algo", "variant", "seed"), plan, strict=True))
-            found.append(common | {"step": row["step"]} | measured)
+            found.append(named(plan) | {"step": row["step"]} | measured)
     return found
 
 
 def preset(record: dict[str, Any]) -> str:
     """The shipped preset that repeats the run of a record."""
-    played = "own_play" if record["algo"] == "sft" else record["algo"]
-    return f"twentyq_{record['variant'] or played}"
+    return f"{record['env']}_{record['variant'] or record['algo']}"
 
 
 def keep(record: dict[str, Any]) -> None:
     """Store the result on test objects for `agentrl reproduce`."""
-    if record["split"] == "test":
+    if record["split"] == "test" and preset(record) in options("experiment"):
         found = reproduce.Result(*(record[key] for key in ("split", "final", "low", "high")))
         reproduce.keep(preset(record), record["seed"], found)
 
@@ -158,26 +253,28 @@ def write(name: str, rows: Rows) -> None:
 def main() -> None:
     """Run all plans and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--env", default="twentyq", choices=COMPARISONS)
+    parser.add_argument("--steps", type=int, help="updates, if not as many as usual")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--no-controls", action="store_true")
     parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "results")
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    work = plans(options.seeds, not options.no_controls)
-    if options.write_only:
-        work = [plan for plan in work if is_done(options.folder / name_of(plan))]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        runs = list(pool.map(lambda plan: train(plan, options.steps, options.folder), work))
-    done = list(zip(work, runs, strict=True))
+    parser.add_argument("--folder", type=Path, help="of the runs; runs/results/ENV by default")
+    asked = parser.parse_args()
+    folder = (asked.folder or ROOT / "runs" / "results" / asked.env).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    work = plans(asked.env, asked.seeds, not asked.no_controls)
+    if not asked.write_only:
+        demonstrate(asked.env, folder)
+        train_all(work, asked.steps or COMPARISONS[asked.env].steps, folder, asked.jobs)
+    done = [(plan, folder / plan.name) for plan in work if is_done(folder / plan.name)]
     rows = [row for plan, run in done for row in records(plan, run)]
-    write("twentyq.json", rows)
+    write(f"{asked.env}.json", rows)
     for row in rows:
         keep(row)
-    print(markdown(gather([str(run) for run in runs])))
-    write("twentyq_critic.json", [row for plan, run in done for row in critic_records(plan, run)])
+    print(markdown(gather([str(run) for _, run in done])))
+    critics = [row for plan, run in done for row in critic_records(plan, run)]
+    write(f"{asked.env}_critic.json", critics)
 
 
 if __name__ == "__main__":
