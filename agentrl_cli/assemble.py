@@ -16,9 +16,10 @@ from agentrl_cli.algos.base import Algorithm, Context
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.chat import Chat
 from agentrl_cli.config import build, typed
-from agentrl_cli.demos import read_demos
+from agentrl_cli.demos import Reader, lines_of, read_demos
 from agentrl_cli.envs.base import Env
 from agentrl_cli.errors import UserError, at_least
+from agentrl_cli.experts import EXPERT, expert_lines
 from agentrl_cli.find import find_run
 from agentrl_cli.generators.base import Generator, Sampling
 from agentrl_cli.jsonl import read_object, write_object
@@ -157,14 +158,16 @@ def demonstrations(cfg: DictConfig, algo: Algorithm, env: Env, chat: Chat) -> li
     name, found = cfg.choices.algo, typed(cfg.data, DataConfig)
     if found.demos is None:
         if algo.demonstrations == "must":
-            remedy = "write some with agentrl demos, and give data.demos=FILE"
+            remedy = "give data.demos=expert:128, or data.demos=FILE (agentrl demos writes one)"
             raise UserError(f"algo '{name}' learns from demonstrations; {remedy}")
         return []
     if algo.demonstrations == "never":
         remedy = "leave data.demos out, or start from an SFT on them with init=RUN"
         raise UserError(f"algo '{name}' reads no demonstrations; {remedy}")
-    file, limit = Path(found.demos), cfg.rollout.max_context
-    return read_demos(file, env, chat, limit, skip_bad=found.skip_bad)
+    reader, source = Reader(env, chat, cfg.rollout.max_context), found.demos
+    of_expert = source.startswith(EXPERT)
+    lines = expert_lines(source, env) if of_expert else lines_of(Path(source))
+    return read_demos(source, lines, reader, skip_bad=found.skip_bad)
 
 
 def pick_device(name: str) -> torch.device:

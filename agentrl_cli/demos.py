@@ -37,22 +37,19 @@ def fingerprint(file: str | None) -> str | None:
     return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
 
 
-def read_demos(
-    file: Path, env: Env, chat: Chat, max_context: int, *, skip_bad: bool
-) -> list[Episode]:
-    """The demonstrations of a file with their token ids.
+def read_demos(source: str, lines: list[str], reader: Reader, *, skip_bad: bool) -> list[Episode]:
+    """The demonstrations of a source's lines with their token ids.
 
     Raises UserError with number and reason of each line that is refused; with `skip_bad` these are
-    told on stderr and left out. An empty file, or one with no good line, is refused in any case.
+    told on stderr and left out. Where no line is good it raises in any case.
     """
-    reader = Reader(env, chat, max_context)
     good: list[Episode] = []
     bad: list[str] = []
-    for number, line in enumerate(_lines(file), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             good.append(reader.read(line, number))
         except Refused as reason:
-            bad.append(f"{file} line {number}: {reason}")
+            bad.append(f"{source} line {number}: {reason}")
     named = bad[:SHOWN] + ([f"{len(bad) - SHOWN} lines more"] if len(bad) > SHOWN else [])
     if bad and not (skip_bad and good):
         raise UserError("\n".join(f"{text}; {REMEDY}" for text in named))
@@ -149,7 +146,7 @@ class Reader:
                 )
 
 
-def _lines(file: Path) -> list[str]:
+def lines_of(file: Path) -> list[str]:
     """The lines of a file, blank ones at its end left out. UserError where there is none."""
     try:
         text = file.read_text(encoding="utf-8")

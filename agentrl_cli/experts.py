@@ -12,6 +12,8 @@ from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.errors import EpisodeError, UserError, at_least
 from agentrl_cli.types import Episode, Message, Task, Turn, derive_seed
 
+EXPERT = "expert:"  # how data.demos asks for the environment's own expert
+
 
 def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[Path, int]:
     """`agentrl demos env=... n=... out=...`: the file, and how many episodes it holds.
@@ -49,6 +51,15 @@ def demonstrate(env: Env, count: int, seed: int) -> list[Episode]:
         if lost > max(10, count // 10):
             raise UserError(f"the expert lost {lost} of {place + 1} episodes; mend it first")
     return found
+
+
+def expert_lines(source: str, env: Env) -> list[str]:
+    """The lines of `agentrl demos seed=0` for a source `expert:N`: N episodes, the same for every
+    run. Raises UserError where N is no number or the environment's expert cannot."""
+    asked = source.removeprefix(EXPERT)
+    if not asked.isdecimal() or int(asked) < 1:
+        raise UserError(f"data.demos is '{source}'; give a file, or {EXPERT}128 for 128 episodes")
+    return [jsonl.line(episode.to_json()) for episode in demonstrate(env, int(asked), seed=0)]
 
 
 def expert_episode(env: Env, task: Task, seed: int, name: str) -> Episode:

@@ -33,7 +33,7 @@ TOY = {  # where a preset has the key
     "rollout.episodes_per_step": "8", "rollout.texts_per_step": "4", "algo.warmup": "0",
     "algo.turns_per_update": "8", "algo.critic_warmup": "0", "algo.critic_updates": "1",
     "algo.advanced.watched_states": "1", "algo.advanced.probes": "2",
-    "algo.advanced.watched_actions": "2",
+    "algo.advanced.watched_actions": "2", "algo.fragments_per_update": "4", "init": "null",
 }  # fmt: skip
 
 
@@ -83,17 +83,26 @@ def reproduce(name: str, seeds: list[int], folder: Path, store: bool) -> list[Ve
         folder.mkdir(parents=True, exist_ok=True)
     verdicts = []
     for seed in seeds or sorted(map(int, stored)) or [0]:
-        run = folder / f"{name}_s{seed}"
-        if not _is_done(run):
-            print(f"run {run}, log in {run}.log", file=sys.stderr, flush=True)
-            asked = [f"experiment={name}", f"seed={seed}", f"runs={folder}", f"name={run.name}"]
-            if not _train(asked, folder / f"{run.name}.log"):
-                raise UserError(f"the run failed; its last words are in {run}.log")
-        found, kept = result(Run(run)), stored.get(str(seed))
+        found, kept = result(finished(name, seed, folder)), stored.get(str(seed))
         verdicts.append(Verdict(name, seed, found, Result(**kept) if kept else None))
         if store:
             keep(name, seed, found)
     return verdicts
+
+
+def finished(name: str, seed: int, folder: Path) -> Run:
+    """The run of a preset in the folder, trained now unless it is done; what it starts from (its
+    `init`, the same seed of another preset) comes first. Raises UserError where a run failed."""
+    run = folder / f"{name}_s{seed}"
+    if _is_done(run):
+        return Run(run)
+    asked = [f"experiment={name}", f"seed={seed}", f"runs={folder}", f"name={run.name}"]
+    if start := compose(asked).init:
+        finished(Path(start).name.removesuffix(f"_s{seed}"), seed, folder)
+    print(f"run {run}, log in {run}.log", file=sys.stderr, flush=True)
+    if not _train(asked, folder / f"{run.name}.log"):
+        raise UserError(f"the run failed; its last words are in {run}.log")
+    return Run(run)
 
 
 def smoke(folder: Path) -> tuple[list[str], int]:

@@ -118,7 +118,7 @@ def test_a_critic_that_cannot_be_is_refused(tmp_path: Path, override: str):
 
 DEMONSTRATED = {
     "stepagent_implicit data.demos=null": "algo 'stepagent_implicit' learns from demonstrations;",
-    "dpo data.demos=null": "algo 'dpo' learns from demonstrations; write some with agentrl demos",
+    "dpo data.demos=null": "algo 'dpo' learns from demonstrations; give data.demos=expert:128, or",
     "grpo data.demos=x.jsonl": "algo 'grpo' reads no demonstrations; leave data.demos out, or",
     "rft data.demos=x.jsonl": "algo 'rft' reads no demonstrations; leave data.demos out, or start",
     "sft data.demos=none.jsonl": "demonstrations 'none.jsonl' cannot be read (No such file",

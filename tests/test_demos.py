@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl_cli.demos import Reader, Refused, read_demos
+from agentrl_cli.demos import Reader, Refused, lines_of, read_demos
 from agentrl_cli.envs.base import Env
 from agentrl_cli.errors import UserError
 from agentrl_cli.experts import demonstrate, write_demos
@@ -30,7 +30,7 @@ def written(tmp_path: Path, *lines: str) -> Path:
 
 
 def read(file: Path, env: Env = COIN, *, skip_bad: bool = False, room: int = 200) -> list[Episode]:
-    return read_demos(file, env, CHAT, room, skip_bad=skip_bad)
+    return read_demos(str(file), lines_of(file), Reader(env, CHAT, room), skip_bad=skip_bad)
 
 
 # the file

@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
+from agentrl_cli import jsonl
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 from agentrl_cli.errors import UserError
-from agentrl_cli.experts import demonstrate
+from agentrl_cli.experts import demonstrate, expert_lines
 from agentrl_cli.types import Episode, Task
 from tests.coin import Coin
 from tests.sample_demos import COIN, twentyq
@@ -81,6 +82,14 @@ def test_a_thought_names_the_secret_no_more_often_than_chance():
 
 def test_what_is_privileged_is_not_written(shown: list[Episode]):
     assert "privileged" not in json.dumps([turn.info for e in shown for turn in e.turns])
+
+
+def test_demonstrations_may_be_asked_of_the_expert_instead_of_a_file(shown: list[Episode]):
+    lines = expert_lines("expert:3", twentyq())
+    assert lines == [jsonl.line(episode.to_json()) for episode in shown[:3]]
+    for wrong in ("expert:", "expert:0", "expert:-1", "expert:two"):
+        with pytest.raises(UserError, match=f"data.demos is '{wrong}'; give a file, or expert:128"):
+            expert_lines(wrong, twentyq())
 
 
 def test_an_environment_without_an_expert_is_named():

@@ -101,6 +101,23 @@ def test_a_finished_run_is_compared_and_not_repeated(
     assert again.seed == 3 and again.agrees
 
 
+def test_what_a_preset_starts_from_is_run_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trained: list[str] = []
+
+    def train(overrides: list[str], log: Path) -> bool:
+        trained.append(log.stem)
+        write_run(tmp_path / log.stem, algo="sft", seed=4)
+        return True
+
+    monkeypatch.setattr(module, "_train", train)
+    reproduce("math_stepagent_inverse", [4], tmp_path, store=False)
+    assert trained == ["math_sft_s4", "math_stepagent_inverse_s4"]
+    started = compose(["experiment=math_stepagent_inverse", "seed=4", "runs=x"])
+    assert started.init == "x/math_sft_s4"
+    reproduce("math_stepagent_implicit", [4], tmp_path, store=False)
+    assert trained[2:] == ["math_stepagent_implicit_s4"]
+
+
 def test_mistakes_are_one_sentence(tmp_path: Path, agentrl: Agentrl):
     with pytest.raises(UserError, match="'twentyq_rtf' not found; did you mean 'twentyq_rft'"):
         reproduce("twentyq_rtf", [], tmp_path, store=False)
@@ -115,6 +132,7 @@ def test_toy_sizes_are_set_where_a_preset_has_the_key():
     told = toy(compose(["experiment=twentyq_archer"]))
     assert {"steps=1", "algo.critic_warmup=0"} <= set(told)
     assert not any(one.startswith(("algo.warmup", "rollout.texts")) for one in told)
+    assert "init=null" in toy(compose(["experiment=math_stepagent_inverse"]))
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ TASKS = {
     "tau_mini": {"test": 30, "train": 90},
     "math": {"test": 200, "train": 1000},
 }
-DEMOS = 128  # expert episodes
+DEMOS = 128  # expert episodes, the same for all runs
 STUDENTS = {  # who learns from them: passes over them, or updates; plays nothing
     "sft": ("steps=9", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"),
     "stepagent_implicit": ("steps=8", "algo.fragments_per_update=128"),
@@ -134,24 +134,12 @@ def settings(plan: Plan, steps: int, folder: Path) -> list[str]:
     elif plan.variant:
         own.append(f"algo.advanced.control={plan.variant}")
     if plan.learns_from_demos:
-        own += [*STUDENTS[plan.algo], f"data.demos={demos_file(folder)}"]
+        own += [*STUDENTS[plan.algo], f"data.demos=expert:{DEMOS}"]
     else:
         own.append(f"steps={steps}")
     if plan.start:
         own.append(f"init={folder / plan.start.name}")
     return own
-
-
-def demos_file(folder: Path) -> Path:
-    """Where the demonstrations of a comparison lie."""
-    return folder / "demos.jsonl"
-
-
-def demonstrate(env: str, folder: Path) -> None:
-    """Write the one set of expert episodes, unless it is there."""
-    if COMPARISONS[env].students and not demos_file(folder).exists():
-        call = ["demos", f"env={env}", "seed=0", f"n={DEMOS}", f"out={demos_file(folder)}"]
-        subprocess.run([*AGENTRL, *call], check=True, cwd=ROOT)
 
 
 def refuse_other_steps(run: Path, steps: int) -> None:
@@ -265,7 +253,6 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     work = plans(asked.env, asked.seeds, not asked.no_controls)
     if not asked.write_only:
-        demonstrate(asked.env, folder)
         train_all(work, asked.steps or COMPARISONS[asked.env].steps, folder, asked.jobs)
     done = [(plan, folder / plan.name) for plan in work if is_done(folder / plan.name)]
     rows = [row for plan, run in done for row in records(plan, run)]
