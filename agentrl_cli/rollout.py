@@ -94,6 +94,11 @@ def parted(completion: Completion, cut: str, chat: Chat) -> list[Completion]:
     return [*parts[:-1], replace(parts[-1], finish=completion.finish)]
 
 
+def first_turn(ids: list[int], cut: str, chat: Chat) -> list[int]:
+    """Of a sampled reply what is one turn: up to the first text `cut` ("": all of it)."""
+    return parted(Completion(ids, [0.0] * len(ids), "stop"), cut, chat)[0].ids
+
+
 class Seat:
     """One episode in play: its world, what it has seen in tokens, and what it was last told."""
 

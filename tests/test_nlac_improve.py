@@ -11,6 +11,7 @@ from agentrl_cli.models.set import ModelSet
 from tests.sample_nlac import (
     CHAT,
     LOST,
+    SAMPLING,
     WON,
     Troupe,
     asked,
@@ -277,3 +278,40 @@ def test_an_annotation_judges_the_played_action(models: ModelSet):
     bound(nlac(), generator, models).annotate([episode("seen", actions, success=True)])
     judged = [messages(text)[-2] for text in generator.of("evaluate")[0].texts]
     assert judged == [f"{action}<|im_end|>\n" for action in actions]
+
+
+# replies that the world cuts into turns
+
+
+def thinking(models: ModelSet, **lines: str) -> tuple[NLAC, Troupe]:
+    """The algorithm where a blank line ends a turn, and its speakers."""
+    generator = troupe(act="3+3=6\n\n6+1=7\n\nIt is 7.", **lines)
+    algo = bound(nlac(turns_per_update=5, gate=True), generator, models)
+    algo.context.cut = "\n\n"
+    return algo, generator
+
+
+def test_where_the_world_cuts_a_reply_its_first_part_is_judged_and_distilled(models: ModelSet):
+    algo, generator = thinking(models, refine="3+4=7\n\nIt is 7.")
+    phase = updated(algo, filled(WON, LOST))["policy"]
+    assert phase.metrics["nlac/distilled_share"] == 1
+    for sample in phase.samples:
+        assert written(sample) == "3+4=7\n\n" and sample.ids[-1] != CHAT.closing
+    judged, again = ({messages(t)[-2] for t in call.texts} for call in generator.of("evaluate"))
+    assert {text.removesuffix("<|im_end|>\n") for text in judged} == {"3+3=6\n\n"}
+    assert {text.removesuffix("<|im_end|>\n") for text in again} == {"3+4=7\n\n"}
+
+
+def test_a_refiner_that_goes_on_behind_the_same_part_has_kept_the_action(models: ModelSet):
+    algo, _ = thinking(models, refine="3+3=6\n\nIt is something else.")
+    phase = updated(algo, filled(WON, LOST))["policy"]
+    assert phase.metrics["nlac/changed_share"] == 0 and phase.metrics["nlac/distilled_share"] == 1
+
+
+def test_refined_play_goes_from_part_to_part(models: ModelSet):
+    algo, _ = thinking(models, refine="3+4=7\n\nIt is 7.")
+    (row,) = algo.refined().generate([places(WON)[0].state], [0], SAMPLING)
+    assert CHAT.decode(row[0].ids) == "3+4=7\n\n" and row[0].finish == "stop"
+    kept, _ = thinking(models, evaluate="Optimality: No. It loses.")
+    (row,) = kept.refined().generate([places(WON)[0].state], [0], SAMPLING)
+    assert CHAT.decode(row[0].ids) == "3+3=6\n\n" and len(row[0].logprobs) == len(row[0].ids)

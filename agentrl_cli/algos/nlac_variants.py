@@ -149,7 +149,7 @@ class SelfDistillation(NLAC):
             self.context.chat.role(place.state, first, fill(self.prompts.refine, critique=text))
             for (place, _), first, text in zip(known, firsts, told, strict=True)
         ]
-        refined = [ids for (ids,) in self.roles.write(prompts, 1, self.advanced.writer)]
+        refined = self.roles.refine(prompts, self.advanced.writer)
         pairs = list(zip([place for place, _ in known], refined, strict=True))
         lessons = [(place, ids) for place, ids in pairs if self.roles.ended(ids)]
         changed = [float(a != b) for a, b in zip(firsts, refined, strict=True)]

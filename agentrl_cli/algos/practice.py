@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.roles import Place
 from agentrl_cli.models.policy import reach
-from agentrl_cli.rollout import parted
+from agentrl_cli.rollout import first_turn
 from agentrl_cli.types import Episode, derive_seed
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def practise(context: Context, found: list[Fragment]) -> list[Try]:
     context.generator.clear()
     seeds = [derive_seed(context.seed, "practice", context.step, i) for i in range(len(found))]
     rows = context.generator.generate([one.state for one in found], seeds, context.sampling)
-    first = [parted(row[0], context.cut, context.chat)[0].ids for row in rows]
+    first = [first_turn(row[0].ids, context.cut, context.chat) for row in rows]
     pairs = zip(found, first, strict=True)
     return [Try(one, ids, context.chat.decode(ids), context.cut) for one, ids in pairs]
 

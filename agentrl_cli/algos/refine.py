@@ -9,6 +9,7 @@ from pathlib import Path
 from agentrl_cli.algos.language import fill
 from agentrl_cli.algos.roles import Judged, Place, Roles
 from agentrl_cli.generators.base import Completion, Generator, Sampling
+from agentrl_cli.rollout import parted
 from agentrl_cli.types import Episode, Task, Turn
 
 Chain = list[Judged]
@@ -39,17 +40,15 @@ class Refinement:
         prompts = [place.state for place in places]
         for i in range(self.rounds):
             prompts = [self._prompt(ids, chain) for ids, chain in zip(prompts, chains, strict=True)]
-            refined = [ids for (ids,) in self.roles.write(prompts, 1, self.writer)]
+            refined = self.roles.refine(prompts, self.writer)
             links = self._follow(chains, refined, beside, self.gate or i + 1 < self.rounds)
             chains = [[*chain, link] for chain, link in zip(chains, links, strict=True)]
         return [chain for chain in chains if self._readable(chain)]
 
     def passes(self, chain: Chain) -> bool:
         """Whether to distil: a whole turn that, under the gate, its own critique calls optimal."""
-        ids = chain[-1].action
-        whole = bool(ids) and ids[-1] in self.roles.context.chat.stop_ids
         ungated = not self.gate or self.control == "empty_critiques"
-        return whole and (ungated or chain[-1].optimal is True)
+        return self.roles.ended(chain[-1].action) and (ungated or chain[-1].optimal is True)
 
     def _prompt(self, ids: list[int], chain: Chain) -> list[int]:
         critique = fill(self.roles.prompts.refine, critique=chain[-1].critique)
@@ -103,8 +102,11 @@ class RefinedPlay(Generator):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """One action behind each prompt; of rewritten ones the log-probs are not known (NaN)."""
-        first = [row[0] for row in self.generator.generate(prompts, seeds, sampling, model)]
+        """One action behind each prompt, no more than one turn; of rewritten ones the log-probs are
+        not known (NaN)."""
+        rows = self.generator.generate(prompts, seeds, sampling, model)
+        context = self.refine.roles.context
+        first = [parted(row[0], context.cut, context.chat)[0] for row in rows]
         places = [standing(ids) for ids in prompts]
         chains = self.refine.chains(places, [one.ids for one in first])
         better = {chain[0].place: chain[-1].action for chain in chains if self.refine.passes(chain)}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.language import Prompts, fill, outcome, verdict
+from agentrl_cli.rollout import first_turn
 from agentrl_cli.types import Episode, derive_seed
 
 
@@ -89,7 +90,7 @@ class Roles:
         """A fresh action of the policy at each place."""
         sampling, prompts = self.context.sampling, [place.state for place in places]
         written = self.context.generator.generate(prompts, self._seeds(places), sampling)
-        return [row[0].ids for row in written]
+        return [self._turn(row[0].ids) for row in written]
 
     def forecast(
         self, places: list[Place], actions: list[list[int]], count: int, model: str = "policy"
@@ -123,6 +124,10 @@ class Roles:
         for one, (ids,) in zip(judged, critiques, strict=True):
             one.critique = self.read(ids) if one.forecasts else ""
 
+    def refine(self, prompts: list[list[int]], writer: str) -> list[list[int]]:
+        """The refiner's action behind each prompt."""
+        return [self._turn(ids) for (ids,) in self.write(prompts, 1, writer)]
+
     def prompt(self, place: Place, action: list[int], instruction: str, **texts: str) -> list[int]:
         """The ids of a role's prompt: what was played, the action, the filled-in instruction."""
         return self.context.chat.role(place.state, action, fill(instruction, **texts))
@@ -146,8 +151,15 @@ class Roles:
         return self.context.chat.decode(ids)
 
     def ended(self, ids: list[int]) -> bool:
-        """Whether sampled ids end with a closing token and not at the limit of tokens."""
-        return ids[-1] in self.context.sampling.stop_ids
+        """Whether sampled ids end with a closing token, or where the world cuts a reply, and not at
+        the limit of tokens."""
+        cut = self.context.cut
+        closed = bool(ids) and ids[-1] in self.context.sampling.stop_ids
+        return closed or (cut != "" and self.read(ids).endswith(cut))
+
+    def _turn(self, ids: list[int]) -> list[int]:
+        """Of a sampled reply what the world takes as one turn."""
+        return first_turn(ids, self.context.cut, self.context.chat)
 
     def _seeds(self, rows: list[Place] | list[list[int]]) -> list[int]:
         self.calls += 1
