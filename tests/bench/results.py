@@ -14,8 +14,10 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentrl_cli import reproduce
@@ -33,23 +35,25 @@ TASKS = {
     "tau_mini": {"test": 30, "train": 90},
     "math": {"test": 200, "train": 1000},
 }
-DEMOS = 128  # expert episodes, the same for all runs
-STUDENTS = {  # who learns from them: passes over them, or updates; plays nothing
-    "sft": ("steps=9", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"),
+STEPAGENT = {
     "stepagent_implicit": ("steps=8", "algo.fragments_per_update=128"),
     "stepagent_inverse": ("steps=6", "algo.fragments_per_update=32"),
 }
+SERVED = {"sft": ("steps=9", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4")} | STEPAGENT
+TAUGHT = {"sft": ("steps=30", "algo.tokens_per_step=500", "algo.optimizer.lr=1e-3")} | STEPAGENT
 Rows = list[dict[str, Any]]
 
 
 class Comparison(NamedTuple):
-    """What is compared in one environment: algorithms that play, `steps` updates of each, variants
-    of one of them, and how an evaluation is played."""
+    """What is compared in one environment: algorithms that play, `steps` updates of each; variants
+    of some; those that learn from `demos` expert episodes, the same for all runs, with their passes
+    or updates and settings; how an evaluation is played."""
 
     steps: int
     players: tuple[str, ...]
     variants: tuple[tuple[str, str], ...] = ()
-    students: tuple[str, ...] = ()
+    demos: int = 0
+    students: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     overrides: tuple[str, ...] = ()
 
 
@@ -59,11 +63,11 @@ COMPARISONS = {
         (("sft", OWN_PLAY), *(("nlac", control) for control in CONTROLS)),
     ),
     "tau_mini": Comparison(
-        12, ("nlac", "self_ac", "grpo", "rft"), (), tuple(STUDENTS),
+        12, ("nlac", "self_ac", "grpo", "rft"), (), 128, SERVED,
         ("eval.splits=[test]", "eval.episodes_per_task=20", "eval.greedy=false"),
     ),
     "math": Comparison(
-        12, ("nlac", "self_ac", "grpo", "rft"), (), tuple(STUDENTS),
+        12, ("nlac", "self_ac", "grpo", "rft"), (), 512, TAUGHT,
         ("eval.splits=[test]", "eval.episodes_per_task=5", "eval.greedy=false"),
     ),
 }  # fmt: skip
@@ -85,7 +89,7 @@ class Plan(NamedTuple):
     @property
     def learns_from_demos(self) -> bool:
         """Whether it reads demonstrations and plays nothing."""
-        return self.algo in STUDENTS and not self.variant
+        return self.algo in COMPARISONS[self.env].students
 
     @property
     def start(self) -> Plan | None:
@@ -134,7 +138,8 @@ def settings(plan: Plan, steps: int, folder: Path) -> list[str]:
     elif plan.variant:
         own.append(f"algo.advanced.control={plan.variant}")
     if plan.learns_from_demos:
-        own += [*STUDENTS[plan.algo], f"data.demos=expert:{DEMOS}"]
+        own += [*COMPARISONS[plan.env].students[plan.algo]]
+        own.append(f"data.demos=expert:{COMPARISONS[plan.env].demos}")
     else:
         own.append(f"steps={steps}")
     if plan.start:
@@ -171,7 +176,7 @@ def records(plan: Plan, run: Path) -> Rows:
         "env": plan.env,
         "model": "tiny",
         "init": plan.start.algo if plan.start else "base",
-        "demos": DEMOS if plan.learns_from_demos else "",
+        "demos": COMPARISONS[plan.env].demos if plan.learns_from_demos else "",
     }
     return by_split(common | cost(meta, updates), base, last)
 
