@@ -149,7 +149,8 @@ def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
         "optimizer": OptimizerSpec(lr=1e-2), "prompts": PROMPTS,
     }  # fmt: skip
     rare: dict[str, Any] = {
-        "first_action": "fresh", "writer": "policy", "control": "none", "role_tokens": 40,
+        "first_action": "fresh", "keep_optimal": False, "writer": "policy", "control": "none",
+        "role_tokens": 40,
         "role_temperature": 1.0, "critique_temperature": 1.0, "tokens_per_step": 0,
         "successor_tokens_per_step": 0, "watched_states": 4, "watched_actions": 2, "probes": 4,
     }  # fmt: skip

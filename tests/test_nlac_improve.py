@@ -178,6 +178,23 @@ def test_an_action_that_the_refiner_kept_keeps_its_critique(models: ModelSet):
 # controls
 
 
+def test_what_is_found_optimal_stays_unasked_where_it_is_to_be_kept(models: ModelSet):
+    def verdict(text: str, draw: object) -> str:
+        good = "cat" in messages(text)[-2] or "owl" in messages(text)[-2]
+        return f"Optimality: {'Yes' if good else 'No'}. So it is."
+
+    for keep in (True, False):
+        generator = troupe(evaluate=verdict)
+        advanced = {"first_action": "stored", "keep_optimal": keep}
+        algo = bound(nlac(advanced, turns_per_update=5, gate=True), generator, models)
+        phase = updated(algo, filled(WON, LOST))["policy"]
+        lessons = sorted(map(written, phase.samples))
+        assert lessons == ["Is it a cat?"] * keep + ["Is it an owl?"] * (5 - keep)
+        (asked_of,) = generator.of("refine")
+        assert len(asked_of.prompts) == 5 - keep
+        assert phase.metrics["nlac/kept_when_optimal"] == keep
+
+
 def test_shuffled_outcomes_end_an_episode_as_another_one_did(models: ModelSet):
     played = [episode(f"e{i}", ["Is it big?"], success=i < 10) for i in range(20)]
     algo = bound(nlac(advanced={"control": "shuffled_outcomes"}), troupe(), models)

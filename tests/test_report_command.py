@@ -79,14 +79,16 @@ def test_a_run_s_interval_is_the_one_that_its_evaluation_logged(tmp_path: Path):
     assert (row.final.mean, row.final.low, row.final.high) == logged
 
 
-def test_the_table_of_the_readme_is_that_of_the_stored_records():
+@pytest.mark.parametrize("env", ["twentyq", "tau_mini", "math"])
+def test_a_table_of_the_readme_is_that_of_the_stored_records(env: str):
     """Each of its rows but for the name: base, finals with intervals, gain and seconds."""
-    stored = json.loads((ROOT / "docs" / "results" / "twentyq.json").read_text())
+    stored = json.loads((ROOT / "docs" / "results" / f"{env}.json").read_text())
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in stored:
         if one["split"] == "test":
             groups.setdefault((one["algo"], one["variant"]), []).append(one)
-    text = (ROOT / "README.md").read_text().partition("| algorithm | base, %")[2]
+    named = (ROOT / "README.md").read_text().partition(f"(docs/results/{env}.json)")[2]
+    text = named.partition("| algorithm | base, %")[2]
     lines = text.partition("\n\n")[0].splitlines()[2:]
     shown = {tuple(line.replace("−", "-").split(" | ")[1:]) for line in lines}
     assert shown == {tuple(map(str, cells(rows))) for rows in groups.values()}

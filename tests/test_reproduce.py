@@ -19,7 +19,7 @@ from tests.sample_report import write_run
 from tests.sample_runs import Agentrl
 
 PRESETS = sorted((Path(__file__).parent.parent / "conf" / "experiment").glob("*.yaml"))
-RECORDS = PRESETS[0].parents[2] / "docs" / "results" / "twentyq.json"
+RESULTS = PRESETS[0].parents[2] / "docs" / "results"
 STORED = Result("test", 0.4, 0.35, 0.45)
 
 
@@ -53,8 +53,10 @@ def test_presets_of_the_paper_train_a_large_model_through_lora():
         assert (cfg.model.path, cfg.model.lora.rank) == ("Qwen/Qwen2.5-7B-Instruct", 64)
 
 
-def test_what_is_stored_of_twentyq_is_what_its_records_say():
-    records = [row for row in json.loads(RECORDS.read_text()) if row["split"] == "test"]
+@pytest.mark.parametrize("env", ["twentyq", "tau_mini", "math"])
+def test_what_is_stored_of_an_environment_is_what_its_records_say(env: str):
+    file = RESULTS / f"{env}.json"
+    records = [row for row in json.loads(file.read_text()) if row["split"] == "test"]
     assert records
     for row in records:
         kept = Result(**read_stored()[preset(row)][str(row["seed"])])

@@ -44,6 +44,7 @@ class Advanced:
     `watched_states`, `watched_actions` and `probes` size the measurements at evaluation."""
 
     first_action: Literal["fresh", "stored"]
+    keep_optimal: bool
     writer: Literal["policy", "target", "reference"]
     control: Literal["none", "shuffled_outcomes", "shuffled_critiques", "empty_critiques"]
     role_tokens: int
@@ -115,7 +116,8 @@ class NLAC(Algorithm):
         self.backup = LanguageBackup(self.roles, self.prompts.backup, self.trace)
         self.refine = Refinement(
             roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, compare=self.compare,
-            gate=self.gate, writer=advanced.writer, control=advanced.control,
+            gate=self.gate, keep=advanced.keep_optimal, writer=advanced.writer,
+            control=advanced.control,
         )  # fmt: skip
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:

@@ -19,14 +19,16 @@ Chain = list[Judged]
 class Refinement:
     """`rounds` times a^{i+1} ~ refiner(s, a^i, q^i) with q^i ~ evaluator(s, a^i, d) and `forecasts`
     texts d ~ successor(s, a^i). With `compare` the evaluator also reads forecasts of another action
-    of the same state; with `gate` the last action needs a critique that calls it optimal. `writer`
-    names the refiner's weights; `control` spoils critiques on purpose."""
+    of the same state; with `gate` the last action needs a critique that calls it optimal; with
+    `keep` the refiner is not asked of an action that its critique calls optimal. `writer` names
+    the refiner's weights; `control` spoils critiques on purpose."""
 
     roles: Roles
     forecasts: int
     rounds: int
     compare: bool
     gate: bool
+    keep: bool
     writer: str
     control: str
 
@@ -40,7 +42,7 @@ class Refinement:
         prompts = [place.state for place in places]
         for i in range(self.rounds):
             prompts = [self._prompt(ids, chain) for ids, chain in zip(prompts, chains, strict=True)]
-            refined = self.roles.refine(prompts, self.writer)
+            refined = self._refined(chains, prompts)
             links = self._follow(chains, refined, beside, self.gate or i + 1 < self.rounds)
             chains = [[*chain, link] for chain, link in zip(chains, links, strict=True)]
         return [chain for chain in chains if self._readable(chain)]
@@ -49,6 +51,15 @@ class Refinement:
         """Whether to distil: a whole turn that, under the gate, its own critique calls optimal."""
         ungated = not self.gate or self.control == "empty_critiques"
         return self.roles.ended(chain[-1].action) and (ungated or chain[-1].optimal is True)
+
+    def _refined(self, chains: list[Chain], prompts: list[list[int]]) -> list[list[int]]:
+        """The next action of each chain."""
+        asked = [i for i, one in enumerate(chains) if not (self.keep and one[-1].optimal)]
+        written = self.roles.refine([prompts[i] for i in asked], self.writer)
+        actions = [chain[-1].action for chain in chains]
+        for i, ids in zip(asked, written, strict=True):
+            actions[i] = ids
+        return actions
 
     def _prompt(self, ids: list[int], chain: Chain) -> list[int]:
         critique = fill(self.roles.prompts.refine, critique=chain[-1].critique)
