@@ -119,11 +119,11 @@ def test_noise_is_between_seeds_of_one_configuration_only(tmp_path: Path):
 
 def test_configurations_that_differ_are_groups_named_by_what_differs(tmp_path: Path):
     write_run(tmp_path / "a", algo="nlac", init=None)
-    write_run(tmp_path / "b", algo="nlac", init="runs/base", seed=1)
+    write_run(tmp_path / "b", algo="nlac", init="elsewhere/base", seed=1)
     write_run(tmp_path / "c", algo="rft", seed=1, hardware={"threads": 1})
     write_run(tmp_path / "d", algo="rft", seed=2, hardware={"threads": 2})
     labels = [row.group for row in only(tmp_path).rows]
-    assert labels == ["nlac init=null", "nlac init=runs/base", "rft"]
+    assert labels == ["nlac init=null", "nlac init=elsewhere/base", "rft"]
 
 
 def test_the_group_without_a_control_is_called_by_its_algorithm_alone(tmp_path: Path):
@@ -277,3 +277,20 @@ def test_the_page_shows_what_the_critic_knew(made: Path):
     text = (made / FILE).read_text()
     assert "What the critics knew" in text and "nlac</b>: 16 annotated turns" in text
     assert "won, as 1 of 1 forecasts said" in text
+
+
+def test_runs_that_each_start_from_a_run_of_their_own_seed_are_one_group(tmp_path: Path):
+    for seed in range(3):
+        write_run(tmp_path / f"sft-s{seed}", algo="sft", seed=seed)
+        init = str(tmp_path / f"sft-s{seed}") if seed else "sft-s0"  # by its name beside it, too
+        write_run(tmp_path / f"dpo-s{seed}", algo="dpo", seed=seed, init=init)
+    write_run(tmp_path / "sft-long", algo="sft", seed=0, steps=30)
+    write_run(tmp_path / "dpo-long", algo="dpo", seed=0, init=str(tmp_path / "sft-long"))
+    write_run(tmp_path / "dpo-lost", algo="dpo", seed=0, init="gone")
+    (world,) = worlds(read_all([str(tmp_path)]))
+    found = {group.label: sorted(record.name for record in group.records) for group in world.groups}
+    assert ["dpo-s0", "dpo-s1", "dpo-s2"] in found.values()
+    assert ["dpo-long"] in found.values() and ["dpo-lost"] in found.values()
+    assert {name.partition("-")[0] for name in found if name.startswith("dpo")} == {
+        "dpo init=sft", "dpo init=gone",
+    }  # fmt: skip

@@ -7,6 +7,8 @@ its configuration but the seed and what only says where it computes). Nothing is
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -199,9 +201,28 @@ def world_of(record: Record) -> dict[str, Any]:
 
 
 def group_of(record: Record) -> dict[str, Any]:
-    """What must be equal for two runs to be one configuration."""
-    chosen = {k: v for k, v in record.config.items() if k not in ASIDE and k not in WORLD}
-    return flat(chosen | {"choice": record.algo})
+    """What must be equal for two runs to be one configuration. A run that it starts from counts by
+    its own configuration, so that each seed may start from a run of its own."""
+    own = _chosen(record.config) | {"choice": record.algo}
+    if start := _start(record):
+        told = json.dumps(flat(_chosen(_config(start, []))), sort_keys=True, default=str)
+        digest = hashlib.blake2b(told.encode(), digest_size=2).hexdigest()
+        own["init"] = f"{start.meta.get('choices', {}).get('algo', '?')}-{digest}"
+    return flat(own)
+
+
+def _chosen(config: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in config.items() if k not in ASIDE and k not in WORLD}
+
+
+def _start(record: Record) -> Run | None:
+    """The run that a run starts from; None where there is none or it cannot be read."""
+    named = record.config.get("init")
+    places = [Path(named), record.run.folder.parent / named] if isinstance(named, str) else []
+    try:
+        return next((Run(place) for place in places if is_run(place)), None)
+    except UserError:
+        return None
 
 
 def label(own: dict[str, Any], others: list[dict[str, Any]], most: int = 3) -> str:
