@@ -8,7 +8,6 @@ its configuration but the seed and what only says where it computes). Nothing is
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -205,7 +204,7 @@ def group_of(record: Record) -> dict[str, Any]:
     its own configuration, so that each seed may start from a run of its own."""
     own = _chosen(record.config) | {"choice": record.algo}
     if start := _start(record):
-        told = json.dumps(flat(_chosen(_config(start, []))), sort_keys=True, default=str)
+        told = str(sorted(flat(_chosen(_config(start, []))).items()))
         digest = hashlib.blake2b(told.encode(), digest_size=2).hexdigest()
         own["init"] = f"{start.meta.get('choices', {}).get('algo', '?')}-{digest}"
     return flat(own)
@@ -217,9 +216,9 @@ def _chosen(config: dict[str, Any]) -> dict[str, Any]:
 
 def _start(record: Record) -> Run | None:
     """The run that a run starts from; None where there is none or it cannot be read."""
-    named = record.config.get("init")
-    places = [Path(named), record.run.folder.parent / named] if isinstance(named, str) else []
+    named = str(record.config.get("init"))
     try:
+        places = (Path(named), record.run.folder.parent / named)
         return next((Run(place) for place in places if is_run(place)), None)
     except UserError:
         return None
