@@ -67,7 +67,7 @@ COMPARISONS = {
         ("eval.splits=[test]", "eval.episodes_per_task=20", "eval.greedy=false"),
     ),
     "math": Comparison(
-        12, ("nlac", "self_ac", "grpo", "rft"), (), 512, TAUGHT,
+        12, ("nlac", "self_ac", "archer", "ppo", "grpo", "rft"), (), 512, TAUGHT,
         ("eval.splits=[test]", "eval.episodes_per_task=5", "eval.greedy=false"),
     ),
 }  # fmt: skip
