@@ -185,6 +185,8 @@ def test_self_distillation_leaves_out_rollouts_that_broke(models: ModelSet):
         (NLRL, {"control": "shuffled_outcomes"}, {"rollouts": 2}),
         (SelfDistillation, {"control": "empty_critiques"}, {"rollouts": 2}),
         (SelfDistillation, {"writer": "target"}, {"rollouts": 2}),
+        (SelfDistillation, {"keep_optimal": True}, {"rollouts": 2}),
+        (NLQL, {"keep_optimal": True}, {"candidates": 2}),
         (NLQL, {}, {"candidates": 1}),
         (NLRL, {}, {"rollouts": 0}),
     ],

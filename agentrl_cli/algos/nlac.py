@@ -36,8 +36,10 @@ Lesson = tuple[Place, list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Advanced:
-    """Rarely changed. `writer` names the weights that write critiques and refinements: nothing
-    trains these roles, so the live policy forgets them and its start (reference) does not.
+    """Rarely changed. With `keep_optimal` an action that its critique calls optimal stays as it is,
+    else the refiner is asked all the same. `writer` names the weights that write critiques and
+    refinements: nothing trains these roles, so the live policy forgets them and its start
+    (reference) does not.
     `control` spoils one part on purpose: what NLAC gains over it is that part's work.
     The successor's targets are mostly one sampled outcome each, so one step on all of them
     (`successor_tokens_per_step` 0) follows their noise less than many small ones.

@@ -80,6 +80,7 @@ class NLQL(NLAC):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(2, candidates=self.candidates)
+        refuse_keeping(self)
 
     def improve(self, places: list[Place]) -> tuple[list[Lesson], dict[str, float]]:
         """The best of the candidates at each place; places without a readable critique are left
@@ -123,6 +124,7 @@ class SelfDistillation(NLAC):
             refuse_control(self, control)
         if self.advanced.writer == "target":
             raise UserError("algo.advanced.writer is target, of which there is none here")
+        refuse_keeping(self)
 
     def models(self) -> dict[str, ModelSpec]:
         """The policy and its start."""
@@ -209,6 +211,13 @@ def refuse_control(algo: NLAC, control: str) -> None:
     if algo.advanced.control == control:
         name = type(algo).__name__
         raise UserError(f"algo.advanced.control={control} means nothing to {name}; use algo=nlac")
+
+
+def refuse_keeping(algo: NLAC) -> None:
+    """Raise UserError where `keep_optimal` is asked of a variant without critiques to refine by."""
+    if algo.advanced.keep_optimal:
+        name = type(algo).__name__
+        raise UserError(f"algo.advanced.keep_optimal=true means nothing to {name}; use algo=nlac")
 
 
 def _start(algo: NLAC, place: Place, number: int, action: list[int] | None) -> Start:
