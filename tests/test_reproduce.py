@@ -13,7 +13,7 @@ from agentrl_cli.config import build, check, compose
 from agentrl_cli.errors import UserError
 from agentrl_cli.reproduce import Result, Verdict, read_stored, reproduce, result, smoke, toy
 from agentrl_cli.run import Run
-from tests.bench.results import preset
+from tests.bench.results import COMPARISONS, plans, preset
 from tests.sample_models import write_model
 from tests.sample_report import write_run
 from tests.sample_runs import Agentrl
@@ -61,6 +61,13 @@ def test_what_is_stored_of_an_environment_is_what_its_records_say(env: str):
     for row in records:
         kept = Result(**read_stored()[preset(row)][str(row["seed"])])
         assert kept == Result("test", row["final"], row["low"], row["high"])
+
+
+def test_every_run_that_make_results_compares_is_a_preset_from_the_start_it_names():
+    for plan in (one for env in COMPARISONS for one in plans(env, [5], controls=True)):
+        cfg = compose([f"experiment={plan.preset}", "seed=5", "runs=x"])
+        assert (cfg.choices.algo, cfg.choices.env) == (plan.algo, plan.env)
+        assert cfg.init == (f"x/{plan.start.preset}_s5" if plan.start else None)
 
 
 def test_every_stored_number_belongs_to_a_preset():

@@ -1,11 +1,11 @@
 """Measures every learning figure of an environment anew: `make results`.
 
-Writes docs/results/ENV.json and ENV_critic.json, and agentrl_cli/reproduce.json, against which
-`agentrl reproduce` holds a later run of a preset. Each algorithm and control trains from the
-shipped base on the same number of episodes, three seeds, one torch thread a run, `--jobs` runs side
-by side. Who learns from demonstrations gets one fixed set of the expert's, SFT from the base and
-StepAgent from that SFT. A run that is already done is not repeated. The table that it prints last
-is that of `agentrl report FOLDER --markdown`, and README's.
+Every run is a shipped preset; writes docs/results/ENV.json and ENV_critic.json, and
+agentrl_cli/reproduce.json, against which `agentrl reproduce` holds a later run. Each algorithm and
+control trains from the shipped base on the same number of episodes, three seeds, one torch thread a
+run, `--jobs` runs side by side. Who learns from demonstrations gets one fixed set of the expert's,
+SFT from the base and StepAgent from that SFT. A run that is already done is not repeated. The table
+that it prints last is that of `agentrl report FOLDER --markdown`, and README's.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import yaml
+
 from agentrl_cli import reproduce
-from agentrl_cli.config import options
+from agentrl_cli.config import compose
+from agentrl_cli.experts import EXPERT
 from agentrl_cli.report.command import gather, markdown
 from agentrl_cli.run import Run, read_checkpoint
 
@@ -35,42 +36,15 @@ TASKS = {
     "tau_mini": {"test": 30, "train": 90},
     "math": {"test": 200, "train": 1000},
 }
-STEPAGENT = {
-    "stepagent_implicit": ("steps=8", "algo.fragments_per_update=128"),
-    "stepagent_inverse": ("steps=6", "algo.fragments_per_update=32"),
-}
-SERVED = {"sft": ("steps=9", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4")} | STEPAGENT
-TAUGHT = {"sft": ("steps=30", "algo.tokens_per_step=500", "algo.optimizer.lr=1e-3")} | STEPAGENT
 Rows = list[dict[str, Any]]
-
-
-class Comparison(NamedTuple):
-    """What is compared in one environment: algorithms that play, `steps` updates of each; variants
-    of some; those that learn from `demos` expert episodes, the same for all runs, with their passes
-    or updates and settings; how an evaluation is played."""
-
-    steps: int
-    players: tuple[str, ...]
-    variants: tuple[tuple[str, str], ...] = ()
-    demos: int = 0
-    students: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    overrides: tuple[str, ...] = ()
-
-
-COMPARISONS = {
-    "twentyq": Comparison(
-        24, ("nlac", "self_ac", "archer", "ppo", "grpo", "rft"),
-        (("sft", OWN_PLAY), *(("nlac", control) for control in CONTROLS)),
-    ),
-    "tau_mini": Comparison(
-        12, ("nlac", "self_ac", "grpo", "rft"), (), 128, SERVED,
-        ("eval.splits=[test]", "eval.episodes_per_task=20", "eval.greedy=false"),
-    ),
-    "math": Comparison(
-        12, ("nlac", "self_ac", "archer", "ppo", "grpo", "rft"), (), 512, TAUGHT,
-        ("eval.splits=[test]", "eval.episodes_per_task=5", "eval.greedy=false"),
-    ),
-}  # fmt: skip
+PLAYERS = ("nlac", "self_ac", "archer", "ppo", "grpo", "rft")
+STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse")  # who learns from demonstrations
+VARIANTS = (("sft", OWN_PLAY), *(("nlac", control) for control in CONTROLS))
+COMPARISONS: dict[str, list[tuple[str, str]]] = {  # algorithm and variant: each is a preset
+    "twentyq": [*((algo, "") for algo in PLAYERS), *VARIANTS],
+    "tau_mini": [(algo, "") for algo in ("nlac", "self_ac", "grpo", "rft", *STUDENTS)],
+    "math": [(algo, "") for algo in (*PLAYERS, *STUDENTS)],
+}
 
 
 class Plan(NamedTuple):
@@ -87,22 +61,19 @@ class Plan(NamedTuple):
         return "-".join(filter(None, [self.algo, self.variant, f"s{self.seed}"]))
 
     @property
-    def learns_from_demos(self) -> bool:
-        """Whether it reads demonstrations and plays nothing."""
-        return self.algo in COMPARISONS[self.env].students
+    def preset(self) -> str:
+        """The shipped preset that says how it is run."""
+        return preset(self._asdict())
 
     @property
     def start(self) -> Plan | None:
         """The run that it starts from; None: the base."""
-        is_later = self.learns_from_demos and self.algo != "sft"
-        return self._replace(algo="sft") if is_later else None
+        return self._replace(algo="sft") if self.algo.startswith("stepagent") else None
 
 
 def plans(env: str, seeds: list[int], controls: bool) -> list[Plan]:
-    """Everything that is compared, seed by seed, each SFT before what starts from it."""
-    chosen = COMPARISONS[env]
-    compared = [(algo, "") for algo in (*chosen.players, *chosen.students)]
-    compared += chosen.variants if controls else ()
+    """Everything that is compared, seed by seed."""
+    compared = [one for one in COMPARISONS[env] if controls or not one[1]]
     return [Plan(env, algo, variant, seed) for seed in seeds for algo, variant in compared]
 
 
@@ -110,41 +81,24 @@ def train(plan: Plan, steps: int, folder: Path) -> Path:
     """Train one run unless it is done; the run's folder."""
     run = folder / plan.name
     if is_done(run):
-        if not plan.learns_from_demos:
-            refuse_other_steps(run, steps)
+        refuse_other_steps(run, steps)
         return run
     if run.exists():
         raise SystemExit(f"{run} is there but not done; remove it")
-    command = [*AGENTRL, "train", *settings(plan, steps, folder)]
+    own = [f"experiment={plan.preset}", f"seed={plan.seed}", f"runs={folder}", f"name={plan.name}"]
+    own += [f"init={folder / plan.start.name}"] if plan.start else []
     with (folder / f"{plan.name}.log").open("w") as log:
-        subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=log)
+        subprocess.run([*AGENTRL, "train", *own], check=True, cwd=ROOT, stdout=log, stderr=log)
     return run
 
 
-def train_all(work: list[Plan], steps: int, folder: Path, jobs: int) -> None:
+def train_all(work: list[Plan], folder: Path, jobs: int) -> None:
     """First what starts from the base, then what starts from one of those runs."""
+    steps = {plan: compose([f"experiment={plan.preset}"]).steps for plan in work}
     for later in (False, True):
         with ThreadPoolExecutor(jobs) as pool:
             group = [plan for plan in work if (plan.start is not None) is later]
-            list(pool.map(lambda plan: train(plan, steps, folder), group))
-
-
-def settings(plan: Plan, steps: int, folder: Path) -> list[str]:
-    """The overrides of a run."""
-    own = [f"env={plan.env}", f"algo={plan.algo}", f"seed={plan.seed}", f"runs={folder}"]
-    own += [f"name={plan.name}", "hardware.threads=1", *COMPARISONS[plan.env].overrides]
-    if plan.variant == OWN_PLAY:
-        own.append("algo.tokens_per_step=4000")  # about as many optimizer steps as NLAC
-    elif plan.variant:
-        own.append(f"algo.advanced.control={plan.variant}")
-    if plan.learns_from_demos:
-        own += [*COMPARISONS[plan.env].students[plan.algo]]
-        own.append(f"data.demos=expert:{COMPARISONS[plan.env].demos}")
-    else:
-        own.append(f"steps={steps}")
-    if plan.start:
-        own.append(f"init={folder / plan.start.name}")
-    return own
+            list(pool.map(lambda plan: train(plan, steps[plan], folder), group))
 
 
 def refuse_other_steps(run: Path, steps: int) -> None:
@@ -172,11 +126,12 @@ def records(plan: Plan, run: Path) -> Rows:
     """One record per split, from the run's own files."""
     meta, evaluations, updates = read(run)
     base, last = evaluations[0], evaluations[-1]
+    demos = yaml.safe_load((run / "config.yaml").read_text())["data"]["demos"]
     common = named(plan) | {
         "env": plan.env,
         "model": "tiny",
         "init": plan.start.algo if plan.start else "base",
-        "demos": COMPARISONS[plan.env].demos if plan.learns_from_demos else "",
+        "demos": int(demos.removeprefix(EXPERT)) if demos else "",
     }
     return by_split(common | cost(meta, updates), base, last)
 
@@ -231,7 +186,7 @@ def preset(record: dict[str, Any]) -> str:
 
 def keep(record: dict[str, Any]) -> None:
     """Store the result on test objects for `agentrl reproduce`."""
-    if record["split"] == "test" and preset(record) in options("experiment"):
+    if record["split"] == "test":
         found = reproduce.Result(*(record[key] for key in ("split", "final", "low", "high")))
         reproduce.keep(preset(record), record["seed"], found)
 
@@ -247,7 +202,6 @@ def main() -> None:
     """Run all plans and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", default="twentyq", choices=COMPARISONS)
-    parser.add_argument("--steps", type=int, help="updates, if not as many as usual")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--no-controls", action="store_true")
     parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
@@ -258,7 +212,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     work = plans(asked.env, asked.seeds, not asked.no_controls)
     if not asked.write_only:
-        train_all(work, asked.steps or COMPARISONS[asked.env].steps, folder, asked.jobs)
+        train_all(work, folder, asked.jobs)
     done = [(plan, folder / plan.name) for plan in work if is_done(folder / plan.name)]
     rows = [row for plan, run in done for row in records(plan, run)]
     write(f"{asked.env}.json", rows)
