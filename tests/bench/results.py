@@ -38,12 +38,15 @@ TASKS = {
 }
 Rows = list[dict[str, Any]]
 PLAYERS = ("nlac", "self_ac", "archer", "ppo", "grpo", "rft")
-STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse")  # who learns from demonstrations
-VARIANTS = (("sft", OWN_PLAY), *(("nlac", control) for control in CONTROLS))
-COMPARISONS: dict[str, list[tuple[str, str]]] = {  # algorithm and variant: each is a preset
-    "twentyq": [*((algo, "") for algo in PLAYERS), *VARIANTS],
-    "tau_mini": [(algo, "") for algo in ("nlac", "self_ac", "grpo", "rft", *STUDENTS)],
-    "math": [(algo, "") for algo in (*PLAYERS, *STUDENTS)],
+STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
+FROM_SFT = (*STUDENTS[1:], "ppo_from_sft", "rft_from_sft")  # who starts from that SFT
+VARIANTS = {  # of algorithms; each is a preset, as each algorithm is
+    "twentyq": (
+        ("sft", OWN_PLAY),
+        *(("nlac", control) for control in CONTROLS),
+        ("ppo", "ppo_from_sft"),
+        ("rft", "rft_from_sft"),
+    ),
 }
 
 
@@ -68,12 +71,14 @@ class Plan(NamedTuple):
     @property
     def start(self) -> Plan | None:
         """The run that it starts from; None: the base."""
-        return self._replace(algo="sft") if self.algo.startswith("stepagent") else None
+        is_later = (self.variant or self.algo) in FROM_SFT
+        return self._replace(algo="sft", variant="") if is_later else None
 
 
 def plans(env: str, seeds: list[int], controls: bool) -> list[Plan]:
     """Everything that is compared, seed by seed."""
-    compared = [one for one in COMPARISONS[env] if controls or not one[1]]
+    compared = [(algo, "") for algo in (*PLAYERS, *STUDENTS)]
+    compared += VARIANTS.get(env, ()) if controls else ()
     return [Plan(env, algo, variant, seed) for seed in seeds for algo, variant in compared]
 
 
@@ -201,7 +206,7 @@ def write(name: str, rows: Rows) -> None:
 def main() -> None:
     """Run all plans and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env", default="twentyq", choices=COMPARISONS)
+    parser.add_argument("--env", default="twentyq", choices=TASKS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--no-controls", action="store_true")
     parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")

@@ -1,53 +1,31 @@
-"""Measures learning from demonstrations on Twenty Questions: `python tests/bench/stepagent.py`.
+"""Measures what more demonstrations and more passes are worth on Twenty Questions: run as
+`python tests/bench/stepagent.py`, behind `python tests/bench/results.py`, whose folder it shares.
 
-One fixed set of expert episodes serves every algorithm and seed. Each seed first runs SFT on it;
-StepAgent in both variants, DPO on trajectories, PPO and RFT start from that SFT (`init`), and so
-does more of the same SFT (`longer`), which says what further passes alone are worth. SFT and
-StepAgent also learn from fewer and from more episodes, the smaller sets being the beginnings of the
-largest. Writes docs/results/stepagent.json; a run that is already done is not repeated.
+SFT, and StepAgent from it, learn from fewer and from more expert episodes than in the comparison;
+the smaller sets are the beginnings of the larger ones. `longer` goes on with the same SFT, as a
+measure of what further passes alone give. Writes docs/results/stepagent.json, the comparison's own
+size among it; a run that is already done is not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from results import ROOT, Rows, by_split, cost, is_done, read, write
+from results import AGENTRL, ROOT, STUDENTS, Rows, by_split, cost, is_done, read, write
 
-AGENTRL = [sys.executable, "-m", "agentrl_cli.cli"]
 SIZES = (32, 128, 512)
-MAIN = 128  # the size at which all algorithms are compared
-USUAL = [
-    "env=twentyq", "hardware.threads=1", "eval_every=0", "save_every=0", "eval.greedy=false",
-    "eval.episodes_per_task=5", "rollout.episodes_per_step=64",
-]  # fmt: skip
-SETTINGS = {  # after a pilot of unequal trials, see docs/log.md
-    "sft": ["steps=9", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"],
-    "longer": ["algo=sft", "steps=6", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"],
-    "stepagent_implicit": [
-        "steps=8", "algo.tried=last_line", "algo.fragments_per_update=128",
-        "algo.optimizer.lr=1e-4",
-    ],
-    "stepagent_inverse": [
-        "steps=6", "algo.tried=last_line", "algo.fragments_per_update=32",
-        "algo.discriminator_optimizer.lr=5e-4", "algo.ppo.optimizer.lr=1e-4",
-    ],
-    "dpo": ["steps=8", "algo.optimizer.lr=1e-4"],
-    "ppo": ["steps=8", "algo.tokens_per_step=4000", "algo.optimizer.lr=1e-4"],
-    "rft": ["steps=8", "algo.tokens_per_step=4000", "algo.optimizer.lr=3e-4"],
-}  # fmt: skip
-PLAYS = ("ppo", "rft")  # who reads no demonstrations
-SIZED = ("sft", "longer", "stepagent_implicit", "stepagent_inverse")  # at every number of them
+COMPARED = 128  # the presets' own size, whose runs results.py trains
+SFT, *LATER = STUDENTS[:3]
+LONGER = ("longer", f"experiment=twentyq_{SFT}", "steps=8")
 
 
 class Plan(NamedTuple):
-    """One run: what of SETTINGS, its seed, and how many demonstrations it or its start has seen."""
+    """One run: `what` learns, its seed, and how many demonstrations it and its start have seen."""
 
     what: str
     seed: int
@@ -55,92 +33,71 @@ class Plan(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The run's folder: ppo-d128-s0."""
-        return f"{self.what}-d{self.demos}-s{self.seed}"
+        """The run's folder: sft-d32-s0; as results.py names it where it is one of its own."""
+        shared = self.demos == COMPARED and self.what != LONGER[0]
+        return f"{self.what}-s{self.seed}" if shared else f"{self.what}-d{self.demos}-s{self.seed}"
 
     @property
-    def start(self) -> Plan:
-        """The SFT that it starts from."""
-        return Plan("sft", self.seed, self.demos)
+    def start(self) -> Plan | None:
+        """The SFT that it starts from; None: the base."""
+        return None if self.what == SFT else self._replace(what=SFT)
+
+    def settings(self, folder: Path) -> list[str]:
+        """The overrides of the run."""
+        _, *more = LONGER if self.what == LONGER[0] else ("", f"experiment=twentyq_{self.what}")
+        own = [f"data.demos=expert:{self.demos}", f"seed={self.seed}", f"runs={folder}"]
+        start = [f"init={folder / self.start.name}"] if self.start else []
+        return [*more, *own, *start, f"name={self.name}"]
 
 
-def plans(seeds: list[int], sizes: list[int]) -> list[Plan]:
-    """Everything that is compared, each SFT before what starts from it."""
-    found = []
-    for seed in seeds:
-        for size in sizes:
-            compared = SETTINGS if size == MAIN else SIZED
-            found += [Plan(what, seed, size) for what in compared]
-    return found
-
-
-def demonstrate(folder: Path, sizes: list[int]) -> None:
-    """One set of expert episodes, and its beginnings."""
-    whole = folder / f"demos-{max(SIZES)}.jsonl"
-    if not whole.exists():
-        call = ["demos", "env=twentyq", "seed=0", f"n={max(SIZES)}", f"out={whole}"]
-        subprocess.run([*AGENTRL, *call], check=True, cwd=ROOT)
-    for size in set(sizes) - {max(SIZES)}:
-        with whole.open() as lines:
-            (folder / f"demos-{size}.jsonl").write_text("".join(islice(lines, size)))
-
-
-def train(plan: Plan, folder: Path) -> Path:
-    """Train one run unless it is done; the run's folder."""
+def train(plan: Plan, folder: Path) -> None:
+    """Train one run unless it is done."""
     run = folder / plan.name
     if is_done(run):
-        return run
+        return
     if run.exists():
         raise SystemExit(f"{run} is there but not done; remove it")
-    chosen = [] if plan.what == "longer" else [f"algo={plan.what}"]
-    own = [*chosen, f"seed={plan.seed}", f"runs={folder}", f"name={plan.name}"]
-    own += [*USUAL, *SETTINGS[plan.what]]
-    if plan.what not in PLAYS:
-        own.append(f"data.demos={folder / f'demos-{plan.demos}.jsonl'}")
-    if plan.what != "sft":  # the start's own evaluation is the baseline: the same games
-        own += [f"init={folder / plan.start.name}", "eval.baseline=false"]
     with (folder / f"{plan.name}.log").open("w") as log:
-        subprocess.run([*AGENTRL, "train", *own], check=True, cwd=ROOT, stdout=log, stderr=log)
-    return run
+        command = [*AGENTRL, "train", *plan.settings(folder)]
+        subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=log)
 
 
 def train_all(work: list[Plan], folder: Path, jobs: int) -> None:
     """All SFTs first, then what starts from them, `jobs` runs side by side."""
     for first in (True, False):
         with ThreadPoolExecutor(jobs) as pool:
-            group = [plan for plan in work if (plan.what == "sft") is first]
+            group = [plan for plan in work if (plan.start is None) is first]
             list(pool.map(lambda plan: train(plan, folder), group))
 
 
 def records(plan: Plan, folder: Path) -> Rows:
     """One record per split, in the form of results.py."""
     meta, evaluations, updates = read(folder / plan.name)
-    base = evaluations[0] if plan.what == "sft" else read(folder / plan.start.name)[1][-1]
-    last = evaluations[-1]
+    longer = plan.what == LONGER[0]
     common = {
-        "algo": "sft" if plan.what == "longer" else plan.what,
-        "variant": "longer" if plan.what == "longer" else "",
+        "algo": SFT if longer else plan.what,
+        "variant": plan.what if longer else "",
         "seed": plan.seed,
         "env": "twentyq",
         "model": "tiny",
-        "init": "base" if plan.what == "sft" else "sft",
+        "init": plan.start.what if plan.start else "base",
         "demos": plan.demos,
     }
-    return by_split(common | cost(meta, updates), base, last)
+    return by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
 
 
 def table(rows: Rows) -> list[str]:
     """A Markdown table of the test split: the final success of every seed and its mean lead over
-    the SFT that it started from."""
+    what it started from."""
     lines = ["| algorithm | demonstrations | final, each seed | above its start | seconds |"]
     lines += ["|---|---|---|---|---|"]
     tests = [row for row in rows if row["split"] == "test"]
     for name, demos in dict.fromkeys((named(row), row["demos"]) for row in tests):
         mine = [row for row in tests if (named(row), row["demos"]) == (name, demos)]
-        finals = " / ".join(f"{row['final']:.1%}" for row in mine)
-        gain = fmean(row["final"] - row["base"] for row in mine)
+        finals = ", ".join(f"{100 * row['final']:.1f}" for row in mine)
+        gain = 100 * fmean(row["final"] - row["base"] for row in mine)
         seconds = fmean(row["seconds"] for row in mine)
-        lines.append(f"| {name} | {demos} | {finals} | {gain:+.1%} | {seconds:.0f} |")
+        lines.append(f"| {name} | {demos} | {finals} | {gain:+.1f} | {seconds:.0f} |")
     return lines
 
 
@@ -153,19 +110,17 @@ def main() -> None:
     """Run all plans and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "stepagent")
-    options = parser.parse_args()
-    folder = options.folder.resolve()
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "results" / "twentyq")
+    asked = parser.parse_args()
+    folder = asked.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    work = plans(options.seeds, options.sizes)
-    if not options.write_only:
-        demonstrate(folder, options.sizes)
-        train_all(work, folder, options.jobs)
-    done = [plan for plan in work if is_done(folder / plan.name)]
-    rows = [row for plan in done for row in records(plan, folder)]
+    what = (SFT, LONGER[0], *LATER)
+    work = [Plan(one, seed, size) for one in what for size in SIZES for seed in asked.seeds]
+    if not asked.write_only:
+        train_all(work, folder, asked.jobs)
+    rows = [row for plan in work if is_done(folder / plan.name) for row in records(plan, folder)]
     write("stepagent.json", rows)
     print("\n".join(table(rows)))
 
