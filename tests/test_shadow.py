@@ -19,7 +19,7 @@ from agentrl_cli.errors import UserError
 from agentrl_cli.models import shadow
 from agentrl_cli.models.packable import enable
 from agentrl_cli.models.policy import forward, pack
-from agentrl_cli.models.shadow import hidden_states, positions, visibility
+from agentrl_cli.models.shadow import hidden_states, in_blocks, positions, visibility
 from agentrl_cli.types import Episode, Sample, Task, Turn
 from tests.sample_shadow import (
     FAMILIES,
@@ -45,6 +45,7 @@ SHAPES = [
 ]
 THREE = row((6, 3), (2, 4), (0, 2))
 HEAD = head_of()
+attend = shadow.Block.attend
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -76,6 +77,46 @@ def test_rows_of_any_shape_in_any_batch_equal_single_passes(drawn: Any, prompt: 
     assert largest_gap(model_of("qwen2", layout), HEAD, rows) < EXACT
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])  # two heads share keys, and none
+def test_shadows_in_blocks_of_any_size_equal_single_passes(
+    family: str, rows: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shadow, "BLOCK_ROWS", rows)
+    batch = [row(*turns) for turns in SHAPES]
+    assert largest_gap(model_of(family), HEAD, batch) < EXACT
+    for one in batch:
+        assert largest_gap(model_of(family), HEAD, [one]) < EXACT
+
+
+def test_a_block_reaches_no_further_than_its_last_state(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shadow, "BLOCK_ROWS", 2)
+    labels = torch.tensor([[0, 0, 1, 1, 0, 2, 2, 2, 0]])
+    queries, visible = torch.tensor([[2, 3, 5, 6, 7]]), torch.tensor([[0, 1, 4, 8]])
+    whole = visibility(queries, torch.cat([visible, queries], 1), labels)
+    blocks = shadow.in_blocks(queries, labels, shadow.additive(whole, torch.float32)).blocks
+    found = [(block.rows, block.seen, block.own) for block in blocks]
+    assert found == [
+        (slice(0, 2), 2, slice(0, 2)),
+        (slice(2, 4), 3, slice(2, 4)),
+        (slice(4, 5), 3, slice(2, 5)),
+    ]
+    assert [tuple(block.mask.shape[-2:]) for block in blocks] == [(2, 4), (2, 5), (1, 6)]
+
+
+def too_short(queries: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor):
+    found = in_blocks(queries, labels, mask)
+    for block in found.blocks:
+        block.mask = torch.cat([block.mask[..., :1], block.mask[..., 2:]], -1)
+        block.seen -= 1
+    return found
+
+
+def swapped(block: shadow.Block, query: Any, key: Any, value: Any, scale: Any):
+    found = attend(block, query, key, value, scale)
+    return found.flip(1)
+
+
 def seeing_shadows(queries: torch.Tensor, keys: torch.Tensor, labels: torch.Tensor):
     of_queries, of_keys = (shadow._take(labels, columns, -1) for columns in (queries, keys))
     both = (of_queries[:, :, None] > 0) & (of_keys[:, None, :] > 0)
@@ -102,6 +143,8 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], str]] = {
     "positions not reused": ("positions", counted, "visible_first"),
     "shadows see shadows": ("visibility", seeing_shadows, "visible_first"),
     "bool mask under eager": ("hidden_states", eager_states, "interleaved"),
+    "a block that stops early": ("in_blocks", too_short, "visible_first"),
+    "heads out of order": ("Block.attend", swapped, "visible_first"),
 }
 
 
@@ -110,7 +153,7 @@ def test_a_broken_packing_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch)
     part, broken, layout = BROKEN[name]
     model = model_of("qwen2", layout)
     assert largest_gap(model, HEAD, [THREE]) < EXACT
-    monkeypatch.setattr(shadow, part, broken)
+    monkeypatch.setattr(f"agentrl_cli.models.shadow.{part}", broken)
     assert largest_gap(model, HEAD, [THREE]) > 0.05
     if part != "predecessors":  # labels are no matter of the model
         with pytest.raises(UserError, match="would corrupt training"):

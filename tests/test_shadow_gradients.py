@@ -35,6 +35,11 @@ def assert_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
         assert torch.allclose(grad, other[name], atol=2e-4, rtol=1e-4), name
 
 
+@pytest.fixture(autouse=True, params=[2, 128], ids="blocks of {}".format)
+def rows_of_a_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shadow, "BLOCK_ROWS", request.param)
+
+
 @pytest.mark.parametrize("layout", [*LAYOUTS, "checkpointed"])
 def test_gradients_are_the_sum_of_those_of_single_passes(layout: str):
     model = model_of("qwen2", "interleaved" if layout == "interleaved" else "visible_first")

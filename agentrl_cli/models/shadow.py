@@ -10,13 +10,15 @@ models may read packed rows, packable.py says.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._C import _disabled_torch_function_impl
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -27,6 +29,38 @@ CriticGrad = Literal["full", "detach_prefix"]
 SPLIT = {"full": "agentrl_shadow", "detach_prefix": "agentrl_shadow_detached"}
 FLEX = "agentrl_shadow_flex"
 READ_PACKED = ("sdpa", *SPLIT.values(), FLEX)
+BLOCK_ROWS = 128  # shadow tokens that attend together
+
+
+@dataclass
+class Block:
+    """Shadow tokens `rows`, which attend to none but the first `seen` visible tokens and the shadow
+    tokens `own`, under an additive mask [B, 1, rows, seen + own]."""
+
+    rows: slice
+    seen: int
+    own: slice
+    mask: Tensor
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """[B, H, rows, D]: what the rows `query` read of keys and values [B, K, seen + own, D]. The
+        H / K heads that share keys are rows of one head, which spares a copy of the keys for each;
+        the mask is repeated for them once, in the first layer."""
+        batch, heads, rows, width = query.shape
+        shared = heads // key.shape[1]
+        if self.mask.shape[-2] != shared * rows:
+            self.mask = self.mask.repeat(1, 1, shared, 1)
+        asked = query.reshape(batch, -1, shared * rows, width)
+        found = scaled_dot_product_attention(asked, key, value, self.mask, scale=scale)
+        return found.view(batch, heads, rows, width)
+
+
+class ThinMask(Tensor):
+    """An additive mask of the shadow rows that also knows its blocks: half of the whole stands for
+    tokens that are still to come. What is computed from it is a plain tensor."""
+
+    blocks: list[Block]
+    __torch_function__ = _disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
 
 def positions(labels: Tensor, lengths: Tensor) -> Tensor:
@@ -60,6 +94,24 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to attention scores for a bool mask, true = attend. Given a bool one, every
     layer would make this copy of its own and keep it for the backward pass."""
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
+
+
+def in_blocks(queries: Tensor, labels: Tensor, mask: Tensor) -> ThinMask:
+    """The additive `mask` [B, 1, M, V + M] of shadow columns `queries` [B, M] with its blocks of
+    `BLOCK_ROWS` rows."""
+    rows, visible = mask.shape[-2], mask.shape[-1] - mask.shape[-2]
+    kinds = _take(labels, queries, -1)
+    before = (queries - _columns_like(queries)).clamp(max=visible).amax(0)
+    found = mask.as_subclass(ThinMask)
+    found.blocks = []
+    for begin in range(0, rows, BLOCK_ROWS):
+        chosen = slice(begin, min(begin + BLOCK_ROWS, rows))
+        first = (kinds == kinds[:, begin, None]).long().argmax(-1).min()
+        seen, own = int(before[chosen].max()), slice(int(first), chosen.stop)
+        shown = mask[:, :, chosen]
+        parts = [shown[..., :seen], shown[..., visible + own.start : visible + own.stop]]
+        found.blocks.append(Block(chosen, seen, own, torch.cat(parts, -1)))
+    return found
 
 
 def block_mask(columns: Tensor, labels: Tensor) -> BlockMask:
@@ -97,6 +149,8 @@ def hidden_states(model: PreTrainedModel, ids: Tensor, labels: Tensor, lengths: 
         mask = block_mask(columns, labels)
     else:
         mask = additive(visibility(queries, columns, labels), model.dtype)
+        if implementation in SPLIT.values() and mask.device.type == "cpu":
+            mask = in_blocks(queries, labels, mask)
     hidden = model.base_model(
         input_ids=_take(ids, columns, 0),
         attention_mask=mask,
@@ -120,7 +174,7 @@ def split_attention(
 ) -> tuple[Tensor, None]:
     """Attention under a mask [B, 1, M, V + M] that has rows for the last M tokens only: the first V
     are causal among themselves. With `detach` the last M pass no gradient to the keys and values of
-    the first. Any other mask is torch's own attention, unchanged."""
+    the first. A thin mask is read block by block. Any other is torch's own attention, unchanged."""
     if attention_mask is not None and not attention_mask.shape[-2]:
         attention_mask = None
     if attention_mask is None or attention_mask.shape[-2] == query.shape[-2]:
@@ -132,8 +186,23 @@ def split_attention(
         key = torch.cat([keys.detach(), key[:, :, seen:]], 2)
         value = torch.cat([values.detach(), value[:, :, seen:]], 2)
     queries = query[:, :, seen:]
-    shadows, _ = sdpa_attention_forward(module, queries, key, value, attention_mask, **options)
+    if isinstance(attention_mask, ThinMask):
+        shadows = _by_block(attention_mask.blocks, queries, key, value, options.get("scaling"))
+    else:
+        shadows, _ = sdpa_attention_forward(module, queries, key, value, attention_mask, **options)
     return torch.cat([visible, shadows], 1), None
+
+
+def _by_block(
+    blocks: list[Block], queries: Tensor, keys: Tensor, values: Tensor, scale: float | None
+) -> Tensor:
+    """[B, M, H, D]: each block of the shadow rows with the keys and values that it reaches."""
+    visible, found = keys.shape[2] - queries.shape[2], []
+    for block in blocks:
+        own = slice(visible + block.own.start, visible + block.own.stop)
+        read = [torch.cat([x[:, :, : block.seen], x[:, :, own]], 2) for x in (keys, values)]
+        found.append(block.attend(queries[:, :, block.rows], *read, scale=scale))
+    return torch.cat(found, 2).transpose(1, 2)
 
 
 def ruled_attention(
