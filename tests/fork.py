@@ -17,12 +17,10 @@ COINS = {True: "You find a coin.", False: "You lose a coin."}
 class Fork(Env):
     """An even number of letters in the first action goes right. In each later turn a coin of worth
     `coin` is found or lost by the toss of the episode's seed, whatever is said. Who went right gets
-    1 more with the last turn, and only that is success. `signposts` say in every turn which way one
-    went, as rooms of a house would; without them only the first turn's answer does."""
+    1 more with the last turn, and only that is success."""
 
     turns: int
     coin: float
-    signposts: bool = False
 
     def system(self) -> str:
         return "Walk."
@@ -46,8 +44,6 @@ class Fork(Env):
         else:
             found = random.Random(f"{self.seed} {self.played}").random() < 0.5
             heard, reward = COINS[found], self.coin if found else -self.coin
-            if self.signposts:
-                heard = f"{heard} {SIDES[self.right]}"
         done = self.played == self.turns
         info = {"success": self.right} if done else {}
         reward += float(done and self.right)

@@ -77,7 +77,7 @@ def learning(algo: Algorithm, folder: Path, seed: int) -> Iterator[float]:
         algo.context.step = step
         starts = [start(seed, step, i, algo.group_size) for i in range(EPISODES)]
         played: list[Episode] = play(
-            starts, lambda: replace(WORLD), CHAT, generator, sampling, max_context=2000
+            starts, lambda: replace(WORLD), CHAT, generator, sampling, max_context=400
         )
         trainer.run(algo.update(played, buffer), step)
         yield sum(episode.success for episode in played) / EPISODES
