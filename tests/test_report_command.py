@@ -15,6 +15,7 @@ from agentrl_cli.report import critic
 from agentrl_cli.report.command import FILE, gather
 from agentrl_cli.report.statistics import Interval
 from agentrl_cli.report.tables import interval, share
+from tests.bench.stepagent import table
 from tests.sample_report import BASE, BETTER, episode, episodes, write_run
 from tests.sample_runs import Agentrl
 
@@ -98,6 +99,12 @@ def test_a_table_of_the_readme_is_that_of_the_stored_records(env: str):
     }
     assert shown.keys() == gains.keys() and len(lines) == len(gains)
     assert all(shown[row] == pytest.approx(gain, abs=0.0501) for row, gain in gains.items())
+
+
+def test_the_readme_s_table_of_demonstrations_is_that_of_the_stored_records():
+    rows = json.loads((ROOT / "docs" / "results" / "stepagent.json").read_text())
+    text = (ROOT / "README.md").read_text().replace("−", "-")
+    assert "\n".join(table(rows)) in text
 
 
 def cells(rows: list[dict[str, Any]]) -> tuple[str, str, str]:
