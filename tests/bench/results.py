@@ -4,8 +4,9 @@ Every run is a shipped preset; writes docs/results/ENV.json and ENV_critic.json,
 agentrl_cli/reproduce.json, against which `agentrl reproduce` holds a later run. Each algorithm and
 control trains from the shipped base on the same number of episodes, three seeds, one torch thread a
 run, `--jobs` runs side by side. Who learns from demonstrations gets one fixed set of the expert's,
-SFT from the base and StepAgent from that SFT. A run that is already done is not repeated. The table
-that it prints last is that of `agentrl report FOLDER --markdown`, and README's.
+SFT from the base, StepAgent, DPO, PPO and RFT once more from that SFT. A run that is already done
+is not repeated. The table that it prints last is that of `agentrl report FOLDER --markdown`, and
+README's.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import yaml
 
@@ -74,6 +76,10 @@ class Plan(NamedTuple):
         is_later = (self.variant or self.algo) in FROM_SFT
         return self._replace(algo="sft", variant="") if is_later else None
 
+    def settings(self) -> list[str]:
+        """The overrides of the run."""
+        return [f"experiment={self.preset}", f"seed={self.seed}"]
+
 
 def plans(env: str, seeds: list[int], controls: bool) -> list[Plan]:
     """Everything that is compared, seed by seed."""
@@ -82,28 +88,44 @@ def plans(env: str, seeds: list[int], controls: bool) -> list[Plan]:
     return [Plan(env, algo, variant, seed) for seed in seeds for algo, variant in compared]
 
 
-def train(plan: Plan, steps: int, folder: Path) -> Path:
-    """Train one run unless it is done; the run's folder."""
+class Startable(Protocol):
+    """A run that starts from the base or from another run."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def start(self) -> Startable | None: ...
+
+    def settings(self) -> list[str]: ...
+
+
+def train(plan: Startable, folder: Path) -> None:
+    """Train one run unless it is done."""
     run = folder / plan.name
     if is_done(run):
-        refuse_other_steps(run, steps)
-        return run
+        return
     if run.exists():
         raise SystemExit(f"{run} is there but not done; remove it")
-    own = [f"experiment={plan.preset}", f"seed={plan.seed}", f"runs={folder}", f"name={plan.name}"]
+    own = [*plan.settings(), f"runs={folder}", f"name={plan.name}"]
     own += [f"init={folder / plan.start.name}"] if plan.start else []
     with (folder / f"{plan.name}.log").open("w") as log:
         subprocess.run([*AGENTRL, "train", *own], check=True, cwd=ROOT, stdout=log, stderr=log)
-    return run
 
 
-def train_all(work: list[Plan], folder: Path, jobs: int) -> None:
+def train_all(work: Sequence[Startable], folder: Path, jobs: int) -> None:
     """First what starts from the base, then what starts from one of those runs."""
-    steps = {plan: compose([f"experiment={plan.preset}"]).steps for plan in work}
     for later in (False, True):
         with ThreadPoolExecutor(jobs) as pool:
             group = [plan for plan in work if (plan.start is not None) is later]
-            list(pool.map(lambda plan: train(plan, steps[plan], folder), group))
+            list(pool.map(lambda plan: train(plan, folder), group))
+
+
+def refuse_other_plans(work: list[Plan], folder: Path) -> None:
+    """SystemExit where a finished run trained for another number of updates than its preset."""
+    for plan in work:
+        if is_done(folder / plan.name):
+            refuse_other_steps(folder / plan.name, compose(plan.settings()).steps)
 
 
 def refuse_other_steps(run: Path, steps: int) -> None:
@@ -216,6 +238,7 @@ def main() -> None:
     folder = (asked.folder or ROOT / "runs" / "results" / asked.env).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     work = plans(asked.env, asked.seeds, not asked.no_controls)
+    refuse_other_plans(work, folder)
     if not asked.write_only:
         train_all(work, folder, asked.jobs)
     done = [(plan, folder / plan.name) for plan in work if is_done(folder / plan.name)]

@@ -10,16 +10,24 @@ size among it; a run that is already done is not repeated.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.bench.results import AGENTRL, ROOT, STUDENTS, Rows, by_split, cost, is_done, read, write
+from tests.bench.results import (
+    ROOT,
+    STUDENTS,
+    Rows,
+    by_split,
+    cost,
+    is_done,
+    read,
+    train_all,
+    write,
+)
 
 SIZES = (32, 128, 512)
 COMPARED = 128  # the presets' own size, whose runs results.py trains
@@ -45,32 +53,10 @@ class Plan(NamedTuple):
         """The SFT that it starts from; None: the base."""
         return None if self.what == SFT else self._replace(what=SFT)
 
-    def settings(self, folder: Path) -> list[str]:
+    def settings(self) -> list[str]:
         """The overrides of the run."""
         _, *more = LONGER if self.what == LONGER[0] else ("", f"experiment=twentyq_{self.what}")
-        own = [f"data.demos=expert:{self.demos}", f"seed={self.seed}", f"runs={folder}"]
-        start = [f"init={folder / self.start.name}"] if self.start else []
-        return [*more, *own, *start, f"name={self.name}"]
-
-
-def train(plan: Plan, folder: Path) -> None:
-    """Train one run unless it is done."""
-    run = folder / plan.name
-    if is_done(run):
-        return
-    if run.exists():
-        raise SystemExit(f"{run} is there but not done; remove it")
-    with (folder / f"{plan.name}.log").open("w") as log:
-        command = [*AGENTRL, "train", *plan.settings(folder)]
-        subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=log)
-
-
-def train_all(work: list[Plan], folder: Path, jobs: int) -> None:
-    """All SFTs first, then what starts from them, `jobs` runs side by side."""
-    for first in (True, False):
-        with ThreadPoolExecutor(jobs) as pool:
-            group = [plan for plan in work if (plan.start is None) is first]
-            list(pool.map(lambda plan: train(plan, folder), group))
+        return [*more, f"data.demos=expert:{self.demos}", f"seed={self.seed}"]
 
 
 def records(plan: Plan, folder: Path) -> Rows:
