@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from agentrl_cli.algos.base import Algorithm, Context
+from agentrl_cli.allocator import keep_freed_memory
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.chat import Chat
 from agentrl_cli.config import build, typed
@@ -97,6 +98,8 @@ def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Pa
     models = ModelSet(typed(cfg.model, ModelConfig), algo.models(), device, cfg.seed)
     start_from(models, cfg)
     set_threads(cfg.hardware.threads, models)
+    if device.type == "cpu":
+        keep_freed_memory()
     chat = Chat(models.tokenizer)
     chat.check(env.tools)
     generator: Generator = build(cfg.hardware.generator, models=models)

@@ -58,7 +58,7 @@ MAY = {  # what a part may import besides itself, at its top or inside a functio
     "loggers": WORLD,
     "report": WORLD | {"algos.language", "find", "index", "jsonl", "run"},
     "assemble": LEAVES
-    | {"algos.base", "buffer", "chat", "config", "demos", "envs.base", "experts"}
+    | {"algos.base", "allocator", "buffer", "chat", "config", "demos", "envs.base", "experts"}
     | {"find", "generators.base", "learner", "models.policy", "models.set", "rollout", "run"},
     "search": WORLD | {"generators.base"},
     "evaluate": WORLD

@@ -9,7 +9,8 @@ attention. The small vocabulary does Self-AC no favour: only actions are read th
 the same for all.
 
 Seconds are CPU time of this process on one thread, medians over rounds in which all take turns; a
-pass for every state, which takes ten times as long, is measured once behind them.
+pass for every state, which takes ten times as long, is measured once behind them. The allocator is
+told what every run tells it (agentrl_cli/allocator.py); page faults scatter the seconds otherwise.
 Memory is the peak of what torch holds at once beyond what was there before the update (weights and
 AdamW's averages), from its profiler's record of every allocation, one episode in a batch.
 """
@@ -36,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from agentrl_cli.algos.base import OptimizerSpec, Phase, one
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.self_ac import SelfAC
+from agentrl_cli.allocator import keep_freed_memory
 from agentrl_cli.buffer import ReplayBuffer
 from agentrl_cli.learner import Learner
 from agentrl_cli.losses import clipped_ratio, value_error
@@ -190,6 +192,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small and only printed")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
+    keep_freed_memory()
     sizes = {"turns": 4, "count": 2, "rounds": 1} if quick else FULL_SIZES
     shape = {"layers": 2, "width": 128} if quick else FULL_SHAPE
     with tempfile.TemporaryDirectory() as folder:
