@@ -1,0 +1,41 @@
+"""What the embedded model writes as a language critic, held to the method's properties."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl_cli import config
+from agentrl_cli.algos.language import outcome
+from agentrl_cli.algos.nlac import NLAC
+from agentrl_cli.algos.roles import Place
+from agentrl_cli.assemble import assemble
+
+OBSERVED = ("response", "forecast from there", "was", "saw", "seen", "answered")
+
+
+@pytest.fixture(scope="module")
+def targets() -> list[tuple[str, str]]:
+    """The response to a turn that did not end its game, and the target of that turn."""
+    settings = ["algo=nlac", "env=twentyq", "hardware.threads=1", "rollout.episodes_per_step=16"]
+    parts = assemble(config.check(config.compose(settings)), None)
+    algo = parts.algo
+    assert isinstance(algo, NLAC)
+    episodes = parts.collector.collect(0, 1)
+    places = [Place(e, t) for e in episodes for t in range(len(e.turns) - 1)]
+    algo.roles.begin("test")
+    written = algo.language_backup(places, episodes)
+    rows = zip(places, written, strict=True)
+    return [(place.response, algo.roles.read(ids)) for place, ids in rows if ids]
+
+
+def test_no_target_quotes_the_next_state_or_tells_that_it_was_seen(targets: list[tuple[str, str]]):
+    assert len(targets) > 80
+    for response, text in targets:
+        assert response not in text and "left" not in text
+        assert not set(OBSERVED) & set(text.lower().split())
+
+
+def test_a_target_begins_with_what_came_and_names_an_outcome(targets: list[tuple[str, str]]):
+    kept = [text.split(".")[0] == response.split(".")[0] for response, text in targets]
+    assert sum(kept) / len(kept) > 0.9
+    assert all(outcome(text) is not None for _, text in targets)
