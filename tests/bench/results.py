@@ -1,4 +1,5 @@
-"""Measures every learning figure of an environment anew: `make results`.
+"""Measures every learning figure of an environment anew: `make results`; with `--ablations` those
+of NLAC's ablations on Twenty Questions, which go to docs/results/twentyq_ablations.json.
 
 Every run is a shipped preset; writes docs/results/ENV.json and ENV_critic.json, and
 agentrl_cli/reproduce.json, against which `agentrl reproduce` holds a later run. Each algorithm and
@@ -52,6 +53,11 @@ VARIANTS = {  # of algorithms; each is a preset, as each algorithm is
 }
 
 
+ABLATIONS = (  # of NLAC, each a preset
+    "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k4", "m2",
+)  # fmt: skip
+
+
 class Plan(NamedTuple):
     """One run."""
 
@@ -86,6 +92,11 @@ def plans(env: str, seeds: list[int], controls: bool) -> list[Plan]:
     compared = [(algo, "") for algo in (*PLAYERS, *STUDENTS)]
     compared += VARIANTS.get(env, ()) if controls else ()
     return [Plan(env, algo, variant, seed) for seed in seeds for algo, variant in compared]
+
+
+def ablations(env: str, seeds: list[int]) -> list[Plan]:
+    """NLAC without one of its parts, or with more of one."""
+    return [Plan(env, "nlac", variant, seed) for variant in ABLATIONS for seed in seeds]
 
 
 class Startable(Protocol):
@@ -231,24 +242,27 @@ def main() -> None:
     parser.add_argument("--env", default="twentyq", choices=TASKS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--no-controls", action="store_true")
+    parser.add_argument("--ablations", action="store_true", help="NLAC's, and nothing else")
     parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="of the runs; runs/results/ENV by default")
     asked = parser.parse_args()
-    folder = (asked.folder or ROOT / "runs" / "results" / asked.env).resolve()
+    name = f"{asked.env}_ablations" if asked.ablations else asked.env
+    folder = (asked.folder or ROOT / "runs" / "results" / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    work = plans(asked.env, asked.seeds, not asked.no_controls)
+    compared = plans(asked.env, asked.seeds, not asked.no_controls)
+    work = ablations(asked.env, asked.seeds) if asked.ablations else compared
     refuse_other_plans(work, folder)
     if not asked.write_only:
         train_all(work, folder, asked.jobs)
     done = [(plan, folder / plan.name) for plan in work if is_done(folder / plan.name)]
     rows = [row for plan, run in done for row in records(plan, run)]
-    write(f"{asked.env}.json", rows)
+    write(f"{name}.json", rows)
     for row in rows:
         keep(row)
     print(markdown(gather([str(run) for _, run in done])))
     critics = [row for plan, run in done for row in critic_records(plan, run)]
-    write(f"{asked.env}_critic.json", critics)
+    write(f"{name}_critic.json", critics)
 
 
 if __name__ == "__main__":
