@@ -53,9 +53,9 @@ def test_presets_of_the_paper_train_a_large_model_through_lora():
         assert (cfg.model.path, cfg.model.lora.rank) == ("Qwen/Qwen2.5-7B-Instruct", 64)
 
 
-@pytest.mark.parametrize("env", ["twentyq", "tau_mini", "math"])
-def test_what_is_stored_of_an_environment_is_what_its_records_say(env: str):
-    file = RESULTS / f"{env}.json"
+@pytest.mark.parametrize("name", ["twentyq", "twentyq_ablations", "tau_mini", "math"])
+def test_what_is_stored_of_a_run_is_what_its_record_says(name: str):
+    file = RESULTS / f"{name}.json"
     records = [row for row in json.loads(file.read_text()) if row["split"] == "test"]
     assert records
     for row in records:
