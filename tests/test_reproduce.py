@@ -13,7 +13,7 @@ from agentrl_cli.config import build, check, compose
 from agentrl_cli.errors import UserError
 from agentrl_cli.reproduce import Result, Verdict, read_stored, reproduce, result, smoke, toy
 from agentrl_cli.run import Run
-from tests.bench.results import TASKS, plans, preset
+from tests.bench.results import TASKS, ablations, plans, preset
 from tests.sample_models import write_model
 from tests.sample_report import write_run
 from tests.sample_runs import Agentrl
@@ -64,7 +64,8 @@ def test_what_is_stored_of_a_run_is_what_its_record_says(name: str):
 
 
 def test_every_run_that_make_results_compares_is_a_preset_from_the_start_it_names():
-    for plan in (one for env in TASKS for one in plans(env, [5], controls=True)):
+    compared = [one for env in TASKS for one in plans(env, [5], controls=True)]
+    for plan in (*compared, *ablations("twentyq", [5])):
         cfg = compose([f"experiment={plan.preset}", "seed=5", "runs=x"])
         assert (cfg.choices.algo, cfg.choices.env) == (plan.algo, plan.env)
         assert cfg.init == (f"x/{plan.start.preset}_s5" if plan.start else None)
