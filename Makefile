@@ -33,7 +33,7 @@ test: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	$(BIN)/python tests/size_report.py
+	$(BIN)/python tools/size_report.py
 
 ci: $(EXTRAS)
 	$(BIN)/python -m pytest -m "slow or extras" --timeout 3000 $(ARGS)

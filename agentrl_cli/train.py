@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from agentrl_cli import jsonl
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.assemble import Parts, assemble
-from agentrl_cli.config import build
-from agentrl_cli.demos import fingerprint
-from agentrl_cli.envs.base import train_tasks
-from agentrl_cli.errors import UserError
-from agentrl_cli.evaluate import evaluate, measure
-from agentrl_cli.find import find_run
-from agentrl_cli.learner import NonFiniteError
-from agentrl_cli.loggers import Console
+from agentrl_cli.core import files
+from agentrl_cli.core.types import Episode
 from agentrl_cli.models.policy import score
-from agentrl_cli.rollout import Start
-from agentrl_cli.run import Run, read_checkpoint
-from agentrl_cli.types import Episode
+from agentrl_cli.runs.run import Run
+from agentrl_cli.training.assemble import Parts
+from agentrl_cli.training.evaluate import evaluate, measure
+from agentrl_cli.training.learner import NonFiniteError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -122,9 +111,9 @@ def kept_batch(run: Run) -> Iterator[None]:
         yield
     except NonFiniteError as error:
         file = run.folder / "failed-batch.json"
-        with jsonl.writing(run.folder):
+        with files.writing(run.folder):
             about = {"phase": error.phase, "term": error.term, "samples": error.rows}
-            jsonl.write_object(file, about)
+            files.write_object(file, about)
         error.add_note(f"the batch is in {file}")
         raise
 
@@ -146,106 +135,3 @@ def interruptible() -> Iterator[list[int]]:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def start(
-    overrides: list[str],
-    *,
-    config_dir: Path | None = None,
-    dry: bool = False,
-    file: Path | None = None,
-) -> None:
-    """`agentrl train`: compose, make the run's folder, train, and say how it went."""
-    from agentrl_cli.config import check, chosen, compose, load
-    from agentrl_cli.report.summary import final_table
-
-    cfg = check(load(file, overrides) if file else compose(overrides, config_dir))
-    if chosen(cfg, "search"):
-        raise UserError("search needs a trained critic; train without it, then agentrl eval RUN")
-    if dry:
-        rehearse(cfg)
-        return
-    run = Run.create(cfg, command=" ".join(["agentrl", *sys.argv[1:]]), overrides=overrides)
-    with undone(run):
-        parts = assemble(cfg, run.folder)
-        print(f"run {run.folder}", file=sys.stderr)
-        attach(run, cfg)
-    train(cfg, run, parts)
-    print(final_table(run))
-
-
-def resume(ref: str, overrides: list[str] | None = None) -> None:
-    """`agentrl resume`: go on from the last checkpoint, with `steps=N` further than was planned.
-    UserError where nothing is left to do, anything else is to change, or the run is training."""
-    from agentrl_cli.report.summary import final_table
-
-    run = find_run(ref, Path("runs"))
-    refuse_other_changes(overrides or [])
-    with run.held():
-        go_on(run, overrides)
-    print(final_table(run))
-
-
-def go_on(run: Run, overrides: list[str] | None) -> None:
-    """Restore a run's last checkpoint, put its logs back to there, and train."""
-    from agentrl_cli.config import check, load
-
-    cfg = check(load(run.config_file, overrides or []))
-    folder = run.latest_checkpoint()
-    step = int(read_checkpoint(folder)["step"])
-    if step >= cfg.steps:
-        line = f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do"
-        raise UserError(f"{line}; agentrl resume {run.argument} steps=N trains it further")
-    refuse_other_demos(run, cfg)
-    parts = assemble(cfg, run.folder)
-    parts.restore(folder, step)
-    run.truncate_logs(folder)
-    run.go_on(cfg, step)
-    print(f"run {run.folder}, from step {step}", file=sys.stderr)
-    attach(run, cfg)
-    train(cfg, run, parts)
-
-
-def rehearse(cfg: DictConfig) -> None:
-    """`--dry`: build everything, play one episode, print what follows from the configuration."""
-    from agentrl_cli.report.summary import dry_table
-
-    parts = assemble(cfg, None)
-    task = train_tasks(parts.make_env())[0]
-    (episode,) = parts.play([Start(task, "dry", cfg.seed, "dry")], parts.collector.sampling)
-    print(dry_table(cfg, parts, episode))
-
-
-def attach(run: Run, cfg: DictConfig) -> None:
-    """Give the run its loggers: the console, and the chosen one."""
-    run.note(threads=torch.get_num_threads(), demos=fingerprint(cfg.data.demos))
-    run.attach([Console(), build(cfg.logger)], cfg)
-
-
-def refuse_other_changes(overrides: list[str]) -> None:
-    """Raise UserError where a run is to go on with another setting than `steps`."""
-    for override in overrides:
-        if not override.startswith("steps="):
-            remedy = "start a new run from its weights with agentrl train init=RUN"
-            raise UserError(f"'{override}' cannot change in a run, only steps can; {remedy}")
-
-
-def refuse_other_demos(run: Run, cfg: DictConfig) -> None:
-    """Raise UserError where a run's demonstrations are not those that it began with."""
-    before = run.meta.get("demos")
-    if before is not None and fingerprint(cfg.data.demos) != before:
-        remedy = "put the file back, or start a new run"
-        raise UserError(f"demonstrations '{cfg.data.demos}' have changed; {remedy}")
-
-
-@contextmanager
-def undone(run: Run) -> Iterator[None]:
-    """Take back a new run that cannot be built as asked; what else ends it here is recorded."""
-    try:
-        yield
-    except UserError:
-        shutil.rmtree(run.folder)
-        raise
-    except BaseException as error:
-        run.set_status("failed", f"{type(error).__name__}: {error}")
-        raise

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl_cli import config
+from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.corpora.twentyq import TwentyQCorpus
 from agentrl_cli.models.set import ModelSet
-from tests.sample_models import write_model
-from tests.sample_nlac import nlac, weights
-from tests.sample_runs import Agentrl
+from tests.builders.models import write_model
+from tests.builders.nlac import nlac, weights
+from tests.builders.runs import Agentrl
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +38,8 @@ def models(model_folder: Path) -> ModelSet:
 @pytest.fixture(scope="session")
 def corpus() -> TwentyQCorpus:
     """The corpus that makes the embedded model of Twenty Questions."""
-    cfg = config.check(config.compose(["experiment=tiny_base"]))
-    return config.build(cfg.rollout.corpus)
+    cfg = check(compose(["experiment=tiny_base"]))
+    return build(cfg.rollout.corpus)
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from agentrl_cli.config import compose
-from agentrl_cli.run import Run
-from agentrl_cli.train import start
-from tests.sample_runs import ALGORITHMS, SMALL, SPEAKER, folders
-from tests.student import classroom
+from agentrl_cli.cli.train import start
+from agentrl_cli.config.compose import compose
+from agentrl_cli.runs.run import Run
+from tests.builders.runs import ALGORITHMS, SMALL, SPEAKER, folders
+from tests.fakes.student import classroom
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 FOUND = sorted(file.stem for file in (ROOT / "conf" / "algo").glob("*.yaml"))
 TAU = ["env._target_=agentrl_cli.envs.tau.env.Tau", "~env.turns", *(
     f"+env.{key}={value}" for key, value in {

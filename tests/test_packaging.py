@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.config import groups, options
+from agentrl_cli.config.compose import groups, options
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 TINY = ROOT / "agentrl_cli" / "models" / "tiny"
 NEEDED = {
     "agentrl_cli/conf/config.yaml",

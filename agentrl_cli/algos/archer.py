@@ -22,10 +22,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase
+from agentrl_cli.algos.base import Algorithm, Context, Phase
+from agentrl_cli.algos.losses import clipped_ratio
 from agentrl_cli.algos.ppo import standardised
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.algos.values import (
+from agentrl_cli.algos.value_spans import (
     FAULTS,
     Span,
     beside,
@@ -37,12 +38,12 @@ from agentrl_cli.algos.values import (
     turn_spans,
     whole,
 )
-from agentrl_cli.buffer import ReplayBuffer
-from agentrl_cli.errors import UserError, at_least, share
-from agentrl_cli.losses import clipped_ratio
+from agentrl_cli.core.errors import UserError, at_least, share
+from agentrl_cli.core.types import Episode, Sample, derive_seed
 from agentrl_cli.models.packable import enable
 from agentrl_cli.models.policy import Batch, Outputs, assess, causal, note_logprobs
-from agentrl_cli.types import Episode, Sample, derive_seed
+from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 Q, V = 0, 1  # the critic's outputs
 STREAMS = ("q_at", "q_target", "v_at", "v_target")

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentrl_cli.errors import UserError, at_least
-from agentrl_cli.types import Episode, Sample, Task
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode, Sample, Task
+from agentrl_cli.models.specs import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl_cli.buffer import ReplayBuffer
-    from agentrl_cli.chat import Chat
     from agentrl_cli.generators.base import Generator, Sampling
     from agentrl_cli.models.policy import Batch, Outputs
     from agentrl_cli.models.set import ModelSet
-    from agentrl_cli.rollout import Start
+    from agentrl_cli.rollout.chat_template import Chat
+    from agentrl_cli.rollout.play import Start
+    from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
 def trained_tokens(sample: Sample) -> float:
@@ -29,39 +30,6 @@ def trained_tokens(sample: Sample) -> float:
 def one(sample: Sample) -> float:
     """The unit of a loss that is averaged over samples (turns, pairs)."""
     return 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSpec:
-    """AdamW's numbers. The learning rate rises linearly over `warmup` optimizer steps, then stays,
-    or falls by a cosine to zero at `decay_steps` when that is positive; after that it falls again
-    over every `restart_steps`, each time from half as high (Loshchilov and Hutter 2017)."""
-
-    lr: float
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
-    warmup: int = 0
-    decay_steps: int = 0
-    restart_steps: int = 0
-
-    def __post_init__(self) -> None:
-        at_least(0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
-        at_least(0, warmup=self.warmup, decay_steps=self.decay_steps)
-        at_least(0, restart_steps=self.restart_steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """One named set of weights. `kind`: trained, ema (a moving average of the trained model that it
-    `follows`) or frozen (as that model began). A trained one begins as the base, or with the body
-    of the model that it `begins_as`, wherever that was loaded from."""
-
-    kind: str
-    generates: bool
-    optimizer: OptimizerSpec | None = None
-    head: str | None = None
-    follows: str = "policy"
-    begins_as: str | None = None
 
 
 @dataclass

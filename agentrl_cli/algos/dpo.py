@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
+from agentrl_cli.algos.base import Algorithm, Phase
+from agentrl_cli.algos.losses import Loss, dpo
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.buffer import ReplayBuffer
-from agentrl_cli.errors import at_least
-from agentrl_cli.losses import Loss, dpo
+from agentrl_cli.core.errors import at_least
+from agentrl_cli.core.types import Episode, Sample, derive_seed
 from agentrl_cli.models.policy import Batch, Outputs, note_logprobs
-from agentrl_cli.types import Episode, Sample, derive_seed
+from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 if TYPE_CHECKING:
     from agentrl_cli.models.set import ModelSet

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
+from agentrl_cli.algos.base import Algorithm, Phase
+from agentrl_cli.algos.losses import clipped_ratio, group_advantages, with_kl
 from agentrl_cli.algos.samples import episode_samples, turn_advantage
-from agentrl_cli.buffer import ReplayBuffer
-from agentrl_cli.errors import at_least
-from agentrl_cli.losses import clipped_ratio, group_advantages, with_kl
+from agentrl_cli.core.errors import at_least
+from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.policy import Batch, Outputs, note_logprobs
-from agentrl_cli.types import Episode, Sample
+from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
 @dataclass(kw_only=True)

@@ -19,10 +19,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from agentrl_cli.algos.base import Algorithm, ModelSpec, OptimizerSpec, Phase
-from agentrl_cli.algos.calibration import explained_variance
+from agentrl_cli.algos.base import Algorithm, Phase
+from agentrl_cli.algos.critic_metrics import explained_variance
+from agentrl_cli.algos.losses import clipped_ratio, gae, value_error, with_entropy, with_kl
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.algos.values import (
+from agentrl_cli.algos.value_spans import (
     FAULTS,
     Span,
     cut_off,
@@ -33,11 +34,11 @@ from agentrl_cli.algos.values import (
     turn_spans,
     whole,
 )
-from agentrl_cli.buffer import ReplayBuffer
-from agentrl_cli.errors import at_least, share
-from agentrl_cli.losses import clipped_ratio, gae, value_error, with_entropy, with_kl
+from agentrl_cli.core.errors import at_least, share
+from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.policy import Batch, Outputs, assess, note_logprobs
-from agentrl_cli.types import Episode, Sample
+from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from agentrl_cli.types import Episode, Sample, Turn
+from agentrl_cli.core.types import Episode, Sample, Turn
 
 TurnNumbers = Callable[[int, Turn], Mapping[str, float | list[float]]]
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agentrl_cli.algos.base import Algorithm, Context, ModelSpec, OptimizerSpec, Phase
+from agentrl_cli.algos.base import Algorithm, Context, Phase
+from agentrl_cli.algos.losses import nll
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.buffer import ReplayBuffer
-from agentrl_cli.errors import at_least
-from agentrl_cli.losses import nll
-from agentrl_cli.types import Episode, Turn
+from agentrl_cli.core.errors import at_least
+from agentrl_cli.core.types import Episode, Turn
+from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 
-from agentrl_cli.types import Episode, derive_seed
+from agentrl_cli.core.types import Episode, derive_seed
 
 
 class Corpus(ABC):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from agentrl_cli.collect import Collector
-from agentrl_cli.types import Episode, Turn, derive_seed
+from agentrl_cli.core.types import Episode, Turn, derive_seed
+from agentrl_cli.rollout.collector import Collector
 
 
 class Corpus(Protocol):

@@ -7,9 +7,9 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
+from agentrl_cli.core.types import Message, Task
 from agentrl_cli.corpora.player import Notes, Player
 from agentrl_cli.envs.twentyq.env import TwentyQ, closeness
-from agentrl_cli.types import Message, Task
 
 WORTH = {"Success.": 3, "Close.": 2, "Near.": 1}  # how good an end is; Far: 0
 

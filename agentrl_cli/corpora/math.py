@@ -13,14 +13,14 @@ import copy
 import random
 from dataclasses import dataclass
 
-from agentrl_cli.algos.language import fill
-from agentrl_cli.algos.nlac import NLAC
+from agentrl_cli.algos.nlac.algorithm import NLAC
+from agentrl_cli.algos.nlac.prompts import fill
+from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.corpora.base import Corpus
 from agentrl_cli.corpora.solver import Slips, Solver, Work
 from agentrl_cli.envs.math.env import RIGHT, MathEnv
 from agentrl_cli.envs.math.kinds import KINDS
 from agentrl_cli.envs.math.problems import drawn, equation, latex, results
-from agentrl_cli.types import Episode, Message, Task, Turn
 
 UNTRAINED = {"weight": 0.0}
 PLAYED_OUT = 3  # times as many ends as a critique reads decide its verdict

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from agentrl_cli.find import find_run
 from agentrl_cli.models.load import TINY
+from agentrl_cli.runs.find import find_run
 
 LIMIT = 8 * 2**20  # bytes of one weight file
 

@@ -11,15 +11,15 @@ import copy
 import random
 from dataclasses import dataclass
 
-from agentrl_cli.algos.language import fill
-from agentrl_cli.algos.nlac import NLAC
+from agentrl_cli.algos.nlac.algorithm import NLAC
+from agentrl_cli.algos.nlac.prompts import fill
+from agentrl_cli.core.types import Episode, Message, Step, Task, Turn
 from agentrl_cli.corpora.base import Corpus
 from agentrl_cli.corpora.clerk import Clerk, Habits, Notes
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import Tau
 from agentrl_cli.envs.tau.mini import shop
 from agentrl_cli.envs.tau.mini_user import MiniUser
-from agentrl_cli.types import Episode, Message, Step, Task, Turn
 
 UNTRAINED = {"weight": 0.0}
 MORE = 2 / 3  # share of the returns in which the customer wants more, as in the tasks

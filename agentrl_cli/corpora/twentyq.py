@@ -11,13 +11,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from agentrl_cli.algos.language import fill
-from agentrl_cli.algos.nlac import NLAC
+from agentrl_cli.algos.nlac.algorithm import NLAC
+from agentrl_cli.algos.nlac.prompts import fill
+from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.corpora.base import Corpus
 from agentrl_cli.corpora.games import Games, Move, told, verdict
 from agentrl_cli.corpora.player import Habits, Notes, Player
 from agentrl_cli.envs.twentyq.env import TwentyQ
-from agentrl_cli.types import Episode, Message, Task, Turn
 
 UNTRAINED = {"weight": 0.0}
 PLAYED_OUT = 3  # times as many games as a critique reads decide its verdict

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl_cli.errors import UserError
-from agentrl_cli.types import Episode, Message, Step, Task
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode, Message, Step, Task
 
 
 class Env(ABC):

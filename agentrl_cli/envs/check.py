@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 from typing import Any
 
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env
-from agentrl_cli.errors import UserError
-from agentrl_cli.types import Message, Step, Task
 
 Make = Callable[[], Env]
 NONSENSE = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl_cli.errors import UserError
+from agentrl_cli.core.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.errors import UserError, at_least
-from agentrl_cli.types import Message
+from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.types import Message
 
 if TYPE_CHECKING:
     from openai import OpenAI  # pyright: ignore[reportMissingImports]

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from agentrl_cli.errors import UserError, at_least
+from agentrl_cli.core.errors import UserError, at_least
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.prefill import Rows, prefill, tensor
 from agentrl_cli.generators.prefixes import Layer, Prefixes, align_right, pad

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.errors import UserError, at_least
-from agentrl_cli.types import Message
+from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

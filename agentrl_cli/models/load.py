@@ -19,10 +19,10 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from agentrl_cli.errors import UserError
+from agentrl_cli.config.settings import ModelConfig
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import derive_seed
 from agentrl_cli.models.policy import vocabulary_head
-from agentrl_cli.settings import ModelConfig
-from agentrl_cli.types import derive_seed
 
 TINY = Path(__file__).parent / "tiny"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl_cli.errors import UserError
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.models import shadow
 from agentrl_cli.models.shadow import FLEX, READ_PACKED, SPLIT, CriticGrad, Layout
 

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agentrl_cli.core.types import Sample
 from agentrl_cli.models import shadow
-from agentrl_cli.types import Sample
 
 Module = PreTrainedModel | PeftModel
 CHUNK = 2**26

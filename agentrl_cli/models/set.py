@@ -21,14 +21,39 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from agentrl_cli.algos.base import ModelSpec
-from agentrl_cli.errors import UserError
-from agentrl_cli.jsonl import read_object
-from agentrl_cli.models.heads import ActionValueHead, ValueHead
+from agentrl_cli.config.settings import LoraConfig, ModelConfig
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.files import read_object
+from agentrl_cli.core.types import derive_seed
 from agentrl_cli.models.load import load_base, read_pretrained
 from agentrl_cli.models.policy import Module, causal, vocabulary_head
-from agentrl_cli.settings import LoraConfig, ModelConfig
-from agentrl_cli.types import derive_seed
+from agentrl_cli.models.specs import ModelSpec
+
+
+class ValueHead(nn.Module):
+    """A linear read-out in float32 that starts at zero, so that every first value is 0."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states [..., width] to values [...]."""
+        return hidden.float() @ self.weight + self.bias
+
+
+class ActionValueHead(nn.Module):
+    """Two value heads side by side: what an action is worth that ends here, and what a state."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.v = ValueHead(width), ValueHead(width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states [..., width] to pairs (Q, V) [..., 2]."""
+        return torch.stack([self.q(hidden), self.v(hidden)], -1)
+
 
 HEADS = {"value": ValueHead, "action_value": ActionValueHead}
 

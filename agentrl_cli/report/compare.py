@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.errors import UserError
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.statistics import Interval, pass_at_k, pass_hat_k
 from agentrl_cli.report import seeds
 from agentrl_cli.report.records import Record, group_of, label, world_of
 from agentrl_cli.report.seeds import Noise, Outcomes
-from agentrl_cli.report.statistics import Interval, pass_at_k, pass_hat_k
 
 SMOOTH = 5  # updates whose mean success is held against the threshold
 TRIES = (2, 4, 8)  # k of pass@k and pass^k, where tasks were played that often

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from agentrl_cli.algos.language import outcome
+from agentrl_cli.algos.nlac.prompts import outcome
+from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report.records import Record
-from agentrl_cli.types import Episode, Turn
 
 TRENDS = (
     "nlac/brier", "nlac/optimism", "nlac/auc_within", "nlac/auc_all", "nlac/optimal_share",

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli import index
-from agentrl_cli.algos.language import outcome
-from agentrl_cli.errors import UserError
-from agentrl_cli.index import Entry
+from agentrl_cli.algos.nlac.prompts import outcome
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report.text import labelled
-from agentrl_cli.run import Run, step_of
-from agentrl_cli.types import Episode, Turn
+from agentrl_cli.runs import episode_files
+from agentrl_cli.runs.episode_files import Entry
+from agentrl_cli.runs.run import Run, step_of
 
 NUMBERS = ("value", "advantage", "td_error", "ratio")
 COUNTS = ("masked", "discarded")  # of tokens, where an algorithm has recorded them
@@ -59,10 +59,12 @@ def find_episode(
     for wanted in (True, False) if ref is None else (False,):
         for file in reversed(files):
             fits = keeper(run, file, filters)
-            found = [entry for entry in index.search(file, ref or "") if fits(entry)]
+            found = [entry for entry in episode_files.search(file, ref or "") if fits(entry)]
             first = next((entry for entry in found if entry.annotated or not wanted), None)
             if first is not None:
-                return Found(index.read(file, first), file, found, index.count(file))
+                return Found(
+                    episode_files.read(file, first), file, found, episode_files.count(file)
+                )
     asked = " ".join([*(f"--{name}" for name in filters), *([f"'{ref}'"] if ref else [])])
     raise UserError(f"run '{run.name}' has no episode {asked}; see {run.folder / 'episodes'}")
 
@@ -88,7 +90,7 @@ def base_outcomes(run: Run) -> dict[str, bool]:
     file = run.folder / "episodes" / "eval-000000.jsonl"
     if not file.is_file():
         raise UserError(f"run '{run.name}' did not play its base; --changed needs eval.baseline")
-    return {entry.id: entry.success for entry in index.search(file)}
+    return {entry.id: entry.success for entry in episode_files.search(file)}
 
 
 def render(episode: Episode, source: str) -> list[str]:

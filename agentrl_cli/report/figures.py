@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentrl_cli.errors import UserError
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.statistics import Array
 from agentrl_cli.report import seeds
 from agentrl_cli.report.compare import PHASES, SMOOTH, Comparison, Group, World
 from agentrl_cli.report.records import Record
-from agentrl_cli.report.statistics import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.report.text import table
-from agentrl_cli.run import Run
+from agentrl_cli.runs.run import Run
 
 HEADER = ["run", "status", "step", "reward", "eval", "error"]
 

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agentrl_cli import __version__, index
-from agentrl_cli.errors import UserError
+from agentrl_cli import __version__
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.report import critic, tables
 from agentrl_cli.report.compare import Comparison, World
 from agentrl_cli.report.critic import Bin, Judgement, Verdicts
 from agentrl_cli.report.records import Record
 from agentrl_cli.report.tables import Cells, share
 from agentrl_cli.report.views import RunView, anchor_of, episode_view, grid, new_view, run_view
+from agentrl_cli.runs import episode_files
 
 TEXTS = 2_400_000  # characters of episodes in one page
 GRID = 12_000  # outcomes shown in one page
@@ -112,7 +113,7 @@ def run_page(record: Record, group: str) -> str | None:
     view = new_view(record, group)
     view.total = len(entries)
     view.episodes = [
-        episode_view(index.read(file, entry), f"{view.anchor}-e{n}", record.name, before)
+        episode_view(episode_files.read(file, entry), f"{view.anchor}-e{n}", record.name, before)
         for n, entry in enumerate(entries)
     ]
     links = {one.id: f"#{one.anchor}" for one in view.episodes}

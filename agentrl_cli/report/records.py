@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from agentrl_cli import index, jsonl
-from agentrl_cli.errors import UserError
-from agentrl_cli.find import NAMED, find_run, folders_of_runs, is_run, list_runs
-from agentrl_cli.index import Entry
-from agentrl_cli.report.statistics import Array, Interval
-from agentrl_cli.run import Run
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.statistics import Array, Interval
+from agentrl_cli.runs import episode_files
+from agentrl_cli.runs.episode_files import Entry
+from agentrl_cli.runs.find import NAMED, find_run, folders_of_runs, is_run, list_runs
+from agentrl_cli.runs.run import Run
 
 SPENT = ("time/rollout", "time/algorithm", "time/train")  # learning, without evaluation
 ASIDE = ("seed", "name", "runs", "hardware", "logger", "save_every", "eval_every", "choices")
@@ -157,7 +158,7 @@ def read_all(refs: Iterable[str]) -> list[Record]:
 def runs_of(ref: str) -> list[Run]:
     """A folder's runs, or the run that a name means."""
     folder = Path(ref)
-    if jsonl.is_folder(folder) and not is_run(folder):
+    if files.is_folder(folder) and not is_run(folder):
         inside = list_runs(folder)
         if not inside:
             raise UserError(f"folder '{ref}' holds no runs; {_where(folder)}")
@@ -294,7 +295,7 @@ def _entries(file: Path, notes: list[str], name: str) -> list[Entry]:
     if not file.is_file():
         return []
     try:
-        return list(index.search(file))
+        return list(episode_files.search(file))
     except UserError:
         notes.append(f"run '{name}': {file.name} cannot be read; its tasks are not told apart")
         return []

@@ -15,15 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.report.statistics import (
-    DRAWS,
-    Array,
-    Interval,
-    interval,
-    means,
-    resampled,
-    weights,
-)
+from agentrl_cli.core.statistics import DRAWS, Array, Interval, interval, means, resampled, weights
 
 Outcomes = Mapping[str, Sequence[float]]  # the values of each task of one run
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from agentrl_cli.core.statistics import Interval
 from agentrl_cli.report.compare import Comparison, Figures
-from agentrl_cli.report.statistics import Interval
 from agentrl_cli.report.text import safe
 
 TRIMMED = 4  # runs from which an IQM differs from the mean

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, zip_longest
 
-from agentrl_cli import index
-from agentrl_cli.index import Entry
+from agentrl_cli.core.types import Episode
 from agentrl_cli.report.episode import Facts, numbers, summary, texts, with_returns
 from agentrl_cli.report.records import Record
 from agentrl_cli.report.tables import share
-from agentrl_cli.types import Episode
+from agentrl_cli.runs import episode_files
+from agentrl_cli.runs.episode_files import Entry
 
 EXAMPLES = 6  # episodes of a run in the report
 LONGEST = 120  # letters of a slug
@@ -95,7 +95,7 @@ def run_view(
     read: list[Episode] = []
     for number, entry in enumerate(entries):
         if entry.id in chosen or entry.annotated:
-            read.append(index.read(record.episode_file(step), entry))
+            read.append(episode_files.read(record.episode_file(step), entry))
         if entry.id in chosen and read[-1].id == entry.id:
             shown = episode_view(read[-1], f"{anchor}-e{number}", record.name, before)
             size = len(str(shown))

@@ -23,18 +23,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from agentrl_cli.algos.base import Algorithm, OptimizerSpec
+from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.algos.grpo import GRPO
-from agentrl_cli.algos.self_ac import Advanced, SelfAC
-from agentrl_cli.buffer import ReplayBuffer
+from agentrl_cli.algos.self_ac.algorithm import Advanced, SelfAC
+from agentrl_cli.core.types import Episode, derive_seed
 from agentrl_cli.generators.hf import HFGenerator
-from agentrl_cli.rollout import Start, play
-from agentrl_cli.types import Episode, derive_seed
-from tests.fork import Fork
-from tests.sample_critics import Weights, bound, learner
-from tests.sample_models import write_model
-from tests.sample_nlac import CHAT, SAMPLING
-from tests.sample_self_ac import settings
+from agentrl_cli.models.specs import OptimizerSpec
+from agentrl_cli.rollout.play import Start, play
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from tests.builders.critics import Weights, bound, learner
+from tests.builders.models import write_model
+from tests.builders.nlac import CHAT, SAMPLING
+from tests.builders.self_ac import settings
+from tests.fakes.fork import Fork
 
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "delayed_credit.json"
 EPISODES, UPDATES, THRESHOLD = 32, 40, 0.9

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from helpers import tiny_model, tiny_tokenizer
-
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.generators.hf import HFGenerator
+from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 
 ROWS, SAMPLING = 128, Sampling(max_tokens=8, temperature=1.0, stop_ids=())
 

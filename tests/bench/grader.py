@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from agentrl_cli.envs.math import Grade, grade, pool
-from tests.sample_math import HARD, MISJUDGED, hostile
+from tests.builders.math_answers import HARD, MISJUDGED, hostile
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "docs" / "results" / "math_grader.json"

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import torch
 
-from agentrl_cli.algos.base import ModelSpec
-from agentrl_cli.algos.practice import every_turn
-from agentrl_cli.chat import Chat
-from agentrl_cli.config import build, check, compose, typed
-from agentrl_cli.experts import demonstrate
+from agentrl_cli.algos.stepagent.practice import every_turn
+from agentrl_cli.config.compose import build, check, compose, typed
+from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.generators.base import Completion, Sampling
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.models.set import ModelSet
-from agentrl_cli.settings import ModelConfig
+from agentrl_cli.models.specs import ModelSpec
+from agentrl_cli.rollout.chat_template import Chat
+from agentrl_cli.rollout.expert_demos import demonstrate
 
 RESULT = Path(__file__).parent.parent.parent / "docs" / "results" / "practice.json"
 

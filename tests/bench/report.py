@@ -17,8 +17,8 @@ from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli import index
-from tests.sample_report import episodes, write_run
+from agentrl_cli.runs import episode_files
+from tests.builders.report import episodes, write_run
 
 ROOT = Path(__file__).parent.parent.parent
 RUNS, STEPS, SEEDS = 40, 500, 5
@@ -63,7 +63,7 @@ def make_large(folder: Path) -> None:
     size = len(json.dumps(sample[0].to_json()))
     count = MEGABYTES * 1_000_000 // size
     rows = episodes({f"task{n:05d}": [n % 2] * 10 for n in range(count // 10)}, TEXT * 40)
-    index.write(run / "episodes" / "eval-000020.jsonl", rows)
+    episode_files.write(run / "episodes" / "eval-000020.jsonl", rows)
     (folder / "wanted").write_text(rows[-3].id)
 
 
@@ -81,7 +81,7 @@ def main() -> None:
         file = large / "episodes" / "eval-000020.jsonl"
         seek = measured(folder, "show", "large", "--episode", wanted)
         filtered = measured(folder, "show", "large", "--lost")
-        index.index_file(file).unlink()
+        episode_files.index_file(file).unlink()
         scan = measured(folder, "show", "large", "--episode", wanted)
         size = file.stat().st_size
     found: dict[str, Any] = {

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, Protocol
 
 import yaml
 
-from agentrl_cli import reproduce
-from agentrl_cli.config import compose
-from agentrl_cli.experts import EXPERT
-from agentrl_cli.report.command import gather, markdown
-from agentrl_cli.run import Run, read_checkpoint
+from agentrl_cli.cli import reproduce
+from agentrl_cli.cli.report import gather, markdown
+from agentrl_cli.config.compose import compose
+from agentrl_cli.rollout.expert_demos import EXPERT
+from agentrl_cli.runs.run import Run, read_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "docs" / "results"

@@ -34,19 +34,20 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from agentrl_cli.algos.base import OptimizerSpec, Phase, one
+from agentrl_cli.algos.base import Phase, one
+from agentrl_cli.algos.losses import clipped_ratio, value_error
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.algos.self_ac import SelfAC
-from agentrl_cli.allocator import keep_freed_memory
-from agentrl_cli.buffer import ReplayBuffer
-from agentrl_cli.learner import Learner
-from agentrl_cli.losses import clipped_ratio, value_error
+from agentrl_cli.algos.self_ac.algorithm import SelfAC
+from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.models.policy import assess, score
 from agentrl_cli.models.set import ModelSet
-from agentrl_cli.types import Episode, Sample, Task, Turn
-from tests.helpers import tiny_tokenizer
-from tests.sample_self_ac import self_ac
-from tests.test_grpo import grpo
+from agentrl_cli.models.specs import OptimizerSpec
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.training.assemble import keep_freed_memory
+from agentrl_cli.training.learner import Learner
+from tests.algos.test_grpo import grpo
+from tests.builders.self_ac import self_ac
+from tests.builders.tiny_models import tiny_tokenizer
 
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "self_ac_cost.json"
 SEEN, ACTED = 60, 40  # tokens of an observation and of an action

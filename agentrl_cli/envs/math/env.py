@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agentrl_cli.core.errors import UserError, at_least, share
+from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.math import problems, rows
 from agentrl_cli.envs.math.answers import boxed, normalise
 from agentrl_cli.envs.math.grader import LONGEST, Grade, grade
 from agentrl_cli.envs.math.kinds import LEVELS
 from agentrl_cli.envs.math.summary import summarise
-from agentrl_cli.errors import UserError, at_least, share
-from agentrl_cli.types import Episode, Message, Step, Task
 
 BLANK = "\n\n"
 RIGHT = "Correct."

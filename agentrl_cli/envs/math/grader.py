@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.math import pool
 from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
-from agentrl_cli.errors import UserError
 
 LONGEST = 512  # characters of an answer that is read at all
 

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 
-from agentrl_cli.errors import UserError
+from agentrl_cli.core.errors import UserError
 
 WORKERS = 2
 LIMIT = 0.2  # seconds of processor time for one pair

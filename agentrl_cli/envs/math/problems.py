@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import cycle, zip_longest
 from typing import Any, TypeVar
 
+from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.math.kinds import KINDS, Kind, Plan
-from agentrl_cli.types import derive_seed
 
 Value = TypeVar("Value", str, Fraction)
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": Fraction}

@@ -14,9 +14,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.math.answers import boxed
-from agentrl_cli.errors import UserError
-from agentrl_cli.types import derive_seed
 
 Row = dict[str, Any]
 BLANK_LINES = re.compile(r"\n\s*\n")

@@ -7,8 +7,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from agentrl_cli.report.statistics import clustered, pass_at_k
-from agentrl_cli.types import Episode
+from agentrl_cli.core.statistics import clustered, pass_at_k
+from agentrl_cli.core.types import Episode
 
 Tasks = list[list[Episode]]
 

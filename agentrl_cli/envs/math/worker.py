@@ -35,11 +35,7 @@ Check = Callable[[str, str], bool]
 def load() -> Check:
     """math-verify's comparison of (answer, gold), on LaTeX alone: its reader of plain expressions
     goes through Python's `eval`."""
-    from math_verify import (  # pyright: ignore[reportMissingImports]
-        LatexExtractionConfig,
-        parse,
-        verify,
-    )
+    from math_verify import LatexExtractionConfig, parse, verify
 
     logging.disable(logging.CRITICAL)
     latex = [LatexExtractionConfig()]

@@ -12,12 +12,7 @@ from typing import Any
 
 from agentrl_cli.envs.tau.calls import Tool
 from agentrl_cli.envs.tau.database import Database, Record
-from agentrl_cli.envs.tau.shared import (
-    calculate,
-    get_user_details,
-    think,
-    transfer_to_human_agents,
-)
+from agentrl_cli.envs.tau.shared import calculate, get_user_details, think, transfer_to_human_agents
 
 AIRPORTS = {
     "SFO": "San Francisco", "JFK": "New York", "LAX": "Los Angeles", "ORD": "Chicago",

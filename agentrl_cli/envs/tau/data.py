@@ -14,11 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.tau import airline, retail
 from agentrl_cli.envs.tau.calls import Tool
 from agentrl_cli.envs.tau.database import Rows, Tables
 from agentrl_cli.envs.tau.shared import TERMINATES
-from agentrl_cli.errors import UserError
 
 TABLES: dict[str, dict[str, dict[str, type]]] = {  # each with the fields that need no tool to read
     "retail": {

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.tau import expert, measures
 from agentrl_cli.envs.tau.actions import RESPOND, STYLES, Action, parse
@@ -18,8 +20,6 @@ from agentrl_cli.envs.tau.mini_user import MiniUser
 from agentrl_cli.envs.tau.retail_user import RetailUser
 from agentrl_cli.envs.tau.reward import verdict
 from agentrl_cli.envs.tau.users import Chat, HumanUser, LLMUser, SilentUser, User, agrees
-from agentrl_cli.errors import UserError, at_least
-from agentrl_cli.types import Episode, Message, Step, Task
 
 USERS = ("scripted", "llm", "human", "silent")
 DOMAINS = (*TABLES, "mini")

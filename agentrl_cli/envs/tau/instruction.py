@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl_cli.errors import UserError
+from agentrl_cli.core.errors import UserError
 
 HEAD = re.compile(
     r"Your name is (?P<name>[^.]+?) and your "

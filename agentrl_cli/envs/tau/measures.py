@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from agentrl_cli.core.statistics import clustered, pass_hat_k
+from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.reward import idle
-from agentrl_cli.report.statistics import clustered, pass_hat_k
-from agentrl_cli.types import Episode
 
 LARGEST_K = 4
 

@@ -7,13 +7,7 @@ from __future__ import annotations
 
 import re
 
-from agentrl_cli.envs.tau.hearing import (
-    CONFIRM,
-    ORDERS,
-    REFUSED,
-    YES_NO,
-    sentences,
-)
+from agentrl_cli.envs.tau.hearing import CONFIRM, ORDERS, REFUSED, YES_NO, sentences
 from agentrl_cli.envs.tau.instruction import Item, Request
 
 PAYMENTS = r"\b(?:credit_card|gift_card|paypal)_\d+"

@@ -10,12 +10,7 @@ from typing import Any
 
 from agentrl_cli.envs.tau.calls import Tool
 from agentrl_cli.envs.tau.database import Database, Record
-from agentrl_cli.envs.tau.shared import (
-    calculate,
-    get_user_details,
-    think,
-    transfer_to_human_agents,
-)
+from agentrl_cli.envs.tau.shared import calculate, get_user_details, think, transfer_to_human_agents
 
 REASONS = ["no longer needed", "ordered by mistake"]
 NO_ORDER = "Error: order not found"

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentrl_cli.types import Message, derive_seed
+from agentrl_cli.core.types import Message, derive_seed
 
 STOP = "###STOP###"
 GREETING = "Hi! How can I help you today?"

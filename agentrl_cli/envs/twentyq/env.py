@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Message, Step, Task, derive_seed
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.expert import closeness, expert_turn
 from agentrl_cli.envs.twentyq.oracle import Oracle
 from agentrl_cli.envs.twentyq.questions import Guess, Question, normalise, parse, said
 from agentrl_cli.envs.twentyq.world import World, load
-from agentrl_cli.errors import UserError
-from agentrl_cli.types import Message, Step, Task, derive_seed
 
 OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes", "": ""}
 REWARDS = ("win", "lmrl")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from agentrl_cli.core.types import Message
 from agentrl_cli.envs.twentyq.questions import normalise, said
-from agentrl_cli.types import Message
 
 PROMPT = "Answer truthfully about the object with one word: yes, no or sometimes."
 ANSWER = re.compile(r"\W*(yes|no|sometimes)\b", re.IGNORECASE)

@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.twentyq import table
-from agentrl_cli.errors import UserError
-from agentrl_cli.types import derive_seed
 
 NAMES = ("small", "full")
 

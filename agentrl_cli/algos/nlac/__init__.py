@@ -1,0 +1,1 @@
+"""NLAC: natural language actor-critic. Begin with algorithm.py."""

@@ -1,0 +1,1 @@
+"""StepAgent: step-wise learning from experts. Begin with algorithm.py."""

@@ -1,0 +1,252 @@
+"""StepAgent: learn every single step of an expert by trying it first (arXiv 2411.03817).
+
+Both variants practise at the states of an expert's trajectories and learn from the contrast, step
+by step, without a reward from the world. `Implicit` prefers the expert's action to the agent's own
+(DPO, one action a pair). `Inverse` is generative adversarial imitation (Ho and Ermon 2016, arXiv
+1606.03476): a discriminator learns to tell the agent's actions from the expert's, the policy learns
+by PPO to be taken for the expert.
+
+Our choices: the expert's own probabilities are not known, so the reference of DPO is the model that
+the run started from, which should be an SFT on the same demonstrations (`init`). A try at a
+fragment is an episode of one turn whose baseline is what the other tries in its state earn; rewards
+come from a discriminator that was trained at other fragments. One update is one cycle. Left out:
+training the discriminator to convergence before every cycle.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from agentrl_cli.algos.base import Algorithm, Context, Phase
+from agentrl_cli.algos.dpo import Pair, preference, renew, with_reference
+from agentrl_cli.algos.losses import bce, dpo, expert_rewards
+from agentrl_cli.algos.ppo import PPO
+from agentrl_cli.algos.samples import written_sample
+from agentrl_cli.algos.stepagent.policy_loss import (
+    held,
+    leave_one_out,
+    rewarded,
+    surrogate,
+    with_expert,
+)
+from agentrl_cli.algos.stepagent.practice import (
+    Act,
+    Try,
+    act,
+    every_turn,
+    fragments,
+    halves,
+    match_metrics,
+    practise,
+    spoken,
+)
+from agentrl_cli.algos.value_spans import whole
+from agentrl_cli.core.errors import at_least
+from agentrl_cli.core.types import Episode, Sample, derive_seed
+from agentrl_cli.models.policy import assess
+from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+
+
+@dataclass(kw_only=True)
+class Implicit(Algorithm):
+    """Practises at `fragments_per_update` fragments (0: at all): whole turns, or only the last line
+    behind the expert's thought. `reference` is the model the run started from, or the policy at the
+    start of each update; `imitation` weighs the expert's own likelihood beside the preference."""
+
+    fragments_per_update: int
+    tried: Literal["turn", "last_line"]
+    beta: float
+    imitation: float
+    reference: Literal["start", "iteration"]
+    epochs: int
+    tokens_per_step: int
+    optimizer: OptimizerSpec
+
+    def __post_init__(self) -> None:
+        at_least(1, epochs=self.epochs)
+        at_least(0, beta=self.beta, imitation=self.imitation)
+        at_least(0, fragments_per_update=self.fragments_per_update)
+        at_least(0, tokens_per_step=self.tokens_per_step)
+
+    @property
+    def demonstrations(self) -> Literal["never", "may", "must"]:
+        """They are what is practised."""
+        return "must"
+
+    @property
+    def plays(self) -> bool:
+        """Practice needs no world."""
+        return False
+
+    def models(self) -> dict[str, ModelSpec]:
+        """The policy and its reference."""
+        return with_reference(self.optimizer)
+
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """Practise, then one phase of pairs."""
+        found = fragments(self.context, self.tried, self.fragments_per_update)
+        tries = practise(self.context, found)
+        pairs = [pair(one) for one in tries if not one.matches]
+        renew(self.context.models, self.reference)
+        metrics = match_metrics(tries) | {"stepagent/dropped": float(len(tries) - len(pairs))}
+        loss = partial(dpo, beta=self.beta, imitation=self.imitation)
+        yield preference(
+            self.context.models, pairs, loss, epochs=self.epochs,
+            tokens_per_step=self.tokens_per_step, metrics=metrics,
+        )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Inverse(Algorithm):
+    """`rollout` says where the policy acts: `tries` times at each of `fragments_per_update`
+    fragments (0: at a `tries`-th of all; whole turns, or only the last line behind the expert's
+    thought), or through whole episodes of its own. Rewards are held within +-`reward_clip`;
+    `imitation` weighs the expert's own likelihood beside PPO's loss."""
+
+    fragments_per_update: int
+    tries: int
+    tried: Literal["turn", "last_line"]
+    rollout: Literal["fragment", "environment"]
+    reward: Literal["logit", "unlike_agent", "like_expert"]
+    reward_clip: float
+    imitation: float
+    discriminator_epochs: int
+    discriminator_tokens_per_step: int
+    discriminator_optimizer: OptimizerSpec
+    ppo: PPO
+
+    def __post_init__(self) -> None:
+        at_least(1, discriminator_epochs=self.discriminator_epochs)
+        at_least(2, tries=self.tries)
+        at_least(0, fragments_per_update=self.fragments_per_update)
+        at_least(0, discriminator_tokens_per_step=self.discriminator_tokens_per_step)
+        at_least(0, reward_clip=self.reward_clip, imitation=self.imitation)
+
+    @property
+    def demonstrations(self) -> Literal["never", "may", "must"]:
+        """They are what the discriminator is shown."""
+        return "must"
+
+    @property
+    def plays(self) -> bool:
+        """Whole episodes of its own come from the loop."""
+        return self.rollout == "environment"
+
+    def models(self) -> dict[str, ModelSpec]:
+        """PPO's, at fragments without its value, and the discriminator: weights of its own, which
+        begin as the policy does, with a scalar head that begins at 0."""
+        judge = ModelSpec(
+            kind="trained", generates=False, optimizer=self.discriminator_optimizer, head="value",
+            begins_as="policy",
+        )  # fmt: skip
+        found = self.ppo.models()
+        policy = found["policy"] if self.plays else replace(found["policy"], head=None)
+        return {**found, "policy": policy, "discriminator": judge}
+
+    def bind(self, context: Context) -> None:
+        """Receive the given objects; PPO uses the same."""
+        super().bind(context)
+        self.ppo.bind(context)
+
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """The discriminator first, then the policy for the rewards that it now gives."""
+        yield from self._played(whole(episodes), buffer) if self.plays else self._practised()
+
+    def _practised(self) -> Iterator[Phase]:
+        """The discriminator learns at half of the fragments and rewards the tries at the others."""
+        found = fragments(self.context, self.tried, self.fragments_per_update, self.tries)
+        tries = practise(self.context, [one for one in found for _ in range(self.tries)])
+        seen, unseen = halves(tries, self.tries, self.context)
+        yield self._discrimination(self._shown(seen), own_acts(seen), match_metrics(tries))
+        rewards = self.rewards(own_acts(unseen))
+        advantages = held(leave_one_out(rewards, [one.fragment.state for one in unseen]))
+        own = [written_sample(one.fragment.state, one.ids) for one in unseen]
+        phase = surrogate(own, advantages, self.ppo)
+        phase.metrics = {
+            "stepagent/reward_gap": self._gap(self._shown(seen), self.rewards(own_acts(seen))),
+            "stepagent/heldout_gap": self._gap(self._shown(unseen), rewards),
+        }
+        practised = [one.fragment for one in unseen[:: self.tries]]
+        yield self._with_expert(phase, [written_sample(one.state, one.action) for one in practised])
+
+    def _played(self, own: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """The discriminator learns from all turns of the episodes and as many of the expert's, and
+        rewards these turns."""
+        acted = [act(place) for place in every_turn(own)]
+        draw = random.Random(derive_seed(self.context.seed, "experts", self.context.step))
+        places = draw.choices(every_turn(self.context.demos), k=len(acted))
+        shown = [act(place) for place in places]
+        yield self._discrimination(shown, acted, {})
+        rewards = self.rewards(acted)
+        centred = held([reward - mean(rewards) for reward in rewards])
+        for phase in self.ppo.update(rewarded(own, centred), buffer):
+            phase.metrics["stepagent/reward_gap"] = self._gap(shown, rewards)
+            some = places[: len(phase.samples)]
+            yield self._with_expert(phase, [written_sample(one.state, one.action) for one in some])
+
+    def _shown(self, tries: list[Try]) -> list[Act]:
+        """The expert's turns at these fragments."""
+        return [act(one.fragment.place) for one in tries[:: self.tries]]
+
+    def _with_expert(self, phase: Phase, shown: list[Sample]) -> Phase:
+        return with_expert(phase, shown, self.imitation) if self.imitation else phase
+
+    def _discrimination(
+        self, shown: list[Act], acted: list[Act], metrics: dict[str, float]
+    ) -> Phase:
+        """Both sides count alike, however many tries there are to one action of the expert."""
+        even = len(acted) / max(1, len(shown))
+        return Phase(
+            "discriminator", self.judged(acted, 1.0) + self.judged(shown, 0.0, even), bce,
+            model="discriminator", epochs=self.discriminator_epochs, count=weight,
+            tokens_per_step=self.discriminator_tokens_per_step, metrics=metrics,
+        )  # fmt: skip
+
+    def _gap(self, shown: list[Act], rewards: list[float]) -> float:
+        """How much more the expert's turns earn than what earned these rewards."""
+        return mean(self.rewards(shown)) - mean(rewards)
+
+    def judged(self, acts: list[Act], label: float, counts: float = 1.0) -> list[Sample]:
+        """Samples [state; action] that the discriminator reads at the last token: 1 for the agent's
+        actions, 0 for the expert's. Actions are written anew without what only their layout tells.
+        """
+        samples = []
+        for state, text in acts:
+            ids = state + spoken(text, self.context)
+            before = [0.0] * (len(ids) - 1)
+            streams = {"value_at": [*before, counts], "label": [*before, label]}
+            samples.append(Sample(ids, [0] * len(ids), streams))
+        return samples
+
+    def rewards(self, acts: list[Act]) -> list[float]:
+        """What the discriminator gives for each action."""
+        models, samples = self.context.models, self.judged(acts, label=0.0)
+        rows = assess(models.module("discriminator"), models.head("discriminator"), samples)
+        return expert_rewards([float(v[-1]) for _, v in rows], self.reward, self.reward_clip)
+
+
+def own_acts(tries: list[Try]) -> list[Act]:
+    """What the agent did at the fragments."""
+    return [one.act for one in tries]
+
+
+def pair(attempt: Try) -> Pair:
+    """The expert's action and the agent's own behind the same state."""
+    state, shown = attempt.fragment.state, attempt.fragment.action
+    return written_sample(state, shown), written_sample(state, attempt.ids)
+
+
+def weight(sample: Sample) -> float:
+    """The unit of the discriminator's loss: what its one judgement counts."""
+    return sample.streams["value_at"][-1]
+
+
+def mean(numbers: list[float]) -> float:
+    """0 where there are none."""
+    return statistics.fmean(numbers) if numbers else 0.0

@@ -1,0 +1,40 @@
+"""`agentrl demos`: write a file of expert episodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl_cli.config.compose import build, check, compose
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.rollout.expert_demos import demonstrate
+
+
+def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[Path, int]:
+    """`agentrl demos env=... n=... out=...`: the file, and how many episodes it holds.
+
+    Raises UserError where `n` or `out` is missing or wrong, or the environment has no expert.
+    """
+    count, out = _number(_named(overrides, "n")), Path(_named(overrides, "out"))
+    rest = [text for text in overrides if not text.startswith(("n=", "out="))]
+    cfg = check(compose(rest, config_dir), skip=("algo", "hardware", "model", "rollout"))
+    if out.exists():
+        raise UserError(f"'{out}' exists; choose another out=")
+    episodes = demonstrate(build(cfg.env), count, cfg.seed)
+    with files.writing(out.parent, "choose another out="):
+        files.write(out, (episode.to_json() for episode in episodes))
+    return out, len(episodes)
+
+
+def _named(overrides: list[str], name: str) -> str:
+    values = [text.partition("=")[2] for text in overrides if text.startswith(f"{name}=")]
+    if len(values) != 1 or not values[0]:
+        raise UserError("say how many episodes and where to; for example n=128 out=demos.jsonl")
+    return values[0]
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise UserError(f"n is '{text}'; give a whole number")
+    at_least(1, n=int(text))
+    return int(text)

@@ -1,0 +1,44 @@
+"""`agentrl eval`: evaluate a run's last checkpoint, or a bare model, and keep the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.config.compose import build, check, chosen, compose, load
+from agentrl_cli.runs.find import find_run
+from agentrl_cli.runs.run import read_checkpoint
+from agentrl_cli.training.assemble import Parts, assemble
+from agentrl_cli.training.evaluate import compare_search, evaluate
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def evaluate_command(
+    ref: str | None, overrides: list[str], config_dir: Path | None = None
+) -> dict[str, Any]:
+    """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None; a run's record
+    is appended to its evaluations.jsonl. Raises UserError where there is no such run."""
+
+    if ref is None:
+        cfg = check(compose(overrides, config_dir))
+        parts = assemble(cfg, None, learns=False)
+        return {"model": "base", **evaluate_as_chosen(cfg, parts, 0)}
+    run = find_run(ref, Path("runs"))
+    cfg = check(load(run.config_file, overrides))
+    parts = assemble(cfg, None, learns=False)
+    folder = run.latest_checkpoint()
+    step = int(read_checkpoint(folder)["step"])
+    parts.recall(folder)
+    record = {"run": run.name, "step": step, **evaluate_as_chosen(cfg, parts, step)}
+    run.write_evaluation(record)
+    return record
+
+
+def evaluate_as_chosen(cfg: DictConfig, parts: Parts, step: int) -> dict[str, Any]:
+    """With a search where one is chosen, else as in training."""
+
+    if chosen(cfg, "search"):
+        return compare_search(parts, build(cfg.search))
+    return evaluate(parts, None, step)

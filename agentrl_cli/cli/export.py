@@ -1,0 +1,88 @@
+"""`agentrl export`: the policy of a run's last checkpoint as a plain Hugging Face model. Adapters
+are merged; heads, critics and all that only served training stay behind."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+from agentrl_cli.config.compose import check, load, typed
+from agentrl_cli.config.settings import ModelConfig
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.models.load import dtype_of
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.specs import ModelSpec
+from agentrl_cli.runs.find import find_run
+from agentrl_cli.runs.run import Run, read_checkpoint
+
+UNUSED = ("algo", "env", "eval", "logger", "rollout")
+TOLERANCE = 1e-3  # of a logit, merged against adapted, in float32
+
+
+def export(ref: str, target: Path) -> tuple[Run, int]:
+    """Write the policy to `target` in the number format that it trained in; the run, and the step.
+
+    Raises UserError for an unknown run, a `target` that holds something or cannot be written, and
+    an adapter that cannot be merged; `target` then is as it was.
+    """
+    run = find_run(ref)
+    checkpoint = run.latest_checkpoint()
+    cfg = check(load(run.config_file, []), skip=UNUSED)
+    config = typed(cfg.model, ModelConfig)
+    with _new_folder(target.resolve()) as folder:
+        specs = {"policy": ModelSpec(kind="trained", generates=True)}
+        models = ModelSet(replace(config, dtype="float32"), specs, "cpu", cfg.seed)
+        models.load_weights("policy", checkpoint / "models" / "policy")
+        module = models.module("policy")
+        plain = _merged(module) if isinstance(module, PeftModel) else module
+        plain.to(dtype_of(config.dtype, torch.device(cfg.hardware.device)))  # pyright: ignore[reportArgumentType]
+        try:
+            plain.save_pretrained(folder)
+        except SafetensorError as error:  # how a full disk is told
+            raise OSError(str(error)) from error
+        models.tokenizer.save_pretrained(folder)
+    return run, int(read_checkpoint(checkpoint)["step"])
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder to fill beside `target`; it becomes `target` only when nothing was raised."""
+    partial = target.with_name(f".{target.name}.partial")
+    with files.writing(target, "give another folder"):
+        if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+            raise UserError(f"'{target}' exists and is not an empty folder; give a new one")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@torch.no_grad()
+def _merged(module: PeftModel) -> PreTrainedModel:
+    """The base with its adapter added to its weights, which is checked: in a layer that shares its
+    weights with another, an adapter would change both."""
+    ids = torch.tensor([[0, 1]])
+    adapted = module(input_ids=ids).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of the same, in twenty lines
+        merged = module.merge_and_unload()
+    gap = float((merged(input_ids=ids).logits - adapted).abs().max())
+    if not gap <= TOLERANCE:
+        raise UserError(
+            f"merged into its model this adapter says something else (logits differ by {gap:.2g}); "
+            "train again without shared layers, such as lm_head, in model.lora.targets"
+        )
+    return merged

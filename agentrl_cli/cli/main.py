@@ -1,0 +1,217 @@
+"""The verbs. Results go to stdout, talk to stderr; what a verb does is imported when it is called.
+
+Exit codes: 0 done, 1 the run failed, 2 an impossible request, 130 interrupted after saving.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from agentrl_cli import __version__
+from agentrl_cli.cli import help_examples
+from agentrl_cli.cli.read_only import AsJson, ConfigDir, RunRef, looking
+from agentrl_cli.core.errors import UserError, at_least
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="group=option or key=value")]
+
+
+class Verbs(TyperGroup):
+    """Turns a mistake of the user into its lines and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=Verbs,
+    epilog=help_examples.ALL,
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agentrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Train and compare LLM agents beyond plain policy gradients."""
+    # Threads that spin while they wait slow a tiny model tenfold beside any other work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # a moment of it saves most wake-ups
+
+
+@app.command(epilog=help_examples.TRAIN)
+def train(
+    overrides: Overrides = None,
+    dry: Annotated[bool, typer.Option(help="Check, build and play one episode only.")] = False,
+    config: Annotated[Path | None, typer.Option(help="Repeat the config.yaml of a run.")] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Start a run: prints its folder, then one line a step."""
+    from agentrl_cli.cli.train import start
+
+    if config is not None:
+        _refuse_groups(config_dir, "--config repeats a run by its own configuration")
+    start(overrides or [], config_dir=config_dir, dry=dry, file=config)
+
+
+@app.command("sweep", epilog=help_examples.SWEEP)
+def sweep_runs(
+    overrides: Overrides = None,
+    name: Annotated[str | None, typer.Option(help="The folder in runs/ to fill or go on.")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs side by side here (joblib).")] = 1,
+    yes: Annotated[bool, typer.Option("--yes", help="Start however many runs there are.")] = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Train a grid of runs; what is done already is not repeated."""
+    from agentrl_cli.cli.sweep import summary, sweep
+
+    at_least(1, **{"--jobs": jobs})
+
+    def ask(question: str) -> bool:
+        return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
+
+    folder = sweep(overrides or [], config_dir, name, jobs, ask)
+    lines, undone = summary(folder)
+    typer.echo("\n".join(lines))
+    typer.echo(f"compare them: agentrl report {folder}", err=True)
+    if undone:
+        typer.echo(f"{undone} not done; the same command tries these again", err=True)
+        raise typer.Exit(1)
+
+
+@app.command(epilog=help_examples.RESUME)
+def resume(
+    run: RunRef,
+    overrides: Annotated[list[str] | None, typer.Argument(help="steps=N trains it further")] = None,
+) -> None:
+    """Go on from the last checkpoint of a run."""
+    from agentrl_cli.cli.train import resume as go_on
+
+    go_on(run, overrides)
+
+
+@app.command("eval", epilog=help_examples.EVAL)
+def evaluate(
+    what: Annotated[list[str], typer.Argument(metavar="RUN|model=...", help="then overrides")],
+    config_dir: ConfigDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a run's last checkpoint, or a bare model."""
+    from agentrl_cli.cli.evaluate import evaluate_command
+
+    ref, overrides = (None, what) if "=" in what[0] else (what[0], what[1:])
+    if ref is not None:
+        _refuse_groups(config_dir, f"run '{ref}' is evaluated by its own configuration")
+    _print_record(evaluate_command(ref, overrides, config_dir), as_json)
+
+
+@app.command(epilog=help_examples.PLAY)
+def play(
+    overrides: Overrides = None,
+    run: Annotated[str | None, typer.Option(help="A trained model plays, not you.")] = None,
+    task: Annotated[str | None, typer.Option(help="Which task; any test task by default.")] = None,
+    script: Annotated[Path | None, typer.Option(help="Replay a file of actions.")] = None,
+    config_dir: ConfigDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play one episode in the terminal; end the input to stop."""
+    from agentrl_cli.cli.play import play as play_episode
+    from agentrl_cli.cli.play import replay_command
+
+    if run is not None:
+        _refuse_groups(config_dir, f"run '{run}' plays by its own configuration")
+    if run is not None and script is not None:
+        raise UserError("--run and --script both name who plays; give one of them")
+    if script is None and not as_json:
+        play_episode(overrides or [], run, task, config_dir)
+        return
+    replay_command(overrides or [], task, script, config_dir, as_json)
+
+
+@app.command(epilog=help_examples.EXPORT)
+def export(
+    run: RunRef,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
+) -> None:
+    """Write a run's policy as a plain Hugging Face model, adapters merged, critics left out."""
+    from agentrl_cli.cli.export import export as write
+
+    found, step = write(run, folder)
+    typer.echo(folder)
+    again = f"agentrl eval model=hf model.path={folder} env={found.meta['choices']['env']}"
+    typer.echo(f"the policy of {found.name} at step {step}; try it: {again}", err=True)
+
+
+@app.command()
+def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Write expert episodes of train tasks: agentrl demos env=twentyq n=128 out=demos.jsonl"""
+    from agentrl_cli.cli.demos import write_demos
+
+    file, count = write_demos(overrides or [], config_dir)
+    typer.echo(file)
+    again = f"agentrl train algo=sft data.demos={file} steps=3 algo.tokens_per_step=4000"
+    typer.echo(f"{count} episodes; learn from them: {again}", err=True)
+
+
+@app.command("reproduce", epilog=help_examples.REPRODUCE)
+def reproduce_preset(
+    name: Annotated[str, typer.Argument(help="A preset of agentrl list experiment, or all.")],
+    seed: Annotated[list[int] | None, typer.Option(help="All that are stored by default.")] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="With all: walk each, toy-sized.")] = False,
+    store: Annotated[bool, typer.Option("--store", help="Keep the numbers as the stored.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where its runs go.")] = Path("runs/reproduce"),
+) -> None:
+    """Run a preset and compare its result with the stored numbers."""
+    from agentrl_cli.cli.reproduce import reproduce
+    from agentrl_cli.cli.reproduce import smoke as walk
+
+    if (name == "all") != smoke:
+        raise UserError("give the name of one preset, or: agentrl reproduce all --smoke")
+    if smoke:
+        lines, failed = walk(folder / "smoke")
+    else:
+        verdicts = reproduce(name, seed or [], folder, store)
+        lines = [verdict.line() for verdict in verdicts]
+        failed = sum(verdict.agrees is False for verdict in verdicts)
+    typer.echo("\n".join(lines))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _refuse_groups(config_dir: Path | None, reason: str) -> None:
+    if config_dir is not None:
+        raise UserError(f"{reason}; leave --config-dir out")
+
+
+def _print_record(record: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(record))
+        return
+    width = max(len(name) for name in record)
+    for name, value in record.items():
+        shown = f"{value:.3f}" if isinstance(value, float) else value
+        typer.echo(f"{name:<{width}}  {shown}")
+
+
+app.add_typer(looking)

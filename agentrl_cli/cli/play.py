@@ -1,0 +1,179 @@
+"""One episode in the terminal: a person's, or a trained model's. Rules are the environment's."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.config.compose import build, check, compose, load
+from agentrl_cli.config.schema import nearest
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode, Message, Task
+from agentrl_cli.envs.base import Env
+from agentrl_cli.report.episode import render
+from agentrl_cli.report.text import labelled, safe
+from agentrl_cli.runs.find import find_run
+from agentrl_cli.runs.run import Run
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+SPLITS = ("test", "train", "dev")  # where a task is looked for; an unnamed one is of the first
+
+
+def play(overrides: list[str], run: str | None, task: str | None, config_dir: Path | None) -> None:
+    """Play a test task, a random one where none is named."""
+    if run is not None:
+        _play_model(overrides, run, task)
+        return
+    cfg = check(compose(overrides, config_dir), skip=("algo", "hardware", "model", "rollout"))
+    play_person(build(cfg.env), task, cfg.seed)
+
+
+def play_person(env: Env, task_id: str | None, seed: int) -> None:
+    """Show what the world says and send it lines of stdin until the episode or the input ends."""
+    task = find_task(env, task_id)
+    first = env.reset(task, seed)
+    _show([Message("system", env.system()), *first])
+    reward = 0.0
+    for line in _lines():
+        step = env.step(line)
+        reward += step.reward
+        _show(step.messages)
+        if step.done or step.truncated:
+            won = "success" if step.info.get("success") else "no success"
+            print(f"{won}, reward {reward:g}, task {safe(task.id)}")
+            break
+    else:
+        print("stopped", file=sys.stderr)
+    env.close()
+
+
+def find_task(env: Env, task_id: str | None) -> Task:
+    """The named task of any split, or any task of the test split."""
+    if task_id is None:
+        return random.choice(env.tasks(SPLITS[0]))
+    tasks = {task.id: task for split in SPLITS for task in _tasks(env, split)}
+    if task_id not in tasks:
+        raise UserError(f"task '{task_id}' not found{nearest(task_id, tasks)}")
+    return tasks[task_id]
+
+
+def _tasks(env: Env, split: str) -> list[Task]:
+    """The tasks of a split; none where the environment does not know it, which only dev may be."""
+    try:
+        return env.tasks(split)
+    except UserError:
+        if split != "dev":
+            raise
+        return []
+
+
+def replay_command(
+    overrides: list[str],
+    task: str | None,
+    script: Path | None,
+    config_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """`agentrl play --script FILE`: replay actions and print what came of them."""
+    if script is None:
+        raise UserError("--json prints a replay; name the file of its actions with --script FILE")
+    cfg = check(compose(overrides, config_dir), skip=("algo", "hardware", "model", "rollout"))
+    env: Env = build(cfg.env)
+    record = replay(env, find_task(env, task), read_script(script), cfg.seed)
+    if as_json:
+        print(json.dumps(record))
+        return
+    _show([Message(**row) for row in record["first"]])
+    for step in record["steps"]:
+        _show([Message("agent", step["action"]), *(Message(**row) for row in step["messages"])])
+    print(f"{record['stop']}, reward {record['reward']:g}, state {record['digest']}")
+
+
+def read_script(file: Path) -> list[str]:
+    """The actions of a file: a JSON list, or one action a line, as JSON or as it stands. What is
+    not a string becomes its JSON text. UserError for a file that cannot be read."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"script '{file}' cannot be read ({error}); name a text file") from None
+    whole = _json(text)
+    rows = whole if isinstance(whole, list) else [_json(line) for line in text.splitlines()]
+    return [row if isinstance(row, str) else json.dumps(row) for row in rows if row != ""]
+
+
+def replay(env: Env, task: Task, actions: list[str], seed: int) -> dict[str, Any]:
+    """Play `actions` until the episode ends. The record, JSON values only: every step, the reward,
+    `stop` (done, truncated, or open where the script ended first), how many actions were left, and
+    the hash of the final state (None where the environment has none)."""
+    first, steps, stop = env.reset(task, seed), [], "open"
+    for action in actions:
+        step = env.step(action)
+        steps.append({"action": action, **asdict(step)})
+        if step.done or step.truncated:
+            stop = "done" if step.done else "truncated"
+            break
+    record = {
+        "task": task.id, "first": [asdict(message) for message in first], "steps": steps,
+        "reward": sum(step["reward"] for step in steps), "stop": stop,
+        "success": bool(steps and steps[-1]["info"].get("success", False)),
+        "left": len(actions) - len(steps), "digest": env.digest(),
+    }  # fmt: skip
+    env.close()
+    return record
+
+
+def _json(text: str) -> Any:
+    """The JSON value of a text, or the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _play_model(overrides: list[str], ref: str, task_id: str | None) -> None:
+    run = find_run(ref)
+    cfg = check(load(run.config_file, overrides))
+    task = find_task(build(cfg.env), task_id)
+    print("\n".join(render(play_one(cfg, run, task.id), run.name)))
+
+
+def _lines() -> Iterable[str]:
+    """Lines that a person types; empty ones are asked for again."""
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _show(messages: list[Message]) -> None:
+    for message in messages:
+        print("\n".join(labelled(message.role, message.content)))
+
+
+def play_one(cfg: DictConfig, run: Run | None, task_id: str | None) -> Episode:
+    """One episode of a task of the test split (the first one by default) by a run's policy,
+    annotated."""
+    from agentrl_cli.training.assemble import assemble
+    from agentrl_cli.training.evaluate import task_starts
+
+    parts = assemble(cfg, None, learns=False)
+    if run is not None:
+        parts.recall(run.latest_checkpoint())
+    tasks = [t for split in ("test", "train") for t in parts.make_env().tasks(split)]
+    chosen = [task for task in tasks if task_id in (None, task.id)]
+    if not chosen:
+        raise UserError(f"task '{task_id}' not found; the first is '{tasks[0].id}'")
+    starts = task_starts(parts.seed, chosen[0], 1)
+    episodes = parts.play(starts, parts.collector.sampling)
+    parts.algo.annotate(episodes)
+    return episodes[0]

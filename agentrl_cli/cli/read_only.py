@@ -1,0 +1,151 @@
+"""The verbs that only look: show, report, ls, list, grade. `cli` holds the others and the rules."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl_cli.cli import help_examples
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError
+
+ConfigDir = Annotated[Path | None, typer.Option(help="A folder with groups of your own.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunRef = Annotated[str, typer.Argument(metavar="RUN", help="Folder, unique prefix, or last.")]
+
+looking = typer.Typer()
+
+
+@looking.command(epilog=help_examples.SHOW)
+def show(
+    run: RunRef,
+    episode: Annotated[str | None, typer.Option(help="The id, or how it begins.")] = None,
+    step: Annotated[int | None, typer.Option(help="The newest by default.")] = None,
+    won: Annotated[bool, typer.Option("--won", help="A won episode of an evaluation.")] = False,
+    lost: Annotated[bool, typer.Option("--lost", help="A lost one.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="One that ended otherwise than at the start.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print one episode turn by turn, with what the critic said."""
+    from agentrl_cli.report.episode import FILTERS, find_episode, render
+    from agentrl_cli.runs.find import find_run
+
+    flags = dict(zip(FILTERS, (won, lost, changed), strict=True))
+    chosen = [name for name, wanted in flags.items() if wanted]
+    source = find_run(run)
+    found = find_episode(source, episode, step, chosen)
+    if as_json:
+        typer.echo(json.dumps(found.episode.to_json()))
+        return
+    typer.echo("\n".join(render(found.episode, f"{source.name}, {found.file.stem}")))
+    ids = " ".join(entry.id for entry in found.fitting[1:4])
+    kind = f"{' '.join(chosen)} ones" if chosen else "episodes"
+    told = f"one of {len(found.fitting)} {kind} (of {found.total}) in {found.file.stem}"
+    another = f"agentrl show {source.argument} --episode ID, like {ids or '...'}"
+    typer.echo(f"{told}; another: {another}", err=True)
+
+
+@looking.command(epilog=help_examples.REPORT)
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN|FOLDER...", help="Runs, or a sweep.")],
+    against: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Show differences from this run's group.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Success to reach (0.4); between base and best by default.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write.")] = None,
+    pages: Annotated[
+        bool, typer.Option("--pages", help="Also a page a run, all episodes.")
+    ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the final results as a Markdown table.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: a table with intervals, and one HTML file with curves and episodes."""
+    from agentrl_cli.cli.report import folder_for, gather, markdown, render, write
+
+    if as_json and as_markdown:
+        raise UserError("--json and --markdown are two ways to print; give one of them")
+    found = gather(runs, against, threshold)
+    for note in found.notes:
+        typer.echo(note, err=True)
+    drawn = markdown(found) if as_markdown else render(found, _width())
+    typer.echo(json.dumps(found.to_json()) if as_json else drawn)
+    typer.echo(f"page: {write(found, out or folder_for(runs), pages)}", err=True)
+
+
+@looking.command(epilog=help_examples.LS)
+def ls(
+    folder: Annotated[Path, typer.Argument(help="Where run folders lie.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List runs, oldest first, and the folders of runs beside them."""
+    from agentrl_cli.report.listing import notes, render, render_folders, row
+    from agentrl_cli.runs.find import RUNS, folders_of_runs, list_runs
+
+    if not files.is_folder(folder) and (folder != RUNS or folder.exists()):
+        raise UserError(f"'{folder}' is no folder; name one with runs in it")
+    rows, folders = [row(run) for run in list_runs(folder)], folders_of_runs(folder)
+    for note in notes(rows):
+        typer.echo(note, err=True)
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    if rows:
+        typer.echo("\n".join(render(rows)))
+    if folders:
+        typer.echo("\n".join([*([""] if rows else []), *render_folders(folders)]))
+    if not rows and not folders:
+        typer.echo(f"no runs in '{folder}'; start one with agentrl train", err=True)
+
+
+@looking.command("list", epilog=help_examples.LIST)
+def list_options(
+    group: Annotated[str, typer.Argument(help="algo, env, model, hardware, experiment, ...")],
+    config_dir: ConfigDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what there is to choose in a group."""
+    from agentrl_cli.config.compose import groups, options
+    from agentrl_cli.config.schema import nearest
+
+    known = groups(config_dir)
+    if group not in known:
+        raise UserError(f"group '{group}' not found{nearest(group, known)}")
+    found = options(group, config_dir)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    width = max((len(name) for name in found), default=0)
+    typer.echo("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in found.items()))
+
+
+@looking.command(  # an answer may be -7
+    epilog=help_examples.GRADE, context_settings={"ignore_unknown_options": True}
+)
+def grade(
+    gold: Annotated[str, typer.Argument(metavar="GOLD", help="The right answer.")],
+    answer: Annotated[str, typer.Argument(metavar="ANSWER", help="An answer, or a whole reply.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say whether an answer is right, as env=math does; a wrong one exits with 0 too."""
+    from agentrl_cli.envs.math import grade as compare
+
+    found = compare(answer, gold)
+    if as_json:
+        typer.echo(json.dumps({"correct": found.correct, "reason": found.reason}))
+        return
+    typer.echo(f"{'right' if found.correct else 'wrong'} ({found.reason})")
+
+
+def _width() -> int | None:
+    """The terminal's, or wide enough for any table in a pipe."""
+    return None if sys.stdout.isatty() else 200

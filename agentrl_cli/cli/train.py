@@ -1,0 +1,158 @@
+"""`agentrl train` and `agentrl resume`: from a command to a run that trains."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from agentrl_cli.config.compose import build, check, chosen, compose, load
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode
+from agentrl_cli.envs.base import train_tasks
+from agentrl_cli.report.summary import final_table
+from agentrl_cli.rollout.demos import fingerprint
+from agentrl_cli.rollout.play import Start
+from agentrl_cli.runs.find import find_run
+from agentrl_cli.runs.loggers import Console
+from agentrl_cli.runs.run import Run, read_checkpoint
+from agentrl_cli.train import train
+from agentrl_cli.training.assemble import Parts, assemble
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def start(
+    overrides: list[str],
+    *,
+    config_dir: Path | None = None,
+    dry: bool = False,
+    file: Path | None = None,
+) -> None:
+    """`agentrl train`: compose, make the run's folder, train, and say how it went."""
+    cfg = check(load(file, overrides) if file else compose(overrides, config_dir))
+    if chosen(cfg, "search"):
+        raise UserError("search needs a trained critic; train without it, then agentrl eval RUN")
+    if dry:
+        rehearse(cfg)
+        return
+    run = Run.create(cfg, command=" ".join(["agentrl", *sys.argv[1:]]), overrides=overrides)
+    with undone(run):
+        parts = assemble(cfg, run.folder)
+        print(f"run {run.folder}", file=sys.stderr)
+        attach(run, cfg)
+    train(cfg, run, parts)
+    print(final_table(run))
+
+
+def resume(ref: str, overrides: list[str] | None = None) -> None:
+    """`agentrl resume`: go on from the last checkpoint, with `steps=N` further than was planned.
+    UserError where nothing is left to do, anything else is to change, or the run is training."""
+    run = find_run(ref, Path("runs"))
+    refuse_other_changes(overrides or [])
+    with run.held():
+        go_on(run, overrides)
+    print(final_table(run))
+
+
+def go_on(run: Run, overrides: list[str] | None) -> None:
+    """Restore a run's last checkpoint, put its logs back to there, and train."""
+    cfg = check(load(run.config_file, overrides or []))
+    folder = run.latest_checkpoint()
+    step = int(read_checkpoint(folder)["step"])
+    if step >= cfg.steps:
+        line = f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do"
+        raise UserError(f"{line}; agentrl resume {run.argument} steps=N trains it further")
+    refuse_other_demos(run, cfg)
+    parts = assemble(cfg, run.folder)
+    parts.restore(folder, step)
+    run.truncate_logs(folder)
+    run.go_on(cfg, step)
+    print(f"run {run.folder}, from step {step}", file=sys.stderr)
+    attach(run, cfg)
+    train(cfg, run, parts)
+
+
+def rehearse(cfg: DictConfig) -> None:
+    """`--dry`: build everything, play one episode, print what follows from the configuration."""
+    parts = assemble(cfg, None)
+    task = train_tasks(parts.make_env())[0]
+    (episode,) = parts.play([Start(task, "dry", cfg.seed, "dry")], parts.collector.sampling)
+    print(dry_table(cfg, parts, episode))
+
+
+def attach(run: Run, cfg: DictConfig) -> None:
+    """Give the run its loggers: the console, and the chosen one."""
+    run.note(threads=torch.get_num_threads(), demos=fingerprint(cfg.data.demos))
+    run.attach([Console(), build(cfg.logger)], cfg)
+
+
+def refuse_other_changes(overrides: list[str]) -> None:
+    """Raise UserError where a run is to go on with another setting than `steps`."""
+    for override in overrides:
+        if not override.startswith("steps="):
+            remedy = "start a new run from its weights with agentrl train init=RUN"
+            raise UserError(f"'{override}' cannot change in a run, only steps can; {remedy}")
+
+
+def refuse_other_demos(run: Run, cfg: DictConfig) -> None:
+    """Raise UserError where a run's demonstrations are not those that it began with."""
+    before = run.meta.get("demos")
+    if before is not None and fingerprint(cfg.data.demos) != before:
+        remedy = "put the file back, or start a new run"
+        raise UserError(f"demonstrations '{cfg.data.demos}' have changed; {remedy}")
+
+
+@contextmanager
+def undone(run: Run) -> Iterator[None]:
+    """Take back a new run that cannot be built as asked; what else ends it here is recorded."""
+    try:
+        yield
+    except UserError:
+        shutil.rmtree(run.folder)
+        raise
+    except BaseException as error:
+        run.set_status("failed", f"{type(error).__name__}: {error}")
+        raise
+
+
+def dry_table(cfg: DictConfig, parts: Parts, episode: Episode) -> str:
+    """Derived sizes, predicted memory, and the episode that was played."""
+    module = parts.models.module("policy")
+    weights = sum(p.numel() for p in module.parameters())
+    trained = sum(p.numel() for _, p in parts.models.trainable("policy"))
+    per_step = parts.collector.count(parts.algo.group_size) if parts.algo.plays else 0
+    played = f"{len(episode.turns)} turns, {episode.tokens} tokens, reward {episode.reward:g}"
+    rows = {
+        "algorithm": cfg.choices.algo,
+        "models": ", ".join(f"{name} ({spec.kind})" for name, spec in parts.algo.models().items()),
+        "parameters": f"{weights:,}, of them trained {trained:,}",
+        "episodes a step": per_step,
+        "episodes in all": per_step * cfg.steps,
+        "predicted peak memory": f"{predicted_bytes(parts) / 2**30:.2f} GiB",
+        "one episode": played,
+    }
+    return "\n".join(f"{name:<22} {value}" for name, value in rows.items())
+
+
+def predicted_bytes(parts: Parts) -> float:
+    """Weights of every model, gradients and two moments of what is trained, activations of a
+    micro-batch, and the key/value cache of each model that generates. A rule of thumb: activations
+    are taken as 34 bytes per token, layer and unit of width (Korthikanti et al. 2022, without the
+    attention term)."""
+    module = parts.models.module("policy")
+    config = module.config.get_text_config()
+    stored = sum(p.numel() * p.element_size() for p in module.parameters())
+    copies = len(parts.models.names) if parts.models.config.lora is None else 1
+    trained = sum(p.numel() for name in parts.models.names for _, p in parts.models.trainable(name))
+    wide = config.num_hidden_layers * config.hidden_size
+    activations = 34 * parts.learner.tokens_per_batch * wide
+    caches = sum(spec.generates for spec in parts.algo.models().values())
+    cached = caches * parts.generator.cache_bytes()
+    return stored * copies + 12 * trained + activations + cached

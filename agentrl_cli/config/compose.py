@@ -1,0 +1,252 @@
+"""From YAML groups and overrides to one checked configuration, and from its nodes to objects.
+
+Hydra composes and knows the override grammar; `check` reads everything against the dataclasses that
+will be built and reports all mistakes together. What a value means is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
+
+T = TypeVar("T")
+PACKAGE = Path(__file__).parents[1]
+LATE = "search"  # the group that is chosen when a run is evaluated
+
+
+def conf_folder() -> Path:
+    """The folder of the groups: `./conf` where it has algorithms (another program's has none), else
+    the package's own, else the repository's."""
+    for folder in (Path("conf"), PACKAGE / "conf", PACKAGE.parent / "conf"):
+        if (folder / "config.yaml").is_file() and (folder / "algo").is_dir():
+            return folder.resolve()
+    raise UserError("no conf/config.yaml found; install agentrl again, or run it where one is")
+
+
+def groups(config_dir: Path | None = None) -> list[str]:
+    """The names of all groups, a user's own included."""
+    folders = [folder for root in _roots(config_dir) for folder in root.iterdir()]
+    return sorted({folder.name for folder in folders if folder.is_dir()})
+
+
+def options(group: str, config_dir: Path | None = None) -> dict[str, str]:
+    """The options of a group, each with the comment its file opens with."""
+    files = [file for root in _roots(config_dir) for file in sorted((root / group).glob("*.yaml"))]
+    return {file.stem: _opening_comment(file) for file in files}
+
+
+def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
+    """The groups and overrides as one configuration, yet unchecked; `choices` says what was chosen.
+
+    Unknown options are refused together with all other mistakes of the command.
+    """
+    _roots(config_dir)
+    parsed = _parse(overrides)
+    lines = {item.key_or_group: _unknown_option(item, config_dir) for item in parsed}
+    wrong = {group: line for group, line in lines.items() if line}
+    kept = [item for item in parsed if item.key_or_group.partition(".")[0] not in wrong]
+    cfg = _hydra_compose([_forced(item, config_dir) for item in kept], config_dir)
+    if wrong:
+        raise UserError("\n".join([*wrong.values(), *_read(cfg)[1]]))
+    return cfg
+
+
+def whole(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
+    """The groups and overrides as one configuration, Hydra's own nodes checked too."""
+    return _hydra_compose(overrides, config_dir)
+
+
+def load(file: Path, overrides: list[str]) -> DictConfig:
+    """The configuration that a run has stored, with overrides of single values and of `search`."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        cfg = OmegaConf.load(file)
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        line = f"configuration '{file}' cannot be read ({_first_line(error)})"
+        raise UserError(f"{line}; name the config.yaml of a run") from None
+    if not isinstance(cfg, DictConfig):
+        raise UserError(f"configuration '{file}' is not a mapping; name the config.yaml of a run")
+    for item in sorted(_parse(overrides), key=lambda item: item.key_or_group != LATE):
+        if item.key_or_group == LATE:
+            late = compose([str(item.input_line)])
+            cfg[LATE], cfg.choices[LATE] = late[LATE] if LATE in late else None, late.choices[LATE]
+        elif item.key_or_group in groups():
+            raise UserError(f"'{item.input_line}' chooses a group; leave it or --config out")
+        else:
+            OmegaConf.update(cfg, item.key_or_group, item.value(), merge=True, force_add=True)
+    return cfg
+
+
+def chosen(cfg: DictConfig, group: str) -> str | None:
+    """The option of a group that a configuration was composed with, if any."""
+    return cfg.choices[group] if group in cfg.choices else None
+
+
+def check(cfg: DictConfig, skip: Container[str] = ()) -> DictConfig:
+    """The same configuration, resolved, every value of its declared type.
+
+    Raises one UserError with one line for each mistake. Root nodes named in `skip` are left out, so
+    that their classes need not be imported.
+    """
+    from omegaconf import OmegaConf
+
+    values, errors = _read(cfg, skip)
+    if errors:
+        raise UserError("\n".join(errors))
+    checked = OmegaConf.create(values)
+    OmegaConf.set_struct(checked, True)
+    return checked
+
+
+def build(node: Any, **given: Any) -> Any:
+    """Construct the class that `_target_` names from the node's values and the given ones.
+
+    What is given wins over the node. Raises UserError with one line for each mistake of the node.
+    """
+    from agentrl_cli.config.schema import plan_target
+
+    values, path = _plain_node(node)
+    if "_target_" not in values:
+        raise UserError(f"{path} has no _target_; name the class it configures")
+    errors: list[str] = []
+    return _construct(plan_target(_without(values, given), path, errors, given), errors, given)
+
+
+def typed(node: Any, schema: type[T]) -> T:
+    """A node without `_target_` as its dataclass."""
+    from agentrl_cli.config.schema import plan
+
+    values, path = _plain_node(node)
+    errors: list[str] = []
+    return _construct(plan(schema, values, path, errors), errors, {})
+
+
+def _construct(planned: Any, errors: list[str], given: dict[str, Any]) -> Any:
+    from agentrl_cli.config.schema import make
+
+    if errors:
+        raise UserError("\n".join(errors))
+    planned.values |= given
+    return make(planned)
+
+
+def _without(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in given}
+
+
+def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not isinstance(node, DictConfig):
+        return dict(node), "node"
+    path = str(node._get_full_key(None)) or "node"
+    try:
+        return OmegaConf.to_container(node, resolve=True), path  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise UserError(f"{path} cannot be resolved: {_first_line(error)}") from None
+
+
+def _read(cfg: DictConfig, skip: Container[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    from agentrl_cli.config.schema import plain, plan
+    from agentrl_cli.config.settings import Settings
+
+    errors: list[str] = []
+    values = {key: value for key, value in _resolve(cfg, errors).items() if key not in skip}
+    return plain(plan(Settings, values, "", errors, given=cfg)), errors
+
+
+def _resolve(cfg: DictConfig, errors: list[str]) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    values: dict[str, Any] = {}
+    for key in map(str, cfg):
+        try:
+            value = "???" if OmegaConf.is_missing(cfg, key) else cfg[key]
+            is_node = OmegaConf.is_config(value)
+            values[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
+        except OmegaConfBaseException as error:
+            errors.append(f"{key} cannot be resolved: {_first_line(error)}")
+    return values
+
+
+def _parse(overrides: list[str]) -> list[Override]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parsed, errors = [], []
+    for text in overrides:
+        try:
+            item = OverridesParser.create().parse_override(text)
+            parsed.append(item)
+        except HydraException:
+            errors.append(f"override '{text}' cannot be read; write it as key=value")
+            continue
+        if item.is_sweep_override():
+            errors.append(f"override '{text}' names several values; give one, or a list as [a,b]")
+    if errors:
+        raise UserError("\n".join(errors))
+    return parsed
+
+
+def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
+    from agentrl_cli.config.schema import nearest
+
+    value, known = item.value(), options(item.key_or_group, config_dir)
+    if item.key_or_group not in groups(config_dir) or value is None or str(value) in known:
+        return None
+    return f"{item.key_or_group} '{value}' not found{nearest(str(value), known)}"
+
+
+def _forced(item: Override, config_dir: Path | None) -> str:
+    """Let Hydra take unknown keys, so that `check` can report all of them."""
+    text = item.input_line or ""
+    is_plain = text[0] not in "+~" and item.key_or_group not in groups(config_dir)
+    return f"++{text}" if is_plain else text
+
+
+def _hydra_compose(overrides: list[str], config_dir: Path | None) -> DictConfig:
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import open_dict
+    from omegaconf.errors import OmegaConfBaseException
+
+    search = [f"hydra.searchpath=['file://{config_dir.resolve()}']"] if config_dir else []
+    try:
+        with hydra.initialize_config_dir(str(conf_folder()), version_base=None):
+            cfg = hydra.compose("config", search + overrides, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"the configuration cannot be composed: {_first_line(error)}") from None
+    options_of = cfg.hydra.runtime.choices
+    with open_dict(cfg):
+        named = [group for group in groups(config_dir) if group in options_of]
+        cfg.choices = {group: options_of[group] for group in named}
+        del cfg["hydra"]
+    return cfg
+
+
+def _roots(config_dir: Path | None) -> list[Path]:
+    if config_dir is not None and not files.is_folder(config_dir):
+        raise UserError(f"--config-dir '{config_dir}' is not a folder; name one that holds groups")
+    return [conf_folder(), *([config_dir] if config_dir else [])]
+
+
+def _opening_comment(file: Path) -> str:
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("# @package")]
+    return lines[0].lstrip("# ").strip() if lines and lines[0].startswith("#") else ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,97 @@
+"""The root settings and the nodes without a `_target_`: each dataclass is the schema of its node.
+
+Numbers live in conf/ only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agentrl_cli.core.errors import UserError, at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters on the linear layers that `targets` name (["all-linear"]: on all)."""
+
+    rank: int
+    alpha: int
+    targets: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which causal LM: `path` is `tiny`, a Hugging Face name or a folder.
+
+    `weights` picks an embedded file for `tiny`; null starts from random weights.
+    """
+
+    path: str
+    weights: str | None
+    dtype: str
+    attention: str
+    gradient_checkpointing: bool
+    lora: LoraConfig | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """Where it computes; `threads` null means by the model's size."""
+
+    device: str
+    threads: int | None
+    tokens_per_batch: int
+    generator: object
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """How splits are played; `tasks` null means all, `baseline` also plays the starting weights,
+    `greedy` also one episode a task at temperature 0, `act` refined lets an algorithm that refines
+    actions play these (runs of earlier versions have no such key)."""
+
+    splits: list[str]
+    episodes_per_task: int
+    temperature: float
+    tasks: int | None
+    greedy: bool
+    baseline: bool
+    act: Literal["policy", "refined"] = "policy"
+
+    def __post_init__(self) -> None:
+        if not self.splits:
+            raise UserError("eval.splits is empty; name at least one")
+        at_least(1, episodes_per_task=self.episodes_per_task)
+        at_least(1, tasks=1 if self.tasks is None else self.tasks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which demonstrations there are; `skip_bad` leaves out the lines that would be refused."""
+
+    demos: str | None
+    skip_bad: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The whole configuration. A field of type `object` is a node that names its `_target_`."""
+
+    steps: int
+    seed: int
+    eval_every: int
+    save_every: int
+    init: str | None
+    runs: str
+    name: str | None
+    choices: dict[str, str | None]
+    algo: object
+    env: object
+    logger: object
+    rollout: object
+    search: object | None
+    model: ModelConfig
+    hardware: HardwareConfig
+    eval: EvalConfig
+    data: DataConfig

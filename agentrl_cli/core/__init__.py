@@ -1,0 +1,1 @@
+"""What every part may use: types, errors, files, statistics. Nothing here needs torch."""

@@ -1,0 +1,138 @@
+"""JSON files: one object, or one object a line. A file is replaced whole or only appended to."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.core.errors import UserError
+
+
+@contextmanager
+def writing(folder: Path, instead: str = "choose another place with runs=") -> Iterator[None]:
+    """Turn a failure of the disk into a UserError that names the folder and what helps."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = f"free space there or {instead}"
+        raise UserError(f"'{folder}' cannot be written ({reason}); {remedy}") from error
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The one object of a JSON file. Raises UserError where there is none."""
+    try:
+        value = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"'{file}' cannot be read ({error}); name a folder that a run wrote"
+        ) from None
+    if not isinstance(value, dict):
+        raise UserError(f"'{file}' is not a JSON object; name a folder that a run wrote")
+    return value
+
+
+def write_object(file: Path, value: dict[str, Any]) -> None:
+    """Replace the file by one indented object."""
+    replace(file, json.dumps(finite(value), indent=2) + "\n")
+
+
+def read(file: Path) -> list[Any]:
+    """The lines of a file, less one cut off at the end. Raises UserError for other damage."""
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
+    try:
+        return [json.loads(line) for line in lines[:-1]]
+    except ValueError as error:
+        raise UserError(f"'{file}' is damaged ({error}); restore it or remove the line") from None
+
+
+def read_readable(file: Path) -> tuple[list[Any], int]:
+    """The lines of a file that can be read, and how many cannot; one cut off at the end is not
+    counted, since a run that is going may be writing it."""
+    rows, lost = [], 0
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
+    for line in lines[:-1]:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            lost += 1
+    return rows, lost
+
+
+def write(file: Path, rows: Iterable[Any]) -> None:
+    """Replace the file by one line for each row."""
+    replace(file, "".join(line(row) for row in rows))
+
+
+def append(file: Path, rows: Iterable[Any]) -> None:
+    """Add one line for each row."""
+    with file.open("a") as log:
+        log.write("".join(line(row) for row in rows))
+
+
+def line(row: Any) -> str:
+    """One row as a line; numbers that JSON does not have become null."""
+    try:
+        return json.dumps(row, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(finite(row)) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every number that is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def replace(file: Path, text: str) -> None:
+    """Replace the file by a text, whole or not at all."""
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def replace_folder(partial: Path, final: Path) -> None:
+    """Rename into place; what stood there (a save of the same step) is moved aside first."""
+    aside = final.with_name(f".{final.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if final.exists():
+        final.rename(aside)
+    partial.rename(final)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder; a name that no folder can have is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def truncate(file: Path, length: int) -> None:
+    """Cut a log back to a length in bytes. Raises UserError where it is shorter."""
+    size = file.stat().st_size if file.exists() else 0
+    if size < length:
+        raise UserError(f"'{file}' has {size} bytes but the checkpoint needs {length}; restore it")
+    if size > length:
+        with writing(file.parent), file.open("r+b") as log:
+            log.truncate(length)

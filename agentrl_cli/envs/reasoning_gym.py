@@ -1,0 +1,136 @@
+r"""Tasks of reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760) as one-reply episodes.
+
+The answer is the last `\boxed{}` of the reply; a score below 1 is wrong, and so is an answer on
+which the scorer raises. Some of its scorers run the answer as code: their tasks are refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.types import Episode, Message, Step, Task
+from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.math.answers import boxed
+from agentrl_cli.envs.math.grader import LONGEST, Grade
+from agentrl_cli.envs.math.summary import grouped, repeated, replies
+
+RUNS_TEXT = re.compile(r"(?<!\w)(?:eval|exec|parse_expr|sympify)\(")
+SPLITS = ("train", "test")
+
+
+@dataclass(kw_only=True)
+class ReasoningGym(Env):
+    """`name` is a task of reasoning-gym, `options` its own settings; train and test are drawn with
+    different seeds, and a test question that is trained on is left out."""
+
+    name: str
+    options: dict[str, Any]
+    instruction: str
+    problems: int
+    test_problems: int
+    split_seed: int
+    task: Task | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        at_least(1, problems=self.problems, test_problems=self.test_problems)
+
+    def system(self) -> str:
+        """The instruction."""
+        return self.instruction
+
+    def tasks(self, split: str) -> list[Task]:
+        """One task a question."""
+        if split not in SPLITS:
+            raise UserError(f"unknown split {split!r}: use 'train' or 'test'")
+        trained = {} if split == "train" else self._questions("train")
+        found = [(q, i) for q, i in self._questions(split).items() if q not in trained]
+        return [
+            Task(f"{self.name}-{split}-{i}", split, {"question": q, "index": i}) for q, i in found
+        ]
+
+    def reset(self, task: Task, seed: int) -> list[Message]:
+        """Ask. Nothing is drawn, so the seed changes nothing."""
+        self.task = task
+        return [Message("user", task.data["question"])]
+
+    def step(self, action: str) -> Step:
+        """Score the reply. Raises RuntimeError before `reset` and after the end."""
+        if self.task is None:
+            raise RuntimeError("no question is open: call reset on a fresh instance")
+        dataset, entry = self._entry(self.task)
+        self.task, found = None, score(dataset, entry, action)
+        said = "Correct." if found else f"Wrong. It is {entry['answer']}."
+        answer = boxed(action)
+        info = {
+            "success": found.correct, "grade": found.reason, "unboxed": answer is None,
+            "answer": (answer or "")[:LONGEST], "privileged": {"answer": str(entry["answer"])},
+        }  # fmt: skip
+        return Step([Message("user", said)], float(found.correct), True, False, info)
+
+    def expert(self, task: Task) -> Iterator[str]:
+        """The answer itself."""
+        yield rf"\boxed{{{self._entry(task)[1]['answer']}}}"
+
+    def summarise(self, episodes: list[Episode]) -> dict[str, float]:
+        """pass@k, majority@k, length, what could not be scored."""
+        tasks = grouped(episodes)
+        return repeated(tasks) | replies(episodes) if tasks else {}
+
+    def _questions(self, split: str) -> dict[str, int]:
+        count = self.problems if split == "train" else self.test_problems
+        dataset = self._dataset(split)
+        return {str(dataset[i]["question"]): i for i in reversed(range(count))}
+
+    def _entry(self, task: Task) -> tuple[Any, dict[str, Any]]:
+        dataset = self._dataset(task.split)
+        return dataset, dataset[task.data["index"]]
+
+    def _dataset(self, split: str) -> Any:
+        seed = 2 * self.split_seed + SPLITS.index(split)
+        size = max(self.problems, self.test_problems)
+        return open_dataset(self.name, json.dumps(self.options, sort_keys=True), seed, size)
+
+
+def score(dataset: Any, entry: dict[str, Any], reply: str) -> Grade:
+    """The scorer's verdict on the last box: 1.0 is right, less is not."""
+    answer = boxed(reply)
+    if answer is None:
+        return Grade(False, "unboxed")
+    if len(answer) > LONGEST:
+        return Grade(False, "long")
+    try:
+        found = float(dataset.score_answer(answer=answer, entry=entry))
+    except Exception:  # a scorer that chokes on an answer has not called it right
+        return Grade(False, "crash")
+    return Grade(found >= 1.0, "scored")
+
+
+@lru_cache(maxsize=8)
+def open_dataset(name: str, options: str, seed: int, size: int) -> Any:
+    """A procedural data set. Raises UserError for one that does not exist, takes other options, or
+    whose scorer runs text."""
+    try:
+        import reasoning_gym  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        extra = "pip install 'agentrl-cli[reasoning-gym]'"
+        raise UserError(f"env=reasoning_gym needs reasoning-gym: {extra}") from None
+    try:
+        found: Any = reasoning_gym.create_dataset(name, seed=seed, size=size, **json.loads(options))
+    except (ValueError, TypeError, AssertionError) as error:
+        raise UserError(
+            f"reasoning-gym cannot make '{name}' ({error}); see its gallery of tasks and options"
+        ) from None
+    scorer = inspect.getsource(type(found).score_answer)
+    if name == "composite" or RUNS_TEXT.search(scorer):  # composite: the scorers of its parts
+        raise UserError(
+            f"the scorer of '{name}' runs (or may run) the answer as code; "
+            "choose another task of reasoning-gym"
+        )
+    return found

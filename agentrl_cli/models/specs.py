@@ -1,0 +1,40 @@
+"""What an algorithm declares of its weights: which models, how each is optimized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl_cli.core.errors import at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec:
+    """AdamW's numbers. The learning rate rises linearly over `warmup` optimizer steps, then stays,
+    or falls by a cosine to zero at `decay_steps` when that is positive; after that it falls again
+    over every `restart_steps`, each time from half as high (Loshchilov and Hutter 2017)."""
+
+    lr: float
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    warmup: int = 0
+    decay_steps: int = 0
+    restart_steps: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        at_least(0, warmup=self.warmup, decay_steps=self.decay_steps)
+        at_least(0, restart_steps=self.restart_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One named set of weights. `kind`: trained, ema (a moving average of the trained model that it
+    `follows`) or frozen (as that model began). A trained one begins as the base, or with the body
+    of the model that it `begins_as`, wherever that was loaded from."""
+
+    kind: str
+    generates: bool
+    optimizer: OptimizerSpec | None = None
+    head: str | None = None
+    follows: str = "policy"
+    begins_as: str | None = None

@@ -1,0 +1,1 @@
+"""How episodes come to be: play, the chat template, replay, demonstrations."""

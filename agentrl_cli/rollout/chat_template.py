@@ -1,0 +1,213 @@
+"""Messages to token ids and back by the model's chat template; the only caller of the tokenizer.
+
+A dialogue grows by deltas: what the template puts after an answer, the new messages, the next
+header. Nothing sampled is ever tokenised again; `check` refuses a template for which that is not
+sound.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Message, Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Key = tuple[tuple[str, str, str], ...]
+Tools = Sequence[dict[str, Any]]
+
+MEMO = 1 << 16
+SENTINEL = "qzanswerzq"
+ANCHOR = (("user", "anchor", ""),)
+THOUGHT = "<think>\nA cat, perhaps.\n</think>\n\nIs it  a cat?"
+ANSWERS = ("Is it alive?", THOUGHT, "One line\n\nand two.")
+MARKED = re.compile("\ue000(\\d+)\ue001")  # a special token's name that is only text
+
+
+class Chat:
+    """One tokenizer and its template. Short observations repeat, so every encoding is memoised.
+
+    `closing` is the token that closes an answer, `stop_ids` those that end its sampling, `lead`
+    what the template itself puts before an answer (mostly nothing). UserError for a template
+    without them.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.special: list[str] = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, self.special)) or "(?!)")
+        self._start = lru_cache(MEMO)(self._start_ids)
+        self._tail = lru_cache(MEMO)(self._tail_ids)
+        self._answer = lru_cache(MEMO)(self._answer_ids)
+        self.lead, self.closing = self._frame()
+        eos: Any = tokenizer.eos_token_id
+        ends = [self.closing] if eos is None else [self.closing, int(eos)]
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
+
+    def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """The ids of the system and first messages and the header of the first answer."""
+        return list(self._start(_key(messages), _dump(tools)))
+
+    def extend(
+        self, messages: Sequence[Message], last_id: int | None, tools: Tools = ()
+    ) -> list[int]:
+        """The delta after an answer whose last sampled token is `last_id`: the closing token unless
+        it was sampled, what the template puts behind it, the messages, the next header. Without
+        messages the same answer goes on, so nothing is added."""
+        if not messages:
+            return []
+        ids = self._tail(_key(messages), _dump(tools))
+        return list(ids[1:] if last_id == self.closing else ids)
+
+    def role(self, state_ids: list[int], action_ids: list[int], instruction: str) -> list[int]:
+        """The prompt of a role: what was played, then the instruction as the last user message."""
+        last_id = action_ids[-1] if action_ids else None
+        return state_ids + action_ids + self.extend([Message("user", instruction)], last_id)
+
+    def encode_action(self, text: str) -> list[int]:
+        """The ids of a whole answer, closing token included, as the model would have sampled it."""
+        return list(self._answer(text))
+
+    def raw(self, text: str) -> list[int]:
+        """The ids of `text` as it stands, special tokens by name and `{closing}` for the one that
+        closes an answer; no template."""
+        return list(self._encode(text.replace("{closing}", self.read([self.closing]))))
+
+    def encode_turns(self, turns: list[Turn], tools: Tools = ()) -> list[Turn]:
+        """Fill in the ids of scripted turns (text only) in place; their log-probs are 0
+        (certain)."""
+        last_id = None
+        for i, turn in enumerate(turns):
+            if i == 0:
+                turn.observation_ids = self.start(turn.observation, tools)
+            else:
+                turn.observation_ids = self.extend(turn.observation, last_id, tools)
+            goes_on = i + 1 < len(turns) and not turns[i + 1].observation
+            answer = self.encode_action(turn.action)
+            turn.action_ids = answer[:-1] if goes_on else answer
+            turn.logprobs = [0.0] * len(turn.action_ids)
+            last_id = turn.action_ids[-1] if turn.action_ids else None
+        return turns
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a sampled answer without special tokens."""
+        return self.read(ids, special=False).removeprefix(self.lead)
+
+    def read(self, ids: Sequence[int], *, special: bool = True) -> str:
+        """The text of any ids, with special tokens by name or without them."""
+        text = self.tokenizer.decode(
+            list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def vocabulary(self) -> list[str]:
+        """The text of every token, by id."""
+        return [self.read([i]) for i in range(len(self.tokenizer))]
+
+    def check(self, tools: Tools = ()) -> None:
+        """Raise UserError with the differing tokens where a dialogue of three turns, rendered
+        whole, is not what its turns add up to. White space around an answer is exempt (some
+        templates strip it): the ids as sampled are the truth."""
+        for role in ("user", "tool") if tools else ("user",):
+            played = [Message("system", "Play the game."), Message("user", "Begin.")]
+            ids = self.start(played, tools)
+            for answer in ANSWERS:
+                played += [Message("assistant", answer), Message(role, f"After {len(ids)}.")]
+                action = self.encode_action(answer)
+                ids = ids + action + self.extend(played[-1:], action[-1], tools)
+                self._compare(self.start(played, tools), ids)
+
+    def _compare(self, whole: list[int], ids: list[int]) -> None:
+        """Raise UserError where a dialogue's ids, rendered whole, are not those of its turns."""
+        if whole == ids:
+            return
+        pairs = enumerate(zip(whole, ids, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(ids)))
+        raise UserError(
+            f"the chat template would corrupt training: at token {at} the whole dialogue has "
+            f"{self._show(whole[at:])} where its turns have {self._show(ids[at:])}; "
+            "use a template that only ever appends to a dialogue"
+        )
+
+    def _show(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.convert_ids_to_tokens(list(ids[:6])))
+
+    def _frame(self) -> tuple[str, int]:
+        """What an answer begins with by itself (mostly nothing), and the token that closes it."""
+        answered = self._render((*ANCHOR, ("assistant", SENTINEL, ""), *ANCHOR), "", False)
+        before, _, after = answered.partition(SENTINEL)
+        header = self._render(ANCHOR, "", True)
+        if not after or not before.startswith(header):
+            raise UserError(
+                f"the chat template heads an answer with {before!r} but prompts for it with "
+                f"{header!r}; use a template that prompts with the header it writes"
+            )
+        closing = self._encode(after)[0]
+        if closing not in self.tokenizer.all_special_ids:
+            raise UserError(
+                f"the chat template ends an answer with {after[:20]!r}, which is no special token; "
+                "use a template that closes an answer with a special token"
+            )
+        return before[len(header) :], closing
+
+    def _start_ids(self, key: Key, tools: str) -> tuple[int, ...]:
+        return self._encode(self._render(key, tools, True))
+
+    def _tail_ids(self, key: Key, tools: str) -> tuple[int, ...]:
+        """The ids of all that follows an answer, its closing token first."""
+        text = self._render((*ANCHOR, ("assistant", SENTINEL, ""), *key), tools, True)
+        return self._encode(text.partition(SENTINEL)[2])
+
+    def _answer_ids(self, text: str) -> tuple[int, ...]:
+        return (*self._encode(self.lead + self._mark(text)), self.closing)
+
+    def _mark(self, text: str) -> str:
+        """Text in which the names of special tokens are marked as mere text: no world and no model
+        can write a turn's end by spelling it."""
+        return self._names.sub(lambda m: f"\ue000{self.special.index(m[0])}\ue001", text)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        ids: list[int] = []
+        for i, part in enumerate(MARKED.split(text)):
+            plain = i % 2 == 1
+            part = self.special[int(part)] if plain else part
+            ids += self.tokenizer.encode(part, add_special_tokens=False, split_special_tokens=plain)
+        return tuple(ids)
+
+    def _render(self, key: Key, tools: str, prompt: bool) -> str:
+        """The template's text for the messages; UserError where the template refuses them."""
+        from jinja2.exceptions import TemplateError
+
+        rows = [_row(role, self._mark(content), calls) for role, content, calls in key]
+        schemas = json.loads(tools) if tools else None
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    rows, tools=schemas, tokenize=False, add_generation_prompt=prompt
+                )
+            )
+        except (TemplateError, ValueError) as error:
+            roles = ", ".join(role for role, _, _ in key)
+            raise UserError(
+                f"the chat template refuses messages of {roles} ({error}); "
+                "use a template that takes them"
+            ) from error
+
+
+def _key(messages: Sequence[Message]) -> Key:
+    return tuple((m.role, m.content, _dump(m.tool_calls)) for m in messages)
+
+
+def _dump(rows: Sequence[dict[str, Any]]) -> str:
+    return json.dumps(list(rows)) if rows else ""
+
+
+def _row(role: str, content: str, calls: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"role": role, "content": content}
+    return {**row, "tool_calls": json.loads(calls)} if calls else row

@@ -1,0 +1,128 @@
+"""Where a step's episodes come from: what the loop asks of any source, and play in this process."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.types import Episode, Task, derive_seed
+from agentrl_cli.envs.base import Env, train_tasks
+from agentrl_cli.generators.base import Generator, Sampling
+from agentrl_cli.rollout.chat_template import Chat
+from agentrl_cli.rollout.play import Start, play
+
+FAILED_LIMIT = 0.2  # share of a step's episodes above which the run stops
+
+
+@dataclass(kw_only=True)
+class Collector(ABC):
+    """A source of episodes. Its numbers also bound every episode that is played elsewhere: an
+    action has `max_tokens`, an episode `max_context` tokens at most."""
+
+    max_tokens: int
+    temperature: float
+    max_context: int
+    make_env: Callable[[], Env] = field(init=False, repr=False)
+    chat: Chat = field(init=False, repr=False)
+    generator: Generator = field(init=False, repr=False)
+    seed: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        at_least(1, max_tokens=self.max_tokens)
+        at_least(0, temperature=self.temperature)
+        if self.max_tokens >= self.max_context:
+            raise UserError(
+                f"max_tokens {self.max_tokens} leaves no room in max_context {self.max_context}; "
+                "give actions fewer tokens or episodes more"
+            )
+
+    def bind(
+        self, *, make_env: Callable[[], Env], chat: Chat, generator: Generator, seed: int
+    ) -> None:
+        """Receive the given objects before the first step."""
+        self.make_env, self.chat, self.generator, self.seed = make_env, chat, generator, seed
+
+    @property
+    def sampling(self) -> Sampling:
+        """How actions are sampled."""
+        return Sampling(
+            max_tokens=self.max_tokens, temperature=self.temperature, stop_ids=self.chat.stop_ids
+        )
+
+    @abstractmethod
+    def count(self, group_size: int) -> int:
+        """How many episodes `collect` returns."""
+
+    @abstractmethod
+    def collect(self, step: int, group_size: int) -> list[Episode]:
+        """The episodes of step `step`, a function of the run's seed, the step and the weights."""
+
+
+@dataclass(kw_only=True)
+class PlayCollector(Collector):
+    """Plays `episodes_per_step` episodes a step, in groups of one task. What a step plays depends
+    on the run's seed and the step only, so a resumed run goes on with the tasks that were due."""
+
+    episodes_per_step: int
+
+    def count(self, group_size: int) -> int:
+        """Whole groups, at most `episodes_per_step` episodes. Raises UserError where none fits."""
+        if group_size > self.episodes_per_step:
+            raise UserError(
+                f"rollout.episodes_per_step {self.episodes_per_step} holds no group of "
+                f"{group_size}; give at least {group_size}"
+            )
+        return self.episodes_per_step // group_size * group_size
+
+    def starts(self, step: int, group_size: int) -> list[Start]:
+        """What step `step` plays: `group_size` episodes of each of its tasks."""
+        tasks, found = train_tasks(self.make_env()), []
+        groups = self.count(group_size) // group_size
+        for t in range(groups):
+            task = self._task(tasks, step * groups + t)
+            group = f"s{step:06d}-t{t:02d}"
+            for i in range(group_size):
+                seed = derive_seed(self.seed, "rollout", step, t, task.id, i)
+                found.append(Start(task, group, seed, f"{group}-g{i}"))
+        return found
+
+    def collect(self, step: int, group_size: int) -> list[Episode]:
+        """The step's episodes. RuntimeError where more than a fifth of them failed."""
+        self.generator.clear()
+        episodes = play(
+            self.starts(step, group_size),
+            self.make_env,
+            self.chat,
+            self.generator,
+            self.sampling,
+            max_context=self.max_context,
+            version=step,
+        )
+        refuse_failures(episodes)
+        if all(episode.stop == "context" and not episode.turns for episode in episodes):
+            short = f"rollout.max_context {self.max_context} holds not even the first prompt"
+            raise UserError(f"{short} and an action; give more")
+        return episodes
+
+    def _task(self, tasks: list[Task], position: int) -> Task:
+        """The task at a position of the endless stream in which each epoch shuffles all of them."""
+        epoch, at = divmod(position, len(tasks))
+        order = list(range(len(tasks)))
+        random.Random(derive_seed(self.seed, "data", epoch)).shuffle(order)
+        return tasks[order[at]]
+
+
+def refuse_failures(episodes: list[Episode]) -> None:
+    """RuntimeError with the commonest error where more than a fifth of the episodes failed."""
+    errors = Counter(episode.error for episode in episodes if episode.stop == "error")
+    failed = sum(errors.values())
+    if failed > FAILED_LIMIT * len(episodes):
+        error, times = errors.most_common(1)[0]
+        raise RuntimeError(
+            f"{failed} of {len(episodes)} episodes failed, {times} of them with: {error}; "
+            "mend the environment before you go on"
+        )

@@ -1,0 +1,196 @@
+"""Demonstrations: from a file of an expert's episodes or of a user's dialogues to checked episodes.
+
+A line is an episode in our own format, or a dialogue `{"messages": [{"role", "content"}, ...]}`
+that may name its `task`. Both are text: the model's chat makes the ids, so one file serves every
+model. Lines are hostile until read here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode, Message, Task, Turn
+from agentrl_cli.envs.base import Env
+
+if TYPE_CHECKING:
+    from agentrl_cli.rollout.chat_template import Chat
+
+ROLES = ("system", "user", "assistant", "tool")
+SHOWN = 10  # refused lines that are named one by one
+REMEDY = "mend it, or leave such lines out with data.skip_bad=true"
+
+
+class Refused(Exception):
+    """Why a line is no demonstration."""
+
+
+def fingerprint(file: str | None) -> str | None:
+    """16 hex digits of a file's bytes; None where there is no file."""
+    if file is None or not Path(file).is_file():
+        return None
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+
+
+def read_demos(source: str, lines: list[str], reader: Reader, *, skip_bad: bool) -> list[Episode]:
+    """The demonstrations of a source's lines with their token ids.
+
+    Raises UserError with number and reason of each line that is refused; with `skip_bad` these are
+    told on stderr and left out. Where no line is good it raises in any case.
+    """
+    good: list[Episode] = []
+    bad: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            good.append(reader.read(line, number))
+        except Refused as reason:
+            bad.append(f"{source} line {number}: {reason}")
+    named = bad[:SHOWN] + ([f"{len(bad) - SHOWN} lines more"] if len(bad) > SHOWN else [])
+    if bad and not (skip_bad and good):
+        raise UserError("\n".join(f"{text}; {REMEDY}" for text in named))
+    for text in named:
+        print(f"left out: {text}", file=sys.stderr)
+    return good
+
+
+class Reader:
+    """Reads lines as demonstrations of one environment for one model."""
+
+    def __init__(self, env: Env, chat: Chat, max_context: int) -> None:
+        self.chat, self.max_context = chat, max_context
+        self.system, self.tools = env.system(), env.tools
+        self.train = {task.id: task for task in env.tasks("train")}
+        self.others = {task.id for task in env.tasks("test")}
+
+    def read(self, line: str, number: int) -> Episode:
+        """The demonstration of a line. Raises Refused with the reason."""
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise Refused("it is not JSON") from None
+        if isinstance(row, dict) and "turns" in row:
+            episode = self._own(row)
+        elif isinstance(row, dict) and "messages" in row:
+            episode = self._dialogue(row, f"line-{number:06d}")
+        else:
+            raise Refused('it has neither "messages" nor "turns"')
+        _check(episode)
+        self._check_system(episode.turns[0].observation)
+        self._encode(episode.turns)
+        self._check_length(episode)
+        return episode
+
+    def _own(self, row: dict[str, Any]) -> Episode:
+        try:
+            episode = Episode.from_json(row)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Refused(f"it is no episode ({error})") from None
+        if episode.error:
+            raise Refused(f"its episode broke ({episode.error})")
+        turns = [_bare(turn) for turn in episode.turns]
+        return replace(episode, task=self._task(episode.task.id), turns=turns)
+
+    def _dialogue(self, row: dict[str, Any], name: str) -> Episode:
+        rows = row["messages"]
+        if not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
+            raise Refused("its messages are no list of objects")
+        messages = [_message(one) for one in rows]
+        if self.system and messages and messages[0].role != "system":
+            messages = [Message("system", self.system), *messages]
+        turns, seen = [], []
+        for message in messages:
+            if message.role != "assistant":
+                seen.append(message)
+                continue
+            if not seen:
+                raise Refused("two actions follow each other, or one comes first")
+            turns.append(Turn(seen, message.content, [], [], []))
+            seen = []
+        task = self._task(row["task"]) if "task" in row else Task(name, "train", {})
+        if turns:
+            turns[-1].info, turns[-1].done = {"success": True}, True
+        return Episode(name, task, name, 0, turns, closing=seen)
+
+    def _task(self, name: object) -> Task:
+        known = name if isinstance(name, str) else ""
+        if known in self.others:
+            raise Refused(f"its task {name!r} is of the test split")
+        if known not in self.train:
+            raise Refused(f"its task {name!r} is of another environment")
+        return self.train[known]
+
+    def _check_system(self, first: list[Message]) -> None:
+        said = [message.content for message in first if message.role == "system"]
+        if said != ([self.system] if self.system else []):
+            raise Refused("its system message is that of another environment")
+
+    def _encode(self, turns: list[Turn]) -> None:
+        try:
+            self.chat.encode_turns(turns, self.tools)
+        except UserError as error:
+            raise Refused(str(error)) from None
+
+    def _check_length(self, episode: Episode) -> None:
+        length = 0
+        for number, turn in enumerate(episode.turns, start=1):
+            length += len(turn.observation_ids) + len(turn.action_ids)
+            if length > self.max_context:
+                raise Refused(
+                    f"action {number} ends at token {length}, past rollout.max_context "
+                    f"{self.max_context}"
+                )
+
+
+def lines_of(file: Path) -> list[str]:
+    """The lines of a file, blank ones at its end left out. UserError where there is none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise UserError(
+            f"demonstrations '{file}' cannot be read ({reason}); check data.demos"
+        ) from None
+    lines = text.rstrip().split("\n")
+    if lines == [""]:
+        raise UserError(f"demonstrations '{file}' are empty; write some with agentrl demos")
+    return lines
+
+
+def _message(row: dict[str, Any]) -> Message:
+    role, content = row.get("role"), row.get("content")
+    if role not in ROLES:
+        raise Refused(f"unknown role {role!r}: there is {', '.join(ROLES)}")
+    if not isinstance(content, str) or not _is_text(content):
+        raise Refused(f"a message of {role} has no text")
+    return Message(role, content)
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string that can be written as UTF-8 (JSON also spells half characters)."""
+    return isinstance(value, str) and value == value.encode("utf-8", "ignore").decode()
+
+
+def _bare(turn: Turn) -> Turn:
+    """The turn's texts, and whether it ended in success; nothing else of a file is believed."""
+    success = isinstance(turn.info, dict) and turn.info.get("success") is True
+    return Turn(turn.observation, turn.action, [], [], [], info={"success": success})
+
+
+def _check(episode: Episode) -> None:
+    """Refuse what is not text with known roles, or has no action in some turn."""
+    if not episode.turns:
+        raise Refused("it has no action")
+    for number, turn in enumerate(episode.turns, start=1):
+        if not _is_text(turn.action) or not turn.action.strip():
+            raise Refused(f"it has no action in turn {number}")
+        for message in turn.observation:
+            _message({"role": message.role, "content": message.content})
+            if message.role == "assistant" or (message.role == "system" and number > 1):
+                raise Refused(f"a message of {message.role} stands in observation {number}")
+    if all(message.role == "system" for message in episode.turns[0].observation):
+        raise Refused("nothing was observed before its first action")

@@ -1,0 +1,145 @@
+"""Episode files: one episode a line, and beside each file an index of where every one lies and how
+it ended, so that one episode of a large file is opened without reading the others.
+
+A file without its index (or with one that belongs to other bytes) is scanned instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode
+
+VERSION = 1
+OPENING = b'{"id": "'  # how a line begins that this module wrote
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where an episode lies in its file (bytes) and what is told of it without reading it."""
+
+    id: str
+    task: str
+    start: int
+    size: int
+    success: bool
+    reward: float
+    turns: int
+    annotated: bool  # a critic has said something of it
+
+
+def write(file: Path, episodes: list[Episode]) -> None:
+    """Replace the file by one line for each episode, and its index."""
+    index_file(file).unlink(missing_ok=True)
+    made = [episode.to_json() for episode in episodes]
+    lines = [files.line(row) for row in made]
+    files.replace(file, "".join(lines))
+    sizes = [len(line.encode()) for line in lines]
+    starts = accumulate(sizes, initial=0)
+    rows = [_entry(*row) for row in zip(made, starts, sizes, strict=False)]
+    content = {"version": VERSION, "bytes": sum(sizes), "episodes": [astuple(row) for row in rows]}
+    files.replace(index_file(file), files.line(content))
+
+
+def remove(file: Path) -> None:
+    """Delete an episode file and its index."""
+    index_file(file).unlink(missing_ok=True)
+    file.unlink()
+
+
+def index_file(file: Path) -> Path:
+    """Where the index of an episode file lies."""
+    return file.with_suffix(".index.json")
+
+
+def search(file: Path, ref: str = "") -> Iterator[Entry]:
+    """The episodes whose id starts with `ref`, in the order of the file. Of a file without its
+    index the others are skipped unread, and these are read for what is told of them."""
+    known = _indexed(file)
+    found = known if known is not None else _scan(file, ref)
+    return (entry for entry in found if entry.id.startswith(ref))
+
+
+def count(file: Path) -> int:
+    """How many episodes a file holds."""
+    known = _indexed(file)
+    if known is not None:
+        return len(known)
+    with file.open("rb") as lines:
+        return sum(block.count(b"\n") for block in iter(lambda: lines.read(1 << 20), b""))
+
+
+def read(file: Path, entry: Entry) -> Episode:
+    """One episode. Raises UserError where the file does not hold it."""
+    with file.open("rb") as lines:
+        lines.seek(entry.start)
+        row = _row(file, lines.read(entry.size))
+    try:
+        return Episode.from_json(row)
+    except (KeyError, TypeError) as error:
+        raise _foreign(file, error) from None
+
+
+def read_all(file: Path) -> list[Episode]:
+    """The episodes of a file. Raises UserError where a line is not an episode."""
+    try:
+        return [Episode.from_json(row) for row in files.read(file)]
+    except (KeyError, TypeError) as error:
+        raise _foreign(file, error) from None
+
+
+def _indexed(file: Path) -> list[Entry] | None:
+    """What the index says; None without one that fits the file's bytes."""
+    if not index_file(file).is_file():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(index_file(file).read_text())
+        fits = content["version"] == VERSION and content["bytes"] == file.stat().st_size
+        return [Entry(*row) for row in content["episodes"]] if fits else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _scan(file: Path, ref: str) -> Iterator[Entry]:
+    """Entries read off the lines; those whose id does not start with `ref` are skipped unread. A
+    line cut off at the end is left out."""
+    wanted = OPENING + json.dumps(ref)[1:-1].encode()
+    start = 0
+    try:
+        with file.open("rb") as lines:
+            for line in lines:
+                other = line.startswith(OPENING) and not line.startswith(wanted)
+                if not other and line.endswith(b"\n"):
+                    yield _entry(_row(file, line), start, len(line))
+                start += len(line)
+    except OSError as error:
+        raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _foreign(file, error) from None
+
+
+def _row(file: Path, line: bytes) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise _foreign(file, error) from None
+
+
+def _foreign(file: Path, error: Exception) -> UserError:
+    return UserError(f"'{file}' does not hold episodes ({error}); name an episode file")
+
+
+def _entry(row: dict[str, Any], start: int, size: int) -> Entry:
+    """An episode's entry from its JSON values, without building its turns."""
+    turns = row["turns"]
+    success = bool(turns and turns[-1]["info"].get("success", False))
+    reward = float(sum(turn["reward"] for turn in turns))
+    annotated = any("critic" in turn["info"] or "value" in turn["info"] for turn in turns)
+    return Entry(row["id"], row["task"]["id"], start, size, success, reward, len(turns), annotated)

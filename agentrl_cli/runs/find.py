@@ -1,0 +1,83 @@
+"""Which runs lie in a folder, and which one a person means. What is in a run, `run` knows."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from functools import cache
+from pathlib import Path
+
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.runs.run import Run
+
+RUNS = Path("runs")
+NAMED = 3  # runs or folders that a hint names
+
+
+def list_runs(root: Path) -> list[Run]:
+    """All runs under `root`, oldest first. One that cannot be read is left out and named once on
+    stderr."""
+    runs = []
+    for file in root.glob("*/meta.json"):
+        try:
+            runs.append(Run(file.parent))
+        except UserError as error:
+            _say(f"left out: {error}")
+    return sorted(runs, key=lambda run: run.meta["created"])
+
+
+def folders_of_runs(root: Path) -> dict[Path, int]:
+    """The folders under `root` that hold runs themselves, a sweep's say, and how many each."""
+    found: dict[Path, int] = {}
+    for file in sorted(root.glob("*/*/meta.json")):
+        if not (folder := file.parent.parent / "meta.json").exists():
+            found[folder.parent] = found.get(folder.parent, 0) + 1
+    return found
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder says that it is a run's."""
+    return files.is_folder(folder) and (folder / "meta.json").is_file()
+
+
+def find_run(ref: str, root: Path = RUNS) -> Run:
+    """The run that a folder, a unique prefix of its name, its last four letters or `last` means."""
+    if is_run(Path(ref)):
+        return Run(Path(ref))
+    runs = list_runs(root)
+    if ref == "last" and runs:
+        return runs[-1]
+    names = [run.name for run in runs]
+    found = [n for n in names if n == ref] or [n for n in names if _means(ref, n)]
+    if len(found) > 1:
+        raise UserError(f"run '{ref}' is ambiguous; give more letters of {', '.join(found)}")
+    if not found:
+        raise UserError(f"run '{ref}' not found{_hint(ref, names, root)}")
+    return runs[names.index(found[0])]
+
+
+def _hint(ref: str, names: list[str], root: Path) -> str:
+    """Where the reference or else the root leads: runs inside, close names, folders of runs."""
+    if files.is_folder(Path(ref)) and (inside := list_runs(Path(ref))):
+        some = ", ".join(run.argument for run in inside[:NAMED])
+        return f": it is a folder with runs in it; name one of the {len(inside)}, like {some}"
+    close = difflib.get_close_matches(ref, names, n=1, cutoff=0.3)
+    if close:
+        return f" in '{root}'; did you mean '{close[0]}'?"
+    if folders := folders_of_runs(root):
+        some = ", ".join(map(str, list(folders)[:NAMED]))
+        return f" in '{root}'; there are folders of runs in it, see agentrl ls FOLDER: {some}"
+    if names:
+        return f" in '{root}'; see agentrl ls"
+    return f": no runs in '{root}'; start one with agentrl train"
+
+
+def _means(ref: str, name: str) -> bool:
+    return name.startswith(ref) or name.endswith("_" + ref)
+
+
+@cache
+def _say(sentence: str) -> None:
+    """To stderr, once in a process however often the same folder is listed."""
+    print(sentence, file=sys.stderr)

@@ -1,0 +1,170 @@
+"""Where metrics and episodes go besides the files of the run: the console, Weights & Biases."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from rich.progress import Progress
+
+    from agentrl_cli.runs.run import Run
+
+SHOWN = ("reward/*", "episodes/success", "episodes/failed", "*/loss", "*/match", "eval/*_success")
+HIDDEN = "*/*_to_success"
+COLUMNS = ("step", "episode", "task", "reward", "success", "stop", "turns", "text")
+
+
+class Logger(ABC):
+    """Receives what a run logs; the run's own files are written whether or not there is one."""
+
+    def start(self, run: Run, cfg: DictConfig) -> None:
+        """Called once before the first step, also when a run is resumed."""
+
+    @abstractmethod
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """The metrics of a step."""
+
+    def episodes(self, step: int, kind: str, episodes: list[Episode]) -> None:
+        """Episodes that were written; kind is train or eval."""
+
+    def finish(self, status: str) -> None:
+        """Called once at the end: done, stopped or failed."""
+
+
+@dataclass(kw_only=True)
+class Files(Logger):
+    """Nothing besides the files of the run."""
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Already in metrics.jsonl."""
+
+
+@dataclass(kw_only=True)
+class Console(Logger):
+    """One line a step on stderr and in log.txt; a progress bar below it on a terminal."""
+
+    run: Run | None = field(default=None, init=False)
+    steps: int = field(default=0, init=False)
+    progress: Progress | None = field(default=None, init=False)
+
+    def start(self, run: Run, cfg: DictConfig) -> None:
+        """Open the bar where stderr is a terminal."""
+        self.run, self.steps = run, cfg.steps
+        if sys.stderr.isatty():
+            self.progress = _bar(cfg.steps)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Print the step's line above the bar."""
+        text = step_line(step, self.steps, metrics)
+        if self.run:
+            self.run.tell(text)
+        if self.progress is None:
+            print(text, file=sys.stderr, flush=True)
+            return
+        self.progress.console.print(text, markup=False, highlight=False)
+        self.progress.update(self.progress.task_ids[0], completed=step)
+
+    def finish(self, status: str) -> None:
+        """Take the bar away."""
+        if self.progress is not None:
+            self.progress.stop()
+
+
+@dataclass(kw_only=True)
+class Wandb(Logger):
+    """Weights & Biases: metrics, configuration, a table of the first `rows` episodes of each file.
+
+    `mode` null follows WANDB_MODE. Its id is kept in meta.json: a resumed run continues the page.
+    """
+
+    project: str
+    entity: str | None
+    mode: Literal["online", "offline"] | None
+    rows: int
+    page: Any = field(default=None, init=False)
+
+    def start(self, run: Run, cfg: DictConfig) -> None:
+        """Open the page of the run. Raises UserError where W&B refuses."""
+        import wandb
+        from omegaconf import OmegaConf
+
+        identity = run.meta["wandb_id"]
+        try:
+            self.page = wandb.init(
+                project=self.project,
+                entity=self.entity,
+                mode=self.mode,
+                name=run.name,
+                id=identity,
+                resume="allow" if identity else None,
+                dir=str(run.folder),
+                config=OmegaConf.to_container(cfg, resolve=True),  # type: ignore[arg-type]
+                settings=wandb.Settings(console="off", quiet=True),
+            )
+        except wandb.Error as error:
+            raise UserError(
+                f"wandb refused ({error}); log in or give logger.mode=offline"
+            ) from None
+        self.page.define_metric("*", step_metric="step")
+        run.note(wandb_id=self.page.id)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Log against our own step, which may go back when a run is resumed."""
+        self.page.log({"step": step, **metrics})
+
+    def episodes(self, step: int, kind: str, episodes: list[Episode]) -> None:
+        """Log the first rows as a table."""
+        import wandb
+
+        rows: list[Any] = [list(_row(step, episode)) for episode in episodes[: self.rows]]
+        self.page.log({"step": step, f"episodes/{kind}": wandb.Table(list(COLUMNS), rows)})
+
+    def finish(self, status: str) -> None:
+        """Close the page; only a failed run counts as crashed."""
+        self.page.finish(exit_code=int(status == "failed"))
+
+
+def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
+    """`step 12/100  reward/mean 0.43  policy/loss 0.021  rollout 2.1s  update 3.4s`."""
+    told = [name for name in metrics if not fnmatch.fnmatch(name, HIDDEN)]
+    chosen = [name for name in told if any(fnmatch.fnmatch(name, shape) for shape in SHOWN)]
+    parts = [f"{name} {metrics[name]:.3g}" for name in chosen]
+    times = [name for name in metrics if name.startswith("time/")]
+    parts += [f"{name.removeprefix('time/')} {metrics[name]:.1f}s" for name in times]
+    return "  ".join([f"step {step:>{len(str(steps))}}/{steps}", *parts])
+
+
+def _bar(steps: int) -> Progress:
+    from rich.console import Console as Terminal
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), *times)
+    progress = Progress(*columns, console=Terminal(stderr=True), transient=True)
+    progress.add_task("steps", total=steps)
+    progress.start()
+    return progress
+
+
+def _row(step: int, episode: Episode) -> tuple[Any, ...]:
+    said = [(*turn.observation, turn.action) for turn in episode.turns]
+    text = "\n".join(
+        part if isinstance(part, str) else part.content for turn in said for part in turn
+    )
+    outcome = (episode.reward, episode.success, episode.stop, len(episode.turns))
+    return (step, episode.id, episode.task.id, *outcome, text)

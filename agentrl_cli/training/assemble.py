@@ -1,0 +1,214 @@
+"""The only wiring: from a checked configuration to the objects that the loop runs on."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+
+from agentrl_cli.algos.base import Algorithm, Context
+from agentrl_cli.config.compose import build, typed
+from agentrl_cli.config.settings import DataConfig, EvalConfig, ModelConfig
+from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.files import read_object, write_object
+from agentrl_cli.core.types import Episode, Task
+from agentrl_cli.envs.base import Env
+from agentrl_cli.generators.base import Generator, Sampling
+from agentrl_cli.models.policy import reach
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.rollout.chat_template import Chat
+from agentrl_cli.rollout.demos import Reader, lines_of, read_demos
+from agentrl_cli.rollout.expert_demos import EXPERT, expert_lines
+from agentrl_cli.rollout.play import Start, alike, play
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.runs.find import find_run
+from agentrl_cli.training.learner import Learner
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from agentrl_cli.rollout.collector import Collector
+    from agentrl_cli.runs.run import Run
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h; mallopt(3)
+THREADED = 300_000  # parameters from which a second torch thread pays
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """What a run is made of; `step` updates are done."""
+
+    collector: Collector
+    models: ModelSet
+    generator: Generator
+    algo: Algorithm
+    learner: Learner
+    buffer: ReplayBuffer
+    chat: Chat
+    make_env: Callable[[], Env]
+    eval: EvalConfig
+    play: Callable[..., list[Episode]]
+    seed: int
+    context: Context
+    step: int = 0
+
+    def save(self, run: Run, step: int) -> None:
+        """Write a complete checkpoint of update `step`."""
+        with run.checkpoint(step) as folder:
+            try:
+                self.models.save(folder / "models")
+                self.learner.save(folder / "optimizer")
+            except SafetensorError as error:  # how a full disk is told
+                raise OSError(str(error)) from error
+            state = {"algo": self.algo.state(), "buffer": self.buffer.state()}
+            write_object(folder / "state.json", state)
+
+    def restore(self, folder: Path, step: int) -> None:
+        """Inverse of `save`. Raises UserError where the checkpoint is not one of these parts."""
+        self.recall(folder)
+        self.learner.load(folder / "optimizer")
+        self.buffer.load(_state(folder)["buffer"])
+        self.step = step
+
+    def recall(self, folder: Path) -> None:
+        """The models of a checkpoint, which is all that playing needs; nothing is written."""
+        self.models.load(folder / "models")
+        self.algo.load(_state(folder)["algo"])
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    state = read_object(folder / "state.json")
+    if state.keys() != {"algo", "buffer"}:
+        raise UserError(f"'{folder}' is not a checkpoint of a run; name one that a run wrote")
+    return state
+
+
+def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Parts:
+    """Build every part; `folder` is the run's, None where nothing may be written. What only plays
+    (`learns` false) reads no demonstrations."""
+    env: Env = build(cfg.env)
+    algo: Algorithm = build(cfg.algo)
+    device = pick_device(cfg.hardware.device)
+    models = ModelSet(typed(cfg.model, ModelConfig), algo.models(), device, cfg.seed)
+    start_from(models, cfg)
+    set_threads(cfg.hardware.threads, models)
+    if device.type == "cpu":
+        keep_freed_memory()
+    chat = Chat(models.tokenizer)
+    chat.check(env.tools)
+    generator: Generator = build(cfg.hardware.generator, models=models)
+    learner = Learner(
+        models, algo.models(), tokens_per_batch=cfg.hardware.tokens_per_batch, seed=cfg.seed,
+        publish=lambda name: generator.load(name, models.version(name)),
+    )  # fmt: skip
+
+    def make_env() -> Env:
+        return copy.copy(env)
+
+    collector: Collector = build(cfg.rollout)
+    collector.bind(make_env=make_env, chat=chat, generator=generator, seed=cfg.seed)
+
+    def play_with(
+        starts: list[Start], sampling: Sampling, by: Generator = generator
+    ) -> list[Episode]:
+        return play(starts, make_env, chat, by, sampling, max_context=collector.max_context)
+
+    def alike_here(episode: Episode, turn: int) -> list[Task]:
+        return alike(episode, turn, env.tasks(episode.task.split), make_env)
+
+    context = Context(
+        chat=chat, models=models, generator=generator, sampling=collector.sampling,
+        probe=lambda starts: play_with(starts, collector.sampling), alike=alike_here,
+        seed=cfg.seed, demos=demonstrations(cfg, algo, env, chat) if learns else [],
+        cut=env.cut,
+    )  # fmt: skip
+    algo.bind(context)
+    buffer_file = folder / "buffer.jsonl" if folder and algo.capacity else None
+    buffer = ReplayBuffer(buffer_file, max(1, algo.capacity))
+    parts = Parts(
+        collector=collector, models=models, generator=generator, algo=algo, learner=learner,
+        buffer=buffer, chat=chat, make_env=make_env, eval=typed(cfg.eval, EvalConfig),
+        play=play_with, seed=cfg.seed, context=context,
+    )  # fmt: skip
+    refuse_contradictions(cfg, parts)
+    return parts
+
+
+def refuse_contradictions(cfg: DictConfig, parts: Parts) -> None:
+    """Raise UserError for sizes that nothing could be done with."""
+    hardware, limit = cfg.hardware, parts.collector.max_context
+    threads = 1 if hardware.threads is None else hardware.threads
+    at_least(1, steps=cfg.steps, threads=threads, tokens_per_batch=hardware.tokens_per_batch)
+    at_least(0, eval_every=cfg.eval_every, save_every=cfg.save_every)
+    if parts.algo.plays:
+        at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
+    most = reach(parts.models.module("policy"))
+    if limit > most:
+        raise UserError(f"max_context is {limit}; give at most the {most} that the model reads")
+    for split in parts.eval.splits:
+        if not parts.make_env().tasks(split):
+            raise UserError(f"eval.splits names '{split}', which has no tasks; name another")
+
+
+def demonstrations(cfg: DictConfig, algo: Algorithm, env: Env, chat: Chat) -> list[Episode]:
+    """What `data.demos` holds. Raises UserError where the algorithm cannot do with or without."""
+    name, found = cfg.choices.algo, typed(cfg.data, DataConfig)
+    if found.demos is None:
+        if algo.demonstrations == "must":
+            remedy = "give data.demos=expert:128, or data.demos=FILE (agentrl demos writes one)"
+            raise UserError(f"algo '{name}' learns from demonstrations; {remedy}")
+        return []
+    if algo.demonstrations == "never":
+        remedy = "leave data.demos out, or start from an SFT on them with init=RUN"
+        raise UserError(f"algo '{name}' reads no demonstrations; {remedy}")
+    reader, source = Reader(env, chat, cfg.rollout.max_context), found.demos
+    of_expert = source.startswith(EXPERT)
+    lines = expert_lines(source, env) if of_expert else lines_of(Path(source))
+    return read_demos(source, lines, reader, skip_bad=found.skip_bad)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name. Raises UserError where this machine has none."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError("hardware 'gpu' needs a CUDA device and none was found; use hardware=cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise UserError(f"hardware.device '{name}' is unknown; use cpu or cuda") from None
+
+
+def set_threads(threads: int | None, models: ModelSet) -> None:
+    """Fix the torch threads: as told, else one for a very small model, else all cores up to 8."""
+    size = sum(weight.numel() for weight in models.module("policy").parameters())
+    chosen = threads or (1 if size < THREADED else min(8, os.cpu_count() or 1))
+    torch.set_num_threads(chosen)
+
+
+def start_from(models: ModelSet, cfg: DictConfig) -> None:
+    """Start the policy (and what follows it) from the checkpoint that `init` names, if any."""
+    if cfg.init is None:
+        return
+    folder = Path(cfg.init)
+    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        folder = find_run(cfg.init, Path(cfg.runs)).latest_checkpoint() / "models" / "policy"
+    models.load_weights("policy", folder)
+
+
+def keep_freed_memory() -> None:
+    """Never give freed memory back to the system and never map a buffer by itself; where the C
+    library is not glibc, nothing. Otherwise every large tensor on the CPU is made of fresh pages,
+    which the system clears first: 300,000 to 700,000 page faults, 7 % of an update's time, for a
+    model of Qwen2.5-0.5B's layers (docs/log.md). The process keeps the size of its peak."""
+    if platform.libc_ver()[0] != "glibc":
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(M_TRIM_THRESHOLD, -1)
+    mallopt(M_MMAP_MAX, 0)

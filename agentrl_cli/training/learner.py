@@ -1,0 +1,222 @@
+"""Trains the phases of an algorithm: samples to packed batches to optimizer steps.
+
+It owns every optimizer and is the only user of Accelerate; it knows no algorithm.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+from accelerate import Accelerator
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from agentrl_cli.algos.base import Phase
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Sample, derive_seed
+from agentrl_cli.models.policy import batches, forward, pack
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.specs import ModelSpec
+from agentrl_cli.training.optimizer import Optimizer
+
+
+class NonFiniteError(RuntimeError):
+    """A loss, metric or gradient was no finite number; `rows` is the batch as JSON values. No
+    weight was changed by it."""
+
+    def __init__(self, phase: str, term: str, samples: list[Sample]) -> None:
+        super().__init__(
+            f"phase '{phase}': {term} is not finite; training stopped before the step was taken"
+        )
+        self.phase, self.term = phase, term
+        self.rows = [asdict(sample) for sample in samples]
+
+
+@dataclass
+class Meter:
+    """Sums over all phases of one name within an update."""
+
+    units: float = 0.0
+    tokens: int = 0
+    samples: int = 0
+    steps: int = 0
+    empty: int = 0
+    lr: float = 0.0
+    grad_norm: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Means per unit of the loss, means per optimizer step of the gradient norm, and totals."""
+        if not self.steps:
+            return {f"{name}/empty": float(self.empty)}
+        means = {key: total / self.units for key, total in self.sums.items()}
+        counts = {"tokens": self.tokens, "samples": self.samples, "empty": self.empty}
+        counts["steps"] = self.steps
+        others = {"grad_norm": self.grad_norm / self.steps, "lr": self.lr}
+        return {f"{name}/{key}": float(n) for key, n in {**means, **counts, **others}.items()}
+
+
+class Learner:
+    """Trains each phase to completion before it asks for the next."""
+
+    def __init__(
+        self,
+        models: ModelSet,
+        specs: dict[str, ModelSpec],
+        *,
+        tokens_per_batch: int,
+        seed: int,
+        publish: Callable[[str], None],
+    ) -> None:
+        """Built after the models hold the weights to start from.
+
+        `tokens_per_batch` bounds the padded ids of one forward; `publish(name)` is called after a
+        phase that changed a model which generates.
+        """
+        self.models, self.specs, self.publish = models, specs, publish
+        self.tokens_per_batch, self.seed = tokens_per_batch, seed
+        self.accelerator = Accelerator(cpu=models.device.type == "cpu")
+        self.optimizers = {
+            name: Optimizer(models.trainable(name), spec.optimizer)
+            for name, spec in specs.items()
+            if spec.kind == "trained" and spec.optimizer is not None
+        }
+
+    def run(self, phases: Iterator[Phase], step: int) -> dict[str, float]:
+        """Train the phases of update `step`; the metrics of each, and the seconds spent here and in
+        the algorithm.
+
+        Raises NonFiniteError before a weight would be spoiled, ValueError for a step with nothing
+        to train.
+        """
+        meters: dict[str, Meter] = {}
+        metrics: dict[str, float] = {}
+        began, trained = perf_counter(), 0.0
+        for phase in phases:
+            start = perf_counter()
+            self._train(phase, meters.setdefault(phase.name, Meter()), step)
+            metrics |= phase.metrics
+            trained += perf_counter() - start
+        for name, meter in meters.items():
+            metrics |= meter.metrics(name)
+        return metrics | {"time/train": trained, "time/algorithm": perf_counter() - began - trained}
+
+    def save(self, folder: Path) -> None:
+        """Each optimizer's tensors as safetensors, all scalars in one JSON file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, optimizer in self.optimizers.items():
+            save_file(optimizer.tensors(), folder / f"{name}.safetensors")
+        steps = {name: optimizer.steps for name, optimizer in self.optimizers.items()}
+        (folder / "optimizers.json").write_text(json.dumps(steps))
+
+    def load(self, folder: Path) -> None:
+        """Inverse of `save`. Raises UserError where the folder does not hold these optimizers."""
+        try:
+            steps: dict[str, int] = json.loads((folder / "optimizers.json").read_text())
+            for name, optimizer in self.optimizers.items():
+                optimizer.load(load_file(folder / f"{name}.safetensors"), steps[name])
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise UserError(
+                f"cannot read the optimizers in {folder} ({error}); resume from another checkpoint"
+            ) from error
+
+    def _train(self, phase: Phase, meter: Meter, step: int) -> None:
+        if phase.model not in self.optimizers:
+            raise ValueError(f"phase '{phase.name}' trains '{phase.model}', which has no optimizer")
+        if not phase.samples:
+            meter.empty += 1
+            return
+        for epoch in range(phase.epochs):
+            seed = derive_seed(self.seed, "learner", step, phase.name, epoch)
+            for groups in split_steps(phase, seed):
+                self._step(phase, groups, meter)
+        self.models.bump(phase.model)
+        if self.specs[phase.model].generates:
+            self.publish(phase.model)
+
+    def _step(self, phase: Phase, groups: list[list[int]], meter: Meter) -> None:
+        """One optimizer step: the sum of losses over `groups`, over the sum of their units."""
+        optimizer = self.optimizers[phase.model]
+        samples = [phase.samples[i] for group in groups for i in group]
+        units = sum(map(phase.count, samples))
+        if units <= 0:
+            raise ValueError(
+                f"phase '{phase.name}' has a step of {len(samples)} samples with nothing to train"
+            )
+        optimizer.clear()
+        for rows in batches(groups, phase.samples, self.tokens_per_batch):
+            self._backward(phase, [phase.samples[i] for i in rows], units, meter)
+        norm = self._clip(optimizer)
+        if not math.isfinite(norm):
+            raise NonFiniteError(phase.name, "the gradient norm", samples)
+        meter.lr = optimizer.lr
+        optimizer.step()
+        meter.grad_norm += norm
+        meter.steps += 1
+        meter.units += units
+        meter.samples += len(samples)
+        meter.tokens += sum(len(sample.ids) for sample in samples)
+
+    def _clip(self, optimizer: Optimizer) -> float:
+        """The gradients' norm before they are scaled down to `clip_norm` (0: left alone)."""
+        limit = optimizer.spec.clip_norm or math.inf
+        norm = self.accelerator.clip_grad_norm_(optimizer.weights.values(), limit)
+        assert norm is not None
+        return float(norm)
+
+    def _backward(self, phase: Phase, samples: list[Sample], units: float, meter: Meter) -> None:
+        batch = pack(samples).to(self.models.device)
+        module, head = self.models.module(phase.model), self.models.head(phase.model)
+        outputs = forward(module, batch, head, entropy_gradient=phase.entropy_gradient)
+        loss, sums = phase.loss(outputs, batch)
+        for term, value in {"loss": loss.detach(), **sums}.items():
+            number = float(value)
+            if not math.isfinite(number):
+                raise NonFiniteError(phase.name, f"'{term}'", samples)
+            meter.sums[term] = meter.sums.get(term, 0.0) + number
+        self.accelerator.backward(loss / units)
+
+
+def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:
+    """Sample numbers of each optimizer step, in groups that stay together, in an order drawn from
+    `seed`.
+
+    At most `tokens_per_step` ids a step (a larger group makes a step of its own), in as few and as
+    even steps as that allows. Raises ValueError where the samples do not divide into whole groups.
+    """
+    size = phase.keep_together
+    if len(phase.samples) % size:
+        raise ValueError(
+            f"phase '{phase.name}' keeps {size} samples together but has {len(phase.samples)}"
+        )
+    groups = [list(range(i, i + size)) for i in range(0, len(phase.samples), size)]
+    random.Random(seed).shuffle(groups)
+    if phase.tokens_per_step <= 0:
+        return [groups]
+    lengths = [sum(len(phase.samples[i].ids) for i in group) for group in groups]
+    fewest = max(_fill(lengths, phase.tokens_per_step)) + 1
+    even = bisect_left(
+        range(phase.tokens_per_step), -fewest, key=lambda limit: -max(_fill(lengths, limit)) - 1
+    )
+    steps: list[list[list[int]]] = [[] for _ in range(fewest)]
+    for group, place in zip(groups, _fill(lengths, even), strict=True):
+        steps[place].append(group)
+    return steps
+
+
+def _fill(lengths: list[int], limit: int) -> list[int]:
+    """The step of each group when steps are filled in order up to `limit` ids."""
+    places, place, filled = [], 0, 0
+    for length in lengths:
+        if filled and filled + length > limit:
+            place, filled = place + 1, 0
+        filled += length
+        places.append(place)
+    return places

@@ -1,0 +1,42 @@
+"""What the embedded model writes as a language critic, held to the method's properties."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from agentrl_cli.algos.nlac.algorithm import NLAC
+from agentrl_cli.algos.nlac.prompts import outcome
+from agentrl_cli.algos.nlac.roles import Place
+from agentrl_cli.config.compose import check, compose
+from agentrl_cli.training.assemble import assemble
+
+OBSERVED = re.compile(r"\b(response|forecast|was|were|saw|seen|answered|left)\b", re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def targets() -> list[tuple[str, str]]:
+    """The response to a turn that did not end its game, and the target of that turn."""
+    settings = ["algo=nlac", "env=twentyq", "hardware.threads=1", "rollout.episodes_per_step=16"]
+    parts = assemble(check(compose(settings)), None)
+    algo = parts.algo
+    assert isinstance(algo, NLAC)
+    episodes = parts.collector.collect(0, 1)
+    places = [Place(e, t) for e in episodes for t in range(len(e.turns) - 1)]
+    algo.roles.begin("test")
+    written = algo.language_backup(places, episodes)
+    rows = zip(places, written, strict=True)
+    return [(place.response, algo.roles.read(ids)) for place, ids in rows if ids]
+
+
+def test_no_target_quotes_the_next_state_or_tells_that_it_was_seen(targets: list[tuple[str, str]]):
+    assert len(targets) > 80
+    for response, text in targets:
+        assert response not in text and not OBSERVED.search(text)
+
+
+def test_a_target_begins_with_what_came_and_names_an_outcome(targets: list[tuple[str, str]]):
+    kept = [text.split(".")[0] == response.split(".")[0] for response, text in targets]
+    assert sum(kept) / len(kept) > 0.9
+    assert all(outcome(text) is not None for _, text in targets)

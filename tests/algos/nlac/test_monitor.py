@@ -1,0 +1,250 @@
+"""What is watched of the critic: every number against one computed by hand."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl_cli.algos.nlac import monitor
+from agentrl_cli.algos.nlac.algorithm import NLAC
+from agentrl_cli.algos.nlac.roles import Judged
+from agentrl_cli.core.types import Episode, Task
+from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.twentyq.env import TwentyQ
+from agentrl_cli.generators.base import Generator
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.rollout.play import Start, alike, play
+from tests.builders.models import disturb
+from tests.builders.nlac import (
+    CHAT,
+    LOST,
+    SAMPLING,
+    WON,
+    Troupe,
+    asked,
+    bound,
+    nlac,
+    places,
+    troupe,
+    weights,
+)
+from tests.fakes.tabular import GO, JUMP, Corridor
+
+GAME = TwentyQ(
+    world="small", turns=4, reward="win", test_objects=40, split_seed=0, show_turns_left=True
+)
+PATH = Corridor(jump=(0.0, 1.0), last=0.0)  # jumping loses at once, going on and jumping wins
+
+
+def judged(value: float) -> Judged:
+    """A judged action of that value, in quarters."""
+    wins = int(value * 4)
+    return Judged(places(WON)[0], [], ["Success."] * wins + ["Failure."] * (4 - wins))
+
+
+def rolled(env: Env, generator: Generator, starts: list[Start]) -> list[Episode]:
+    return play(starts, lambda: copy.copy(env), CHAT, generator, SAMPLING, max_context=2000)
+
+
+def watching(algo: NLAC, env: Env, generator: Generator, models: ModelSet) -> NLAC:
+    """The algorithm in a world in which actions are really probed."""
+    bound(algo, generator, models)
+    algo.context.probe = lambda starts: rolled(env, generator, starts)
+    tasks = env.tasks("train")
+    algo.context.alike = lambda played, turn: alike(played, turn, tasks, lambda: copy.copy(env))
+    algo.roles.begin("watch")
+    return algo
+
+
+# numbers
+
+
+def test_auc_is_the_share_of_pairs_ranked_right_and_ties_count_half():
+    assert monitor.auc([(0.1, 0.9), (0.2, 0.3), (0.5, 0.5), (0.8, 0.1)]) == 2.5 / 4
+    assert monitor.auc([]) == 0.5
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1))
+def test_auc_of_the_opposite_opinion_is_its_complement(ranked: list[tuple[float, float]]):
+    turned = [(high, low) for low, high in ranked]
+    assert monitor.auc(ranked) + monitor.auc(turned) == pytest.approx(1)
+
+
+def test_only_actions_that_truly_differ_make_pairs_the_worse_one_first():
+    a, b, c = judged(0.75), judged(0.25), judged(0.5)
+    measured = [(a, 0.5), (b, 0.75), (c, 0.65)]
+    assert monitor.pairs(measured) == [(0.75, 0.25)]  # 0.15 apart is not different, 0.25 is
+    assert monitor.pairs([(b, 0.9), (a, 0.1), (c, 0.5)]) == [(0.75, 0.25), (0.5, 0.25), (0.75, 0.5)]
+
+
+def test_improvement_counts_what_was_said_and_done():
+    place = places(WON)[0]
+
+    def chain(critique: str, kept: bool, forecasts: list[str]) -> list[Judged]:
+        return [
+            Judged(place, [1], forecasts, critique=critique),
+            Judged(place, [1] if kept else [2]),
+        ]
+
+    chains = [
+        chain("Optimality: Yes.", True, ["Success."]),
+        chain("Optimality: Yes.", False, ["Failure."]),
+        chain("Optimality: No.", False, ["Success.", "Failure."]),
+    ]
+    assert monitor.improvement(chains, lessons=2, places=4, forecasts=2) == {
+        "nlac/unparsed": 1 / 4,
+        "nlac/valid_forecasts": (1 / 2 + 1 / 2 + 1) / 3,
+        "nlac/optimal_share": 2 / 3,
+        "nlac/changed_share": 2 / 3,
+        "nlac/kept_when_optimal": 1 / 2,
+        "nlac/distilled_share": 1 / 2,
+        "nlac/forecast_success": (1 + 0 + 0.5) / 3,
+    }
+
+
+def test_calibration_sets_forecasts_against_how_episodes_ended(models: ModelSet):
+    lines = {"won": ["Success.", "Success.", "Failure.", "Hm."], "lost": ["Success."] * 4}
+    said = {name: iter(row * 100) for name, row in lines.items()}
+
+    def forecast(text: str, draw: object) -> str:
+        return next(said["won" if "is won" in text else "lost"])
+
+    algo = bound(nlac(), troupe(forecast=forecast), models)
+    found = monitor.calibration(algo.roles, places(WON)[:1] + places(LOST)[:1])
+    assert found["nlac/brier"] == pytest.approx(((2 / 3 - 1) ** 2 + 1**2) / 2)
+    assert found["nlac/optimism"] == pytest.approx((2 / 3 - 1 + 1) / 2)
+    assert found["nlac/valid_forecasts"] == (12 + 16) / 32
+
+
+def test_drift_is_the_divergence_from_the_start_on_played_tokens(model_folder: Path):
+    models = weights(nlac(), model_folder)
+    algo = bound(nlac(), troupe(), models)
+    assert monitor.drift(algo, [WON]) == {"policy/kl_from_start": 0.0}
+    disturb(models, "policy")
+    gaps = []
+    for turn, played in enumerate(WON.turns):
+        ids = WON.state_ids(turn) + played.action_ids
+        rows = [logprobs(models, name, ids) for name in ("reference", "policy")]
+        at = range(len(ids) - len(played.action_ids), len(ids))
+        gaps += [float(rows[0][k - 1, ids[k]] - rows[1][k - 1, ids[k]]) for k in at]
+    by_hand = sum(math.exp(gap) - 1 - gap for gap in gaps) / len(gaps)
+    assert monitor.drift(algo, [WON])["policy/kl_from_start"] == pytest.approx(by_hand, rel=1e-4)
+    assert by_hand > 0.01
+
+
+@torch.no_grad()
+def logprobs(models: ModelSet, name: str, ids: list[int]) -> torch.Tensor:
+    return models.module(name)(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+
+
+# probing
+
+
+def walker(first: str | list[str], forecasts: dict[str, str], refine: str = GO) -> Troupe:
+    """Acts as told in room 0 and jumps in room 1; forecasts by the action."""
+    firsts = [first] if isinstance(first, str) else first
+
+    def act(text: str, draw) -> str:
+        return draw.choice(firsts) if "Room 0." in asked(text) else JUMP
+
+    def forecast(text: str, draw: object) -> str:
+        return next(said for action, said in forecasts.items() if f"{action}<|im_end|>" in text)
+
+    return troupe(act=act, forecast=forecast, evaluate="Optimality: No. So.", refine=refine)
+
+
+RIGHT = {JUMP: "Failure.", GO: "Success."}
+
+
+@pytest.mark.parametrize(
+    ("forecasts", "auc"),
+    [(RIGHT, 1.0), ({JUMP: "Success.", GO: "Failure."}, 0.0), ({JUMP: "Hm.", GO: "Hm."}, 0.5)],
+)
+def test_discrimination_sets_forecasts_of_one_state_against_probed_outcomes(
+    models: ModelSet, forecasts: dict[str, str], auc: float
+):
+    generator = walker([JUMP, GO], forecasts)
+    algo = watching(nlac(advanced={"watched_actions": 4}), PATH, generator, models)
+    starts = [Start(PATH.tasks("train")[0], "g", seed, f"e{seed}") for seed in range(6)]
+    rows = [place for place in places(*rolled(PATH, generator, starts)) if place.turn == 0]
+    found = monitor.discrimination(algo, rows)
+    assert found["nlac/auc_within"] == found["nlac/auc_all"] == auc
+    assert found["nlac/auc_pairs"] > 0
+
+
+@pytest.mark.parametrize(
+    ("first", "refine", "gain"), [(JUMP, GO, 1.0), (GO, JUMP, -1.0), (GO, GO, 0.0)]
+)
+def test_the_refined_gain_is_the_probed_difference_to_the_action_it_was_made_from(
+    models: ModelSet, first: str, refine: str, gain: float
+):
+    generator = walker(first, RIGHT, refine)
+    algo = watching(nlac(), PATH, generator, models)
+    start = Start(PATH.tasks("train")[0], "g", 0, "e")
+    rows = places(*rolled(PATH, generator, [start]))[:1]
+    assert monitor.discrimination(algo, rows)["nlac/refined_gain"] == gain
+
+
+def test_probing_plays_an_action_over_all_tasks_that_look_alike(models: ModelSet):
+    generator = troupe(act="Is it nice?")
+    tasks = GAME.tasks("train")
+    algo = watching(nlac(advanced={"probes": len(tasks)}), GAME, generator, models)
+    (episode,) = rolled(GAME, generator, [Start(tasks[3], "g", 0, "e")])
+    place, guess = places(episode)[1], GAME.world_table.guess(tasks[7].data["object"])
+    wanted = [(place, CHAT.encode_action(text)) for text in (guess, "Is it nice?")]
+    assert monitor.probe(algo, wanted) == [1 / len(tasks), 0.0]
+
+
+def test_watching_measures_nothing_where_no_state_is_watched_and_changes_no_weight(
+    models: ModelSet,
+):
+    generator = walker([JUMP, GO], RIGHT)
+    start = Start(PATH.tasks("train")[0], "g", 0, "e")
+    episodes = rolled(PATH, generator, [start])
+    before = [models.fingerprint(name) for name in models.names]
+    algo = watching(nlac(advanced={"watched_states": 0}), PATH, generator, models)
+    assert algo.monitor(episodes) == {}
+    found = watching(nlac(), PATH, generator, models).monitor(episodes)
+    assert {"nlac/brier", "nlac/auc_within", "nlac/refined_gain"} <= found.keys()
+    asked_of = {call.model for call in generator.of("forecast")}
+    assert asked_of == {"policy", "reference"} and found["nlac/brier_start"] >= 0
+    assert [models.fingerprint(name) for name in models.names] == before
+
+
+# states that look alike
+
+
+@pytest.mark.parametrize("secret", ["cat", "hammer"])
+def test_tasks_are_alike_where_every_answer_so_far_would_be_the_same(secret: str):
+    world = GAME.world_table
+    asked_for = list(world.attributes[:3])
+    lines = iter([*map(world.question, asked_for), "Is it nice?"])
+    task = Task("secret", "train", {"object": secret})
+    (episode,) = rolled(
+        GAME, troupe(act=lambda text, draw: next(lines)), [Start(task, "g", 0, "e")]
+    )
+    tasks = [Task(name, "train", {"object": name}) for name in world.objects if name != secret]
+    sizes = []
+    for turn in range(4):
+        found = alike(episode, turn, tasks, lambda: copy.copy(GAME))
+        known = [(key, world.answer(secret, key)) for key in asked_for[:turn]]
+        assert found[0] == task
+        assert {t.data["object"] for t in found} == set(world.fits(known))
+        sizes.append(len(found))
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] == len(world.objects)
+
+
+def test_a_wrong_guess_leaves_out_the_guessed_object_only():
+    world = GAME.world_table
+    tasks = GAME.tasks("train")
+    guessed = tasks[5].data["object"]
+    generator = troupe(act=world.guess(guessed))
+    (episode,) = rolled(GAME, generator, [Start(tasks[0], "g", 0, "e")])
+    found = alike(episode, 1, tasks, lambda: copy.copy(GAME))
+    assert {t.id for t in found} == {t.id for t in tasks} - {tasks[5].id}

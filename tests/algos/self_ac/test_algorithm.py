@@ -1,0 +1,200 @@
+"""Self-AC: what a packed sample holds, its loss by hand, what is refused and what is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from agentrl_cli.algos.self_ac.algorithm import REASONS, Advanced
+from agentrl_cli.algos.self_ac.packing import turns_of
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode
+from agentrl_cli.models.policy import assess, causal
+from agentrl_cli.models.shadow import SPLIT
+from agentrl_cli.report.episode import render_turn
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.training.learner import Learner
+from tests.algos.test_grpo import grpo
+from tests.builders.models import disturb
+from tests.builders.nlac import CHAT
+from tests.builders.self_ac import phase_of, played, said, self_ac, settings
+
+
+def test_an_episode_is_one_sample_with_the_prompt_after_every_state(model_folder: Path):
+    algo, _ = self_ac(model_folder)
+    game = played("a", [0.0, 0.0, 1.0])
+    phase = phase_of(algo, game)
+    (sample,) = phase.samples
+    marks = sample.streams["shadow"]
+    visible = [(i, m) for i, m, s in zip(sample.ids, sample.mask, marks, strict=True) if not s]
+    flat = [
+        (i, m)
+        for t in game.turns
+        for ids, m in ((t.observation_ids, 0), (t.action_ids, 1))
+        for i in ids
+    ]
+    assert visible == flat
+    prompts = [[i for i, s in zip(sample.ids, marks, strict=True) if s == k] for k in (1, 2, 3, 4)]
+    assert prompts == [algo.critic] * 4 and algo.critic[0] == CHAT.closing
+    ends = [i for i, at in enumerate(sample.streams["value_at"]) if at]
+    assert ends == [max(i for i, s in enumerate(marks) if s == k) for k in (1, 2, 3, 4)]
+    assert phase.count(sample) == turns_of(sample) == 3
+    assert {t for t, m in zip(sample.streams["turn"], sample.mask, strict=True) if m} == {0, 1, 2}
+
+
+def test_the_loss_of_a_won_episode_by_hand(model_folder: Path):
+    algo, _ = self_ac(model_folder, alpha=0.25)
+    phase = phase_of(algo, played("a", [0.0, 1.0]))
+    outputs, batch = said(phase, [[0.1, 0.2, 0.4]])
+    loss, metrics = algo.loss(outputs, batch)
+    # targets of V_0: V_1, V_2, then 1 thrice; of V_1: V_2, then 1 four times; of V_2: 1
+    first = (0.1 - 0.2) ** 2 + (0.1 - 0.4) ** 2 + 3 * (0.1 - 1) ** 2
+    second = (0.2 - 0.4) ** 2 + 4 * (0.2 - 1) ** 2
+    critic = (first + second) / 5 + (0.4 - 1) ** 2
+    actor = -((1 - 0.1) + (1 - 0.2))
+    assert metrics["critic_loss"].item() == pytest.approx(critic, abs=1e-6)
+    assert metrics["actor_loss"].item() == pytest.approx(actor, abs=1e-6)
+    assert loss.item() == pytest.approx(0.25 * critic + 0.75 * actor, abs=1e-6)
+    assert metrics["value"].item() == pytest.approx(0.3) and metrics["ratio"] == 2
+
+
+@pytest.mark.parametrize("values", ["recomputed", "frozen"])
+def test_frozen_values_are_those_from_before_the_update_in_targets_and_advantages(
+    model_folder: Path, values: Literal["recomputed", "frozen"]
+):
+    algo, models = self_ac(model_folder, advanced=Advanced(normalise=False, values=values))
+    models.weights("policy")["head.bias"].data.fill_(0.25)
+    _, won = algo.loss(*said(phase_of(algo, played("a", [0.0, 1.0])), [[0.1, 0.2, 0.4]]))
+    v0, v1, v2 = (0.25, 0.25, 0.25) if values == "frozen" else (0.1, 0.2, 0.4)
+    first = (0.1 - v1) ** 2 + (0.1 - v2) ** 2 + 3 * (0.1 - 1) ** 2
+    second = (0.2 - v2) ** 2 + 4 * (0.2 - 1) ** 2
+    critic = (first + second) / 5 + (0.4 - 1) ** 2
+    assert won["critic_loss"].item() == pytest.approx(critic, abs=1e-5)
+    assert won["advantage"].item() == pytest.approx(2 - v0 - v1, abs=1e-5)
+    phase = phase_of(algo, played("b", [0.5], stop="truncated"))
+    _, cut = algo.loss(*said(phase, [[0.3, 2.0]]))
+    begin, end = (0.25, 0.25) if values == "frozen" else (0.3, 2.0)
+    assert cut["critic_loss"].item() == pytest.approx((0.3 - 0.5 - end) ** 2, abs=1e-5)
+    assert cut["advantage"].item() == pytest.approx(0.5 + end - begin, abs=1e-5)
+
+
+def test_normalised_advantages_are_those_of_the_whole_update_before_it(model_folder: Path):
+    algo, models = self_ac(
+        model_folder, alpha=0.0, advanced=Advanced(normalise=True, values="recomputed")
+    )
+    models.weights("policy")["head.bias"].data.fill_(0.25)
+    phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))
+    # raw: 3/4, 3/4 and -1/4; mean 5/12, deviation sqrt(2)/3
+    assert algo.scale == pytest.approx((5 / 12, 2**0.5 / 3))
+    one = replace(phase, samples=phase.samples[:1])  # a micro-batch takes the update's numbers
+    loss, metrics = algo.loss(*said(one, [[0.25, 0.25, 1.0]]))
+    assert loss.item() == pytest.approx(-2 * (0.75 - 5 / 12) / (2**0.5 / 3), abs=1e-5)
+    assert metrics["advantage"].item() == pytest.approx(1.5, abs=1e-5)  # shown as it is
+    phase_of(algo, played("c", [0.0]))
+    assert algo.scale == (-0.25, 1.0)
+
+
+def test_micro_batches_of_any_size_train_alike(model_folder: Path):
+    games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0]), played("c", [0.0, 1.0])]
+    rows = []
+    for tokens in (1, 4096):
+        algo, models = self_ac(model_folder, epochs=2, ratio="turn_geo")
+        learner = Learner(models, algo.models(), tokens_per_batch=tokens, seed=0, publish=print)
+        rows.append(learner.run(algo.update(games, ReplayBuffer(None, 1)), 0))
+        assert rows[-1]["actor_critic/ratio"] != 1
+    names = [name for name in rows[0] if not name.startswith("time/")]
+    assert [rows[0][n] for n in names] == pytest.approx([rows[1][n] for n in names], abs=1e-4)
+
+
+def test_both_layouts_train_alike(model_folder: Path):
+    rows = []
+    for layout in ("visible_first", "interleaved"):
+        algo, models = self_ac(model_folder, layout=layout)
+        learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
+        games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0])]
+        rows.append(learner.run(algo.update(games, ReplayBuffer(None, 1)), 0))
+        used = str(causal(models.module("policy")).config._attn_implementation)
+        assert used == ("sdpa" if layout == "interleaved" else SPLIT["full"])
+    names = [name for name in rows[0] if not name.startswith("time/")]
+    assert [rows[0][n] for n in names] == pytest.approx([rows[1][n] for n in names], abs=1e-5)
+
+
+def test_episodes_that_cannot_be_trained_are_left_out_and_counted_by_reason(model_folder: Path):
+    algo, models = self_ac(model_folder)
+    good, empty, cut = played("good", [0.0, 1.0]), played("empty", [0.0, 1.0]), played("cut", [1.0])
+    empty.turns[1].action_ids = []
+    broken = played("broken", [0.0], stop="error")
+    broken.error = "KeyError: 'x'"
+    long = played("long", [0.0, 1.0])
+    causal(models.module("policy")).config.max_position_embeddings = good.tokens + len(algo.critic)
+    long.turns[1].observation_ids = [*long.turns[1].observation_ids, 7]
+    never = Episode("never", cut.task, "g", 0, [], stop="context")
+    phase = phase_of(algo, good, empty, cut, broken, long, never)
+    assert len(phase.samples) == 2
+    left = {reason: phase.metrics[f"self_ac/left_out_{reason}"] for reason in REASONS}
+    assert left == {"broken": 2 / 6, "empty": 1 / 6, "long": 1 / 6}
+    assert "value" not in long.turns[0].info and phase_of(algo, empty).samples == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"critic_prompt": ""}, "critic_prompt '' has no token"),
+        ({"alpha": 1.5}, "alpha is 1.5"),
+        ({"td_steps": 0}, "td_steps is 0"),
+        ({"attention": "eager"}, r"set model\.attention=sdpa"),
+    ],
+)
+def test_settings_that_cannot_teach_are_refused(model_folder: Path, wrong: dict, words: str):
+    with pytest.raises(UserError, match=words):
+        self_ac(model_folder, **wrong)
+
+
+def test_annotated_turns_show_value_advantage_and_td_error(model_folder: Path):
+    algo, models = self_ac(model_folder)
+    head = models.weights("policy")["head.bias"]
+    with torch.no_grad():
+        head.fill_(0.25)
+    game = played("a", [0.0, 1.0])
+    algo.annotate([game])
+    assert render_turn(1, game.turns[0])[0].endswith(
+        "value +0.250  advantage +0.750  td_error +0.000"
+    )
+    assert render_turn(2, game.turns[1])[0].endswith(
+        "value +0.250  advantage +0.750  td_error +0.750"
+    )
+    cut = played("b", [0.0], stop="truncated")
+    algo.annotate([cut])
+    assert cut.turns[0].info["advantage"] == 0.0  # 1/4 is still hoped for, as before
+
+
+def test_without_its_value_head_the_saved_policy_is_the_same_model(
+    model_folder: Path, tmp_path: Path
+):
+    algo, models = self_ac(model_folder)
+    learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
+    games = [played("a", [0.0, 1.0])]
+    learner.run(algo.update(games, ReplayBuffer(None, 1)), 0)
+    models.save(tmp_path)
+    (tmp_path / "policy" / "head.safetensors").unlink()
+    plain, _ = grpo(tmp_path / "policy")
+    ids = torch.tensor([games[0].state_ids(1)])
+    with torch.no_grad():
+        one, other = (
+            m.module("policy")(input_ids=ids).logits for m in (models, plain.context.models)
+        )
+    assert torch.equal(one, other)
+    assert "head.bias" in models.weights("policy") and algo.context.models is models
+
+
+def test_old_values_are_those_of_the_trainers_own_pass(model_folder: Path):
+    algo, models = self_ac(model_folder)
+    disturb(models, "policy")
+    phase = phase_of(algo, played("a", [0.0, 1.0]))
+    again = assess(models.module("policy"), models.head("policy"), phase.samples, 4096)
+    assert phase.samples[0].streams["old_logprob"] == again[0][0]
+    assert settings()["alpha"] == algo.alpha

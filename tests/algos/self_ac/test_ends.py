@@ -1,0 +1,116 @@
+"""Self-AC: where an episode ends, is cut off or begins anew, and what its last value stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.algos.base import Phase
+from agentrl_cli.algos.self_ac.packing import state_values, turns_of
+from agentrl_cli.core.types import Message
+from agentrl_cli.models.policy import causal
+from tests.builders.critics import alone, stir
+from tests.builders.models import disturb
+from tests.builders.nlac import CHAT
+from tests.builders.self_ac import passed, phase_of, played, said, self_ac
+
+
+def stream_at_states(phase: Phase, name: str) -> list[list[float]]:
+    return [state_values([sample], [sample.streams[name]]) for sample in phase.samples]
+
+
+@pytest.mark.parametrize(
+    ("stop", "rewards", "graded", "bootstrap"),
+    [
+        ("done", [-1, -1, 0, 3], [1, 1, 1, 1], [0, 0, 0, 0]),  # the outcome belongs to s_n
+        ("truncated", [-1, -1, 3, 0], [1, 1, 1, 0], [0, 0, 0, 1]),
+        ("context", [-1, -1, 3, 0], [1, 1, 1, 0], [0, 0, 0, 1]),
+    ],
+)
+def test_the_outcome_is_the_last_states_and_only_of_an_episode_that_ended(
+    model_folder: Path, stop: str, rewards: list, graded: list, bootstrap: list
+):
+    algo, _ = self_ac(model_folder)
+    phase = phase_of(algo, played("a", [-1, -1, 3], stop=stop))
+    assert stream_at_states(phase, "reward") == [rewards]
+    assert stream_at_states(phase, "graded") == [graded]
+    assert stream_at_states(phase, "bootstrap") == [bootstrap]
+
+
+@pytest.mark.parametrize("stop", ["truncated", "context"])
+@pytest.mark.parametrize("thought_tokens", [0, 1])
+def test_a_cut_off_episode_bootstraps_from_the_state_that_the_worlds_last_answer_makes(
+    model_folder: Path, stop: str, thought_tokens: int
+):
+    algo, models = self_ac(model_folder, discount=0.9, thought_tokens=thought_tokens)
+    stir(models, "policy")
+    game = played("a", [0.0, 0.5], stop=stop)
+    game.closing = [Message("user", "Too late.")]
+    (sample,) = phase_of(algo, game).samples
+    state = game.state_ids(1) + game.turns[1].action_ids
+    state += CHAT.extend(game.closing, state[-1])
+    rows = list(zip(sample.ids, sample.mask, sample.streams["shadow"], strict=True))
+    seen = [(i, m) for i, m, shadow in rows if not shadow]
+    assert [i for i, _ in seen] == state and "Too late." in CHAT.read(state)
+    behind = len(state) - game.tokens
+    assert behind > 0 and not any(m for _, m in seen[-behind:])
+    assert sample.ids[-len(algo.critic) :] == algo.critic  # the last prompt follows them
+    end = alone(models, "policy", state + algo.critic)[0]
+    begin = alone(models, "policy", game.state_ids(1) + algo.critic)[0]
+    assert game.turns[1].info["advantage"] == pytest.approx(0.5 + 0.9 * end - begin, abs=1e-5)
+
+
+def test_a_last_state_beyond_the_models_positions_leaves_room_for_the_prompt(model_folder: Path):
+    algo, models = self_ac(model_folder)
+    game = played("a", [0.0, 0.5], stop="context")
+    game.closing = [Message("user", "long " * 3000)]
+    (sample,) = phase_of(algo, game).samples
+    seen = len(sample.ids) - 3 * len(algo.critic)
+    most = causal(models.module("policy")).config.max_position_embeddings
+    assert seen == most - len(algo.critic)
+
+
+def test_a_cut_off_episode_bootstraps_from_its_last_value_and_does_not_train_it(
+    model_folder: Path,
+):
+    algo, _ = self_ac(model_folder, discount=0.9)
+    phase = phase_of(algo, played("a", [0.5], stop="truncated"))
+    outputs, batch = said(phase, [[0.3, 2.0]])
+    loss, metrics = algo.loss(outputs, batch)
+    error = 0.5 + 0.9 * 2.0 - 0.3
+    assert metrics["critic_loss"].item() == pytest.approx(error**2, abs=1e-6)
+    assert metrics["actor_loss"].item() == pytest.approx(-error, abs=1e-6)
+    loss.backward()
+    assert outputs.values is not None and outputs.values.grad is not None
+    found = outputs.values.grad[batch.streams["value_at"].bool()]
+    assert found.tolist() == pytest.approx([-0.5 * 2 * error, 0.0])
+
+
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
+def test_a_restart_makes_two_samples_that_credit_as_one_episode(
+    model_folder: Path, gae_lambda: float
+):
+    algo, models = self_ac(model_folder, gae_lambda=gae_lambda, discount=0.9)
+    disturb(models, "policy")
+    game = played("a", [0.0, -0.5, 0.0, 1.0])
+    game.turns[2].restart = True
+    phase = phase_of(algo, game)
+    assert [turns_of(sample) for sample in phase.samples] == [2, 2]
+    assert stream_at_states(phase, "graded") == [[1, 1, 0], [1, 1, 1]]
+    outputs, batch = passed(models, phase.samples)
+    _, metrics = algo.loss(outputs, batch)
+    advantages = [turn.info["advantage"] for turn in game.turns]
+    assert metrics["advantage"].item() == pytest.approx(sum(advantages), abs=1e-4)
+    if gae_lambda == 1.0:  # what was really earned from the restart on, 0.9 + 0.9 * 0.9 * …
+        assert stream_at_states(phase, "reward")[0][-1] == pytest.approx(0.9**2, abs=1e-5)
+
+
+def test_a_state_that_a_restart_replaced_is_neither_trained_nor_a_target(model_folder: Path):
+    algo, _ = self_ac(model_folder)
+    game = played("a", [0.0, 1.0])
+    game.turns[1].restart = True
+    _, metrics = algo.loss(*said(phase_of(algo, game), [[0.1, 0.9], [0.3, 0.4]]))
+    second = ((0.3 - 0.4) ** 2 + 4 * (0.3 - 1) ** 2) / 5 + (0.4 - 1) ** 2
+    # the first segment ends with what was earned later, 1, whatever is read there
+    assert metrics["critic_loss"].item() == pytest.approx((0.1 - 1) ** 2 + second, abs=1e-5)

@@ -1,0 +1,94 @@
+"""Self-AC: which weights each part of the loss reaches, and which it must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.models.policy import causal
+from agentrl_cli.models.set import ModelSet
+from tests.builders.models import disturb
+from tests.builders.self_ac import passed, phase_of, played, said, self_ac
+
+LORA = LoraConfig(rank=2, alpha=4, targets=["all-linear"])
+
+
+def backward(loss: torch.Tensor, models: ModelSet) -> dict[str, torch.Tensor | None]:
+    for weight in models.weights("policy").values():
+        weight.grad = None
+    loss.backward()
+    return {name: weight.grad for name, weight in models.weights("policy").items()}
+
+
+def test_the_actors_loss_gives_nothing_to_the_value_head_and_to_critic_prompts(
+    model_folder: Path,
+):
+    algo, models = self_ac(model_folder, alpha=0.0)
+    disturb(models, "policy")
+    phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))
+    seen: list[torch.Tensor] = []
+    embedding = causal(models.module("policy")).get_input_embeddings()
+    hook = embedding.register_forward_hook(lambda m, i, o: (o.retain_grad(), seen.append(o))[0])
+    outputs, batch = passed(models, phase.samples)
+    hook.remove()
+    grads = backward(algo.loss(outputs, batch)[0], models)
+    for name in ("head.weight", "head.bias"):
+        assert grads[name] is None or not grads[name].any()  # pyright: ignore[reportOptionalMemberAccess]
+    (embedded,) = seen  # visible tokens first, then the prompts
+    assert embedded.grad is not None
+    prompts = 3 * len(algo.critic)
+    assert embedded.grad[:, :-prompts].any() and not embedded.grad[:, -prompts:].any()
+
+
+@pytest.mark.parametrize("critic_grad", ["full", "detach_prefix"])
+def test_the_critics_loss_reaches_every_adapter_and_not_the_vocabulary(
+    model_folder: Path, critic_grad: str
+):
+    algo, models = self_ac(model_folder, LORA, alpha=1.0, critic_grad=critic_grad)
+    disturb(models, "policy")
+    phase = phase_of(algo, played("a", [0.0, 1.0]))
+    projected: list[int] = []
+    outputs, batch = passed(models, phase.samples)
+    outputs.logprobs.register_hook(lambda grad: projected.append(int(grad.count_nonzero())))
+    grads = backward(algo.loss(outputs, batch)[0], models)
+    assert len(grads) == 2 * 2 * 7 + 2
+    assert all(grad is not None and grad.any() for grad in grads.values())
+    assert projected == [0]  # not one log-prob, so neither the projection behind them
+
+
+def test_nothing_flows_through_targets_and_advantages(model_folder: Path):
+    values = [[0.1, 0.2, 0.4], [0.3, -0.6]]
+    for alpha in (0.0, 1.0):
+        algo, _ = self_ac(model_folder, alpha=alpha)
+        phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))
+        outputs, batch = said(phase, values)
+        algo.loss(outputs, batch)[0].backward()
+        assert outputs.values is not None and outputs.values.grad is not None
+        found = outputs.values.grad[batch.streams["value_at"].bool()].tolist()
+        # 2 (V - mean target), the targets held fixed
+        means = [(0.2 + 0.4 + 3) / 5, (0.4 + 4) / 5, 1.0, -0.6 / 5, 0.0]
+        flat = [v for row in values for v in row]
+        expected = [2 * alpha * (v - m) for v, m in zip(flat, means, strict=True)]
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_first_pass_has_ratio_one_and_its_gradient_is_reinforces(model_folder: Path):
+    algo, models = self_ac(model_folder, alpha=0.0)
+    disturb(models, "policy")
+    games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0])]
+    phase = phase_of(algo, *games)
+    outputs, batch = passed(models, phase.samples)
+    loss, metrics = algo.loss(outputs, batch)
+    assert metrics["ratio"].item() == pytest.approx(4, abs=1e-4) and metrics["clip_fraction"] == 0
+    found = backward(loss, models)
+    found = {name: grad.clone() for name, grad in found.items() if grad is not None}
+    outputs, batch = passed(models, phase.samples)
+    given = [[t.info["advantage"] for t in game.turns] + [0.0] * 4 for game in games]
+    per_token = torch.tensor([row[:4] for row in given]).gather(1, batch.streams["turn"].long())
+    reinforce = backward(-(outputs.logprobs * per_token * batch.mask).sum(), models)
+    for name, grad in found.items():
+        if not name.startswith("head."):
+            assert grad.any() and torch.allclose(grad, reinforce[name], atol=1e-4), name  # pyright: ignore[reportArgumentType]

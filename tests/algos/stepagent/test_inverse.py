@@ -1,0 +1,111 @@
+"""Inverse StepAgent's policy: what a try earns and where credit goes."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import pytest
+
+from agentrl_cli.algos.base import Phase
+from agentrl_cli.algos.nlac.roles import Place
+from agentrl_cli.algos.stepagent.practice import act, fragments, halves, practise
+from agentrl_cli.core.types import Episode
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.specs import OptimizerSpec
+from tests.builders.critics import learner
+from tests.builders.nlac import LOST, WON, episode, prompt, troupe, written
+from tests.builders.stepagent import OTHER, SHOWN, buffer, inverse, phases, shown
+
+# inverse: the policy
+
+
+def policy_phase(algo, models: ModelSet, episodes: list[Episode] | None = None) -> Phase:
+    """PPO's phase behind a discriminator that was trained."""
+    phase_list = algo.update(episodes or [], buffer())
+    learner(algo, models).run(iter([next(phase_list)]), 0)
+    return next(phase_list)
+
+
+def test_a_try_earns_its_reward_less_that_of_the_others_there(model_folder: Path):
+    algo = inverse({"normalise": True}, discriminator_epochs=3, fragments_per_update=5, tries=3)
+    assert algo.models()["policy"].head is None
+    models = shown(algo, model_folder, [SHOWN, OTHER], troupe(act=["Hm?", "Is it a cat?"]))
+    phase = policy_phase(algo, models)
+    assert len(phase.samples) == 9  # of three fragments; two have trained the discriminator
+    acts = [(prompt(sample), written(sample)) for sample in phase.samples]
+    rewards = algo.rewards(acts)
+    for begin in range(0, 9, 3):
+        row = rewards[begin : begin + 3]
+        for k, sample in enumerate(phase.samples[begin : begin + 3]):
+            others = (sum(row) - row[k]) / 2
+            given = [a for a, m in zip(sample.streams["advantage"], sample.mask, strict=True) if m]
+            assert given == pytest.approx([row[k] - others] * len(given), abs=1e-5)
+    assert 0 < pstdev(rewards) < 1  # so that nothing was scaled
+
+
+def test_the_discriminator_rewards_tries_that_it_was_not_trained_on(model_folder: Path):
+    algo, trained = inverse(fragments_per_update=0, tries=2), []
+    demos = [SHOWN, OTHER, *(episode(f"d{i}", ["Is it red?"], success=True) for i in range(15))]
+    models = shown(algo, model_folder, demos)
+    for algo.context.step in range(2):
+        first, second = algo.update([], buffer()), policy_phase(algo, models)
+        studied = {tuple(s.ids) for s in next(first).samples}
+        states = {tuple(prompt(s)) for s in second.samples}
+        assert len(states) == 5 and len(second.samples) == 10  # half of a half of 20 fragments
+        assert not any(ids[: len(state)] == state for ids in studied for state in states)
+        trained.append(second.metrics["stepagent/heldout_gap"])
+    assert len(set(trained)) == 2
+
+
+def test_the_halves_change_places_in_the_next_update(model_folder: Path):
+    algo = inverse()
+    shown(algo, model_folder, [SHOWN, OTHER])
+    tries, rows = practise(algo.context, fragments(algo.context, "turn", 0)), []
+    for algo.context.step in range(6):
+        rows.append(halves(tries, 1, algo.context))
+        assert {id(one) for half in rows[-1] for one in half} == {id(one) for one in tries}
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        assert first == second[::-1] and {len(half) for half in first} == {2, 3}
+    assert rows[0] != rows[2] or rows[0] != rows[4]
+
+
+def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(model_folder: Path):
+    algo = inverse({"discount": 1.0, "gae_lambda": 1.0}, rollout="environment")
+    models = shown(algo, model_folder, [SHOWN, OTHER])
+    played = [deepcopy(WON), deepcopy(LOST)]
+    before = deepcopy(played)
+    phase = policy_phase(algo, models, played)
+    assert played == before  # the world's own rewards stay in the record
+    own = [act(Place(e, t)) for e in played for t in range(len(e.turns))]
+    raw = algo.rewards(own)
+    assert pstdev(raw) < 1
+    rewards = [r - fmean(raw) for r in raw]
+    returns = [[r for r in s.streams["return"] if r] for s in phase.samples]
+    assert returns[0] == pytest.approx([sum(rewards[i:3]) for i in range(3)], abs=1e-4)
+    assert returns[1] == pytest.approx([sum(rewards[i:5]) for i in (3, 4)], abs=1e-4)
+
+
+def test_in_the_environment_as_many_expert_turns_are_judged_as_own_ones(model_folder: Path):
+    algo = inverse(rollout="environment")
+    shown(algo, model_folder, [OTHER])
+    assert algo.plays and not inverse().plays
+    phase = phases(algo, [WON, LOST])["discriminator"]
+    assert [s.streams["label"][-1] for s in phase.samples] == [1.0] * 5 + [0.0] * 5
+    broken = replace(WON, error="KeyError: 1")
+    assert phases(algo, [broken])["discriminator"].samples == []
+
+
+def test_the_entropy_bonus_reaches_the_weights(model_folder: Path):
+    found = {}
+    for entropy in (0.0, 10.0):
+        algo = inverse({"entropy": entropy, "optimizer": OptimizerSpec(lr=1e-3)})
+        models = shown(algo, model_folder, [SHOWN], troupe(act="Is it a dog?"))
+        phase = policy_phase(algo, models)
+        assert phase.entropy_gradient is (entropy > 0)
+        trainer = learner(algo, models)
+        found[entropy] = [trainer.run(iter([phase]), i)["policy/entropy"] for i in range(4)]
+    assert found[10.0][0] == pytest.approx(found[0.0][0])
+    assert found[10.0][-1] > found[0.0][-1]

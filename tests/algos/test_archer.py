@@ -1,0 +1,240 @@
+"""ArCHer: the critic's targets by hand, its slow target, replay of strangers, who moves when."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl_cli.algos.archer import td_loss
+from agentrl_cli.algos.value_spans import Span, beside
+from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Message, Sample
+from agentrl_cli.models.policy import Batch, Outputs
+from agentrl_cli.models.specs import OptimizerSpec
+from tests.builders.archer import ACTION, archer, learn, phases, stirred, targets
+from tests.builders.critics import alone, bound, learner, rewarded
+from tests.builders.models import LORA, disturb
+from tests.builders.nlac import CHAT, LOST, WON, episode, filled
+
+Q, V = 0, 1
+
+# the critic's targets
+
+
+def test_q_learns_the_reward_and_the_targets_value_of_the_next_state(model_folder: Path):
+    algo, models, _ = stirred(model_folder)
+    played = rewarded(deepcopy(WON), 0.25, -0.5, 1.0)
+    samples = algo.transitions([played], 0)
+    after = [alone(models, "target", played.state_ids(k))[V] for k in (1, 2)]
+    expected = [0.25 + 0.9 * after[0], -0.5 + 0.9 * after[1], 1.0]
+    assert targets(samples, "q") == pytest.approx(expected, abs=1e-5)
+    live = [alone(models, "critic", played.state_ids(k))[V] for k in (1, 2)]
+    assert all(abs(a - b) > 0.01 for a, b in zip(after, live, strict=True))
+
+
+@pytest.mark.parametrize("stop", ["truncated", "context"])
+def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_its_last_state(
+    model_folder: Path, stop: str
+):
+    algo, models, _ = stirred(model_folder)
+    played = deepcopy(episode("cut", ["Is it big?", "Is it red?"], success=False, stop=stop))
+    played.closing = [Message("user", "Too late.")]
+    samples = algo.transitions([rewarded(played, 0.0, 0.5)], 0)
+    state = played.state_ids(1) + played.turns[1].action_ids
+    state += CHAT.extend(played.closing, state[-1])
+    expected = 0.5 + 0.9 * alone(models, "target", state)[V]
+    assert targets(samples, "q")[1] == pytest.approx(expected, abs=1e-5) != 0.5
+
+
+def test_a_state_that_follows_a_restart_is_read_in_its_own_segment(model_folder: Path):
+    algo, models, _ = stirred(model_folder)
+    played = rewarded(deepcopy(WON), 0.0, 0.0, 1.0)
+    played.turns[1].restart = True
+    first, second = algo.transitions([played], 0)
+    after = alone(models, "target", played.turns[1].observation_ids)[V]
+    assert targets([first], "q") == pytest.approx([0.9 * after], abs=1e-5)
+    assert first.ids + second.ids == played.state_ids(0) + played.turns[0].action_ids + (
+        played.state_ids(2) + played.turns[2].action_ids
+    )
+
+
+@pytest.mark.parametrize("action", ["fresh", "stored"])
+def test_v_learns_the_targets_q_of_a_fresh_action_of_the_policy_or_of_the_stored_one(
+    model_folder: Path, action: str
+):
+    algo, models, generator = stirred(model_folder, action=action)
+    samples = algo.transitions([WON], 0)
+    tried = [
+        CHAT.encode_action(ACTION) if action == "fresh" else turn.action_ids for turn in WON.turns
+    ]
+    expected = [alone(models, "target", WON.state_ids(k) + ids)[Q] for k, ids in enumerate(tried)]
+    assert targets(samples, "v") == pytest.approx(expected, abs=1e-5)
+    asked = [(call.model, call.prompts) for call in generator.calls]
+    fresh = [("policy", [WON.state_ids(k) for k in range(3)])]
+    assert asked == (fresh if action == "fresh" else [])
+
+
+def test_q_is_read_at_the_end_of_an_action_and_v_at_the_end_of_a_state(model_folder: Path):
+    algo, _, _ = stirred(model_folder)
+    (sample,) = algo.transitions([WON], 0)
+    assert sample.ids == WON.state_ids(2) + WON.turns[2].action_ids and not any(sample.mask)
+    states = [len(WON.state_ids(k)) for k in range(3)]
+    ends = [size + len(turn.action_ids) for size, turn in zip(states, WON.turns, strict=True)]
+    read = {x: [i for i, at in enumerate(sample.streams[f"{x}_at"]) if at] for x in ("v", "q")}
+    assert read == {"v": [size - 1 for size in states], "q": [end - 1 for end in ends]}
+
+
+def test_a_tried_action_lies_behind_its_state_and_is_seen_by_nothing_else():
+    sample = Sample([1, 2, 3, 4, 5], [0] * 5)
+    turn = WON.turns[0]
+    spans = [Span(turn, sample, 2, 3, 0.0), Span(turn, sample, 3, 5, 0.0)]  # no observation between
+    row, columns = beside(spans, [[7, 8], [9]])
+    assert row.ids == [1, 2, 7, 8, 3, 9, 4, 5]
+    assert row.streams["shadow"] == [0, 0, 1, 1, 0, 2, 0, 0]
+    assert columns == [(1, 3), (4, 5)] and row.mask == [0] * 8
+
+
+def test_one_pass_of_the_target_reads_all_turns_of_the_replayed_episodes(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    algo, models, _ = stirred(model_folder)
+    calls, body = [], models.module("target").base_model.forward
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs["input_ids"].shape)
+        return body(*args, **kwargs)
+
+    monkeypatch.setattr(models.module("target").base_model, "forward", counted)
+    algo.transitions([WON, LOST], 0)
+    fresh = len(CHAT.encode_action(ACTION))
+    longest = max(e.tokens + fresh * len(e.turns) for e in (WON, LOST))
+    assert calls == [(2, longest)]
+
+
+def test_fresh_actions_need_a_model_that_reads_them_packed_and_stored_ones_do_not(
+    model_folder: Path,
+):
+    with pytest.raises(UserError, match=r"^algo\.action=fresh: .* or set algo\.action=stored$"):
+        bound(archer(), model_folder, attention="eager")
+    algo = archer(action="stored")
+    bound(algo, model_folder, attention="eager")
+    assert algo.transitions([WON], 0)
+
+
+def test_the_critics_loss_by_hand_moves_each_output_only_where_it_is_read():
+    values = torch.tensor([[[9.0, 0.5], [2.0, 9.0]]], requires_grad=True)
+    none = torch.zeros(1, 2)
+    rows = {"q_at": [0, 1], "q_target": [0, 3], "v_at": [1, 0], "v_target": [2, 0]}
+    streams = {name: torch.tensor([row], dtype=torch.float32) for name, row in rows.items()}
+    batch = Batch(torch.zeros(1, 2, dtype=torch.long), none, streams, torch.tensor([2]))
+    loss, sums = td_loss(Outputs(none, none, values), batch)
+    loss.backward()
+    assert loss.item() == 3.25 and values.grad is not None
+    assert {name: float(each) for name, each in sums.items()} == {
+        "q_loss": 1.0, "v_loss": 2.25, "q": 2.0, "v": 0.5,
+    }  # fmt: skip
+    assert values.grad.tolist() == [[[0.0, -3.0], [-2.0, 0.0]]]
+
+
+def test_transitions_are_drawn_anew_for_every_update_of_the_critic(model_folder: Path):
+    algo, _, _ = stirred(model_folder, critic_updates=6, episodes_per_update=1)
+    found = phases(algo, [], filled(WON, LOST))[:6]
+    assert [(p.name, p.model, len(p.samples)) for p in found] == [("critic", "critic", 1)] * 6
+    assert len({tuple(phase.samples[0].ids) for phase in found}) == 2
+
+
+# the models
+
+
+def test_the_target_begins_as_the_critic_and_not_as_the_policy(model_folder: Path):
+    algo = archer()
+    models = bound(algo, model_folder, lora=LORA)
+    prints = {name: models.fingerprint(name) for name in models.names}
+    assert prints["target"] == prints["critic"] != prints["policy"]
+
+
+def test_the_target_follows_the_critic_by_the_moving_average(model_folder: Path):
+    algo = archer()
+    models = bound(algo, model_folder)
+    before = {key: w.detach().clone() for key, w in models.weights("target").items()}
+    learn(algo, models)
+    critic = models.weights("critic")
+    assert {"head.q.weight", "head.v.weight"} < set(before)
+    for key, weight in models.weights("target").items():
+        by_hand = 0.75 * before[key].double() + 0.25 * critic[key].detach().double()
+        assert torch.allclose(weight.double(), by_hand, rtol=0, atol=1e-7)
+    assert models.fingerprint("target") != models.fingerprint("critic")
+
+
+def test_starting_the_policy_from_weights_leaves_critic_and_target_together(
+    model_folder: Path, tmp_path: Path
+):
+    models = bound(archer(), model_folder)
+    disturb(models, "policy")
+    models.save(tmp_path)
+    fresh = bound(archer(), model_folder)
+    before = fresh.fingerprint("critic")
+    fresh.load_weights("policy", tmp_path / "policy")
+    assert fresh.fingerprint("policy") == models.fingerprint("policy")
+    assert fresh.fingerprint("target") == fresh.fingerprint("critic") == before
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_the_critic_learns_alone_until_it_is_warm_and_neither_moves_the_other(
+    model_folder: Path, lora: LoraConfig | None
+):
+    algo, models, _ = stirred(model_folder, lora, critic_warmup=1)
+    policy, critic = models.fingerprint("policy"), models.fingerprint("critic")
+    cold = learn(algo, models, step=0)
+    assert models.fingerprint("policy") == policy and "policy/loss" not in cold
+    assert models.fingerprint("critic") != critic
+    for phase in algo.update([deepcopy(WON)], filled(WON, LOST)):
+        assert phase.name == "critic"
+    algo.context.step = 1
+    critic, trainer = models.fingerprint("critic"), learner(algo, models)
+    trainer.run((p for p in phases(algo, [deepcopy(WON)], filled(WON)) if p.name == "policy"), 1)
+    assert models.fingerprint("critic") == critic and models.fingerprint("policy") != policy
+
+
+def test_play_of_a_stranger_is_learned_from_without_its_log_probs(model_folder: Path):
+    algo, models, _ = stirred(model_folder)
+    buffer = filled(WON, LOST)
+    assert all(p != p for e in buffer.episodes() for t in e.turns for p in t.logprobs)  # NaN
+    before = [repr(e.to_json()) for e in buffer.episodes()]
+    found = learner(algo, models).run(algo.update([], buffer), 0)
+    assert [repr(e.to_json()) for e in buffer.episodes()] == before
+    assert found["critic/samples"] == 2 and found["policy/empty"] == 1
+    assert all(bool(w.isfinite().all()) for w in models.weights("critic").values())
+
+
+def test_the_critic_comes_to_know_how_games_end(model_folder: Path):
+    algo = archer(critic_warmup=99, critic_updates=40, ema=0.5, discount=1.0, action="stored",
+                  episodes_per_update=4, critic_optimizer=OptimizerSpec(lr=2e-3))  # fmt: skip
+    models = bound(algo, model_folder)
+    played = [deepcopy(WON), deepcopy(LOST)]
+    before = algo.monitor(played)
+    assert before["critic/brier"] == pytest.approx(3 / 5)
+    assert before["critic/rank_correlation"] == 0
+    learn(algo, models)
+    after = algo.monitor(played)
+    assert after["critic/brier"] < 0.1 and after["critic/rank_correlation"] > 0.8
+
+
+WRONG = {
+    "episodes_per_update is 0; give at least 1": {"episodes_per_update": 0},
+    "critic_updates is 0; give at least 1": {"critic_updates": 0},
+    "replay is 0; give at least 1": {"replay": 0},
+    "critic_warmup is -1; give at least 0": {"critic_warmup": -1},
+    "ema is 1.5: a share is at most 1": {"ema": 1.5},
+    "discount is -0.5; give at least 0": {"discount": -0.5},
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_numbers_that_cannot_be_are_refused(words: str):
+    with pytest.raises(UserError, match=f"^{words}$"):
+        archer(**WRONG[words])

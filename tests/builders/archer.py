@@ -1,0 +1,72 @@
+"""ArCHer on small models, for tests."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+
+from agentrl_cli.algos.archer import ArCHer
+from agentrl_cli.algos.base import Phase
+from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.core.types import Episode, Sample
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.specs import OptimizerSpec
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from tests.builders.critics import bound, learner, stir
+from tests.builders.models import disturb
+from tests.builders.nlac import LOST, WON, Troupe, filled, troupe
+
+Q, V = 0, 1
+
+
+ACTION = "Is it a fish?"
+
+
+def archer(**changes) -> ArCHer:
+    usual = {
+        "episodes_per_update": 5, "critic_updates": 1, "critic_warmup": 0, "replay": 100,
+        "action": "fresh", "discount": 0.9, "ema": 0.75, "normalise": False, "clip": 0.2,
+        "actor_epochs": 1, "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
+        "critic_optimizer": OptimizerSpec(lr=1e-2),
+    }  # fmt: skip
+    return ArCHer(**{**usual, **changes})
+
+
+def stirred(
+    folder: Path, lora: LoraConfig | None = None, **changes
+) -> tuple[ArCHer, ModelSet, Troupe]:
+    """The algorithm; critic and target differ, and no value of theirs is zero."""
+    algo, generator = archer(**changes), troupe(act=ACTION)
+    models = bound(algo, folder, generator, lora)
+    disturb(models, "target")
+    stir(models, "critic", "target")
+    with torch.no_grad():
+        for weight in models.heads["target"].parameters():
+            weight.mul_(-0.5)
+    return algo, models, generator
+
+
+def phases(algo: ArCHer, episodes: list[Episode], buffer: ReplayBuffer) -> list[Phase]:
+    """Of an update that trains nothing."""
+    return list(algo.update(episodes, buffer))
+
+
+def learn(algo: ArCHer, models: ModelSet, step: int = 0) -> dict[str, float]:
+    """One real update on won and lost games."""
+    fresh, buffer = [deepcopy(WON), deepcopy(LOST)], filled(WON, LOST)
+    algo.context.step = step
+    return learner(algo, models).run(algo.update(fresh, buffer), step)
+
+
+def targets(samples: list[Sample], what: str) -> list[float]:
+    """The targets of `q` or `v` in the order of the turns."""
+    return [
+        target
+        for sample in samples
+        for target, at in zip(
+            sample.streams[f"{what}_target"], sample.streams[f"{what}_at"], strict=True
+        )
+        if at
+    ]

@@ -1,0 +1,105 @@
+"""A small conf/ folder and the dataclasses it names, for the tests of composing and building."""
+
+from __future__ import annotations
+
+from omegaconf import OmegaConf
+
+from tests.paths import CONF
+
+NODES = """
+from __future__ import annotations
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from elsewhere import Engine
+
+
+@dataclass(kw_only=True)
+class Advanced:
+    rounds: int
+    weights: list[float]
+
+
+@dataclass(kw_only=True)
+class Algo:
+    clip: float
+    epochs: int
+    gate: bool
+    kind: Literal["soft", "hard"]
+    limit: float | None
+    prompts: dict[str, str]
+    advanced: Advanced
+
+
+@dataclass(kw_only=True)
+class Part:
+    size: int
+
+
+@dataclass(kw_only=True)
+class World:
+    engine: Engine
+    part: Part | None
+    parts: list[Part]
+    helper: Any
+    folder: Path
+    shape: tuple[int, ...]
+"""
+
+CONFIG = OmegaConf.load(CONF / "config.yaml")
+GROUPS = [{"env": "world"}, {"algo": "first"}, {"model": "tiny"}, {"experiment": None}]
+PART = {"_target_": "sample_nodes.Part", "size": 1}
+HARDWARE = {"device": "cpu", "threads": None, "tokens_per_batch": 64, "generator": PART}
+NODES_OF_OURS = {"rollout": PART, "logger": PART, "hardware": HARDWARE, "steps": 10}
+ROOT = OmegaConf.to_yaml(
+    OmegaConf.merge(CONFIG, {"defaults": ["_self_", *GROUPS], **NODES_OF_OURS})
+)
+
+FILES = {
+    "config.yaml": ROOT,
+    "algo/first.yaml": """
+        # the first of two
+        _target_: sample_nodes.Algo
+        clip: 0.2
+        epochs: 1
+        gate: false
+        kind: soft
+        limit: null
+        prompts: {critique: say what was wrong}
+        advanced: {rounds: 1, weights: [1.0, 2.0]}
+        """,
+    "algo/second.yaml": "defaults: [first, _self_]\nclip: 0.4\n",
+    "env/world.yaml": """
+        _target_: sample_nodes.World
+        part: {size: 3}
+        parts: [{size: 1}, {size: 2}]
+        helper: {_target_: sample_nodes.Part, size: 7}
+        folder: some/where
+        shape: [2, 3]
+        """,
+    "model/tiny.yaml": """
+        path: tiny
+        weights: ${env.folder}
+        dtype: float32
+        attention: sdpa
+        gradient_checkpointing: false
+        lora: null
+        """,
+    "model/hf.yaml": """
+        path: ???
+        weights: null
+        dtype: auto
+        attention: sdpa
+        gradient_checkpointing: false
+        lora: null
+        """,
+    "experiment/quick.yaml": """
+        # @package _global_
+        # a short one
+        defaults: [{override /algo: second}]
+        steps: 2
+        algo: {epochs: 3}
+        """,
+}

@@ -1,0 +1,115 @@
+"""Algorithms with a scalar critic, bound to random models, for tests; and a game to learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl_cli.algos.base import Algorithm, Context
+from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.core.types import Episode, Sample
+from agentrl_cli.generators.base import Generator
+from agentrl_cli.generators.hf import HFGenerator
+from agentrl_cli.models.policy import causal, forward, pack
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.rollout.play import Start, play
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.training.learner import Learner
+from tests.builders.models import model_config
+from tests.builders.nlac import CHAT, SAMPLING, troupe
+from tests.fakes.coin import Coin
+
+
+def bound(
+    algo: Algorithm,
+    folder: Path,
+    generator: Generator | None = None,
+    lora: LoraConfig | None = None,
+    attention: str = "sdpa",
+) -> ModelSet:
+    """Bind the algorithm to random models, which are returned."""
+    config = model_config(folder, lora=lora, attention=attention)
+    models = ModelSet(config, algo.models(), "cpu", 0)
+    algo.bind(
+        Context(
+            chat=CHAT, models=models, generator=generator or troupe(), sampling=SAMPLING, seed=0,
+            probe=lambda starts: [], alike=lambda played, turn: [played.task],
+        )
+    )  # fmt: skip
+    return models
+
+
+@torch.no_grad()
+def stir(models: ModelSet, *names: str) -> None:
+    """Give heads, which start at zero, random weights."""
+    torch.manual_seed(3)
+    for name in names:
+        head = models.head(name)
+        assert head is not None
+        for weight in head.parameters():
+            weight.copy_(torch.randn_like(weight) * 0.1)
+
+
+@torch.no_grad()
+def alone(models: ModelSet, name: str, ids: list[int]) -> list[float]:
+    """What the head of a model reads at the last of these ids, in a pass of their own."""
+    batch = pack([Sample(ids, [0] * len(ids))])
+    values = forward(models.module(name), batch, models.head(name)).values
+    assert values is not None
+    last = values[0, -1]
+    return last.tolist() if last.dim() else [last.item()]
+
+
+def learner(algo: Algorithm, models: ModelSet, generator: Generator | None = None) -> Learner:
+    """A learner that publishes to the generator."""
+    return Learner(
+        models, algo.models(), tokens_per_batch=4096, seed=0,
+        publish=lambda name: generator.load(name, models.version(name)) if generator else None,
+    )  # fmt: skip
+
+
+@dataclass
+class Weights:
+    """The models as the generator asks for them."""
+
+    models: ModelSet
+
+    @property
+    def device(self) -> torch.device:
+        return self.models.device
+
+    def module(self, name: str) -> PreTrainedModel:
+        return causal(self.models.module(name))
+
+
+def success_while_learning(
+    algo: Algorithm, folder: Path, steps: int, tokens: int, count: int = 64
+) -> list[float]:
+    """The share of `count` games of two turns of at most `tokens` tokens that each step won."""
+    models = bound(algo, folder)
+    generator = HFGenerator(Weights(models), max_batch=count, cache_tokens=0)
+    algo.context.generator = generator
+    algo.context.sampling = sampling = replace(SAMPLING, max_tokens=tokens)
+    trainer, buffer = learner(algo, models, generator), ReplayBuffer(None, 4 * count)
+    found = []
+    for step in range(steps):
+        algo.context.step = step
+        task = Coin(turns=2).tasks("train")[0]
+        starts = [Start(task, "g", step * count + i, f"{step}-{i}") for i in range(count)]
+        played = play(
+            starts, lambda: Coin(turns=2), CHAT, generator, sampling, max_context=200,
+        )  # fmt: skip
+        buffer.add(played)
+        trainer.run(algo.update(played, buffer), step)
+        found.append(sum(e.success for e in played) / count)
+    return found
+
+
+def rewarded(played: Episode, *rewards: float) -> Episode:
+    """The episode with these rewards, one a turn."""
+    for turn, reward in zip(played.turns, rewards, strict=True):
+        turn.reward = reward
+    return played

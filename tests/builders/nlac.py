@@ -1,0 +1,194 @@
+"""NLAC with scripted speakers, for tests: who was asked what, and which weights wrote it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.algos.base import Context, Phase
+from agentrl_cli.algos.nlac.algorithm import NLAC, Advanced
+from agentrl_cli.algos.nlac.prompts import Prompts
+from agentrl_cli.algos.nlac.roles import Place
+from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
+from agentrl_cli.generators.base import Completion, Generator, Sampling
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.specs import OptimizerSpec
+from agentrl_cli.rollout.chat_template import Chat
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from tests.builders.models import model_config
+from tests.builders.tiny_models import tiny_tokenizer
+
+CHAT = Chat(tiny_tokenizer())
+SAMPLING = Sampling(max_tokens=24, temperature=1.0, stop_ids=CHAT.stop_ids)
+PROMPTS = Prompts(
+    forecast="Forecast it.",
+    backup="Seen: {response}\nThen: {forecast}\nBack it up.",
+    evaluate="Mine:\n{forecasts}\nOthers:\n{others}\nEvaluate it.",
+    refine="Critique: {critique}\nRefine it.",
+    terminal="{response} {outcome}",
+)
+ENDS = {
+    "Forecast it.": "forecast",
+    "Back it up.": "backup",
+    "Evaluate it.": "evaluate",
+    "Refine it.": "refine",
+}
+Line = Callable[[str, random.Random], str]
+
+
+def messages(prompt: str) -> list[str]:
+    """The contents of a prompt's messages, oldest first, the open answer left out."""
+    return [part.split("\n", 1)[1] for part in prompt.split("<|im_start|>")[1:-1]]
+
+
+def asked(prompt: str) -> str:
+    """The last message of a prompt."""
+    return messages(prompt)[-1].removesuffix("<|im_end|>\n")
+
+
+@dataclass
+class Call:
+    """One call of the generator: its prompts as ids and as text."""
+
+    role: str
+    model: str
+    prompts: list[list[int]]
+    texts: list[str]
+    sampling: Sampling
+
+
+@dataclass
+class Troupe(Generator):
+    """Every role is a function of the prompt's text and a seeded draw; the calls are kept."""
+
+    lines: dict[str, Line]
+    cut: str = ""  # the role whose texts stop at the limit of tokens, before their closing token
+    calls: list[Call] = field(default_factory=list)
+    loaded: list[tuple[str, int]] = field(default_factory=list)
+
+    def generate(
+        self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
+    ) -> list[list[Completion]]:
+        if not prompts:
+            return []
+        texts = [CHAT.read(prompt) for prompt in prompts]
+        roles = {next((ENDS[e] for e in ENDS if asked(t).endswith(e)), "act") for t in texts}
+        assert len(roles) < 2, f"one call mixes the roles {roles}"
+        role = "".join(roles)
+        self.calls.append(Call(role, model, prompts, texts, sampling))
+        rows = zip(texts, seeds, strict=True)
+        return [[self._say(role, t, f"{s} {j}") for j in range(sampling.n)] for t, s in rows]
+
+    def load(self, model: str, version: int, path: Path | None = None) -> None:
+        self.loaded.append((model, version))
+
+    def of(self, role: str) -> list[Call]:
+        """The calls of one role."""
+        return [call for call in self.calls if call.role == role]
+
+    def _say(self, role: str, text: str, seed: str) -> Completion:
+        ids = CHAT.encode_action(self.lines[role](text, random.Random(seed)))
+        if role == self.cut:
+            return Completion(ids[:-1], [float("nan")] * (len(ids) - 1), "length")
+        return Completion(ids, [float("nan")] * len(ids), "stop")
+
+
+def troupe(**lines: str | list[str] | Line) -> Troupe:
+    """Speakers of fixed lines, of lines drawn from a list, or of a function."""
+    usual: dict[str, Any] = {
+        "act": ["Is it a dog?", "Is it a cat?"],
+        "forecast": ["Yes. Success.", "No. Failure."],
+        "backup": ["It was yes. Success.", "It was no. Failure."],
+        "evaluate": "Optimality: Yes. It wins.",
+        "refine": "Is it an owl?",
+    }
+    return Troupe({role: _line(line) for role, line in (usual | lines).items()})
+
+
+def _line(line: str | list[str] | Line) -> Line:
+    if isinstance(line, str):
+        return lambda prompt, draw: line
+    return (lambda prompt, draw: draw.choice(line)) if isinstance(line, list) else line
+
+
+def episode(name: str, actions: list[str], *, success: bool, stop: str = "done") -> Episode:
+    """A played episode whose observations and closing words name it; its log-probs are NaN."""
+    seen = [Message("system", "Play."), Message("user", f"Here is {name} at 0.")]
+    turns = []
+    for i, action in enumerate(actions):
+        turns.append(Turn(seen, action, [], [], [], info={}))
+        seen = [Message("user", f"Here is {name} at {i + 1}.")]
+    CHAT.encode_turns(turns)
+    for turn in turns:
+        turn.logprobs = [float("nan")] * len(turn.action_ids)
+    turns[-1].info["success"], turns[-1].done = success, stop == "done"
+    turns[-1].reward = float(success)
+    closing = [Message("user", f"The end of {name}.")]
+    return Episode(name, Task(name, "train", {}), name, 0, turns, stop=stop, closing=closing)
+
+
+def places(*episodes: Episode) -> list[Place]:
+    """Every turn of the episodes."""
+    return [Place(e, t) for e in episodes for t in range(len(e.turns))]
+
+
+def filled(*episodes: Episode) -> ReplayBuffer:
+    """A buffer of these episodes."""
+    buffer = ReplayBuffer(None, 100)
+    buffer.add(list(episodes))
+    return buffer
+
+
+def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
+    """The algorithm with plain settings: one forecast, one round, no gate, nothing beside."""
+    usual: dict[str, Any] = {
+        "turns_per_update": 4, "forecasts": 1, "rounds": 1, "compare": False, "gate": False,
+        "ema": 0.9, "trace": 0.0, "priority": 0.5, "kl": 0.0, "warmup": 0, "replay": 100,
+        "optimizer": OptimizerSpec(lr=1e-2), "prompts": PROMPTS,
+    }  # fmt: skip
+    rare: dict[str, Any] = {
+        "first_action": "fresh", "keep_optimal": False, "writer": "policy", "control": "none",
+        "role_tokens": 40,
+        "role_temperature": 1.0, "critique_temperature": 1.0, "tokens_per_step": 0,
+        "successor_tokens_per_step": 0, "watched_states": 4, "watched_actions": 2, "probes": 4,
+    }  # fmt: skip
+    return NLAC(**{**usual, **changes}, advanced=Advanced(**{**rare, **(advanced or {})}))
+
+
+def weights(algo: NLAC, folder: Path) -> ModelSet:
+    """The algorithm's models, random."""
+    return ModelSet(model_config(folder), algo.models(), "cpu", 0)
+
+
+def bound(algo: NLAC, generator: Generator, models: ModelSet) -> NLAC:
+    """The algorithm with its context; nothing is probed and every state looks like itself only."""
+    context = Context(
+        chat=CHAT, models=models, generator=generator, sampling=SAMPLING,
+        probe=lambda starts: [], alike=lambda played, turn: [played.task], seed=0,
+    )  # fmt: skip
+    algo.bind(context)
+    return algo
+
+
+def updated(algo: NLAC, buffer: ReplayBuffer) -> dict[str, Phase]:
+    """The phases of an update that trains nothing."""
+    return {phase.name: phase for phase in algo.update([], buffer)}
+
+
+def written(sample: Sample) -> str:
+    """The text of the trained tokens."""
+    return CHAT.decode([i for i, m in zip(sample.ids, sample.mask, strict=True) if m])
+
+
+def prompt(sample: Sample) -> list[int]:
+    """The ids before the first trained one; nothing behind it may be untrained."""
+    first = sample.mask.index(1)
+    assert all(sample.mask[first:])
+    return sample.ids[:first]
+
+
+WON = episode("won", ["Is it big?", "Is it red?", "Is it a cat?"], success=True)
+LOST = episode("lost", ["Is it old?", "Is it a dog?"], success=False)

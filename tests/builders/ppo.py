@@ -1,0 +1,50 @@
+"""PPO on random models, and played episodes to credit, for tests."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+from agentrl_cli.algos.base import Phase
+from agentrl_cli.algos.ppo import PPO
+from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.core.types import Episode, Message
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.specs import OptimizerSpec
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from tests.builders.critics import bound, rewarded, stir
+from tests.builders.nlac import WON, episode
+
+LEVELS = ("turn", "token")
+
+
+def ppo(**changes) -> PPO:
+    usual = {
+        "level": "turn", "discount": 0.9, "gae_lambda": 0.8, "normalise": False, "clip": 0.2,
+        "value_clip": 0.0, "value_weight": 0.5, "kl": 0.0, "entropy": 0.0, "epochs": 1,
+        "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
+    }  # fmt: skip
+    return PPO(**{**usual, **changes})
+
+
+def stirred(folder: Path, lora: LoraConfig | None = None, **changes) -> tuple[PPO, ModelSet]:
+    """The algorithm on a model whose values are not zero."""
+    algo = ppo(**changes)
+    models = bound(algo, folder, lora=lora)
+    stir(models, "policy")
+    return algo, models
+
+
+def phase_of(algo: PPO, episodes: list[Episode]) -> Phase:
+    (phase,) = algo.update(episodes, ReplayBuffer(None, 1))
+    return phase
+
+
+def cut(stop: str = "truncated", closing: str = "Too late.") -> Episode:
+    made = deepcopy(episode("cut", ["Is it big?", "Is it red?"], success=False, stop=stop))
+    made.closing = [Message("user", closing)]
+    return rewarded(made, 0.25, 0.5)
+
+
+def won() -> Episode:
+    return rewarded(deepcopy(WON), 0.1, -0.2, 1.0)

@@ -1,0 +1,132 @@
+"""Small runs of a random model, and what must be equal in two runs that are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.cli.train import start
+from agentrl_cli.core import files
+from agentrl_cli.generators.base import Completion, Sampling
+from agentrl_cli.generators.hf import HFGenerator
+from agentrl_cli.runs.run import Run
+
+SMALL = [
+    "env=coin", "model.weights=null", "steps=4", "eval_every=2", "save_every=2", "eval.tasks=2",
+    "eval.episodes_per_task=2", "eval.splits=[test]", "rollout.episodes_per_step=8",
+    "rollout.max_tokens=6", "hardware.threads=1",
+]  # fmt: skip
+DEMOS = f"data.demos={Path(__file__).parent / 'coin_demos.jsonl'}"
+ALGORITHMS = {
+    "sft": ["algo=sft", "algo.optimizer.decay_steps=4"],
+    "rft": ["algo=rft"],
+    "grpo": ["algo=grpo", "algo.kl=0.1", "algo.episodes_per_group=4", "algo.epochs=2"],
+    "ppo": [
+        "algo=ppo", "algo.level=token", "algo.value_clip=0.2", "algo.kl=0.1",
+        "algo.tokens_per_step=300",
+    ],
+    "archer": [
+        "algo=archer", "algo.critic_updates=2", "algo.critic_warmup=1",
+        "algo.episodes_per_update=4", "algo.replay=20",
+    ],
+    "dpo": ["algo=dpo", DEMOS, "algo.tokens_per_step=400", "algo.reference=iteration"],
+    "stepagent_implicit": ["algo=stepagent_implicit", DEMOS, "algo.tokens_per_step=300"],
+    "stepagent_inverse": ["algo=stepagent_inverse", DEMOS, "algo.fragments_per_update=2"],
+    "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo"],
+    "nlac": [
+        "algo=nlac", "algo.kl=0.1", "algo.warmup=1", "algo.turns_per_update=8", "algo.replay=20",
+        "algo.advanced.role_tokens=5", "algo.advanced.watched_states=1", "algo.advanced.probes=2",
+    ],
+}  # fmt: skip
+SPEAKER = "hardware=speaker"
+Settings = list[str]
+Agentrl = Callable[..., subprocess.CompletedProcess[str]]  # the fixture `agentrl`
+
+GROUPS = {
+    "env/coin.yaml": "_target_: tests.fakes.coin.Coin\nturns: 2\n",
+    "hardware/speaker.yaml": "device: cpu\nthreads: 1\ntokens_per_batch: 4096\n"
+    "generator: {_target_: tests.fakes.coin.Speaker}\n",
+}
+
+
+def folders(root: Path) -> Path:
+    """A folder of groups: the world `coin`, which a random model wins now and then, and a speaker
+    of all roles in its place."""
+    for name, text in GROUPS.items():
+        (root / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "groups" / name).write_text(text)
+    return root / "groups"
+
+
+def settings(root: Path, algo: str, name: str, *more: str) -> Settings:
+    """The overrides of a small run."""
+    return [*SMALL, *ALGORITHMS[algo], f"runs={root}", f"name={name}", *more]
+
+
+def trained(root: Path, algo: str, name: str, *more: str) -> Run:
+    """A small run, done."""
+    start(settings(root, algo, name, *more), config_dir=folders(root))
+    return Run(root / name)
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """All that a run holds, without times."""
+    last = run.latest_checkpoint()
+    kept = {str(file.relative_to(last)): file for file in sorted(last.rglob("*.safetensors"))}
+    buffer = run.folder / "buffer.jsonl"
+    return {
+        "metrics": [timeless(row) for row in run.metrics()],
+        "weights": {name: digest(file) for name, file in kept.items()},
+        "state": untimed(files.read_object(last / "state.json")),
+        "episodes": {file.name: untimed(files.read(file)) for file in run.episode_files()},
+        "buffer": untimed(files.read(buffer)) if buffer.exists() else [],
+        "step": last.name,
+    }
+
+
+def digest(file: Path) -> str:
+    """16 hex digits of a file's bytes."""
+    return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
+
+
+def timeless(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of metrics without what it took."""
+    return {name: value for name, value in row.items() if not name.startswith("time/")}
+
+
+def untimed(value: Any) -> Any:
+    """JSON values without the seconds of episodes and the offsets, which depend on them."""
+    if isinstance(value, dict):
+        left_out = ("seconds", "start", "end")
+        return {key: untimed(item) for key, item in value.items() if key not in left_out}
+    return [untimed(item) for item in value] if isinstance(value, list) else value
+
+
+@dataclass(kw_only=True)
+class Interrupted(HFGenerator):
+    """Presses Ctrl-C in its call number `at`, once: the file `marker` says that it was done."""
+
+    at: int
+    marker: str
+    calls: int = field(default=0, init=False)
+
+    def generate(
+        self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
+    ) -> list[list[Completion]]:
+        self.calls += 1
+        if self.calls == self.at and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().generate(prompts, seeds, sampling, model)
+
+
+def interrupted(root: Path, at: int) -> str:
+    """The override that presses Ctrl-C in call number `at`."""
+    target = f"_target_: tests.builders.runs.Interrupted, marker: '{root / 'pressed'}', at: {at}"
+    return f"hardware.generator={{{target}, max_batch: 64, cache_tokens: 10000}}"

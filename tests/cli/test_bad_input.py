@@ -1,0 +1,163 @@
+"""Every mistake a person can make is one clear sentence, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.builders.command_line import refused, train
+from tests.builders.runs import DEMOS, SMALL
+
+NAMES = {
+    "algo=grpoo": "algo 'grpoo' not found; did you mean 'grpo'?",
+    "env=twentyqq": "env 'twentyqq' not found; did you mean 'twentyq'?",
+    "modle=tiny": "modle is not a setting; did you mean 'model'?",
+    "algo.clp=0.1": "algo.clp is not a key of algo; did you mean 'clip'?",
+    "steps=many": "steps must be an integer, not 'many'",
+    "algo.clip=wide": "algo.clip must be a float, not 'wide'",
+    "algo.normalise=perhaps": "algo.normalise must be a boolean, not 'perhaps'",
+    "eval.splits=test": "eval.splits must be a list of strings, not 'test'",
+    "eval.splits=[tset]": "unknown split 'tset': use 'train' or 'test'",
+    "eval.splits=[]": "eval.splits is empty; name at least one",
+    "model.weights=twentyqq": "embedded weights 'twentyqq' do not exist; choose null or",
+    "model.dtype=float16": "model.dtype 'float16' is unknown; choose auto, float32 or bfloat16",
+    "model.attention=loud": "model.attention 'loud'",
+    "hardware.device=tpu": "hardware.device 'tpu' is unknown; use cpu or cuda",
+    "init=nothing": "run 'nothing' not found",
+    "env.reward=gold": "reward is 'gold': use 'win' or 'lmrl'",
+    "loud": "override 'loud' cannot be read; write it as key=value",
+    "steps=1,2": "override 'steps=1,2' names several values; give one, or a list",
+    "name=a/b": "name 'a/b' is not a folder name; use letters",
+}
+
+
+@pytest.mark.parametrize("override", NAMES)
+def test_a_wrong_name_or_value_is_one_sentence(tmp_path: Path, override: str):
+    usual = ["eval.splits=[test]"] if "splits" in override else []
+    refused(train(tmp_path, "env=twentyq", *usual, override), NAMES[override])
+    assert not (tmp_path / "runs" / "it").exists()
+
+
+def test_all_mistakes_of_a_configuration_are_told_at_once(tmp_path: Path):
+    result = train(tmp_path, "steps=many", "algo.clp=0.1", "env=twentyqq", "sede=1")
+    refused(
+        result,
+        "steps must be an integer, not 'many'",
+        "algo.clp is not a key of algo; did you mean 'clip'?",
+        "env 'twentyqq' not found; did you mean 'twentyq'?",
+        "sede is not a setting; did you mean 'seed'?",
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+SIZES = {
+    "rollout.max_tokens=500 rollout.max_context=400": "max_tokens 500 leaves no room in",
+    "rollout.max_context=100000": "max_context is 100000; give at most the 2048",
+    "rollout.episodes_per_step=3": "rollout.episodes_per_step 3 holds no group of 4; give at least",
+    "algo.episodes_per_group=1": "episodes_per_group is 1; give at least 2",
+    "algo.epochs=0": "epochs is 0; give at least 1",
+    "algo.optimizer.lr=-1": "lr is -1.0; give at least 0",
+    "steps=0": "steps is 0; give at least 1",
+    "steps=-1": "steps is -1; give at least 1",
+    "save_every=-1": "save_every is -1; give at least 0",
+    "rollout.temperature=-1": "temperature is -1.0; give at least 0",
+    "eval.episodes_per_task=0": "episodes_per_task is 0; give at least 1",
+    "eval.tasks=0": "tasks is 0; give at least 1",
+    "hardware.threads=0": "threads is 0; give at least 1",
+    "hardware.tokens_per_batch=0": "tokens_per_batch is 0; give at least 1",
+    "hardware.generator.max_batch=0": "max_batch is 0; give at least 1",
+    "env=twentyq env.test_objects=96": "test_objects is 96: world small allows 0 to 95",
+    "env=twentyq env.test_objects=0": "eval.splits names 'test', which has no tasks; name another",
+    "env=twentyq env.turns=0": "turns is 0: allow at least 1",
+}
+
+
+@pytest.mark.parametrize("overrides", SIZES)
+def test_a_size_that_cannot_be_is_refused_and_no_folder_is_left(tmp_path: Path, overrides: str):
+    refused(train(tmp_path, *overrides.split()), SIZES[overrides])
+    assert not (tmp_path / "runs" / "it").exists()
+
+
+CRITICS = {
+    "algo=ppo algo.level=word": "algo.level must be one of turn, token",
+    "algo=ppo algo.gae_lambda=1.5": "gae_lambda is 1.5: a share is at most 1",
+    "algo=archer algo.action=best": "algo.action must be one of fresh, stored",
+    "algo=archer algo.critic_updates=0": "critic_updates is 0; give at least 1",
+}
+
+
+@pytest.mark.parametrize("overrides", CRITICS)
+def test_a_scalar_critic_that_cannot_be_is_refused(tmp_path: Path, overrides: str):
+    name, override = overrides.removeprefix("algo=").split()
+    refused(train(tmp_path, override, algo=name), CRITICS[overrides])
+    assert not (tmp_path / "runs" / "it").exists()
+
+
+NLAC = {
+    "algo.forecasts=0": "forecasts is 0; give at least 1",
+    "algo.rounds=0": "rounds is 0; give at least 1",
+    "algo.replay=0": "replay is 0; give at least 1",
+    "algo.turns_per_update=0": "turns_per_update is 0; give at least 1",
+    "algo.ema=1.5": "ema is 1.5: a share is at most 1",
+    "algo.kl=-0.1": "kl is -0.1; give at least 0",
+    "algo.advanced.probes=0": "probes is 0; give at least 1",
+    "algo.advanced.control=all": "algo.advanced.control must be one of none, shuffled_outcomes",
+    "algo.prompts.refine='{critic}'": "prompts.refine asks for 'critic'; it can be given critique",
+}
+
+
+@pytest.mark.parametrize("override", NLAC)
+def test_a_critic_that_cannot_be_is_refused(tmp_path: Path, override: str):
+    refused(train(tmp_path, override, algo="nlac"), NLAC[override])
+    assert not (tmp_path / "runs" / "it").exists()
+
+
+DEMONSTRATED = {
+    "stepagent_implicit data.demos=null": "algo 'stepagent_implicit' learns from demonstrations;",
+    "dpo data.demos=null": "algo 'dpo' learns from demonstrations; give data.demos=expert:128, or",
+    "grpo data.demos=x.jsonl": "algo 'grpo' reads no demonstrations; leave data.demos out, or",
+    "rft data.demos=x.jsonl": "algo 'rft' reads no demonstrations; leave data.demos out, or start",
+    "sft data.demos=none.jsonl": "demonstrations 'none.jsonl' cannot be read (No such file",
+    "dpo env=twentyq": "{demos} line 1: its task 'train-0' is of another environment; mend it, or",
+    "stepagent_implicit algo.tried=all": "algo.tried must be one of turn, last_line, not 'all'",
+    "stepagent_inverse algo.reward=high": "algo.reward must be one of logit, unlike_agent, like_",
+    "stepagent_inverse algo.ppo.entropy=-1": "entropy is -1.0; give at least 0",
+    "stepagent_inverse algo.ppo.clipp=1": "algo.ppo.clipp is not a key of algo.ppo; did you mean",
+}
+
+
+@pytest.mark.parametrize("overrides", DEMONSTRATED)
+def test_demonstrations_that_are_missing_or_out_of_place_are_told(tmp_path: Path, overrides: str):
+    algo, *more = overrides.split()
+    sentence = DEMONSTRATED[overrides].format(demos=DEMOS.removeprefix("data.demos="))
+    result = train(tmp_path, *more, algo=algo)
+    first = result.stderr.strip().splitlines()[:1]
+    assert result.exit_code == 2 and "Traceback" not in result.stderr
+    assert first and first[0].startswith(sentence), first
+    assert not (tmp_path / "runs" / "it").exists()
+
+
+def test_a_prompt_that_no_context_holds_is_told_and_not_trained_on(tmp_path: Path):
+    result = train(tmp_path, "rollout.max_tokens=6", "rollout.max_context=8")
+    assert result.exit_code == 2 and "Traceback" not in result.stderr
+    assert result.stderr.strip().splitlines()[-1].startswith("rollout.max_context 8 holds not even")
+
+
+# models
+
+
+def test_a_missing_model_folder_is_named(tmp_path: Path):
+    result = train(tmp_path, f"model.path={tmp_path}/none")
+    refused(result, f"model folder '{tmp_path}/none' does not exist; give a folder")
+    assert not (tmp_path / "runs" / "it").exists()
+
+
+def test_a_folder_that_holds_no_model_is_named(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    result = train(tmp_path, f"model.path={tmp_path}/empty")
+    refused(result, f"cannot read a tokenizer from '{tmp_path}/empty'")
+
+
+def test_the_small_settings_are_good_input(tmp_path: Path):
+    assert train(tmp_path, "steps=1").exit_code == 0 and SMALL

@@ -1,0 +1,162 @@
+"""`agentrl export`: a plain model folder that says what the run's policy said, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from typer.testing import CliRunner
+
+from agentrl_cli.cli.export import export
+from agentrl_cli.cli.main import app
+from agentrl_cli.config.compose import check, load
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.generators.base import Sampling
+from agentrl_cli.runs.run import Run
+from agentrl_cli.training.assemble import Parts, assemble
+from tests.builders.runs import ALGORITHMS, trained
+from tests.paths import ROOT
+
+ONE = ["steps=1", "save_every=0", "eval_every=0", "eval.baseline=false", "eval.greedy=false"]
+LORA = ["model=hf", "model.lora.rank=4", "algo.optimizer.lr=0.003"]
+PARTS = {"config.json", "generation_config.json", "model.safetensors", "chat_template.jinja"}
+PARTS |= {"tokenizer.json", "tokenizer_config.json"}
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10]])
+GREEDY = Sampling(max_tokens=12, temperature=0.0, stop_ids=())
+
+
+def parts_of(run: Run) -> Parts:
+    """What the run played with: its models, critics and heads included."""
+    parts = assemble(check(load(run.config_file, [])), None)
+    parts.recall(run.latest_checkpoint())
+    return parts
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    return model(input_ids=IDS).logits
+
+
+def greedy(model: PreTrainedModel) -> list[int]:
+    """As `GREEDY` samples, by the library alone."""
+    found = model.generate(IDS, do_sample=False, max_new_tokens=12, eos_token_id=None)  # pyright: ignore
+    return found[0, IDS.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_plain_model_generates_what_the_run_with_its_critics_generates(
+    tmp_path: Path, algo: str
+):
+    run = trained(tmp_path, algo, "it", *ONE)
+    assert export(str(run.folder), tmp_path / "plain")[1] == 1
+    assert {file.name for file in (tmp_path / "plain").iterdir()} == PARTS
+    plain, parts = AutoModelForCausalLM.from_pretrained(tmp_path / "plain"), parts_of(run)
+    assert torch.equal(logits(plain), logits(parts.models.module("policy")))
+    assert greedy(plain) == parts.generator.generate(IDS.tolist(), [0], GREEDY)[0][0].ids
+    tokenizer, ours = AutoTokenizer.from_pretrained(tmp_path / "plain"), parts.models.tokenizer
+    text = "<|user|>Is it 3 o'clock,\n  a 'stop' sign?"
+    assert tokenizer.encode(text) == ours.encode(text)
+    assert tokenizer.chat_template == ours.chat_template
+
+
+def test_a_self_ac_run_is_exported_without_its_attention_and_its_head(tmp_path: Path):
+    run = trained(tmp_path, "self_ac", "it", *ONE)
+    export(str(run.folder), tmp_path / "plain")
+    head = load_file(run.latest_checkpoint() / "models" / "policy" / "head.safetensors")
+    assert any(weight.any() for weight in head.values())
+    assert not load_file(tmp_path / "plain" / "model.safetensors").keys() & {"weight", "bias"}
+    assert "agentrl" not in (tmp_path / "plain" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("algo", ["grpo", "self_ac"])
+def test_a_merged_adapter_says_what_it_said_apart(model_folder: Path, tmp_path: Path, algo: str):
+    run = trained(tmp_path, algo, "it", *LORA, f"model.path={model_folder}", *ONE)
+    export(str(run.folder), tmp_path / "plain")
+    assert {file.name for file in (tmp_path / "plain").iterdir()} == PARTS
+    plain, parts = AutoModelForCausalLM.from_pretrained(tmp_path / "plain"), parts_of(run)
+    assert greedy(plain) == parts.generator.generate(IDS.tolist(), [0], GREEDY)[0][0].ids
+    exact, adapted = plain.double(), parts.models.module("policy").double()
+    assert (logits(exact) - logits(adapted)).abs().max() < 1e-5
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    assert (logits(exact) - logits(base)).abs().max() > 1e-2
+
+
+def test_numbers_keep_the_format_that_they_trained_in(tmp_path: Path):
+    run = trained(tmp_path, "grpo", "it", "model.dtype=bfloat16", *ONE)
+    export(str(run.folder), tmp_path / "plain")
+    file = "model.safetensors"
+    saved = load_file(run.latest_checkpoint() / "models" / "policy" / file)
+    plain = load_file(tmp_path / "plain" / file)
+    assert saved.keys() == plain.keys() and {w.dtype for w in plain.values()} == {torch.bfloat16}
+    assert all(torch.equal(plain[key], weight) for key, weight in saved.items())
+
+
+def test_an_adapter_on_shared_weights_is_refused(model_folder: Path, tmp_path: Path):
+    shared = [*LORA, "model.lora.targets=[lm_head]", f"model.path={model_folder}"]
+    run = trained(tmp_path, "grpo", "it", *shared, *ONE)
+    with pytest.raises(UserError, match=r"logits differ by .*lm_head, in model\.lora\.targets"):
+        export(str(run.folder), tmp_path / "plain")
+    assert not list(tmp_path.glob("*plain*"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of one step."""
+    return trained(tmp_path_factory.mktemp("runs"), "grpo", "it", *ONE)
+
+
+def test_the_verb_prints_the_folder_and_the_next_command(run: Run, tmp_path: Path):
+    (tmp_path / "plain").mkdir()  # an empty folder is as good as none
+    done = CliRunner().invoke(app, ["export", str(run.folder), str(tmp_path / "plain")])
+    assert (done.exit_code, done.stdout) == (0, f"{tmp_path / 'plain'}\n")
+    assert "it at step 1" in done.stderr and f"model.path={tmp_path / 'plain'}" in done.stderr
+    assert (tmp_path / "plain" / "config.json").is_file()
+
+
+def refused(*arguments: object) -> str:
+    """The one sentence on stderr."""
+    done = CliRunner().invoke(app, ["export", *map(str, arguments)])
+    (line,) = done.stderr.strip().splitlines()
+    assert done.exit_code == 2 and done.stdout == ""
+    return line
+
+
+def test_a_place_that_holds_something_is_refused_and_left_alone(run: Run, tmp_path: Path):
+    full, file = tmp_path / "full", tmp_path / "file"
+    full.mkdir()
+    for kept in (file, full / "mine"):
+        kept.write_text("mine")
+    for taken in (full, file):
+        line = refused(run.folder, taken)
+        assert line == f"'{taken}' exists and is not an empty folder; give a new one"
+    assert refused(run.folder, file / "below").startswith(f"'{file}/below' cannot be written")
+    assert [path.read_text() for path in (file, full / "mine")] == ["mine", "mine"]
+    assert sorted(tmp_path.iterdir()) == [file, full] and len(list(full.iterdir())) == 1
+
+
+def test_a_run_that_is_not_there_or_has_no_weights_is_refused(run: Run, tmp_path: Path):
+    assert refused("nowhere", tmp_path / "plain").startswith("run 'nowhere' not found")
+    bare = Run.create(load(run.config_file, [f"runs={tmp_path}"]), command="", overrides=[])
+    assert "has no checkpoint" in refused(bare.folder, tmp_path / "plain")
+    assert not (tmp_path / "plain").exists()
+
+
+@pytest.mark.parametrize("limit", [2**8, 2**16])
+def test_no_space_is_one_sentence_and_nothing_is_half_written(run: Run, tmp_path: Path, limit: int):
+    """A file may grow to `limit` bytes: too few for the configuration, for the weights."""
+    command = [sys.executable, "-m", "agentrl_cli.cli", "export", str(run.folder)]
+    done = subprocess.run(
+        [*command, str(tmp_path / "plain")], capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.startswith(f"'{tmp_path}/plain' cannot be written")
+    assert done.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []

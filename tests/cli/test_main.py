@@ -1,0 +1,161 @@
+"""The verbs as a person meets them: output, exit codes, and text that cannot harm the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from agentrl_cli.core.types import Episode, Message, Task, Turn
+from agentrl_cli.runs.run import Run
+from tests.builders.command_line import agentrl as invoke
+from tests.builders.runs import Agentrl
+
+HOSTILE = "\x1b[2J\x1b[Hgone\r\x07\u202eevil"
+
+
+def turns() -> list[Turn]:
+    critic = {
+        "forecasts": ["It will be won.", "It will be lost."],
+        "others": ["Is it red?"],
+        "critique": "the question repeats",
+        "verdict": False,
+        "refined": "Is it a pet?",
+    }
+    info = {"advantage": 0.25, "value": 0.5, "critic": critic}
+    seen = [Message("system", "Play."), Message("user", HOSTILE)]
+    first = Turn(seen, "Is it alive?", [1, 2], [3], [-0.5], info=info)
+    seen = [Message("user", "Yes.\nGo on.")]
+    last = Turn(seen, "Is it a cat?", [4], [5], [-0.1], 1.0, True, info={"success": True})
+    return [first, last]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    choices = {"env": "twentyq", "algo": "nlac", "model": "tiny"}
+    cfg = {"runs": str(tmp_path / "runs"), "name": "mine", "seed": 3, "choices": choices}
+    made = Run.create(OmegaConf.create(cfg), command="agentrl train", overrides=[])
+    task = Task("cat", "train", {})
+    plain = Episode("s1-t0-g0", task, "g", 7, turns()[1:])
+    full = Episode("s1-t1-g0", task, "g", 8, turns(), closing=[Message("user", "You win.")])
+    made.write_episodes("train", 1, [plain, full])
+    made.log(1, {"reward/mean": 0.75})
+    return made
+
+
+def test_version_is_printed(agentrl: Agentrl):
+    assert agentrl("--version").stdout.startswith("agentrl 0.")
+
+
+def test_help_has_two_examples(agentrl: Agentrl):
+    text = agentrl("--help").stdout
+    assert text.count("  agentrl ") == 2 and "train" in text
+
+
+VERBS = ("train", "resume", "sweep", "eval", "play", "export", "reproduce", "show", "report", "ls",
+         "list", "grade")  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_s_help_has_two_examples_that_name_it(verb: str):
+    text = invoke(verb, "--help").stdout
+    assert text.partition("Examples:")[2].count(f"agentrl {verb} ") >= 1
+    assert len(re.findall(rf"^ *agentrl {verb}\b", text, re.MULTILINE)) >= 2
+
+
+def test_help_is_quick(agentrl: Agentrl):
+    def seconds(call: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+
+    agentrl("--help")
+    assert min(seconds(lambda: agentrl("--help")) for _ in range(5)) < 0.4
+
+
+def test_show_prints_what_the_critic_said_turn_by_turn(agentrl: Agentrl, run: Run):
+    lines = agentrl("show", "last").stdout.splitlines()
+    said = [line.strip() for line in lines]
+    for part in ("turn 1  reward 0  return 1  value +0.500  advantage +0.250",
+                     "turn 2  reward 1  return 1",
+                 "action    Is it alive?", "forecast  It will be won.", "other     Is it red?",
+                 "critique  the question repeats", "verdict   a better action exists",
+                 "refined   Is it a pet?", "user      You win."):  # fmt: skip
+        assert part in said
+    assert "success, reward 1, 2 turns, done" in "".join(lines[:5])
+
+
+def test_shown_text_cannot_move_the_cursor(agentrl: Agentrl, run: Run):
+    text = agentrl("show", "last").stdout
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert "\\x1b[2J" in text and "\\u202e" in text
+
+
+def test_show_finds_an_episode_by_the_start_of_its_id(agentrl: Agentrl, run: Run):
+    shown = json.loads(agentrl("show", "mine", "--episode", "s1-t0", "--json").stdout)
+    assert Episode.from_json(shown).id == "s1-t0-g0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["show", "mien"], "run 'mien' not found in 'runs'; did you mean 'mine'?"),
+        (["show", "mine", "--episode", "zz"], "run 'mine' has no episode 'zz'"),
+        (["list", "algos"], "group 'algos' not found; did you mean 'algo'?"),
+        (["train", "loud"], "override 'loud' cannot be read; write it as key=value"),
+        (["train", "env=twentyqq"], "env 'twentyqq' not found; did you mean 'twentyq'?"),
+        (["train", "--config", "none.yaml"], "configuration 'none.yaml' cannot be read"),
+        (["play", "env=twentyqq"], "env 'twentyqq' not found; did you mean 'twentyq'?"),
+        (["resume", "nothing"], "run 'nothing' not found"),
+    ],
+)
+def test_mistake_is_one_line_on_stderr_and_exit_code_two(
+    agentrl: Agentrl, run: Run, arguments: list[str], line: str
+):
+    done = agentrl(*arguments)
+    assert done.stderr.splitlines()[0].startswith(line)
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
+
+
+def test_refused_training_leaves_no_folder(agentrl: Agentrl, tmp_path: Path):
+    assert agentrl("train", "env=twentyqq", "steps=many").returncode == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_unknown_verb_is_refused_with_the_nearest(agentrl: Agentrl):
+    done = agentrl("trian")
+    assert done.returncode == 2 and "train" in done.stderr
+
+
+def test_ls_shows_status_step_and_reward(agentrl: Agentrl, run: Run):
+    line = agentrl("ls").stdout.splitlines()[1]
+    assert line.split() == ["mine", "started", "1", "0.750"]
+    (row,) = json.loads(agentrl("ls", "--json").stdout)
+    assert (row["run"], row["step"], row["reward"]) == ("mine", 1, 0.75)
+
+
+def test_ls_of_nothing_says_how_to_start(agentrl: Agentrl):
+    done = agentrl("ls")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "start one with agentrl train" in done.stderr
+
+
+def test_list_shows_options_with_their_comments(agentrl: Agentrl):
+    found = json.loads(agentrl("list", "model", "--json").stdout)
+    assert {"tiny", "hf"} <= found.keys() and all(found.values())
+
+
+def test_play_ends_cleanly_with_the_input(agentrl: Agentrl):
+    done = agentrl("play", "env=twentyq", stdin="Is it alive?\n")
+    assert done.returncode == 0
+    assert "stopped" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_play_by_a_person_can_be_won(agentrl: Agentrl):
+    listing = agentrl("play", "env=twentyq", "--task", "nosuchtask")
+    assert listing.returncode == 2 and "task 'nosuchtask' not found" in listing.stderr

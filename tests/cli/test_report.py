@@ -1,0 +1,121 @@
+"""What a report says of critics, and the command that writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from agentrl_cli.cli.report import FILE, gather
+from agentrl_cli.core.statistics import Interval
+from agentrl_cli.report import critic
+from agentrl_cli.report.tables import interval, share
+from agentrl_cli.runs import episode_files
+from agentrl_cli.training.evaluate import measure
+from tests.bench.stepagent import table
+from tests.builders.report import BASE, BETTER, episode, episodes, write_run
+from tests.builders.runs import Agentrl
+from tests.paths import ROOT
+
+pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
+
+
+def test_a_critic_is_held_against_outcomes_by_hand():
+    played = [
+        episode("cat", 0, 1, critic={"forecasts": ["Success.", "Failure.", "?"], "verdict": True}),
+        episode("dog", 0, 0, critic={"forecasts": ["Success.", "Success."], "verdict": True}),
+        episode("owl", 0, 0, value=0.25),
+        episode("elk", 0, 1, critic={"forecasts": ["?"], "verdict": False}),
+    ]
+    said = critic.judgements(played)
+    assert [(one.expected, one.came) for one in said] == [(0.5, True), (1.0, False), (0.25, False)]
+    assert [one.episode for one in critic.most_wrong(said, 2)] == ["t-dog-e00", "t-cat-e00"]
+    bins = critic.calibration(said)
+    assert [(b.low, b.turns, b.came) for b in bins] == [(0.2, 1, 0), (0.4, 1, 1), (0.8, 1, 0)]
+    verdicts = critic.verdicts(said)
+    assert verdicts == critic.Verdicts(2, 1.0, 0.5, None)
+    assert critic.verdicts(said[2:]) is None
+
+
+def test_the_command_prints_a_table_and_says_where_the_page_is(agentrl: Agentrl, tmp_path: Path):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / f"grpo-{seed}", seed=seed, final=BASE)
+        write_run(tmp_path / "runs" / f"nlac-{seed}", algo="nlac", seed=seed)
+    done = agentrl("report", "runs", "--against", "grpo-1")
+    assert done.returncode == 0, done.stderr
+    assert "62.5 [" in done.stdout and "less grpo [95 %]" in done.stdout
+    assert done.stderr.splitlines()[-1] == f"page: {Path('runs') / 'report' / FILE}"
+    assert (tmp_path / "runs" / "report" / FILE).is_file()
+
+
+def test_the_final_results_are_given_as_one_markdown_table(agentrl: Agentrl, tmp_path: Path):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / f"grpo-{seed}", seed=seed, final=BASE)
+        write_run(tmp_path / "runs" / f"nlac-{seed}", algo="nlac", seed=seed)
+    write_run(tmp_path / "runs" / "other", algo="nlac", k="a|b")
+    write_run(tmp_path / "runs" / "dead", algo="rft", status="failed")
+    done = agentrl("report", "runs", "--markdown")
+    # finals of the sample runs are logged with an interval of 10 points to both sides
+    better = "62.5 [52.5, 72.5]"
+    assert done.stdout.splitlines() == [
+        "| algorithm | base, % | final, %, seeds 0, 1 | gain, points | training seconds |",
+        "|---|---|---|---|---|",
+        "| grpo | 25.0 | 25.0 [15.0, 35.0], 25.0 [15.0, 35.0] | +0.0 | 60 |",
+        f"| nlac | 25.0 | {better}, {better} | +37.5 | 60 |",
+        f"| nlac k=a\\|b (seed 0) | 25.0 | {better} | +37.5 | 60 |",
+    ]
+    assert agentrl("report", "runs", "--markdown", "--json").returncode == 2
+
+
+def test_a_run_s_interval_is_the_one_that_its_evaluation_logged(tmp_path: Path):
+    played = episodes(BETTER)
+    write_run(tmp_path / "it")
+    measured = measure(played[::-1])  # tasks in another order than that of their names
+    episode_files.write(tmp_path / "it" / "episodes" / "eval-000020.jsonl", played[::-1])
+    (row,) = gather([str(tmp_path / "it")]).comparisons[0].rows
+    logged = (measured["success"], measured["success_low"], measured["success_high"])
+    assert (row.final.mean, row.final.low, row.final.high) == logged
+
+
+@pytest.mark.parametrize("env", ["twentyq", "tau_mini", "math"])
+def test_a_table_of_the_readme_is_that_of_the_stored_records(env: str):
+    """Each of its rows but for the name: base, finals with intervals, gain and seconds."""
+    stored = json.loads((ROOT / "docs" / "results" / f"{env}.json").read_text())
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in stored:
+        if one["split"] == "test":
+            groups.setdefault((one["algo"], one["variant"]), []).append(one)
+    named = (ROOT / "README.md").read_text().partition(f"(docs/results/{env}.json)")[2]
+    text = named.partition("| algorithm | base, %")[2]
+    lines = text.partition("\n\n")[0].splitlines()[2:]
+    parts = [line.replace("−", "-").split(" | ")[1:] for line in lines]
+    shown = {(base, finals, seconds): float(gain) for base, finals, gain, seconds in parts}
+    gains = {
+        cells(rows): 100 * fmean(row["final"] - row["base"] for row in rows)
+        for rows in groups.values()
+    }
+    assert shown.keys() == gains.keys() and len(lines) == len(gains)
+    assert all(shown[row] == pytest.approx(gain, abs=0.0501) for row, gain in gains.items())
+
+
+def test_the_readme_s_table_of_demonstrations_is_that_of_the_stored_records():
+    rows = json.loads((ROOT / "docs" / "results" / "stepagent.json").read_text())
+    text = (ROOT / "README.md").read_text().replace("−", "-")
+    assert "\n".join(table(rows)) in text
+
+
+def cells(rows: list[dict[str, Any]]) -> tuple[str, str, str]:
+    finals = [Interval(row["final"], row["low"], row["high"]) for row in rows]
+    base, seconds = (fmean(row[key] for row in rows) for key in ("base", "seconds"))
+    return share(base), ", ".join(map(interval, finals)), f"{seconds:,.0f} |"
+
+
+def test_figures_are_given_as_json_and_mistakes_as_exit_code_two(agentrl: Agentrl, tmp_path: Path):
+    write_run(tmp_path / "runs" / "young", status="running")
+    done = agentrl("report", "young", "--out", "x", "--json")
+    assert json.loads(done.stdout)["worlds"][0]["rows"] == []
+    assert "still going" in done.stderr and (tmp_path / "x" / FILE).is_file()
+    assert agentrl("report", "nowhere").returncode == 2

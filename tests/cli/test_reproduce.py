@@ -1,0 +1,168 @@
+"""Presets and what is said of their numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.cli import reproduce as module
+from agentrl_cli.cli.reproduce import Result, Verdict, read_stored, reproduce, result, smoke, toy
+from agentrl_cli.config.compose import build, check, compose
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.runs.run import Run
+from tests.bench.results import TASKS, ablations, plans, preset
+from tests.builders.models import write_model
+from tests.builders.report import write_run
+from tests.builders.runs import Agentrl
+from tests.paths import CONF
+
+PRESETS = sorted((CONF / "experiment").glob("*.yaml"))
+RESULTS = PRESETS[0].parents[2] / "docs" / "results"
+STORED = Result("test", 0.4, 0.35, 0.45)
+
+
+@pytest.mark.parametrize("file", PRESETS, ids=lambda file: file.stem)
+def test_a_preset_says_how_to_run_it_and_builds_its_algorithm(file: Path):
+    first, second = file.read_text().splitlines()[:2]
+    assert first == "# @package _global_"
+    assert re.match(rf"# agentrl train experiment={file.stem}: \w", second)
+    cfg = check(compose([f"experiment={file.stem}"]))
+    assert type(build(cfg.algo)).__name__ == cfg.algo._target_.rpartition(".")[2]
+
+
+def test_the_ablations_are_what_their_names_say():
+    def algo(name: str):
+        return check(compose([f"experiment=twentyq_{name}"])).algo
+
+    plain = algo("nlac")
+    assert (algo("k1").forecasts, algo("k4").forecasts, algo("m2").rounds) == (1, 4, 2)
+    assert (algo("on_policy").replay, algo("on_policy").priority) == (128, 0)
+    assert algo("shuffled_outcomes").advanced.control == "shuffled_outcomes"
+    for name in ("k1", "m2", "nlql", "nlrl", "monte_carlo", "self_distillation", "refined"):
+        same = {key for key in plain if key in algo(name) and plain[key] == algo(name)[key]}
+        assert len(same) >= len(plain) - 1  # one thing changes
+
+
+def test_presets_of_the_paper_train_a_large_model_through_lora():
+    names = [file.stem for file in PRESETS if file.stem.startswith("paper_")]
+    assert len(names) >= 10
+    for name in names:
+        cfg = check(compose([f"experiment={name}"]))
+        assert (cfg.model.path, cfg.model.lora.rank) == ("Qwen/Qwen2.5-7B-Instruct", 64)
+
+
+@pytest.mark.parametrize("name", ["twentyq", "twentyq_ablations", "tau_mini", "math"])
+def test_what_is_stored_of_a_run_is_what_its_record_says(name: str):
+    file = RESULTS / f"{name}.json"
+    records = [row for row in json.loads(file.read_text()) if row["split"] == "test"]
+    assert records
+    for row in records:
+        kept = Result(**read_stored()[preset(row)][str(row["seed"])])
+        assert kept == Result("test", row["final"], row["low"], row["high"])
+
+
+def test_every_run_that_make_results_compares_is_a_preset_from_the_start_it_names():
+    compared = [one for env in TASKS for one in plans(env, [5], controls=True)]
+    for plan in (*compared, *ablations("twentyq", [5])):
+        cfg = compose([f"experiment={plan.preset}", "seed=5", "runs=x"])
+        assert (cfg.choices.algo, cfg.choices.env) == (plan.algo, plan.env)
+        assert cfg.init == (f"x/{plan.start.preset}_s5" if plan.start else None)
+
+
+def test_every_stored_number_belongs_to_a_preset():
+    names = {file.stem for file in PRESETS}
+    for name, seeds in read_stored().items():
+        assert name in names and seeds
+        for kept in map(lambda row: Result(**row), seeds.values()):
+            assert kept.low <= kept.final <= kept.high
+
+
+# what is said
+
+
+def test_a_result_inside_the_stored_interval_agrees():
+    inside = Verdict("p", 0, Result("test", 0.36, 0.3, 0.4), STORED)
+    outside = Verdict("p", 0, Result("test", 0.46, 0.3, 0.5), STORED)
+    assert (inside.agrees, outside.agrees) == (True, False)
+    assert "36.0 % [30.0, 40.0] on test agrees with the stored 40.0 % [35.0" in inside.line()
+    assert "DISAGREES" in outside.line()
+
+
+def test_without_a_stored_number_nothing_is_claimed():
+    alone = Verdict("p", 0, STORED, None)
+    assert alone.agrees is None and "nothing is stored" in alone.line()
+    other = Verdict("p", 0, Result("train", 0.4, 0.3, 0.5), STORED)
+    assert other.agrees is None and "another split" in other.line()
+
+
+def test_a_finished_run_is_compared_and_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "STORED", tmp_path / "stored.json")
+    write_run(tmp_path / "twentyq_rft_s3", algo="rft", seed=3)
+    found = result(Run(tmp_path / "twentyq_rft_s3"))
+    assert found.split == "test" and found.final == 5 / 8
+    (first,) = reproduce("twentyq_rft", [3], tmp_path, store=True)
+    assert first.stored is None
+    assert json.loads((tmp_path / "stored.json").read_text())["twentyq_rft"]["3"]["final"] == 5 / 8
+    (again,) = reproduce("twentyq_rft", [], tmp_path, store=False)
+    assert again.seed == 3 and again.agrees
+
+
+def test_what_a_preset_starts_from_is_run_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trained: list[str] = []
+
+    def train(overrides: list[str], log: Path) -> bool:
+        trained.append(log.stem)
+        write_run(tmp_path / log.stem, algo="sft", seed=4)
+        return True
+
+    monkeypatch.setattr(module, "_train", train)
+    reproduce("math_stepagent_inverse", [4], tmp_path, store=False)
+    assert trained == ["math_sft_s4", "math_stepagent_inverse_s4"]
+    started = compose(["experiment=math_stepagent_inverse", "seed=4", "runs=x"])
+    assert started.init == "x/math_sft_s4"
+    reproduce("math_stepagent_implicit", [4], tmp_path, store=False)
+    assert trained[2:] == ["math_stepagent_implicit_s4"]
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path, agentrl: Agentrl):
+    with pytest.raises(UserError, match="'twentyq_rtf' not found; did you mean 'twentyq_rft'"):
+        reproduce("twentyq_rtf", [], tmp_path, store=False)
+    write_run(tmp_path / "twentyq_rft_s0", algo="rft", status="failed")
+    with pytest.raises(UserError, match="is there and not done"):
+        reproduce("twentyq_rft", [0], tmp_path, store=False)
+    done = agentrl("reproduce", "all")
+    assert done.returncode == 2 and "reproduce all --smoke" in done.stderr
+
+
+def test_toy_sizes_are_set_where_a_preset_has_the_key():
+    told = toy(compose(["experiment=twentyq_archer"]))
+    assert {"steps=1", "algo.critic_warmup=0"} <= set(told)
+    assert not any(one.startswith(("algo.warmup", "rollout.texts")) for one in told)
+    assert "init=null" in toy(compose(["experiment=math_stepagent_inverse"]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_path_runs_at_toy_size(tmp_path: Path):
+    lines, failed = smoke(tmp_path)
+    assert failed == 0, "\n".join(lines)
+    assert "of their numbers this says nothing" in lines[-1] and "paper_twentyq_nlac" in lines[-2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", [f.stem for f in PRESETS if f.stem.startswith("paper_")])
+def test_presets_of_the_paper_rehearse_on_a_small_model(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    from agentrl_cli.cli.train import start
+
+    folder = write_model(tmp_path)
+    there = [f"model.path={folder}", "hardware=cpu", "rollout.max_tokens=8"]
+    start([f"experiment={name}", *there, "rollout.max_context=1024", "model.lora.rank=2"], dry=True)
+    assert "predicted peak memory" in capsys.readouterr().out

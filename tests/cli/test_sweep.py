@@ -1,0 +1,218 @@
+"""Sweeps: what is refused before anything starts, how points are named, and real multiruns."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.cli.sweep import Sweep, summary, sweep
+from agentrl_cli.cli.sweep_worker import point_name, todo
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.runs.find import list_runs
+from agentrl_cli.runs.run import Run
+from tests.builders.report import write_run
+from tests.builders.runs import SMALL, folders
+from tests.paths import ROOT
+
+
+def asked(*overrides: str) -> Sweep:
+    return Sweep(list(overrides), None, "it")
+
+
+# what is asked for
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count"),
+    [
+        (["algo=nlac,self_ac,grpo", "seed=0,1,2"], 9),
+        (["algo=grpo", "seed=range(4)"], 4),
+        (["algo=grpo"], 1),
+        (["seed=range(0,0)"], 0),
+        (["seed=range(100)", "steps=range(1,101)"], 10_000),
+        (["algo.optimizer.lr=interval(0.0001,0.01)"], None),
+        (["seed=0,1", "hydra/sweeper=optuna"], None),
+    ],
+)
+def test_points_are_counted_before_they_are_made(overrides: list[str], count: int | None):
+    assert asked(*overrides).points() == count
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        (
+            ["algo=grpo,grop", "steps=1,two"],
+            ["algo 'grop' not found; did you mean 'grpo'?", "steps must be an integer, not 'two'"],
+        ),
+        (["algo=grpo", "algo.clip=0.1,x"], ["algo.clip must be a float, not 'x'"]),
+        (["algo=nlac,grpo", "algo.gate=true,false"], ["algo.gate is not a key of algo"]),
+        (["seed=0,1", "name=mine"], ["a sweep names its runs by what varies"]),
+        (["seed"], ["override 'seed' cannot be read"]),
+        (["seed=0,1", "hydra/launcher=moon"], ["launcher 'moon' is not installed"]),
+        (["seed=0,1", "hydra.launcher.n=2"], ["the configuration cannot be composed"]),
+    ],
+)
+def test_every_mistake_is_told_before_the_first_run(
+    overrides: list[str], lines: list[str], tmp_path: Path
+):
+    with pytest.raises(UserError) as error:
+        sweep([*overrides, f"runs={tmp_path}"], None, "it", 1, lambda question: True)
+    for line in lines:
+        assert line in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_choice_and_every_value_is_checked_without_the_whole_product():
+    found = asked("algo=sft,rft", "seed=range(50)", "steps=1,2,3", "eval_every=0")
+    points = list(found._cover())
+    assert len(points) == 2 + 49 + 2
+    told = {override for point in points for override in point}
+    assert {"algo=rft", "seed=49", "steps=3", "eval_every=0"} <= told
+
+
+def test_nothing_and_very_much_are_asked_first(tmp_path: Path):
+    questions: list[str] = []
+
+    def no(question: str) -> bool:
+        questions.append(question)
+        return False
+
+    with pytest.raises(UserError, match="has no points"):
+        sweep(["seed=range(0,0)", f"runs={tmp_path}"], None, None, 1, no)
+    assert questions == []
+    with pytest.raises(UserError, match=r"10000 runs were not started; .* --yes"):
+        sweep(["seed=range(10000)", f"runs={tmp_path}"], None, "big", 1, no)
+    assert questions == [f"start 10000 runs in {tmp_path}/big?"]
+
+
+def test_the_same_question_has_the_same_folder():
+    one = Sweep(["algo=sft,rft", "seed=0,1"], None, None).folder
+    assert one == Sweep(["seed=0,1", "algo=sft,rft", "hydra/launcher=joblib"], None, None).folder
+    assert one != Sweep(["seed=0,2", "algo=sft,rft"], None, None).folder
+    assert Sweep(["seed=0,1", "runs=else"], None, "mine").folder == Path("else/mine")
+
+
+def test_runs_are_named_by_what_varies():
+    assert (
+        point_name("algo=nlac,++algo.optimizer.lr=0.0003") == "algo-nlac_algo.optimizer.lr-0.0003"
+    )
+    assert point_name("++eval.splits=[test]") == "eval.splits-test"
+    long = [point_name("++init=" + "x" * 300 + end) for end in "ab"]
+    assert long[0] != long[1] and max(map(len, long)) < 140
+    told = asked("algo=sft,rft", "steps=3").arguments()
+    assert "hydra.job.config.override_dirname.exclude_keys=[steps,runs]" in told
+
+
+def test_a_folder_of_groups_reaches_hydra_as_it_is_written(tmp_path: Path):
+    groups = tmp_path / "my groups ä"
+    groups.mkdir()
+    told = Sweep(["seed=0,1"], groups, "it").arguments()
+    assert f"hydra.searchpath=['file://{groups}']" in told  # run_point takes `file://` off again
+
+
+def test_runs_side_by_side_get_one_thread_each_unless_told():
+    assert "hardware.threads=1" in asked("seed=0,1", "hydra/launcher=joblib").arguments()
+    assert "hardware.threads=1" not in asked("seed=0,1").arguments()
+    told = asked("seed=0,1", "hydra/launcher=joblib", "hardware.threads=2").arguments()
+    assert "hardware.threads=1" not in told and "++hardware.threads=2" in told
+
+
+def test_what_is_done_stays_what_was_interrupted_goes_on_and_what_failed_begins_anew(
+    tmp_path: Path,
+):
+    for state in ("done", "stopped", "running", "failed"):
+        run = write_run(tmp_path / f"r-{state}", status=state)
+        (run / "checkpoints" / "step-000010").mkdir(parents=True)
+    young = write_run(tmp_path / "r-young", status="stopped")
+    assert todo(tmp_path / "r-done") is None and todo(tmp_path / "r-never") == "train"
+    assert todo(tmp_path / "r-stopped") == todo(tmp_path / "r-running") == "resume"
+    assert todo(tmp_path / "r-failed") == todo(young) == "train"
+    kept = sorted(folder.name for folder in (tmp_path / "failed").iterdir())
+    assert kept == ["r-failed-0", "r-young-1"]
+
+
+# real multiruns
+
+
+@pytest.fixture(autouse=True)
+def worlds_of_tests_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs are processes of their own, which must find `tests.fakes`."""
+    before = os.environ.get("PYTHONPATH")
+    found = [str(ROOT), *([before] if before else [])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(found))
+
+
+def small(root: Path, *more: str) -> list[str]:
+    return [*SMALL, "steps=1", "save_every=0", "eval_every=0", f"runs={root}", *more]
+
+
+def run_sweep(root: Path, *more: str) -> Path:
+    return sweep(small(root, *more), folders(root), "it", 1, lambda question: True)
+
+
+def status(folder: Path) -> dict[str, str]:
+    return {run.name: run.meta["status"] for run in list_runs(folder)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_sweep_runs_the_grid_skips_what_is_done_and_tries_again_what_failed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    folder = run_sweep(tmp_path, "algo=sft,rft")
+    assert status(folder) == {"algo-sft": "done", "algo-rft": "done"}
+    before = Run(folder / "algo-sft").meta["created"]
+    meta = files.read_object(folder / "algo-rft" / "meta.json")
+    files.write_object(folder / "algo-rft" / "meta.json", {**meta, "status": "failed"})
+    capfd.readouterr()
+    assert run_sweep(tmp_path, "algo=sft,rft") == folder
+    told = capfd.readouterr().err
+    assert "nothing to do: algo-sft" in told and "train algo-rft" in told
+    assert Run(folder / "algo-sft").meta["created"] == before
+    assert Run(folder / "algo-rft").meta["created"] > meta["created"]
+    assert (folder / "failed" / "algo-rft-0" / "meta.json").is_file()
+    lines, undone = summary(folder)
+    assert len(lines) == 3 and undone == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_run_that_cannot_start_is_told_and_the_others_go_on(tmp_path: Path):
+    folder = run_sweep(tmp_path, "algo=rft", "init=nowhere,null")
+    lines, undone = summary(folder)
+    assert status(folder) == {"init-null": "done"} and undone == 1
+    assert any(f"failed, see {folder}/init-nowhere.log" in line for line in lines)
+
+
+@pytest.mark.extras
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("plugin", "overrides"),
+    [
+        ("hydra_joblib_launcher", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]),
+        ("hydra_submitit_launcher", ["hydra/launcher=submitit_local"]),
+        ("hydra_ray_launcher", ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"]),
+    ],
+)
+def test_launchers_run_every_point(plugin: str, overrides: list[str], tmp_path: Path):
+    pytest.importorskip(f"hydra_plugins.{plugin}", reason=f"needs {plugin}")
+    folder = run_sweep(tmp_path, "algo=rft", "seed=0,1", *overrides)
+    assert status(folder) == {"seed-0": "done", "seed-1": "done"}
+    assert [run.meta["threads"] for run in list_runs(folder)] == [1, 1]
+
+
+@pytest.mark.extras
+@pytest.mark.timeout(1200)
+def test_optuna_chooses_the_points(tmp_path: Path):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs hydra-optuna-sweeper")
+    chosen = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1",
+              "hydra.sweeper.direction=maximize"]  # fmt: skip
+    folder = run_sweep(tmp_path, "algo=rft", "algo.optimizer.lr=interval(0.0001,0.01)", *chosen)
+    rates = [Run(run.folder).meta["overrides"] for run in list_runs(folder)]
+    assert len({json.dumps(one) for one in rates}) == 2
+    assert all(s == "done" for s in status(folder).values())

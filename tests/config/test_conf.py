@@ -1,0 +1,69 @@
+"""Every YAML of conf/ composes, checks and builds; options are found, not listed here."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.config.compose import build, check, compose, options, typed
+from agentrl_cli.config.settings import EvalConfig, ModelConfig
+from tests.paths import CONF
+
+FILES = sorted(CONF.glob("*/*.yaml"))
+GIVEN = {"hf": ["model.path=some/folder"]}
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONF.parent)
+
+
+OPTIONS = [[f"{file.parent.name}={file.stem}", *GIVEN.get(file.stem, [])] for file in FILES]
+
+
+@pytest.mark.parametrize("overrides", OPTIONS, ids=lambda overrides: overrides[0])
+def test_option_composes_and_checks(overrides: list[str]):
+    cfg = check(compose(overrides))
+    group, _, option = overrides[0].partition("=")
+    assert cfg.choices[group] == option
+
+
+@pytest.mark.parametrize("group", ["env", "algo", "logger"])
+def test_options_with_a_class_build_it(group: str):
+    for file in sorted((CONF / group).glob("*.yaml")):
+        node = check(compose([f"{group}={file.stem}"]))[group]
+        built = build(node)
+        assert f"{type(built).__module__}.{type(built).__name__}" == node._target_
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "model").glob("*.yaml")), ids=lambda f: f.stem)
+def test_models_read_as_their_dataclass(file: Path):
+    overrides = [f"model={file.stem}", *GIVEN.get(file.stem, [])]
+    assert typed(check(compose(overrides)).model, ModelConfig).path
+
+
+def test_root_nodes_build():
+    cfg = check(compose([]))
+    assert type(build(cfg.rollout)).__name__ == "PlayCollector"
+    assert typed(cfg.eval, EvalConfig).episodes_per_task > 0
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_option_opens_with_a_comment_that_list_shows(file: Path):
+    assert len(options(file.parent.name)[file.stem]) > 10
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "algo").glob("*.yaml")), ids=lambda f: f.stem)
+def test_algorithm_has_at_most_twelve_scalar_keys(file: Path):
+    node = check(compose([f"algo={file.stem}"])).algo
+    scalars = [key for key, value in node.items() if isinstance(value, int | float | str | None)]
+    assert len([key for key in scalars if key != "_target_"]) <= 12
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "algo").glob("*.yaml")), ids=lambda f: f.stem)
+def test_algorithm_keeps_its_numbers_in_yaml_only(file: Path):
+    built = build(check(compose([f"algo={file.stem}"])).algo)
+    arguments = inspect.signature(type(built)).parameters.values()
+    assert all(argument.default is inspect.Parameter.empty for argument in arguments)

@@ -1,0 +1,220 @@
+"""MATH as a world: turns, tries, built-in problems, splits, the expert, what an evaluation says."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from fractions import Fraction
+
+import pytest
+
+from agentrl_cli.config.compose import build, check, compose
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode, Task, Turn
+from agentrl_cli.envs.check import check_env
+from agentrl_cli.envs.math.answers import boxed, number
+from agentrl_cli.envs.math.env import MOST_THOUGHTS, MathEnv
+from agentrl_cli.envs.math.kinds import KINDS, LEVELS
+from agentrl_cli.envs.math.problems import Problem, canonical, drawn, problems, worked
+from agentrl_cli.envs.math.summary import summarise
+
+
+def math_env(*overrides: str) -> MathEnv:
+    cfg = compose(["env=math", *(f"env.{one}" for one in overrides)])
+    return build(check(cfg).env)
+
+
+def opened(*overrides: str, gold: str = "12") -> MathEnv:
+    env = math_env(*overrides)
+    row = {"problem": "What is 5+7?", "level": 1, "subject": "a", "solution": "", "answer": gold}
+    env.reset(Task("t", "test", row), 0)
+    return env
+
+
+@pytest.mark.parametrize("turns", ["single", "thoughts", "retry"])
+def test_the_world_keeps_the_contract(turns: str):
+    env = math_env(f"turns={turns}")
+    assert check_env(lambda: copy.copy(env), tasks=2) == []
+
+
+def test_a_reply_with_the_right_box_wins():
+    step = opened("turns=single").step(r"5+7=12, so \boxed{12}")
+    assert step.reward == 1.0 and step.done and step.info["success"]
+    assert step.messages[0].content == "Correct."
+
+
+def test_a_reply_without_a_box_loses_whatever_it_says():
+    step = opened("turns=single").step("The answer is 12.")
+    assert step.reward == 0.0 and step.done and not step.info["success"] and step.info["unboxed"]
+    assert step.messages[0].content == "No box. It is 12."
+
+
+def test_a_thought_is_answered_with_nothing_until_the_reply_ends():
+    env = opened("turns=thoughts")
+    for thought in ("5+5=10\n\n", "10+2=12\n\n", "\\boxed{11}\n\n"):
+        step = env.step(thought)
+        assert step.messages == [] and not step.done and step.reward == 0.0
+    assert env.step(r"No, \boxed{12}").info["success"]
+
+
+def test_a_reply_may_end_behind_a_blank_line():
+    env = opened("turns=thoughts")
+    env.step("\\boxed{12}\n\n")
+    assert env.step("").info["success"]
+
+
+def test_thoughts_do_not_go_on_for_ever():
+    env = opened("turns=thoughts")
+    steps = [env.step("Well.\n\n") for _ in range(MOST_THOUGHTS)]
+    assert [step.truncated for step in steps] == [False] * (MOST_THOUGHTS - 1) + [True]
+    with pytest.raises(RuntimeError):
+        env.step("more")
+
+
+def test_a_wrong_try_is_told_so_without_the_answer_and_the_last_one_with_it():
+    env = opened("turns=retry", "tries=3")
+    said = [env.step(text) for text in (r"\boxed{1}", "12", r"\boxed{2}")]
+    words = [step.messages[0].content for step in said]
+    assert words == ["Wrong. Try again.", "No box. Try again.", "Wrong. It is 12."]
+    assert [step.done for step in said] == [False, False, True]
+
+
+def test_a_second_try_can_win():
+    env = opened("turns=retry", "tries=2")
+    env.step(r"\boxed{1}")
+    assert env.step(r"\boxed{12}").reward == 1.0
+
+
+def test_an_old_try_does_not_count_for_a_new_one():
+    env = opened("turns=retry", "tries=2")
+    env.step(r"\boxed{1}")
+    assert not env.step("I give up").info["success"]
+
+
+def test_the_answer_never_reaches_what_may_be_shown():
+    step = opened("turns=retry").step(r"\boxed{1}")
+    public = {key: value for key, value in step.info.items() if key != "privileged"}
+    assert "12" not in str(public) and "12" not in step.messages[0].content
+
+
+# the built-in problems
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_worked_solution_is_right_line_by_line(kind):
+    rng = random.Random(0)
+    for _ in range(50):
+        problem = drawn([kind], rng, None, 0)
+        *lines, box = worked(problem)
+        assert lines[0].startswith("Find ")
+        for line in lines[1:]:
+            left, _, right = line.partition("=")
+            assert value_of(left) == value_of(right), line
+        assert number(str(boxed(box))) == problem.answer
+
+
+def value_of(text: str) -> Fraction:
+    """A formula of one operation, by hand: the package's own reading is what is tested."""
+    text = re.sub(r"\\frac\{(-?\d+)\}\{(\d+)\}", r"\1/\2", text)
+    if r"\cdot" in text:
+        left, _, right = text.partition(r"\cdot")
+        return Fraction(left) * Fraction(right)
+    found = re.fullmatch(r"(-?\d+)([+-])(\d+)", text)
+    if found:
+        return Fraction(found[1]) + (1 if found[2] == "+" else -1) * Fraction(found[3])
+    return Fraction(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "answer"),
+    [
+        ("difference", (20, 7), 13), ("group", (2, 3, 4), 20), ("sum_product", (2, 3, 4), 14),
+        ("product_sum", (2, 3, 4), 10), ("part", (2, 3, 12), 8),
+        ("like", (1, 2, 6), Fraction(1, 2)), ("unlike", (2, 3), Fraction(5, 6)),
+        ("linear_plus", (3, 5, 20), 5),
+        ("linear_minus", (3, 5, 10), 5), ("linear_group", (2, 3, 14), 4), ("sold", (3, 4, 5), 7),
+        ("cost", (3, 4, 5), 17), ("share", (5, 7, 4), 3), ("spent", (3, 4, 5), 7),
+    ],
+)  # fmt: skip
+def test_answers_agree_with_hand_computation(
+    name: str, operands: tuple[int, ...], answer: Fraction
+):
+    (kind,) = [kind for kind in KINDS if kind.name == name]
+    assert Problem(kind, operands).answer == answer
+
+
+def test_no_operands_are_in_both_splits_in_either_order():
+    train, test = (problems(split, 150, LEVELS, 0) for split in ("train", "test"))
+    keys = [{(one.kind.name, canonical(one)) for one in split} for split in (train, test)]
+    assert not keys[0] & keys[1]
+    assert min(len(keys[0]), len(keys[1])) > 300
+    assert not {one.text for one in train} & {one.text for one in test}
+
+
+def test_the_first_tasks_are_of_all_levels():
+    assert [task.data["level"] for task in math_env().tasks("test")[:10]] == [*LEVELS, *LEVELS]
+
+
+def test_levels_and_subjects_filter():
+    tasks = math_env("levels=[4,5]", "subjects=[Algebra]").tasks("train")
+    assert tasks and {task.data["level"] for task in tasks} == {4}
+    with pytest.raises(UserError, match="Geometry"):
+        math_env("subjects=[Geometry]").tasks("train")
+
+
+def test_another_split_seed_is_another_split():
+    ids = [{task.id for task in math_env(f"split_seed={seed}").tasks("test")} for seed in (0, 1)]
+    assert ids[0] != ids[1]
+
+
+def test_the_expert_solves_every_kind():
+    for turns in ("single", "thoughts", "retry"):
+        env = math_env(f"turns={turns}")
+        for task in env.tasks("test")[:40]:
+            env.reset(task, 0)
+            actions = list(env.expert(task))
+            assert (len(actions) > 1) == (turns == "thoughts")
+            assert [env.step(action) for action in actions][-1].info["success"]
+
+
+# what an evaluation says
+
+
+def played(task: Task, answers: list[str], right: str) -> list[Episode]:
+    episodes = []
+    for i, answer in enumerate(answers):
+        info = {
+            "success": answer == right,
+            "answer": answer,
+            "grade": "exact" if answer else "unboxed",
+        }
+        turn = Turn([], answer, [], [1] * (i + 1), [0.0] * (i + 1), done=True, info=info)
+        episodes.append(Episode(f"{task.id}-{i}", task, "g", 0, [turn]))
+    return episodes
+
+
+def test_levels_subjects_pass_and_majority_by_hand():
+    one = Task("a", "test", {"level": 1, "subject": "Number Theory"})
+    two = Task("b", "test", {"level": 5, "subject": "Algebra"})
+    found = summarise(
+        played(one, ["7", "8", "8", "7"], "7") + played(two, ["3", "4", "4", ""], "4")
+    )
+    assert found["level_1"] == found["subject_number_theory"] == 0.5
+    assert found["level_5"] == found["subject_algebra"] == 0.5
+    assert found["pass_at_2"] == pytest.approx(5 / 6)
+    assert found["pass_at_4"] == 1.0
+    assert found["majority_at_4"] == 1.0  # the first of two equally common answers was right
+    assert found["replies_unboxed"] == 1 / 8 and found["response_tokens"] == 2.5
+    assert found["level_1_low"] <= found["level_1"] <= found["level_1_high"]
+    assert "pass_at_8" not in found
+
+
+def test_a_majority_needs_a_box():
+    task = Task("a", "test", {"level": 1, "subject": "x"})
+    assert summarise(played(task, ["", "", "3"], "3"))["majority_at_3"] == 1.0
+    assert summarise(played(task, ["", ""], "3"))["majority_at_2"] == 0.0
+
+
+def test_nothing_played_says_nothing():
+    assert summarise([]) == {}

@@ -1,0 +1,218 @@
+"""The grader of MATH: the box, notations, numbers, math-verify behind hard limits."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.envs.math import grade, pool
+from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
+from agentrl_cli.envs.math.problems import latex
+from tests.builders.command_line import agentrl as run
+from tests.builders.math_answers import HARD, MISJUDGED, hostile
+from tests.builders.runs import Agentrl
+from tests.paths import DATA
+
+ANSWERS = DATA / "math" / "MATH-500_answers_only.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("reply", "inside"),
+    [
+        (r"\boxed{5}", "5"),
+        (r"\boxed{5} then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{5} then \boxed{6", "5"),
+        (r"\boxed {x \in \{1,2\}}", r"x \in \{1,2\}"),
+        (r"} \boxed{\{} {", r"\{"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\\boxed{3}", None),
+        (r"\boxed{", None),
+        ("the answer is 5", None),
+    ],
+)
+def test_the_last_balanced_box_counts(reply: str, inside: str | None):
+    assert boxed(reply) == inside
+
+
+def test_reading_a_box_is_linear_in_hostile_text():
+    began = time.process_time()
+    for text in (r"\boxed{" * 50_000, "{" * 300_000, r"\boxed{1}" * 40_000, "\\" * 300_001):
+        boxed(text)
+    assert time.process_time() - began < 3
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(1, 10**4))
+def test_a_number_equals_itself_in_every_notation_and_no_other(top: int, bottom: int):
+    value = Fraction(top, bottom)
+    forms = [latex(value), f"{top}/{bottom}", rf"$\dfrac{{{top}}}{{{bottom}}}$"]
+    assert {number(normalise(form)) for form in forms} == {value}
+    assert all(grade(form, latex(value)) for form in forms)
+    assert not any(grade(form, latex(value + 1)) for form in forms)
+
+
+@given(st.text(max_size=300))
+def test_no_text_breaks_the_first_stages(text: str):
+    assert normalise(text) == normalise(text)
+    assert number(normalise(text)) is None or normalise(text).isascii()
+    assert not grade("", text) or not text
+
+
+@given(st.text(alphabet="0123456789/\\frac{}-+., ^x=", max_size=40))
+def test_normalising_keeps_what_a_number_is_worth(text: str):
+    once = normalise(text)
+    assert number(once) == number(normalise(once)) or number(once) is None
+
+
+def test_only_numbers_can_be_graded_without_math_verify(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "available", lambda: False)
+    assert grade("0.5", r"\frac{1}{2}") and not grade("0.6", r"\frac{1}{2}")
+    assert grade("x+1", "x+1").reason == "exact"
+    assert grade("x+1", "5").reason == "unread"
+    with pytest.raises(UserError, match=r"pip install 'agentrl-cli\[math\]'"):
+        grade("x+1", "1+x")
+
+
+def test_long_answers_are_refused_unread():
+    assert grade("5" * 513, "5" * 513).reason == "long"
+    assert grade(r"\boxed{" + "5" * 513 + "}", "5").reason == "long"
+    assert grade("x" * 100_000 + r"\boxed{5}", "5")
+
+
+def test_hostile_answers_are_the_same_for_a_seed():
+    assert hostile(40) == hostile(40) != hostile(40, 1)
+    assert max(map(len, hostile(400))) > 10_000
+
+
+def test_the_command_line_grades(agentrl: Agentrl):
+    assert agentrl("grade", r"\frac{1}{2}", r"so \boxed{0.5}").stdout == "right (number)\n"
+    done = agentrl("grade", "7", "8", "--json")
+    assert json.loads(done.stdout) == {"correct": False, "reason": "number"} and not done.returncode
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "says"),
+    [
+        ("7", "-7", "wrong (number)"),
+        (r"-\frac{1}{2}", "-0.5", "right (number)"),
+        ("-x", "-x", "right (exact)"),
+    ],
+)
+def test_answers_that_begin_with_a_minus_are_no_options(gold: str, answer: str, says: str):
+    done = run("grade", gold, answer)
+    assert done.exit_code == 0 and done.stdout == f"{says}\n"
+
+
+def test_a_worker_that_ends_while_it_loads_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    broken = tmp_path / "worker.py"
+    broken.write_text("raise SystemExit(3)\n")
+    monkeypatch.setattr(pool, "WORKER", broken)
+    with pytest.raises(UserError, match="math-verify loads ended; try python"):
+        pool.Worker()
+    broken.write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(pool, "START", 0.01)
+    monkeypatch.setattr(pool, "WALL", 0.1)
+    with pytest.raises(UserError, match="was not ready within 0 seconds; try python"):
+        pool.Worker()
+
+
+def test_repeating_decimals_are_exact():
+    assert number(normalise(r"0.\overline{3}")) == Fraction(1, 3)
+    assert number(normalise(r"-2.1\bar{6}")) == -Fraction(13, 6)
+    assert number(normalise(r".\overline{142857}")) == Fraction(1, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (r"5\text{ cm}^2", "cm2"), (r"5\,\text{cm}^{3}", "cm3"), (r"5\text{ square inches}", "in2"),
+        ("5 cubic feet", "ft3"), ("5 cm", "cm"), ("5cm^2", "cm2"), ("5 m", "m"), ("5m", None),
+        (r"25\pi\mbox{ inches}", "in"), (r"5\text{ apples}", "apple"), (r"\text{east}", None),
+        (r"x\text{ or }5", None),
+    ],
+)  # fmt: skip
+def test_a_unit_has_one_name(text: str, name: str | None):
+    assert labels(text)[1] == name
+
+
+# with math-verify
+
+
+@pytest.fixture
+def math_verify() -> None:
+    pytest.importorskip("math_verify", reason="the third stage is math-verify's")
+
+
+@pytest.mark.extras
+def test_hard_pairs_get_the_expected_verdict(math_verify: None):
+    assert len(HARD) >= 60 and len({pair[:2] for pair in HARD}) == len(HARD)
+    wrong = {(a, gold) for a, gold, expected in HARD if bool(grade(a, gold)) != expected}
+    assert wrong == set(MISJUDGED)
+
+
+@pytest.mark.extras
+@pytest.mark.skipif(not ANSWERS.exists(), reason="the answers of MATH-500 are not here")
+def test_every_right_answer_equals_itself_and_not_its_neighbour(math_verify: None):
+    golds = [json.loads(line)["answer"] for line in ANSWERS.read_text().splitlines()]
+    assert all(grade(gold, gold) for gold in golds) and len(golds) == 500
+    pairs = [(a, b) for a, b in pairwise(golds[:101]) if a != b]
+    assert sum(bool(grade(*pair)) for pair in pairs) <= 1
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("answer", ["10^{10^{10}}", "(" * 250 + "x" + ")" * 250, "9^{9^{9^{9}}}"])
+def test_what_takes_too_long_is_a_timeout_and_the_next_answer_is_graded(
+    math_verify: None, answer: str
+):
+    before = pool.tally().get("timeout", 0)
+    found = grade(answer, "x+1")
+    assert not found and found.reason == "timeout"
+    assert pool.tally()["timeout"] == before + 1
+    assert grade("1+x", "x+1").reason == "verified"
+
+
+@pytest.mark.extras
+def test_threads_get_their_own_verdicts(math_verify: None):
+    pairs = [(f"x+{i}", f"{i + i % 2}+x") for i in range(60)]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda pair: bool(grade(*pair)), pairs))
+    assert found == [i % 2 == 0 for i in range(60)]
+
+
+@pytest.mark.extras
+def test_a_killed_worker_is_counted_and_replaced(math_verify: None):
+    own = pool.Pool(1)
+    try:
+        assert own.verify("1+x", "x+1") == "verified"
+        worker = own.idle.queue[0]
+        assert worker is not None
+        worker.process.kill()
+        worker.process.wait()
+        assert own.verify("1+x", "x+1") == "crash"
+        assert own.verify("1+x", "x+1") == "verified"
+        assert own.tally == {"verified": 2, "lost": 1}
+    finally:
+        own.close()
+
+
+@pytest.mark.extras
+def test_an_answer_is_never_run_as_code(math_verify: None, tmp_path: Path):
+    marker = tmp_path / "made"
+    for text in (
+        f"open('{marker}','w')",
+        rf"\text{{open('{marker}','w')}}",
+        f"1+open('{marker}','w')",
+    ):
+        assert not grade(text, "x+1")
+    assert not marker.exists()

@@ -1,0 +1,179 @@
+"""Rows of MATH from files, folders and data sets: forms, splits, and what cannot be read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.config.compose import build, check, compose
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.envs.math import rows
+from agentrl_cli.envs.math.env import MathEnv
+from tests.builders.command_line import agentrl, refused
+
+
+def row(i: int, **more: Any) -> dict[str, Any]:
+    """A row of our own in MATH's form."""
+    solution = f"We add.\n\nThe sum is $\\boxed{{{i + 1}}}$."
+    return {"problem": f"What is {i}+1?", "level": f"Level {i % 5 + 1}", "type": "Algebra",
+            "solution": solution} | more  # fmt: skip
+
+
+def written(file: Path, lines: list[Any]) -> str:
+    text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    file.write_text("\n".join(text) + "\n")
+    return str(file)
+
+
+def read(data: str, test_data: str | None = None, share: float = 0.2) -> dict[str, Any]:
+    rows.read.cache_clear()
+    return rows.read(data, test_data, share, 0)
+
+
+def env(data: str, *overrides: str) -> MathEnv:
+    given = [f"env.data={data}", *(f"env.{one}" for one in overrides)]
+    return build(check(compose(["env=math", *given])).env)
+
+
+def test_a_row_is_read_in_either_form(tmp_path: Path):
+    other = {"problem": "p", "level": 3, "subject": "Geometry", "answer": 7, "unique_id": "test/1"}
+    file = written(tmp_path / "rows.jsonl", [row(0), "", other])
+    found = read(file, share=1.0)["test"]
+    assert [one["id"] for one in found] == ["1", "test/1"]
+    assert [one["answer"] for one in found] == ["1", "7"]
+    assert [one["level"] for one in found] == [1, 3]
+    assert [one["subject"] for one in found] == ["Algebra", "Geometry"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("7", "not an object"),
+        ({"answer": "7"}, "no 'problem'"),
+        ({"problem": " ", "answer": "7"}, "no 'problem'"),
+        ({"problem": "p"}, "no 'answer'"),
+        ({"problem": "p", "solution": "no box"}, "no 'answer'"),
+        ({"problem": "p", "solution": ["x"], "answer": "7"}, "no text"),
+        (row(0, unique_id="1"), "a second one with the id '1'"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_line_that_cannot_be_read_is_named_by_its_number(tmp_path: Path, line: Any, reason: str):
+    file = written(tmp_path / "rows.jsonl", [row(0, unique_id="1"), "", line, row(2)])
+    with pytest.raises(UserError, match=f"line 3 of '{file}' .*{reason}"):
+        read(file)
+
+
+def test_a_file_that_is_missing_is_the_users_mistake(tmp_path: Path):
+    with pytest.raises(UserError, match=r"cannot read '.*none.jsonl'"):
+        read(str(tmp_path / "none.jsonl"))
+
+
+def test_a_share_of_the_rows_is_tested_and_which_does_not_depend_on_their_order(tmp_path: Path):
+    lines = [row(i, unique_id=str(i)) for i in range(200)]
+    one = read(written(tmp_path / "a.jsonl", lines))
+    two = read(written(tmp_path / "b.jsonl", lines[::-1]))
+    ids = [{r["id"] for r in found["test"]} for found in (one, two)]
+    assert ids[0] == ids[1] and 20 < len(ids[0]) < 60
+    assert len(one["train"]) + len(one["test"]) == 200
+
+
+def test_equal_problems_are_on_one_side(tmp_path: Path):
+    found = read(written(tmp_path / "a.jsonl", [row(i // 2) for i in range(100)]), share=0.5)
+    problems = [{r["problem"] for r in found[split]} for split in ("train", "test")]
+    assert not problems[0] & problems[1] and all(problems)
+
+
+def test_what_is_tested_is_not_trained_on(tmp_path: Path):
+    everything = written(tmp_path / "all.jsonl", [row(i) for i in range(10)])
+    tested = written(tmp_path / "500.jsonl", [row(i) for i in (2, 5)])
+    found = read(everything, tested)
+    assert [r["problem"] for r in found["test"]] == ["What is 2+1?", "What is 5+1?"]
+    assert len(found["train"]) == 8
+
+
+def test_filters_and_the_expert_work_on_rows(tmp_path: Path):
+    file = written(tmp_path / "rows.jsonl", [row(i) for i in range(20)])
+    world = env(file, "levels=[5]", "test_share=1.0")
+    tasks = world.tasks("test")
+    assert [task.data["level"] for task in tasks] == [5] * 4
+    world.reset(tasks[0], 0)
+    steps = [world.step(action) for action in world.expert(tasks[0])]
+    assert len(steps) == 2 and steps[-1].info["success"]
+    assert env(file, "subjects=[Algebra]").tasks("train")
+
+
+def test_a_solution_without_a_box_gets_the_answer_as_its_last_step():
+    found = rows.steps({"solution": "One.\nTwo.", "answer": "7"})
+    assert found == ["One.", "Two.", r"\boxed{7}"]
+    assert rows.steps({"solution": "", "answer": "7"}) == [r"\boxed{7}"]
+
+
+def test_without_the_extra_a_sentence_says_what_to_install():
+    code = (
+        "import sys; sys.modules['datasets'] = sys.modules['pyarrow'] = None\n"
+        "from agentrl_cli.envs.math import rows\n"
+        "for data in ('owner/name', 'rows.parquet'):\n"
+        "    try: rows.read(data, None, 0.2, 0)\n"
+        "    except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("UserError") and "agentrl-cli[math]" in line for line in lines)
+
+
+# with datasets
+
+
+@pytest.mark.extras
+def test_parquet_files_and_folders_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("datasets", reason="Parquet and folders are read through datasets")
+    from pyarrow import Table, parquet  # pyright: ignore[reportMissingImports]
+
+    lines = [row(i) for i in range(10)]
+    parquet.write_table(Table.from_pylist(lines), tmp_path / "rows.parquet")
+    whole = read(str(tmp_path / "rows.parquet"))
+    assert whole == read(written(tmp_path / "rows.jsonl", lines))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    written(folder / "train.jsonl", lines[:7])
+    written(folder / "test.jsonl", lines[7:])
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    found = read(str(folder))
+    assert {split: len(found[split]) for split in found} == {"train": 7, "test": 3}
+
+
+@pytest.mark.extras
+def test_a_broken_parquet_file_or_folder_is_the_users_mistake(tmp_path: Path):
+    pytest.importorskip("datasets", reason="Parquet and folders are read through datasets")
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 and nothing else")
+    (tmp_path / "empty").mkdir()
+    for data in (tmp_path / "rows.parquet", tmp_path / "empty"):
+        with pytest.raises(UserError, match="cannot read"):
+            read(str(data))
+
+
+def test_a_world_without_train_tasks_is_one_sentence(tmp_path: Path):
+    file = written(tmp_path / "rows.jsonl", [row(i) for i in range(6)])
+    world = ["env=math", f"env.data={file}", "env.test_share=1.0"]
+    sentence = "the environment has no train tasks; choose one that does"
+    refused(agentrl("demos", *world, "n=2", f"out={tmp_path}/d.jsonl"), sentence)
+    dry = ["algo=sft", "model.weights=null", "eval.splits=[test]", f"runs={tmp_path}", "--dry"]
+    refused(agentrl("train", *world, *dry), sentence)
+
+
+def test_rows_of_several_splits_have_different_ids(monkeypatch: pytest.MonkeyPatch):
+    lines = list(enumerate((row(i) for i in range(8)), start=1))
+    parts = {"algebra": lines[:4], "geometry": [(n - 4, one) for n, one in lines[4:]]}
+    monkeypatch.setattr(rows, "_source", lambda data: parts)
+    found = read("owner/name", share=0.5)
+    ids = [one["id"] for one in [*found["train"], *found["test"]]]
+    assert len(set(ids)) == 8 and {"algebra-1", "geometry-1"} <= set(ids)

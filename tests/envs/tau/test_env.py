@@ -1,0 +1,289 @@
+"""The environment: the contract, both forms of actions, bad input, confirmation, the verdict."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Step
+from agentrl_cli.envs.check import check_env
+from agentrl_cli.envs.tau.actions import RESPOND, parse
+from agentrl_cli.envs.tau.calls import parameters
+from agentrl_cli.envs.tau.data import Domain
+from agentrl_cli.envs.tau.database import Database
+from agentrl_cli.envs.tau.env import Tau
+from agentrl_cli.envs.tau.expert import write
+from agentrl_cli.envs.tau.mini import mini
+from agentrl_cli.envs.tau.reward import truth
+from agentrl_cli.envs.tau.users import LLMUser
+from tests.builders.tau import domain, services, world
+
+__all__ = ["services"]
+
+
+def tool(name: str, **arguments: Any) -> str:
+    return write("native", name, arguments)
+
+
+def played(env: Tau, actions: list[str], number: int = 0, split: str = "train") -> list[Step]:
+    env.reset(env.tasks(split)[number], 0)
+    return [env.step(action) for action in actions]
+
+
+@pytest.mark.parametrize("style", ["react", "native", "call"])
+def test_the_small_shop_keeps_the_contract(style: str):
+    assert check_env(lambda: world("mini", None, actions=style)) == []
+
+
+def test_retail_keeps_the_contract(services: Path):
+    assert check_env(lambda: world("retail", services, user="silent")) == []
+
+
+@pytest.mark.parametrize("style", ["react", "native"])
+def test_an_expert_wins_with_the_scripted_user(services: Path, style: str):
+    env = world("retail", services, actions=style)
+    task = env.tasks("train")[0]
+    env.reset(task, 0)
+    steps = [env.step(action) for action in env.expert(task) or ()]
+    assert (steps[-1].reward, steps[-1].done, steps[-1].info["success"]) == (1.0, True, True)
+    assert not any(step.info["unconfirmed"] or step.info["invalid"] for step in steps)
+
+
+def test_every_task_of_the_small_shop_is_won_by_its_expert():
+    env = world("mini", None)
+    for split in ("train", "test"):
+        for task in env.tasks(split):
+            env.reset(task, 0)
+            assert [env.step(action) for action in env.expert(task) or ()][-1].reward == 1.0
+
+
+def test_the_small_shops_splits_share_no_customer():
+    tasks = mini().tasks
+    train, test = ({task["user_id"] for task in tasks[split]} for split in ("train", "test"))
+    assert len(train) > len(test) > 0 and not train & test
+
+
+@pytest.mark.parametrize("hasty", ["more", "confirm"])
+def test_a_hasty_agent_of_the_small_shop_breaks_a_rule(hasty: str):
+    env = world("mini", None)
+    task = next(t for t in env.tasks("train") if t.data["requests"][0]["more"])
+    env.reset(task, 0)
+    steps: list[Step] = []
+    for action in env.expert(task) or ():
+        if hasty == "confirm" and "yes or no" in action:
+            continue
+        if hasty == "more":
+            item, more = (task.data["requests"][0][key] for key in ("item", "more"))
+            action = "Hm." if action == "Is there more?" else action
+            action = action.replace(f"{item}, {', '.join(more)}", item)
+        steps.append(env.step(action))
+        if steps[-1].done:
+            break
+    assert steps[-1].info["success"] == (hasty == "confirm")
+    assert any(step.info["unconfirmed"] for step in steps) == (hasty == "confirm")
+
+
+def test_a_write_without_a_yes_is_noted_and_still_rewarded(services: Path):
+    env = world("retail", services)
+    calls = [tool(a["name"], **a["kwargs"]) for a in env.tasks("train")[0].data["actions"]]
+    steps = played(env, [*calls, "All done.", "All done."])
+    assert [step.info["unconfirmed"] for step in steps] == [True, True, False, False]
+    assert steps[-1].reward == 1.0
+
+
+def test_outputs_must_be_said(services: Path):
+    env = world("retail", services, user="silent")
+    assert played(env, ["It was red."], split="test")[-1].reward == 0.0
+    assert played(env, ["It was $5.25, thanks."], split="test")[-1].reward == 1.0
+
+
+def test_the_end_by_the_limit_is_truncated_without_reward(services: Path):
+    env = world("retail", services, turns=2)
+    steps = played(env, [tool("think", thought="a")] * 2)
+    assert [(s.done, s.truncated, s.reward) for s in steps] == [(False, False, 0), (False, True, 0)]
+
+
+def test_after_the_end_nothing_happens_and_nothing_is_raised(services: Path):
+    env = world("retail", services, user="silent")
+    assert played(env, ["Hello."])[-1].done
+    before = env.digest()
+    for late in ("more", tool("cancel_pending_order", order_id="#W1", reason="no longer needed")):
+        step = env.step(late)
+        assert (step.done, step.truncated, step.reward) == (True, False, 0.0)
+        assert step.info["invalid"] and not step.info.get("success")
+    assert env.digest() == before
+    with pytest.raises(RuntimeError, match="call reset"):
+        world("retail", services).step("early")
+
+
+def test_a_transfer_ends_the_episode_with_a_verdict(services: Path):
+    env = world("retail", services)
+    (step,) = played(env, [tool("transfer_to_human_agents", summary="x")])
+    assert step.done and step.reward == 0.0 and step.messages[0].content == "Transfer successful"
+    assert step.info["privileged"] == {"database": False, "outputs": True}
+
+
+def test_the_state_is_that_of_the_agent_also_after_the_verdict(services: Path):
+    env = world("retail", services, user="silent")
+    before = Database(env.service.tables).digest()
+    played(env, ["Hello."])
+    assert env.digest() == before != truth(env.service, env.tasks("train")[0].data).digest()
+
+
+def test_an_episode_goes_on_after_a_pickle(services: Path):
+    env = world("retail", services)
+    played(env, [tool("get_order_details", order_id="#W1")])
+    twin = pickle.loads(pickle.dumps(env))
+    assert twin.step("Anything else?") == env.step("Anything else?")
+
+
+BAD = [
+    ("<tool_call>{</tool_call>", "Error: the tool call is not JSON"),
+    ("<tool_call>[]</tool_call>", "Error: it is not an object"),
+    ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', "Error: a call is"),
+    ('<tool_call>{"name": "think", "arguments": "x"}</tool_call>', "Error: a call is"),
+    ('{"name": "sing", "arguments": {}}', "Unknown action sing"),
+    ('{"name": "respond", "arguments": {"content": 5}}', "Error: the content of respond"),
+    ('{"name": "think", "arguments": {"thought": %s}}' % ("[" * 60 + "]" * 60), "Error: "),
+    ('<tool_call>{"name": "think", "arguments": {"thought": "%s"}}' % ("x" * 200_000), "Error: "),
+    ("<tool_call>" + "[" * 100_000, "Error: the tool call is not JSON"),
+    ('{"name": "\\ud800", "arguments": {}}', "Unknown action ?"),
+]
+
+
+@pytest.mark.parametrize("text, answer", BAD, ids=[answer[:30] for _, answer in BAD])
+def test_bad_calls_are_observations(services: Path, text: str, answer: str):
+    env = world("retail", services)
+    (step,) = played(env, [text])
+    said = step.messages[0].content
+    if "<tool_call>" in text or answer != "Error: ":
+        assert said.startswith(answer)
+    assert step.info["invalid"] and not step.done
+    assert said.encode() and json.dumps(step.info, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("retail", tool("respond", content="\ud800 hello")),
+        ("retail", tool("get_order_details", order_id="\ud800")),
+        ("mini", tool("find", zip="\ud800")), ("mini", tool("get", order="\ud800")),
+        ("mini", tool("return", order="\ud800", items=["\ud800"])),
+        ("mini", tool("respond", content="\ud800 zip?")),
+    ],
+)  # fmt: skip
+def test_lone_surrogates_reach_neither_user_nor_agent(services: Path, name: str, text: str):
+    env = world(name, services, actions="native", user="llm", llm=lambda messages, seed: "Hm.")
+    (step,) = played(env, [text])
+    assert step.messages[0].content.encode() and not step.done
+    assert env.conversation is not None and isinstance(env.conversation.user, LLMUser)
+    assert all(m.content.encode() for m in env.conversation.user.messages)
+
+
+@pytest.mark.parametrize(
+    "text, style, name, arguments",
+    [
+        ('Thought:\nx\nAction:\n{"name": "think", "arguments": {"thought": "a"}}', "react",
+         "think", {"thought": "a"}),
+        ('Action: {"name": "respond", "arguments": {"content": "Hi"}}', "react", RESPOND,
+         {"content": "Hi"}),
+        ("Hello there", "react", RESPOND, {"content": "Hello there"}),
+        ("Thought: a\nAction: Hello", "react", RESPOND, {"content": "Hello"}),
+        ('Action: {"name": "think"', "react", RESPOND, {"content": '{"name": "think"'}),
+        ("Action: 5", "react", RESPOND, {"content": "5"}),
+        ('Well.<tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call>{}</tool_call>',
+         "native", "a", {}),
+        ('<think>no</think>{"name": "a", "parameters": {"b": 1}}', "native", "a", {"b": 1}),
+        ('[{"name": "a", "arguments": "{\\"b\\": 1}"}]', "native", "a", {"b": 1}),
+        ('{"function": {"name": "a", "arguments": {}}}', "native", "a", {}),
+        ("<think>hm</think> Hello", "native", RESPOND, {"content": "Hello"}),
+        ("I look.\nget(31)", "call", "get", {"order": "31"}),
+        ("return(31, lamp, hat)", "call", "return", {"order": "31", "items": "lamp, hat"}),
+        ("transfer()", "call", "transfer", {}), ("cancel()", "call", "cancel", {}),
+        ("Is it (31)?", "call", RESPOND, {"content": "Is it (31)?"}),
+    ],
+)  # fmt: skip
+def test_texts_are_read_as_calls_or_as_words(text: str, style: str, name: str, arguments: dict):
+    action = parse(text, style, mini().tools)
+    assert (action.name, action.arguments) == (name, arguments)
+
+
+def test_settings_are_refused_with_their_name(services: Path):
+    for change in ({"user": "me"}, {"actions": "xml"}, {"turns": 0}):
+        with pytest.raises(UserError, match=next(iter(change))):
+            world("retail", services, **change)
+    with pytest.raises(UserError, match=r"env\.data is missing"):
+        world("retail", None).tasks("train")
+    with pytest.raises(UserError, match="unknown"):
+        world("mini", None).tasks("all")
+
+
+def test_kept_train_tasks_are_the_test_of_the_scripted_user(services: Path):
+    kept = world("retail", services, holdout=1)
+    assert [len(kept.tasks(split)) for split in ("train", "dev", "test")] == [0, 0, 1]
+    assert kept.tasks("test")[0].id == "retail-train-0"
+    official = world("retail", services, holdout=1, user="silent")
+    assert official.tasks("test")[0].id == "retail-test-0"
+    with pytest.raises(UserError, match="scripted user cannot follow"):
+        played(world("retail", services), [], split="test")
+
+
+def words(service: Domain) -> st.SearchStrategy[Any]:
+    """Values that a call may hold: ids of the tables, and anything else that JSON can say."""
+    ids = [key for table in service.tables.values() for key in table]
+    known = st.sampled_from(
+        [*ids, "101", "201", "credit_card_1", "gift_card_2", "no longer needed"]
+    )
+    plain = st.none() | st.booleans() | st.integers(-9, 9) | st.floats() | st.text(max_size=4)
+    return st.recursive(known | plain, lambda x: st.lists(x, max_size=3) | st.dictionaries(
+        st.sampled_from(["payment_id", "amount", "flight_number", "date"]), x, max_size=3),
+        max_leaves=6)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["retail", "airline", "mini"])
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_random_calls_keep_the_databases_invariants(services: Path, name: str, data: st.DataObject):
+    service = mini() if name == "mini" else domain(name, services)
+    env = world(name, services, user="silent", actions="native")
+    shared, steps = Database(service.tables).digest(), []
+    env.reset(env.tasks("test")[0], 0)
+    for _ in range(data.draw(st.integers(1, 5))):
+        chosen = data.draw(st.sampled_from(sorted(service.tools)))
+        about = {p: data.draw(words(service)) for p in parameters(service.tools[chosen])}
+        before = env.digest()
+        steps.append(env.step(tool(chosen, **about)))
+        wrote = chosen in service.writes and not steps[-1].info["tool_error"]
+        assert wrote or env.digest() == before or used_up(env)
+        if steps[-1].done:
+            break
+    assert Database(service.tables).digest() == shared
+    assert all(isinstance(step.messages[0].content, str) for step in steps)
+    assert env.conversation is not None and invariant(env.conversation.database, service)
+
+
+def used_up(env: Tau) -> bool:
+    """The one write of the benchmark that fails half-way: a certificate that is named twice."""
+    user = env.conversation.database["users"].get("bo_dahl_2") if env.conversation else None
+    return user is not None and "certificate_3" not in user["payment_methods"]
+
+
+def invariant(database: Database, service: Domain) -> bool:
+    """Every table keeps its records, in order; what is new comes last; all is JSON."""
+    for name, table in database.tables.items():
+        base = list(service.tables[name])
+        assert list(table)[: len(base)] == base and len(table) == len(list(table))
+        for record in table.values():
+            json.dumps(record)
+    return True

@@ -1,0 +1,85 @@
+"""reasoning-gym's tasks as a world; its scorers are strangers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from agentrl_cli.config.compose import build, check, compose
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.envs.check import check_env
+from agentrl_cli.envs.reasoning_gym import ReasoningGym, score
+
+
+def gym(*overrides: str) -> ReasoningGym:
+    small = ["env.problems=20", "env.test_problems=20", *(f"env.{one}" for one in overrides)]
+    return build(check(compose(["env=reasoning_gym", *small])).env)
+
+
+class Scorer:
+    """Gives what it was told to."""
+
+    def __init__(self, gives: float | Exception) -> None:
+        self.gives = gives
+
+    def score_answer(self, answer: str, entry: dict[str, str]) -> float:
+        if isinstance(self.gives, Exception):
+            raise self.gives
+        return self.gives
+
+
+def test_partial_credit_is_wrong():
+    assert not score(Scorer(0.99), {}, r"\boxed{5}")
+    assert score(Scorer(1.0), {}, r"\boxed{5}")
+
+
+def test_a_scorer_that_raises_has_called_it_wrong():
+    assert score(Scorer(ValueError("int")), {}, r"\boxed{5}").reason == "crash"
+
+
+def test_only_a_box_of_readable_length_is_scored():
+    assert score(Scorer(1.0), {}, "5").reason == "unboxed"
+    assert score(Scorer(1.0), {}, r"\boxed{" + "5" * 600 + "}").reason == "long"
+
+
+# with reasoning-gym
+
+
+@pytest.fixture
+def reasoning_gym() -> None:
+    pytest.importorskip("reasoning_gym", reason="its tasks are reasoning-gym's")
+
+
+@pytest.mark.extras
+def test_the_world_keeps_the_contract(reasoning_gym: None):
+    env = gym("name=chain_sum")
+    assert check_env(lambda: copy.copy(env)) == []
+
+
+@pytest.mark.extras
+def test_options_reach_the_task(reasoning_gym: None):
+    asked = [task.data["question"] for task in gym("options={min_terms: 6}").tasks("train")]
+    assert all(question.count(" + ") + question.count(" - ") == 5 for question in asked)
+
+
+@pytest.mark.extras
+def test_garbage_does_not_break_an_episode(reasoning_gym: None):
+    env = gym("name=prime_factorization")
+    env.reset(env.tasks("test")[0], 0)
+    step = env.step(r"\boxed{garbage}")
+    assert step.done and not step.info["success"] and step.info["grade"] == "crash"
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("name", ["countdown", "polynomial_multiplication", "n_queens"])
+def test_scorers_that_run_the_answer_are_refused(reasoning_gym: None, name: str):
+    with pytest.raises(UserError, match="the answer as code"):
+        gym(f"name={name}").tasks("train")
+
+
+@pytest.mark.extras
+def test_an_unknown_task_or_option_is_the_users_mistake(reasoning_gym: None):
+    for wrong in ("name=chain_sums", "options={colour: red}"):
+        with pytest.raises(UserError, match="cannot make"):
+            gym(wrong).tasks("train")

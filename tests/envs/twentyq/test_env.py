@@ -1,0 +1,225 @@
+"""Twenty Questions keeps its rules, tells no lie, and its expert wins every game."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import random
+from typing import Any
+
+import pytest
+import yaml
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Task
+from agentrl_cli.envs.twentyq.env import TwentyQ, closeness
+from agentrl_cli.envs.twentyq.expert import best_attributes, entropy
+from agentrl_cli.envs.twentyq.world import load
+from tests.builders.twentyq import FULL, SMALL, game, said
+from tests.paths import CONF
+
+
+def lengths(world: str, turns: int) -> list[int]:
+    env, counts = game(world=world, turns=turns, secret="dog"), []
+    for name in load(world).objects:
+        one = copy.copy(env)
+        task = Task(name, "train", {"object": name})
+        one.reset(task, 0)
+        steps = [one.step(action) for action in one.expert(task)]
+        assert steps[-1].info["success"], name
+        counts.append(len(steps))
+    return counts
+
+
+# the game
+
+
+def test_a_game_reads_as_documented():
+    env = game("dog", turns=5)
+    assert env.reset(Task("t", "train", {"object": "dog"}), 0)[0].content == "Ask. 5 left."
+    assert said(env, "Is it alive?") == "Yes. 4 left."
+    assert said(env, "Can it fly?") == "No. 3 left."
+    assert said(env, "Is it mostly outdoors?") == "Sometimes. 2 left."
+    assert said(env, "Is it nice?") == "I cannot answer that. 1 left."
+    assert said(env, "Maybe a cat.\nIs it a cat?") == "No. You lose. It was a dog. Close."
+
+
+def test_turns_left_are_told_only_when_asked_for():
+    env = game("dog", show_turns_left=False)
+    assert env.reset(Task("t", "train", {"object": "dog"}), 0)[0].content == "Ask."
+    assert said(env, "Is it alive?") == "Yes."
+
+
+def test_negated_questions_are_answered_the_other_way_round():
+    env = game("dog")
+    assert said(env, "Is it not alive?") == "No. 9 left."
+    assert said(env, "Can it not fly?") == "Yes. 8 left."
+    assert said(env, "Is it not mostly outdoors?") == "Sometimes. 7 left."
+    assert env.game and env.game.fits == tuple(
+        SMALL.fits([("alive", "yes"), ("fly", "no"), ("outdoors", "sometimes")])
+    )
+
+
+def test_the_right_guess_ends_the_game_as_a_success():
+    step = game("dog").step("Is it a dog?")
+    assert (step.reward, step.done, step.truncated) == (1.0, True, False)
+    assert step.info["success"] is True and step.messages[0].content == "Yes. You win."
+
+
+def test_running_out_of_turns_is_done_and_no_success():
+    env = game("oak", turns=2)
+    env.step("Is it alive?")
+    step = env.step("Is it green?")
+    assert (step.reward, step.done, step.truncated) == (0.0, True, False)
+    assert step.info["success"] is False
+    assert step.messages[0].content == "Yes. You lose. It was an oak. Near."
+
+
+@pytest.mark.parametrize(
+    ("fits", "word"),
+    [(1, "Close."), (3, "Close."), (4, "Near."), (8, "Near."), (9, "Far."), (238, "Far.")],
+)
+def test_a_lost_game_was_close_by_how_many_objects_still_fit(fits, word):
+    assert closeness(fits) == word
+    lost = game().farewell("no", False, "oak", fits)
+    assert lost == f"No. You lose. It was an oak. {word}"
+
+
+def test_a_won_game_says_nothing_of_how_close_it_was():
+    assert game().farewell("yes", True, "oak", 1) == "Yes. You win."
+
+
+def test_a_farewell_names_the_answer_or_that_there_is_none():
+    assert game().farewell("sometimes", False, "dog", 1).startswith("Sometimes. You lose.")
+    assert game().farewell("", False, "dog", 9).startswith("I cannot answer that. You lose.")
+
+
+def test_lmrl_rewards_every_turn_but_the_winning_one():
+    env = game("dog", reward="lmrl")
+    actions = ["Is it alive?", "hm", "Is it a cat?", "Is it a dog?"]
+    assert [env.step(action).reward for action in actions] == [-1.0, -1.0, -1.0, 0.0]
+    env = game("dog", reward="lmrl", turns=2)
+    assert [env.step("Is it a cat?").reward for _ in range(2)] == [-1.0, -1.0]
+
+
+def test_the_last_line_of_a_turn_is_asked_and_a_thought_wins_nothing():
+    env = game("dog", turns=6)
+    thoughts = ["Is it a dog?", "Maybe a dog.", "Action says: is it a dog?", "A dog\nIs it a dog?"]
+    for left, thought in zip((5, 4, 3, 2), thoughts, strict=True):
+        step = env.step(f"{thought}\nIs it alive?")
+        assert step.messages[0].content == f"Yes. {left} left." and not step.done
+        assert (step.info["kind"], step.info["attribute"]) == ("question", "alive")
+    assert said(env, "Is it a dog?\nHm.") == "I cannot answer that. 1 left."
+    assert said(env, "Maybe a cat.\nIs it a dog?") == "Yes. You win."
+
+
+def test_a_turn_with_another_thought_is_a_repetition():
+    env = game("dog")
+    texts = ["Maybe a cat.\nIs it alive?", "Maybe an oak.\nIs it alive?", "Is it a cat?"]
+    texts += ["Not a dog.\nIs it a cat?", "Is it alive?\nIs it green?"]
+    repeated = [env.step(text).info["repeated"] for text in texts]
+    assert repeated == [False, True, False, True, False]
+
+
+def test_a_text_that_cannot_be_answered_is_repeated_when_it_is_said_again():
+    env = game("penguin")
+    steps = [env.step(text) for text in ("Hm.", "What is it?", "what is it", "Hm.")]
+    assert [step.info["repeated"] for step in steps] == [False, False, True, True]
+    assert all(step.info["invalid"] for step in steps)
+
+
+def test_info_tells_what_was_asked_and_hides_what_the_agent_must_not_know():
+    env = game("penguin")
+    infos = [
+        env.step(text).info
+        for text in (
+            "Is it an animal?", "Does it not fly?", "Is it often in water?", "hm", "Is it alive?",
+            "Can it fly?", "Is it a whale?", "Is it whales?", "Is it a penguin?",
+        )
+    ]  # fmt: skip
+    kinds = "question question question invalid question question guess guess guess".split()
+    assert [info["kind"] for info in infos] == kinds
+    assert [info.get("attribute", info.get("guess")) for info in infos] == [
+        "animal", "fly", "water", None, "alive", "fly", "whale", "whale", "penguin",
+    ]  # fmt: skip
+    assert [info["repeated"] for info in infos] == [False] * 5 + [True, False, True, False]
+    assert [info.get("invalid", False) for info in infos] == [False] * 3 + [True] + [False] * 5
+    hidden = [info["privileged"] for info in infos]
+    land = 24 - 11  # animals, less those that fly
+    assert [row["fits"] for row in hidden] == [24, land, 2, 2, 2, 2, 1, 1, 1]
+    assert [row["known"] for row in hidden] == [False] * 4 + [True, True, False, True, True]
+    assert all("penguin" not in json.dumps({**info, "privileged": 0}) for info in infos[:-1])
+
+
+def test_a_step_needs_a_running_game():
+    env = game("dog")
+    env.step("Is it a dog?")
+    with pytest.raises(RuntimeError, match="reset"):
+        env.step("Is it a dog?")
+    with pytest.raises(RuntimeError, match="reset"):
+        TwentyQ(**conf("twentyq")).step("Is it a dog?")
+
+
+def test_copies_of_one_environment_play_apart():
+    env = game("dog")
+    one, other = copy.copy(env), copy.copy(env)
+    one.reset(Task("t", "train", {"object": "dog"}), 0)
+    other.reset(Task("t", "train", {"object": "oak"}), 0)
+    assert said(one, "Is it green?") == "No. 9 left."
+    assert said(other, "Is it green?") == "Yes. 9 left."
+    assert len(pickle.dumps(env)) < 5_000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("reward", "loss"), ("turns", 0), ("test_objects", 96), ("world", "tiny"), ("secret", "x")],
+)
+def test_a_wrong_setting_is_the_users_mistake(key, value):
+    with pytest.raises(UserError, match=str(value)):
+        game(**{key: value})
+
+
+def conf(name: str) -> dict[str, Any]:
+    keys = yaml.safe_load((CONF / "env" / f"{name}.yaml").read_text())
+    assert keys.pop("_target_") == "agentrl_cli.envs.twentyq.env.TwentyQ"
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "test"), [("twentyq", 56, 40), ("twentyq_full", 178, 60)]
+)
+def test_the_configured_games_can_be_played(name, train, test):
+    env = TwentyQ(**conf(name))
+    assert (len(env.tasks("train")), len(env.tasks("test"))) == (train, test)
+    assert env.tasks("test")[0].id.startswith(f"twentyq-{env.world}-")
+    assert len(env.system().split()) <= 16
+
+
+# the expert, and playing without questions
+
+
+def test_entropy_is_that_of_the_answers():
+    assert entropy(SMALL, ("dog", "oak", "car", "piano"), "alive") == 1.0
+    assert entropy(SMALL, ("dog", "oak", "cat", "crow"), "animal") == pytest.approx(0.8112781)
+    assert best_attributes(SMALL, ("dog",)) == ()
+
+
+@pytest.mark.parametrize(("world", "turns", "mean"), [("small", 10, 6.7), ("full", 13, 7.3)])
+def test_the_expert_wins_every_game(world, turns, mean):
+    counts = lengths(world, turns)
+    assert max(counts) <= turns and sum(counts) / len(counts) < mean
+
+
+def test_guessing_alone_wins_at_most_one_game_in_ten():
+    order, wins = random.Random(0), 0
+    for name in FULL.objects:
+        guesses = order.sample(FULL.objects, 20)
+        env = game(name, world="full", turns=20, test_objects=0)
+        for guess in guesses:
+            step = env.step(FULL.guess(guess))
+            if step.done:
+                break
+        wins += step.info["success"]
+    assert 20 / len(FULL.objects) <= 0.1
+    assert wins / len(FULL.objects) <= 0.13  # a sample of the chance above

@@ -1,0 +1,156 @@
+"""The table of Twenty Questions is sound, and the worlds made of it split fairly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from itertools import combinations
+
+import pytest
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.envs.twentyq import table
+from agentrl_cli.envs.twentyq.world import load
+
+SMALL, FULL = load("small"), load("full")
+FROZEN = "dbf22abf3e485703"
+ENTAILMENTS = {
+    "animal": "alive", "plant": "alive", "mammal": "animal", "bird": "animal legs wings",
+    "insect": "animal legs tiny", "fur": "mammal", "hunts": "animal", "bites": "animal",
+    "pet": "animal", "farm": "animal", "fruit": "eaten", "vegetable": "eaten", "sweet": "eaten",
+    "drink": "liquid", "kitchen": "home", "cloth": "soft man_made",
+    "building": "man_made inside big heavy", "inside": "big", "tool": "man_made",
+    "furniture": "man_made", "clothing": "man_made",
+    "vehicle": "man_made outdoors", "instrument": "man_made", "machine": "man_made",
+    "electric": "man_made", "motor": "man_made machine", "wheels": "man_made",
+    "buttons": "man_made", "toy": "man_made",
+    "handle": "man_made", "container": "man_made", "cleaning": "man_made", "paper": "man_made",
+    "glass": "man_made", "metal": "man_made", "strings": "man_made", "sport": "man_made",
+}  # fmt: skip
+EXCLUSIONS = """alive man_made, alive metal, alive vehicle, tiny heavy, tiny big, bird mammal,
+insect bird, animal plant, animal fruit, liquid legs, white black, plant eaten, clothing vehicle,
+furniture vehicle, metal wood, glass cloth, wheels legs, fruit vegetable, liquid sharp, stone soft,
+paper metal"""
+
+
+# the table
+
+
+@pytest.mark.parametrize("world", [SMALL, FULL], ids=lambda world: world.name)
+def test_every_pair_of_objects_differs_in_some_attribute(world):
+    for one, other in combinations(world.objects, 2):
+        assert world.rows[one] != world.rows[other], (one, other)
+
+
+@pytest.mark.parametrize(("world", "least"), [(SMALL, 7), (FULL, 3)])
+def test_every_attribute_splits_off_enough_objects_on_each_side(world, least):
+    for attribute in world.attributes:
+        column = [world.answer(name, attribute) for name in world.objects]
+        assert min(column.count("yes"), column.count("no")) >= least, attribute
+
+
+def test_what_is_something_is_also_what_that_entails():
+    for attribute, entailed in ENTAILMENTS.items():
+        for name in FULL.fits([(attribute, "yes")]):
+            for other in entailed.split():
+                assert FULL.answer(name, other) == "yes", (name, attribute, other)
+
+
+def test_nothing_is_two_things_that_exclude_each_other():
+    for pair in EXCLUSIONS.split(","):
+        one, other = pair.split()
+        assert not FULL.fits([(one, "yes"), (other, "yes")]), pair
+
+
+def test_the_worlds_have_the_sizes_that_the_documents_name():
+    assert (len(SMALL.objects), len(SMALL.attributes)) == (96, 34)
+    assert (len(FULL.objects), len(FULL.attributes)) == (238, 70)
+    assert len(set(SMALL.categories.values())) == 12
+    assert len(set(FULL.categories.values())) == 19
+
+
+@pytest.mark.parametrize("world", [SMALL, FULL], ids=lambda world: world.name)
+def test_sometimes_is_rare(world):
+    cells = [answer for row in world.rows.values() for answer in row.values()]
+    assert set(cells) == {"yes", "no", "sometimes"}
+    assert cells.count("sometimes") / len(cells) < 0.03
+
+
+def test_the_small_world_is_the_one_that_models_were_trained_on():
+    rows = [[n, SMALL.category(n), SMALL.guess(n), SMALL.rows[n]] for n in SMALL.objects]
+    text = json.dumps(rows, sort_keys=True)
+    assert hashlib.blake2b(text.encode(), digest_size=8).hexdigest() == FROZEN
+
+
+def test_the_full_world_agrees_with_the_small_one():
+    for name in SMALL.objects:
+        assert SMALL.rows[name].items() <= FULL.rows[name].items()
+
+
+def test_small_names_are_one_word_and_small_questions_are_short():
+    assert all(name.isalpha() and name.islower() for name in SMALL.objects)
+    assert all(len(SMALL.question(key).split()) <= 6 for key in SMALL.attributes)
+
+
+def test_a_line_of_the_table_that_cannot_be_read_is_an_error():
+    with pytest.raises(ValueError, match="cannot read 'no colon'"):
+        table._thing("no colon", "c", {}, {"alive"})
+    with pytest.raises(ValueError, match="flies"):
+        table._thing("dog: flies", "c", {}, {"alive"})
+
+
+def test_defaults_exceptions_and_nouns_are_read_as_written():
+    thing = table._thing('* x "some x" (y, z z): -b ~c', "c", {"a": "yes", "b": "yes"}, {*"abc"})
+    assert thing == table.Thing(
+        "x", "c", "some x", ("y", "z z"), {"a": "yes", "b": "no", "c": "sometimes"}, True
+    )
+
+
+# worlds
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("smal", "small"), ("fulll", "full")])
+def test_an_unknown_world_names_the_nearest_one(wrong, right):
+    with pytest.raises(UserError, match=f"{wrong}.*'{right}'"):
+        load(wrong)
+
+
+def test_guesses_have_the_right_article():
+    assert FULL.guess("dog") == "Is it a dog?"
+    assert FULL.guess("apple") == "Is it an apple?"
+    assert FULL.guess("grass") == "Is it grass?"
+    assert FULL.guess("scissors") == "Is it a pair of scissors?"
+
+
+def test_fits_keeps_the_objects_with_exactly_these_answers():
+    known = [("animal", "yes"), ("fly", "no"), ("water", "yes")]
+    assert SMALL.fits(known) == ["whale", "penguin"]
+    assert SMALL.fits([("alive", "yes"), ("metal", "yes")]) == []
+    assert SMALL.fits([]) == list(SMALL.objects)
+
+
+@pytest.mark.parametrize(("world", "count"), [(SMALL, 40), (FULL, 60), (SMALL, 0)])
+def test_splits_are_disjoint_complete_and_stratified(world, count):
+    train, test = world.split("train", count, 0), world.split("test", count, 0)
+    assert len(test) == count and not set(train) & set(test)
+    assert set(train) | set(test) == set(world.objects)
+    for category in set(world.categories.values()):
+        members = [name for name in world.objects if world.category(name) == category]
+        expected = count * len(members) / len(world.objects)
+        assert abs(sum(name in test for name in members) - expected) < 1, category
+
+
+def test_the_split_depends_on_the_seed_alone():
+    assert SMALL.split("test", 40, 0) == SMALL.split("test", 40, 0)
+    assert SMALL.split("test", 40, 0) != SMALL.split("test", 40, 1)
+
+
+@pytest.mark.parametrize(("split", "count"), [("dev", 40), ("test", 96), ("test", -1)])
+def test_a_split_that_cannot_be_made_is_the_users_mistake(split, count):
+    with pytest.raises(UserError):
+        SMALL.split(split, count, 0)
+
+
+def test_a_world_travels_by_name():
+    assert pickle.loads(pickle.dumps(SMALL)) is SMALL

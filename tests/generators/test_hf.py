@@ -1,0 +1,297 @@
+"""The hf generator samples what the model says, and its caches never change a result."""
+
+import dataclasses
+import random
+from itertools import chain
+
+import pytest
+import torch
+
+from agentrl_cli.generators.base import Completion, Sampling
+from agentrl_cli.generators.hf import HFGenerator, draw
+from tests.builders.tiny_models import tiny_model, tiny_tokenizer
+
+WORDS = range(3, 250)
+STOP = tuple(range(5, 25))
+GREEDY = Sampling(max_tokens=12, temperature=0, stop_ids=STOP)
+SAMPLED = dataclasses.replace(GREEDY, temperature=1.0)
+
+
+class Weights:
+    """Random models by name; counts the tokens they read."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, kind: str = "qwen2", **names: float):
+        tokenizer = tiny_tokenizer()
+        self.read = 0
+        self.modules = {"policy": tiny_model(tokenizer, kind)}
+        for name, scale in names.items():
+            self.modules[name] = tiny_model(tokenizer, kind)
+            self.change(name, scale)
+        for module in self.modules.values():
+            module.register_forward_pre_hook(self.count, with_kwargs=True)
+
+    def module(self, name):
+        return self.modules[name]
+
+    def change(self, name, scale):
+        with torch.no_grad():
+            for parameter in self.modules[name].parameters():
+                parameter.mul_(scale)
+
+    def count(self, module, args, kwargs):
+        self.read += kwargs["input_ids"].numel()
+
+
+@pytest.fixture(scope="module", params=["qwen2", "llama", "mistral"])
+def weights(request):
+    torch.set_num_threads(1)
+    return Weights(request.param)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return Weights()
+
+
+def engine(weights, max_batch=64, cache_tokens=100_000):
+    return HFGenerator(weights, max_batch=max_batch, cache_tokens=cache_tokens)
+
+
+def some_prompts(count, low=1, high=40, seed=0):
+    rng = random.Random(seed)
+    return [rng.choices(WORDS, k=rng.randrange(low, high)) for _ in range(count)]
+
+
+def to_bfloat16(module: torch.nn.Module, device: torch.device) -> None:
+    module.to(device, torch.bfloat16)
+
+
+def same(ours: list[list[Completion]], theirs: list[list[Completion]]) -> None:
+    """The same ids; log-probs up to rounding."""
+    for mine, other in zip(chain(*ours), chain(*theirs), strict=True):
+        assert (mine.ids, mine.finish) == (other.ids, other.finish)
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def agrees_with_forward(weights, prompt, completion, model="policy"):
+    """A completion's log-probs are those of one plain forward pass over everything."""
+    with torch.no_grad():
+        logits = weights.module(model)(input_ids=torch.tensor([prompt + completion.ids])).logits[0]
+    logprobs = logits.float().log_softmax(-1)[len(prompt) - 1 : -1]
+    expected = logprobs[range(len(completion.ids)), completion.ids].tolist()
+    assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_greedy_equals_transformers_own_generate(weights):
+    prompts = some_prompts(12)
+    answers = engine(weights).generate(prompts, [0] * 12, GREEDY)
+    for prompt, (ours,) in zip(prompts, answers, strict=True):
+        theirs = weights.module("policy").generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            do_sample=False,
+            max_new_tokens=GREEDY.max_tokens,
+            eos_token_id=list(STOP),
+            pad_token_id=0,
+        )
+        assert ours.ids == theirs[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_logprobs_are_those_of_a_plain_forward_pass_at_temperature_one(weights, temperature):
+    prompts = some_prompts(12)
+    sampling = dataclasses.replace(SAMPLED, temperature=temperature)
+    answers = engine(weights).generate(prompts, [*range(12)], sampling)
+    for prompt, (ours,) in zip(prompts, answers, strict=True):
+        agrees_with_forward(weights, prompt, ours)
+
+
+def test_order_of_the_batch_does_not_change_results(policy):
+    prompts, seeds = some_prompts(20), list(range(20))
+    straight = engine(policy).generate(prompts, seeds, SAMPLED)
+    back = engine(policy).generate(prompts[::-1], seeds[::-1], SAMPLED)
+    same(straight, back[::-1])
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 7])
+def test_splitting_the_batch_does_not_change_results(policy, max_batch):
+    prompts, seeds = some_prompts(10), list(range(10))
+    sampling = dataclasses.replace(SAMPLED, n=2)
+    whole = engine(policy).generate(prompts, seeds, sampling)
+    same(whole, engine(policy, max_batch).generate(prompts, seeds, sampling))
+
+
+@pytest.mark.parametrize("cache_tokens", [0, 50, 300, 100_000])
+def test_a_cached_continuation_equals_an_uncached_one(policy, cache_tokens):
+    prompts, seeds = some_prompts(10), list(range(10))
+    kept = engine(policy, cache_tokens=cache_tokens)
+    for _ in range(4):
+        answers = kept.generate(prompts, seeds, SAMPLED)
+        same(answers, engine(policy).generate(prompts, seeds, SAMPLED))
+        prompts = [p + c.ids + [30, 31, 32] for p, (c,) in zip(prompts, answers, strict=True)]
+        assert len(kept.stores["policy"].index) <= cache_tokens
+
+
+def test_a_continuation_reads_only_what_is_new(policy):
+    prompts, kept = some_prompts(8, 30, 31), engine(policy)
+    answers = kept.generate(prompts, [*range(8)], SAMPLED)
+    longer = [p + c.ids + [30, 31, 32] for p, (c,) in zip(prompts, answers, strict=True)]
+    policy.read = 0
+    kept.generate(longer, [*range(8)], dataclasses.replace(SAMPLED, max_tokens=1))
+    assert policy.read == 8 * 4  # the last sampled token and the three new ones
+
+
+def test_role_suffixes_find_the_state_though_they_part_from_what_was_played(policy):
+    prompts, kept = some_prompts(4, 60, 61), engine(policy)
+    kept.generate([[*p, 40, 41, 42] for p in prompts], [0] * 4, SAMPLED)
+    roles = [p + [50 + k] * 3 for p in prompts for k in range(3)]
+    policy.read = 0
+    answers = kept.generate(roles, [*range(12)], dataclasses.replace(SAMPLED, max_tokens=1))
+    assert policy.read == 12 * 3
+    for role, (answer,) in zip(roles, answers, strict=True):
+        agrees_with_forward(policy, role, answer)
+
+
+def test_a_common_beginning_is_read_once_in_a_call(policy):
+    head = some_prompts(1, 100, 101)[0]
+    prompts = [head + tail for tail in some_prompts(16, 4, 5, seed=1)]
+    policy.read = 0
+    answers = engine(policy).generate(prompts, [0] * 16, dataclasses.replace(GREEDY, max_tokens=1))
+    assert policy.read <= 100 + 16 * 4
+    for prompt, (answer,) in zip(prompts, answers, strict=True):
+        agrees_with_forward(policy, prompt, answer)
+
+
+def test_n_completions_read_the_prompt_once_and_differ_by_their_streams(policy):
+    prompts, n = some_prompts(3, 20, 30), 4
+    policy.read = 0
+    once = dataclasses.replace(SAMPLED, n=n, max_tokens=1)
+    engine(policy).generate(prompts, [1, 2, 3], once)
+    assert policy.read <= 3 * max(map(len, prompts)) + 3 * n
+    answers = engine(policy).generate(prompts, [1, 2, 3], dataclasses.replace(SAMPLED, n=n))
+    assert len({tuple(c.ids) for c in answers[0]}) > 1
+    alone = engine(policy).generate(prompts, [1, 2, 3], SAMPLED)
+    same([[row[0]] for row in answers], alone)
+
+
+def test_equal_prompts_with_equal_seeds_get_equal_answers(policy):
+    prompt = some_prompts(1)[0]
+    answers = engine(policy).generate([prompt] * 4, [5, 6, 5, 7], SAMPLED)
+    assert answers[0][0].ids == answers[2][0].ids
+    assert len({tuple(row[0].ids) for row in answers}) == 3
+
+
+def test_finished_rows_leave_the_batch(policy):
+    prompts = some_prompts(32, 5, 6)
+    sampling = dataclasses.replace(SAMPLED, max_tokens=40, stop_ids=tuple(range(3, 120)))
+    policy.read = 0
+    answers = engine(policy).generate(prompts, [*range(32)], sampling)
+    lengths = [len(row[0].ids) for row in answers]
+    assert max(lengths) > 2 * sum(lengths) / len(lengths)
+    assert policy.read - 32 * 4 < 0.75 * 32 * max(lengths)
+    for prompt, (answer,) in zip(prompts, answers, strict=True):
+        agrees_with_forward(policy, prompt, answer)
+
+
+def test_a_stop_token_ends_and_belongs_to_the_completion_and_a_cut_one_says_length(policy):
+    answers = engine(policy).generate(some_prompts(32), [*range(32)], SAMPLED)
+    finishes = set()
+    for (answer,) in answers:
+        finishes.add(answer.finish)
+        assert not set(answer.ids[:-1]) & set(STOP)
+        assert (answer.ids[-1] in STOP) == (answer.finish == "stop")
+        assert answer.finish == "stop" or len(answer.ids) == SAMPLED.max_tokens
+    assert finishes == {"stop", "length"}
+
+
+def test_load_forgets_what_the_former_weights_computed_of_that_model_only():
+    weights = Weights(target=1.1)
+    kept, prompts = engine(weights), some_prompts(6, 20, 30)
+    for name in ("policy", "target"):
+        kept.generate(prompts, [0] * 6, GREEDY, name)
+    weights.change("policy", 0.7)
+    kept.load("policy", 1)
+    weights.read = 0
+    kept.generate(prompts, [0] * 6, dataclasses.replace(GREEDY, max_tokens=1), "target")
+    assert weights.read == 6
+    same(
+        kept.generate(prompts, [0] * 6, GREEDY),
+        engine(weights).generate(prompts, [0] * 6, GREEDY),
+    )
+
+
+def test_named_weights_answer_for_themselves():
+    weights = Weights(target=1.3)
+    kept, prompts = engine(weights), some_prompts(6)
+    policy = kept.generate(prompts, [0] * 6, GREEDY)
+    target = kept.generate(prompts, [0] * 6, GREEDY, "target")
+    for prompt, (mine,), (other,) in zip(prompts, policy, target, strict=True):
+        agrees_with_forward(weights, prompt, mine)
+        agrees_with_forward(weights, prompt, other, "target")
+    assert [row[0].logprobs for row in policy] != [row[0].logprobs for row in target]
+
+
+def test_clear_forgets_everything(policy):
+    kept, prompts = engine(policy), some_prompts(4, 20, 21)
+    kept.generate(prompts, [0] * 4, GREEDY)
+    kept.clear()
+    policy.read = 0
+    kept.generate(prompts, [0] * 4, dataclasses.replace(GREEDY, max_tokens=1))
+    assert policy.read == 4 * 20
+
+
+def test_a_repeated_call_is_bit_identical_after_clear(policy):
+    kept, prompts = engine(policy), some_prompts(12)
+    first = kept.generate(prompts, [*range(12)], SAMPLED)
+    kept.clear()
+    assert kept.generate(prompts, [*range(12)], SAMPLED) == first
+
+
+def test_sampling_follows_the_distribution_at_its_temperature():
+    logits = torch.tensor([[0.0, 1.0, 2.0, -100.0]])
+    uniform = (torch.arange(10_000) / 10_000)[:, None]
+    ids, logprobs = draw(logits.repeat(10_000, 1), 0.5, uniform)
+    share = torch.bincount(ids, minlength=4) / 10_000
+    assert share.tolist() == pytest.approx(torch.softmax(logits[0] / 0.5, -1).tolist(), abs=1e-3)
+    assert logprobs[0].item() == pytest.approx(torch.log_softmax(logits[0], -1)[0].item())
+
+
+def test_a_uniform_next_to_one_never_draws_an_impossible_word():
+    logits = torch.full((1, 50_000), -1e4)
+    logits[0, :100] = 0
+    ids, _ = draw(logits, 1.0, torch.tensor([[1 - 2**-24]]))
+    assert ids.item() == 99
+
+
+def test_no_prompts_give_no_completions_and_an_empty_one_is_named(policy):
+    assert engine(policy).generate([], [], SAMPLED) == []
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        engine(policy).generate([[3], []], [0, 0], SAMPLED)
+
+
+def test_bfloat16_weights_generate_with_float32_logprobs():
+    weights = Weights()
+    to_bfloat16(weights.modules["policy"], weights.device)
+    kept, prompts = engine(weights), some_prompts(6)
+    answers = kept.generate(prompts, [*range(6)], SAMPLED)
+    longer = [p + c.ids + [30] for p, (c,) in zip(prompts, answers, strict=True)]
+    for (answer,) in kept.generate(longer, [*range(6)], SAMPLED):
+        assert all(logprob <= 0 for logprob in answer.logprobs)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_bfloat16_on_cuda_continues_from_its_cache():
+    weights = Weights()
+    weights.device = torch.device("cuda")
+    to_bfloat16(weights.modules["policy"], weights.device)
+    kept, prompts = engine(weights), some_prompts(20)
+    answers = kept.generate(prompts, [*range(20)], SAMPLED)
+    longer = [p + c.ids + [30] for p, (c,) in zip(prompts, answers, strict=True)]
+    weights.read = 0
+    first = dataclasses.replace(SAMPLED, max_tokens=1)
+    for (answer,) in kept.generate(longer, [*range(20)], first):
+        assert answer.logprobs[0] <= 0
+    assert weights.read == 20 * 2

@@ -1,0 +1,179 @@
+"""Loading a base: exact numbers, and one sentence for each kind of bad input."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.models.load import TINY
+from agentrl_cli.models.set import ModelSet
+from tests.builders.models import LORA, SPECS, build, model_config, write_model
+from tests.builders.tiny_models import tiny_model, tiny_tokenizer
+
+EMBEDDED = ("math", "tau_mini", "twentyq")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def test_bfloat16_weights_are_upcast_exactly_for_training(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "half")
+    path = tmp_path / "half" / "model.safetensors"
+    half = {key: w.bfloat16() for key, w in load_file(path).items()}
+    save_file(half, path, {"format": "pt"})
+    weights = build(tmp_path / "half").weights("policy")
+    assert {w.dtype for w in weights.values()} == {torch.float32}
+    assert all(torch.equal(weights[key], w.float()) for key, w in half.items())
+
+
+def test_auto_is_float32_on_the_cpu(folder):
+    models = build(folder, dtype="auto")
+    assert next(iter(models.weights("policy").values())).dtype == torch.float32
+
+
+def broken(folder, tmp_path, change):
+    """A copy of the model folder after `change(path)`."""
+    path = tmp_path / "broken"
+    shutil.copytree(folder, path)
+    change(path)
+    return path
+
+
+def refuse(path, match, **changes):
+    with pytest.raises(UserError, match=match) as caught:
+        ModelSet(model_config(path, **changes), SPECS, "cpu", 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_is_refused_by_name(tmp_path):
+    refuse(tmp_path / "nowhere", "model folder '.*nowhere' does not exist")
+
+
+def test_a_tokenizer_that_is_too_large_for_the_model_is_refused(folder, tmp_path):
+    def shrink(path):
+        model = tiny_model(tiny_tokenizer())
+        model.resize_token_embeddings(300)
+        model.save_pretrained(path)
+
+    refuse(broken(folder, tmp_path, shrink), r"has ids up to \d+ but its model has only 300")
+
+
+def test_embedded_tokenizer_reads_text_as_its_file_says():
+    models = ModelSet(model_config("tiny"), SPECS, "cpu", 0)
+    file = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    text = "It's a naïve dog, isn't it?\n\nTen plus 12 is \\boxed{22}."
+    assert models.tokenizer.encode(text, add_special_tokens=False) == file.encode(text).ids
+    assert len(models.tokenizer) == models.module("policy").config.vocab_size
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    refuse(tmp_path, f"'{tmp_path}'")
+
+
+def test_a_truncated_weight_file_is_refused(folder, tmp_path):
+    def cut(path):
+        file = path / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:1000])
+
+    refuse(broken(folder, tmp_path, cut), "cannot read weights")
+
+
+def test_pickled_weights_are_refused(folder, tmp_path):
+    def pickle(path):
+        torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+        (path / "model.safetensors").unlink()
+
+    refuse(broken(folder, tmp_path, pickle), "cannot read weights")
+
+
+def test_weights_of_another_architecture_are_refused(folder, tmp_path):
+    def swap(path):
+        save_file({"foreign": torch.zeros(1)}, path / "model.safetensors", {"format": "pt"})
+
+    refuse(broken(folder, tmp_path, swap), "do not fit its architecture")
+
+
+def test_weights_of_another_size_are_refused(folder, tmp_path):
+    def widen(path):
+        tiny_model(tiny_tokenizer(), width=128).save_pretrained(path / "wide")
+        shutil.copy(path / "wide" / "model.safetensors", path / "model.safetensors")
+
+    refuse(broken(folder, tmp_path, widen), "cannot read weights|do not fit")
+
+
+def test_an_unreadable_config_is_refused(folder, tmp_path):
+    path = broken(folder, tmp_path, lambda path: (path / "config.json").write_text("{"))
+    refuse(path, "cannot read a")
+
+
+def test_a_model_that_caps_its_logits_is_refused(tmp_path):
+    tokenizer = tiny_tokenizer()
+    architecture = Gemma2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+    )
+    Gemma2ForCausalLM(architecture).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    refuse(tmp_path, "scales or caps its logits", attention="eager")
+
+
+def test_an_unknown_dtype_attention_or_lora_target_is_refused(folder):
+    refuse(folder, "dtype 'int3' is unknown", dtype="int3")
+    refuse(folder, "nonsense", attention="nonsense")
+    lora = LoraConfig(rank=2, alpha=4, targets=["nothing"])
+    refuse(folder, r"lora.targets \['nothing'\] fit no layer", lora=lora)
+
+
+def test_unknown_embedded_weights_are_refused():
+    refuse("tiny", "embedded weights 'nowhere' do not exist", weights="nowhere")
+
+
+def test_these_weights_are_embedded():
+    assert {file.parent.name for file in TINY.glob("*/model.safetensors")} == set(EMBEDDED)
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_weights_load_and_have_their_section_in_the_card(name):
+    models = [ModelSet(model_config("tiny", weights=w), SPECS, "cpu", 0) for w in (name, None)]
+    assert len({one.fingerprint("policy") for one in models}) == 2
+    assert f"## {name}/model.safetensors" in (TINY / "README.md").read_text()
+
+
+def test_the_embedded_model_without_weights_starts_at_random_from_the_seed():
+    prints = [
+        ModelSet(model_config("tiny"), SPECS, "cpu", seed).fingerprint("policy")
+        for seed in (0, 0, 1)
+    ]
+    assert prints[0] == prints[1] != prints[2]
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path, lora):
+    other = LoraConfig(rank=2, alpha=8, targets=["q_proj", "v_proj"])
+    build(folder, other if lora is None else None).save(tmp_path)
+    fresh = build(folder, lora)
+    with pytest.raises(UserError, match="cannot read"):
+        fresh.load(tmp_path)
+
+
+def test_an_adapter_of_another_rank_is_refused_and_changes_nothing(folder, tmp_path):
+    build(folder, LoraConfig(rank=2, alpha=8, targets=["q_proj", "v_proj"])).save(tmp_path)
+    fresh = build(folder, LORA)
+    before = fresh.fingerprint("policy")
+    with pytest.raises(UserError, match="are of another model"):
+        fresh.load(tmp_path)
+    assert fresh.fingerprint("policy") == before

@@ -1,0 +1,187 @@
+"""The model set: named weights, averages, versions, and folders that load bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
+
+from agentrl_cli.models.policy import assess, score
+from tests.builders.models import LORA, SAMPLES, build, disturb, write_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_every_model_starts_as_the_base(folder, lora):
+    models = build(folder, lora)
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        for name in models.names:
+            assert torch.equal(models.module(name)(ids).logits, base(ids).logits), name
+
+
+def test_a_head_is_as_wide_as_what_the_vocabulary_is_read_from(folder, tmp_path):
+    config = OPTConfig(
+        vocab_size=400, hidden_size=32, ffn_dim=48, num_hidden_layers=1, num_attention_heads=4,
+        word_embed_proj_dim=16,
+    )  # fmt: skip
+    OPTForCausalLM(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    models = build(tmp_path)
+    read = assess(models.module("critic"), models.head("critic"), SAMPLES, 99)
+    assert [values.tolist() for _, values in read] == [[0.0] * len(s.ids) for s in SAMPLES]
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_names_are_separate_weights(folder, lora):
+    models = build(folder, lora)
+    before = {name: score(models.module(name), SAMPLES, 99) for name in models.names}
+    disturb(models, "policy")
+    after = {name: score(models.module(name), SAMPLES, 99) for name in models.names}
+    assert [name for name in models.names if before[name] != after[name]] == ["policy"]
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_only_trained_models_have_trainable_weights(folder, lora):
+    models = build(folder, lora)
+    assert {n: bool(models.trainable(n)) for n in models.names} == {
+        "policy": True,
+        "target": False,
+        "reference": False,
+        "critic": True,
+    }
+    for name in (*models.names, "policy"):
+        models.module(name)
+    assert all(weight.requires_grad for _, weight in models.trainable("policy"))
+    for name in ("target", "reference"):
+        assert not any(weight.requires_grad for weight in models.weights(name).values())
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_ema_update_equals_the_hand_computation(folder, lora):
+    models = build(folder, lora)
+    disturb(models, "policy")
+    before = {key: w.detach().clone() for key, w in models.weights("target").items()}
+    policy_weights = models.weights("policy")
+    models.ema_update("target", "policy", 0.75)
+    for key, weight in models.weights("target").items():
+        expected = 0.75 * before[key] + 0.25 * policy_weights[key].detach()
+        assert torch.allclose(weight, expected, rtol=1e-6, atol=1e-8)
+        assert not torch.equal(weight, before[key])
+    assert models.version("target") == 1
+
+
+def test_ema_at_rate_one_stays_and_at_rate_zero_copies(folder):
+    models = build(folder)
+    disturb(models, "policy")
+    start = models.fingerprint("target")
+    models.ema_update("target", "policy", 1.0)
+    assert models.fingerprint("target") == start
+    models.ema_update("target", "policy", 0.0)
+    assert models.fingerprint("target") == models.fingerprint("policy")
+
+
+def test_an_average_in_bfloat16_moves_by_small_rates_and_survives_a_save(folder, tmp_path):
+    models = build(folder, dtype="bfloat16")
+    with torch.no_grad():
+        models.weights("policy")["model.norm.weight"].fill_(2.0)
+    for _ in range(100):
+        models.ema_update("target", "policy", 0.999)
+    weight = models.weights("target")["model.norm.weight"]
+    assert weight.float().mean().item() == pytest.approx(2 - 0.999**100, abs=0.004)
+    models.save(tmp_path)
+    fresh = build(folder, dtype="bfloat16")
+    fresh.load(tmp_path)
+    for _ in range(5):
+        models.ema_update("target", "policy", 0.99)
+        fresh.ema_update("target", "policy", 0.99)
+    assert fresh.fingerprint("target") == models.fingerprint("target")
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_saved_set_loads_bit_for_bit(folder, tmp_path, lora):
+    models = build(folder, lora)
+    for seed, name in enumerate(models.names):
+        disturb(models, name, seed)
+    models.bump("policy")
+    models.save(tmp_path)
+    fresh = build(folder, lora, seed=9)
+    fresh.load(tmp_path)
+    for name in models.names:
+        assert fresh.fingerprint(name) == models.fingerprint(name)
+        assert fresh.version(name) == models.version(name)
+        ours, theirs = (score(m.module(name), SAMPLES, 99) for m in (models, fresh))
+        assert ours == theirs
+
+
+def test_nothing_saved_can_unpickle(folder, tmp_path):
+    for lora in (None, LORA):
+        build(folder, lora).save(tmp_path / str(lora is None))
+    endings = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+    assert endings == {".safetensors", ".json", ".jinja"}
+
+
+def test_a_full_policy_folder_is_a_plain_hugging_face_model(folder, tmp_path):
+    models = build(folder)
+    disturb(models, "policy")
+    models.save(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        assert torch.equal(plain(ids).logits, models.module("policy")(ids).logits)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    assert tokenizer.chat_template == models.tokenizer.chat_template
+
+
+def test_an_adapter_folder_is_a_plain_peft_adapter(folder, tmp_path):
+    from peft import PeftModel
+
+    models = build(folder, LORA)
+    disturb(models, "policy")
+    models.save(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    plain = PeftModel.from_pretrained(base, str(tmp_path / "policy")).eval()
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        assert torch.equal(plain(ids).logits, models.module("policy")(ids).logits)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_starting_the_policy_from_weights_takes_ema_and_frozen_along(folder, tmp_path, lora):
+    models = build(folder, lora)
+    disturb(models, "policy")
+    models.save(tmp_path)
+    fresh = build(folder, lora)
+    fresh.load_weights("policy", tmp_path / "policy")
+    for name in ("policy", "target", "reference"):
+        assert fresh.fingerprint(name) == models.fingerprint("policy")
+    assert fresh.fingerprint("critic") == models.fingerprint("critic")
+    assert fresh.version("policy") == fresh.version("target") == 1
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_fingerprint_sees_one_changed_bit(folder, lora):
+    models, again = build(folder, lora), build(folder, lora)
+    assert models.fingerprint("policy") == again.fingerprint("policy")
+    weight = next(iter(models.weights("policy").values()))
+    weight.data.view(torch.int32).view(-1)[0] ^= 1
+    assert models.fingerprint("policy") != again.fingerprint("policy")
+
+
+def test_trained_adapters_start_from_different_random_halves_by_name_and_seed(folder):
+    one, other = build(folder, LORA, seed=0), build(folder, LORA, seed=1)
+    prints = {m.fingerprint(name) for m in (one, other) for name in ("policy", "critic")}
+    assert len(prints) == 4
+
+
+def test_building_leaves_the_global_random_state_alone(folder):
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    build(folder, LORA)
+    assert torch.equal(torch.rand(1), expected)

@@ -1,0 +1,261 @@
+"""Packed attention: one pass over an episode with critic prompts says what single passes say, and
+every known way to get it wrong is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from agentrl_cli.algos.self_ac.packing import pack_episode
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode, Sample, Task, Turn
+from agentrl_cli.models import shadow
+from agentrl_cli.models.packable import enable
+from agentrl_cli.models.policy import forward, pack
+from agentrl_cli.models.shadow import hidden_states, in_blocks, positions, visibility
+from tests.builders.shadow import (
+    FAMILIES,
+    LAYOUTS,
+    PROMPT,
+    alone,
+    cached_values,
+    head_of,
+    largest_gap,
+    model_of,
+    read,
+    row,
+)
+
+EXACT = 1e-5
+SHAPES = [
+    [(1, 1)],
+    [(7, 3), (2, 5)],
+    [(4, 1), (0, 4), (3, 2)],
+    [(9, 2), (0, 1), (0, 1), (6, 7)],
+    [(3, 8), (1, 1), (5, 2), (0, 3), (2, 1)],
+    [(2, 1), (4, 6), (0, 2), (1, 9), (3, 1), (8, 4)],
+]
+THREE = row((6, 3), (2, 4), (0, 2))
+HEAD = head_of()
+attend = shadow.Block.attend
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_packed_pass_equals_a_pass_for_each_turn_and_each_state(family: str, layout: str):
+    model = model_of(family, layout)
+    for turns in SHAPES:
+        assert largest_gap(model, HEAD, [row(*turns)]) < EXACT, turns
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 6),
+            st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=6),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 4),
+    st.sampled_from(LAYOUTS),
+)
+def test_rows_of_any_shape_in_any_batch_equal_single_passes(drawn: Any, prompt: int, layout: str):
+    rows = [
+        row((first + seen, acted), *more, prompt=PROMPT[:1] * prompt, seed=i)
+        for i, (first, [(seen, acted), *more]) in enumerate(drawn)
+    ]
+    assert largest_gap(model_of("qwen2", layout), HEAD, rows) < EXACT
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])  # two heads share keys, and none
+def test_shadows_in_blocks_of_any_size_equal_single_passes(
+    family: str, rows: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shadow, "BLOCK_ROWS", rows)
+    batch = [row(*turns) for turns in SHAPES]
+    assert largest_gap(model_of(family), HEAD, batch) < EXACT
+    for one in batch:
+        assert largest_gap(model_of(family), HEAD, [one]) < EXACT
+
+
+def test_a_block_reaches_no_further_than_its_last_state(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shadow, "BLOCK_ROWS", 2)
+    labels = torch.tensor([[0, 0, 1, 1, 0, 2, 2, 2, 0]])
+    queries, visible = torch.tensor([[2, 3, 5, 6, 7]]), torch.tensor([[0, 1, 4, 8]])
+    whole = visibility(queries, torch.cat([visible, queries], 1), labels)
+    blocks = shadow.in_blocks(queries, labels, shadow.additive(whole, torch.float32)).blocks
+    found = [(block.rows, block.seen, block.own) for block in blocks]
+    assert found == [
+        (slice(0, 2), 2, slice(0, 2)),
+        (slice(2, 4), 3, slice(2, 4)),
+        (slice(4, 5), 3, slice(2, 5)),
+    ]
+    assert [tuple(block.mask.shape[-2:]) for block in blocks] == [(2, 4), (2, 5), (1, 6)]
+
+
+def too_short(queries: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor):
+    found = in_blocks(queries, labels, mask)
+    for block in found.blocks:
+        block.mask = torch.cat([block.mask[..., :1], block.mask[..., 2:]], -1)
+        block.seen -= 1
+    return found
+
+
+def swapped(block: shadow.Block, query: Any, key: Any, value: Any, scale: Any):
+    found = attend(block, query, key, value, scale)
+    return found.flip(1)
+
+
+def seeing_shadows(queries: torch.Tensor, keys: torch.Tensor, labels: torch.Tensor):
+    of_queries, of_keys = (shadow._take(labels, columns, -1) for columns in (queries, keys))
+    both = (of_queries[:, :, None] > 0) & (of_keys[:, None, :] > 0)
+    earlier = keys[:, None, :] <= queries[:, :, None]
+    return visibility(queries, keys, labels) | (both & earlier)[:, None]
+
+
+def eager_states(model: PreTrainedModel, ids: Any, labels: Any, lengths: Any):
+    model.set_attn_implementation("eager")
+    columns = torch.arange(ids.shape[1]).expand_as(ids)
+    return model.base_model(
+        input_ids=ids, attention_mask=visibility(columns, columns, labels.long()),
+        position_ids=positions(labels.long(), lengths), use_cache=False,
+    ).last_hidden_state  # fmt: skip
+
+
+def counted(labels: torch.Tensor, lengths: torch.Tensor):
+    return torch.arange(labels.shape[1]).expand_as(labels)
+
+
+BROKEN: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "plain shift": ("predecessors", lambda labels: counted(labels, labels) - 1, "visible_first"),
+    "no mask": ("additive", lambda mask, dtype: None, "interleaved"),
+    "positions not reused": ("positions", counted, "visible_first"),
+    "shadows see shadows": ("visibility", seeing_shadows, "visible_first"),
+    "bool mask under eager": ("hidden_states", eager_states, "interleaved"),
+    "a block that stops early": ("in_blocks", too_short, "visible_first"),
+    "heads out of order": ("Block.attend", swapped, "visible_first"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_packing_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch):
+    part, broken, layout = BROKEN[name]
+    model = model_of("qwen2", layout)
+    assert largest_gap(model, HEAD, [THREE]) < EXACT
+    monkeypatch.setattr(f"agentrl_cli.models.shadow.{part}", broken)
+    assert largest_gap(model, HEAD, [THREE]) > 0.05
+    if part != "predecessors":  # labels are no matter of the model
+        with pytest.raises(UserError, match="would corrupt training"):
+            enable(model_of("qwen2", layout), PROMPT, layout, "full")  # pyright: ignore[reportArgumentType]
+
+
+def value_gap(sample: Sample) -> float:
+    """The largest difference between single passes and the values where `value_at` reads them."""
+    with torch.no_grad():
+        values = forward(model_of("qwen2"), pack([sample]), HEAD).values
+        _, expected = alone(model_of("qwen2"), HEAD, THREE)
+    assert values is not None
+    found = values[0][torch.tensor(sample.streams["value_at"]).bool()]
+    return float((found - expected).abs().max())
+
+
+@pytest.mark.parametrize("state", range(4))
+def test_a_value_read_one_token_early_is_noticed(state: int):
+    turns = [Turn([], "", seen, acted, []) for seen, acted in THREE.turns]
+    (sample,) = pack_episode(Episode("a", Task("a", "test", {}), "a", 0, turns), PROMPT, []).samples
+    assert value_gap(sample) < EXACT
+    at = sample.streams["value_at"]
+    column = [i for i, read in enumerate(at) if read][state]
+    at[column - 1], at[column] = at[column], 0.0
+    assert value_gap(sample) > 0.05
+
+
+def states(model: PreTrainedModel, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states [L, width] of one packed sample, and its labels."""
+    labels = torch.tensor([sample.streams["shadow"]])
+    ids, length = torch.tensor([sample.ids]), torch.tensor([len(sample.ids)])
+    with torch.no_grad():
+        return hidden_states(model, ids, labels, length)[0], labels[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_its_shadows_the_visible_states_are_the_same(layout: str):
+    model = model_of("llama", layout)
+    hidden, labels = states(model, THREE.sample())
+    bare = Sample(THREE.state(3), [], {"shadow": [0.0] * len(THREE.state(3))})
+    assert torch.allclose(hidden[labels == 0], states(model, bare)[0], atol=EXACT)
+    plain = model.base_model(input_ids=torch.tensor([THREE.state(3)]), use_cache=False)
+    assert torch.allclose(states(model, bare)[0], plain.last_hidden_state[0], atol=EXACT)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_edited_shadow_changes_no_visible_state_and_no_other_value(layout: str):
+    model, sample = model_of("llama", layout), THREE.sample()
+    before, labels = states(model, sample)
+    sample.ids[sample.streams["shadow"].index(2.0)] = 5
+    after, _ = states(model, sample)
+    assert torch.equal(before[labels != 2], after[labels != 2])
+    assert not torch.allclose(before[labels == 2], after[labels == 2], atol=1e-2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_edited_action_changes_only_the_values_of_later_states(layout: str):
+    model, edited = model_of("llama", layout), row((6, 3), (2, 4), (0, 2))
+    edited.turns[1][1][0] = 1
+    with torch.no_grad():
+        (_, before), (_, after) = (read(model, HEAD, [one])[0] for one in (THREE, edited))
+    assert torch.equal(before[:2], after[:2])
+    assert ((before[2:] - after[2:]).abs() > 1e-3).all()
+
+
+def test_positions_are_those_of_the_slides():
+    labels = torch.tensor([[0] * 10 + [1] * 19 + [0] * 4 + [2] * 19 + [0] * 3])
+    found = positions(labels, torch.tensor([53]))[0].tolist()
+    # the state ends at 9, its critic prompt takes 10 to 28, and the action begins at 10 again
+    expected = [*range(10), *range(10, 29), *range(10, 14), *range(14, 33), 14, 0, 0]
+    assert found == expected
+
+
+def test_the_mask_is_the_formula():
+    labels = torch.tensor([[0, 0, 1, 1, 0, 2, 2, 3, 0, 0], [0, 1, 0, 0, 2, 0, 0, 0, 0, 0]])
+    columns = torch.arange(10).expand(2, 10)
+    found = visibility(columns, columns, labels)
+    for b, marks in enumerate(labels.tolist()):
+        for q in range(10):
+            for j in range(10):
+                expected = j <= q and (marks[j] == 0 or marks[j] == marks[q])
+                assert found[b, 0, q, j] == expected, (b, q, j)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_episode_in_a_batch_is_the_episode_alone(layout: str):
+    model = model_of("gpt2", layout)  # its positions are a table: padding must not leave it
+    rows = [
+        row((40, 30), (5, 70), prompt=PROMPT * 20),
+        row((2, 1)),
+        row((3, 2), (1, 1), (0, 4), (2, 2), (2, 2)),
+    ]
+    with torch.no_grad():
+        together = read(model, HEAD, rows)
+        for one, found in zip(rows, together, strict=True):
+            for a, b in zip(found, read(model, HEAD, [one])[0], strict=True):
+                assert torch.allclose(a, b, atol=EXACT)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_are_those_of_a_prompt_behind_a_cached_state(layout: str):
+    model = model_of("qwen3", layout)
+    with torch.no_grad():
+        found = read(model, HEAD, [THREE])[0][1]
+        assert torch.allclose(
+            found, cached_values(model, HEAD, THREE, train_prefix=True), atol=EXACT
+        )

@@ -1,0 +1,296 @@
+"""Reports: figures by hand, damage stated, one page that fetches and runs nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.cli.report import FILE, Report, folder_for, gather, render, write
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.report import page
+from agentrl_cli.report.compare import Comparison, compare, worlds
+from agentrl_cli.report.records import read_all
+from tests.builders.report import BASE, BETTER, Page, break_lines, write_run
+
+pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J\u202e&lt;b"
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Two algorithms, two seeds each."""
+    for seed in (0, 1):
+        write_run(tmp_path / f"grpo-{seed}", seed=seed, final=BASE)
+        write_run(tmp_path / f"nlac-{seed}", algo="nlac", seed=seed)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with all pages over runs of hostile texts, in its folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        write_run(folder / f"grpo-{seed}", seed=seed, final=BASE, text=HOSTILE)
+        said = {"critic": {"forecasts": [HOSTILE + " Success."], "critique": HOSTILE}}
+        write_run(folder / f"nlac-{seed}", algo="nlac", seed=seed, said=said)
+    return write(gather([str(folder)]), folder_for([str(folder)]), pages=True).parent
+
+
+def told(folder: Path) -> Report:
+    return gather([str(folder)])
+
+
+def only(folder: Path, against: str | None = None, threshold: float | None = None) -> Comparison:
+    (world,) = worlds(read_all([str(folder)]))
+    return compare(world, against, threshold)
+
+
+# figures
+
+
+def test_figures_of_a_group_by_hand(two: Path):
+    rows = {row.group: row for row in only(two, "grpo").rows}
+    nlac = rows["nlac"]
+    assert (nlac.seeds, nlac.scores) == ([0, 1], [5 / 8, 5 / 8])
+    assert nlac.base is not None and nlac.base.mean == 2 / 8
+    assert nlac.final.mean == 5 / 8
+    assert nlac.gain is not None and nlac.gain.mean == 3 / 8
+    # by task the gains are 1/2, 1/2, 0, 1/2, the same in both seeds
+    assert nlac.difference is not None and nlac.difference.mean == pytest.approx(3 / 8)
+    assert nlac.improvement is not None and nlac.improvement.mean == 1
+    assert rows["grpo"].difference is None and rows["grpo"].improvement is None
+
+
+def test_chances_of_several_tries_by_hand(two: Path):
+    nlac = {row.group: row for row in only(two).rows}["nlac"]
+    # of two games each: cat both, dog one, owl one, elk one
+    assert nlac.passes.keys() == {"pass@2", "pass^2"}
+    assert (nlac.passes["pass@2"].mean, nlac.passes["pass^2"].mean) == (1.0, 1 / 4)
+    assert nlac.passes["pass^2"].low == 0 and nlac.passes["pass^2"].high > 1 / 4
+
+
+def test_costs_are_means_over_runs(two: Path):
+    (grpo, _) = only(two).rows
+    assert grpo.cost["episodes"] == 200 and grpo.cost["tokens_played"] == 2000
+    assert grpo.cost["tokens_trained"] == 1600 and grpo.cost["seconds"] == pytest.approx(60)
+    assert grpo.cost["seconds_rollout"] == 20 and grpo.cost["seconds_eval"] == 14
+
+
+def test_a_run_that_failed_changes_no_figure_of_its_group(two: Path):
+    before = only(two, "nlac", threshold=0.399).rows[0]
+    dead = write_run(two / "dead", seed=2, status="failed")
+    lines = (dead / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (dead / "metrics.jsonl").write_text("".join(lines[:4]))
+    after = only(two, "nlac", threshold=0.399).rows[0]
+    assert after == before and after.cost["episodes"] == 200
+    assert after.efficiency is not None and after.efficiency.runs == 2
+
+
+def test_a_threshold_is_reached_by_the_mean_of_five_updates(two: Path):
+    # the mean of updates n-4 to n is 0.2 + 0.02 (n - 2): 0.40 first at n = 12
+    efficiency = only(two, threshold=0.399).rows[0].efficiency
+    assert efficiency is not None and (efficiency.reached, efficiency.runs) == (2, 2)
+    assert (efficiency.episodes, efficiency.seconds) == (120, 36)
+    never = only(two, threshold=0.9).rows[0].efficiency
+    assert never is not None and (never.reached, never.episodes) == (0, None)
+    halfway = only(two).rows[0].efficiency
+    assert halfway is not None and halfway.threshold == pytest.approx((2 / 8 + 5 / 8) / 2)
+
+
+def test_curves_can_be_read_against_three_axes(two: Path):
+    record = read_all([str(two / "grpo-0")])[0]
+    assert [record.axis(x)[-1] for x in ("episodes", "gradient steps", "seconds")] == [200, 40, 60]
+
+
+def test_noise_is_between_seeds_of_one_configuration_only(tmp_path: Path):
+    for seed, final in enumerate((BASE, BETTER)):
+        write_run(tmp_path / f"a{seed}", seed=seed, final=final)
+        write_run(tmp_path / f"b{seed}", algo="rft", seed=seed)
+    floor = only(tmp_path).noise
+    assert floor is not None and floor.freedom == 2
+    # squares: of a 2 x (3/16)^2, of b none
+    assert floor.deviation == pytest.approx((2 * (3 / 16) ** 2 / 2) ** 0.5)
+
+
+def test_configurations_that_differ_are_groups_named_by_what_differs(tmp_path: Path):
+    write_run(tmp_path / "a", algo="nlac", init=None)
+    write_run(tmp_path / "b", algo="nlac", init="elsewhere/base", seed=1)
+    write_run(tmp_path / "c", algo="rft", seed=1, hardware={"threads": 1})
+    write_run(tmp_path / "d", algo="rft", seed=2, hardware={"threads": 2})
+    labels = [row.group for row in only(tmp_path).rows]
+    assert labels == ["nlac init=null", "nlac init=elsewhere/base", "rft"]
+
+
+def test_the_group_without_a_control_is_called_by_its_algorithm_alone(tmp_path: Path):
+    for seed, control in enumerate(("none", "shuffled_outcomes")):
+        write_run(tmp_path / control, algo="nlac", seed=seed, advanced={"control": control})
+    (comparison,) = gather([str(tmp_path)], against="nlac").comparisons
+    assert [row.group for row in comparison.rows] == ["nlac", "nlac control=shuffled_outcomes"]
+    assert comparison.reference == "nlac"
+
+
+@pytest.mark.parametrize("threshold", [40, -1, float("nan")])
+def test_a_threshold_that_is_no_share_is_refused(two: Path, threshold: float):
+    with pytest.raises(UserError, match="--threshold is "):
+        gather([str(two)], threshold=threshold)
+
+
+def test_configurations_whose_names_are_cut_alike_are_told_apart(tmp_path: Path):
+    for number in (1, 2):
+        far = f"runs/{'x' * 40}{number}{'y' * 40}"
+        write_run(tmp_path / str(number), algo="nlac", init=far, seed=number)
+    labels = [row.group for row in only(tmp_path).rows]
+    assert len(set(labels)) == 2 and labels[1] == f"{labels[0]} (2)"
+
+
+# bad input
+
+
+def test_a_damaged_metrics_file_is_used_as_far_as_it_can_be_read(two: Path):
+    break_lines(two / "nlac-0", 3, 4)
+    with (two / "nlac-1" / "metrics.jsonl").open("a") as file:
+        file.write('[1]\n{"step": "x"}\n\xff\xfe\n{"cut off')
+    found = told(two)
+    assert "run 'nlac-0': 2 lines of metrics.jsonl cannot be read, left out" in found.notes
+    assert "run 'nlac-1': 3 lines of metrics.jsonl cannot be read, left out" in found.notes
+    assert [row.scores for row in found.comparisons[0].rows] == [[2 / 8] * 2, [5 / 8] * 2]
+
+
+def test_a_run_that_is_going_or_failed_is_left_out_of_the_finals_and_said(two: Path):
+    write_run(two / "young", algo="rft", status="running", seed=3)
+    write_run(two / "dead", algo="rft", status="failed", seed=4)
+    found = told(two)
+    assert [row.group for row in found.comparisons[0].rows] == ["grpo", "nlac"]
+    notes = " ".join(found.notes)
+    assert "'young' is still going, or its machine died (step 20 of 20)" in notes
+    assert "'dead' failed at step 20 of 20" in notes
+
+
+def test_only_unfinished_runs_still_make_a_page(tmp_path: Path):
+    write_run(tmp_path / "young", status="running")
+    found = told(tmp_path)
+    assert "no run has finished" in render(found)
+    assert "No run has finished" in write(found, tmp_path / "out").read_text()
+
+
+def test_runs_of_different_environments_are_kept_apart_and_said(two: Path):
+    write_run(two / "else", env="math", seed=5)
+    found = told(two)
+    assert len(found.comparisons) == 2
+    assert "their numbers do not compare: twentyq; math" in found.notes[0]
+
+
+def test_without_episode_files_runs_are_compared_by_their_means(two: Path):
+    for file in (two / "nlac-0" / "episodes").iterdir():
+        file.unlink()
+    (two / "grpo-0" / "episodes" / "eval-000020.jsonl").write_text("nothing\n")
+    (two / "grpo-0" / "episodes" / "eval-000020.index.json").unlink()
+    (grpo, nlac) = told(two).comparisons[0].rows
+    assert (grpo.final.mean, nlac.final.mean) == (2 / 8, 5 / 8)
+
+
+def test_a_run_without_its_configuration_is_one_sentence(two: Path):
+    (two / "nlac-0" / "config.yaml").write_text("{")
+    assert any("config.yaml cannot be read" in note for note in told(two).notes)
+
+
+def test_nothing_to_compare_is_one_sentence(tmp_path: Path):
+    with pytest.raises(UserError, match="holds no runs"):
+        told(tmp_path)
+    write_run(tmp_path / "a")
+    with pytest.raises(UserError, match="--against 'b' is none of the compared; there is grpo"):
+        gather([str(tmp_path)], against="b")
+
+
+# the page
+
+
+def test_what_models_and_users_wrote_is_shown_and_never_acted_upon(made: Path):
+    pages = [made / FILE, *(made / "pages").iterdir()]
+    assert len(pages) == 5
+    for found in map(Page, texts := [file.read_text() for file in pages]):
+        assert not found.tags & {"script", "iframe", "object", "link", "base", "form", "svg"}
+        assert not {name for name in found.attributes if name.startswith("on") or name == "style"}
+        links = {link for link in found.links if not link.startswith("pages/")}
+        assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in links)
+    assert all("alert(1)" in text and "&lt;script&gt;" in text for text in texts)
+
+
+def test_the_policy_allows_one_style_sheet_and_inner_images_only(made: Path):
+    text = (made / FILE).read_text()
+    policy = re.search(r'Security-Policy" content="([^"]*)"', text)
+    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert policy is not None and style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert policy[1].split("; ") == [
+        "default-src 'none'", "img-src data:", f"style-src 'sha256-{digest}'", "base-uri 'none'",
+        "form-action 'none'",
+    ]  # fmt: skip
+
+
+def test_every_link_leads_somewhere_and_every_anchor_is_one_place(made: Path):
+    found = Page((made / FILE).read_text())
+    assert len(found.ids) == len(set(found.ids))
+    inside = {link[1:] for link in found.links if link.startswith("#")}
+    assert inside and inside <= set(found.ids)
+    links = {link for link in found.links if not link.startswith(("#", "data:"))}
+    outside = {link.partition("#")[0] for link in links}
+    assert outside == {f"pages/{name}-{seed}.html" for name in ("grpo", "nlac") for seed in (0, 1)}
+    assert all((made / link).is_file() for link in outside)
+
+
+def test_a_run_s_own_page_holds_every_turn_of_every_episode(made: Path):
+    found = Page((made / "pages" / "nlac-0.html").read_text())
+    assert {f"run-nlac-0-e{e}-t{t}" for e in range(8) for t in (1, 2)} <= set(found.ids)
+
+
+def test_a_page_stays_small_however_long_the_episodes_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_run(tmp_path / "long", algo="rft", text="word " * 50_000, seed=7)
+    write_run(tmp_path / "short")
+    monkeypatch.setattr(page, "TEXTS", 400_000)
+    text = write(told(tmp_path), tmp_path / "out").read_text()
+    assert len(text) < 1_000_000 and "word word" not in text and "run-short-e0-t1" in text
+
+
+def test_pictures_are_written_beside_the_page_and_the_same_again(made: Path, tmp_path: Path):
+    pictures = {file.name: file.read_text() for file in made.glob("*.svg")}
+    assert pictures.keys() == {f"{name}-1.svg" for name in ("curves", "finals", "costs", "critic")}
+    write(told(made.parent), tmp_path)
+    assert pictures == {file.name: file.read_text() for file in tmp_path.glob("*.svg")}
+
+
+def test_without_matplotlib_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_run(tmp_path / "a")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UserError, match=r"agentrl-cli\[report\]"):
+        write(told(tmp_path), tmp_path / "out")
+
+
+def test_the_page_shows_what_the_critic_knew(made: Path):
+    text = (made / FILE).read_text()
+    assert "What the critics knew" in text and "nlac</b>: 16 annotated turns" in text
+    assert "won, as 1 of 1 forecasts said" in text
+
+
+def test_runs_that_each_start_from_a_run_of_their_own_seed_are_one_group(tmp_path: Path):
+    for seed in range(3):
+        write_run(tmp_path / f"sft-s{seed}", algo="sft", seed=seed)
+        init = str(tmp_path / f"sft-s{seed}") if seed else "sft-s0"  # by its name beside it, too
+        write_run(tmp_path / f"dpo-s{seed}", algo="dpo", seed=seed, init=init)
+    write_run(tmp_path / "sft-long", algo="sft", seed=0, steps=30)
+    write_run(tmp_path / "dpo-long", algo="dpo", seed=0, init=str(tmp_path / "sft-long"))
+    write_run(tmp_path / "dpo-lost", algo="dpo", seed=0, init="gone")
+    (world,) = worlds(read_all([str(tmp_path)]))
+    found = {group.label: sorted(record.name for record in group.records) for group in world.groups}
+    assert ["dpo-s0", "dpo-s1", "dpo-s2"] in found.values()
+    assert ["dpo-long"] in found.values() and ["dpo-lost"] in found.values()
+    assert {name.partition("-")[0] for name in found if name.startswith("dpo")} == {
+        "dpo init=sft", "dpo init=gone",
+    }  # fmt: skip

@@ -1,0 +1,64 @@
+"""What a step plays depends on the seed and the step only; failures stop the run."""
+
+import pytest
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode
+from agentrl_cli.rollout.collector import PlayCollector, refuse_failures
+from tests.fakes.echo import CHAT, Echo, random_sampler, script
+
+
+@pytest.fixture
+def sampler():
+    return random_sampler()
+
+
+def collector(episodes_per_step, generator, **world):
+    made = PlayCollector(
+        episodes_per_step=episodes_per_step, max_tokens=8, temperature=1.0, max_context=500
+    )
+    made.bind(make_env=lambda: Echo(**world), chat=CHAT, generator=generator, seed=3)
+    return made
+
+
+def test_every_task_is_visited_before_any_is_repeated():
+    generator = script(lambda prompt: "Hello.")
+    for size in (1, 2, 3, 7):
+        made = collector(size, generator)
+        seen = [start.task.id for step in range(10) for start in made.starts(step, 1)]
+        for epoch in range(len(seen) // 5):
+            assert len(set(seen[5 * epoch : 5 * epoch + 5])) == 5
+        assert seen[:5] != seen[5:10]
+
+
+def test_a_step_is_a_function_of_seed_and_step(sampler):
+    first = collector(4, sampler).collect(3, 2)
+    other = collector(4, sampler)
+    other.collect(0, 2)
+    again = other.collect(3, 2)
+    assert [e.turns for e in again] == [e.turns for e in first]
+
+
+def test_groups_share_a_task_and_ids_and_seeds_are_unique(sampler):
+    episodes = collector(21, sampler).collect(12, 3)
+    assert len({e.id for e in episodes}) == len({e.seed for e in episodes}) == 21
+    assert episodes[10].id == "s000012-t03-g1" and episodes[10].group == "s000012-t03"
+    groups = {e.group: e.task.id for e in episodes}
+    assert all(groups[e.group] == e.task.id and e.policy_version == 12 for e in episodes)
+
+
+def test_a_step_in_which_more_than_a_fifth_failed_says_why():
+    with pytest.raises(RuntimeError, match=r"2 of 2 episodes failed, 2 .* broken at 1"):
+        collector(2, script(lambda prompt: "Hello."), fails_at=1).collect(0, 1)
+    task = Echo().tasks("train")[0]
+    fine = Episode("a", task, "g", 0, [])
+    broken = Episode("b", task, "g", 0, [], stop="error", error="why")
+    refuse_failures([fine] * 4 + [broken])
+    with pytest.raises(RuntimeError, match="why"):
+        refuse_failures([fine] * 3 + [broken])
+
+
+def test_a_group_larger_than_a_step_is_refused_with_both_numbers():
+    with pytest.raises(UserError, match="episodes_per_step 2 holds no group of 3"):
+        collector(2, script(lambda prompt: "Hello.")).collect(0, 3)
+    assert collector(8, script(lambda prompt: "Hello.")).count(3) == 6

@@ -1,0 +1,236 @@
+"""Episodes keep the tokens as sampled, in any batch, replayed or not; failures are recorded."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from agentrl_cli.core.errors import EpisodeError, UserError
+from agentrl_cli.core.types import Episode, Message, Step, Turn
+from agentrl_cli.generators.base import Sampling
+from agentrl_cli.generators.scripted import ScriptedGenerator
+from agentrl_cli.rollout.play import Start, play, probe_starts
+from tests.fakes.echo import CHAT, Echo, Weights, random_sampler, script
+
+SAMPLING = Sampling(max_tokens=8, temperature=1.0, stop_ids=CHAT.stop_ids)
+
+
+@pytest.fixture
+def sampler():
+    return random_sampler()
+
+
+def starts(count=4, **changes):
+    tasks = Echo().tasks("train")
+    return [
+        replace(Start(tasks[k % 5], f"t{k}", 100 + k, f"e{k}"), **changes) for k in range(count)
+    ]
+
+
+def roll(begin, generator, sampling=SAMPLING, max_context=500, **world):
+    return play(begin, lambda: Echo(**world), CHAT, generator, sampling, max_context=max_context)
+
+
+def strip(episode: Episode) -> Episode:
+    """What must not depend on the batch: everything but time and the last bits of log-probs."""
+    return replace(episode, turns=[replace(t, logprobs=[]) for t in episode.turns], seconds=0.0)
+
+
+def test_an_episode_is_the_dialogue_the_template_would_render():
+    (episode,) = roll(starts(1), script(lambda prompt: "Hello."))
+    whole = [Message("system", "Say something.")]
+    for i, turn in enumerate(episode.turns):
+        whole += turn.observation[-1:] if i else turn.observation[1:]
+        assert episode.state_ids(i) == CHAT.start(whole)
+        whole.append(Message("assistant", turn.action))
+    assert [turn.action for turn in episode.turns] == ["Hello."] * 3
+    assert episode.stop == "done" and episode.reward == 1.0 and not episode.success
+    assert [m.content for m in episode.closing] == [f"Heard 6, mood {100 % 7}."]
+
+
+def test_tokens_and_logprobs_are_those_that_were_sampled(sampler):
+    for episode in roll(starts(), sampler):
+        for i, turn in enumerate(episode.turns):
+            ids = episode.state_ids(i) + turn.action_ids
+            with torch.no_grad():
+                logits = Weights.model(input_ids=torch.tensor([ids])).logits[0].float()
+            at = range(len(ids) - len(turn.action_ids), len(ids))
+            expected = [logits[k - 1].log_softmax(-1)[ids[k]].item() for k in at]
+            assert turn.logprobs == pytest.approx(expected, abs=1e-4)
+            assert turn.action == CHAT.decode(turn.action_ids)
+
+
+def test_an_action_cut_by_max_tokens_is_closed_by_the_next_observation(sampler):
+    cut = [e for e in roll(starts(8), sampler) if e.turns[0].finish == "length"]
+    assert cut
+    for episode in cut:
+        assert len(episode.turns[0].action_ids) == SAMPLING.max_tokens
+        assert episode.turns[1].observation_ids[0] == CHAT.closing
+
+
+def test_an_episode_does_not_depend_on_its_batch(sampler):
+    together = roll(starts(6), sampler)
+    alone = [roll([start], sampler)[0] for start in starts(6)]
+    assert [strip(e) for e in together] == [strip(e) for e in alone]
+
+
+def test_all_live_episodes_of_a_turn_share_one_call():
+    sizes: list[int] = []
+
+    class Counting(ScriptedGenerator):
+        def generate(self, prompts, seeds, sampling, model="policy"):
+            sizes.append(len(prompts))
+            return super().generate(prompts, seeds, sampling, model)
+
+    talk = lambda prompt: "stop" if "Task 0" in prompt else "go on"  # noqa: E731
+    generator = Counting(talk, read=CHAT.read, write=CHAT.encode_action)
+    roll(starts(5), generator)
+    assert sizes == [5, 4, 4]
+
+
+def test_sampling_depends_on_the_start_seed_and_the_turn_only(sampler):
+    one = Start(Echo().tasks("train")[0], "g", 7, "first")
+    first, second = roll([one, replace(one, id="second", group="h")], sampler)
+    assert [t.action_ids for t in first.turns] == [t.action_ids for t in second.turns]
+    (third,) = roll([replace(one, seed=14)], sampler)
+    assert third.turns[0].observation == first.turns[0].observation
+    assert [t.action_ids for t in first.turns] != [t.action_ids for t in third.turns]
+
+
+def test_a_forced_episode_replays_bit_for_bit(sampler):
+    for episode, start in zip(roll(starts(), sampler), starts(), strict=True):
+        (again,) = roll([replace(start, forced=episode.turns)], script(lambda prompt: "never"))
+        for turn in again.turns:
+            assert turn.info.pop("forced") is True
+        assert [t.logprobs for t in again.turns] == [t.logprobs for t in episode.turns]
+        assert strip(again) == strip(episode)
+
+
+def test_a_forced_beginning_is_played_on_from_the_same_state(sampler):
+    (episode,) = roll(starts(1), sampler)
+    (again,) = roll([replace(starts(1)[0], forced=episode.turns[:2])], sampler)
+    assert "forced" not in again.turns[2].info
+    assert again.state_ids(2) == episode.state_ids(2)
+    assert again.turns[2].action_ids == episode.turns[2].action_ids
+
+
+def test_a_world_that_answers_differently_ends_a_replay_as_diverged(sampler):
+    (episode,) = roll(starts(1), sampler)
+    begin = replace(starts(1)[0], forced=episode.turns, world_seed=1)
+    (again,) = roll([begin], sampler)
+    assert again.stop == "diverged" and again.turns == []
+
+
+def test_a_probe_keeps_the_world_and_varies_the_policy(sampler):
+    (episode,) = roll(starts(1), sampler)
+    action = CHAT.encode_action("Other.")
+    probes = roll(probe_starts(episode, 1, "Other.", action, [1, 2, 3]), sampler)
+    for probe in probes:
+        assert [t.action for t in probe.turns[:2]] == [episode.turns[0].action, "Other."]
+        assert probe.seed == episode.seed and probe.group == "e0-p01"
+        assert probe.turns[2].observation[0].content == f"Heard 6, mood {100 % 7}."
+        assert probe.state_ids(1) == episode.state_ids(1)
+    assert len({tuple(probe.turns[2].action_ids) for probe in probes}) > 1
+    assert len({probe.id for probe in probes}) == 3
+    (nested,) = roll(probe_starts(probes[0], 2, "More.", action, [4]), sampler)
+    assert nested.stop == "done" and nested.seed == episode.seed
+
+
+def test_an_episode_that_would_not_fit_stops_as_context_with_the_unanswered_observation():
+    (free,) = roll(starts(1), script(lambda prompt: "Hello."))
+    room = len(free.state_ids(1)) + SAMPLING.max_tokens
+    (fits,) = roll(starts(1), script(lambda prompt: "Hello."), max_context=room)
+    assert (fits.stop, len(fits.turns)) == ("context", 2)
+    assert fits.closing == free.turns[2].observation
+    (short,) = roll(starts(1), script(lambda prompt: "Hello."), max_context=room - 1)
+    assert (short.stop, len(short.turns)) == ("context", 1)
+    (none,) = roll(starts(1), script(lambda prompt: "Hello."), max_context=10)
+    assert (none.stop, none.turns, none.reward) == ("context", [], 0)
+
+
+def test_a_limit_of_the_world_is_truncated_not_done():
+    (episode,) = roll(starts(1), script(lambda prompt: "Hello."), limit=2)
+    assert episode.stop == "truncated" and not episode.turns[-1].done
+
+
+@pytest.mark.parametrize(("at", "turns"), [(0, 0), (2, 2)])
+@pytest.mark.parametrize("error", [EpisodeError, KeyError, ZeroDivisionError])
+def test_a_failing_world_is_recorded_on_its_episode(at, turns, error):
+    episodes = roll(starts(2), script(lambda prompt: "Hello."), fails_at=at, error=error)
+    for episode in episodes:
+        assert episode.stop == "error" and len(episode.turns) == turns
+        assert episode.error is not None and f"broken at {at}" in episode.error
+        assert error.__name__ in episode.error
+
+
+def test_the_users_mistake_is_not_an_episodes_error():
+    with pytest.raises(UserError):
+        roll(starts(1), script(lambda prompt: "Hello."), fails_at=1, error=UserError)
+
+
+def test_every_world_is_closed_once():
+    closed: list[str] = []
+    roll(starts(5), script(lambda prompt: "Hello."), closed=closed)
+    assert sorted(closed) == [f"train-{i}" for i in range(5)]
+
+
+def test_a_world_that_fails_on_closing_is_an_error():
+    class Sticky(Echo):
+        def close(self) -> None:
+            raise OSError("stuck")
+
+    (episode,) = play(
+        starts(1), Sticky, CHAT, script(lambda prompt: "Hi."), SAMPLING, max_context=500
+    )
+    assert (episode.stop, episode.error) == ("error", "on closing OSError: stuck")
+
+
+def test_an_episode_survives_json(sampler):
+    for episode in roll(starts(), sampler):
+        assert Episode.from_json(episode.to_json()) == episode
+
+
+def test_a_scripted_answer_is_cut_at_max_tokens():
+    sampling = replace(SAMPLING, max_tokens=2, n=2)
+    row = script(lambda prompt: "A long answer.").generate([[5]], [0], sampling)[0]
+    assert [c.finish for c in row] == ["length"] * 2 and len(row[0].ids) == 2
+
+
+def test_an_empty_observation_goes_on_in_the_same_message():
+    class Thought(Echo):
+        def step(self, action: str) -> Step:
+            return replace(super().step(action), messages=[])
+
+    forced = [Turn([], "Think.", [], CHAT.encode_action("Think.")[:-1], [])]
+    env = Thought()
+    env.reset(starts(1)[0].task, 100)
+    forced[0].observation = [Message("system", env.system()), *env.reset(starts(1)[0].task, 100)]
+    begin = replace(starts(1)[0], forced=forced)
+    (episode,) = play(
+        [begin], Thought, CHAT, script(lambda prompt: "Hi."), SAMPLING, max_context=500
+    )
+    assert episode.turns[1].observation_ids == []
+    assert episode.state_ids(1) == episode.state_ids(0) + forced[0].action_ids
+
+
+def test_an_action_is_cut_where_the_world_says_and_its_parts_are_what_was_sampled():
+    class Thinker(Echo):
+        @property
+        def cut(self) -> str:
+            return ";"
+
+        def step(self, action: str) -> Step:
+            if action.endswith(self.cut):
+                return Step([], 0.0, False, False)
+            return replace(super().step(action), done=True)
+
+    text, sampling = "One; two; three.", replace(SAMPLING, max_tokens=99)
+    generator = script(lambda prompt: text)
+    (episode,) = play(starts(1), Thinker, CHAT, generator, sampling, max_context=500)
+    assert [turn.action for turn in episode.turns] == ["One;", " two;", " three."]
+    whole = [i for turn in episode.turns for i in turn.action_ids]
+    assert whole == CHAT.encode_action(text)
+    assert [turn.observation_ids for turn in episode.turns[1:]] == [[], []]
+    assert [turn.finish for turn in episode.turns] == ["stop"] * 3
+    last = episode.turns[2].action_ids
+    assert episode.state_ids(2) == episode.turns[0].observation_ids + whole[: -len(last)]

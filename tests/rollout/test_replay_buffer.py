@@ -1,0 +1,200 @@
+"""The replay buffer: priorities by hand, capacity, the file and its state."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+
+import pytest
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode, Message, Task, Turn
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
+from agentrl_cli.runs import episode_files
+
+
+def episode(name, turns=2, error=None):
+    """An episode with `turns` turns and awkward text."""
+    rows = [
+        Turn([Message("user", "é\u2028\n")], "yes", [1, 2], [3, 4], [-0.1, -1 / 3], reward=float(i))
+        for i in range(turns)
+    ]
+    return Episode(name, Task("t", "train", {}), "g", 7, rows, error=error)
+
+
+def filled(path=None, capacity=10, names="abc"):
+    buffer = ReplayBuffer(path, capacity)
+    buffer.add([episode(name) for name in names])
+    return buffer
+
+
+def keys(buffer):
+    return [TurnKey(e.id, i) for e in buffer.episodes() for i in range(len(e.turns))]
+
+
+def test_capacity_drops_the_oldest_episodes():
+    buffer = filled(capacity=2)
+    buffer.add([episode("d", turns=3)])
+    assert [e.id for e in buffer.episodes()] == ["c", "d"]
+    assert (len(buffer), buffer.turns) == (2, 5)
+    with pytest.raises(KeyError):
+        buffer.episode(TurnKey("a", 0))
+
+
+def test_broken_and_empty_episodes_are_not_taken_in():
+    buffer = ReplayBuffer(None, 5)
+    buffer.add([episode("a", error="boom"), episode("b", turns=0)])
+    assert len(buffer) == 0
+
+
+def test_an_id_is_held_once():
+    with pytest.raises(ValueError, match="'a' is already"):
+        filled().add([episode("a")])
+
+
+def test_new_turns_get_the_current_maximum_priority():
+    buffer = filled(names="a")
+    assert buffer.priority(TurnKey("a", 0)) == 1.0
+    buffer.set_priorities(keys(buffer), [0.25, 3.0])
+    buffer.add([episode("b")])
+    assert [buffer.priority(key) for key in keys(buffer)] == [0.25, 3.0, 3.0, 3.0]
+    buffer.set_priorities(keys(buffer), [0.25, 0.5, 0.125, 0.5])
+    buffer.add([episode("c")])
+    assert buffer.priority(TurnKey("c", 1)) == 0.5
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
+def test_a_single_draw_is_proportional_to_priority_to_the_exponent(exponent):
+    buffer = filled(names="ab")
+    priorities = [1.0, 2.0, 4.0, 9.0]
+    buffer.set_priorities(keys(buffer), priorities)
+    counts = Counter(buffer.sample_turns(1, seed, exponent)[0] for seed in range(8000))
+    total = sum(p**exponent for p in priorities)
+    for key, priority in zip(keys(buffer), priorities, strict=True):
+        # three standard deviations of a share of 8000 draws are at most 0.017
+        assert counts[key] / 8000 == pytest.approx(priority**exponent / total, abs=0.017)
+
+
+def test_draws_without_replacement_follow_the_sequential_law():
+    buffer = filled(names="ab")
+    weights = dict(zip(keys(buffer), [1.0, 2.0, 4.0, 9.0], strict=True))
+    buffer.set_priorities(list(weights), list(weights.values()))
+    total = sum(weights.values())
+    counts = Counter(tuple(buffer.sample_turns(2, seed, 1.0)) for seed in range(8000))
+    for first, second in itertools.permutations(weights, 2):
+        p = weights[first] / total * weights[second] / (total - weights[first])
+        assert counts[first, second] / 8000 == pytest.approx(p, abs=0.017)
+
+
+def test_all_turns_come_once_when_as_many_are_asked_for():
+    buffer = filled()
+    assert sorted(buffer.sample_turns(6, 0, 1.0)) == keys(buffer)
+
+
+def test_more_turns_than_held_are_drawn_with_replacement():
+    drawn = filled(names="a").sample_turns(50, 0, 1.0)
+    assert len(drawn) == 50
+    assert set(drawn) == {TurnKey("a", 0), TurnKey("a", 1)}
+
+
+def test_a_turn_of_priority_zero_is_never_drawn_unless_all_are_zero_or_the_exponent_is():
+    buffer = filled(names="a")
+    buffer.set_priorities(keys(buffer), [0.0, 1.0])
+    assert {buffer.sample_turns(1, seed, 1.0)[0].turn for seed in range(50)} == {1}
+    assert {buffer.sample_turns(1, seed, 0.0)[0].turn for seed in range(50)} == {0, 1}
+    buffer.set_priorities(keys(buffer), [0.0, 0.0])
+    assert {buffer.sample_turns(1, seed, 1.0)[0].turn for seed in range(50)} == {0, 1}
+
+
+def test_the_same_seed_draws_the_same_turns():
+    assert filled().sample_turns(4, 3, 0.6) == filled().sample_turns(4, 3, 0.6)
+
+
+def test_drawing_from_an_empty_buffer_is_an_error():
+    with pytest.raises(ValueError, match="empty"):
+        ReplayBuffer(None, 1).sample_turns(1, 0, 1.0)
+    with pytest.raises(ValueError, match="empty"):
+        ReplayBuffer(None, 1).sample_episodes(1, 0)
+
+
+def test_whole_episodes_are_drawn_alike_often_and_never_twice():
+    buffer = filled(names="abcd")
+    drawn = [tuple(e.id for e in buffer.sample_episodes(2, seed)) for seed in range(400)]
+    assert all(len(set(names)) == 2 for names in drawn)
+    counts = Counter(name for names in drawn for name in names)
+    assert all(160 < counts[name] < 240 for name in "abcd")  # 200, give or take four deviations
+    assert sorted(e.id for e in buffer.sample_episodes(9, 0)) == list("abcd")
+    assert drawn[7] == tuple(e.id for e in buffer.sample_episodes(2, 7))
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_impossible_priorities_are_refused(value):
+    with pytest.raises(ValueError, match="priority"):
+        filled().set_priorities([TurnKey("a", 0)], [value])
+
+
+def test_a_capacity_below_one_is_refused():
+    with pytest.raises(UserError, match="capacity 0"):
+        ReplayBuffer(None, 0)
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_state_restores_episodes_and_priorities(tmp_path, in_file):
+    path = tmp_path / "buffer.jsonl" if in_file else None
+    buffer = filled(path, capacity=3, names="abcd")
+    buffer.set_priorities([TurnKey("c", 1)], [0.1])
+    state = json.loads(json.dumps(buffer.state()))
+    buffer.add([episode("late")])
+    fresh = ReplayBuffer(path, 3)
+    fresh.load(state)
+    assert [e.id for e in fresh.episodes()] == ["b", "c", "d"]
+    assert fresh.episodes()[0] == episode("b")
+    assert json.loads(json.dumps(fresh.state())) == state
+    fresh.add([episode("late")])
+    assert fresh.state() == buffer.state()
+    assert fresh.sample_turns(3, 1, 1.0) == buffer.sample_turns(3, 1, 1.0)
+
+
+def test_loading_cuts_off_what_the_file_gained_since(tmp_path):
+    path = tmp_path / "buffer.jsonl"
+    buffer = filled(path)
+    state, before = buffer.state(), path.read_bytes()
+    buffer.add([episode("late")])
+    with path.open("ab") as file:
+        file.write(b'{"half a li')
+    ReplayBuffer(path, 10).load(state)
+    assert path.read_bytes() == before
+
+
+def test_the_state_of_an_empty_buffer_loads(tmp_path):
+    path = tmp_path / "buffer.jsonl"
+    state = ReplayBuffer(path, 10).state()
+    filled(path)
+    fresh = ReplayBuffer(path, 10)
+    fresh.load(state)
+    assert len(fresh) == 0
+    assert path.read_bytes() == b""
+
+
+def test_the_file_holds_every_episode_in_order(tmp_path):
+    filled(tmp_path / "buffer.jsonl", capacity=1)
+    assert [e.id for e in episode_files.read_all(tmp_path / "buffer.jsonl")] == ["a", "b", "c"]
+
+
+def test_a_file_shorter_than_the_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "buffer.jsonl"
+    state = filled(path).state()
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="has 0 bytes but the checkpoint needs"):
+        ReplayBuffer(path, 10).load(state)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"id": 1}', "null"])
+def test_an_unreadable_line_is_named_with_file_and_number(tmp_path, line):
+    path = tmp_path / "buffer.jsonl"
+    good = json.dumps(episode("a").to_json())
+    path.write_text(f"{good}\n{line}\n")
+    state = {"priorities": [[1, 1], [1, 1]], "start": 0, "end": path.stat().st_size}
+    with pytest.raises(UserError, match=r"buffer.jsonl line 2 is no episode"):
+        ReplayBuffer(path, 10).load(state)

@@ -1,0 +1,125 @@
+"""Episode files and their indexes: one episode is found and read without the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode, Message, Task, Turn
+from agentrl_cli.report.episode import find_episode, render
+from agentrl_cli.runs import episode_files
+from agentrl_cli.runs.run import Run
+
+
+def episode(name: str, *, won: bool = False, **info: Any) -> Episode:
+    asked = Turn([Message("user", "é\nAsk.")], "Is it big?", [1], [2], [0.0])
+    asked.info = {"kind": "question"}
+    guessed = Turn([], "A cat.", [3], [4], [0.0], float(won), info={"success": won, **info})
+    return Episode(name, Task(name[:1], "test", {}), name[:1], 0, [asked, guessed])
+
+
+def made(folder: Path, evaluations: dict[int, dict[str, bool]]) -> Run:
+    """A run with these outcomes at these steps."""
+    (folder / "episodes").mkdir(parents=True)
+    (folder / "meta.json").write_text(json.dumps({"created": "", "status": "done", "history": []}))
+    run = Run(folder)
+    for step, outcomes in evaluations.items():
+        run.write_episodes("eval", step, [episode(n, won=won) for n, won in outcomes.items()])
+    return run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    episode_files.write(
+        tmp_path / "eval-000001.jsonl", [episode("a-0"), episode("b-0", won=True, value=1)]
+    )
+    return tmp_path / "eval-000001.jsonl"
+
+
+def test_an_indexed_episode_is_read_alone(file: Path):
+    first, second = episode_files.search(file)
+    assert (second.task, second.success, second.reward, second.turns) == ("b", True, 1.0, 2)
+    assert (first.annotated, second.annotated) == (False, True)
+    assert episode_files.read(file, second) == episode("b-0", won=True, value=1)
+    file.write_bytes(b"x" * first.size + file.read_bytes()[first.size :])  # the other is gone
+    assert episode_files.read(file, second).id == "b-0"
+
+
+def test_a_file_without_its_index_says_the_same(file: Path):
+    told = (
+        list(episode_files.search(file)),
+        list(episode_files.search(file, "b")),
+        episode_files.count(file),
+    )
+    episode_files.index_file(file).unlink()
+    assert told == (
+        list(episode_files.search(file)),
+        list(episode_files.search(file, "b")),
+        episode_files.count(file),
+    )
+
+
+def test_an_index_of_other_bytes_is_not_believed(file: Path):
+    before = episode_files.index_file(file).read_text()
+    episode_files.write(file, [episode("c-0")])
+    episode_files.index_file(file).write_text(before)
+    assert [entry.id for entry in episode_files.search(file)] == ["c-0"]
+    for damage in ("", "[]", '{"version": 1, "bytes": "x"}', before.replace('"b-0"', "{}, 3")):
+        episode_files.index_file(file).write_text(damage)
+        assert [entry.id for entry in episode_files.search(file)] == ["c-0"]
+
+
+def test_without_an_index_others_are_skipped_unread_and_a_cut_line_is_left_out(file: Path):
+    episode_files.index_file(file).unlink()
+    file.write_text('{"id": "broken\n' + file.read_text() + '{"id": "b-1", "ta')
+    assert [entry.id for entry in episode_files.search(file, "b-")] == ["b-0"]
+    with pytest.raises(UserError, match="does not hold episodes"):
+        list(episode_files.search(file))
+
+
+def test_going_back_removes_an_episode_file_with_its_index(file: Path):
+    episode_files.remove(file)
+    assert list(file.parent.iterdir()) == []
+
+
+def test_filters_find_what_was_won_lost_and_changed(tmp_path: Path):
+    before = {"a-0": False, "a-1": True, "b-0": False, "b-1": True}
+    after = {"a-0": True, "a-1": True, "b-0": False, "b-1": False}
+    run = made(tmp_path / "it", {0: before, 20: after})
+
+    def ids(*filters: str, step: int | None = None) -> list[str]:
+        return [entry.id for entry in find_episode(run, None, step, filters).fitting]
+
+    assert (ids("won"), ids("lost")) == (["a-0", "a-1"], ["b-0", "b-1"])
+    assert (ids("changed"), ids("won", "changed")) == (["a-0", "b-1"], ["a-0"])
+    assert ids("won", step=0) == ["a-1", "b-1"]
+    with pytest.raises(UserError, match="no episode --won --lost"):
+        ids("won", "lost")
+
+
+def test_changed_needs_a_base(tmp_path: Path):
+    run = made(tmp_path / "it", {20: {"a-0": True}})
+    with pytest.raises(UserError, match=r"--changed needs eval\.baseline"):
+        find_episode(run, None, None, ["changed"])
+
+
+def test_a_turn_tells_its_return_what_the_world_noted_and_whether_forecasts_came_true():
+    game = episode("a-0", won=True, masked=3, privileged={"fits": 7}, critic={
+        "forecasts": ["No. Success.", "Yes. Failure.", "unreadable", "No. Success."],
+        "critique": "Optimality: No.", "verdict": False,
+    })  # fmt: skip
+    lines = [line.strip() for line in render(game, "here")]
+    assert "turn 1  reward 0  return 1" in lines
+    assert "turn 2  reward 1  return 1  masked 3" in lines
+    assert "world     kind question" in lines and "hidden    fits 7" in lines
+    assert "reality   won, as 2 of 3 forecasts said" in lines
+
+
+def test_a_critic_that_wrote_nonsense_is_shown_all_the_same():
+    game = episode("a-0", critic={"forecasts": [{"x": 1}], "critique": 3, "verdict": [1]})
+    text = "\n".join(render(game, "here"))
+    assert '{"x": 1}' in text and "unreadable" in text

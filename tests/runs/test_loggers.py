@@ -1,0 +1,108 @@
+"""What leaves the run: console lines, and the real wandb library in offline mode."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import wandb
+from omegaconf import DictConfig, OmegaConf
+
+from agentrl_cli.core.types import Episode, Message, Task, Turn
+from agentrl_cli.runs.loggers import Console, Wandb, step_line
+from agentrl_cli.runs.run import Run
+
+
+def settings(root: Path) -> DictConfig:
+    choices = {"env": "twentyq", "algo": "nlac", "model": "tiny"}
+    return OmegaConf.create(
+        {"runs": str(root), "name": None, "seed": 3, "steps": 20, "choices": choices}
+    )
+
+
+def new_run(root: Path) -> tuple[Run, DictConfig]:
+    cfg = settings(root)
+    return Run.create(cfg, command="agentrl train", overrides=[]), cfg
+
+
+def episode() -> Episode:
+    turn = Turn([Message("user", "hi")], "is it alive?", [1, 2], [3], [-0.5])
+    return Episode("e1", Task("cat", "train", {}), "g", 7, [turn])
+
+
+def test_step_line_shows_reward_loss_and_time_per_phase():
+    metrics = {"reward/mean": 0.4321, "policy/loss": 0.5, "policy/entropy": 2, "time/rollout": 2.06}
+    assert step_line(3, 100, metrics) == (
+        "step   3/100  reward/mean 0.432  policy/loss 0.5  rollout 2.1s"
+    )
+
+
+def test_console_writes_one_line_a_step_on_stderr_and_in_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run, cfg = new_run(tmp_path)
+    run.attach([Console()], cfg)
+    run.log(1, {"reward/mean": 1.0})
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"step  1/{cfg.steps}  reward/mean 1\n")
+    assert (run.folder / "log.txt").read_text() == said.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_terminal_gets_a_bar_below_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        run, cfg = new_run(tmp_path)
+        with run.track():
+            run.attach([Console()], cfg)
+            run.log(1, {"reward/mean": 1.0})
+        written = os.read(master, 100_000).decode()
+    os.close(master)
+    assert f"step  1/{cfg.steps}  reward/mean 1" in written and f"0/{cfg.steps}" in written
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+
+
+def wandb_logger() -> Wandb:
+    return Wandb(project="test", entity=None, mode=None, rows=4)
+
+
+@pytest.mark.wandb
+@pytest.mark.usefixtures("offline")
+def test_wandb_offline_stores_metrics_configuration_and_episodes(tmp_path: Path):
+    run, cfg = new_run(tmp_path)
+    with run.track():
+        run.attach([wandb_logger()], cfg)
+        run.log(1, {"reward/mean": 0.25})
+        run.write_episodes("train", 1, [episode()])
+    wandb.teardown()  # its service flushes files when it ends
+    (stored,) = run.folder.glob("wandb/offline-run-*/run-*.wandb")
+    content = stored.read_bytes()
+    for word in (b"reward/mean", b"episodes/train", b"steps"):
+        assert word in content
+    (table,) = run.folder.glob("wandb/offline-run-*/files/media/table/episodes/train*.json")
+    assert "is it alive?" in table.read_text()
+
+
+@pytest.mark.wandb
+@pytest.mark.usefixtures("offline")
+def test_wandb_keeps_its_run_id_on_resume(tmp_path: Path):
+    run, cfg = new_run(tmp_path)
+    with run.track():
+        run.attach([wandb_logger()], cfg)
+        run.log(1, {"reward/mean": 0.25})
+    first = run.meta["wandb_id"]
+    again = Run(run.folder)
+    with again.track():
+        again.attach([wandb_logger()], cfg)
+        again.log(2, {"reward/mean": 0.5})
+    assert first and again.meta["wandb_id"] == first
+    assert all(first in file.name for file in run.folder.glob("wandb/offline-run-*/run-*.wandb"))

@@ -1,0 +1,260 @@
+"""A run folder: the truth at every moment, nothing half-written, logs put back on resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from agentrl_cli.cli.train import resume
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode, Message, Task, Turn
+from agentrl_cli.runs import episode_files
+from agentrl_cli.runs.find import find_run, list_runs
+from agentrl_cli.runs.run import Run, read_checkpoint
+from tests.paths import ROOT
+
+
+def settings(root: Path, name: str | None = None) -> DictConfig:
+    choices = {"env": "twentyq", "algo": "nlac", "model": "tiny"}
+    return OmegaConf.create({"runs": str(root), "name": name, "seed": 3, "choices": choices})
+
+
+def new_run(root: Path, name: str | None = None) -> Run:
+    return Run.create(settings(root, name), command="agentrl train", overrides=["seed=3"])
+
+
+def episode(name: str = "e1") -> Episode:
+    turn = Turn([Message("user", "hi")], "ask", [1, 2], [3], [-0.5], info={"success": True})
+    return Episode(name, Task("cat", "train", {"object": "cat"}), "g", 7, [turn])
+
+
+def test_name_tells_date_choices_and_seed(tmp_path: Path):
+    date, what, seed, letters = new_run(tmp_path).name.split("_")
+    assert (len(date), what, seed, len(letters)) == (10, "twentyq-nlac-tiny", "s3", 4)
+
+
+def test_new_run_says_started_and_what_made_it(tmp_path: Path):
+    meta = json.loads((new_run(tmp_path).folder / "meta.json").read_text())
+    assert (meta["status"], meta["seed"], meta["overrides"]) == ("started", 3, ["seed=3"])
+    assert meta["packages"]["torch"] and meta["machine"]["cpus"]
+    assert meta["git"] is None or len(meta["git"]["commit"]) == 40
+
+
+def test_existing_folder_is_refused_and_untouched(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "precious").write_text("x")
+    with pytest.raises(UserError, match="mine' exists"):
+        new_run(tmp_path, "mine")
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "a b"])
+def test_name_that_is_a_path_is_refused(tmp_path: Path, name: str):
+    with pytest.raises(UserError, match="is not a folder name"):
+        new_run(tmp_path / "runs", name)
+
+
+def test_place_that_cannot_be_written_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        new_run(tmp_path / "file")
+
+
+def test_status_follows_the_work(tmp_path: Path):
+    run = new_run(tmp_path)
+    with run.track():
+        assert Run(run.folder).meta["status"] == "running"
+    assert Run(run.folder).meta["status"] == "done"
+    assert [change["status"] for change in run.meta["history"]] == ["started", "running", "done"]
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from agentrl_cli.runs.run import Run
+with Run(Path(sys.argv[1])).track():
+    print("training", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_that_is_training_is_left_alone_until_its_process_dies(tmp_path: Path):
+    run = new_run(tmp_path, "it")
+    run.log(1, {"loss": 1.0})
+    with run.checkpoint(1):
+        pass
+    run.log(2, {"loss": 2.0})
+    command = [sys.executable, "-c", HOLDER, str(run.folder)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    assert holder.stdout is not None and holder.stdout.readline() == b"training\n"
+    before = {file: file.read_bytes() for file in run.folder.rglob("*") if file.is_file()}
+    for attempt in (lambda: resume(str(run.folder)), lambda: Run(run.folder).track().__enter__()):
+        with pytest.raises(UserError, match="run 'it' is still training in another process; wait"):
+            attempt()
+    assert {file: file.read_bytes() for file in before} == before
+    holder.kill()
+    holder.wait()
+    again = Run(run.folder)
+    with again.held(), again.track():  # who holds it may go on to train
+        pass
+    assert Run(run.folder).meta["status"] == "done"
+
+
+def test_failure_is_recorded_with_its_reason_and_raised(tmp_path: Path):
+    run = new_run(tmp_path)
+    with pytest.raises(ValueError, match="broken"), run.track():
+        raise ValueError("broken")
+    assert (run.meta["status"], run.meta["error"]) == ("failed", "ValueError: broken")
+    assert "Traceback" in (run.folder / "log.txt").read_text()
+
+
+def test_interruption_is_recorded_as_stopped(tmp_path: Path):
+    run = new_run(tmp_path)
+    with pytest.raises(KeyboardInterrupt), run.track():
+        raise KeyboardInterrupt
+    assert Run(run.folder).meta["status"] == "stopped"
+
+
+def test_metrics_are_read_back_and_not_finite_numbers_are_null(tmp_path: Path):
+    run = new_run(tmp_path)
+    run.log(1, {"loss": 0.5})
+    run.log(2, {"loss": float("nan")})
+    assert [(row["step"], row["loss"]) for row in run.metrics()] == [(1, 0.5), (2, None)]
+
+
+def test_line_cut_off_by_a_dead_machine_is_left_out(tmp_path: Path):
+    run = new_run(tmp_path)
+    run.log(1, {"loss": 0.5})
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')
+    assert len(run.metrics()) == 1
+
+
+def test_damaged_line_is_refused_by_file(tmp_path: Path):
+    (tmp_path / "log.jsonl").write_text("{}\nnot json\n{}\n")
+    with pytest.raises(UserError, match=r"log\.jsonl' is damaged"):
+        files.read(tmp_path / "log.jsonl")
+
+
+def test_episodes_are_read_back_equal(tmp_path: Path):
+    run = new_run(tmp_path)
+    file = run.write_episodes("eval", 10, [episode("a"), episode("b")])
+    assert file.name == "eval-000010.jsonl"
+    assert run.read_episodes("eval", 10) == [episode("a"), episode("b")]
+
+
+def test_foreign_episode_file_is_refused(tmp_path: Path):
+    (tmp_path / "x.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(UserError, match="does not hold episodes"):
+        episode_files.read_all(tmp_path / "x.jsonl")
+
+
+def test_interrupted_checkpoint_leaves_nothing(tmp_path: Path):
+    run = new_run(tmp_path)
+    with pytest.raises(KeyboardInterrupt), run.checkpoint(5) as folder:
+        (folder / "weights").write_text("half")
+        raise KeyboardInterrupt
+    assert list((run.folder / "checkpoints").iterdir()) == []
+
+
+def test_last_two_checkpoints_are_kept(tmp_path: Path):
+    run = new_run(tmp_path)
+    for step in (10, 20, 100):
+        with run.checkpoint(step) as folder:
+            (folder / "weights").write_text(str(step))
+    assert [folder.name for folder in run.checkpoints()] == ["step-000020", "step-000100"]
+    assert (run.latest_checkpoint() / "weights").read_text() == "100"
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path):
+    run = new_run(tmp_path)
+    for text in ("first", "second"):
+        with run.checkpoint(7) as folder:
+            (folder / "weights").write_text(text)
+    assert (run.latest_checkpoint() / "weights").read_text() == "second"
+    assert len(list((run.folder / "checkpoints").iterdir())) == 1
+
+
+def test_missing_checkpoint_is_refused_with_the_command_that_repeats(tmp_path: Path):
+    with pytest.raises(UserError, match=r"no checkpoint; repeat it with agentrl train --config"):
+        new_run(tmp_path).latest_checkpoint()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 9, "step": 1, "offsets": {}}'])
+def test_foreign_checkpoint_is_refused(tmp_path: Path, text: str):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError):
+        read_checkpoint(tmp_path)
+
+
+def test_logs_and_episodes_go_back_to_the_checkpoint(tmp_path: Path):
+    run = new_run(tmp_path)
+    run.log(1, {"loss": 1.0})
+    run.write_episodes("train", 1, [episode()])
+    with run.checkpoint(1):
+        pass
+    before = (run.folder / "metrics.jsonl").read_bytes()
+    run.log(2, {"loss": 2.0})
+    run.write_episodes("train", 2, [episode()])
+    (run.folder / "buffer.jsonl").write_text("{}\n")
+    run.truncate_logs(run.latest_checkpoint())
+    assert (run.folder / "metrics.jsonl").read_bytes() == before
+    assert [file.name for file in run.episode_files()] == ["train-000001.jsonl"]
+    assert (run.folder / "buffer.jsonl").read_bytes() == b""
+
+
+def test_log_shorter_than_its_checkpoint_is_refused(tmp_path: Path):
+    run = new_run(tmp_path)
+    run.log(1, {"loss": 1.0})
+    with run.checkpoint(1):
+        pass
+    (run.folder / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="has 0 bytes but the checkpoint needs"):
+        run.truncate_logs(run.latest_checkpoint())
+
+
+def test_run_is_found_by_folder_prefix_letters_and_last(tmp_path: Path):
+    first, second = new_run(tmp_path, "2026-01_a_s0_abcd"), new_run(tmp_path, "2026-02_b_s0_efgh")
+    for ref in (str(first.folder), "2026-01", "abcd", first.name):
+        assert find_run(ref, tmp_path).folder == first.folder
+    assert find_run("last", tmp_path).folder == second.folder
+    assert [run.name for run in list_runs(tmp_path)] == [first.name, second.name]
+
+
+def test_full_name_wins_over_longer_names_with_that_prefix(tmp_path: Path):
+    new_run(tmp_path, "trial2")
+    assert find_run("trial", tmp_path).name == "trial2"
+    new_run(tmp_path, "trial")
+    assert find_run("trial", tmp_path).name == "trial"
+
+
+@pytest.mark.parametrize(
+    ("ref", "words"),
+    [("tria", "ambiguous; give more letters of"), ("triel1", "did you mean 'trial"),
+     ("zzz", "not found in")],
+)  # fmt: skip
+def test_unclear_reference_is_refused(tmp_path: Path, ref: str, words: str):
+    new_run(tmp_path, "trial1")
+    new_run(tmp_path, "trial2")
+    with pytest.raises(UserError, match=words):
+        find_run(ref, tmp_path)
+
+
+def test_no_runs_at_all_says_how_to_start_one(tmp_path: Path):
+    with pytest.raises(UserError, match="start one with agentrl train"):
+        find_run("last", tmp_path / "none")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_full_disk_is_one_sentence(tmp_path: Path):
+    run = new_run(tmp_path)
+    os.symlink("/dev/full", run.folder / "metrics.jsonl")
+    with pytest.raises(UserError, match=r"cannot be written .*No space left"):
+        run.log(1, {"loss": 1.0})

@@ -1,0 +1,181 @@
+"""Evaluation: numbers by hand, the same episodes every time, and nothing but a record written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from agentrl_cli.cli.evaluate import evaluate_command
+from agentrl_cli.cli.main import app
+from agentrl_cli.cli.play import play_one
+from agentrl_cli.config.compose import check, compose, load, typed
+from agentrl_cli.core.statistics import clustered, pass_at_k
+from agentrl_cli.core.types import Episode, Task, Turn, spread
+from agentrl_cli.runs.run import Run
+from agentrl_cli.training.assemble import assemble
+from agentrl_cli.training.evaluate import evaluate, measure, play_split
+from tests.builders.runs import folders, settings, trained
+
+
+def ended(task: str, turns: int, *, success: bool, **flags: bool) -> Episode:
+    rows = [Turn([], "a", [1], [2], [0.0], info={"kind": "x", **flags}) for _ in range(turns)]
+    rows[-1].info["success"], rows[-1].reward = success, float(success)
+    return Episode(task, Task(task, "test", {}), task, 0, rows)
+
+
+# numbers
+
+
+def test_an_evaluation_counts_by_hand():
+    found = measure(
+        [
+            ended("a", 2, success=True),
+            ended("a", 4, success=False, invalid=True),
+            ended("b", 4, success=True),
+            ended("b", 10, success=False),
+        ]
+    )
+    assert found["success"] == found["reward"] == 0.5 and found["episodes"] == 4
+    assert found["turns"] == 5 and found["turns_to_success"] == 3
+    assert found["invalid"] == 4 / 20
+    assert found["success_low"] == found["success_high"] == 0.5  # both tasks are won by halves
+    assert "kind" not in found
+
+
+def test_without_a_success_no_turns_to_success_are_claimed():
+    assert measure([ended("a", 3, success=False)])["turns_to_success"] == 0
+
+
+def test_episodes_of_one_task_are_no_independent_evidence():
+    alike = clustered([[1.0] * 10] * 5 + [[0.0] * 10] * 5)
+    mixed = clustered([[1.0, 0.0] * 5] * 10)
+    alone = clustered([[1.0]] * 50 + [[0.0]] * 50)
+    assert alike.mean == mixed.mean == alone.mean == 0.5
+    assert (mixed.low, mixed.high) == (0.5, 0.5)
+    # ten tasks: a binomial of ten draws, whose 2.5 % and 97.5 % points are 2 and 8
+    assert (alike.low, alike.high) == pytest.approx((0.2, 0.8), abs=0.05)
+    assert alone.high - alone.low == pytest.approx(2 * 1.96 * 0.05, abs=0.03)
+
+
+def test_an_interval_weighs_tasks_by_their_episodes_and_needs_one():
+    assert clustered([[1.0], [0.0, 0.0, 0.0]]).mean == 0.25
+    with pytest.raises(ValueError, match="at least one"):
+        clustered([])
+
+
+# playing
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("runs")
+    return trained(root, "nlac", "it", "steps=2", "algo.optimizer.lr=1e-2")
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory):
+    root = tmp_path_factory.mktemp("parts")
+    cfg = compose(settings(root, "sft", "it"), folders(root))
+    return assemble(check(cfg), None)
+
+
+def test_every_evaluation_plays_the_same_episodes_whatever_was_played_before(parts):
+    first = play_split(parts, "test", 2, 1.0)
+    parts.collector.collect(0, 1)
+    parts.step = 7
+    again = play_split(parts, "test", 2, 1.0)
+    assert [e.id for e in first] == ["test-0-e00", "test-0-e01", "test-1-e00", "test-1-e01"]
+    assert [e.turns for e in again] == [e.turns for e in first]
+    assert first[0].turns[0].action_ids != first[1].turns[0].action_ids
+
+
+def test_greedy_play_takes_the_likeliest_tokens(parts):
+    greedy = play_split(parts, "test", 2, 0.0)
+    assert greedy[0].turns[0].action_ids == greedy[1].turns[0].action_ids
+    sampled = play_split(parts, "test", 2, 1.0)
+    assert sum(greedy[0].turns[0].logprobs) >= sum(sampled[0].turns[0].logprobs)
+
+
+def test_every_split_is_measured_sampled_and_greedy(parts):
+    how = typed(
+        {"splits": ["test", "train"], "episodes_per_task": 1, "temperature": 1.0, "tasks": None,
+         "greedy": True, "baseline": True},
+        type(parts.eval),
+    )  # fmt: skip
+    found = evaluate(replace(parts, eval=how), None, 0)
+    for split in ("test", "train"):
+        assert found[f"eval/{split}_episodes"] == 4
+        assert f"eval/{split}_greedy_success" in found and f"eval/{split}_success_low" in found
+
+
+# commands
+
+
+def numbers(row: dict) -> dict:
+    return {name: value for name, value in row.items() if name.startswith("eval/")}
+
+
+def test_a_run_evaluates_to_what_its_training_said_at_the_end(run: Run):
+    before = {file: file.read_bytes() for file in run.folder.rglob("*") if file.is_file()}
+    record = evaluate_command(str(run.folder), [])
+    assert (record["run"], record["step"]) == ("it", 2)
+    assert numbers(record) == numbers(run.metrics()[-1])
+    assert numbers(record) != numbers(run.metrics()[0])
+    written = run.folder / "evaluations.jsonl"
+    assert json.loads(written.read_text()) == record
+    assert {file: file.read_bytes() for file in before} == before
+    written.unlink()
+
+
+def test_an_evaluation_takes_overrides_of_how_to_play(run: Run):
+    record = evaluate_command(str(run.folder), ["eval.episodes_per_task=3", "eval.greedy=false"])
+    assert record["eval/test_episodes"] == 6 and "eval/test_greedy_success" not in record
+    (run.folder / "evaluations.jsonl").unlink()
+
+
+def test_a_bare_model_is_evaluated_without_a_run(tmp_path: Path):
+    overrides = settings(tmp_path, "sft", "it")
+    record = evaluate_command(None, overrides, folders(tmp_path))
+    assert record["model"] == "base" and record["eval/test_episodes"] == 4
+    assert not (tmp_path / "it").exists()
+
+
+def test_the_verb_prints_a_record_or_json(run: Run):
+    shown = CliRunner().invoke(app, ["eval", str(run.folder), "--json"])
+    assert shown.exit_code == 0
+    record = json.loads(shown.stdout)
+    table = CliRunner().invoke(app, ["eval", str(run.folder)]).stdout
+    assert f"{record['eval/test_success']:.3f}" in table and "eval/test_success_low" in table
+    (run.folder / "evaluations.jsonl").unlink()
+
+
+def test_one_episode_is_played_by_a_runs_policy_and_annotated(run: Run):
+    cfg = check(load(run.config_file, []))
+    first = play_one(cfg, run, None)
+    assert first.task.id == "test-0" and len(first.turns) == 2
+    assert play_one(cfg, run, "train-2").task.id == "train-2"
+    assert play_one(cfg, run, None).turns == first.turns
+    base = play_one(cfg, None, None)
+    assert base.turns[0].action_ids != first.turns[0].action_ids
+
+
+def test_pass_at_k_is_the_mean_over_all_ways_to_pick_k_episodes():
+    for n, correct in ((1, 0), (1, 1), (5, 2), (6, 0), (6, 6), (7, 1)):
+        won = [True] * correct + [False] * (n - correct)
+        for k in range(1, n + 1):
+            picks = list(combinations(won, k))
+            assert pass_at_k(correct, n, k) == pytest.approx(sum(map(any, picks)) / len(picks))
+    for wrong in ((1, 4, 0), (1, 4, 5), (5, 4, 1), (-1, 4, 1)):
+        with pytest.raises(ValueError, match="does not exist"):
+            pass_at_k(*wrong)
+
+
+def test_a_spread_takes_evenly_in_order_and_no_more_than_asked():
+    episodes = [Episode(str(i), Task("t", "test", {}), "g", 0, []) for i in range(7)]
+    assert [e.id for e in spread(episodes, 3)] == ["0", "2", "4"]
+    assert spread(episodes, 9) == episodes and spread([], 3) == []

@@ -1,0 +1,301 @@
+"""The learner: normalisation, splitting, schedules, exact resume, stopping before harm is done."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from agentrl_cli.algos.base import Phase, one
+from agentrl_cli.algos.losses import bce, clipped_ratio, dpo, nll
+from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Sample
+from agentrl_cli.models.policy import score
+from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.training import learner as learner_module
+from agentrl_cli.training.learner import Learner, NonFiniteError
+from tests.builders.models import model_config, texts, write_model
+
+LORA = LoraConfig(rank=4, alpha=8, targets=["all-linear"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+class Bench:
+    """A model set and its learner, and the names that the learner published."""
+
+    def __init__(self, folder, lora=None, tokens=64, seed=0, dtype="float32", **adam):
+        config = model_config(folder, dtype=dtype, lora=lora)
+        optimizer = OptimizerSpec(**{"lr": 1e-2, **adam})
+        specs = {
+            "policy": ModelSpec(kind="trained", generates=True, optimizer=optimizer),
+            "target": ModelSpec(kind="ema", generates=True),
+            "critic": ModelSpec(kind="trained", generates=False, optimizer=optimizer, head="value"),
+        }
+        self.models = ModelSet(config, specs, "cpu", 0)
+        self.published = []
+        self.learner = Learner(
+            self.models, specs, tokens_per_batch=tokens, seed=seed, publish=self.published.append
+        )
+
+    def run(self, *phases, step=0):
+        return self.learner.run(iter(phases), step)
+
+    def weights(self, name="policy"):
+        return {key: w.detach().clone() for key, w in self.models.weights(name).items()}
+
+
+def test_a_toy_text_is_learned(folder):
+    bench = Bench(folder)
+    first = bench.run(Phase("sft", texts(), nll))
+    bench.run(Phase("sft", texts(), nll, epochs=40))
+    assert first["sft/loss"] > 3
+    last = bench.run(Phase("sft", texts(), nll))
+    assert last["sft/loss"] < 0.1
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_micro_batches_change_the_step_only_by_rounding(folder, lora):
+    whole, split = Bench(folder, lora, tokens=10_000), Bench(folder, lora, tokens=8)
+    one_batch, many = (b.run(Phase("sft", texts(), nll)) for b in (whole, split))
+    assert one_batch["sft/loss"] == pytest.approx(many["sft/loss"], rel=1e-5)
+    assert one_batch["sft/grad_norm"] == pytest.approx(many["sft/grad_norm"], rel=1e-4)
+
+
+def test_the_loss_is_a_mean_over_the_trained_tokens_of_the_step(folder):
+    bench = Bench(folder, tokens=8)
+    logprobs = score(bench.models.module("policy"), texts(), 8)
+    expected = -sum(map(sum, logprobs)) / sum(sum(s.mask) for s in texts())
+    found = bench.run(Phase("sft", texts(), nll))
+    assert found["sft/loss"] == pytest.approx(expected, rel=1e-5)
+    assert found["sft/samples"] == 12
+    assert found["sft/tokens"] == sum(len(s.ids) for s in texts())
+
+
+def test_count_chooses_the_unit_that_a_loss_is_divided_by(folder):
+    found = Bench(folder).run(Phase("x", texts(), nll, count=one))
+    assert found["x/loss"] == pytest.approx(
+        Bench(folder).run(Phase("x", texts(), nll))["x/loss"]
+        * sum(sum(s.mask) for s in texts())
+        / 12
+    )
+
+
+def test_the_same_seed_gives_bitwise_equal_weights_and_another_seed_does_not(folder):
+    phase = Phase("sft", texts(), nll, epochs=2, tokens_per_step=16)
+    benches = [Bench(folder, seed=seed) for seed in (1, 1, 2)]
+    for bench in benches:
+        bench.run(phase)
+    prints = [bench.models.fingerprint("policy") for bench in benches]
+    assert prints[0] == prints[1] != prints[2]
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_four_steps_equal_two_a_save_a_fresh_load_and_two_more(folder, tmp_path, lora, dtype):
+    settings = {"lora": lora, "dtype": dtype, "warmup": 3, "decay_steps": 9, "weight_decay": 0.01}
+
+    def train(bench, steps):
+        for step in steps:
+            bench.run(
+                Phase("policy", texts(), nll, tokens_per_step=20),
+                Phase("critic", critic_samples(), bce, model="critic", count=one),
+                step=step,
+            )
+            bench.models.ema_update("target", "policy", 0.9)
+
+    whole, half, fresh = (Bench(folder, **settings) for _ in range(3))
+    train(whole, range(4))
+    train(half, range(2))
+    half.models.save(tmp_path / "models")
+    half.learner.save(tmp_path / "optimizer")
+    fresh.models.load(tmp_path / "models")
+    fresh.learner.load(tmp_path / "optimizer")
+    train(fresh, range(2, 4))
+    for name in whole.models.names:
+        assert fresh.models.fingerprint(name) == whole.models.fingerprint(name)
+        assert fresh.models.version(name) == whole.models.version(name)
+
+
+def critic_samples():
+    """Sequences whose label is their first token's parity."""
+    return [
+        Sample(
+            [20 + i, 40, 41], [0, 0, 0], {"value_at": [0.0, 0.0, 1.0], "label": [float(i % 2)] * 3}
+        )
+        for i in range(8)
+    ]
+
+
+def test_a_head_learns_labels_and_leaves_the_policy_alone(folder):
+    bench = Bench(folder)
+    before = bench.models.fingerprint("policy")
+    phase = Phase("critic", critic_samples(), bce, model="critic", epochs=30, count=one)
+    bench.run(phase)
+    assert bench.run(phase)["critic/accuracy"] == 1.0
+    assert bench.models.fingerprint("policy") == before
+    assert bench.published == []
+
+
+def test_advantage_raises_good_tokens_and_lowers_bad_ones(folder):
+    bench = Bench(folder, lr=1e-3)
+    good, bad = [20, 31, 32], [20, 41, 42]
+    plain = [Sample(ids, [0, 1, 1]) for ids in (good, bad)]
+    before = score(bench.models.module("policy"), plain, 99)
+    samples = [
+        Sample(s.ids, s.mask, {"old_logprob": old, "advantage": [a] * 3})
+        for s, old, a in zip(plain, before, (1.0, -1.0), strict=True)
+    ]
+    found = bench.run(Phase("policy", samples, lambda o, b: clipped_ratio(o, b, 0.2)))
+    after = score(bench.models.module("policy"), plain, 99)
+    assert sum(after[0]) > sum(before[0])
+    assert sum(after[1]) < sum(before[1])
+    assert found["policy/ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert found["policy/clip_fraction"] == 0
+
+
+def test_pairs_stay_together_and_in_order_through_shuffling_and_batching(folder):
+    bench = Bench(folder, tokens=12, lr=1e-5)
+    samples = []
+    for i in range(6):
+        for first in (50 + i, 60 + i):
+            ids = [20, first] + [30] * (i % 3)
+            samples.append(Sample(ids, [0] + [1] * (len(ids) - 1)))
+    scores = score(bench.models.module("policy"), samples, 99)
+    for sample, row in zip(samples, scores, strict=True):
+        sample.streams["reference_logprob"] = row
+    seen = []
+
+    def loss(outputs, batch):
+        seen.extend(batch.ids[:, 1].tolist())
+        return dpo(outputs, batch, 0.1)
+
+    phase = Phase("dpo", samples, loss, keep_together=2, tokens_per_step=14, count=lambda s: 0.5)
+    found = bench.run(phase)
+    assert all(b - a == 10 for a, b in zip(seen[0::2], seen[1::2], strict=True))
+    assert sorted(seen) == [*range(50, 56), *range(60, 66)]
+    assert found["dpo/loss"] == pytest.approx(math.log(2), abs=1e-2)
+
+
+def test_the_order_depends_on_the_step_and_the_epoch(folder):
+    orders = []
+
+    def loss(outputs, batch):
+        orders.append(batch.ids[:, 0].tolist())
+        return nll(outputs, batch)
+
+    samples = [Sample([i, 5], [0, 1]) for i in range(20, 32)]
+    bench = Bench(folder, tokens=1000)
+    bench.run(Phase("x", samples, loss, epochs=2))
+    bench.run(Phase("x", samples, loss), step=1)
+    assert len({tuple(order) for order in orders}) == 3
+    assert {tuple(sorted(order)) for order in orders} == {tuple(range(20, 32))}
+
+
+def test_code_between_phases_sees_the_model_as_just_trained(folder):
+    bench = Bench(folder)
+    prints = [bench.models.fingerprint("policy")]
+
+    def phases():
+        for i in range(3):
+            yield Phase(f"p{i}", texts(), nll)
+            prints.append(bench.models.fingerprint("policy"))
+            assert bench.models.version("policy") == i + 1
+            assert bench.published == ["policy"] * (i + 1)
+
+    bench.learner.run(phases(), 0)
+    assert len(set(prints)) == 4
+
+
+def test_phases_of_one_name_are_averaged_and_given_metrics_pass_through(folder):
+    bench = Bench(folder)
+    short, long = texts(2), texts(12)
+    found = bench.run(
+        Phase("sft", short, nll, metrics={"critic/brier": 0.5}),
+        Phase("sft", long, nll, metrics={"nlac/unparsed": 3.0}),
+    )
+    assert found["sft/samples"] == 14
+    assert (found["critic/brier"], found["nlac/unparsed"]) == (0.5, 3.0)
+    assert set(found) >= {"sft/lr", "sft/grad_norm", "sft/nll", "time/train", "time/algorithm"}
+
+
+def test_an_empty_phase_trains_nothing_and_is_counted(folder):
+    bench = Bench(folder)
+    found = bench.run(Phase("sft", [], nll), Phase("sft", [], nll))
+    assert found["sft/empty"] == 2
+    assert "sft/loss" not in found
+    assert bench.published == []
+    assert bench.models.version("policy") == 0
+
+
+def test_a_step_with_nothing_to_train_is_an_error(folder):
+    with pytest.raises(ValueError, match="'sft' has a step of 1 samples with nothing to train"):
+        Bench(folder).run(Phase("sft", [Sample([1, 2], [0, 0])], nll))
+
+
+@pytest.mark.parametrize("name", ["target", "nobody"])
+def test_a_phase_for_a_model_without_optimizer_is_an_error(folder, name):
+    with pytest.raises(ValueError, match=f"trains '{name}', which has no optimizer"):
+        Bench(folder).run(Phase("x", texts(), nll, model=name))
+
+
+def nan_loss(outputs, batch):
+    loss, metrics = nll(outputs, batch)
+    return (loss * math.nan, metrics) if (batch.ids == 33).any() else (loss, metrics)
+
+
+def nan_metric(outputs, batch):
+    loss, _ = nll(outputs, batch)
+    return loss, {"ratio": torch.tensor(math.inf)}
+
+
+def nan_gradient(outputs, batch):
+    loss, metrics = nll(outputs, batch)
+    zero = (outputs.logprobs - outputs.logprobs.detach()).clamp(min=0).sum()
+    return loss + zero.sqrt(), metrics
+
+
+@pytest.mark.parametrize(
+    ("loss", "term"),
+    [(nan_loss, "'loss'"), (nan_metric, "'ratio'"), (nan_gradient, "the gradient norm")],
+)
+def test_the_first_non_finite_value_stops_before_a_weight_changes(folder, loss, term):
+    bench = Bench(folder, tokens=8)
+    before = bench.models.fingerprint("policy")
+    with pytest.raises(NonFiniteError, match=f"phase 'bad': {term} is not finite") as caught:
+        bench.run(Phase("bad", texts(), loss))
+    assert bench.models.fingerprint("policy") == before
+    assert bench.published == []
+    rows = json.loads(json.dumps(caught.value.rows))
+    assert rows and all(row["ids"] and row["mask"] for row in rows)
+
+
+def test_the_gradient_is_clipped_to_the_norm_given(folder):
+    free, held = Bench(folder, clip_norm=0.0), Bench(folder, clip_norm=1e-3)
+    norms = []
+    for bench in (free, held):
+        optimizer = bench.learner.optimizers["policy"]
+        bench.learner._backward(Phase("x", texts(), nll), texts(), 1.0, learner_module.Meter())
+        before = bench.learner._clip(optimizer)
+        grads = [w.grad for w in optimizer.weights.values() if w.grad is not None]
+        norms.append((before, torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]))))
+    assert norms[0][0] == pytest.approx(norms[0][1].item(), rel=1e-4)
+    assert norms[1][0] == pytest.approx(norms[0][0], rel=1e-5)
+    assert norms[1][1].item() == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_unreadable_optimizers_are_refused(folder, tmp_path):
+    bench = Bench(folder)
+    with pytest.raises(UserError, match="cannot read the optimizers"):
+        bench.learner.load(tmp_path)
+    bench.learner.save(tmp_path)
+    (tmp_path / "policy.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(UserError, match="cannot read the optimizers"):
+        bench.learner.load(tmp_path)

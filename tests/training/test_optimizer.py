@@ -1,0 +1,70 @@
+"""How samples divide into optimizer steps, and what one step of AdamW does."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from agentrl_cli.algos.base import Phase
+from agentrl_cli.algos.losses import nll
+from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.models.specs import OptimizerSpec
+from agentrl_cli.training.learner import split_steps
+from agentrl_cli.training.optimizer import Optimizer
+from tests.builders.models import texts
+
+LORA = LoraConfig(rank=4, alpha=8, targets=["all-linear"])
+
+
+@pytest.mark.parametrize("limit", [0, 1, 9, 17, 40, 10_000])
+def test_steps_hold_every_sample_once_within_the_bound_and_evenly(limit):
+    phase = Phase("x", texts(23), nll, tokens_per_step=limit)
+    steps = split_steps(phase, seed=4)
+    assert sorted(i for step in steps for group in step for i in group) == list(range(23))
+    sizes = [sum(len(phase.samples[i].ids) for group in step for i in group) for step in steps]
+    if limit == 0:
+        assert len(steps) == 1
+    else:
+        assert all(size <= limit or len(step) == 1 for size, step in zip(sizes, steps, strict=True))
+        assert len(steps) >= min(23, sum(sizes) / limit)
+    if limit in (17, 40):
+        assert max(sizes) - min(sizes) <= 2 * max(len(s.ids) for s in phase.samples)
+
+
+def test_samples_that_do_not_divide_into_groups_are_refused():
+    with pytest.raises(ValueError, match="keeps 2 samples together but has 3"):
+        split_steps(Phase("dpo", texts(3), nll, keep_together=2), 0)
+
+
+def test_the_learning_rate_warms_up_then_falls_by_a_cosine_to_zero():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = Optimizer([("w", weight)], OptimizerSpec(lr=8.0, warmup=4, decay_steps=12))
+    rates = []
+    for _ in range(14):
+        rates.append(optimizer.lr)
+        weight.grad = torch.ones(1)
+        optimizer.step()
+    assert rates[:5] == [2.0, 4.0, 6.0, 8.0, 8.0]
+    assert rates[8] == pytest.approx(4.0)
+    assert rates[12:] == [0.0, 0.0]
+    assert all(a >= b for a, b in pairwise(rates[4:]))
+
+
+def test_adamw_takes_the_first_step_by_hand():
+    weight = torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer = Optimizer([("w", weight)], OptimizerSpec(lr=0.1, weight_decay=0.5))
+    weight.grad = torch.tensor([3.0])
+    optimizer.step()
+    assert weight.item() == pytest.approx(2.0 * (1 - 0.1 * 0.5) - 0.1, abs=1e-6)
+    assert weight.grad is None
+
+
+def test_small_steps_on_bfloat16_weights_add_up():
+    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = Optimizer([("w", weight)], OptimizerSpec(lr=1e-4))
+    for _ in range(200):
+        weight.grad = torch.ones(1, dtype=torch.bfloat16)
+        optimizer.step()
+    assert weight.item() == pytest.approx(0.98, abs=0.004)

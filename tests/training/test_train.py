@@ -1,0 +1,227 @@
+"""The loop: what a run writes, when it evaluates and saves, and what it leaves when it fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl_cli.cli.evaluate import evaluate_command
+from agentrl_cli.cli.train import resume, start
+from agentrl_cli.config.compose import check, compose, options
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode
+from agentrl_cli.rollout.demos import fingerprint
+from agentrl_cli.runs.run import Run, read_checkpoint
+from agentrl_cli.train import due
+from agentrl_cli.training.assemble import assemble
+from agentrl_cli.training.learner import NonFiniteError
+from tests.builders.runs import ALGORITHMS, DEMOS, SPEAKER, folders, settings, trained
+
+TWENTYQ = ["env=twentyq", "env.turns=3", "eval.splits=[test,train]"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An NLAC run of four steps on Twenty Questions with a random model."""
+    return trained(tmp_path_factory.mktemp("runs"), "nlac", "it", *TWENTYQ)
+
+
+def test_a_run_holds_its_configuration_and_what_it_was(run: Run):
+    assert run.meta["status"] == "done" and run.meta["threads"] == 1
+    assert [change["status"] for change in run.meta["history"]] == ["started", "running", "done"]
+    text = run.config_file.read_text()
+    assert "Predict the next response" in text and "${" not in text
+    assert run.meta["choices"]["algo"] == "nlac" and "steps=4" in run.meta["overrides"]
+
+
+def test_every_step_and_every_evaluation_is_one_line_of_metrics(run: Run):
+    rows = run.metrics()
+    played = [row["step"] for row in rows if "reward/mean" in row]
+    evaluated = [row["step"] for row in rows if "eval/test_success" in row]
+    assert (played, evaluated) == ([1, 2, 3, 4], [0, 2, 4])
+    for row in rows:
+        assert all(value is not None for value in row.values())
+    assert {"eval/train_success", "eval/test_greedy_success", "nlac/brier"} <= rows[-1].keys()
+
+
+def test_a_step_says_what_it_played_and_that_sampled_tokens_are_the_trainers(run: Run):
+    for row in run.metrics():
+        if "reward/mean" in row:
+            assert row["episodes/count"] == 8 and row["episodes/turns"] == 3
+            assert row["episodes/failed"] == 0 and row["policy/logprob_gap_max"] < 1e-4
+            assert {"time/rollout", "time/train", "time/algorithm"} <= row.keys()
+
+
+def test_episodes_are_written_with_each_evaluation(run: Run):
+    names = [file.name for file in run.episode_files()]
+    assert names == [
+        "eval-000000.jsonl", "eval-000002.jsonl", "train-000002.jsonl",
+        "eval-000004.jsonl", "train-000004.jsonl",
+    ]  # fmt: skip
+    test = run.read_episodes("eval", 4)
+    assert len(test) == 4 and {e.task.split for e in test} == {"test"}
+    assert {e.task.split for e in run.read_episodes("train", 4)} == {"train"}
+    assert all(turn.action_ids and turn.logprobs for e in test for turn in e.turns)
+
+
+def test_the_buffer_holds_every_episode_that_was_played(run: Run):
+    lines = (run.folder / "buffer.jsonl").read_text().splitlines()
+    ids = [Episode.from_json(json.loads(line)).id for line in lines]
+    assert len(ids) == len(set(ids)) == 32
+    assert ids[0].startswith("s000000") and ids[-1].startswith("s000003")
+
+
+def test_checkpoints_are_complete_and_hold_nothing_that_is_unpickled(run: Run):
+    assert [read_checkpoint(folder)["step"] for folder in run.checkpoints()] == [2, 4]
+    files = [file for file in run.latest_checkpoint().rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} <= {".safetensors", ".json", ".jinja"}
+    names = {str(file.relative_to(run.latest_checkpoint())) for file in files}
+    weights = {f"models/{name}/model.safetensors" for name in ("policy", "target", "reference")}
+    assert weights | {"optimizer/policy.safetensors", "state.json", "run.json"} <= names
+    assert not list(run.folder.rglob("*partial*"))
+
+
+def test_the_stored_configuration_repeats_the_run(tmp_path: Path, run: Run):
+    start([f"runs={tmp_path}", "name=again"], file=run.config_file)
+    again = Run(tmp_path / "again").metrics()
+    for row, other in zip(run.metrics(), again, strict=True):
+        assert {k: v for k, v in row.items() if not k.startswith("time/")} == {
+            k: v for k, v in other.items() if not k.startswith("time/")
+        }
+
+
+def test_the_end_is_a_table_of_base_and_trained_and_the_next_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    trained(tmp_path, "sft", "it", "steps=1")
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0] == f"run {tmp_path / 'it'}"
+    lines = said.out.splitlines()
+    assert lines[0].split() == ["base", "trained"] and lines[1].startswith("test success")
+    assert lines[-2:] == [f"run {tmp_path / 'it'}", f"next: agentrl show {tmp_path / 'it'}"]
+
+
+def test_a_rehearsal_plays_one_episode_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    start(settings(tmp_path, "nlac", "it"), config_dir=folders(tmp_path), dry=True)
+    said = capsys.readouterr().out
+    assert "policy (trained), target (ema), reference (frozen)" in said
+    assert "episodes in all        32" in said and "2 turns" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["groups"]
+
+
+def test_no_baseline_and_no_intervals_leave_only_the_end(tmp_path: Path):
+    more = ["eval.baseline=false", "eval_every=0", "save_every=0"]
+    run = trained(tmp_path, "sft", "it", *more)
+    assert [row["step"] for row in run.metrics() if "eval/test_success" in row] == [4]
+    assert [folder.name for folder in run.checkpoints()] == ["step-000004"]
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "happens"),
+    [(3, 3, True), (4, 3, False), (10, 3, True), (10, 0, True), (9, 0, False)],
+)
+def test_what_is_due_happens_every_so_often_and_at_the_end(step: int, every: int, happens: bool):
+    assert due(step, every, steps=10) is happens
+
+
+def test_a_run_starts_from_the_weights_of_another(tmp_path: Path):
+    first = trained(tmp_path, "sft", "first", "algo.optimizer.lr=1e-2")
+    frozen = ["algo.optimizer.lr=0", "steps=1", f"init={first.folder}"]
+    second = trained(tmp_path, "nlac", "second", *frozen)
+    last = first.metrics()[-1]
+    assert second.metrics()[0]["eval/test_greedy_success"] == last["eval/test_greedy_success"]
+    ours, theirs = (
+        folder.latest_checkpoint() / "models" / "policy" / "model.safetensors"
+        for folder in (first, second)
+    )
+    assert ours.read_bytes() == theirs.read_bytes()
+    reference = second.latest_checkpoint() / "models" / "reference" / "model.safetensors"
+    assert reference.read_bytes() == theirs.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def imitated(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An SFT on demonstrations, from which others start."""
+    root = tmp_path_factory.mktemp("runs")
+    return trained(root, "sft", "it", DEMOS, "steps=1", "eval.baseline=false")
+
+
+@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+def test_every_algorithm_can_start_from_an_sft_on_demonstrations(
+    tmp_path: Path, imitated: Run, algo: str
+):
+    more = settings(tmp_path, algo, "it", f"init={imitated.folder}")
+    parts = assemble(check(compose(more, folders(tmp_path))), None)
+    begun = load_file(imitated.latest_checkpoint() / "models" / "policy" / "model.safetensors")
+    specs = parts.algo.models().items()
+    behind = {n for n, s in specs if s.kind != "trained" and s.follows == "policy"}
+    begun_alike = {n for n, s in specs if s.begins_as == "policy"}
+    assert begun_alike == ({"discriminator"} if algo == "stepagent_inverse" else set())
+    for name in {"policy", *behind, *begun_alike}:
+        own = dict(parts.models.module(name).named_parameters())
+        assert all(own[key].equal(weight) for key, weight in begun.items()), name
+    embedded = assemble(check(compose(settings(tmp_path, "sft", "it"), folders(tmp_path))), None)
+    fresh = dict(embedded.models.module("policy").named_parameters())
+    assert any(not fresh[key].equal(weight) for key, weight in begun.items())
+
+
+def test_sft_on_demonstrations_plays_nothing_and_says_which_they_were(imitated: Run):
+    (row, evaluation) = imitated.metrics()
+    assert "reward/mean" not in row and row["sft/samples"] == 4 and row["sft/kept_episodes"] == 1
+    assert evaluation["step"] == 1 and "eval/test_success" in evaluation
+    assert imitated.meta["demos"] == fingerprint(DEMOS.removeprefix("data.demos="))
+    assert len(imitated.meta["demos"]) == 16
+
+
+def test_demonstrations_that_changed_are_not_resumed_with_but_a_run_is_judged_without_them(
+    tmp_path: Path,
+):
+    copied = tmp_path / "demos.jsonl"
+    shutil.copy(DEMOS.removeprefix("data.demos="), copied)
+    run = trained(tmp_path, "sft", "it", f"data.demos={copied}")
+    shutil.rmtree(run.latest_checkpoint())
+    copied.write_text(copied.read_text() + "\n")
+    with pytest.raises(UserError, match="have changed; put the file back, or start a new run"):
+        resume(str(run.folder))
+    copied.unlink()
+    assert "eval/test_success" in evaluate_command(str(run.folder), [])
+
+
+def test_a_batch_that_is_not_finite_is_kept_and_the_run_fails(tmp_path: Path):
+    wild = ["algo.optimizer.lr=1e36", "algo.optimizer.clip_norm=0", "algo.tokens_per_step=1"]
+    with pytest.raises(NonFiniteError, match="is not finite"):
+        trained(tmp_path, "sft", "it", *wild)
+    run = Run(tmp_path / "it")
+    assert run.meta["status"] == "failed" and "NonFiniteError" in run.meta["error"]
+    kept = json.loads((run.folder / "failed-batch.json").read_text())
+    assert kept["phase"] == "sft" and kept["term"]
+    (sample,) = kept["samples"]
+    assert len(sample["ids"]) == len(sample["mask"]) and any(sample["mask"])
+    assert "failed-batch.json" in (run.folder / "log.txt").read_text()
+
+
+def test_threads_are_chosen_by_size_unless_told(tmp_path: Path):
+    run = trained(tmp_path, "sft", "it", "steps=1", "hardware.threads=2")
+    assert run.meta["threads"] == torch.get_num_threads() == 2
+
+
+def test_scripted_roles_train_both_phases_of_the_critic_and_are_annotated(tmp_path: Path):
+    run = trained(tmp_path, "nlac", "it", SPEAKER)
+    last = next(row for row in reversed(run.metrics()) if "reward/mean" in row)
+    assert last["successor/samples"] > 0 and last["policy/samples"] > 0
+    said = [turn.info["critic"] for e in run.read_episodes("eval", 4) for turn in e.turns]
+    assert said and all(one["critique"].startswith("Optimality:") for one in said)
+
+
+def test_no_algorithm_is_named_in_the_loop():
+    text = Path(start.__code__.co_filename).read_text().lower()
+    words = set(re.findall(r"[a-z_]+", text))
+    assert words.isdisjoint(options("algo")) and len(options("algo")) >= 4
