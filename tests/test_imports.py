@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.config.schema import public_names
 from tests.paths import ROOT
 
 PACKAGE = ROOT / "agentrl_cli"
@@ -104,3 +106,15 @@ def loaded_by(code: str) -> set[str]:
 def test_help_loads_no_heavy_module(verb: list[str]):
     asked = f"app({[*verb, '--help']!r}, standalone_mode=False)"
     assert not loaded_by(f"from agentrl_cli.cli.main import app\n{asked}") & HEAVY
+
+
+@pytest.mark.parametrize("room", ["algos", "envs", "generators", "models", "rollout", "runs"])
+def test_a_room_s_public_names_are_imported_only_when_they_are_asked_for(room: str):
+    light = f"import agentrl_cli.{room} as room\nassert room.__all__"
+    assert not loaded_by(light) & HEAVY
+
+
+@pytest.mark.parametrize("name", sorted(public_names()))
+def test_a_public_name_can_be_imported(name: str):
+    room = importlib.import_module(public_names()[name].rpartition(".")[0])
+    assert getattr(room, name).__name__ == name

@@ -16,7 +16,7 @@ from tests.fakes.student import classroom
 from tests.paths import ROOT
 
 FOUND = sorted(file.stem for file in (ROOT / "conf" / "algo").glob("*.yaml"))
-TAU = ["env._target_=agentrl_cli.envs.tau.env.Tau", "~env.turns", *(
+TAU = ["env._target_=agentrl_cli.envs.TauBench", "~env.turns", *(
     f"+env.{key}={value}" for key, value in {
         "domain": "mini", "data": "null", "user": "scripted", "actions": "call", "turns": 4,
         "holdout": 0, "llm": "null",

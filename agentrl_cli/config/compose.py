@@ -6,7 +6,7 @@ will be built and reports all mistakes together. What a value means is not known
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -77,6 +77,7 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
         raise UserError(f"{line}; name the config.yaml of a run") from None
     if not isinstance(cfg, DictConfig):
         raise UserError(f"configuration '{file}' is not a mapping; name the config.yaml of a run")
+    _refuse_earlier_version(cfg, file)
     for item in sorted(_parse(overrides), key=lambda item: item.key_or_group != LATE):
         if item.key_or_group == LATE:
             late = compose([str(item.input_line)])
@@ -86,6 +87,31 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
         else:
             OmegaConf.update(cfg, item.key_or_group, item.value(), merge=True, force_add=True)
     return cfg
+
+
+def _refuse_earlier_version(cfg: DictConfig, file: Path) -> None:
+    """Raise UserError for a configuration whose targets name files, as before 0.2."""
+    from omegaconf import OmegaConf
+
+    from agentrl_cli.config.schema import is_private
+
+    if any(map(is_private, _targets(OmegaConf.to_container(cfg)))):
+        run = file.parent
+        steps = sorted(run.glob("checkpoints/step-*")) or [run / "checkpoints" / "STEP"]
+        raise UserError(
+            f"configuration '{file}' was written before 0.2, which names things otherwise; train "
+            f"from its weights with init={run}, or evaluate them with model=hf "
+            f"model.path={steps[-1] / 'models' / 'policy'} and the same env"
+        )
+
+
+def _targets(node: Any) -> Iterator[str]:
+    """Every `_target_` in a nested node."""
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    if isinstance(node, dict) and "_target_" in node:
+        yield str(node["_target_"])
+    for part in inner:
+        yield from _targets(part)
 
 
 def chosen(cfg: DictConfig, group: str) -> str | None:

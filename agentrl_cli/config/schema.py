@@ -22,6 +22,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+PACKAGE = "agentrl_cli"
+PUBLIC = ("algos", "corpora", "envs", "generators", "rollout", "runs")
 LEAVES = {int: "integer", float: "float", bool: "boolean", str: "string", Path: "path"}
 CONTAINERS = {list: "list", dict: "mapping", tuple: "list"}
 
@@ -129,6 +131,9 @@ def plan_target(
 ) -> Plan | None:
     """`plan` for the class that the node's `_target_` names."""
     target = str(node["_target_"])
+    if is_private(target):
+        errors.append(f"{path}._target_ '{target}' is no public name{nearest_public(target)}")
+        return None
     module, _, name = target.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
@@ -139,6 +144,27 @@ def plan_target(
         errors.append(f"{path}._target_ '{target}' is not a dataclass; decorate it with @dataclass")
         return None
     return plan(cls, node, path, errors, given)
+
+
+def is_private(target: str) -> bool:
+    """Whether a target names a file of this package, which may move, and no public name of it."""
+    return target.startswith(f"{PACKAGE}.") and target not in public_names().values()
+
+
+@cache
+def public_names() -> dict[str, str]:
+    """The public names of the rooms whose classes a configuration may name, in full."""
+    rooms = {room: importlib.import_module(f"{PACKAGE}.{room}") for room in PUBLIC}
+    return {
+        name: f"{PACKAGE}.{room}.{name}" for room, found in rooms.items() for name in found.__all__
+    }
+
+
+def nearest_public(target: str) -> str:
+    """The end of an error: the public name of the class that a private target means."""
+    known = public_names()
+    close = difflib.get_close_matches(target.rpartition(".")[2], known, n=1, cutoff=0.5)
+    return f"; write {known[close[0]]}" if close else f"; there is {', '.join(known.values())}"
 
 
 def _hint(annotation: Any, names: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from agentrl_cli.core.types import Episode, Message, Step, Task, Turn
 from agentrl_cli.corpora.base import Corpus
 from agentrl_cli.corpora.clerk import Clerk, Habits, Notes
 from agentrl_cli.envs.tau.data import Domain
-from agentrl_cli.envs.tau.env import Tau
+from agentrl_cli.envs.tau.env import TauBench
 from agentrl_cli.envs.tau.mini import shop
 from agentrl_cli.envs.tau.mini_user import MiniUser
 
@@ -27,7 +27,7 @@ RIGHT, WRONG = "Success.", "Failure."
 
 
 @dataclass(kw_only=True)
-class OtherShop(Tau):
+class OtherShop(TauBench):
     """The environment with a shop that is given."""
 
     shop: Domain
@@ -67,7 +67,7 @@ class TauCorpus(Corpus):
     """Writes texts of any kind; the prompts of the roles, and how many forecasts a critique reads,
     are those of `nlac`."""
 
-    env: Tau
+    env: TauBench
     habits: Habits
     nlac: NLAC
 

@@ -1,1 +1,8 @@
-"""Worlds in which agents act. They know `types` only: no torch, tokenizer or configuration."""
+"""Worlds in which agents act. They know `core` only: no torch, tokenizer or configuration.
+
+The public names are those of __init__.pyi; each is imported when it is first asked for.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,8 @@
-"""Engines that turn prompts of token ids into completions. They know `types` only."""
+"""Engines that turn prompts of token ids into completions.
+
+The public names are those of __init__.pyi; each is imported when it is first asked for.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

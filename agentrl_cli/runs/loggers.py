@@ -4,43 +4,25 @@ from __future__ import annotations
 
 import fnmatch
 import sys
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
+from agentrl_cli.runs.run import Logger, Run
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from rich.progress import Progress
 
-    from agentrl_cli.runs.run import Run
 
 SHOWN = ("reward/*", "episodes/success", "episodes/failed", "*/loss", "*/match", "eval/*_success")
 HIDDEN = "*/*_to_success"
 COLUMNS = ("step", "episode", "task", "reward", "success", "stop", "turns", "text")
 
 
-class Logger(ABC):
-    """Receives what a run logs; the run's own files are written whether or not there is one."""
-
-    def start(self, run: Run, cfg: DictConfig) -> None:
-        """Called once before the first step, also when a run is resumed."""
-
-    @abstractmethod
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """The metrics of a step."""
-
-    def episodes(self, step: int, kind: str, episodes: list[Episode]) -> None:
-        """Episodes that were written; kind is train or eval."""
-
-    def finish(self, status: str) -> None:
-        """Called once at the end: done, stopped or failed."""
-
-
 @dataclass(kw_only=True)
-class Files(Logger):
+class FilesOnly(Logger):
     """Nothing besides the files of the run."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -79,7 +61,7 @@ class Console(Logger):
 
 
 @dataclass(kw_only=True)
-class Wandb(Logger):
+class WandbLogger(Logger):
     """Weights & Biases: metrics, configuration, a table of the first `rows` episodes of each file.
 
     `mode` null follows WANDB_MODE. Its id is kept in meta.json: a resumed run continues the page.

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -26,12 +27,28 @@ from agentrl_cli.runs import episode_files, provenance
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from agentrl_cli.runs.loggers import Logger
 
 KEPT_CHECKPOINTS = 2
 FACTS: dict[str, Any] = {"status": str, "created": str, "history": list}  # of every meta.json
 MORE: dict[str, Any] = {"choices": dict, "seed": int, "git": dict | None}  # where they are there
 LOGS = ("metrics.jsonl", "buffer.jsonl")
+
+
+class Logger(ABC):
+    """Receives what a run logs; the run's own files are written whether or not there is one."""
+
+    def start(self, run: Run, cfg: DictConfig) -> None:
+        """Called once before the first step, also when a run is resumed."""
+
+    @abstractmethod
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """The metrics of a step."""
+
+    def episodes(self, step: int, kind: str, episodes: list[Episode]) -> None:
+        """Episodes that were written; kind is train or eval."""
+
+    def finish(self, status: str) -> None:
+        """Called once at the end: done, stopped or failed."""
 
 
 class Run:

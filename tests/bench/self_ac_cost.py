@@ -10,7 +10,7 @@ the same for all.
 
 Seconds are CPU time of this process on one thread, medians over rounds in which all take turns; a
 pass for every state, which takes ten times as long, is measured once behind them. The allocator is
-told what every run tells it (agentrl_cli/allocator.py); page faults scatter the seconds otherwise.
+told what every run tells it (training/assemble.py); page faults scatter the seconds otherwise.
 Memory is the peak of what torch holds at once beyond what was there before the update (weights and
 AdamW's averages), from its profiler's record of every allocation, one episode in a batch.
 """

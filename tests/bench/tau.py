@@ -17,11 +17,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.envs.tau import expert
 from agentrl_cli.envs.tau.calls import call
 from agentrl_cli.envs.tau.data import SPLITS, Domain, load
 from agentrl_cli.envs.tau.database import Database
-from agentrl_cli.envs.tau.env import Tau
+from agentrl_cli.envs.tau.env import TauBench
 from agentrl_cli.envs.tau.reward import idle, truth, verdict
 
 ROOT = Path(__file__).parent.parent.parent
@@ -121,7 +120,7 @@ def replays(domain: Domain) -> Counter[str]:
     return found
 
 
-def expert_figures(env: Tau) -> dict[str, float]:
+def expert_figures(env: TauBench) -> dict[str, float]:
     """How often the expert wins with the scripted user, and the environment's time an episode."""
     seconds, wins, confirmed, turns = [], 0, 0, 0
     tasks = [task for split in ("train", "test") for task in env.tasks(split)]
@@ -129,7 +128,7 @@ def expert_figures(env: Tau) -> dict[str, float]:
         first = time.process_time()
         env.reset(task, 0)
         spent, steps = time.process_time() - first, []
-        actions = expert.actions(env, task.data)
+        actions = env.expert(task) or ()
         for action in actions:
             began = time.process_time()
             steps.append(env.step(action))
@@ -164,7 +163,7 @@ def measure(folder: Path) -> dict[str, float]:
                 counts = golden_figures(list(cases))
                 figures |= {f"{name}_{split}_golden_{key}": n for key, n in counts.items()}
     for name, data, holdout in (("retail", str(folder), 100), ("mini", None, 0)):
-        env = Tau(
+        env = TauBench(
             domain=name, data=data, user="scripted", actions="react", turns=30, holdout=holdout,
             llm=None,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.dpo import DPO
 from agentrl_cli.algos.samples import written_sample
 from agentrl_cli.algos.sft import SFT
-from agentrl_cli.algos.stepagent.algorithm import Implicit, Inverse
+from agentrl_cli.algos.stepagent.algorithm import StepAgentImplicit, StepAgentInverse
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Generator
@@ -33,22 +33,22 @@ SHOWN = episode("shown", ["Is it big?", "Maybe.\nIs it red?", "Is it a cat?"], s
 OTHER = episode("other", ["Is it old?", "Is it an owl?"], success=True)
 
 
-def implicit(**changes: Any) -> Implicit:
+def implicit(**changes: Any) -> StepAgentImplicit:
     usual: dict[str, Any] = {
         "fragments_per_update": 0, "tried": "turn", "beta": 0.1, "imitation": 0.0,
         "reference": "start", "epochs": 1, "tokens_per_step": 0, "optimizer": ADAM,
     }  # fmt: skip
-    return Implicit(**{**usual, **changes})
+    return StepAgentImplicit(**{**usual, **changes})
 
 
-def inverse(ppo_changes: dict[str, Any] | None = None, **changes: Any) -> Inverse:
+def inverse(ppo_changes: dict[str, Any] | None = None, **changes: Any) -> StepAgentInverse:
     usual: dict[str, Any] = {
         "fragments_per_update": 3, "tries": 2, "tried": "turn", "rollout": "fragment",
         "reward": "logit", "reward_clip": 5.0, "imitation": 0.0,
         "discriminator_epochs": 1, "discriminator_tokens_per_step": 0,
         "discriminator_optimizer": ADAM, "ppo": ppo(**{"optimizer": ADAM, **(ppo_changes or {})}),
     }  # fmt: skip
-    return Inverse(**{**usual, **changes})
+    return StepAgentInverse(**{**usual, **changes})
 
 
 def eto(**changes: Any) -> DPO:

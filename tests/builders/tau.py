@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.envs.tau.data import Domain, load
-from agentrl_cli.envs.tau.env import Tau
+from agentrl_cli.envs.tau.env import TauBench
 from tests import paths
 
 DATA = paths.DATA / "taubench"
@@ -187,10 +187,10 @@ def domain(name: str, folder: Path) -> Domain:
     return load(name, str(folder))
 
 
-def world(name: str, folder: Path | None, **changes: Any) -> Tau:
+def world(name: str, folder: Path | None, **changes: Any) -> TauBench:
     """An environment with plain settings."""
     settings: dict[str, Any] = {
         "domain": name, "data": str(folder) if folder else None, "user": "scripted",
         "actions": "call" if name == "mini" else "native", "turns": 30, "holdout": 0, "llm": None,
     }  # fmt: skip
-    return Tau(**{**settings, **changes})
+    return TauBench(**{**settings, **changes})

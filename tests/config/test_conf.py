@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.config.compose import build, check, compose, options, typed
+from agentrl_cli.config.schema import public_names
 from agentrl_cli.config.settings import EvalConfig, ModelConfig
 from tests.paths import CONF
 
@@ -35,7 +36,7 @@ def test_options_with_a_class_build_it(group: str):
     for file in sorted((CONF / group).glob("*.yaml")):
         node = check(compose([f"{group}={file.stem}"]))[group]
         built = build(node)
-        assert f"{type(built).__module__}.{type(built).__name__}" == node._target_
+        assert public_names()[type(built).__name__] == node._target_
 
 
 @pytest.mark.parametrize("file", sorted((CONF / "model").glob("*.yaml")), ids=lambda f: f.stem)

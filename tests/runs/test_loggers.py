@@ -11,7 +11,7 @@ import wandb
 from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli.core.types import Episode, Message, Task, Turn
-from agentrl_cli.runs.loggers import Console, Wandb, step_line
+from agentrl_cli.runs.loggers import Console, WandbLogger, step_line
 from agentrl_cli.runs.run import Run
 
 
@@ -71,8 +71,8 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
 
 
-def wandb_logger() -> Wandb:
-    return Wandb(project="test", entity=None, mode=None, rows=4)
+def wandb_logger() -> WandbLogger:
+    return WandbLogger(project="test", entity=None, mode=None, rows=4)
 
 
 @pytest.mark.wandb

@@ -22,7 +22,7 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
 @dataclass(kw_only=True)
-class MonteCarlo(NLAC):
+class NLACMonteCarlo(NLAC):
     """The successor model learns from how the episode itself ended, not from a forecast made at
     the next state: no bootstrapping, the outcome of the policy that played."""
 
@@ -112,7 +112,7 @@ class NLQL(NLAC):
 
 
 @dataclass(kw_only=True)
-class SelfDistillation(NLAC):
+class NLACSelfDistillation(NLAC):
     """No successor model and no critique: the refiner reads `rollouts` fresh on-policy rollouts
     from the state, the first of which begins with the action to rewrite."""
 

@@ -1,10 +1,10 @@
 """StepAgent: learn every single step of an expert by trying it first (arXiv 2411.03817).
 
 Both variants practise at the states of an expert's trajectories and learn from the contrast, step
-by step, without a reward from the world. `Implicit` prefers the expert's action to the agent's own
-(DPO, one action a pair). `Inverse` is generative adversarial imitation (Ho and Ermon 2016, arXiv
-1606.03476): a discriminator learns to tell the agent's actions from the expert's, the policy learns
-by PPO to be taken for the expert.
+by step, without a reward from the world. The implicit variant prefers the expert's action to the
+agent's own (DPO, one action a pair). The inverse one is generative adversarial imitation (Ho and
+Ermon 2016, arXiv 1606.03476): a discriminator learns to tell the agent's actions from the expert's,
+the policy learns by PPO to be taken for the expert.
 
 Our choices: the expert's own probabilities are not known, so the reference of DPO is the model that
 the run started from, which should be an SFT on the same demonstrations (`init`). A try at a
@@ -54,7 +54,7 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
 @dataclass(kw_only=True)
-class Implicit(Algorithm):
+class StepAgentImplicit(Algorithm):
     """Practises at `fragments_per_update` fragments (0: at all): whole turns, or only the last line
     behind the expert's thought. `reference` is the model the run started from, or the policy at the
     start of each update; `imitation` weighs the expert's own likelihood beside the preference."""
@@ -103,7 +103,7 @@ class Implicit(Algorithm):
 
 
 @dataclass(kw_only=True)
-class Inverse(Algorithm):
+class StepAgentInverse(Algorithm):
     """`rollout` says where the policy acts: `tries` times at each of `fragments_per_update`
     fragments (0: at a `tries`-th of all; whole turns, or only the last line behind the expert's
     thought), or through whole episodes of its own. Rewards are held within +-`reward_clip`;

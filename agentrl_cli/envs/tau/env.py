@@ -13,6 +13,7 @@ from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.tau import expert, measures
 from agentrl_cli.envs.tau.actions import RESPOND, STYLES, Action, parse
 from agentrl_cli.envs.tau.calls import call
+from agentrl_cli.envs.tau.conversation import Conversation
 from agentrl_cli.envs.tau.data import SPLITS, TABLES, Domain, load
 from agentrl_cli.envs.tau.database import Database
 from agentrl_cli.envs.tau.mini import mini
@@ -41,23 +42,8 @@ Make one call at a time, and never make up an argument.
 """
 
 
-@dataclass
-class Conversation:
-    """The episode in progress."""
-
-    task: dict[str, Any]
-    database: Database
-    user: User
-    said: list[str] = field(default_factory=list)
-    heard: str = ""
-    allowed: bool = False  # the user's last line said yes
-    turn: int = 0
-    over: bool = False
-    fault: str = ""  # of the user's first line
-
-
 @dataclass(kw_only=True)
-class Tau(Env):
+class TauBench(Env):
     """One conversation with a user of `domain` (retail, airline, mini).
 
     The scripted user follows the templated train tasks of retail alone, so with it the last
@@ -151,8 +137,8 @@ class Tau(Env):
 
     def expert(self, task: Task) -> Iterator[str] | None:
         """The ground-truth actions with the replies that they need. RuntimeError before `reset`."""
-        self._running()
-        return expert.actions(self, task.data)
+        how = {"domain": self.domain, "user": self.user, "style": self.actions}
+        return expert.actions(self.service, self._running(), **how)
 
     def digest(self) -> str | None:
         """τ-bench's hash of the database as the agent left it."""

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.envs.tau import mini
 from agentrl_cli.envs.tau.actions import RESPOND
+from agentrl_cli.envs.tau.conversation import Conversation
 from agentrl_cli.envs.tau.data import Domain
-
-if TYPE_CHECKING:
-    from agentrl_cli.envs.tau.env import Tau
 
 WHO = "Could you tell me your name with your zip code, or your email?"
 ENDS = "That is done. Anything else?"
 
 
-def actions(env: Tau, task: dict[str, Any]) -> Iterator[str]:
-    """The expert's texts, in the style that `env` reads, until the conversation ends."""
-    steps = _service(env, task) if env.user != "silent" else _calls(env.service, task)
-    if env.domain == "mini" and env.user != "silent":
-        steps = map(_read, mini.expert(task, env.service.tables))
+def actions(
+    service: Domain, conversation: Conversation, *, domain: str, user: str, style: str
+) -> Iterator[str]:
+    """The expert's texts in this style until the conversation ends, by its task's ground truth."""
+    task = conversation.task
+    steps = _serve(service, conversation) if user != "silent" else _calls(service, task)
+    if domain == "mini" and user != "silent":
+        steps = map(_read, mini.expert(task, service.tables))
     for name, arguments in steps:
-        if env.conversation is None or env.conversation.over:
+        if conversation.over:
             return
-        yield write(env.actions, name, arguments)
+        yield write(style, name, arguments)
 
 
 def write(style: str, name: str, arguments: dict[str, Any]) -> str:
@@ -40,11 +41,10 @@ def write(style: str, name: str, arguments: dict[str, Any]) -> str:
     return f"{name}({', '.join(map(_plain, arguments.values()))})"
 
 
-def _service(env: Tau, task: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    domain, ends = env.service, None
+def _serve(domain: Domain, conversation: Conversation) -> Iterator[tuple[str, dict[str, Any]]]:
+    task, ends = conversation.task, None
     yield _say(WHO)
-    heard = env.conversation.heard if env.conversation else ""
-    yield _identify(domain, task["user_id"], heard)
+    yield _identify(domain, task["user_id"], conversation.heard)
     for action in task["actions"]:
         if action["name"] == domain.terminates:
             ends = action

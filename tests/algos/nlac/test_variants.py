@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.nlac.variants import NLQL, NLRL, MonteCarlo, SelfDistillation
+from agentrl_cli.algos.nlac.variants import NLQL, NLRL, NLACMonteCarlo, NLACSelfDistillation
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.set import ModelSet
@@ -64,7 +64,7 @@ def played_on(starts: list[Start]) -> list[Episode]:
 
 def test_monte_carlo_targets_are_the_episode_s_own_end_and_nothing_is_asked_for(models: ModelSet):
     cast = troupe()
-    algo = bound(variant(MonteCarlo, turns_per_update=6, warmup=9), cast, models)
+    algo = bound(variant(NLACMonteCarlo, turns_per_update=6, warmup=9), cast, models)
     phase = updated(algo, filled(WON, LOST, CUT))["successor"]
     told = sorted(map(written, phase.samples))
     assert told == [
@@ -157,7 +157,9 @@ def test_nlql_annotates_without_a_refined_action(models: ModelSet):
 
 def test_self_distillation_refines_by_rollouts_and_has_no_critic(models: ModelSet):
     cast = troupe()
-    algo = wired(variant(SelfDistillation, turns_per_update=5, rollouts=4), cast, models, played_on)
+    algo = wired(
+        variant(NLACSelfDistillation, turns_per_update=5, rollouts=4), cast, models, played_on
+    )
     assert set(algo.models()) == {"policy", "reference"}
     phases = updated(algo, filled(WON, LOST))
     assert set(phases) == {"policy"}
@@ -173,7 +175,7 @@ def test_self_distillation_leaves_out_rollouts_that_broke(models: ModelSet):
     def broken(starts: list[Start]) -> list[Episode]:
         return [replace(one, turns=[]) for one in played_on(starts)]
 
-    algo = wired(variant(SelfDistillation, rollouts=2), troupe(), models, broken)
+    algo = wired(variant(NLACSelfDistillation, rollouts=2), troupe(), models, broken)
     phase = updated(algo, filled(WON))["policy"]
     assert phase.samples == [] and phase.metrics["nlac/distilled_share"] == 0
 
@@ -181,11 +183,11 @@ def test_self_distillation_leaves_out_rollouts_that_broke(models: ModelSet):
 @pytest.mark.parametrize(
     ("cls", "advanced", "more"),
     [
-        (MonteCarlo, {"control": "shuffled_outcomes"}, {}),
+        (NLACMonteCarlo, {"control": "shuffled_outcomes"}, {}),
         (NLRL, {"control": "shuffled_outcomes"}, {"rollouts": 2}),
-        (SelfDistillation, {"control": "empty_critiques"}, {"rollouts": 2}),
-        (SelfDistillation, {"writer": "target"}, {"rollouts": 2}),
-        (SelfDistillation, {"keep_optimal": True}, {"rollouts": 2}),
+        (NLACSelfDistillation, {"control": "empty_critiques"}, {"rollouts": 2}),
+        (NLACSelfDistillation, {"writer": "target"}, {"rollouts": 2}),
+        (NLACSelfDistillation, {"keep_optimal": True}, {"rollouts": 2}),
         (NLQL, {"keep_optimal": True}, {"candidates": 2}),
         (NLQL, {}, {"candidates": 1}),
         (NLRL, {}, {"rollouts": 0}),

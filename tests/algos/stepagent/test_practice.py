@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.stepagent.algorithm import Inverse
+from agentrl_cli.algos.stepagent.algorithm import StepAgentInverse
 from agentrl_cli.algos.stepagent.practice import (
     Fragment,
     Try,
@@ -172,7 +172,7 @@ def test_no_more_states_are_practised_where_each_is_tried_several_times(model_fo
 REPLY = "3+3=6\n\n6+1=7\n\n\\boxed{7}"
 
 
-def thinking(model_folder: Path, reply: str) -> Inverse:
+def thinking(model_folder: Path, reply: str) -> StepAgentInverse:
     """The algorithm before worked solutions of env=math, and a model that always says `reply`."""
     env = build(check(compose(["env=math", "env.problems=2", "env.test_problems=2"])).env)
     demos = demonstrate(env, 4, 0)

@@ -18,7 +18,7 @@ from agentrl_cli.envs.tau.actions import RESPOND, parse
 from agentrl_cli.envs.tau.calls import parameters
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.database import Database
-from agentrl_cli.envs.tau.env import Tau
+from agentrl_cli.envs.tau.env import TauBench
 from agentrl_cli.envs.tau.expert import write
 from agentrl_cli.envs.tau.mini import mini
 from agentrl_cli.envs.tau.reward import truth
@@ -32,7 +32,7 @@ def tool(name: str, **arguments: Any) -> str:
     return write("native", name, arguments)
 
 
-def played(env: Tau, actions: list[str], number: int = 0, split: str = "train") -> list[Step]:
+def played(env: TauBench, actions: list[str], number: int = 0, split: str = "train") -> list[Step]:
     env.reset(env.tasks(split)[number], 0)
     return [env.step(action) for action in actions]
 
@@ -273,7 +273,7 @@ def test_random_calls_keep_the_databases_invariants(services: Path, name: str, d
     assert env.conversation is not None and invariant(env.conversation.database, service)
 
 
-def used_up(env: Tau) -> bool:
+def used_up(env: TauBench) -> bool:
     """The one write of the benchmark that fails half-way: a certificate that is named twice."""
     user = env.conversation.database["users"].get("bo_dahl_2") if env.conversation else None
     return user is not None and "certificate_3" not in user["payment_methods"]

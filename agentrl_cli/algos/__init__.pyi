@@ -1,0 +1,15 @@
+from .archer import ArCHer as ArCHer
+from .base import Algorithm as Algorithm
+from .base import Phase as Phase
+from .dpo import DPO as DPO
+from .grpo import GRPO as GRPO
+from .nlac.algorithm import NLAC as NLAC
+from .nlac.variants import NLQL as NLQL
+from .nlac.variants import NLRL as NLRL
+from .nlac.variants import NLACMonteCarlo as NLACMonteCarlo
+from .nlac.variants import NLACSelfDistillation as NLACSelfDistillation
+from .ppo import PPO as PPO
+from .self_ac.algorithm import SelfAC as SelfAC
+from .sft import SFT as SFT
+from .stepagent.algorithm import StepAgentImplicit as StepAgentImplicit
+from .stepagent.algorithm import StepAgentInverse as StepAgentInverse

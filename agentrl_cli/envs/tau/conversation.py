@@ -1,0 +1,24 @@
+"""The state of one conversation: its task, its database, its user, what was said and heard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl_cli.envs.tau.database import Database
+from agentrl_cli.envs.tau.users import User
+
+
+@dataclass
+class Conversation:
+    """The episode in progress."""
+
+    task: dict[str, Any]
+    database: Database
+    user: User
+    said: list[str] = field(default_factory=list)
+    heard: str = ""
+    allowed: bool = False  # the user's last line said yes
+    turn: int = 0
+    over: bool = False
+    fault: str = ""  # of the user's first line

@@ -1,0 +1,3 @@
+from .collector import Collector as Collector
+from .collector import PlayCollector as PlayCollector
+from .replay_buffer import ReplayBuffer as ReplayBuffer

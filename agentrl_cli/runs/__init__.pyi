@@ -1,0 +1,4 @@
+from .loggers import FilesOnly as FilesOnly
+from .loggers import WandbLogger as WandbLogger
+from .run import Logger as Logger
+from .run import Run as Run
