@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.core import files
 from agentrl_cli.core.types import Episode
-from agentrl_cli.models.policy import score
+from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.assemble import Parts
-from agentrl_cli.training.evaluate import evaluate, measure
+from agentrl_cli.training.evaluate import episode_metrics, evaluate
 from agentrl_cli.training.learner import NonFiniteError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-KEPT = 16  # fresh episodes written at each evaluation
-CHECKED = 4  # episodes a step whose log-probs are compared with the trainer's
+KEPT_EPISODES = 16  # fresh episodes written at each evaluation
+LOGPROB_GAP_EPISODES = 4  # episodes a step whose log-probs are compared with the trainer's
 
 
 def train(cfg: DictConfig, run: Run, parts: Parts) -> None:
     """Go on from `parts.step` until `cfg.steps` updates are done or somebody interrupts."""
-    with run.track(), kept_batch(run), interruptible() as stop:
+    with run.track(), dump_failed_batch(run), interruptible() as stop:
         if cfg.eval.baseline and not run.has_metrics:
             run.log(0, timed("eval", lambda: evaluate(parts, run, 0)))
         while parts.step < cfg.steps and not stop:
             metrics, episodes = update(parts)
             run.log(parts.step, metrics)
             if due(parts.step, cfg.eval_every, cfg.steps):
-                run.write_episodes("train", parts.step, episodes[:KEPT])
+                run.write_episodes("train", parts.step, episodes[:KEPT_EPISODES])
                 run.log(parts.step, timed("eval", lambda: evaluate(parts, run, parts.step)))
             if due(parts.step, cfg.save_every, cfg.steps):
                 parts.save(run, parts.step)
@@ -51,7 +51,7 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     parts.context.step = step
     episodes = parts.collector.collect(step, algo.group_size) if algo.plays else []
     gap = logprob_gap(parts, episodes)
-    if algo.capacity:
+    if algo.replay_capacity:
         parts.buffer.add(episodes)
     rollout = time.perf_counter() - began
     metrics = parts.learner.run(algo.update(episodes, parts.buffer), step)
@@ -63,7 +63,9 @@ def summarize(episodes: list[Episode]) -> dict[str, float]:
     """What this step's fresh episodes were like."""
     if not episodes:
         return {}
-    played = {f"episodes/{k}": v for k, v in measure(episodes).items() if "success_" not in k}
+    played = {
+        f"episodes/{k}": v for k, v in episode_metrics(episodes).items() if "success_" not in k
+    }
     return {
         "reward/mean": played.pop("episodes/reward"),
         "episodes/count": played.pop("episodes/episodes"),
@@ -76,11 +78,11 @@ def summarize(episodes: list[Episode]) -> dict[str, float]:
 
 def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
     """Mean and largest difference of the generator's and the trainer's log-probs, per token."""
-    sampled = [e for e in episodes[:CHECKED] if any(any(t.logprobs) for t in e.turns)]
+    sampled = [e for e in episodes[:LOGPROB_GAP_EPISODES] if any(any(t.logprobs) for t in e.turns)]
     samples = [s for e in sampled for s in episode_samples(e, lambda i, turn: {})]
     if not samples:
         return {}
-    scores = score(parts.models.module("policy"), samples)
+    scores = token_logprobs(parts.models.module("policy"), samples)
     ours = [
         x
         for row, s in zip(scores, samples, strict=True)
@@ -105,7 +107,7 @@ def timed(name: str, work: Any) -> dict[str, float]:
 
 
 @contextmanager
-def kept_batch(run: Run) -> Iterator[None]:
+def dump_failed_batch(run: Run) -> Iterator[None]:
     """Write a batch that made training stop to failed-batch.json, where it can be looked at."""
     try:
         yield
@@ -113,7 +115,7 @@ def kept_batch(run: Run) -> Iterator[None]:
         file = run.folder / "failed-batch.json"
         with files.writing(run.folder):
             about = {"phase": error.phase, "term": error.term, "samples": error.rows}
-            files.write_object(file, about)
+            files.write_json(file, about)
         error.add_note(f"the batch is in {file}")
         raise
 

@@ -24,24 +24,22 @@ from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.losses import clipped_ratio
-from agentrl_cli.algos.ppo import standardised
+from agentrl_cli.algos.ppo import standardise
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.value_spans import (
-    FAULTS,
-    Span,
-    beside,
-    cut_off,
-    fault,
-    left_out,
-    measured,
-    stored,
+    StepSpan,
+    left_out_metrics,
+    truncated_state_ids,
     turn_spans,
-    whole,
+    value_metrics,
+    with_fresh_actions,
+    with_stored_actions,
+    without_faults,
 )
-from agentrl_cli.core.errors import UserError, at_least, share
+from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Sample, derive_seed
-from agentrl_cli.models.packable import enable
-from agentrl_cli.models.policy import Batch, Outputs, assess, causal, note_logprobs
+from agentrl_cli.models.packable import enable_packing
+from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, causal_lm, logprobs_and_values
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -71,14 +69,14 @@ class ArCHer(Algorithm):
     critic_optimizer: OptimizerSpec
 
     def __post_init__(self) -> None:
-        at_least(1, episodes_per_update=self.episodes_per_update, replay=self.replay)
-        at_least(1, critic_updates=self.critic_updates, actor_epochs=self.actor_epochs)
-        at_least(0, critic_warmup=self.critic_warmup, clip=self.clip)
-        at_least(0, tokens_per_step=self.tokens_per_step)
-        share(discount=self.discount, ema=self.ema)
+        require_at_least(1, episodes_per_update=self.episodes_per_update, replay=self.replay)
+        require_at_least(1, critic_updates=self.critic_updates, actor_epochs=self.actor_epochs)
+        require_at_least(0, critic_warmup=self.critic_warmup, clip=self.clip)
+        require_at_least(0, tokens_per_step=self.tokens_per_step)
+        require_fraction(discount=self.discount, ema=self.ema)
 
     @property
-    def capacity(self) -> int:
+    def replay_capacity(self) -> int:
         """Episodes kept for replay."""
         return self.replay
 
@@ -96,9 +94,9 @@ class ArCHer(Algorithm):
         beside the stored ones."""
         super().bind(context)
         if self.action == "fresh":
-            target = causal(context.models.module("target"))
+            target = causal_lm(context.models.module("target"))
             try:
-                enable(target, [context.chat.closing], "visible_first", "full")
+                enable_packing(target, [context.chat.closing], "visible_first", "full")
             except UserError as error:
                 raise UserError(f"algo.action=fresh: {error}; or set algo.action=stored") from error
 
@@ -106,16 +104,16 @@ class ArCHer(Algorithm):
         """The critic from replay, its target behind it; then the actor, once the critic is warm."""
         for i in range(self.critic_updates):
             drawn = buffer.sample_episodes(self.episodes_per_update, self._seed(i, "replay"))
-            samples = self.transitions(whole(drawn), i)
+            samples = self.transitions(without_faults(drawn), i)
             yield Phase(
-                "critic", samples, td_loss, model="critic", count=turns_of,
+                "critic", samples, td_loss, model="critic", units=turns_of,
                 tokens_per_step=self.tokens_per_step,
-                metrics=left_out("archer", [fault(episode) for episode in episodes], FAULTS),
+                metrics=left_out_metrics("archer", episodes),
             )  # fmt: skip
             self.context.models.ema_update("target", "critic", self.ema)
-        self.credit(whole(episodes))
+        self.credit(without_faults(episodes))
         if self.context.step >= self.critic_warmup:
-            yield self._actor(whole(episodes))
+            yield self._actor(without_faults(episodes))
 
     # the critic
 
@@ -136,7 +134,7 @@ class ArCHer(Algorithm):
     def _segments(self, episode: Episode) -> list[Sample]:
         """The episode's samples, untrained, the last with the state in which it was cut off."""
         samples = episode_samples(episode, lambda i, turn: {})
-        tail = cut_off(episode, self.context.chat, self.context.models.module("target"))
+        tail = truncated_state_ids(episode, self.context.chat, self.context.models.module("target"))
         samples[-1].ids += tail
         for sample in samples:
             sample.mask = [0] * len(sample.ids)
@@ -154,13 +152,15 @@ class ArCHer(Algorithm):
         return [row[0].ids for row in found]
 
     def _said(
-        self, segments: list[list[Span]], tried: list[list[int]]
+        self, segments: list[list[StepSpan]], tried: list[list[int]]
     ) -> list[tuple[float, float, float]]:
         """For each turn, by the target: V' of its state, Q' of the action tried there (of the
         stored one where none is), and V' where its segment ends."""
         fresh = iter(tried)
         rows = [
-            beside(spans, [next(fresh) for _ in spans]) if tried else stored(spans)
+            with_fresh_actions(spans, [next(fresh) for _ in spans])
+            if tried
+            else with_stored_actions(spans)
             for spans in segments
         ]
         tables = self._read("target", [sample for sample, _ in rows])
@@ -173,20 +173,23 @@ class ArCHer(Algorithm):
     def _read(self, model: str, samples: list[Sample]) -> list[Tensor]:
         """The pairs (Q, V) [tokens, 2] of each sample."""
         models = self.context.models
-        return [pairs for _, pairs in assess(models.module(model), models.head(model), samples)]
+        return [
+            pairs
+            for _, pairs in logprobs_and_values(models.module(model), models.head(model), samples)
+        ]
 
     # the actor
 
     def _actor(self, episodes: list[Episode]) -> Phase:
         """Every token of a turn carries its advantage; old log-probs are the trainer's own."""
         advantages = [turn.info["advantage"] for episode in episodes for turn in episode.turns]
-        given = iter(standardised(advantages) if self.normalise else advantages)
+        given = iter(standardise(advantages) if self.normalise else advantages)
         samples = [
             sample
             for episode in episodes
             for sample in episode_samples(episode, lambda i, turn: {"advantage": next(given)})
         ]
-        note_logprobs(self.context.models.module("policy"), samples, "old_logprob")
+        add_logprobs(self.context.models.module("policy"), samples, "old_logprob")
         spread = statistics.pstdev(advantages) if advantages else 0.0
         return Phase(
             "policy", samples, self.loss, epochs=self.actor_epochs,
@@ -214,18 +217,18 @@ class ArCHer(Algorithm):
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""
-        self.credit(whole(episodes))
+        self.credit(without_faults(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Do the values foresee what was still earned; every turn's is noted in it."""
         self.annotate(episodes)
-        return measured(whole(episodes), self.discount, lambda turn: 1)
+        return value_metrics(without_faults(episodes), self.discount, lambda turn: 1)
 
     def _seed(self, *parts: object) -> int:
         return derive_seed(self.context.seed, "archer", self.context.step, *parts)
 
 
-def note_targets(span: Span, q_target: float, v_target: float) -> None:
+def note_targets(span: StepSpan, q_target: float, v_target: float) -> None:
     """Write what Q and V are to become where they are read."""
     streams, state, action = span.sample.streams, span.start - 1, span.end - 1
     streams["q_at"][action], streams["q_target"][action] = 1.0, q_target

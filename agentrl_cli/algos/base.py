@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agentrl_cli.models.policy import Batch, Outputs
     from agentrl_cli.models.set import ModelSet
     from agentrl_cli.rollout.chat_template import Chat
-    from agentrl_cli.rollout.play import Start
+    from agentrl_cli.rollout.play import EpisodeStart
     from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
@@ -27,7 +27,7 @@ def trained_tokens(sample: Sample) -> float:
     return float(sum(sample.mask))
 
 
-def one(sample: Sample) -> float:
+def per_sample(sample: Sample) -> float:
     """The unit of a loss that is averaged over samples (turns, pairs)."""
     return 1.0
 
@@ -37,7 +37,7 @@ class Phase:
     """Samples to train to completion before the algorithm goes on.
 
     `loss(outputs, batch)` returns a *sum* over its units and sums of metrics; the learner divides
-    both by the sum of `count(sample)` over the optimizer step, across micro-batches and ranks.
+    both by the sum of `units(sample)` over the optimizer step, across micro-batches and ranks.
     `tokens_per_step` bounds the ids of one optimizer step (0: all samples in one step);
     `keep_together` adjacent samples always share a micro-batch. `entropy_gradient` says that the
     loss differentiates the entropy. `metrics` are numbers the algorithm already knows.
@@ -51,7 +51,7 @@ class Phase:
     tokens_per_step: int = 0
     keep_together: int = 1
     entropy_gradient: bool = False
-    count: Callable[[Sample], float] = trained_tokens
+    units: Callable[[Sample], float] = trained_tokens
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -59,22 +59,22 @@ class Phase:
 class Context:
     """What the loop hands to an algorithm once; `step` is kept current by the loop.
 
-    `probe` plays starts with the current policy; `alike(episode, turn)` names the tasks of the
-    episode's split in which the same actions bring the same observations up to that turn; `demos`
-    are the demonstrations, with token ids; `cut` is the text at which the world cuts a reply into
-    turns ("": never).
+    `probe` plays starts with the current policy; `indistinguishable_tasks(episode, turn)` names the
+    tasks of the episode's split in which the same actions bring the same observations up to that
+    turn; `demos` are the demonstrations, with token ids; `turn_delimiter` is the text at which the
+    world cuts a reply into turns ("": never).
     """
 
     chat: Chat
     models: ModelSet
     generator: Generator
     sampling: Sampling
-    probe: Callable[[list[Start]], list[Episode]]
-    alike: Callable[[Episode, int], list[Task]]
+    probe: Callable[[list[EpisodeStart]], list[Episode]]
+    indistinguishable_tasks: Callable[[Episode, int], list[Task]]
     seed: int
     step: int = 0
     demos: list[Episode] = field(default_factory=list)
-    cut: str = ""
+    turn_delimiter: str = ""
 
 
 class Algorithm(ABC):
@@ -93,12 +93,12 @@ class Algorithm(ABC):
         return 1
 
     @property
-    def capacity(self) -> int:
+    def replay_capacity(self) -> int:
         """How many episodes the buffer keeps for replay; 0 for algorithms that never look back."""
         return 0
 
     @property
-    def demonstrations(self) -> Literal["never", "may", "must"]:
+    def demo_use(self) -> Literal["never", "may", "must"]:
         """Whether it learns from demonstrations."""
         return "never"
 
@@ -121,11 +121,11 @@ class Algorithm(ABC):
         """Measure, at evaluation time, what this algorithm must watch; nothing by default."""
         return {}
 
-    def refined(self) -> Generator:
+    def refined_generator(self) -> Generator:
         """Who plays when `eval.act` is refined. Raises UserError where actions are not refined."""
         raise UserError("eval.act=refined needs an algorithm that refines, like nlac; give policy")
 
-    def values(self, states: list[list[int]]) -> list[float]:
+    def state_values(self, states: list[list[int]]) -> list[float]:
         """What each state is worth, its ids ending with an action or a part of one. Raises
         UserError where no critic reads such states."""
         raise UserError("no critic here values partial answers; search with a run of algo=self_ac")

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Literal
 from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.losses import Loss, dpo
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.core.errors import at_least
+from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import Episode, Sample, derive_seed
-from agentrl_cli.models.policy import Batch, Outputs, note_logprobs
+from agentrl_cli.models.policy import Batch, Outputs, add_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -42,12 +42,12 @@ class DPO(Algorithm):
     optimizer: OptimizerSpec
 
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
-        at_least(0, beta=self.beta, imitation=self.imitation)
-        at_least(0, tokens_per_step=self.tokens_per_step)
+        require_at_least(1, epochs=self.epochs)
+        require_at_least(0, beta=self.beta, imitation=self.imitation)
+        require_at_least(0, tokens_per_step=self.tokens_per_step)
 
     @property
-    def demonstrations(self) -> Literal["never", "may", "must"]:
+    def demo_use(self) -> Literal["never", "may", "must"]:
         """They are what is preferred."""
         return "must"
 
@@ -59,13 +59,13 @@ class DPO(Algorithm):
         """One phase on this step's failures, each beside a demonstration of its task."""
         failed = [e for e in episodes if e.turns and not e.error and not e.success]
         pairs = [pair for episode in failed if (pair := self._pair(episode))]
-        renew(self.context.models, self.reference)
+        renew_reference(self.context.models, self.reference)
         metrics = {
             "dpo/failures": len(failed) / max(1, len(episodes)),
             "dpo/unpaired": 1 - len(pairs) / max(1, len(failed)),
         }
         loss = partial(dpo, beta=self.beta, imitation=self.imitation)
-        yield preference(
+        yield preference_phase(
             self.context.models, pairs, loss, epochs=self.epochs,
             tokens_per_step=self.tokens_per_step, metrics=metrics,
         )  # fmt: skip
@@ -87,13 +87,13 @@ def with_reference(optimizer: OptimizerSpec) -> dict[str, ModelSpec]:
     return {"policy": policy, "reference": ModelSpec(kind="frozen", generates=False)}
 
 
-def renew(models: ModelSet, reference: str) -> None:
+def renew_reference(models: ModelSet, reference: str) -> None:
     """Set the reference to the policy of now where `reference` is `iteration`."""
     if reference == "iteration":
         models.ema_update("reference", "policy", 0.0)
 
 
-def preference(
+def preference_phase(
     models: ModelSet,
     pairs: list[Pair],
     loss: Callable[[Outputs, Batch], Loss],
@@ -104,13 +104,13 @@ def preference(
 ) -> Phase:
     """The phase that prefers the first sample of each pair, measured against the reference."""
     samples = [sample for pair in pairs for sample in pair]
-    note_logprobs(models.module("reference"), samples, "reference_logprob")
+    add_logprobs(models.module("reference"), samples, "reference_logprob")
     return Phase(
         "dpo", samples, loss, epochs=epochs, tokens_per_step=tokens_per_step,
-        keep_together=2, count=half, metrics=metrics,
+        keep_together=2, units=per_pair_half, metrics=metrics,
     )  # fmt: skip
 
 
-def half(sample: Sample) -> float:
+def per_pair_half(sample: Sample) -> float:
     """The unit of a loss over pairs, for each of the two."""
     return 0.5

@@ -15,9 +15,9 @@ from torch import Tensor
 from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.losses import clipped_ratio, group_advantages, with_kl
 from agentrl_cli.algos.samples import episode_samples, turn_advantage
-from agentrl_cli.core.errors import at_least
+from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import Batch, Outputs, note_logprobs
+from agentrl_cli.models.policy import Batch, Outputs, add_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -35,9 +35,9 @@ class GRPO(Algorithm):
     optimizer: OptimizerSpec
 
     def __post_init__(self) -> None:
-        at_least(2, episodes_per_group=self.episodes_per_group)
-        at_least(1, epochs=self.epochs)
-        at_least(0, clip=self.clip, kl=self.kl, tokens_per_step=self.tokens_per_step)
+        require_at_least(2, episodes_per_group=self.episodes_per_group)
+        require_at_least(1, epochs=self.epochs)
+        require_at_least(0, clip=self.clip, kl=self.kl, tokens_per_step=self.tokens_per_step)
 
     @property
     def group_size(self) -> int:
@@ -62,9 +62,9 @@ class GRPO(Algorithm):
             if advantage:
                 samples += episode_samples(episode, turn_advantage)
         models = self.context.models
-        note_logprobs(models.module("policy"), samples, "old_logprob")
+        add_logprobs(models.module("policy"), samples, "old_logprob")
         if self.kl:
-            note_logprobs(models.module("reference"), samples, "reference_logprob")
+            add_logprobs(models.module("reference"), samples, "reference_logprob")
         informative = sum(map(bool, advantages)) / max(1, len(advantages))
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,

@@ -51,7 +51,7 @@ def clipped_turns(
     action (`token`). Log-ratios are held within +-20, past which float32 would overflow.
     """
     gap = (outputs.logprobs - batch.streams["old_logprob"]) * batch.mask
-    lengths = by_turn(batch.mask, batch)
+    lengths = sum_by_turn(batch.mask, batch)
     turn = batch.streams["turn"].long()
     share = batch.mask / lengths.clamp(min=1).gather(1, turn)
     entropy = (outputs.entropy * share).sum()
@@ -59,7 +59,7 @@ def clipped_turns(
         weight, advantages = share, advantages.gather(1, turn)
     else:
         weight = (lengths > 0).float()
-        gap = by_turn(gap * share if ratio == "turn_geo" else gap, batch)
+        gap = sum_by_turn(gap * share if ratio == "turn_geo" else gap, batch)
     held = gap.clamp(-LOG_RATIO, LOG_RATIO)
     loss, metrics = _surrogate(held, advantages, weight, (clip, clip))
     return loss, metrics | {"entropy": entropy}
@@ -213,14 +213,14 @@ def gae(
     return advantages, [a + v for a, v in zip(advantages, values[:-1], strict=True)]
 
 
-def by_turn(numbers: Tensor, batch: Batch) -> Tensor:
+def sum_by_turn(numbers: Tensor, batch: Batch) -> Tensor:
     """Sums [B, N] of `numbers` [B, L] over the tokens of each turn that stream `turn` names."""
     turn = batch.streams["turn"].long()
     sums = numbers.new_zeros(len(turn), int(turn.max()) + 1)
     return sums.scatter_add(1, turn, numbers)
 
 
-def shift(numbers: Tensor, by: int) -> Tensor:
+def shift_left(numbers: Tensor, by: int) -> Tensor:
     """(x << by)_k = x_{k + by} along the last axis, zero past the end."""
     return pad(numbers[..., by:], (0, min(by, numbers.shape[-1])))
 
@@ -231,8 +231,8 @@ def td_targets(rewards: Tensor, values: Tensor, discount: float, steps: int) -> 
     last state's place, zero behind it. Sutton and Barto 2018, eq. 7.1."""
     values, targets, earned = values.detach(), [], torch.zeros_like(rewards)
     for m in range(1, steps + 1):
-        earned = earned + discount ** (m - 1) * shift(rewards, m - 1)
-        targets.append(earned + discount**m * shift(values, m))
+        earned = earned + discount ** (m - 1) * shift_left(rewards, m - 1)
+        targets.append(earned + discount**m * shift_left(values, m))
     return torch.stack(targets)
 
 
@@ -244,7 +244,7 @@ def turn_advantages(
     value, and nothing is acted."""
     known = torch.where(ends, rewards, values.detach())
     earned = torch.where(ends, 0.0, rewards)
-    errors = torch.where(ends, 0.0, earned + discount * shift(known, 1) - known)
+    errors = torch.where(ends, 0.0, earned + discount * shift_left(known, 1) - known)
     advantages, later = torch.zeros_like(errors), torch.zeros_like(errors[..., 0])
     for k in reversed(range(errors.shape[-1])):
         later = errors[..., k] + discount * gae_lambda * later

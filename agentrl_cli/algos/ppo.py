@@ -24,19 +24,17 @@ from agentrl_cli.algos.critic_metrics import explained_variance
 from agentrl_cli.algos.losses import clipped_ratio, gae, value_error, with_entropy, with_kl
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.value_spans import (
-    FAULTS,
-    Span,
-    cut_off,
-    fault,
-    left_out,
-    measured,
+    StepSpan,
+    left_out_metrics,
     token_spans,
+    truncated_state_ids,
     turn_spans,
-    whole,
+    value_metrics,
+    without_faults,
 )
-from agentrl_cli.core.errors import at_least, share
+from agentrl_cli.core.errors import require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import Batch, Outputs, assess, note_logprobs
+from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, logprobs_and_values
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -45,7 +43,7 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 class Credit:
     """A step with the value of the state before it, its advantage and its return."""
 
-    span: Span
+    span: StepSpan
     value: float
     advantage: float
     target: float
@@ -70,10 +68,12 @@ class PPO(Algorithm):
     optimizer: OptimizerSpec
 
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
-        at_least(0, clip=self.clip, value_clip=self.value_clip, value_weight=self.value_weight)
-        at_least(0, kl=self.kl, entropy=self.entropy, tokens_per_step=self.tokens_per_step)
-        share(discount=self.discount, gae_lambda=self.gae_lambda)
+        require_at_least(1, epochs=self.epochs)
+        require_at_least(
+            0, clip=self.clip, value_clip=self.value_clip, value_weight=self.value_weight
+        )
+        require_at_least(0, kl=self.kl, entropy=self.entropy, tokens_per_step=self.tokens_per_step)
+        require_fraction(discount=self.discount, gae_lambda=self.gae_lambda)
 
     def models(self) -> dict[str, ModelSpec]:
         """The policy with a value head on it, and its start where the KL is paid for."""
@@ -83,17 +83,17 @@ class PPO(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """One phase in which policy and value learn from the same pass."""
-        samples, credits = self.credit(whole(episodes))
+        samples, credits = self.credit(without_faults(episodes))
         self._train_on(credits)
         if self.kl:
             reference = self.context.models.module("reference")
-            note_logprobs(reference, samples, "reference_logprob")
+            add_logprobs(reference, samples, "reference_logprob")
         known = explained_variance([c.value for c in credits], [c.target for c in credits])
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
             entropy_gradient=self.entropy > 0,
             metrics={"policy/explained_variance": known}
-            | left_out("ppo", [fault(episode) for episode in episodes], FAULTS),
+            | left_out_metrics("ppo", episodes),
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -119,14 +119,14 @@ class PPO(Algorithm):
 
     def _continue(self, episode: Episode, sample: Sample) -> None:
         """Append the state in which an episode was cut off, whose value stands for the rest."""
-        ids = cut_off(episode, self.context.chat, self.context.models.module("policy"))
+        ids = truncated_state_ids(episode, self.context.chat, self.context.models.module("policy"))
         sample.ids += ids
         sample.mask += [0] * len(ids)
 
     def _read(self, samples: list[Sample]) -> None:
         """Log-probs and values by the trainer's own pass, never the generator's."""
         models = self.context.models
-        rows = assess(models.module("policy"), models.head("policy"), samples)
+        rows = logprobs_and_values(models.module("policy"), models.head("policy"), samples)
         for sample, (logprobs, values) in zip(samples, rows, strict=True):
             sample.streams["old_logprob"] = logprobs
             sample.streams["old_value"] = values.tolist()
@@ -152,7 +152,7 @@ class PPO(Algorithm):
         """Write each step's advantage on its tokens, its return where its state is read."""
         advantages = [credit.advantage for credit in credits]
         if self.normalise:
-            advantages = standardised(advantages)
+            advantages = standardise(advantages)
         for credit, advantage in zip(credits, advantages, strict=True):
             span, size = credit.span, credit.span.end - credit.span.start
             for name in ("advantage", "return", "value_at"):
@@ -163,18 +163,20 @@ class PPO(Algorithm):
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""
-        self.credit(whole(episodes))
+        self.credit(without_faults(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Do the values foresee what was still earned; every turn's is noted in it."""
         self.annotate(episodes)
         by_turn = self.level == "turn"
-        return measured(
-            whole(episodes), self.discount, lambda turn: 1 if by_turn else len(turn.action_ids)
+        return value_metrics(
+            without_faults(episodes),
+            self.discount,
+            lambda turn: 1 if by_turn else len(turn.action_ids),
         )
 
 
-def standardised(numbers: list[float]) -> list[float]:
+def standardise(numbers: list[float]) -> list[float]:
     """Less their mean, over their population standard deviation unless that is 0."""
     mean = statistics.fmean(numbers) if numbers else 0.0
     spread = statistics.pstdev(numbers) if numbers else 0.0

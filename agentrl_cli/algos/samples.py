@@ -38,6 +38,6 @@ def _append(sample: Sample, turn: Turn, numbers: Mapping[str, float | list[float
         sample.streams.setdefault(name, []).extend([0.0] * seen + row)
 
 
-def written_sample(prompt: list[int], written: list[int]) -> Sample:
+def completion_sample(prompt: list[int], written: list[int]) -> Sample:
     """A prompt and the text to learn behind it: gradient only through the text's tokens."""
     return Sample(prompt + written, [0] * len(prompt) + [1] * len(written))

@@ -15,7 +15,7 @@ from typing import Literal
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.losses import nll
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.core.errors import at_least
+from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -32,11 +32,11 @@ class SFT(Algorithm):
     demos: list[Episode] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
-        at_least(0, tokens_per_step=self.tokens_per_step)
+        require_at_least(1, epochs=self.epochs)
+        require_at_least(0, tokens_per_step=self.tokens_per_step)
 
     @property
-    def demonstrations(self) -> Literal["never", "may", "must"]:
+    def demo_use(self) -> Literal["never", "may", "must"]:
         """RFT learns from its own play only."""
         return "never" if self.only_success else "may"
 

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.critic_metrics import Row, critic_metrics
 from agentrl_cli.core.types import Episode, Sample, Turn
-from agentrl_cli.models.policy import Module, reach
+from agentrl_cli.models.policy import Module, max_positions
 
 if TYPE_CHECKING:
     from agentrl_cli.rollout.chat_template import Chat
 
 
-FAULTS = ("broken", "empty")
+LEFT_OUT_REASONS = ("broken", "empty")
 Columns = list[tuple[int, int]]
+Reason = Callable[[Episode], str | None]
 
 
 @dataclass
-class Span:
+class StepSpan:
     """Action tokens ids[start:end] of `sample` that count as one step, and that step's reward. The
     state before it is read at token start - 1, the step itself at token end - 1."""
 
@@ -31,7 +32,7 @@ class Span:
     reward: float
 
 
-def fault(episode: Episode) -> str | None:
+def left_out_reason(episode: Episode) -> str | None:
     """Why no critic can read an episode: it is `broken`, or has an `empty` action, behind which is
     no state of its own; None for a sound one."""
     if episode.error or not episode.turns or episode.stop not in ("done", "truncated", "context"):
@@ -39,45 +40,50 @@ def fault(episode: Episode) -> str | None:
     return None if all(turn.action_ids for turn in episode.turns) else "empty"
 
 
-def whole(episodes: list[Episode]) -> list[Episode]:
+def without_faults(episodes: list[Episode]) -> list[Episode]:
     """The episodes without a fault."""
-    return [episode for episode in episodes if fault(episode) is None]
+    return [episode for episode in episodes if left_out_reason(episode) is None]
 
 
-def left_out(part: str, faults: list[str | None], reasons: Sequence[str]) -> dict[str, float]:
-    """The share of the episodes that is not trained, for each of these reasons, as metrics."""
-    total = max(1, len(faults))
-    return {f"{part}/left_out_{reason}": faults.count(reason) / total for reason in reasons}
+def left_out_metrics(
+    part: str, episodes: list[Episode], reason: Reason = left_out_reason, more: Sequence[str] = ()
+) -> dict[str, float]:
+    """The share of the episodes that is not trained, for each reason, as metrics
+    `PART/left_out_REASON`; `reason` names an episode's, one of `LEFT_OUT_REASONS` or of `more`."""
+    found, total = [reason(episode) for episode in episodes], max(1, len(episodes))
+    return {
+        f"{part}/left_out_{name}": found.count(name) / total for name in (*LEFT_OUT_REASONS, *more)
+    }
 
 
-def turn_spans(episode: Episode, samples: list[Sample]) -> list[Span]:
+def turn_spans(episode: Episode, samples: list[Sample]) -> list[StepSpan]:
     """One span a turn; `samples` are the unbroken segments of the episode, in order."""
-    spans: list[Span] = []
+    spans: list[StepSpan] = []
     segments = iter(samples)
     for i, turn in enumerate(episode.turns):
         goes_on = i > 0 and not turn.restart
         sample = spans[-1].sample if goes_on else next(segments)
         start = (spans[-1].end if goes_on else 0) + len(turn.observation_ids)
         end = start + len(turn.action_ids)
-        spans.append(Span(turn, sample, start, end, turn.reward))
+        spans.append(StepSpan(turn, sample, start, end, turn.reward))
     return spans
 
 
-def token_spans(spans: list[Span]) -> list[Span]:
+def token_spans(spans: list[StepSpan]) -> list[StepSpan]:
     """One span a token of the given ones, whose reward comes with their last token."""
     return [
-        Span(s.turn, s.sample, at, at + 1, s.reward if at == s.end - 1 else 0.0)
+        StepSpan(s.turn, s.sample, at, at + 1, s.reward if at == s.end - 1 else 0.0)
         for s in spans
         for at in range(s.start, s.end)
     ]
 
 
-def stored(spans: list[Span]) -> tuple[Sample, Columns]:
+def with_stored_actions(spans: list[StepSpan]) -> tuple[Sample, Columns]:
     """A segment as it was played, and where the state and the action of each turn are read."""
     return spans[0].sample, [(span.start - 1, span.end - 1) for span in spans]
 
 
-def beside(spans: list[Span], tried: list[list[int]]) -> tuple[Sample, Columns]:
+def with_fresh_actions(spans: list[StepSpan], tried: list[list[int]]) -> tuple[Sample, Columns]:
     """A segment with the action tried in each of its states as a shadow behind that state, and
     where the state and that action are read."""
     ids, row, columns, done = spans[0].sample.ids, Sample([], [], {"shadow": []}), [], 0
@@ -96,7 +102,7 @@ def _lay(row: Sample, ids: list[int], shadow: int) -> None:
     row.streams["shadow"] += [float(shadow)] * len(ids)
 
 
-def cut_off(episode: Episode, chat: Chat, module: Module, prompt: int = 0) -> list[int]:
+def truncated_state_ids(episode: Episode, chat: Chat, module: Module, prompt: int = 0) -> list[int]:
     """The ids behind the last action that make the state in which an episode was cut off; none for
     an episode that is done. What `module` has no positions for, with `prompt` more tokens behind
     it, is left out: only a value rests on it."""
@@ -104,11 +110,11 @@ def cut_off(episode: Episode, chat: Chat, module: Module, prompt: int = 0) -> li
         return []
     last = len(episode.turns) - 1
     played = len(episode.state_ids(last)) + len(episode.turns[last].action_ids)
-    room = max(0, reach(module) - prompt - played)
+    room = max(0, max_positions(module) - prompt - played)
     return chat.extend(episode.closing, episode.turns[last].action_ids[-1])[:room]
 
 
-def measured(
+def value_metrics(
     episodes: list[Episode], discount: float, steps: Callable[[Turn], int]
 ) -> dict[str, float]:
     """`critic/…` of the values noted in the turns of ended episodes. A turn counts as `steps(turn)`

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import UserError, at_least
-from agentrl_cli.rollout.expert_demos import demonstrate
+from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.rollout.expert_demos import expert_episodes
 
 
 def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[Path, int]:
@@ -20,9 +20,9 @@ def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[P
     cfg = check(compose(rest, config_dir), skip=("algo", "hardware", "model", "rollout"))
     if out.exists():
         raise UserError(f"'{out}' exists; choose another out=")
-    episodes = demonstrate(build(cfg.env), count, cfg.seed)
+    episodes = expert_episodes(build(cfg.env), count, cfg.seed)
     with files.writing(out.parent, "choose another out="):
-        files.write(out, (episode.to_json() for episode in episodes))
+        files.write_jsonl(out, (episode.to_json() for episode in episodes))
     return out, len(episodes)
 
 
@@ -36,5 +36,5 @@ def _named(overrides: list[str], name: str) -> str:
 def _number(text: str) -> int:
     if not text.isdecimal():
         raise UserError(f"n is '{text}'; give a whole number")
-    at_least(1, n=int(text))
+    require_at_least(1, n=int(text))
     return int(text)

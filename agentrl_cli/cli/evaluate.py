@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.config.compose import build, check, chosen, compose, load
+from agentrl_cli.config.compose import build, check, chosen_option, compose, load
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import read_checkpoint
 from agentrl_cli.training.assemble import Parts, assemble
@@ -39,6 +39,6 @@ def evaluate_command(
 def evaluate_as_chosen(cfg: DictConfig, parts: Parts, step: int) -> dict[str, Any]:
     """With a search where one is chosen, else as in training."""
 
-    if chosen(cfg, "search"):
+    if chosen_option(cfg, "search"):
         return compare_search(parts, build(cfg.search))
     return evaluate(parts, None, step)

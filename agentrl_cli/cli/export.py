@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from agentrl_cli.config.compose import check, load, typed
+from agentrl_cli.config.compose import as_dataclass, check, load
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
@@ -38,7 +38,7 @@ def export(ref: str, target: Path) -> tuple[Run, int]:
     run = find_run(ref)
     checkpoint = run.latest_checkpoint()
     cfg = check(load(run.config_file, []), skip=UNUSED)
-    config = typed(cfg.model, ModelConfig)
+    config = as_dataclass(cfg.model, ModelConfig)
     with _new_folder(target.resolve()) as folder:
         specs = {"policy": ModelSpec(kind="trained", generates=True)}
         models = ModelSet(replace(config, dtype="float32"), specs, "cpu", cfg.seed)

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from agentrl_cli import __version__
 from agentrl_cli.cli import help_examples
 from agentrl_cli.cli.read_only import AsJson, ConfigDir, RunRef, looking
-from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.errors import UserError, require_at_least
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="group=option or key=value")]
 
@@ -86,7 +86,7 @@ def sweep_runs(
     """Train a grid of runs; what is done already is not repeated."""
     from agentrl_cli.cli.sweep import summary, sweep
 
-    at_least(1, **{"--jobs": jobs})
+    require_at_least(1, **{"--jobs": jobs})
 
     def ask(question: str) -> bool:
         return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import share
+from agentrl_cli.core.errors import require_fraction
 from agentrl_cli.report import critic, figures, page, tables
 from agentrl_cli.report.compare import Comparison, World, compare, find_reference, worlds
 from agentrl_cli.report.records import Record, read_all
@@ -28,7 +28,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """JSON values; numbers that are not finite are null."""
         rows = [comparison.to_json() for comparison in self.comparisons]
-        return files.finite({"notes": self.notes, "worlds": rows})
+        return files.null_if_not_finite({"notes": self.notes, "worlds": rows})
 
 
 def gather(
@@ -37,7 +37,7 @@ def gather(
     """Read and compare runs. Raises UserError where there is nothing to compare, and for a
     threshold that is no share."""
     if threshold is not None:
-        share(**{"--threshold": threshold})
+        require_fraction(**{"--threshold": threshold})
     records = read_all(refs)
     for record, slug in zip(records, slugs([one.name for one in records]), strict=True):
         record.slug = slug
@@ -67,7 +67,7 @@ def write(report: Report, folder: Path, pages: bool = False) -> Path:
         ]
         runs = sum(len(group.records) for world in report.worlds for group in world.groups)
         title = f"{runs} runs, {sum(len(world.groups) for world in report.worlds)} configurations"
-        files.replace(folder / FILE, page.render(views, report.notes, [], title))
+        files.replace_text(folder / FILE, page.render(views, report.notes, [], title))
         if pages:
             write_pages(report.worlds, folder / "pages")
     return folder / FILE
@@ -93,7 +93,7 @@ def draw(world: World, comparison: Comparison, folder: Path, number: int) -> dic
     }
     pictures = {name: figures.svg(figure) for name, figure in drawn.items() if figure is not None}
     for name, text in pictures.items():
-        files.replace(folder / f"{name}-{number}.svg", text)
+        files.replace_text(folder / f"{name}-{number}.svg", text)
     return pictures
 
 
@@ -105,7 +105,7 @@ def write_pages(found: list[World], folder: Path) -> None:
             for record in group.records:
                 text = page.run_page(record, group.label)
                 if text is not None:
-                    files.replace(folder / f"{record.slug}.html", text)
+                    files.replace_text(folder / f"{record.slug}.html", text)
 
 
 def markdown(found: Report) -> str:

@@ -163,7 +163,7 @@ def result(run: Run) -> Result:
 
 def read_stored() -> dict[str, dict[str, dict[str, Any]]]:
     """Preset, seed as text, and the fields of a Result."""
-    return files.read_object(STORED) if STORED.is_file() else {}
+    return files.read_json(STORED) if STORED.is_file() else {}
 
 
 def keep(name: str, seed: int, found: Result) -> None:
@@ -171,7 +171,7 @@ def keep(name: str, seed: int, found: Result) -> None:
     known = read_stored()
     known.setdefault(name, {})[str(seed)] = vars(found)
     with files.writing(STORED.parent, "make the package's folder writable"):
-        files.write_object(STORED, dict(sorted(known.items())))
+        files.write_json(STORED, dict(sorted(known.items())))
 
 
 def _is_done(run: Path) -> bool:

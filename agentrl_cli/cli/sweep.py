@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.cli.sweep_worker import run_point
-from agentrl_cli.config.compose import check, compose, conf_folder, groups, whole
+from agentrl_cli.config.compose import check, compose, compose_with_hydra, conf_folder, groups
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report.listing import row
@@ -129,7 +129,7 @@ class Sweep:
         """Raises UserError where a launcher or sweeper is not there, or is not told as it is."""
         fixed = [item.input_line or "" for item in self.parsed if not item.is_sweep_override()]
         try:
-            whole([*self.machinery, *fixed], self.config_dir)
+            compose_with_hydra([*self.machinery, *fixed], self.config_dir)
         except UserError as error:
             for part in ("launcher", "sweeper"):
                 chosen = self._chosen(part)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentrl_cli.config.compose import build, check, chosen, compose, load
+from agentrl_cli.config.compose import build, check, chosen_option, compose, load
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import train_tasks
 from agentrl_cli.report.summary import final_table
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.rollout.play import Start
+from agentrl_cli.rollout.play import EpisodeStart
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.loggers import Console
 from agentrl_cli.runs.run import Run, read_checkpoint
@@ -37,16 +37,16 @@ def start(
 ) -> None:
     """`agentrl train`: compose, make the run's folder, train, and say how it went."""
     cfg = check(load(file, overrides) if file else compose(overrides, config_dir))
-    if chosen(cfg, "search"):
+    if chosen_option(cfg, "search"):
         raise UserError("search needs a trained critic; train without it, then agentrl eval RUN")
     if dry:
-        rehearse(cfg)
+        dry_run(cfg)
         return
     run = Run.create(cfg, command=" ".join(["agentrl", *sys.argv[1:]]), overrides=overrides)
-    with undone(run):
+    with delete_run_on_user_error(run):
         parts = assemble(cfg, run.folder)
         print(f"run {run.folder}", file=sys.stderr)
-        attach(run, cfg)
+        attach_loggers(run, cfg)
     train(cfg, run, parts)
     print(final_table(run))
 
@@ -57,11 +57,11 @@ def resume(ref: str, overrides: list[str] | None = None) -> None:
     run = find_run(ref, Path("runs"))
     refuse_other_changes(overrides or [])
     with run.held():
-        go_on(run, overrides)
+        resume_run(run, overrides)
     print(final_table(run))
 
 
-def go_on(run: Run, overrides: list[str] | None) -> None:
+def resume_run(run: Run, overrides: list[str] | None) -> None:
     """Restore a run's last checkpoint, put its logs back to there, and train."""
     cfg = check(load(run.config_file, overrides or []))
     folder = run.latest_checkpoint()
@@ -75,19 +75,19 @@ def go_on(run: Run, overrides: list[str] | None) -> None:
     run.truncate_logs(folder)
     run.go_on(cfg, step)
     print(f"run {run.folder}, from step {step}", file=sys.stderr)
-    attach(run, cfg)
+    attach_loggers(run, cfg)
     train(cfg, run, parts)
 
 
-def rehearse(cfg: DictConfig) -> None:
+def dry_run(cfg: DictConfig) -> None:
     """`--dry`: build everything, play one episode, print what follows from the configuration."""
     parts = assemble(cfg, None)
     task = train_tasks(parts.make_env())[0]
-    (episode,) = parts.play([Start(task, "dry", cfg.seed, "dry")], parts.collector.sampling)
+    (episode,) = parts.play([EpisodeStart(task, "dry", cfg.seed, "dry")], parts.collector.sampling)
     print(dry_table(cfg, parts, episode))
 
 
-def attach(run: Run, cfg: DictConfig) -> None:
+def attach_loggers(run: Run, cfg: DictConfig) -> None:
     """Give the run its loggers: the console, and the chosen one."""
     run.note(threads=torch.get_num_threads(), demos=fingerprint(cfg.data.demos))
     run.attach([Console(), build(cfg.logger)], cfg)
@@ -110,7 +110,7 @@ def refuse_other_demos(run: Run, cfg: DictConfig) -> None:
 
 
 @contextmanager
-def undone(run: Run) -> Iterator[None]:
+def delete_run_on_user_error(run: Run) -> Iterator[None]:
     """Take back a new run that cannot be built as asked; what else ends it here is recorded."""
     try:
         yield

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PACKAGE = Path(__file__).parents[1]
-LATE = "search"  # the group that is chosen when a run is evaluated
+EVAL_GROUP = "search"  # the group that is chosen when a run is evaluated
 
 
 def conf_folder() -> Path:
@@ -59,7 +59,7 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     return cfg
 
 
-def whole(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
+def compose_with_hydra(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     """The groups and overrides as one configuration, Hydra's own nodes checked too."""
     return _hydra_compose(overrides, config_dir)
 
@@ -78,10 +78,13 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
     if not isinstance(cfg, DictConfig):
         raise UserError(f"configuration '{file}' is not a mapping; name the config.yaml of a run")
     _refuse_earlier_version(cfg, file)
-    for item in sorted(_parse(overrides), key=lambda item: item.key_or_group != LATE):
-        if item.key_or_group == LATE:
+    for item in sorted(_parse(overrides), key=lambda item: item.key_or_group != EVAL_GROUP):
+        if item.key_or_group == EVAL_GROUP:
             late = compose([str(item.input_line)])
-            cfg[LATE], cfg.choices[LATE] = late[LATE] if LATE in late else None, late.choices[LATE]
+            cfg[EVAL_GROUP], cfg.choices[EVAL_GROUP] = (
+                late[EVAL_GROUP] if EVAL_GROUP in late else None,
+                late.choices[EVAL_GROUP],
+            )
         elif item.key_or_group in groups():
             raise UserError(f"'{item.input_line}' chooses a group; leave it or --config out")
         else:
@@ -114,7 +117,7 @@ def _targets(node: Any) -> Iterator[str]:
         yield from _targets(part)
 
 
-def chosen(cfg: DictConfig, group: str) -> str | None:
+def chosen_option(cfg: DictConfig, group: str) -> str | None:
     """The option of a group that a configuration was composed with, if any."""
     return cfg.choices[group] if group in cfg.choices else None
 
@@ -149,7 +152,7 @@ def build(node: Any, **given: Any) -> Any:
     return _construct(plan_target(_without(values, given), path, errors, given), errors, given)
 
 
-def typed(node: Any, schema: type[T]) -> T:
+def as_dataclass(node: Any, schema: type[T]) -> T:
     """A node without `_target_` as its dataclass."""
     from agentrl_cli.config.schema import plan
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.errors import UserError, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,8 @@ class EvalConfig:
     def __post_init__(self) -> None:
         if not self.splits:
             raise UserError("eval.splits is empty; name at least one")
-        at_least(1, episodes_per_task=self.episodes_per_task)
-        at_least(1, tasks=1 if self.tasks is None else self.tasks)
+        require_at_least(1, episodes_per_task=self.episodes_per_task)
+        require_at_least(1, tasks=1 if self.tasks is None else self.tasks)
 
 
 @dataclass(frozen=True, kw_only=True)

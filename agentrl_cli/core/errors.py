@@ -9,16 +9,16 @@ class EpisodeError(Exception):
     """An episode broke (its environment or a simulator failed): recorded, not raised further."""
 
 
-def at_least(least: float, **values: float) -> None:
+def require_at_least(least: float, **values: float) -> None:
     """Raise UserError for the first value below `least`, under its name."""
     for name, value in values.items():
         if not value >= least:
             raise UserError(f"{name} is {value}; give at least {least}")
 
 
-def share(**values: float) -> None:
+def require_fraction(**values: float) -> None:
     """Raise UserError for the first value outside of 0 to 1, under its name."""
-    at_least(0, **values)
+    require_at_least(0, **values)
     for name, value in values.items():
         if value > 1:
             raise UserError(f"{name} is {value}: a share is at most 1")

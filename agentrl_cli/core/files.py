@@ -24,7 +24,7 @@ def writing(folder: Path, instead: str = "choose another place with runs=") -> I
         raise UserError(f"'{folder}' cannot be written ({reason}); {remedy}") from error
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     """The one object of a JSON file. Raises UserError where there is none."""
     try:
         value = json.loads(file.read_text())
@@ -37,12 +37,12 @@ def read_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def write_object(file: Path, value: dict[str, Any]) -> None:
+def write_json(file: Path, value: dict[str, Any]) -> None:
     """Replace the file by one indented object."""
-    replace(file, json.dumps(finite(value), indent=2) + "\n")
+    replace_text(file, json.dumps(null_if_not_finite(value), indent=2) + "\n")
 
 
-def read(file: Path) -> list[Any]:
+def read_jsonl(file: Path) -> list[Any]:
     """The lines of a file, less one cut off at the end. Raises UserError for other damage."""
     try:
         lines = file.read_bytes().split(b"\n")
@@ -54,7 +54,7 @@ def read(file: Path) -> list[Any]:
         raise UserError(f"'{file}' is damaged ({error}); restore it or remove the line") from None
 
 
-def read_readable(file: Path) -> tuple[list[Any], int]:
+def read_jsonl_leniently(file: Path) -> tuple[list[Any], int]:
     """The lines of a file that can be read, and how many cannot; one cut off at the end is not
     counted, since a run that is going may be writing it."""
     rows, lost = [], 0
@@ -70,37 +70,37 @@ def read_readable(file: Path) -> tuple[list[Any], int]:
     return rows, lost
 
 
-def write(file: Path, rows: Iterable[Any]) -> None:
+def write_jsonl(file: Path, rows: Iterable[Any]) -> None:
     """Replace the file by one line for each row."""
-    replace(file, "".join(line(row) for row in rows))
+    replace_text(file, "".join(json_line(row) for row in rows))
 
 
-def append(file: Path, rows: Iterable[Any]) -> None:
+def append_jsonl(file: Path, rows: Iterable[Any]) -> None:
     """Add one line for each row."""
     with file.open("a") as log:
-        log.write("".join(line(row) for row in rows))
+        log.write("".join(json_line(row) for row in rows))
 
 
-def line(row: Any) -> str:
+def json_line(row: Any) -> str:
     """One row as a line; numbers that JSON does not have become null."""
     try:
         return json.dumps(row, allow_nan=False) + "\n"
     except ValueError:
-        return json.dumps(finite(row)) + "\n"
+        return json.dumps(null_if_not_finite(row)) + "\n"
 
 
-def finite(value: Any) -> Any:
+def null_if_not_finite(value: Any) -> Any:
     """The value with null for every number that is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: null_if_not_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [null_if_not_finite(item) for item in value]
     return value
 
 
-def replace(file: Path, text: str) -> None:
+def replace_text(file: Path, text: str) -> None:
     """Replace the file by a text, whole or not at all."""
     partial = file.with_name(f".{file.name}.partial")
     try:

@@ -128,7 +128,7 @@ def _messages(rows: list[dict[str, Any]]) -> list[Message]:
     return [Message(row["role"], row["content"], tuple(row.get("tool_calls", ()))) for row in rows]
 
 
-def spread(episodes: list[Episode], count: int) -> list[Episode]:
+def evenly_spaced(episodes: list[Episode], count: int) -> list[Episode]:
     """At most `count` of the episodes, evenly over their order, which is that of their tasks."""
     return episodes[:: max(1, len(episodes) // count)][:count]
 

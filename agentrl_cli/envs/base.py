@@ -21,7 +21,7 @@ class Env(ABC):
         return []
 
     @property
-    def cut(self) -> str:
+    def turn_delimiter(self) -> str:
         """The text at which a sampled action is cut into turns, kept at the end of each; "": never.
         An action that ends with it may be answered without a message: the same reply goes on."""
         return ""

@@ -98,7 +98,7 @@ def _contract(make: Make, task: Task) -> Iterator[str]:
         if not isinstance(step, Step):
             yield f"step returns {type(step).__name__}: return a Step"
             return
-        yield from _step(step, bool(env.cut) and action.endswith(env.cut))
+        yield from _step(step, bool(env.turn_delimiter) and action.endswith(env.turn_delimiter))
     if not _over(step):
         yield f"the episode still runs after {LONGEST} nonsense actions: end it by a limit"
 

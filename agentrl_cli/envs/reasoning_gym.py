@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.math.answers import boxed
@@ -39,7 +39,7 @@ class ReasoningGym(Env):
     task: Task | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        at_least(1, problems=self.problems, test_problems=self.test_problems)
+        require_at_least(1, problems=self.problems, test_problems=self.test_problems)
 
     def system(self) -> str:
         """The instruction."""

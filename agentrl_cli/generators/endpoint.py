@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Message
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class OpenAIChat:
     answers: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        at_least(0, temperature=self.temperature, retries=self.retries)
-        at_least(1, max_tokens=self.max_tokens)
+        require_at_least(0, temperature=self.temperature, retries=self.retries)
+        require_at_least(1, max_tokens=self.max_tokens)
         if self.cache and Path(self.cache).is_file():
             self.answers = _read(Path(self.cache))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.prefill import Rows, prefill, tensor
 from agentrl_cli.generators.prefixes import Layer, Prefixes, align_right, pad
@@ -77,8 +77,8 @@ class HFGenerator(Generator):
     stores: dict[str, Prefixes] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        at_least(1, max_batch=self.max_batch)
-        at_least(0, cache_tokens=self.cache_tokens)
+        require_at_least(1, max_batch=self.max_batch)
+        require_at_least(0, cache_tokens=self.cache_tokens)
 
     @torch.inference_mode()
     def generate(

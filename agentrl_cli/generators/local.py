@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Message
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ class LocalChat:
     max_tokens: int
 
     def __post_init__(self) -> None:
-        at_least(0, temperature=self.temperature)
-        at_least(1, max_tokens=self.max_tokens)
+        require_at_least(0, temperature=self.temperature)
+        require_at_least(1, max_tokens=self.max_tokens)
 
     def __call__(self, messages: list[Message], seed: int) -> str:
         """The model's answer. UserError where there is no such model."""

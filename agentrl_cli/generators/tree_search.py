@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from agentrl_cli.core.errors import at_least
+from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 
@@ -69,7 +69,7 @@ class TreeSearch(Generator):
     ends: tuple[int, ...] = field(init=False, default=(), repr=False)  # ids with the boundary
 
     def __post_init__(self) -> None:
-        at_least(1, expand=self.expand, width=self.width, rounds=self.rounds)
+        require_at_least(1, expand=self.expand, width=self.width, rounds=self.rounds)
 
     def bind(self, inner: Generator, values: Values, texts: list[str]) -> TreeSearch:
         """Receive what samples, the critic, and the text of every token."""

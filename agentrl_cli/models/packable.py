@@ -21,13 +21,17 @@ from agentrl_cli.models.shadow import FLEX, READ_PACKED, SPLIT, CriticGrad, Layo
 FAMILIES = (
     "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe",
 )  # fmt: skip
-NUMBERS = ("gpt2",)  # compute with the mask they are given, so FlexAttention's is none for them
+DENSE_MASK_FAMILIES = (
+    "gpt2",
+)  # compute with the mask they are given, so FlexAttention's is none for them
 TOLERANCE = 1e-4  # nats, packed against single passes, in float32
 LAYERS, WORDS, INNER = 2, 128, 64  # of the twin
 INNER_KEYS = ("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner")
 
 
-def enable(model: PreTrainedModel, critic: list[int], layout: Layout, grad: CriticGrad) -> None:
+def enable_packing(
+    model: PreTrainedModel, critic: list[int], layout: Layout, grad: CriticGrad
+) -> None:
     """Make `model` read packed rows in this layout, for good: a recomputed layer must find it, too.
 
     Raises UserError for a model whose attention cannot be packed, or for which packed and single
@@ -39,7 +43,9 @@ def enable(model: PreTrainedModel, critic: list[int], layout: Layout, grad: Crit
             "algo.critic_grad=detach_prefix needs the layout visible_first; "
             "set algo.layout=visible_first"
         )
-    if layout == "flex" and (model.device.type != "cuda" or model.config.model_type in NUMBERS):
+    if layout == "flex" and (
+        model.device.type != "cuda" or model.config.model_type in DENSE_MASK_FAMILIES
+    ):
         where = f"{model.config.model_type} on {model.device.type}"
         raise UserError(
             f"algo.layout=flex needs CUDA and a model that takes its mask as a rule, not {where}; "

@@ -23,9 +23,9 @@ from agentrl_cli.core.types import Sample
 from agentrl_cli.models import shadow
 
 Module = PreTrainedModel | PeftModel
-CHUNK = 2**26
+LOGITS_AT_ONCE = 2**26
 """Logits that exist at once: 256 MiB of float32."""
-READ_AT_ONCE = 16384
+IDS_AT_ONCE = 16384
 """Ids in one pass without gradient."""
 
 
@@ -81,13 +81,13 @@ def forward(
     A stream `shadow` marks critic prompts (models/shadow.py). Without one no attention mask is
     needed: under causal attention the padding on the right reaches no real token.
     """
-    model = causal(module)
+    model = causal_lm(module)
     with _checkpointing(model):
         hidden, before = _hidden(model, batch)
     trained = batch.mask.bool()
     trained[:, 0] = False
     rows, targets = hidden[trained.nonzero()[:, 0], before[trained]], batch.ids[trained]
-    size = max(1, CHUNK // model.config.get_text_config().vocab_size)
+    size = max(1, LOGITS_AT_ONCE // model.config.get_text_config().vocab_size)
     read = partial(_read_chunk, vocabulary_head(model), entropy_gradient)
     logprobs, entropy = _read(read, rows.split(size), targets.split(size))
     zeros = torch.zeros_like(batch.mask)
@@ -98,32 +98,34 @@ def forward(
     )
 
 
-def score(
-    module: Module, samples: list[Sample], tokens_per_batch: int = READ_AT_ONCE
+def token_logprobs(
+    module: Module, samples: list[Sample], tokens_per_batch: int = IDS_AT_ONCE
 ) -> list[list[float]]:
     """Log-probs of each sample's trained tokens in the order given, 0.0 elsewhere: ready to be a
     stream."""
-    return [logprobs for logprobs, _ in assess(module, None, samples, tokens_per_batch)]
+    return [
+        logprobs for logprobs, _ in logprobs_and_values(module, None, samples, tokens_per_batch)
+    ]
 
 
-def note_logprobs(module: Module, samples: list[Sample], stream: str) -> None:
+def add_logprobs(module: Module, samples: list[Sample], stream: str) -> None:
     """Write `score`'s log-probs into the samples' stream of that name."""
-    for sample, logprobs in zip(samples, score(module, samples), strict=True):
+    for sample, logprobs in zip(samples, token_logprobs(module, samples), strict=True):
         sample.streams[stream] = logprobs
 
 
 @torch.no_grad()
-def assess(
+def logprobs_and_values(
     module: Module,
     head: nn.Module | None,
     samples: list[Sample],
-    tokens_per_batch: int = READ_AT_ONCE,
+    tokens_per_batch: int = IDS_AT_ONCE,
 ) -> list[tuple[list[float], Tensor]]:
     """`score`'s log-probs of each sample, and what the head gives for every token of it, on the CPU
     (0 without a head)."""
     found: dict[int, tuple[list[float], Tensor]] = {}
-    for rows in batches([[i] for i in range(len(samples))], samples, tokens_per_batch):
-        batch = pack([samples[i] for i in rows]).to(causal(module).device)
+    for rows in micro_batches([[i] for i in range(len(samples))], samples, tokens_per_batch):
+        batch = pack([samples[i] for i in rows]).to(causal_lm(module).device)
         outputs = forward(module, batch, head)
         values = torch.zeros_like(batch.mask) if outputs.values is None else outputs.values
         for i, logprobs, read in zip(rows, outputs.logprobs.tolist(), values.cpu(), strict=True):
@@ -132,7 +134,9 @@ def assess(
     return [found[i] for i in range(len(samples))]
 
 
-def batches(groups: list[list[int]], samples: list[Sample], tokens: int) -> Iterator[list[int]]:
+def micro_batches(
+    groups: list[list[int]], samples: list[Sample], tokens: int
+) -> Iterator[list[int]]:
     """Sample numbers in micro-batches of at most `tokens` padded ids, longest first; a group is
     never split.
 
@@ -151,16 +155,16 @@ def batches(groups: list[list[int]], samples: list[Sample], tokens: int) -> Iter
         yield rows
 
 
-def causal(module: Module) -> PreTrainedModel:
+def causal_lm(module: Module) -> PreTrainedModel:
     """The causal language model itself, with its adapters in place."""
     model = module.get_base_model() if isinstance(module, PeftModel) else module
     assert isinstance(model, PreTrainedModel)
     return model
 
 
-def reach(module: Module) -> int:
+def max_positions(module: Module) -> int:
     """How many tokens the model's positions allow; `sys.maxsize` where it names no limit."""
-    config = causal(module).config.get_text_config()
+    config = causal_lm(module).config.get_text_config()
     return getattr(config, "max_position_embeddings", sys.maxsize)
 
 

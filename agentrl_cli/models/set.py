@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from agentrl_cli.config.settings import LoraConfig, ModelConfig
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.files import read_object
+from agentrl_cli.core.files import read_json
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.models.load import load_base, read_pretrained
-from agentrl_cli.models.policy import Module, causal, vocabulary_head
+from agentrl_cli.models.policy import Module, causal_lm, vocabulary_head
 from agentrl_cli.models.specs import ModelSpec
 
 
@@ -173,7 +173,7 @@ class ModelSet:
                 self._averages[name] = _read_file(
                     folder / name / "average.safetensors", self.device
                 )
-        self._versions = read_object(folder / "versions.json")
+        self._versions = read_json(folder / "versions.json")
 
     def load_weights(self, name: str, folder: Path) -> None:
         """Start `name` from a folder that `save` wrote for one model, and with it the ema and
@@ -210,7 +210,7 @@ class ModelSet:
             found = _read_file(folder / "adapter_model.safetensors", self.device)
             _copy(_adapter_weights(module, name), found, folder)
         else:
-            loaded = read_pretrained(folder, self.config, causal(module).dtype)
+            loaded = read_pretrained(folder, self.config, causal_lm(module).dtype)
             _copy(dict(module.named_parameters()), dict(loaded.named_parameters()), folder)
         head = self.head(name)
         if head is not None and (folder / "head.safetensors").exists():
@@ -261,7 +261,7 @@ def _adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -> Pe
             torch.manual_seed(derive_seed(seed, "init", "lora", name))
             try:
                 if model is None:
-                    model = get_peft_model(causal(base), config, adapter_name=name)
+                    model = get_peft_model(causal_lm(base), config, adapter_name=name)
                 else:
                     model.add_adapter(name, copy.deepcopy(config))
             except ValueError as error:

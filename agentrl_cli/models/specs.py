@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrl_cli.core.errors import at_least
+from agentrl_cli.core.errors import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,9 @@ class OptimizerSpec:
     restart_steps: int = 0
 
     def __post_init__(self) -> None:
-        at_least(0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
-        at_least(0, warmup=self.warmup, decay_steps=self.decay_steps)
-        at_least(0, restart_steps=self.restart_steps)
+        require_at_least(0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        require_at_least(0, warmup=self.warmup, decay_steps=self.decay_steps)
+        require_at_least(0, restart_steps=self.restart_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report.text import labelled
 from agentrl_cli.runs import episode_files
-from agentrl_cli.runs.episode_files import Entry
+from agentrl_cli.runs.episode_files import EpisodeEntry
 from agentrl_cli.runs.run import Run, step_of
 
 NUMBERS = ("value", "advantage", "td_error", "ratio")
@@ -35,7 +35,7 @@ class Found:
 
     episode: Episode
     file: Path
-    fitting: list[Entry]
+    fitting: list[EpisodeEntry]
     total: int
 
 
@@ -69,11 +69,11 @@ def find_episode(
     raise UserError(f"run '{run.name}' has no episode {asked}; see {run.folder / 'episodes'}")
 
 
-def keeper(run: Run, file: Path, filters: Collection[str]) -> Callable[[Entry], bool]:
+def keeper(run: Run, file: Path, filters: Collection[str]) -> Callable[[EpisodeEntry], bool]:
     """Whether an episode of the file passes all filters."""
     before = base_outcomes(run) if "changed" in filters else {}
 
-    def fits(entry: Entry) -> bool:
+    def fits(entry: EpisodeEntry) -> bool:
         asked = {
             "won": entry.success,
             "lost": not entry.success,

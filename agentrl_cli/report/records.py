@@ -22,7 +22,7 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Array, Interval
 from agentrl_cli.runs import episode_files
-from agentrl_cli.runs.episode_files import Entry
+from agentrl_cli.runs.episode_files import EpisodeEntry
 from agentrl_cli.runs.find import NAMED, find_run, folders_of_runs, is_run, list_runs
 from agentrl_cli.runs.run import Run
 
@@ -112,7 +112,7 @@ class Record:
             found.setdefault(entry.task, []).append(float(entry.success))
         return found or None
 
-    def entries(self, step: int) -> list[Entry]:
+    def entries(self, step: int) -> list[EpisodeEntry]:
         """The kept episodes of an evaluation; none where its file is missing or damaged."""
         if step not in self._entries:
             self._entries[step] = _entries(self.episode_file(step), self.notes, self.name)
@@ -123,7 +123,7 @@ class Record:
         return self.run.folder / "episodes" / f"eval-{step:06d}.jsonl"
 
     @cached_property
-    def _entries(self) -> dict[int, list[Entry]]:
+    def _entries(self) -> dict[int, list[EpisodeEntry]]:
         return {}
 
     def axis(self, name: str) -> Array:
@@ -291,7 +291,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Array]:
     }
 
 
-def _entries(file: Path, notes: list[str], name: str) -> list[Entry]:
+def _entries(file: Path, notes: list[str], name: str) -> list[EpisodeEntry]:
     if not file.is_file():
         return []
     try:

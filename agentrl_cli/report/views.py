@@ -12,7 +12,7 @@ from agentrl_cli.report.episode import Facts, numbers, summary, texts, with_retu
 from agentrl_cli.report.records import Record
 from agentrl_cli.report.tables import share
 from agentrl_cli.runs import episode_files
-from agentrl_cli.runs.episode_files import Entry
+from agentrl_cli.runs.episode_files import EpisodeEntry
 
 EXAMPLES = 6  # episodes of a run in the report
 LONGEST = 120  # letters of a slug
@@ -120,7 +120,7 @@ def anchor_of(record: Record) -> str:
     return f"run-{record.slug}"
 
 
-def pick(entries: Sequence[Entry], before: dict[str, bool]) -> list[Entry]:
+def pick(entries: Sequence[EpisodeEntry], before: dict[str, bool]) -> list[EpisodeEntry]:
     """A few to show, in turn: newly won, newly lost, annotated, lost, won."""
     kinds = (
         [e for e in entries if e.success and before.get(e.id) is False],
@@ -134,7 +134,7 @@ def pick(entries: Sequence[Entry], before: dict[str, bool]) -> list[Entry]:
 
 
 def grid(
-    entries: Sequence[Entry], before: dict[str, bool], links: dict[str, str], most: int
+    entries: Sequence[EpisodeEntry], before: dict[str, bool], links: dict[str, str], most: int
 ) -> tuple[dict[str, list[Outcome]], int]:
     """Outcomes by task, at most about `most` of them, and how many tasks that leaves out."""
     tasks: dict[str, list[Outcome]] = {}

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode, Task, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.generators.base import Generator, Sampling
 from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.play import Start, play
+from agentrl_cli.rollout.play import EpisodeStart, play
 
 FAILED_LIMIT = 0.2  # share of a step's episodes above which the run stops
 
@@ -32,8 +32,8 @@ class Collector(ABC):
     seed: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        at_least(1, max_tokens=self.max_tokens)
-        at_least(0, temperature=self.temperature)
+        require_at_least(1, max_tokens=self.max_tokens)
+        require_at_least(0, temperature=self.temperature)
         if self.max_tokens >= self.max_context:
             raise UserError(
                 f"max_tokens {self.max_tokens} leaves no room in max_context {self.max_context}; "
@@ -78,7 +78,7 @@ class PlayCollector(Collector):
             )
         return self.episodes_per_step // group_size * group_size
 
-    def starts(self, step: int, group_size: int) -> list[Start]:
+    def starts(self, step: int, group_size: int) -> list[EpisodeStart]:
         """What step `step` plays: `group_size` episodes of each of its tasks."""
         tasks, found = train_tasks(self.make_env()), []
         groups = self.count(group_size) // group_size
@@ -87,7 +87,7 @@ class PlayCollector(Collector):
             group = f"s{step:06d}-t{t:02d}"
             for i in range(group_size):
                 seed = derive_seed(self.seed, "rollout", step, t, task.id, i)
-                found.append(Start(task, group, seed, f"{group}-g{i}"))
+                found.append(EpisodeStart(task, group, seed, f"{group}-g{i}"))
         return found
 
     def collect(self, step: int, group_size: int) -> list[Episode]:

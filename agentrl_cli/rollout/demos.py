@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from agentrl_cli.rollout.chat_template import Chat
 
 ROLES = ("system", "user", "assistant", "tool")
-SHOWN = 10  # refused lines that are named one by one
+NAMED_LINES = 10  # refused lines that are named one by one
 REMEDY = "mend it, or leave such lines out with data.skip_bad=true"
 
 
-class Refused(Exception):
+class InvalidDemo(Exception):
     """Why a line is no demonstration."""
 
 
@@ -37,7 +37,9 @@ def fingerprint(file: str | None) -> str | None:
     return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
 
 
-def read_demos(source: str, lines: list[str], reader: Reader, *, skip_bad: bool) -> list[Episode]:
+def read_demos(
+    source: str, lines: list[str], reader: DemoReader, *, skip_bad: bool
+) -> list[Episode]:
     """The demonstrations of a source's lines with their token ids.
 
     Raises UserError with number and reason of each line that is refused; with `skip_bad` these are
@@ -48,9 +50,11 @@ def read_demos(source: str, lines: list[str], reader: Reader, *, skip_bad: bool)
     for number, line in enumerate(lines, start=1):
         try:
             good.append(reader.read(line, number))
-        except Refused as reason:
+        except InvalidDemo as reason:
             bad.append(f"{source} line {number}: {reason}")
-    named = bad[:SHOWN] + ([f"{len(bad) - SHOWN} lines more"] if len(bad) > SHOWN else [])
+    named = bad[:NAMED_LINES] + (
+        [f"{len(bad) - NAMED_LINES} lines more"] if len(bad) > NAMED_LINES else []
+    )
     if bad and not (skip_bad and good):
         raise UserError("\n".join(f"{text}; {REMEDY}" for text in named))
     for text in named:
@@ -58,7 +62,7 @@ def read_demos(source: str, lines: list[str], reader: Reader, *, skip_bad: bool)
     return good
 
 
-class Reader:
+class DemoReader:
     """Reads lines as demonstrations of one environment for one model."""
 
     def __init__(self, env: Env, chat: Chat, max_context: int) -> None:
@@ -72,13 +76,13 @@ class Reader:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise Refused("it is not JSON") from None
+            raise InvalidDemo("it is not JSON") from None
         if isinstance(row, dict) and "turns" in row:
             episode = self._own(row)
         elif isinstance(row, dict) and "messages" in row:
             episode = self._dialogue(row, f"line-{number:06d}")
         else:
-            raise Refused('it has neither "messages" nor "turns"')
+            raise InvalidDemo('it has neither "messages" nor "turns"')
         _check(episode)
         self._check_system(episode.turns[0].observation)
         self._encode(episode.turns)
@@ -89,16 +93,16 @@ class Reader:
         try:
             episode = Episode.from_json(row)
         except (KeyError, TypeError, AttributeError) as error:
-            raise Refused(f"it is no episode ({error})") from None
+            raise InvalidDemo(f"it is no episode ({error})") from None
         if episode.error:
-            raise Refused(f"its episode broke ({episode.error})")
+            raise InvalidDemo(f"its episode broke ({episode.error})")
         turns = [_bare(turn) for turn in episode.turns]
         return replace(episode, task=self._task(episode.task.id), turns=turns)
 
     def _dialogue(self, row: dict[str, Any], name: str) -> Episode:
         rows = row["messages"]
         if not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
-            raise Refused("its messages are no list of objects")
+            raise InvalidDemo("its messages are no list of objects")
         messages = [_message(one) for one in rows]
         if self.system and messages and messages[0].role != "system":
             messages = [Message("system", self.system), *messages]
@@ -108,7 +112,7 @@ class Reader:
                 seen.append(message)
                 continue
             if not seen:
-                raise Refused("two actions follow each other, or one comes first")
+                raise InvalidDemo("two actions follow each other, or one comes first")
             turns.append(Turn(seen, message.content, [], [], []))
             seen = []
         task = self._task(row["task"]) if "task" in row else Task(name, "train", {})
@@ -119,34 +123,34 @@ class Reader:
     def _task(self, name: object) -> Task:
         known = name if isinstance(name, str) else ""
         if known in self.others:
-            raise Refused(f"its task {name!r} is of the test split")
+            raise InvalidDemo(f"its task {name!r} is of the test split")
         if known not in self.train:
-            raise Refused(f"its task {name!r} is of another environment")
+            raise InvalidDemo(f"its task {name!r} is of another environment")
         return self.train[known]
 
     def _check_system(self, first: list[Message]) -> None:
         said = [message.content for message in first if message.role == "system"]
         if said != ([self.system] if self.system else []):
-            raise Refused("its system message is that of another environment")
+            raise InvalidDemo("its system message is that of another environment")
 
     def _encode(self, turns: list[Turn]) -> None:
         try:
             self.chat.encode_turns(turns, self.tools)
         except UserError as error:
-            raise Refused(str(error)) from None
+            raise InvalidDemo(str(error)) from None
 
     def _check_length(self, episode: Episode) -> None:
         length = 0
         for number, turn in enumerate(episode.turns, start=1):
             length += len(turn.observation_ids) + len(turn.action_ids)
             if length > self.max_context:
-                raise Refused(
+                raise InvalidDemo(
                     f"action {number} ends at token {length}, past rollout.max_context "
                     f"{self.max_context}"
                 )
 
 
-def lines_of(file: Path) -> list[str]:
+def read_lines(file: Path) -> list[str]:
     """The lines of a file, blank ones at its end left out. UserError where there is none."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -164,9 +168,9 @@ def lines_of(file: Path) -> list[str]:
 def _message(row: dict[str, Any]) -> Message:
     role, content = row.get("role"), row.get("content")
     if role not in ROLES:
-        raise Refused(f"unknown role {role!r}: there is {', '.join(ROLES)}")
+        raise InvalidDemo(f"unknown role {role!r}: there is {', '.join(ROLES)}")
     if not isinstance(content, str) or not _is_text(content):
-        raise Refused(f"a message of {role} has no text")
+        raise InvalidDemo(f"a message of {role} has no text")
     return Message(role, content)
 
 
@@ -184,13 +188,13 @@ def _bare(turn: Turn) -> Turn:
 def _check(episode: Episode) -> None:
     """Refuse what is not text with known roles, or has no action in some turn."""
     if not episode.turns:
-        raise Refused("it has no action")
+        raise InvalidDemo("it has no action")
     for number, turn in enumerate(episode.turns, start=1):
         if not _is_text(turn.action) or not turn.action.strip():
-            raise Refused(f"it has no action in turn {number}")
+            raise InvalidDemo(f"it has no action in turn {number}")
         for message in turn.observation:
             _message({"role": message.role, "content": message.content})
             if message.role == "assistant" or (message.role == "system" and number > 1):
-                raise Refused(f"a message of {message.role} stands in observation {number}")
+                raise InvalidDemo(f"a message of {message.role} stands in observation {number}")
     if all(message.role == "system" for message in episode.turns[0].observation):
-        raise Refused("nothing was observed before its first action")
+        raise InvalidDemo("nothing was observed before its first action")

@@ -10,10 +10,10 @@ from agentrl_cli.core.errors import EpisodeError, UserError
 from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
 
-EXPERT = "expert:"  # how data.demos asks for the environment's own expert
+EXPERT_PREFIX = "expert:"  # how data.demos asks for the environment's own expert
 
 
-def demonstrate(env: Env, count: int, seed: int) -> list[Episode]:
+def expert_episodes(env: Env, count: int, seed: int) -> list[Episode]:
     """`count` episodes of the expert on tasks of the train split, all tasks once before any comes
     again. Those that it loses or that break are no demonstrations: UserError where these are more
     than ten and a tenth, or where there are no tasks."""
@@ -38,10 +38,14 @@ def demonstrate(env: Env, count: int, seed: int) -> list[Episode]:
 def expert_lines(source: str, env: Env) -> list[str]:
     """The lines of `agentrl demos seed=0` for a source `expert:N`: N episodes, the same for every
     run. Raises UserError where N is no number or the environment's expert cannot."""
-    asked = source.removeprefix(EXPERT)
+    asked = source.removeprefix(EXPERT_PREFIX)
     if not asked.isdecimal() or int(asked) < 1:
-        raise UserError(f"data.demos is '{source}'; give a file, or {EXPERT}128 for 128 episodes")
-    return [files.line(episode.to_json()) for episode in demonstrate(env, int(asked), seed=0)]
+        raise UserError(
+            f"data.demos is '{source}'; give a file, or {EXPERT_PREFIX}128 for 128 episodes"
+        )
+    return [
+        files.json_line(episode.to_json()) for episode in expert_episodes(env, int(asked), seed=0)
+    ]
 
 
 def expert_episode(env: Env, task: Task, seed: int, name: str) -> Episode:

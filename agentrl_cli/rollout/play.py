@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass
-class Start:
+class EpisodeStart:
     """How an episode begins. `seed` feeds the sampler and, unless `world_seed` is given, the world;
     `forced` turns are replayed on the fresh world, ids and all, before the generator takes over."""
 
@@ -33,7 +33,7 @@ class Start:
 
 
 def play(
-    starts: list[Start],
+    starts: list[EpisodeStart],
     make_env: Callable[[], Env],
     chat: Chat,
     generator: Generator,
@@ -47,7 +47,7 @@ def play(
     limit), context (`max_tokens` more would exceed `max_context`), diverged (a replayed turn was
     answered differently) or error."""
     sampling = replace(sampling, n=1)
-    seats = [Seat(start, make_env(), chat, version) for start in starts]
+    seats = [LiveEpisode(start, make_env(), chat, version) for start in starts]
     for seat in seats:
         seat.open()
     while True:
@@ -65,7 +65,7 @@ def play(
 
 def probe_starts(
     episode: Episode, turn: int, action: str, action_ids: list[int], seeds: list[int]
-) -> list[Start]:
+) -> list[EpisodeStart]:
     """One start a seed: replay the episode's first `turn` turns, act, and let the policy play on.
     The world keeps the episode's seed, so that it answers as it did."""
     at = episode.turns[turn]
@@ -75,18 +75,18 @@ def probe_starts(
     ]
     group = f"{episode.id}-p{turn:02d}"
     return [
-        Start(episode.task, group, seed, f"{group}-{k}", forced, world_seed=episode.seed)
+        EpisodeStart(episode.task, group, seed, f"{group}-{k}", forced, world_seed=episode.seed)
         for k, seed in enumerate(seeds)
     ]
 
 
-def parted(completion: Completion, cut: str, chat: Chat) -> list[Completion]:
-    """The completion, parted behind every token that completes the text `cut` ("": never)."""
+def split_into_turns(completion: Completion, delimiter: str, chat: Chat) -> list[Completion]:
+    """The completion, parted behind every token that completes the text `delimiter` ("": never)."""
     ids, logprobs = list(completion.ids), list(completion.logprobs)
     ends, begin = [], 0
-    if cut and cut in chat.decode(ids):
+    if delimiter and delimiter in chat.decode(ids):
         for end in range(1, len(ids)):
-            if chat.decode(ids[begin:end]).endswith(cut):
+            if chat.decode(ids[begin:end]).endswith(delimiter):
                 ends.append(end)
                 begin = end
     spans = zip([0, *ends], [*ends, len(ids)], strict=True)
@@ -94,15 +94,15 @@ def parted(completion: Completion, cut: str, chat: Chat) -> list[Completion]:
     return [*parts[:-1], replace(parts[-1], finish=completion.finish)]
 
 
-def first_turn(ids: list[int], cut: str, chat: Chat) -> list[int]:
-    """Of a sampled reply what is one turn: up to the first text `cut` ("": all of it)."""
-    return parted(Completion(ids, [0.0] * len(ids), "stop"), cut, chat)[0].ids
+def first_turn(ids: list[int], delimiter: str, chat: Chat) -> list[int]:
+    """Of a sampled reply what is one turn: up to the first text `delimiter` ("": all of it)."""
+    return split_into_turns(Completion(ids, [0.0] * len(ids), "stop"), delimiter, chat)[0].ids
 
 
-class Seat:
+class LiveEpisode:
     """One episode in play: its world, what it has seen in tokens, and what it was last told."""
 
-    def __init__(self, start: Start, env: Env, chat: Chat, version: int) -> None:
+    def __init__(self, start: EpisodeStart, env: Env, chat: Chat, version: int) -> None:
         seed = start.seed if start.world_seed is None else start.world_seed
         self.start, self.env, self.chat = start, env, chat
         self.episode = Episode(start.id, start.task, start.group, seed, [], policy_version=version)
@@ -132,7 +132,7 @@ class Seat:
 
     def act(self, completion: Completion) -> None:
         """Take a sampled action, cut where the world says so, and hear the world's answers."""
-        for part in parted(completion, self.env.cut, self.chat):
+        for part in split_into_turns(completion, self.env.turn_delimiter, self.chat):
             if not self.over:
                 action, ids, logprobs = self.chat.decode(part.ids), part.ids, part.logprobs
                 seen, delta = self.observation, self.delta
@@ -194,7 +194,7 @@ class Seat:
             episode.stop = "error"
 
 
-def alike(
+def indistinguishable_tasks(
     episode: Episode, turn: int, tasks: list[Task], make_env: Callable[[], Env]
 ) -> list[Task]:
     """The tasks in which the episode's actions bring the same observations up to turn `turn`.

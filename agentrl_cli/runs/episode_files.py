@@ -22,7 +22,7 @@ OPENING = b'{"id": "'  # how a line begins that this module wrote
 
 
 @dataclass(frozen=True)
-class Entry:
+class EpisodeEntry:
     """Where an episode lies in its file (bytes) and what is told of it without reading it."""
 
     id: str
@@ -39,13 +39,13 @@ def write(file: Path, episodes: list[Episode]) -> None:
     """Replace the file by one line for each episode, and its index."""
     index_file(file).unlink(missing_ok=True)
     made = [episode.to_json() for episode in episodes]
-    lines = [files.line(row) for row in made]
-    files.replace(file, "".join(lines))
+    lines = [files.json_line(row) for row in made]
+    files.replace_text(file, "".join(lines))
     sizes = [len(line.encode()) for line in lines]
     starts = accumulate(sizes, initial=0)
     rows = [_entry(*row) for row in zip(made, starts, sizes, strict=False)]
     content = {"version": VERSION, "bytes": sum(sizes), "episodes": [astuple(row) for row in rows]}
-    files.replace(index_file(file), files.line(content))
+    files.replace_text(index_file(file), files.json_line(content))
 
 
 def remove(file: Path) -> None:
@@ -59,7 +59,7 @@ def index_file(file: Path) -> Path:
     return file.with_suffix(".index.json")
 
 
-def search(file: Path, ref: str = "") -> Iterator[Entry]:
+def search(file: Path, ref: str = "") -> Iterator[EpisodeEntry]:
     """The episodes whose id starts with `ref`, in the order of the file. Of a file without its
     index the others are skipped unread, and these are read for what is told of them."""
     known = _indexed(file)
@@ -76,7 +76,7 @@ def count(file: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: lines.read(1 << 20), b""))
 
 
-def read(file: Path, entry: Entry) -> Episode:
+def read(file: Path, entry: EpisodeEntry) -> Episode:
     """One episode. Raises UserError where the file does not hold it."""
     with file.open("rb") as lines:
         lines.seek(entry.start)
@@ -90,24 +90,24 @@ def read(file: Path, entry: Entry) -> Episode:
 def read_all(file: Path) -> list[Episode]:
     """The episodes of a file. Raises UserError where a line is not an episode."""
     try:
-        return [Episode.from_json(row) for row in files.read(file)]
+        return [Episode.from_json(row) for row in files.read_jsonl(file)]
     except (KeyError, TypeError) as error:
         raise _foreign(file, error) from None
 
 
-def _indexed(file: Path) -> list[Entry] | None:
+def _indexed(file: Path) -> list[EpisodeEntry] | None:
     """What the index says; None without one that fits the file's bytes."""
     if not index_file(file).is_file():
         return None
     try:
         content: dict[str, Any] = json.loads(index_file(file).read_text())
         fits = content["version"] == VERSION and content["bytes"] == file.stat().st_size
-        return [Entry(*row) for row in content["episodes"]] if fits else None
+        return [EpisodeEntry(*row) for row in content["episodes"]] if fits else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _scan(file: Path, ref: str) -> Iterator[Entry]:
+def _scan(file: Path, ref: str) -> Iterator[EpisodeEntry]:
     """Entries read off the lines; those whose id does not start with `ref` are skipped unread. A
     line cut off at the end is left out."""
     wanted = OPENING + json.dumps(ref)[1:-1].encode()
@@ -136,10 +136,12 @@ def _foreign(file: Path, error: Exception) -> UserError:
     return UserError(f"'{file}' does not hold episodes ({error}); name an episode file")
 
 
-def _entry(row: dict[str, Any], start: int, size: int) -> Entry:
+def _entry(row: dict[str, Any], start: int, size: int) -> EpisodeEntry:
     """An episode's entry from its JSON values, without building its turns."""
     turns = row["turns"]
     success = bool(turns and turns[-1]["info"].get("success", False))
     reward = float(sum(turn["reward"] for turn in turns))
     annotated = any("critic" in turn["info"] or "value" in turn["info"] for turn in turns)
-    return Entry(row["id"], row["task"]["id"], start, size, success, reward, len(turns), annotated)
+    return EpisodeEntry(
+        row["id"], row["task"]["id"], start, size, success, reward, len(turns), annotated
+    )

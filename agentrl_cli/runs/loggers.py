@@ -16,8 +16,15 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-SHOWN = ("reward/*", "episodes/success", "episodes/failed", "*/loss", "*/match", "eval/*_success")
-HIDDEN = "*/*_to_success"
+SHOWN_METRICS = (
+    "reward/*",
+    "episodes/success",
+    "episodes/failed",
+    "*/loss",
+    "*/match",
+    "eval/*_success",
+)
+HIDDEN_METRICS = "*/*_to_success"
 COLUMNS = ("step", "episode", "task", "reward", "success", "stop", "turns", "text")
 
 
@@ -116,8 +123,8 @@ class WandbLogger(Logger):
 
 def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
     """`step 12/100  reward/mean 0.43  policy/loss 0.021  rollout 2.1s  update 3.4s`."""
-    told = [name for name in metrics if not fnmatch.fnmatch(name, HIDDEN)]
-    chosen = [name for name in told if any(fnmatch.fnmatch(name, shape) for shape in SHOWN)]
+    told = [name for name in metrics if not fnmatch.fnmatch(name, HIDDEN_METRICS)]
+    chosen = [name for name in told if any(fnmatch.fnmatch(name, shape) for shape in SHOWN_METRICS)]
     parts = [f"{name} {metrics[name]:.3g}" for name in chosen]
     times = [name for name in metrics if name.startswith("time/")]
     parts += [f"{name.removeprefix('time/')} {metrics[name]:.1f}s" for name in times]

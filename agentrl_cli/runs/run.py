@@ -81,7 +81,7 @@ class Run:
             }
             facts = {"choices": dict(cfg.choices), **provenance.facts()}
             try:
-                files.write_object(folder / "meta.json", first | asked | facts)
+                files.write_json(folder / "meta.json", first | asked | facts)
                 OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
                 (folder / "episodes").mkdir()
                 (folder / "checkpoints").mkdir()
@@ -120,7 +120,7 @@ class Run:
         """Set entries of meta.json."""
         self.meta |= facts
         with files.writing(self.folder):
-            files.write_object(self.folder / "meta.json", self.meta)
+            files.write_json(self.folder / "meta.json", self.meta)
 
     def go_on(self, cfg: DictConfig, step: int) -> None:
         """Record that training goes on from `step`, by which code, and to how many steps."""
@@ -189,7 +189,7 @@ class Run:
         """Append one line to metrics.jsonl and hand on; numbers that are not finite become null."""
         row = {"step": step, "time/clock": round(time.time(), 3), **metrics}
         with files.writing(self.folder):
-            files.append(self.folder / "metrics.jsonl", [row])
+            files.append_jsonl(self.folder / "metrics.jsonl", [row])
         for logger in self.loggers:
             logger.log(step, metrics)
 
@@ -205,14 +205,14 @@ class Run:
         """The logged lines that can be read, oldest first, and how many others there are."""
         if not self.has_metrics:
             return [], 0
-        rows, lost = files.read_readable(self.folder / "metrics.jsonl")
+        rows, lost = files.read_jsonl_leniently(self.folder / "metrics.jsonl")
         kept = [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
         return kept, lost + len(rows) - len(kept)
 
     def write_evaluation(self, record: dict[str, Any]) -> None:
         """Append what `agentrl eval` measured to evaluations.jsonl."""
         with files.writing(self.folder):
-            files.append(self.folder / "evaluations.jsonl", [record])
+            files.append_jsonl(self.folder / "evaluations.jsonl", [record])
 
     def write_episodes(self, kind: str, step: int, episodes: list[Episode]) -> Path:
         """Write episodes/KIND-STEP.jsonl and its index (kind: train or eval), and hand on."""
@@ -246,7 +246,7 @@ class Run:
             try:
                 yield partial
                 state = {"version": 1, "step": step, "offsets": self._offsets()}
-                files.write_object(partial / "run.json", state)
+                files.write_json(partial / "run.json", state)
                 files.replace_folder(partial, final)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -281,7 +281,7 @@ class Run:
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
     """The run.json of a checkpoint: step and log lengths. Raises UserError for a foreign folder."""
-    state = files.read_object(folder / "run.json")
+    state = files.read_json(folder / "run.json")
     if state.keys() != {"version", "step", "offsets"} or state["version"] != 1:
         raise UserError(
             f"'{folder}' is not a checkpoint of this version; name one that a run wrote"
@@ -314,7 +314,7 @@ def _new_name(cfg: DictConfig) -> str:
 
 def read_meta(file: Path) -> dict[str, Any]:
     """A run's meta.json. Raises UserError for a file that cannot be read or says too little."""
-    found = files.read_object(file)
+    found = files.read_json(file)
     wrong = [key for key, kind in FACTS.items() if not isinstance(found.get(key), kind)]
     wrong += [key for key in MORE if key in found and not isinstance(found[key], MORE[key])]
     if wrong:

@@ -15,19 +15,19 @@ import torch
 from safetensors import SafetensorError
 
 from agentrl_cli.algos.base import Algorithm, Context
-from agentrl_cli.config.compose import build, typed
+from agentrl_cli.config.compose import as_dataclass, build
 from agentrl_cli.config.settings import DataConfig, EvalConfig, ModelConfig
-from agentrl_cli.core.errors import UserError, at_least
-from agentrl_cli.core.files import read_object, write_object
+from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.files import read_json, write_json
 from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Generator, Sampling
-from agentrl_cli.models.policy import reach
+from agentrl_cli.models.policy import max_positions
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.demos import Reader, lines_of, read_demos
-from agentrl_cli.rollout.expert_demos import EXPERT, expert_lines
-from agentrl_cli.rollout.play import Start, alike, play
+from agentrl_cli.rollout.demos import DemoReader, read_demos, read_lines
+from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX, expert_lines
+from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks, play
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.training.learner import Learner
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from agentrl_cli.runs.run import Run
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h; mallopt(3)
-THREADED = 300_000  # parameters from which a second torch thread pays
+PARAMETERS_FOR_TWO_THREADS = 300_000  # parameters from which a second torch thread pays
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class Parts:
             except SafetensorError as error:  # how a full disk is told
                 raise OSError(str(error)) from error
             state = {"algo": self.algo.state(), "buffer": self.buffer.state()}
-            write_object(folder / "state.json", state)
+            write_json(folder / "state.json", state)
 
     def restore(self, folder: Path, step: int) -> None:
         """Inverse of `save`. Raises UserError where the checkpoint is not one of these parts."""
@@ -85,7 +85,7 @@ class Parts:
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    state = read_object(folder / "state.json")
+    state = read_json(folder / "state.json")
     if state.keys() != {"algo", "buffer"}:
         raise UserError(f"'{folder}' is not a checkpoint of a run; name one that a run wrote")
     return state
@@ -97,7 +97,7 @@ def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Pa
     env: Env = build(cfg.env)
     algo: Algorithm = build(cfg.algo)
     device = pick_device(cfg.hardware.device)
-    models = ModelSet(typed(cfg.model, ModelConfig), algo.models(), device, cfg.seed)
+    models = ModelSet(as_dataclass(cfg.model, ModelConfig), algo.models(), device, cfg.seed)
     start_from(models, cfg)
     set_threads(cfg.hardware.threads, models)
     if device.type == "cpu":
@@ -117,25 +117,26 @@ def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Pa
     collector.bind(make_env=make_env, chat=chat, generator=generator, seed=cfg.seed)
 
     def play_with(
-        starts: list[Start], sampling: Sampling, by: Generator = generator
+        starts: list[EpisodeStart], sampling: Sampling, by: Generator = generator
     ) -> list[Episode]:
         return play(starts, make_env, chat, by, sampling, max_context=collector.max_context)
 
-    def alike_here(episode: Episode, turn: int) -> list[Task]:
-        return alike(episode, turn, env.tasks(episode.task.split), make_env)
+    def indistinguishable(episode: Episode, turn: int) -> list[Task]:
+        return indistinguishable_tasks(episode, turn, env.tasks(episode.task.split), make_env)
 
     context = Context(
         chat=chat, models=models, generator=generator, sampling=collector.sampling,
-        probe=lambda starts: play_with(starts, collector.sampling), alike=alike_here,
-        seed=cfg.seed, demos=demonstrations(cfg, algo, env, chat) if learns else [],
-        cut=env.cut,
+        probe=lambda starts: play_with(starts, collector.sampling),
+        indistinguishable_tasks=indistinguishable, seed=cfg.seed,
+        demos=demonstrations(cfg, algo, env, chat) if learns else [],
+        turn_delimiter=env.turn_delimiter,
     )  # fmt: skip
     algo.bind(context)
-    buffer_file = folder / "buffer.jsonl" if folder and algo.capacity else None
-    buffer = ReplayBuffer(buffer_file, max(1, algo.capacity))
+    buffer_file = folder / "buffer.jsonl" if folder and algo.replay_capacity else None
+    buffer = ReplayBuffer(buffer_file, max(1, algo.replay_capacity))
     parts = Parts(
         collector=collector, models=models, generator=generator, algo=algo, learner=learner,
-        buffer=buffer, chat=chat, make_env=make_env, eval=typed(cfg.eval, EvalConfig),
+        buffer=buffer, chat=chat, make_env=make_env, eval=as_dataclass(cfg.eval, EvalConfig),
         play=play_with, seed=cfg.seed, context=context,
     )  # fmt: skip
     refuse_contradictions(cfg, parts)
@@ -146,11 +147,13 @@ def refuse_contradictions(cfg: DictConfig, parts: Parts) -> None:
     """Raise UserError for sizes that nothing could be done with."""
     hardware, limit = cfg.hardware, parts.collector.max_context
     threads = 1 if hardware.threads is None else hardware.threads
-    at_least(1, steps=cfg.steps, threads=threads, tokens_per_batch=hardware.tokens_per_batch)
-    at_least(0, eval_every=cfg.eval_every, save_every=cfg.save_every)
+    require_at_least(
+        1, steps=cfg.steps, threads=threads, tokens_per_batch=hardware.tokens_per_batch
+    )
+    require_at_least(0, eval_every=cfg.eval_every, save_every=cfg.save_every)
     if parts.algo.plays:
-        at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
-    most = reach(parts.models.module("policy"))
+        require_at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
+    most = max_positions(parts.models.module("policy"))
     if limit > most:
         raise UserError(f"max_context is {limit}; give at most the {most} that the model reads")
     for split in parts.eval.splits:
@@ -160,18 +163,18 @@ def refuse_contradictions(cfg: DictConfig, parts: Parts) -> None:
 
 def demonstrations(cfg: DictConfig, algo: Algorithm, env: Env, chat: Chat) -> list[Episode]:
     """What `data.demos` holds. Raises UserError where the algorithm cannot do with or without."""
-    name, found = cfg.choices.algo, typed(cfg.data, DataConfig)
+    name, found = cfg.choices.algo, as_dataclass(cfg.data, DataConfig)
     if found.demos is None:
-        if algo.demonstrations == "must":
+        if algo.demo_use == "must":
             remedy = "give data.demos=expert:128, or data.demos=FILE (agentrl demos writes one)"
             raise UserError(f"algo '{name}' learns from demonstrations; {remedy}")
         return []
-    if algo.demonstrations == "never":
+    if algo.demo_use == "never":
         remedy = "leave data.demos out, or start from an SFT on them with init=RUN"
         raise UserError(f"algo '{name}' reads no demonstrations; {remedy}")
-    reader, source = Reader(env, chat, cfg.rollout.max_context), found.demos
-    of_expert = source.startswith(EXPERT)
-    lines = expert_lines(source, env) if of_expert else lines_of(Path(source))
+    reader, source = DemoReader(env, chat, cfg.rollout.max_context), found.demos
+    of_expert = source.startswith(EXPERT_PREFIX)
+    lines = expert_lines(source, env) if of_expert else read_lines(Path(source))
     return read_demos(source, lines, reader, skip_bad=found.skip_bad)
 
 
@@ -188,7 +191,7 @@ def pick_device(name: str) -> torch.device:
 def set_threads(threads: int | None, models: ModelSet) -> None:
     """Fix the torch threads: as told, else one for a very small model, else all cores up to 8."""
     size = sum(weight.numel() for weight in models.module("policy").parameters())
-    chosen = threads or (1 if size < THREADED else min(8, os.cpu_count() or 1))
+    chosen = threads or (1 if size < PARAMETERS_FOR_TWO_THREADS else min(8, os.cpu_count() or 1))
     torch.set_num_threads(chosen)
 
 

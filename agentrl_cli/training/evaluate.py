@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.core.statistics import clustered
-from agentrl_cli.core.types import Episode, Task, derive_seed, spread
-from agentrl_cli.rollout.play import Start
+from agentrl_cli.core.types import Episode, Task, derive_seed, evenly_spaced
+from agentrl_cli.rollout.play import EpisodeStart
 
 if TYPE_CHECKING:
     from agentrl_cli.generators.tree_search import TreeSearch
     from agentrl_cli.runs.run import Run
     from agentrl_cli.training.assemble import Parts
 
-ANNOTATED = 8  # episodes of an evaluation that the algorithm comments on
+ANNOTATED_EPISODES = 8  # episodes of an evaluation that the algorithm comments on
 
 
 def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
@@ -26,15 +26,15 @@ def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
     kept: list[Episode] = []
     for split in parts.eval.splits:
         sampled = play_split(parts, split, parts.eval.episodes_per_task, parts.eval.temperature)
-        measured = measure(sampled) | parts.make_env().summarise(sampled)
+        measured = episode_metrics(sampled) | parts.make_env().summarise(sampled)
         metrics |= {f"eval/{split}_{k}": v for k, v in measured.items()}
         if parts.eval.greedy:
             greedy = play_split(parts, split, 1, 0.0)
-            metrics[f"eval/{split}_greedy_success"] = measure(greedy)["success"]
+            metrics[f"eval/{split}_greedy_success"] = episode_metrics(greedy)["success"]
         if split == parts.eval.splits[0]:
             kept = sampled
             metrics |= parts.algo.monitor(sampled)
-    parts.algo.annotate(spread(kept, ANNOTATED))
+    parts.algo.annotate(evenly_spaced(kept, ANNOTATED_EPISODES))
     if run is not None:
         run.write_episodes("eval", step, kept)
     return metrics
@@ -45,24 +45,24 @@ def play_split(parts: Parts, split: str, per_task: int, temperature: float) -> l
     starts = split_starts(parts, split, per_task)
     sampling = replace(parts.collector.sampling, temperature=temperature)
     parts.generator.clear()
-    by = [parts.algo.refined()] if parts.eval.act == "refined" else []
+    by = [parts.algo.refined_generator()] if parts.eval.act == "refined" else []
     return parts.play(starts, sampling, *by)
 
 
-def split_starts(parts: Parts, split: str, per_task: int) -> list[Start]:
+def split_starts(parts: Parts, split: str, per_task: int) -> list[EpisodeStart]:
     """How these episodes begin."""
     tasks = parts.make_env().tasks(split)[: parts.eval.tasks]
     return [start for task in tasks for start in task_starts(parts.seed, task, per_task)]
 
 
-def task_starts(seed: int, task: Task, per_task: int) -> list[Start]:
+def task_starts(seed: int, task: Task, per_task: int) -> list[EpisodeStart]:
     return [
-        Start(task, task.id, derive_seed(seed, "eval", task.id, i), f"{task.id}-e{i:02d}")
+        EpisodeStart(task, task.id, derive_seed(seed, "eval", task.id, i), f"{task.id}-e{i:02d}")
         for i in range(per_task)
     ]
 
 
-def measure(episodes: list[Episode]) -> dict[str, float]:
+def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
     """Success with its interval, mean reward and turns, turns of the successes, and the share of
     turns for which the environment set a public true flag (`invalid`, `repeated`, …)."""
     by_task: dict[str, list[float]] = {}
@@ -101,9 +101,9 @@ def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:
 
     def played(search: TreeSearch) -> dict[str, float]:
         parts.generator.clear()
-        search.bind(parts.generator, parts.algo.values, texts)
+        search.bind(parts.generator, parts.algo.state_values, texts)
         episodes = parts.play(starts, sampling, search)
-        found = {k: v for k, v in measure(episodes).items() if k.startswith("success")}
+        found = {k: v for k, v in episode_metrics(episodes).items() if k.startswith("success")}
         each = {"tokens": search.sampled, "judged": search.judged}
         return found | {name: count / len(episodes) for name, count in each.items()}
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample, derive_seed
-from agentrl_cli.models.policy import batches, forward, pack
+from agentrl_cli.models.policy import forward, micro_batches, pack
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.training.optimizer import Optimizer
@@ -40,7 +40,7 @@ class NonFiniteError(RuntimeError):
 
 
 @dataclass
-class Meter:
+class PhaseMeter:
     """Sums over all phases of one name within an update."""
 
     units: float = 0.0
@@ -96,12 +96,12 @@ class Learner:
         Raises NonFiniteError before a weight would be spoiled, ValueError for a step with nothing
         to train.
         """
-        meters: dict[str, Meter] = {}
+        meters: dict[str, PhaseMeter] = {}
         metrics: dict[str, float] = {}
         began, trained = perf_counter(), 0.0
         for phase in phases:
             start = perf_counter()
-            self._train(phase, meters.setdefault(phase.name, Meter()), step)
+            self._train(phase, meters.setdefault(phase.name, PhaseMeter()), step)
             metrics |= phase.metrics
             trained += perf_counter() - start
         for name, meter in meters.items():
@@ -127,7 +127,7 @@ class Learner:
                 f"cannot read the optimizers in {folder} ({error}); resume from another checkpoint"
             ) from error
 
-    def _train(self, phase: Phase, meter: Meter, step: int) -> None:
+    def _train(self, phase: Phase, meter: PhaseMeter, step: int) -> None:
         if phase.model not in self.optimizers:
             raise ValueError(f"phase '{phase.name}' trains '{phase.model}', which has no optimizer")
         if not phase.samples:
@@ -141,17 +141,17 @@ class Learner:
         if self.specs[phase.model].generates:
             self.publish(phase.model)
 
-    def _step(self, phase: Phase, groups: list[list[int]], meter: Meter) -> None:
+    def _step(self, phase: Phase, groups: list[list[int]], meter: PhaseMeter) -> None:
         """One optimizer step: the sum of losses over `groups`, over the sum of their units."""
         optimizer = self.optimizers[phase.model]
         samples = [phase.samples[i] for group in groups for i in group]
-        units = sum(map(phase.count, samples))
+        units = sum(map(phase.units, samples))
         if units <= 0:
             raise ValueError(
                 f"phase '{phase.name}' has a step of {len(samples)} samples with nothing to train"
             )
         optimizer.clear()
-        for rows in batches(groups, phase.samples, self.tokens_per_batch):
+        for rows in micro_batches(groups, phase.samples, self.tokens_per_batch):
             self._backward(phase, [phase.samples[i] for i in rows], units, meter)
         norm = self._clip(optimizer)
         if not math.isfinite(norm):
@@ -171,7 +171,9 @@ class Learner:
         assert norm is not None
         return float(norm)
 
-    def _backward(self, phase: Phase, samples: list[Sample], units: float, meter: Meter) -> None:
+    def _backward(
+        self, phase: Phase, samples: list[Sample], units: float, meter: PhaseMeter
+    ) -> None:
         batch = pack(samples).to(self.models.device)
         module, head = self.models.module(phase.model), self.models.head(phase.model)
         outputs = forward(module, batch, head, entropy_gradient=phase.entropy_gradient)

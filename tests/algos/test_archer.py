@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentrl_cli.algos.archer import td_loss
-from agentrl_cli.algos.value_spans import Span, beside
+from agentrl_cli.algos.value_spans import StepSpan, with_fresh_actions
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Sample
@@ -91,8 +91,11 @@ def test_q_is_read_at_the_end_of_an_action_and_v_at_the_end_of_a_state(model_fol
 def test_a_tried_action_lies_behind_its_state_and_is_seen_by_nothing_else():
     sample = Sample([1, 2, 3, 4, 5], [0] * 5)
     turn = WON.turns[0]
-    spans = [Span(turn, sample, 2, 3, 0.0), Span(turn, sample, 3, 5, 0.0)]  # no observation between
-    row, columns = beside(spans, [[7, 8], [9]])
+    spans = [
+        StepSpan(turn, sample, 2, 3, 0.0),
+        StepSpan(turn, sample, 3, 5, 0.0),
+    ]  # no observation between
+    row, columns = with_fresh_actions(spans, [[7, 8], [9]])
     assert row.ids == [1, 2, 7, 8, 3, 9, 4, 5]
     assert row.streams["shadow"] == [0, 0, 1, 1, 0, 2, 0, 0]
     assert columns == [(1, 3), (4, 5)] and row.mask == [0] * 8

@@ -12,7 +12,7 @@ from agentrl_cli.algos.grpo import GRPO
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import score
+from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -31,7 +31,7 @@ def grpo(folder: Path, **changes) -> tuple[GRPO, ModelSet]:
     algo.bind(
         Context(
             chat=CHAT, models=models, generator=troupe(), sampling=SAMPLING, seed=0,
-            probe=lambda starts: [], alike=lambda played, turn: [played.task],
+            probe=lambda starts: [], indistinguishable_tasks=lambda played, turn: [played.task],
         )
     )  # fmt: skip
     return algo, models
@@ -116,7 +116,7 @@ def test_old_log_probs_are_the_trainers_own_never_the_generators(model_folder: P
     episodes = [ended(*row) for row in BATCH[:2]]  # their log-probs are NaN
     samples = phase_of(algo, episodes).samples
     bare = [Sample(s.ids, s.mask) for s in samples]
-    assert [s.streams["old_logprob"] for s in samples] == score(
+    assert [s.streams["old_logprob"] for s in samples] == token_logprobs(
         models.module("policy"), bare, 16384
     )
 
@@ -165,7 +165,7 @@ def test_a_penalty_keeps_the_policy_nearer_to_its_reference(model_folder: Path):
 
 def loglikelihood(models: ModelSet, played: Episode) -> float:
     samples = episode_samples(played, lambda i, turn: {})
-    return sum(map(sum, score(models.module("policy"), samples, 16384)))
+    return sum(map(sum, token_logprobs(models.module("policy"), samples, 16384)))
 
 
 @pytest.mark.parametrize(

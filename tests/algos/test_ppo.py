@@ -11,7 +11,7 @@ import pytest
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.policy import forward, pack, score
+from agentrl_cli.models.policy import forward, pack, token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import bound, learner, rewarded, success_while_learning
@@ -63,7 +63,7 @@ def test_old_log_probs_are_the_trainers_own_so_that_the_first_step_is_unclipped(
     assert all(p != p for e in episodes for t in e.turns for p in t.logprobs)  # NaN
     samples = phase_of(algo, episodes).samples
     bare = [Sample(s.ids, s.mask) for s in samples]
-    assert [s.streams["old_logprob"] for s in samples] == score(
+    assert [s.streams["old_logprob"] for s in samples] == token_logprobs(
         models.module("policy"), bare, 16384
     )
     found = learner(algo, models).run(algo.update(episodes, ReplayBuffer(None, 1)), 0)

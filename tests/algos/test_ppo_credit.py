@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.algos.ppo import standardised
+from agentrl_cli.algos.ppo import standardise
 from tests.builders.critics import alone, rewarded
 from tests.builders.nlac import CHAT, LOST
 from tests.builders.ppo import LEVELS, cut, phase_of, stirred, won
@@ -160,4 +160,4 @@ def test_normalised_advantages_have_mean_0_and_deviation_1_over_all_steps(
     assert len(steps) == (5 if level == "turn" else sum(sum(s.mask) for s in phase.samples))
     assert sum(steps) == pytest.approx(0, abs=1e-9)
     assert sum(a * a for a in steps) / len(steps) == pytest.approx(1)
-    assert standardised([2.0, 2.0]) == [0.0, 0.0]
+    assert standardise([2.0, 2.0]) == [0.0, 0.0]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.samples import episode_samples, written_sample
+from agentrl_cli.algos.samples import completion_sample, episode_samples
 from agentrl_cli.algos.sft import SFT
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import score
+from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -106,7 +106,7 @@ def test_a_restart_begins_a_sample_and_nothing_is_trained_twice():
 
 
 def test_a_written_sample_trains_what_was_written_and_not_its_prompt():
-    assert written_sample([5, 6, 7], [8, 9]) == Sample([5, 6, 7, 8, 9], [0, 0, 0, 1, 1])
+    assert completion_sample([5, 6, 7], [8, 9]) == Sample([5, 6, 7, 8, 9], [0, 0, 0, 1, 1])
 
 
 def test_imitation_makes_the_episode_likely_in_proportion_to_its_weights(model_folder: Path):
@@ -120,7 +120,7 @@ def test_imitation_makes_the_episode_likely_in_proportion_to_its_weights(model_f
     learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
     learner.run(algo.update([heavy, light], ReplayBuffer(None, 1)), 0)
     samples = [s for e in (heavy, light) for s in episode_samples(e, lambda i, turn: {})]
-    likely, unlikely = (sum(row) for row in score(models.module("policy"), samples, 4096))
+    likely, unlikely = (sum(row) for row in token_logprobs(models.module("policy"), samples, 4096))
     assert likely == pytest.approx(-0.105, abs=0.15)  # log 0.9
     assert unlikely == pytest.approx(-2.303, abs=0.5)  # log 0.1
 

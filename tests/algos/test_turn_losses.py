@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentrl_cli.algos import losses
-from agentrl_cli.algos.losses import by_turn, clipped_turns, shift, td_targets, turn_advantages
+from agentrl_cli.algos.losses import (
+    clipped_turns,
+    shift_left,
+    sum_by_turn,
+    td_targets,
+    turn_advantages,
+)
 from agentrl_cli.models.policy import Batch, Outputs
 
 numbers = st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=7)
@@ -41,7 +47,7 @@ def outputs_of(batch: Batch, drift: Any = 0.0, seed: int = 0) -> Outputs:
 @given(numbers, st.integers(0, 9))
 def test_shift_is_the_loop(row: list[float], by: int):
     expected = [row[k + by] if k + by < len(row) else 0.0 for k in range(len(row))]
-    assert shift(torch.tensor(row), by).tolist() == expected
+    assert shift_left(torch.tensor(row), by).tolist() == expected
 
 
 @settings(deadline=None)
@@ -119,7 +125,7 @@ def test_a_turn_without_drift_has_ratio_one_and_the_gradient_of_reinforce(ratio:
     loss, metrics = clipped_turns(outputs, batch, advantages, 0.2, ratio)
     assert metrics["ratio"] == 4 and metrics["clip_fraction"] == metrics["approx_kl"] == 0
     loss.backward()
-    shares = 1.0 if ratio == "turn" else 1 / by_turn(batch.mask, batch).clamp(min=1)
+    shares = 1.0 if ratio == "turn" else 1 / sum_by_turn(batch.mask, batch).clamp(min=1)
     per_turn = (-advantages * shares).gather(1, batch.streams["turn"].long())
     assert outputs.logprobs.grad is not None
     assert torch.allclose(outputs.logprobs.grad, per_turn * batch.mask)

@@ -29,7 +29,7 @@ from agentrl_cli.algos.self_ac.algorithm import Advanced, SelfAC
 from agentrl_cli.core.types import Episode, derive_seed
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.models.specs import OptimizerSpec
-from agentrl_cli.rollout.play import Start, play
+from agentrl_cli.rollout.play import EpisodeStart, play
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import Weights, bound, learner
 from tests.builders.models import write_model
@@ -84,10 +84,10 @@ def learning(algo: Algorithm, folder: Path, seed: int) -> Iterator[float]:
         yield sum(episode.success for episode in played) / EPISODES
 
 
-def start(seed: int, step: int, i: int, group_size: int) -> Start:
+def start(seed: int, step: int, i: int, group_size: int) -> EpisodeStart:
     """Episode i of an update; all are of the one task, in groups of neighbours."""
     task = WORLD.tasks("train")[0]
-    return Start(task, f"{i // group_size}", derive_seed(seed, step, i), f"{step}-{i}")
+    return EpisodeStart(task, f"{i // group_size}", derive_seed(seed, step, i), f"{step}-{i}")
 
 
 def measured(name: str, numbers: dict[str, Any], folder: Path, seed: int) -> dict[str, Any]:

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import torch
 
-from agentrl_cli.algos.stepagent.practice import every_turn
-from agentrl_cli.config.compose import build, check, compose, typed
+from agentrl_cli.algos.stepagent.practice import all_turns
+from agentrl_cli.config.compose import as_dataclass, build, check, compose
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.generators.base import Completion, Sampling
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.expert_demos import demonstrate
+from agentrl_cli.rollout.expert_demos import expert_episodes
 
 RESULT = Path(__file__).parent.parent.parent / "docs" / "results" / "practice.json"
 
@@ -59,16 +59,16 @@ def prepare(episodes: int) -> Bench:
     """The embedded model and the states of so many expert episodes."""
     cfg = check(compose(["env=twentyq", "algo=sft", "hardware.threads=1"]))
     specs = {"policy": ModelSpec(kind="frozen", generates=True)}
-    models = ModelSet(typed(cfg.model, ModelConfig), specs, "cpu", cfg.seed)
+    models = ModelSet(as_dataclass(cfg.model, ModelConfig), specs, "cpu", cfg.seed)
     chat, env = Chat(models.tokenizer), build(cfg.env)
-    demos = demonstrate(env, episodes, seed=0)
+    demos = expert_episodes(env, episodes, seed=0)
     for demo in demos:
         chat.encode_turns(demo.turns, env.tools)
     sampling = Sampling(
         max_tokens=cfg.rollout.max_tokens, temperature=1.0, stop_ids=chat.stop_ids
     )  # fmt: skip
     generator: HFGenerator = build(cfg.hardware.generator, models=models)
-    return Bench(generator, [place.state for place in every_turn(demos)], sampling)
+    return Bench(generator, [place.state for place in all_turns(demos)], sampling)
 
 
 def seconds(work: Callable[[], list[Completion]], rounds: int) -> float:

@@ -26,7 +26,7 @@ import yaml
 from agentrl_cli.cli import reproduce
 from agentrl_cli.cli.report import gather, markdown
 from agentrl_cli.config.compose import compose
-from agentrl_cli.rollout.expert_demos import EXPERT
+from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX
 from agentrl_cli.runs.run import Run, read_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
@@ -169,7 +169,7 @@ def records(plan: Plan, run: Path) -> Rows:
         "env": plan.env,
         "model": "tiny",
         "init": plan.start.algo if plan.start else "base",
-        "demos": int(demos.removeprefix(EXPERT)) if demos else "",
+        "demos": int(demos.removeprefix(EXPERT_PREFIX)) if demos else "",
     }
     return by_split(common | cost(meta, updates), base, last)
 

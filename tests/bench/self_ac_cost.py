@@ -34,12 +34,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from agentrl_cli.algos.base import Phase, one
+from agentrl_cli.algos.base import Phase, per_sample
 from agentrl_cli.algos.losses import clipped_ratio, value_error
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.self_ac.algorithm import SelfAC
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
-from agentrl_cli.models.policy import assess, score
+from agentrl_cli.models.policy import logprobs_and_values, token_logprobs
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -126,12 +126,12 @@ def per_turn(models: ModelSet, prompt: list[int], episodes: list[Episode]) -> It
     """An actor phase as GRPO's and a critic phase over single states, both scored first."""
     module, head = models.module("policy"), models.head("policy")
     actions = [s for e in episodes for s in episode_samples(e, lambda i, turn: {"advantage": 1.0})]
-    for sample, logprobs in zip(actions, score(module, actions), strict=True):
+    for sample, logprobs in zip(actions, token_logprobs(module, actions), strict=True):
         sample.streams["old_logprob"] = logprobs
     states = [state for episode in episodes for state in states_of(episode, prompt)]
-    for sample, (_, values) in zip(states, assess(module, head, states), strict=True):
+    for sample, (_, values) in zip(states, logprobs_and_values(module, head, states), strict=True):
         sample.streams["old_value"] = values.tolist()
-    yield Phase("critic", states, lambda out, batch: value_error(out, batch, 0.0), count=one)
+    yield Phase("critic", states, lambda out, batch: value_error(out, batch, 0.0), units=per_sample)
     yield Phase("policy", actions, lambda out, batch: clipped_ratio(out, batch, 0.2))
 
 

@@ -13,9 +13,9 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.generators.hf import HFGenerator
-from agentrl_cli.models.policy import causal, forward, pack
+from agentrl_cli.models.policy import causal_lm, forward, pack
 from agentrl_cli.models.set import ModelSet
-from agentrl_cli.rollout.play import Start, play
+from agentrl_cli.rollout.play import EpisodeStart, play
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner
 from tests.builders.models import model_config
@@ -36,7 +36,7 @@ def bound(
     algo.bind(
         Context(
             chat=CHAT, models=models, generator=generator or troupe(), sampling=SAMPLING, seed=0,
-            probe=lambda starts: [], alike=lambda played, turn: [played.task],
+            probe=lambda starts: [], indistinguishable_tasks=lambda played, turn: [played.task],
         )
     )  # fmt: skip
     return models
@@ -82,7 +82,7 @@ class Weights:
         return self.models.device
 
     def module(self, name: str) -> PreTrainedModel:
-        return causal(self.models.module(name))
+        return causal_lm(self.models.module(name))
 
 
 def success_while_learning(
@@ -98,7 +98,7 @@ def success_while_learning(
     for step in range(steps):
         algo.context.step = step
         task = Coin(turns=2).tasks("train")[0]
-        starts = [Start(task, "g", step * count + i, f"{step}-{i}") for i in range(count)]
+        starts = [EpisodeStart(task, "g", step * count + i, f"{step}-{i}") for i in range(count)]
         played = play(
             starts, lambda: Coin(turns=2), CHAT, generator, sampling, max_context=200,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl_cli.algos.base import Context, Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC, Advanced
 from agentrl_cli.algos.nlac.prompts import Prompts
-from agentrl_cli.algos.nlac.roles import Place
+from agentrl_cli.algos.nlac.roles import TurnRef
 from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.models.set import ModelSet
@@ -130,9 +130,9 @@ def episode(name: str, actions: list[str], *, success: bool, stop: str = "done")
     return Episode(name, Task(name, "train", {}), name, 0, turns, stop=stop, closing=closing)
 
 
-def places(*episodes: Episode) -> list[Place]:
+def places(*episodes: Episode) -> list[TurnRef]:
     """Every turn of the episodes."""
-    return [Place(e, t) for e in episodes for t in range(len(e.turns))]
+    return [TurnRef(e, t) for e in episodes for t in range(len(e.turns))]
 
 
 def filled(*episodes: Episode) -> ReplayBuffer:
@@ -167,7 +167,7 @@ def bound(algo: NLAC, generator: Generator, models: ModelSet) -> NLAC:
     """The algorithm with its context; nothing is probed and every state looks like itself only."""
     context = Context(
         chat=CHAT, models=models, generator=generator, sampling=SAMPLING,
-        probe=lambda starts: [], alike=lambda played, turn: [played.task], seed=0,
+        probe=lambda starts: [], indistinguishable_tasks=lambda played, turn: [played.task], seed=0,
     )  # fmt: skip
     algo.bind(context)
     return algo

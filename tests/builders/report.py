@@ -54,7 +54,7 @@ def write_run(
         "version": 1, "status": status, "error": None, "history": [], "seed": seed,
         "created": f"2026-11-21T00:00:{seed:02d}", "command": "agentrl train", "choices": choices,
     }  # fmt: skip
-    files.write_object(folder / "meta.json", meta)
+    files.write_json(folder / "meta.json", meta)
     node = {"env": {"name": env}, "eval": {"tasks": None}, "algo": {"name": algo}, **config}
     (folder / "config.yaml").write_text(yaml.safe_dump({"steps": steps, "seed": seed, **node}))
     evaluations = {0: BASE, steps: BETTER if final is None else final}
@@ -62,7 +62,7 @@ def write_run(
     for step in range(1, steps + 1):
         rows.append(_update(step))
     rows += [_evaluation(steps, evaluations[steps])] if status == "done" else []
-    files.write(folder / "metrics.jsonl", rows)
+    files.write_jsonl(folder / "metrics.jsonl", rows)
     for step, outcomes in evaluations.items():
         file = folder / "episodes" / f"eval-{step:06d}.jsonl"
         episode_files.write(file, episodes(outcomes, text, **(said or {})))

@@ -83,9 +83,9 @@ def facts(run: Run) -> dict[str, Any]:
     return {
         "metrics": [timeless(row) for row in run.metrics()],
         "weights": {name: digest(file) for name, file in kept.items()},
-        "state": untimed(files.read_object(last / "state.json")),
-        "episodes": {file.name: untimed(files.read(file)) for file in run.episode_files()},
-        "buffer": untimed(files.read(buffer)) if buffer.exists() else [],
+        "state": untimed(files.read_json(last / "state.json")),
+        "episodes": {file.name: untimed(files.read_jsonl(file)) for file in run.episode_files()},
+        "buffer": untimed(files.read_jsonl(buffer)) if buffer.exists() else [],
         "step": last.name,
     }
 

@@ -43,7 +43,7 @@ def self_ac(
     algo.bind(
         Context(
             chat=CHAT, models=models, generator=troupe(), sampling=SAMPLING, seed=0,
-            probe=lambda starts: [], alike=lambda played, turn: [played.task],
+            probe=lambda starts: [], indistinguishable_tasks=lambda played, turn: [played.task],
         )
     )  # fmt: skip
     return algo, models

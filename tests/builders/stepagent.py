@@ -11,14 +11,14 @@ from typing import Any
 
 from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.dpo import DPO
-from agentrl_cli.algos.samples import written_sample
+from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.sft import SFT
 from agentrl_cli.algos.stepagent.algorithm import StepAgentImplicit, StepAgentInverse
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.generators.hf import HFGenerator
-from agentrl_cli.models.policy import score
+from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -131,8 +131,8 @@ class Bandit:
     def chances(self) -> list[float]:
         """The policy's exact chance of every arm; what is missing to 1 is any other text."""
         state = self.demos[0].state_ids(0)
-        samples = [written_sample(state, CHAT.encode_action(arm)) for arm in ARMS]
-        rows = score(self.models.module("policy"), samples)
+        samples = [completion_sample(state, CHAT.encode_action(arm)) for arm in ARMS]
+        rows = token_logprobs(self.models.module("policy"), samples)
         return [exp(sum(row)) for row in rows]
 
     def distance(self) -> float:

@@ -14,7 +14,7 @@ from agentrl_cli.core.statistics import Interval
 from agentrl_cli.report import critic
 from agentrl_cli.report.tables import interval, share
 from agentrl_cli.runs import episode_files
-from agentrl_cli.training.evaluate import measure
+from agentrl_cli.training.evaluate import episode_metrics
 from tests.bench.stepagent import table
 from tests.builders.report import BASE, BETTER, episode, episodes, write_run
 from tests.builders.runs import Agentrl
@@ -73,7 +73,7 @@ def test_the_final_results_are_given_as_one_markdown_table(agentrl: Agentrl, tmp
 def test_a_run_s_interval_is_the_one_that_its_evaluation_logged(tmp_path: Path):
     played = episodes(BETTER)
     write_run(tmp_path / "it")
-    measured = measure(played[::-1])  # tasks in another order than that of their names
+    measured = episode_metrics(played[::-1])  # tasks in another order than that of their names
     episode_files.write(tmp_path / "it" / "episodes" / "eval-000020.jsonl", played[::-1])
     (row,) = gather([str(tmp_path / "it")]).comparisons[0].rows
     logged = (measured["success"], measured["success_low"], measured["success_high"])

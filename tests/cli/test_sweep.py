@@ -167,8 +167,8 @@ def test_a_sweep_runs_the_grid_skips_what_is_done_and_tries_again_what_failed(
     folder = run_sweep(tmp_path, "algo=sft,rft")
     assert status(folder) == {"algo-sft": "done", "algo-rft": "done"}
     before = Run(folder / "algo-sft").meta["created"]
-    meta = files.read_object(folder / "algo-rft" / "meta.json")
-    files.write_object(folder / "algo-rft" / "meta.json", {**meta, "status": "failed"})
+    meta = files.read_json(folder / "algo-rft" / "meta.json")
+    files.write_json(folder / "algo-rft" / "meta.json", {**meta, "status": "failed"})
     capfd.readouterr()
     assert run_sweep(tmp_path, "algo=sft,rft") == folder
     told = capfd.readouterr().err

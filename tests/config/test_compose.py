@@ -8,7 +8,15 @@ from textwrap import dedent
 import pytest
 from omegaconf import OmegaConf
 
-from agentrl_cli.config.compose import build, check, compose, conf_folder, load, options, typed
+from agentrl_cli.config.compose import (
+    as_dataclass,
+    build,
+    check,
+    compose,
+    conf_folder,
+    load,
+    options,
+)
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import UserError
 from tests.builders.conf_folder import FILES, NODES
@@ -143,8 +151,8 @@ def test_build_refuses_a_node_without_target():
 
 def test_optional_nested_dataclass_is_null_or_built():
     lora = "model.lora={rank:8,alpha:16,targets:[q_proj]}"
-    assert typed(compose([]).model, ModelConfig).lora is None
-    built = typed(check(compose([lora])).model, ModelConfig)
+    assert as_dataclass(compose([]).model, ModelConfig).lora is None
+    built = as_dataclass(check(compose([lora])).model, ModelConfig)
     assert built.lora is not None
     assert (built.lora.rank, built.lora.alpha, built.lora.targets) == (8, 16, ["q_proj"])
 

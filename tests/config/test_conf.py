@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.config.compose import build, check, compose, options, typed
+from agentrl_cli.config.compose import as_dataclass, build, check, compose, options
 from agentrl_cli.config.schema import public_names
 from agentrl_cli.config.settings import EvalConfig, ModelConfig
 from tests.paths import CONF
@@ -42,13 +42,13 @@ def test_options_with_a_class_build_it(group: str):
 @pytest.mark.parametrize("file", sorted((CONF / "model").glob("*.yaml")), ids=lambda f: f.stem)
 def test_models_read_as_their_dataclass(file: Path):
     overrides = [f"model={file.stem}", *GIVEN.get(file.stem, [])]
-    assert typed(check(compose(overrides)).model, ModelConfig).path
+    assert as_dataclass(check(compose(overrides)).model, ModelConfig).path
 
 
 def test_root_nodes_build():
     cfg = check(compose([]))
     assert type(build(cfg.rollout)).__name__ == "PlayCollector"
-    assert typed(cfg.eval, EvalConfig).episodes_per_task > 0
+    assert as_dataclass(cfg.eval, EvalConfig).episodes_per_task > 0
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")

@@ -19,7 +19,7 @@ from agentrl_cli.core.types import Sample
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.generators.tree_search import TreeSearch
-from agentrl_cli.models.policy import assess
+from agentrl_cli.models.policy import logprobs_and_values
 from tests.builders.critics import Weights
 from tests.builders.models import disturb
 from tests.builders.runs import folders, settings, trained
@@ -152,11 +152,11 @@ def test_hidden_states_of_the_cache_are_those_of_the_trainers_pass(model_folder:
         head.copy_(torch.linspace(-1, 1, len(head)))
     states = [[5, 6, 7], [5, 6, 7, 8, 9, 10, 11], [5, 6, 12], [5, 6, 7, 8]]
     asked = [Sample([*ids, *algo.critic], [0] * len(ids + algo.critic)) for ids in states]
-    rows = assess(models.module("policy"), models.head("policy"), asked)
+    rows = logprobs_and_values(models.module("policy"), models.head("policy"), asked)
     alone = [float(values[-1]) for _, values in rows]
-    assert algo.values(states) == pytest.approx(alone, abs=1e-5)
+    assert algo.state_values(states) == pytest.approx(alone, abs=1e-5)
     before = generator.stores["policy"].find(hashes(generator, states[1]))
-    assert algo.values(states) == pytest.approx(alone, abs=1e-5) and (before >= 0).all()
+    assert algo.state_values(states) == pytest.approx(alone, abs=1e-5) and (before >= 0).all()
 
 
 def hashes(generator: HFGenerator, ids: list[int]):
@@ -173,7 +173,7 @@ def test_a_critic_prompt_read_behind_a_prefix_leaves_generation_as_it_was(model_
     fresh = HFGenerator(Weights(models), max_batch=4, cache_tokens=1000)
     sampling = Sampling(max_tokens=6, temperature=1.0, stop_ids=())
     prompts = [[5, 6, 7], [5, 6, 7, 8]]
-    algo.values(prompts)
+    algo.state_values(prompts)
     for (one,), (other,) in zip(
         generator.generate(prompts, [1, 2], sampling),
         fresh.generate(prompts, [1, 2], sampling), strict=True,
@@ -186,7 +186,7 @@ def test_a_state_longer_than_the_model_reads_is_refused(model_folder: Path):
     algo, models = self_ac(model_folder)
     room = models.module("policy").config.max_position_embeddings - len(algo.critic)
     with pytest.raises(UserError, match=f"set rollout.max_context to {room}"):
-        algo.values([[5] * (room + 1)])
+        algo.state_values([[5] * (room + 1)])
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch.nn.attention import flex_attention
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models import packable, shadow
-from agentrl_cli.models.packable import enable, packing_gap
+from agentrl_cli.models.packable import enable_packing, packing_gap
 from agentrl_cli.models.policy import forward, pack
 from agentrl_cli.models.shadow import block_mask, visibility
 from tests.builders.shadow import FAMILIES, PROMPT, fresh, head_of, largest_gap, model_of, row
@@ -26,7 +26,9 @@ def plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not traced)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in packable.NUMBERS])
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if name not in packable.DENSE_MASK_FAMILIES]
+)
 def test_flex_attention_equals_a_pass_for_each_turn_and_each_state(family: str):
     model = model_of(family, "flex")
     assert largest_gap(model, HEAD, ROWS) < EXACT
@@ -72,9 +74,9 @@ def test_flex_is_refused_where_it_cannot_train():
     with pytest.raises(
         UserError, match=r"layout=flex needs CUDA .* not qwen2 on cpu;.*visible_first$"
     ):
-        enable(fresh("qwen2"), PROMPT, "flex", "full")
+        enable_packing(fresh("qwen2"), PROMPT, "flex", "full")
     with pytest.raises(UserError, match=r"set algo\.layout=visible_first"):
-        enable(fresh("qwen2"), PROMPT, "flex", "detach_prefix")
+        enable_packing(fresh("qwen2"), PROMPT, "flex", "detach_prefix")
 
 
 @pytest.mark.cuda
@@ -84,7 +86,7 @@ def test_on_cuda_flex_trains_as_the_dense_reference():
     batch = pack([one.sample() for one in ROWS]).to(torch.device("cuda"))
     grads = []
     for layout in ("interleaved", "flex"):
-        enable(model, PROMPT, layout, "full")  # pyright: ignore[reportArgumentType]
+        enable_packing(model, PROMPT, layout, "full")  # pyright: ignore[reportArgumentType]
         model.zero_grad()
         outputs = forward(model, batch, head)
         assert outputs.values is not None

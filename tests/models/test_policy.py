@@ -7,7 +7,7 @@ import torch
 
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models import policy
-from agentrl_cli.models.policy import batches, forward, pack, score
+from agentrl_cli.models.policy import forward, micro_batches, pack, token_logprobs
 from agentrl_cli.models.set import ModelSet
 from tests.builders.models import LORA, SAMPLES, SPECS, build, disturb, model_config, write_model
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
@@ -26,7 +26,7 @@ def naive_logprobs(module, ids):
 
 def test_logprobs_equal_the_models_own_logits_sample_by_sample(folder):
     module = build(folder).module("policy")
-    found = score(module, SAMPLES, tokens_per_batch=8)
+    found = token_logprobs(module, SAMPLES, tokens_per_batch=8)
     for sample, row in zip(SAMPLES, found, strict=True):
         plain = naive_logprobs(module, sample.ids)
         expected = [p * m for p, m in zip(plain, sample.mask, strict=True)]
@@ -52,8 +52,11 @@ def test_entropy_is_the_distributions_and_carries_no_gradient(folder):
 def test_an_entropy_that_is_asked_for_has_the_gradient_of_the_models_own(folder, monkeypatch):
     module = build(folder).module("policy")
     found = []
-    for chunk in (policy.CHUNK, 2 * module.config.vocab_size):  # whole, and two rows at once
-        monkeypatch.setattr(policy, "CHUNK", chunk)
+    for chunk in (
+        policy.LOGITS_AT_ONCE,
+        2 * module.config.vocab_size,
+    ):  # whole, and two rows at once
+        monkeypatch.setattr(policy, "LOGITS_AT_ONCE", chunk)
         forward(module, pack(SAMPLES[1:2]), entropy_gradient=True).entropy.sum().backward()
         found.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
         module.zero_grad()
@@ -77,7 +80,7 @@ def test_chunks_of_the_vocabulary_projection_change_neither_loss_nor_gradient(fo
         return found
 
     whole = grads()
-    monkeypatch.setattr(policy, "CHUNK", 2 * module.config.vocab_size)
+    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 2 * module.config.vocab_size)
     for a, b in zip(whole, grads(), strict=True):
         assert torch.allclose(a, b, atol=1e-5)
 
@@ -85,11 +88,11 @@ def test_chunks_of_the_vocabulary_projection_change_neither_loss_nor_gradient(fo
 def test_logits_never_exist_for_more_rows_than_a_chunk(folder, monkeypatch):
     module = build(folder).module("policy")
     seen = []
-    head = policy.vocabulary_head(policy.causal(module))
+    head = policy.vocabulary_head(policy.causal_lm(module))
     head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
     forward(module, pack(SAMPLES))
     assert seen == [5]
-    monkeypatch.setattr(policy, "CHUNK", 2 * module.config.vocab_size)
+    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 2 * module.config.vocab_size)
     forward(module, pack(SAMPLES))
     assert seen[1:] == [2, 2, 1]
 
@@ -143,7 +146,7 @@ def test_micro_batches_hold_the_padded_budget_and_every_group_once():
     lengths = [3, 9, 4, 1, 7, 7, 2, 20]
     samples = [Sample([1] * n, [0] * n) for n in lengths]
     groups = [[0, 1], [2, 3], [4, 5], [6, 7]]
-    found = list(batches(groups, samples, 18))
+    found = list(micro_batches(groups, samples, 18))
     assert sorted(i for rows in found for i in rows) == list(range(8))
     for rows in found:
         assert rows in groups or max(lengths[i] for i in rows) * len(rows) <= 18

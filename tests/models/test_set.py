@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
-from agentrl_cli.models.policy import assess, score
+from agentrl_cli.models.policy import logprobs_and_values, token_logprobs
 from tests.builders.models import LORA, SAMPLES, build, disturb, write_model
 
 
@@ -33,16 +33,16 @@ def test_a_head_is_as_wide_as_what_the_vocabulary_is_read_from(folder, tmp_path)
     OPTForCausalLM(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
     models = build(tmp_path)
-    read = assess(models.module("critic"), models.head("critic"), SAMPLES, 99)
+    read = logprobs_and_values(models.module("critic"), models.head("critic"), SAMPLES, 99)
     assert [values.tolist() for _, values in read] == [[0.0] * len(s.ids) for s in SAMPLES]
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_names_are_separate_weights(folder, lora):
     models = build(folder, lora)
-    before = {name: score(models.module(name), SAMPLES, 99) for name in models.names}
+    before = {name: token_logprobs(models.module(name), SAMPLES, 99) for name in models.names}
     disturb(models, "policy")
-    after = {name: score(models.module(name), SAMPLES, 99) for name in models.names}
+    after = {name: token_logprobs(models.module(name), SAMPLES, 99) for name in models.names}
     assert [name for name in models.names if before[name] != after[name]] == ["policy"]
 
 
@@ -115,7 +115,7 @@ def test_a_saved_set_loads_bit_for_bit(folder, tmp_path, lora):
     for name in models.names:
         assert fresh.fingerprint(name) == models.fingerprint(name)
         assert fresh.version(name) == models.version(name)
-        ours, theirs = (score(m.module(name), SAMPLES, 99) for m in (models, fresh))
+        ours, theirs = (token_logprobs(m.module(name), SAMPLES, 99) for m in (models, fresh))
         assert ours == theirs
 
 

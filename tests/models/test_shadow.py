@@ -16,7 +16,7 @@ from agentrl_cli.algos.self_ac.packing import pack_episode
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.models import shadow
-from agentrl_cli.models.packable import enable
+from agentrl_cli.models.packable import enable_packing
 from agentrl_cli.models.policy import forward, pack
 from agentrl_cli.models.shadow import hidden_states, in_blocks, positions, visibility
 from tests.builders.shadow import (
@@ -155,7 +155,7 @@ def test_a_broken_packing_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch)
     assert largest_gap(model, HEAD, [THREE]) > 0.05
     if part != "predecessors":  # labels are no matter of the model
         with pytest.raises(UserError, match="would corrupt training"):
-            enable(model_of("qwen2", layout), PROMPT, layout, "full")  # pyright: ignore[reportArgumentType]
+            enable_packing(model_of("qwen2", layout), PROMPT, layout, "full")  # pyright: ignore[reportArgumentType]
 
 
 def value_gap(sample: Sample) -> float:

@@ -21,8 +21,8 @@ from transformers import (
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.packable import enable, packing_gap, twin
-from agentrl_cli.models.policy import causal, forward, pack
+from agentrl_cli.models.packable import enable_packing, packing_gap, twin
+from agentrl_cli.models.policy import causal_lm, forward, pack
 from tests.builders.shadow import ALIKE, FAMILIES, MIXTRAL, PROMPT, USUAL, WORDS, model_of, row
 
 
@@ -71,18 +71,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_models_that_do_not_see_all_that_came_before_are_refused(name: str):
     make, words = REFUSED[name]
     with pytest.raises(UserError, match=words):
-        enable(make().eval(), PROMPT, "visible_first", "full")
+        enable_packing(make().eval(), PROMPT, "visible_first", "full")
 
 
 def test_attention_and_layouts_that_cannot_be_packed_are_refused():
     model = model_of("qwen2")
     model.set_attn_implementation("eager")
     with pytest.raises(UserError, match=r"'eager'.*set model\.attention=sdpa"):
-        enable(model, PROMPT, "visible_first", "full")
+        enable_packing(model, PROMPT, "visible_first", "full")
     with pytest.raises(ValueError, match="'eager'"):
         forward(model, pack([row((6, 3), (2, 4)).sample()]))
     with pytest.raises(UserError, match=r"set algo\.layout=visible_first"):
-        enable(model_of("qwen2"), PROMPT, "interleaved", "detach_prefix")
+        enable_packing(model_of("qwen2"), PROMPT, "interleaved", "detach_prefix")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -90,9 +90,9 @@ def test_every_family_passes_its_check_in_float32_and_bfloat16_whatever_its_weig
     for seed in range(4):
         torch.manual_seed(seed)
         model = FAMILIES[family]().eval()
-        enable(model, PROMPT, "visible_first", "full")
+        enable_packing(model, PROMPT, "visible_first", "full")
         assert packing_gap(model, PROMPT) < 1e-5
-        enable(model.to(torch.bfloat16), PROMPT, "visible_first", "full")
+        enable_packing(model.to(torch.bfloat16), PROMPT, "visible_first", "full")
 
 
 def test_rounding_in_a_deep_model_of_large_logits_is_no_reason_to_refuse_it():
@@ -101,7 +101,7 @@ def test_rounding_in_a_deep_model_of_large_logits_is_no_reason_to_refuse_it():
     model = Qwen2ForCausalLM(Qwen2Config(**sizes)).eval().bfloat16()
     with torch.no_grad():
         model.lm_head.weight.mul_(20)
-    enable(model, PROMPT, "visible_first", "full")
+    enable_packing(model, PROMPT, "visible_first", "full")
     assert packing_gap(model, PROMPT) > 0.25
 
 
@@ -125,21 +125,21 @@ def test_a_class_whose_attention_is_wrong_is_refused_in_any_numbers(dtype: torch
         model.lm_head.weight.zero_()
     assert packing_gap(model, PROMPT) == 0
     with pytest.raises(UserError, match="would corrupt training"):
-        enable(model, PROMPT, "visible_first", "full")
+        enable_packing(model, PROMPT, "visible_first", "full")
 
 
 def test_numbers_that_are_none_are_refused_in_any_dtype():
     model = FAMILIES["qwen2"]().eval().to(torch.bfloat16)
     model.lm_head.weight.data[5] = torch.nan
     with pytest.raises(UserError, match="differ by nan nats"):
-        enable(model, PROMPT, "visible_first", "full")
+        enable_packing(model, PROMPT, "visible_first", "full")
 
 
 def test_the_twin_is_small_and_of_the_models_class_and_moves_no_random_stream():
     config = Qwen2Config(**{**USUAL, "num_hidden_layers": 5, "tie_word_embeddings": True})
     model = Qwen2ForCausalLM(config).eval().bfloat16()
     model.set_attn_implementation("agentrl_shadow")
-    adapted = causal(get_peft_model(model, LoraConfig(target_modules=["q_proj"])))  # pyright: ignore[reportArgumentType]
+    adapted = causal_lm(get_peft_model(model, LoraConfig(target_modules=["q_proj"])))  # pyright: ignore[reportArgumentType]
     before = torch.get_rng_state()
     made = twin(adapted)
     assert torch.get_rng_state().equal(before)

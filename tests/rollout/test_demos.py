@@ -14,8 +14,8 @@ from agentrl_cli.cli.demos import write_demos
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env
-from agentrl_cli.rollout.demos import Reader, Refused, lines_of, read_demos
-from agentrl_cli.rollout.expert_demos import demonstrate
+from agentrl_cli.rollout.demos import DemoReader, InvalidDemo, read_demos, read_lines
+from agentrl_cli.rollout.expert_demos import expert_episodes
 from tests.builders.demos import COIN, GOOD, SAID, SEEN, SYSTEM, twentyq
 from tests.builders.nlac import CHAT
 
@@ -31,7 +31,7 @@ def written(tmp_path: Path, *lines: str) -> Path:
 
 
 def read(file: Path, env: Env = COIN, *, skip_bad: bool = False, room: int = 200) -> list[Episode]:
-    return read_demos(str(file), lines_of(file), Reader(env, CHAT, room), skip_bad=skip_bad)
+    return read_demos(str(file), read_lines(file), DemoReader(env, CHAT, room), skip_bad=skip_bad)
 
 
 # the file
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
 
 
 def test_an_episode_that_broke_or_is_of_another_world_is_refused(tmp_path: Path):
-    (demo,) = demonstrate(twentyq(), 1, seed=0)
+    (demo,) = expert_episodes(twentyq(), 1, seed=0)
     whole = demo.to_json()
     broken, elsewhere = {**whole, "error": "KeyError: 1"}, json.loads(json.dumps(whole))
     elsewhere["turns"][0]["observation"][0]["content"] = "Play chess."
@@ -171,7 +171,7 @@ def test_an_episode_that_broke_or_is_of_another_world_is_refused(tmp_path: Path)
 
 
 def test_a_task_that_another_split_keeps_for_testing_is_refused(tmp_path: Path):
-    lines = [json.dumps(e.to_json()) for e in demonstrate(twentyq(), 56, seed=0)]
+    lines = [json.dumps(e.to_json()) for e in expert_episodes(twentyq(), 56, seed=0)]
     with pytest.raises(UserError, match="is of the test split"):
         read(written(tmp_path, *lines), twentyq(split_seed=1), room=512)
 
@@ -187,10 +187,10 @@ keys = st.sampled_from(["messages", "turns", "role", "content", "task", "id", "e
 @settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(keys, values | st.lists(st.dictionaries(keys, values), max_size=3)))
 def test_whatever_a_line_holds_it_is_read_or_refused(found: dict[str, Any]):
-    reader = Reader(COIN, CHAT, 200)
+    reader = DemoReader(COIN, CHAT, 200)
     try:
         assert reader.read(json.dumps(found), 1).turns
-    except Refused as reason:
+    except InvalidDemo as reason:
         assert str(reason)
 
 
@@ -207,8 +207,8 @@ def test_whatever_is_wrong_in_an_episode_it_is_read_or_refused(data: st.DataObje
     }  # fmt: skip
     where = data.draw(st.sampled_from([turn, task, whole]))
     where[data.draw(st.sampled_from(sorted(where)))] = data.draw(values)
-    reader = Reader(COIN, CHAT, 200)
+    reader = DemoReader(COIN, CHAT, 200)
     try:
         assert reader.read(json.dumps(whole), 1).turns[0].action_ids
-    except Refused as reason:
+    except InvalidDemo as reason:
         assert str(reason)

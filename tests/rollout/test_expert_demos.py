@@ -11,7 +11,7 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
-from agentrl_cli.rollout.expert_demos import demonstrate, expert_lines
+from agentrl_cli.rollout.expert_demos import expert_episodes, expert_lines
 from tests.builders.demos import COIN, twentyq
 from tests.fakes.coin import Coin
 
@@ -20,7 +20,7 @@ from tests.fakes.coin import Coin
 
 @pytest.fixture(scope="module")
 def shown() -> list[Episode]:
-    return demonstrate(twentyq(), 70, seed=0)
+    return expert_episodes(twentyq(), 70, seed=0)
 
 
 def test_the_expert_shows_train_tasks_only_each_once_before_any_comes_again(shown: list[Episode]):
@@ -32,14 +32,14 @@ def test_the_expert_shows_train_tasks_only_each_once_before_any_comes_again(show
 
 
 def test_the_same_seed_shows_the_same_and_another_one_other_games(shown: list[Episode]):
-    again, other = demonstrate(twentyq(), 70, seed=0), demonstrate(twentyq(), 70, seed=1)
+    again, other = expert_episodes(twentyq(), 70, seed=0), expert_episodes(twentyq(), 70, seed=1)
     assert [e.to_json() for e in again] == [e.to_json() for e in shown]
     assert [e.task.id for e in other] != [e.task.id for e in shown]
 
 
 def test_one_game_is_shown_in_many_ways():
     env = twentyq(test_objects=95)
-    ways = {tuple(turn.action for turn in e.turns) for e in demonstrate(env, 8, seed=0)}
+    ways = {tuple(turn.action for turn in e.turns) for e in expert_episodes(env, 8, seed=0)}
     assert len(ways) == 8
 
 
@@ -70,7 +70,7 @@ def test_the_expert_knows_only_what_was_answered():
 
 def test_a_thought_names_the_secret_no_more_often_than_chance():
     env, named, chance = twentyq(), 0, 0.0
-    for episode in demonstrate(env, 200, seed=3):
+    for episode in expert_episodes(env, 200, seed=3):
         secret = env.world_table.nouns[episode.task.data["object"]]
         env.reset(episode.task, 0)
         for turn in episode.turns[:-2]:
@@ -86,7 +86,7 @@ def test_what_is_privileged_is_not_written(shown: list[Episode]):
 
 def test_demonstrations_may_be_asked_of_the_expert_instead_of_a_file(shown: list[Episode]):
     lines = expert_lines("expert:3", twentyq())
-    assert lines == [files.line(episode.to_json()) for episode in shown[:3]]
+    assert lines == [files.json_line(episode.to_json()) for episode in shown[:3]]
     for wrong in ("expert:", "expert:0", "expert:-1", "expert:two"):
         with pytest.raises(UserError, match=f"data.demos is '{wrong}'; give a file, or expert:128"):
             expert_lines(wrong, twentyq())
@@ -94,7 +94,7 @@ def test_demonstrations_may_be_asked_of_the_expert_instead_of_a_file(shown: list
 
 def test_an_environment_without_an_expert_is_named():
     with pytest.raises(UserError, match="has no expert; give it one, or demonstrations of your"):
-        demonstrate(COIN, 1, seed=0)
+        expert_episodes(COIN, 1, seed=0)
 
 
 class Loser(Coin):
@@ -106,4 +106,4 @@ class Loser(Coin):
 
 def test_an_expert_that_loses_is_stopped():
     with pytest.raises(UserError, match="the expert lost 11 of 11 episodes; mend it first"):
-        demonstrate(Loser(turns=2), 5, seed=0)
+        expert_episodes(Loser(turns=2), 5, seed=0)

@@ -9,7 +9,7 @@ from agentrl_cli.core.errors import EpisodeError, UserError
 from agentrl_cli.core.types import Episode, Message, Step, Turn
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.generators.scripted import ScriptedGenerator
-from agentrl_cli.rollout.play import Start, play, probe_starts
+from agentrl_cli.rollout.play import EpisodeStart, play, probe_starts
 from tests.fakes.echo import CHAT, Echo, Weights, random_sampler, script
 
 SAMPLING = Sampling(max_tokens=8, temperature=1.0, stop_ids=CHAT.stop_ids)
@@ -23,7 +23,8 @@ def sampler():
 def starts(count=4, **changes):
     tasks = Echo().tasks("train")
     return [
-        replace(Start(tasks[k % 5], f"t{k}", 100 + k, f"e{k}"), **changes) for k in range(count)
+        replace(EpisodeStart(tasks[k % 5], f"t{k}", 100 + k, f"e{k}"), **changes)
+        for k in range(count)
     ]
 
 
@@ -89,7 +90,7 @@ def test_all_live_episodes_of_a_turn_share_one_call():
 
 
 def test_sampling_depends_on_the_start_seed_and_the_turn_only(sampler):
-    one = Start(Echo().tasks("train")[0], "g", 7, "first")
+    one = EpisodeStart(Echo().tasks("train")[0], "g", 7, "first")
     first, second = roll([one, replace(one, id="second", group="h")], sampler)
     assert [t.action_ids for t in first.turns] == [t.action_ids for t in second.turns]
     (third,) = roll([replace(one, seed=14)], sampler)
@@ -216,11 +217,11 @@ def test_an_empty_observation_goes_on_in_the_same_message():
 def test_an_action_is_cut_where_the_world_says_and_its_parts_are_what_was_sampled():
     class Thinker(Echo):
         @property
-        def cut(self) -> str:
+        def turn_delimiter(self) -> str:
             return ";"
 
         def step(self, action: str) -> Step:
-            if action.endswith(self.cut):
+            if action.endswith(self.turn_delimiter):
                 return Step([], 0.0, False, False)
             return replace(super().step(action), done=True)
 

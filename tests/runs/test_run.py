@@ -140,7 +140,7 @@ def test_line_cut_off_by_a_dead_machine_is_left_out(tmp_path: Path):
 def test_damaged_line_is_refused_by_file(tmp_path: Path):
     (tmp_path / "log.jsonl").write_text("{}\nnot json\n{}\n")
     with pytest.raises(UserError, match=r"log\.jsonl' is damaged"):
-        files.read(tmp_path / "log.jsonl")
+        files.read_jsonl(tmp_path / "log.jsonl")
 
 
 def test_episodes_are_read_back_equal(tmp_path: Path):

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.cli.main import app
 from agentrl_cli.cli.play import play_one
-from agentrl_cli.config.compose import check, compose, load, typed
+from agentrl_cli.config.compose import as_dataclass, check, compose, load
 from agentrl_cli.core.statistics import clustered, pass_at_k
-from agentrl_cli.core.types import Episode, Task, Turn, spread
+from agentrl_cli.core.types import Episode, Task, Turn, evenly_spaced
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.assemble import assemble
-from agentrl_cli.training.evaluate import evaluate, measure, play_split
+from agentrl_cli.training.evaluate import episode_metrics, evaluate, play_split
 from tests.builders.runs import folders, settings, trained
 
 
@@ -32,7 +32,7 @@ def ended(task: str, turns: int, *, success: bool, **flags: bool) -> Episode:
 
 
 def test_an_evaluation_counts_by_hand():
-    found = measure(
+    found = episode_metrics(
         [
             ended("a", 2, success=True),
             ended("a", 4, success=False, invalid=True),
@@ -48,7 +48,7 @@ def test_an_evaluation_counts_by_hand():
 
 
 def test_without_a_success_no_turns_to_success_are_claimed():
-    assert measure([ended("a", 3, success=False)])["turns_to_success"] == 0
+    assert episode_metrics([ended("a", 3, success=False)])["turns_to_success"] == 0
 
 
 def test_episodes_of_one_task_are_no_independent_evidence():
@@ -102,7 +102,7 @@ def test_greedy_play_takes_the_likeliest_tokens(parts):
 
 
 def test_every_split_is_measured_sampled_and_greedy(parts):
-    how = typed(
+    how = as_dataclass(
         {"splits": ["test", "train"], "episodes_per_task": 1, "temperature": 1.0, "tasks": None,
          "greedy": True, "baseline": True},
         type(parts.eval),
@@ -177,5 +177,5 @@ def test_pass_at_k_is_the_mean_over_all_ways_to_pick_k_episodes():
 
 def test_a_spread_takes_evenly_in_order_and_no_more_than_asked():
     episodes = [Episode(str(i), Task("t", "test", {}), "g", 0, []) for i in range(7)]
-    assert [e.id for e in spread(episodes, 3)] == ["0", "2", "4"]
-    assert spread(episodes, 9) == episodes and spread([], 3) == []
+    assert [e.id for e in evenly_spaced(episodes, 3)] == ["0", "2", "4"]
+    assert evenly_spaced(episodes, 9) == episodes and evenly_spaced([], 3) == []

@@ -8,12 +8,12 @@ import math
 import pytest
 import torch
 
-from agentrl_cli.algos.base import Phase, one
+from agentrl_cli.algos.base import Phase, per_sample
 from agentrl_cli.algos.losses import bce, clipped_ratio, dpo, nll
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.policy import score
+from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.training import learner as learner_module
@@ -71,7 +71,7 @@ def test_micro_batches_change_the_step_only_by_rounding(folder, lora):
 
 def test_the_loss_is_a_mean_over_the_trained_tokens_of_the_step(folder):
     bench = Bench(folder, tokens=8)
-    logprobs = score(bench.models.module("policy"), texts(), 8)
+    logprobs = token_logprobs(bench.models.module("policy"), texts(), 8)
     expected = -sum(map(sum, logprobs)) / sum(sum(s.mask) for s in texts())
     found = bench.run(Phase("sft", texts(), nll))
     assert found["sft/loss"] == pytest.approx(expected, rel=1e-5)
@@ -80,7 +80,7 @@ def test_the_loss_is_a_mean_over_the_trained_tokens_of_the_step(folder):
 
 
 def test_count_chooses_the_unit_that_a_loss_is_divided_by(folder):
-    found = Bench(folder).run(Phase("x", texts(), nll, count=one))
+    found = Bench(folder).run(Phase("x", texts(), nll, units=per_sample))
     assert found["x/loss"] == pytest.approx(
         Bench(folder).run(Phase("x", texts(), nll))["x/loss"]
         * sum(sum(s.mask) for s in texts())
@@ -106,7 +106,7 @@ def test_four_steps_equal_two_a_save_a_fresh_load_and_two_more(folder, tmp_path,
         for step in steps:
             bench.run(
                 Phase("policy", texts(), nll, tokens_per_step=20),
-                Phase("critic", critic_samples(), bce, model="critic", count=one),
+                Phase("critic", critic_samples(), bce, model="critic", units=per_sample),
                 step=step,
             )
             bench.models.ema_update("target", "policy", 0.9)
@@ -137,7 +137,7 @@ def critic_samples():
 def test_a_head_learns_labels_and_leaves_the_policy_alone(folder):
     bench = Bench(folder)
     before = bench.models.fingerprint("policy")
-    phase = Phase("critic", critic_samples(), bce, model="critic", epochs=30, count=one)
+    phase = Phase("critic", critic_samples(), bce, model="critic", epochs=30, units=per_sample)
     bench.run(phase)
     assert bench.run(phase)["critic/accuracy"] == 1.0
     assert bench.models.fingerprint("policy") == before
@@ -148,13 +148,13 @@ def test_advantage_raises_good_tokens_and_lowers_bad_ones(folder):
     bench = Bench(folder, lr=1e-3)
     good, bad = [20, 31, 32], [20, 41, 42]
     plain = [Sample(ids, [0, 1, 1]) for ids in (good, bad)]
-    before = score(bench.models.module("policy"), plain, 99)
+    before = token_logprobs(bench.models.module("policy"), plain, 99)
     samples = [
         Sample(s.ids, s.mask, {"old_logprob": old, "advantage": [a] * 3})
         for s, old, a in zip(plain, before, (1.0, -1.0), strict=True)
     ]
     found = bench.run(Phase("policy", samples, lambda o, b: clipped_ratio(o, b, 0.2)))
-    after = score(bench.models.module("policy"), plain, 99)
+    after = token_logprobs(bench.models.module("policy"), plain, 99)
     assert sum(after[0]) > sum(before[0])
     assert sum(after[1]) < sum(before[1])
     assert found["policy/ratio"] == pytest.approx(1.0, abs=1e-5)
@@ -168,7 +168,7 @@ def test_pairs_stay_together_and_in_order_through_shuffling_and_batching(folder)
         for first in (50 + i, 60 + i):
             ids = [20, first] + [30] * (i % 3)
             samples.append(Sample(ids, [0] + [1] * (len(ids) - 1)))
-    scores = score(bench.models.module("policy"), samples, 99)
+    scores = token_logprobs(bench.models.module("policy"), samples, 99)
     for sample, row in zip(samples, scores, strict=True):
         sample.streams["reference_logprob"] = row
     seen = []
@@ -177,7 +177,7 @@ def test_pairs_stay_together_and_in_order_through_shuffling_and_batching(folder)
         seen.extend(batch.ids[:, 1].tolist())
         return dpo(outputs, batch, 0.1)
 
-    phase = Phase("dpo", samples, loss, keep_together=2, tokens_per_step=14, count=lambda s: 0.5)
+    phase = Phase("dpo", samples, loss, keep_together=2, tokens_per_step=14, units=lambda s: 0.5)
     found = bench.run(phase)
     assert all(b - a == 10 for a, b in zip(seen[0::2], seen[1::2], strict=True))
     assert sorted(seen) == [*range(50, 56), *range(60, 66)]
@@ -282,7 +282,7 @@ def test_the_gradient_is_clipped_to_the_norm_given(folder):
     norms = []
     for bench in (free, held):
         optimizer = bench.learner.optimizers["policy"]
-        bench.learner._backward(Phase("x", texts(), nll), texts(), 1.0, learner_module.Meter())
+        bench.learner._backward(Phase("x", texts(), nll), texts(), 1.0, learner_module.PhaseMeter())
         before = bench.learner._clip(optimizer)
         grads = [w.grad for w in optimizer.weights.values() if w.grad is not None]
         norms.append((before, torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]))))

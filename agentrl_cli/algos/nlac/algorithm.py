@@ -23,16 +23,16 @@ from agentrl_cli.algos.nlac import monitor
 from agentrl_cli.algos.nlac.backup import LanguageBackup
 from agentrl_cli.algos.nlac.prompts import Prompts, fill
 from agentrl_cli.algos.nlac.refine import RefinedPlay, Refinement
-from agentrl_cli.algos.nlac.roles import Place, Roles
-from agentrl_cli.algos.samples import written_sample
-from agentrl_cli.core.errors import at_least, share
+from agentrl_cli.algos.nlac.roles import Roles, TurnRef
+from agentrl_cli.algos.samples import completion_sample
+from agentrl_cli.core.errors import require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
-from agentrl_cli.models.policy import Batch, Outputs, note_logprobs, score
+from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, token_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
-Lesson = tuple[Place, list[int]]
+Lesson = tuple[TurnRef, list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +60,12 @@ class Advanced:
     probes: int
 
     def __post_init__(self) -> None:
-        at_least(1, role_tokens=self.role_tokens, watched_actions=self.watched_actions)
-        at_least(1, probes=self.probes)
-        at_least(0, role_temperature=self.role_temperature, watched_states=self.watched_states)
-        at_least(0, critique_temperature=self.critique_temperature)
+        require_at_least(1, role_tokens=self.role_tokens, watched_actions=self.watched_actions)
+        require_at_least(1, probes=self.probes)
+        require_at_least(
+            0, role_temperature=self.role_temperature, watched_states=self.watched_states
+        )
+        require_at_least(0, critique_temperature=self.critique_temperature)
 
 
 @dataclass(kw_only=True)
@@ -90,13 +92,13 @@ class NLAC(Algorithm):
     refine: Refinement = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        at_least(1, turns_per_update=self.turns_per_update, replay=self.replay)
-        at_least(1, forecasts=self.forecasts, rounds=self.rounds)
-        at_least(0, priority=self.priority, kl=self.kl, warmup=self.warmup)
-        share(ema=self.ema, trace=self.trace)
+        require_at_least(1, turns_per_update=self.turns_per_update, replay=self.replay)
+        require_at_least(1, forecasts=self.forecasts, rounds=self.rounds)
+        require_at_least(0, priority=self.priority, kl=self.kl, warmup=self.warmup)
+        require_fraction(ema=self.ema, trace=self.trace)
 
     @property
-    def capacity(self) -> int:
+    def replay_capacity(self) -> int:
         """Episodes kept for replay."""
         return self.replay
 
@@ -127,7 +129,7 @@ class NLAC(Algorithm):
         """Policy evaluation by the language Bellman backup, then improvement by refinement."""
         self.roles.begin("nlac", self.context.step)
         keys = buffer.sample_turns(self.turns_per_update, self.roles.seed("replay"), self.priority)
-        places = [Place(buffer.episode(key), key.turn) for key in keys]
+        places = [TurnRef(buffer.episode(key), key.turn) for key in keys]
 
         targets = self.language_backup(places, buffer.episodes())
         told = [row for row in zip(keys, places, targets, strict=True) if row[2]]
@@ -145,14 +147,14 @@ class NLAC(Algorithm):
     # policy evaluation
 
     def language_backup(
-        self, places: list[Place], episodes: list[Episode]
+        self, places: list[TurnRef], episodes: list[Episode]
     ) -> list[list[int] | None]:
         """Targets y ~ Backup(s, a, s', d') with d' ~ M(s', a') and a' ~ policy(s'), M and Backup by
         the EMA weights, over as many turns as `trace` has it; at an episode's end its true
         outcome. None where a text names no outcome or was cut off."""
         return self.backup.targets(places, lambda place: self._terminal(place, episodes))
 
-    def _terminal(self, place: Place, episodes: list[Episode]) -> list[int] | None:
+    def _terminal(self, place: TurnRef, episodes: list[Episode]) -> list[int] | None:
         """The true end of an episode as a forecast; nothing for an episode that was cut off."""
         episode = place.episode
         if episode.stop != "done":
@@ -160,18 +162,20 @@ class NLAC(Algorithm):
         if self.advanced.control == "shuffled_outcomes":
             ended = [one for one in episodes if one.stop == "done"]
             episode = random.Random(self.roles.seed("shuffle", episode.id)).choice(ended)
-        said = Place(episode, len(episode.turns) - 1).response
+        said = TurnRef(episode, len(episode.turns) - 1).response
         end = "Success." if episode.success else "Failure."
         text = fill(self.prompts.terminal, response=said, outcome=end)
         return self.context.chat.encode_action(text)
 
-    def _successor(self, place: Place, target: list[int]) -> Sample:
+    def _successor(self, place: TurnRef, target: list[int]) -> Sample:
         """L1: the target's tokens behind the forecast prompt."""
-        return written_sample(self.roles.prompt(place, place.action, self.prompts.forecast), target)
+        return completion_sample(
+            self.roles.prompt(place, place.action, self.prompts.forecast), target
+        )
 
     def _losses(self, samples: list[Sample]) -> list[float]:
         """The mean loss per token of each target: its turn's priority in the replay."""
-        rows = score(self.context.models.module("policy"), samples)
+        rows = token_logprobs(self.context.models.module("policy"), samples)
         return [-sum(row) / sum(s.mask) for row, s in zip(rows, samples, strict=True)]
 
     def _move_target(self) -> None:
@@ -181,7 +185,7 @@ class NLAC(Algorithm):
 
     # policy improvement
 
-    def improve(self, places: list[Place]) -> tuple[list[Lesson], dict[str, float]]:
+    def improve(self, places: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
         """The actions to distil, refined by `rounds` critiques and passed by the gate; monitors."""
         fresh = self.advanced.first_action == "fresh"
         first = self.roles.act(places) if fresh else [place.action for place in places]
@@ -193,9 +197,9 @@ class NLAC(Algorithm):
 
     def _anchored(self, lessons: list[Lesson]) -> list[Sample]:
         """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""
-        samples = [written_sample(place.state, action) for place, action in lessons]
+        samples = [completion_sample(place.state, action) for place, action in lessons]
         if self.kl:
-            note_logprobs(self.context.models.module("reference"), samples, "reference_logprob")
+            add_logprobs(self.context.models.module("reference"), samples, "reference_logprob")
         return samples
 
     def distil(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -208,7 +212,7 @@ class NLAC(Algorithm):
         size = advanced.tokens_per_step if policy else advanced.successor_tokens_per_step
         return Phase(name, samples, loss, tokens_per_step=size, metrics=metrics)
 
-    def refined(self) -> Generator:
+    def refined_generator(self) -> Generator:
         """Plays refined actions with the present weights, without distilling them."""
         self.roles.begin("refined")
         return RefinedPlay(refine=self.refine, generator=self.context.generator)
@@ -218,7 +222,7 @@ class NLAC(Algorithm):
     def annotate(self, episodes: list[Episode]) -> None:
         """Write forecasts, critique and refined action into `info["critic"]` of every turn."""
         self.roles.begin("annotate", self.context.step)
-        places = [Place(episode, t) for episode in episodes for t in range(len(episode.turns))]
+        places = [TurnRef(episode, t) for episode in episodes for t in range(len(episode.turns))]
         for chain in self.refine.chains(places, [place.action for place in places]):
             monitor.note(chain, self.roles)
 

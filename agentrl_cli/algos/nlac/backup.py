@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentrl_cli.algos.nlac.prompts import outcome
-from agentrl_cli.algos.nlac.roles import Place, Roles
+from agentrl_cli.algos.nlac.roles import Roles, TurnRef
 
 Ids = list[int] | None
 
@@ -28,7 +28,7 @@ class LanguageBackup:
     instruction: str
     trace: float
 
-    def targets(self, places: list[Place], terminal: Callable[[Place], Ids]) -> list[Ids]:
+    def targets(self, places: list[TurnRef], terminal: Callable[[TurnRef], Ids]) -> list[Ids]:
         """One text for each place, by the target's weights; `terminal` gives that of a last turn.
         None where a text of the chain names no outcome or was cut off."""
         draw = random.Random(self.roles.seed("trace"))
@@ -44,24 +44,24 @@ class LanguageBackup:
                     del told[i]
         return found
 
-    def prompt(self, place: Place, forecast: str) -> list[int]:
+    def prompt(self, place: TurnRef, forecast: str) -> list[int]:
         """The prompt for the text of a turn: what the world answered, and what then follows."""
         texts = {"response": place.response, "forecast": forecast}
         return self.roles.prompt(place, place.action, self.instruction, **texts)
 
-    def _head(self, place: Place, draw: random.Random) -> Place:
+    def _head(self, place: TurnRef, draw: random.Random) -> TurnRef:
         """The turn where the chain begins, which goes back to `place`. An episode that was cut off
         has no true end: its chains begin before the last turn."""
         turn, end = place.turn, len(place.episode.turns) - 1 - (place.episode.stop != "done")
         while turn < end and draw.random() < self.trace:
             turn += 1
-        return Place(place.episode, turn)
+        return TurnRef(place.episode, turn)
 
-    def _forecasts(self, heads: list[Place]) -> dict[int, tuple[int, str]]:
+    def _forecasts(self, heads: list[TurnRef]) -> dict[int, tuple[int, str]]:
         """For each head that ends no episode the turn after it and a forecast of that, made for a
         fresh action of the policy; unreadable ones left out."""
         going = [i for i, head in enumerate(heads) if not head.last]
-        nexts = [Place(heads[i].episode, heads[i].turn + 1) for i in going]
+        nexts = [TurnRef(heads[i].episode, heads[i].turn + 1) for i in going]
         rows = self.roles.forecast(nexts, self.roles.act(nexts), 1, "target")
         return {
             i: (place.turn, texts[0])
@@ -69,10 +69,10 @@ class LanguageBackup:
             if texts
         }
 
-    def _links(self, places: list[Place], going: dict[int, tuple[int, str]]) -> list[Ids]:
+    def _links(self, places: list[TurnRef], going: dict[int, tuple[int, str]]) -> list[Ids]:
         """One backup each: of the turn before the one that is told of, from that telling."""
         prompts = [
-            self.prompt(Place(places[i].episode, turn - 1), text)
+            self.prompt(TurnRef(places[i].episode, turn - 1), text)
             for i, (turn, text) in going.items()
         ]
         return [self.readable(ids) for (ids,) in self.roles.write(prompts, 1, "target")]

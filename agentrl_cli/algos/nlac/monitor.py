@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agentrl_cli.algos.nlac.roles import Judged, Place, Roles
+from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles, TurnRef
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.core.types import Episode, spread
-from agentrl_cli.models.policy import score
+from agentrl_cli.core.types import Episode, evenly_spaced
+from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.rollout.play import probe_starts
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def improvement(
-    chains: list[list[Judged]], lessons: int, places: int, forecasts: int
+    chains: list[list[CritiquedAction]], lessons: int, places: int, forecasts: int
 ) -> dict[str, float]:
     """How the critic judged and the refiner answered in one update."""
     changed = [chain[-1].action != chain[0].action for chain in chains]
@@ -51,7 +51,7 @@ def improvement(
     }
 
 
-def note(chain: list[Judged], roles: Roles) -> None:
+def note(chain: list[CritiquedAction], roles: Roles) -> None:
     """Write what the critic said of a played action into its turn."""
     first, last = chain[0], chain[-1]
     first.place.episode.turns[first.place.turn].info["critic"] = {
@@ -68,7 +68,7 @@ def note(chain: list[Judged], roles: Roles) -> None:
 def critic(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:
     """All measurements on states of these episodes, `nlac/…` and `policy/kl_from_start`."""
     rng = random.Random(algo.roles.seed("states"))
-    turns = [Place(episode, t) for episode in episodes for t in range(len(episode.turns))]
+    turns = [TurnRef(episode, t) for episode in episodes for t in range(len(episode.turns))]
     count = algo.advanced.watched_states
     if not turns or not count:
         return {}
@@ -82,10 +82,12 @@ def critic(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:
     return measured | {"nlac/brier_start": start["nlac/brier"]}
 
 
-def calibration(roles: Roles, places: list[Place], model: str = "policy") -> dict[str, float]:
+def calibration(roles: Roles, places: list[TurnRef], model: str = "policy") -> dict[str, float]:
     """The Brier score of forecast success against how episodes really ended (0.25: a coin's)."""
     forecasts = roles.forecast(places, [place.action for place in places], FORECASTS, model)
-    judged = [Judged(p, p.action, texts) for p, texts in zip(places, forecasts, strict=True)]
+    judged = [
+        CritiquedAction(p, p.action, texts) for p, texts in zip(places, forecasts, strict=True)
+    ]
     told = [one for one in judged if one.forecasts]
     gaps = [one.value - float(one.place.episode.success) for one in told]
     parsed = sum(map(len, forecasts)) / (FORECASTS * len(places))
@@ -96,14 +98,14 @@ def calibration(roles: Roles, places: list[Place], model: str = "policy") -> dic
     }
 
 
-def discrimination(algo: NLAC, places: list[Place]) -> dict[str, float]:
+def discrimination(algo: NLAC, places: list[TurnRef]) -> dict[str, float]:
     """Forecast values of several actions of each state against their probed values; and the refined
     action's probed gain over the fresh action that it was made from."""
     roles, probed_each = algo.roles, algo.advanced.watched_actions
     rows = [place for place in places for _ in range(probed_each)]
     actions = roles.act(rows)
     forecasts = roles.forecast(rows, actions, FORECASTS)
-    judged = [Judged(*row) for row in zip(rows, actions, forecasts, strict=True)]
+    judged = [CritiquedAction(*row) for row in zip(rows, actions, forecasts, strict=True)]
     chains = algo.refine.chains(
         places, [judged[i * probed_each].action for i in range(len(places))]
     )
@@ -123,7 +125,7 @@ def discrimination(algo: NLAC, places: list[Place]) -> dict[str, float]:
     }
 
 
-def pairs(measured: Sequence[tuple[Judged, float]]) -> list[tuple[float, float]]:
+def pairs(measured: Sequence[tuple[CritiquedAction, float]]) -> list[tuple[float, float]]:
     """(forecast value of the truly worse action, of the truly better one) of pairs that differ."""
     found = []
     for (one, truth), (other, other_truth) in itertools.combinations(measured, 2):
@@ -139,11 +141,13 @@ def auc(ranked: Sequence[tuple[float, float]]) -> float:
     return mean(right) if right else 0.5
 
 
-def probe(algo: NLAC, wanted: list[tuple[Place, list[int]]]) -> list[float]:
+def probe(algo: NLAC, wanted: list[tuple[TurnRef, list[int]]]) -> list[float]:
     """The success rate of each action, played out by the current policy `probes` times over the
     tasks that look alike up to this state. Equal actions of a place share their probes' seeds."""
     context, count, starts = algo.context, algo.advanced.probes, []
-    tasks = {place: context.alike(place.episode, place.turn) for place, _ in wanted}
+    tasks = {
+        place: context.indistinguishable_tasks(place.episode, place.turn) for place, _ in wanted
+    }
     for place, action in wanted:
         seeds = [algo.roles.seed("probe", place.episode.id, place.turn, k) for k in range(count)]
         text = context.chat.decode(action)
@@ -156,9 +160,11 @@ def probe(algo: NLAC, wanted: list[tuple[Place, list[int]]]) -> list[float]:
 
 def drift(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:
     """KL(policy || start) per sampled token by the k3 estimator (Schulman 2020)."""
-    samples = [s for e in spread(episodes, SCORED) for s in episode_samples(e, lambda i, turn: {})]
+    samples = [
+        s for e in evenly_spaced(episodes, SCORED) for s in episode_samples(e, lambda i, turn: {})
+    ]
     models = algo.context.models
-    now, then = (score(models.module(name), samples) for name in ("policy", "reference"))
+    now, then = (token_logprobs(models.module(name), samples) for name in ("policy", "reference"))
     gaps = [
         b - a
         for sample, row, old in zip(samples, now, then, strict=True)

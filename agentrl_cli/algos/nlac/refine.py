@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.algos.nlac.roles import Judged, Place, Roles
+from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles, TurnRef
 from agentrl_cli.core.types import Episode, Task, Turn
 from agentrl_cli.generators.base import Completion, Generator, Sampling
-from agentrl_cli.rollout.play import parted
+from agentrl_cli.rollout.play import split_into_turns
 
-Chain = list[Judged]
+Chain = list[CritiquedAction]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Refinement:
     writer: str
     control: str
 
-    def chains(self, places: list[Place], actions: list[list[int]]) -> list[Chain]:
+    def chains(self, places: list[TurnRef], actions: list[list[int]]) -> list[Chain]:
         """For each place the chain a^1, …, a^{m+1}; all but the last are judged, the last too under
         the gate. Places where a critique could not be read are left out."""
         beside: list[list[str]] = [[] for _ in places]
@@ -71,10 +71,10 @@ class Refinement:
         refined: list[list[int]],
         beside: list[list[str]],
         judges: bool,
-    ) -> list[Judged]:
+    ) -> list[CritiquedAction]:
         """The next link of each chain; an action that the refiner kept keeps its critique too."""
         links = [
-            chain[-1] if chain[-1].action == ids else Judged(chain[0].place, ids)
+            chain[-1] if chain[-1].action == ids else CritiquedAction(chain[0].place, ids)
             for chain, ids in zip(chains, refined, strict=True)
         ]
         new = [i for i, link in enumerate(links) if judges and link is not chains[i][-1]]
@@ -86,8 +86,8 @@ class Refinement:
         return links
 
     def _judge(
-        self, places: list[Place], actions: list[list[int]], beside: list[list[str]]
-    ) -> list[Judged]:
+        self, places: list[TurnRef], actions: list[list[int]], beside: list[list[str]]
+    ) -> list[CritiquedAction]:
         """Judge, and spoil the critiques where a control says so."""
         judged = self.roles.judge(places, actions, beside, self.forecasts)
         critiques = [one.critique for one in judged]
@@ -117,7 +117,7 @@ class RefinedPlay(Generator):
         not known (NaN)."""
         rows = self.generator.generate(prompts, seeds, sampling, model)
         context = self.refine.roles.context
-        first = [parted(row[0], context.cut, context.chat)[0] for row in rows]
+        first = [split_into_turns(row[0], context.turn_delimiter, context.chat)[0] for row in rows]
         places = [standing(ids) for ids in prompts]
         chains = self.refine.chains(places, [one.ids for one in first])
         better = {chain[0].place: chain[-1].action for chain in chains if self.refine.passes(chain)}
@@ -131,10 +131,10 @@ class RefinedPlay(Generator):
         self.generator.load(model, version, path)
 
 
-def standing(ids: list[int]) -> Place:
+def standing(ids: list[int]) -> TurnRef:
     """A place of which nothing is known but the ids that lead there."""
     turn = Turn([], "", ids, [], [])
-    return Place(Episode("", Task("", "", {}), "", 0, [turn]), 0)
+    return TurnRef(Episode("", Task("", "", {}), "", 0, [turn]), 0)
 
 
 def _rewritten(one: Completion, ids: list[int]) -> Completion:

@@ -16,7 +16,7 @@ from agentrl_cli.rollout.play import first_turn
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class TurnRef:
     """A turn of an episode, compared by identity."""
 
     episode: Episode
@@ -44,10 +44,10 @@ class Place:
 
 
 @dataclass
-class Judged:
+class CritiquedAction:
     """An action at a place, its forecasts, those of another action (`others`), and the critique."""
 
-    place: Place
+    place: TurnRef
     action: list[int]
     forecasts: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
@@ -86,14 +86,14 @@ class Roles:
         """A seed of the current stream."""
         return derive_seed(self.context.seed, *self.stream, *parts)
 
-    def act(self, places: list[Place]) -> list[list[int]]:
+    def act(self, places: list[TurnRef]) -> list[list[int]]:
         """A fresh action of the policy at each place."""
         sampling, prompts = self.context.sampling, [place.state for place in places]
         written = self.context.generator.generate(prompts, self._seeds(places), sampling)
         return [self._turn(row[0].ids) for row in written]
 
     def forecast(
-        self, places: list[Place], actions: list[list[int]], count: int, model: str = "policy"
+        self, places: list[TurnRef], actions: list[list[int]], count: int, model: str = "policy"
     ) -> list[list[str]]:
         """`count` forecasts of each action; those that name no outcome are left out."""
         pairs = zip(places, actions, strict=True)
@@ -102,16 +102,16 @@ class Roles:
         return [[text for text in row if outcome(text) is not None] for row in texts]
 
     def judge(
-        self, places: list[Place], actions: list[list[int]], others: list[list[str]], count: int
-    ) -> list[Judged]:
+        self, places: list[TurnRef], actions: list[list[int]], others: list[list[str]], count: int
+    ) -> list[CritiquedAction]:
         """Forecast each action `count` times, and let the evaluator write a critique beside
         `others`, the forecasts of another action."""
         rows = zip(places, actions, self.forecast(places, actions, count), others, strict=True)
-        judged = [Judged(*row) for row in rows]
+        judged = [CritiquedAction(*row) for row in rows]
         self.criticise(judged)
         return judged
 
-    def criticise(self, judged: list[Judged]) -> None:
+    def criticise(self, judged: list[CritiquedAction]) -> None:
         """Write a critique of each action; none where no forecast could be read."""
         prompts = [
             self.prompt(
@@ -128,7 +128,9 @@ class Roles:
         """The refiner's action behind each prompt."""
         return [self._turn(ids) for (ids,) in self.write(prompts, 1, writer)]
 
-    def prompt(self, place: Place, action: list[int], instruction: str, **texts: str) -> list[int]:
+    def prompt(
+        self, place: TurnRef, action: list[int], instruction: str, **texts: str
+    ) -> list[int]:
         """The ids of a role's prompt: what was played, the action, the filled-in instruction."""
         return self.context.chat.role(place.state, action, fill(instruction, **texts))
 
@@ -153,14 +155,14 @@ class Roles:
     def ended(self, ids: list[int]) -> bool:
         """Whether sampled ids end with a closing token, or where the world cuts a reply, and not at
         the limit of tokens."""
-        cut = self.context.cut
+        cut = self.context.turn_delimiter
         closed = bool(ids) and ids[-1] in self.context.sampling.stop_ids
         return closed or (cut != "" and self.read(ids).endswith(cut))
 
     def _turn(self, ids: list[int]) -> list[int]:
         """Of a sampled reply what the world takes as one turn."""
-        return first_turn(ids, self.context.cut, self.context.chat)
+        return first_turn(ids, self.context.turn_delimiter, self.context.chat)
 
-    def _seeds(self, rows: list[Place] | list[list[int]]) -> list[int]:
+    def _seeds(self, rows: list[TurnRef] | list[list[int]]) -> list[int]:
         self.calls += 1
         return [self.seed(self.calls, i) for i in range(len(rows))]

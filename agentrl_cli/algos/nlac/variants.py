@@ -13,11 +13,11 @@ from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.nlac import monitor
 from agentrl_cli.algos.nlac.algorithm import NLAC, Lesson
 from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.algos.nlac.roles import Judged, Place
-from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.algos.nlac.roles import CritiquedAction, TurnRef
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.specs import ModelSpec
-from agentrl_cli.rollout.play import Start, probe_starts
+from agentrl_cli.rollout.play import EpisodeStart, probe_starts
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
@@ -31,12 +31,12 @@ class NLACMonteCarlo(NLAC):
         refuse_control(self, "shuffled_outcomes")
 
     def language_backup(
-        self, places: list[Place], episodes: list[Episode]
+        self, places: list[TurnRef], episodes: list[Episode]
     ) -> list[list[int] | None]:
         """What the world answered and how the episode ended; None where it was cut off."""
         return [self._ending(place) for place in places]
 
-    def _ending(self, place: Place) -> list[int] | None:
+    def _ending(self, place: TurnRef) -> list[int] | None:
         if place.episode.stop != "done":
             return None
         text = fill(self.prompts.terminal, response=place.response, outcome=end(place.episode))
@@ -52,11 +52,11 @@ class NLRL(NLAC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, rollouts=self.rollouts)
+        require_at_least(1, rollouts=self.rollouts)
         refuse_control(self, "shuffled_outcomes")
 
     def language_backup(
-        self, places: list[Place], episodes: list[Episode]
+        self, places: list[TurnRef], episodes: list[Episode]
     ) -> list[list[int] | None]:
         """One forecast of each turn, written from what came of it in fresh rollouts; None where the
         text names no outcome or was cut off."""
@@ -66,7 +66,7 @@ class NLRL(NLAC):
         return [self.backup.readable(y) for (y,) in self.roles.write(prompts, 1, "target")]
 
     def _told(self, episode: Episode) -> str:
-        last = Place(episode, len(episode.turns) - 1)
+        last = TurnRef(episode, len(episode.turns) - 1)
         return fill(self.prompts.terminal, response=last.response, outcome=end(episode))
 
 
@@ -80,16 +80,16 @@ class NLQL(NLAC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, candidates=self.candidates)
+        require_at_least(2, candidates=self.candidates)
         refuse_keeping(self)
 
-    def improve(self, places: list[Place]) -> tuple[list[Lesson], dict[str, float]]:
+    def improve(self, places: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
         """The best of the candidates at each place; places without a readable critique are left
         out."""
         rows = [place for place in places for _ in range(self.candidates)]
         actions = self.roles.act(rows)
         forecasts = self.roles.forecast(rows, actions, self.forecasts)
-        judged = [Judged(*row) for row in zip(rows, actions, forecasts, strict=True)]
+        judged = [CritiquedAction(*row) for row in zip(rows, actions, forecasts, strict=True)]
         groups = [judged[i : i + self.candidates] for i in range(0, len(rows), self.candidates)]
         for group in groups:
             for one, after in zip(group, [*group[1:], group[0]], strict=True):
@@ -104,7 +104,7 @@ class NLQL(NLAC):
     def annotate(self, episodes: list[Episode]) -> None:
         """Forecasts and critique of every action; nothing is refined."""
         self.roles.begin("annotate", self.context.step)
-        places = [Place(episode, t) for episode in episodes for t in range(len(episode.turns))]
+        places = [TurnRef(episode, t) for episode in episodes for t in range(len(episode.turns))]
         actions = [place.action for place in places]
         beside = self.roles.forecast(places, self.roles.act(places), self.forecasts)
         for one in self.roles.judge(places, actions, beside, self.forecasts):
@@ -120,7 +120,7 @@ class NLACSelfDistillation(NLAC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, rollouts=self.rollouts)
+        require_at_least(1, rollouts=self.rollouts)
         for control in ("shuffled_outcomes", "shuffled_critiques", "empty_critiques"):
             refuse_control(self, control)
         if self.advanced.writer == "target":
@@ -135,10 +135,10 @@ class NLACSelfDistillation(NLAC):
         """Improvement alone."""
         self.roles.begin("nlac", self.context.step)
         keys = buffer.sample_turns(self.turns_per_update, self.roles.seed("replay"), 0.0)
-        lessons, metrics = self.improve([Place(buffer.episode(key), key.turn) for key in keys])
+        lessons, metrics = self.improve([TurnRef(buffer.episode(key), key.turn) for key in keys])
         yield self._phase("policy", self._anchored(lessons), metrics)
 
-    def improve(self, places: list[Place]) -> tuple[list[Lesson], dict[str, float]]:
+    def improve(self, places: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
         """The rewritten actions; rollouts that broke before they acted are left out."""
         played = transposed(continued(self, places, self.rollouts, None))
         known = [
@@ -162,9 +162,9 @@ class NLACSelfDistillation(NLAC):
         }
         return lessons, metrics
 
-    def _told(self, place: Place, episode: Episode) -> str:
+    def _told(self, place: TurnRef, episode: Episode) -> str:
         """A rollout as the refiner reads it: the action, the answer, the end."""
-        said = Place(episode, place.turn)
+        said = TurnRef(episode, place.turn)
         ending = fill(self.prompts.terminal, response=said.response, outcome=end(episode))
         return f"{episode.turns[place.turn].action} {ending}"
 
@@ -181,14 +181,14 @@ def end(episode: Episode) -> str:
     return "Success." if episode.success else "Failure."
 
 
-def best_of(group: list[Judged]) -> Judged | None:
+def best_of(group: list[CritiquedAction]) -> CritiquedAction | None:
     """The action whose critique is best; the first of equals, None where none can be read."""
     readable = [one for one in group if one.optimal is not None]
     return max(readable, key=lambda one: (one.optimal is True, one.value), default=None)
 
 
 def continued(
-    algo: NLAC, places: list[Place], count: int, actions: list[list[int]] | None
+    algo: NLAC, places: list[TurnRef], count: int, actions: list[list[int]] | None
 ) -> list[list[Episode]]:
     """`count` fresh plays from every place by the current policy, after the given action or, where
     none are given, one of its own: count x places."""
@@ -221,7 +221,7 @@ def refuse_keeping(algo: NLAC) -> None:
         raise UserError(f"algo.advanced.keep_optimal=true means nothing to {name}; use algo=nlac")
 
 
-def _start(algo: NLAC, place: Place, number: int, action: list[int] | None) -> Start:
+def _start(algo: NLAC, place: TurnRef, number: int, action: list[int] | None) -> EpisodeStart:
     episode, turn = place.episode, place.turn
     seed = algo.roles.seed("rollout", episode.id, turn, number)
     if action is not None:
@@ -229,4 +229,4 @@ def _start(algo: NLAC, place: Place, number: int, action: list[int] | None) -> S
         return probe_starts(episode, turn, text, action, [seed])[0]
     forced = episode.turns[:turn]
     name = f"{episode.id}-r{turn:02d}-{number}"
-    return Start(episode.task, name, seed, name, forced, world_seed=episode.seed)
+    return EpisodeStart(episode.task, name, seed, name, forced, world_seed=episode.seed)

@@ -22,26 +22,34 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
-from agentrl_cli.algos.losses import by_turn, clipped_turns, shift, td_targets, turn_advantages
+from agentrl_cli.algos.losses import (
+    clipped_turns,
+    shift_left,
+    sum_by_turn,
+    td_targets,
+    turn_advantages,
+)
 from agentrl_cli.algos.self_ac.packing import (
-    Packed,
-    hand_over,
+    PackedEpisode,
+    bootstrap_across_restarts,
+    left_out_reason,
     pack_episode,
     state_values,
     turns_of,
-    unfit,
 )
 from agentrl_cli.algos.self_ac.thoughts import by_thought, tell
-from agentrl_cli.algos.value_spans import FAULTS, cut_off, left_out, measured
-from agentrl_cli.core.errors import UserError, at_least, share
+from agentrl_cli.algos.value_spans import (
+    left_out_metrics,
+    truncated_state_ids,
+    value_metrics,
+)
+from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode
-from agentrl_cli.models.packable import enable
-from agentrl_cli.models.policy import Batch, Outputs, assess, causal, reach
+from agentrl_cli.models.packable import enable_packing
+from agentrl_cli.models.policy import Batch, Outputs, causal_lm, logprobs_and_values, max_positions
 from agentrl_cli.models.shadow import CriticGrad, Layout
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
-
-REASONS = (*FAULTS, "long")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +87,10 @@ class SelfAC(Algorithm):
     scale: tuple[float, float] = field(init=False, default=(0.0, 1.0), repr=False)
 
     def __post_init__(self) -> None:
-        at_least(1, td_steps=self.td_steps, epochs=self.epochs)
-        at_least(0, clip=self.clip, thought_tokens=self.thought_tokens)
-        at_least(0, tokens_per_step=self.tokens_per_step)
-        share(discount=self.discount, gae_lambda=self.gae_lambda, alpha=self.alpha)
+        require_at_least(1, td_steps=self.td_steps, epochs=self.epochs)
+        require_at_least(0, clip=self.clip, thought_tokens=self.thought_tokens)
+        require_at_least(0, tokens_per_step=self.tokens_per_step)
+        require_fraction(discount=self.discount, gae_lambda=self.gae_lambda, alpha=self.alpha)
 
     def models(self) -> dict[str, ModelSpec]:
         """One model; only its head is the critic's own, and thrown away after training."""
@@ -93,7 +101,7 @@ class SelfAC(Algorithm):
         """Receive the given objects. Raises UserError where the critic prompt is empty, the model
         cannot read it packed, or the world already cuts replies into thoughts."""
         super().bind(context)
-        if self.thought_tokens and context.cut:
+        if self.thought_tokens and context.turn_delimiter:
             raise UserError(
                 f"algo.thought_tokens is {self.thought_tokens} but the environment itself cuts "
                 "replies into thoughts; give algo.thought_tokens=0, or env.turns=single"
@@ -103,8 +111,8 @@ class SelfAC(Algorithm):
             raise UserError(
                 f"algo.critic_prompt {self.critic_prompt!r} has no token; give it a word"
             )
-        policy = causal(context.models.module("policy"))
-        enable(policy, self.critic, self.layout, self.critic_grad)
+        policy = causal_lm(context.models.module("policy"))
+        enable_packing(policy, self.critic, self.layout, self.critic_grad)
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """One phase: each episode is one packed sample (one for each segment between restarts)."""
@@ -113,7 +121,7 @@ class SelfAC(Algorithm):
         self.scale = scale_of(packed) if self.advanced.normalise else (0.0, 1.0)
         yield Phase(
             "actor_critic", samples, self.loss, epochs=self.epochs,
-            tokens_per_step=self.tokens_per_step, count=turns_of,
+            tokens_per_step=self.tokens_per_step, units=turns_of,
             metrics=thoughts_a_turn(packed) | self._left_out(episodes),
         )  # fmt: skip
 
@@ -122,15 +130,15 @@ class SelfAC(Algorithm):
         advantages is this pass's own, or the one from before the update."""
         assert outputs.values is not None
         streams = batch.streams
-        states = by_turn(streams["value_at"], batch)
-        acted, ends = shift(states, 1) > 0, states > shift(states, 1)
-        graded = by_turn(streams["graded"], batch) > 0
-        cut = by_turn(streams["bootstrap"], batch) > 0
+        states = sum_by_turn(streams["value_at"], batch)
+        acted, ends = shift_left(states, 1) > 0, states > shift_left(states, 1)
+        graded = sum_by_turn(streams["graded"], batch) > 0
+        cut = sum_by_turn(streams["bootstrap"], batch) > 0
 
-        values = by_turn(outputs.values * streams["value_at"], batch)
+        values = sum_by_turn(outputs.values * streams["value_at"], batch)
         frozen = self.advanced.values == "frozen"
-        held = by_turn(streams["old_value"], batch) if frozen else values.detach()
-        rewards = torch.where(cut, held, by_turn(streams["reward"], batch))
+        held = sum_by_turn(streams["old_value"], batch) if frozen else values.detach()
+        rewards = torch.where(cut, held, sum_by_turn(streams["reward"], batch))
         known = torch.where(ends & ~graded, rewards, held)  # nothing is learnt of such an end
         advantages, _ = turn_advantages(rewards, known, ends, self.discount, self.gae_lambda)
         targets = td_targets(rewards, known, self.discount, self.td_steps)
@@ -147,7 +155,7 @@ class SelfAC(Algorithm):
         }
         return self.alpha * critic + (1 - self.alpha) * actor, metrics
 
-    def read(self, episodes: list[Episode]) -> list[Packed]:
+    def read(self, episodes: list[Episode]) -> list[PackedEpisode]:
         """The fit episodes, packed, with values and old log-probs by the trainer's own pass; their
         turns' `info` gets `value`, `advantage` and `td_error`; `thoughts`, too, where cut."""
         fit = [episode for episode in episodes if self._unfit(episode) is None]
@@ -159,7 +167,7 @@ class SelfAC(Algorithm):
         samples = [sample for one in packed for sample in one.samples]
         models = self.context.models
         module, head = models.module("policy"), models.head("policy")
-        found = iter(assess(module, head, samples))
+        found = iter(logprobs_and_values(module, head, samples))
         for one in packed:
             rows = []
             for sample in one.samples:
@@ -169,7 +177,7 @@ class SelfAC(Algorithm):
                 rows.append(values.tolist())
             one.values = state_values(one.samples, rows)
             advantages, errors = one.credit(self.discount, self.gae_lambda)
-            hand_over(one, advantages, self.gae_lambda)
+            bootstrap_across_restarts(one, advantages, self.gae_lambda)
             notes = zip(one.episode.turns, one.values, advantages, errors, strict=False)
             for turn, value, advantage, error in notes:
                 turn.info |= {"value": value, "advantage": advantage, "td_error": error}
@@ -186,13 +194,13 @@ class SelfAC(Algorithm):
         """Do the values foresee how the episodes ended: `critic/…`. The outcome belongs to the
         state after the last action, one step further on."""
         fit = [one.episode for one in self.read(episodes)]
-        return measured(fit, self.discount, lambda turn: 1 + turn.done)
+        return value_metrics(fit, self.discount, lambda turn: 1 + turn.done)
 
     @torch.no_grad()
-    def values(self, states: list[list[int]]) -> list[float]:
+    def state_values(self, states: list[list[int]]) -> list[float]:
         """V of each state: the critic prompt is read behind its cached prefix, and nothing later
         sees it. Raises UserError where a state is too long for the model."""
-        room = reach(self.context.models.module("policy")) - len(self.critic)
+        room = max_positions(self.context.models.module("policy")) - len(self.critic)
         if max(map(len, states), default=0) > room:
             raise UserError(f"a state has more than {room} ids; set rollout.max_context to {room}")
         head = self.context.models.head("policy")
@@ -201,24 +209,24 @@ class SelfAC(Algorithm):
 
     def _behind(self, episode: Episode) -> list[int]:
         module = self.context.models.module("policy")
-        return cut_off(episode, self.context.chat, module, len(self.critic))
+        return truncated_state_ids(episode, self.context.chat, module, len(self.critic))
 
     def _unfit(self, episode: Episode) -> str | None:
-        most = reach(self.context.models.module("policy"))
-        return unfit(episode, len(self.critic), most)
+        most = max_positions(self.context.models.module("policy"))
+        return left_out_reason(episode, len(self.critic), most)
 
     def _left_out(self, episodes: list[Episode]) -> dict[str, float]:
-        return left_out("self_ac", [self._unfit(episode) for episode in episodes], REASONS)
+        return left_out_metrics("self_ac", episodes, self._unfit, more=("long",))
 
 
-def thoughts_a_turn(packed: list[Packed]) -> dict[str, float]:
+def thoughts_a_turn(packed: list[PackedEpisode]) -> dict[str, float]:
     """How many thoughts a turn was cut into, as a metric."""
     thoughts = [turn for one in packed for turn in one.episode.turns]
     turns = sum(bool(thought.observation_ids) for thought in thoughts)
     return {"self_ac/thoughts": len(thoughts) / max(1, turns)}
 
 
-def scale_of(packed: list[Packed]) -> tuple[float, float]:
+def scale_of(packed: list[PackedEpisode]) -> tuple[float, float]:
     """Mean and population deviation of the advantages of all turns; a deviation of 0 counts as
     1."""
     found = [turn.info["advantage"] for one in packed for turn in one.episode.turns]

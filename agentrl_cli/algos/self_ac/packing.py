@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from agentrl_cli.algos import value_spans
 from agentrl_cli.algos.losses import turn_advantages
-from agentrl_cli.algos.value_spans import fault
 from agentrl_cli.core.types import Episode, Sample, Turn
 
 STREAMS = ("shadow", "turn", "value_at", "reward", "bootstrap", "graded")
 
 
 @dataclass
-class Packed:
+class PackedEpisode:
     """An episode, one sample for each unbroken segment of it, rewards r_0 … r_n with the outcome in
     the last state's place, and, once it is read, values V_0 … V_n of its states."""
 
@@ -34,16 +34,16 @@ class Packed:
         return advantages[:-1].tolist(), errors[:-1].tolist()
 
 
-def unfit(episode: Episode, prompt: int, reach: float) -> str | None:
+def left_out_reason(episode: Episode, prompt: int, reach: float) -> str | None:
     """Why an episode is not trained: `broken`, an `empty` action, or states that with `prompt` more
     tokens are too `long` for a model that reads `reach`; None for a sound one."""
-    if reason := fault(episode):
+    if reason := value_spans.left_out_reason(episode):
         return reason
     lengths = [sum(map(_length, turns)) for turns in segments(episode)]
     return "long" if max(lengths) + prompt > reach else None
 
 
-def pack_episode(episode: Episode, prompt: list[int], behind: list[int]) -> Packed:
+def pack_episode(episode: Episode, prompt: list[int], behind: list[int]) -> PackedEpisode:
     """The samples, with `prompt` behind every state; `behind` are the last state's own ids, of an
     episode that was cut off there (values.py). Streams: `shadow` labels the prompts' tokens;
     `turn` is an action's place in its segment, and a state's on its prompt's last token, where
@@ -62,10 +62,12 @@ def pack_episode(episode: Episode, prompt: list[int], behind: list[int]) -> Pack
         sample.streams["bootstrap"][-1] = float(last and not done)
         samples.append(sample)
         begin = end
-    return Packed(episode, samples, rewards)
+    return PackedEpisode(episode, samples, rewards)
 
 
-def hand_over(packed: Packed, advantages: list[float], gae_lambda: float) -> None:
+def bootstrap_across_restarts(
+    packed: PackedEpisode, advantages: list[float], gae_lambda: float
+) -> None:
     """Where a restart ends a segment, its last reward becomes what GAE expects of the turn that
     follows: V + gae_lambda A, as read before the update."""
     turn = 0

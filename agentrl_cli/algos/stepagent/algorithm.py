@@ -23,32 +23,32 @@ from functools import partial
 from typing import Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
-from agentrl_cli.algos.dpo import Pair, preference, renew, with_reference
+from agentrl_cli.algos.dpo import Pair, preference_phase, renew_reference, with_reference
 from agentrl_cli.algos.losses import bce, dpo, expert_rewards
 from agentrl_cli.algos.ppo import PPO
-from agentrl_cli.algos.samples import written_sample
+from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.stepagent.policy_loss import (
-    held,
     leave_one_out,
-    rewarded,
-    surrogate,
-    with_expert,
+    shrink_to_unit_std,
+    surrogate_phase,
+    with_expert_likelihood,
+    with_rewards,
 )
 from agentrl_cli.algos.stepagent.practice import (
     Act,
-    Try,
+    Attempt,
     act,
-    every_turn,
+    all_turns,
+    attempt_fragments,
+    discriminator_halves,
+    encode_action,
     fragments,
-    halves,
     match_metrics,
-    practise,
-    spoken,
 )
-from agentrl_cli.algos.value_spans import whole
-from agentrl_cli.core.errors import at_least
+from agentrl_cli.algos.value_spans import without_faults
+from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import Episode, Sample, derive_seed
-from agentrl_cli.models.policy import assess
+from agentrl_cli.models.policy import logprobs_and_values
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -69,13 +69,13 @@ class StepAgentImplicit(Algorithm):
     optimizer: OptimizerSpec
 
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
-        at_least(0, beta=self.beta, imitation=self.imitation)
-        at_least(0, fragments_per_update=self.fragments_per_update)
-        at_least(0, tokens_per_step=self.tokens_per_step)
+        require_at_least(1, epochs=self.epochs)
+        require_at_least(0, beta=self.beta, imitation=self.imitation)
+        require_at_least(0, fragments_per_update=self.fragments_per_update)
+        require_at_least(0, tokens_per_step=self.tokens_per_step)
 
     @property
-    def demonstrations(self) -> Literal["never", "may", "must"]:
+    def demo_use(self) -> Literal["never", "may", "must"]:
         """They are what is practised."""
         return "must"
 
@@ -91,12 +91,12 @@ class StepAgentImplicit(Algorithm):
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Practise, then one phase of pairs."""
         found = fragments(self.context, self.tried, self.fragments_per_update)
-        tries = practise(self.context, found)
+        tries = attempt_fragments(self.context, found)
         pairs = [pair(one) for one in tries if not one.matches]
-        renew(self.context.models, self.reference)
+        renew_reference(self.context.models, self.reference)
         metrics = match_metrics(tries) | {"stepagent/dropped": float(len(tries) - len(pairs))}
         loss = partial(dpo, beta=self.beta, imitation=self.imitation)
-        yield preference(
+        yield preference_phase(
             self.context.models, pairs, loss, epochs=self.epochs,
             tokens_per_step=self.tokens_per_step, metrics=metrics,
         )  # fmt: skip
@@ -122,14 +122,14 @@ class StepAgentInverse(Algorithm):
     ppo: PPO
 
     def __post_init__(self) -> None:
-        at_least(1, discriminator_epochs=self.discriminator_epochs)
-        at_least(2, tries=self.tries)
-        at_least(0, fragments_per_update=self.fragments_per_update)
-        at_least(0, discriminator_tokens_per_step=self.discriminator_tokens_per_step)
-        at_least(0, reward_clip=self.reward_clip, imitation=self.imitation)
+        require_at_least(1, discriminator_epochs=self.discriminator_epochs)
+        require_at_least(2, tries=self.tries)
+        require_at_least(0, fragments_per_update=self.fragments_per_update)
+        require_at_least(0, discriminator_tokens_per_step=self.discriminator_tokens_per_step)
+        require_at_least(0, reward_clip=self.reward_clip, imitation=self.imitation)
 
     @property
-    def demonstrations(self) -> Literal["never", "may", "must"]:
+    def demo_use(self) -> Literal["never", "may", "must"]:
         """They are what the discriminator is shown."""
         return "must"
 
@@ -156,46 +156,54 @@ class StepAgentInverse(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The discriminator first, then the policy for the rewards that it now gives."""
-        yield from self._played(whole(episodes), buffer) if self.plays else self._practised()
+        yield from (
+            self._played(without_faults(episodes), buffer) if self.plays else self._practised()
+        )
 
     def _practised(self) -> Iterator[Phase]:
         """The discriminator learns at half of the fragments and rewards the tries at the others."""
         found = fragments(self.context, self.tried, self.fragments_per_update, self.tries)
-        tries = practise(self.context, [one for one in found for _ in range(self.tries)])
-        seen, unseen = halves(tries, self.tries, self.context)
+        tries = attempt_fragments(self.context, [one for one in found for _ in range(self.tries)])
+        seen, unseen = discriminator_halves(tries, self.tries, self.context)
         yield self._discrimination(self._shown(seen), own_acts(seen), match_metrics(tries))
         rewards = self.rewards(own_acts(unseen))
-        advantages = held(leave_one_out(rewards, [one.fragment.state for one in unseen]))
-        own = [written_sample(one.fragment.state, one.ids) for one in unseen]
-        phase = surrogate(own, advantages, self.ppo)
+        advantages = shrink_to_unit_std(
+            leave_one_out(rewards, [one.fragment.state for one in unseen])
+        )
+        own = [completion_sample(one.fragment.state, one.ids) for one in unseen]
+        phase = surrogate_phase(own, advantages, self.ppo)
         phase.metrics = {
             "stepagent/reward_gap": self._gap(self._shown(seen), self.rewards(own_acts(seen))),
             "stepagent/heldout_gap": self._gap(self._shown(unseen), rewards),
         }
         practised = [one.fragment for one in unseen[:: self.tries]]
-        yield self._with_expert(phase, [written_sample(one.state, one.action) for one in practised])
+        yield self._with_expert(
+            phase, [completion_sample(one.state, one.action) for one in practised]
+        )
 
     def _played(self, own: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The discriminator learns from all turns of the episodes and as many of the expert's, and
         rewards these turns."""
-        acted = [act(place) for place in every_turn(own)]
+        acted = [act(place) for place in all_turns(own)]
         draw = random.Random(derive_seed(self.context.seed, "experts", self.context.step))
-        places = draw.choices(every_turn(self.context.demos), k=len(acted))
+        places = draw.choices(all_turns(self.context.demos), k=len(acted))
         shown = [act(place) for place in places]
         yield self._discrimination(shown, acted, {})
         rewards = self.rewards(acted)
-        centred = held([reward - mean(rewards) for reward in rewards])
-        for phase in self.ppo.update(rewarded(own, centred), buffer):
+        centred = shrink_to_unit_std([reward - mean(rewards) for reward in rewards])
+        for phase in self.ppo.update(with_rewards(own, centred), buffer):
             phase.metrics["stepagent/reward_gap"] = self._gap(shown, rewards)
             some = places[: len(phase.samples)]
-            yield self._with_expert(phase, [written_sample(one.state, one.action) for one in some])
+            yield self._with_expert(
+                phase, [completion_sample(one.state, one.action) for one in some]
+            )
 
-    def _shown(self, tries: list[Try]) -> list[Act]:
+    def _shown(self, tries: list[Attempt]) -> list[Act]:
         """The expert's turns at these fragments."""
         return [act(one.fragment.place) for one in tries[:: self.tries]]
 
     def _with_expert(self, phase: Phase, shown: list[Sample]) -> Phase:
-        return with_expert(phase, shown, self.imitation) if self.imitation else phase
+        return with_expert_likelihood(phase, shown, self.imitation) if self.imitation else phase
 
     def _discrimination(
         self, shown: list[Act], acted: list[Act], metrics: dict[str, float]
@@ -204,7 +212,7 @@ class StepAgentInverse(Algorithm):
         even = len(acted) / max(1, len(shown))
         return Phase(
             "discriminator", self.judged(acted, 1.0) + self.judged(shown, 0.0, even), bce,
-            model="discriminator", epochs=self.discriminator_epochs, count=weight,
+            model="discriminator", epochs=self.discriminator_epochs, units=weight,
             tokens_per_step=self.discriminator_tokens_per_step, metrics=metrics,
         )  # fmt: skip
 
@@ -218,7 +226,7 @@ class StepAgentInverse(Algorithm):
         """
         samples = []
         for state, text in acts:
-            ids = state + spoken(text, self.context)
+            ids = state + encode_action(text, self.context)
             before = [0.0] * (len(ids) - 1)
             streams = {"value_at": [*before, counts], "label": [*before, label]}
             samples.append(Sample(ids, [0] * len(ids), streams))
@@ -227,19 +235,21 @@ class StepAgentInverse(Algorithm):
     def rewards(self, acts: list[Act]) -> list[float]:
         """What the discriminator gives for each action."""
         models, samples = self.context.models, self.judged(acts, label=0.0)
-        rows = assess(models.module("discriminator"), models.head("discriminator"), samples)
+        rows = logprobs_and_values(
+            models.module("discriminator"), models.head("discriminator"), samples
+        )
         return expert_rewards([float(v[-1]) for _, v in rows], self.reward, self.reward_clip)
 
 
-def own_acts(tries: list[Try]) -> list[Act]:
+def own_acts(tries: list[Attempt]) -> list[Act]:
     """What the agent did at the fragments."""
     return [one.act for one in tries]
 
 
-def pair(attempt: Try) -> Pair:
+def pair(attempt: Attempt) -> Pair:
     """The expert's action and the agent's own behind the same state."""
     state, shown = attempt.fragment.state, attempt.fragment.action
-    return written_sample(state, shown), written_sample(state, attempt.ids)
+    return completion_sample(state, shown), completion_sample(state, attempt.ids)
 
 
 def weight(sample: Sample) -> float:

@@ -12,7 +12,7 @@ from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.losses import Loss, clipped_ratio, with_entropy, with_kl
 from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import Batch, Outputs, note_logprobs
+from agentrl_cli.models.policy import Batch, Outputs, add_logprobs
 
 
 def leave_one_out(rewards: list[float], states: list[list[int]]) -> list[float]:
@@ -29,14 +29,14 @@ def leave_one_out(rewards: list[float], states: list[list[int]]) -> list[float]:
     return found
 
 
-def held(numbers: list[float]) -> list[float]:
+def shrink_to_unit_std(numbers: list[float]) -> list[float]:
     """The numbers over their population standard deviation where that is above 1: large rewards
     become small enough, while the noise of a discriminator at chance is not enlarged."""
     spread = statistics.pstdev(numbers) if numbers else 0.0
     return [number / max(1.0, spread) for number in numbers]
 
 
-def rewarded(episodes: list[Episode], rewards: list[float]) -> list[Episode]:
+def with_rewards(episodes: list[Episode], rewards: list[float]) -> list[Episode]:
     """Copies of the episodes with these rewards, one a turn, in place of the world's."""
     given = iter(rewards)
     return [
@@ -45,15 +45,15 @@ def rewarded(episodes: list[Episode], rewards: list[float]) -> list[Episode]:
     ]
 
 
-def surrogate(samples: list[Sample], advantages: list[float], ppo: PPO) -> Phase:
+def surrogate_phase(samples: list[Sample], advantages: list[float], ppo: PPO) -> Phase:
     """PPO's phase on actions with these advantages, without a value: its clipped ratio, KL and
     entropy, and its numbers."""
     for sample, advantage in zip(samples, advantages, strict=True):
         sample.streams["advantage"] = [advantage * trained for trained in sample.mask]
     models = ppo.context.models
-    note_logprobs(models.module("policy"), samples, "old_logprob")
+    add_logprobs(models.module("policy"), samples, "old_logprob")
     if ppo.kl:
-        note_logprobs(models.module("reference"), samples, "reference_logprob")
+        add_logprobs(models.module("reference"), samples, "reference_logprob")
 
     def loss(outputs: Outputs, batch: Batch) -> Loss:
         near = with_kl(clipped_ratio(outputs, batch, ppo.clip), outputs, batch, ppo.kl)
@@ -65,7 +65,7 @@ def surrogate(samples: list[Sample], advantages: list[float], ppo: PPO) -> Phase
     )  # fmt: skip
 
 
-def with_expert(phase: Phase, shown: list[Sample], weight: float) -> Phase:
+def with_expert_likelihood(phase: Phase, shown: list[Sample], weight: float) -> Phase:
     """The phase with the expert's actions among its samples, each behind an equal share of them,
     and `weight` times their negative log-likelihood per token, a mean over actions, in its loss.
     Raises ValueError where the samples cannot be shared out."""
@@ -74,7 +74,7 @@ def with_expert(phase: Phase, shown: list[Sample], weight: float) -> Phase:
     size, rest = divmod(len(phase.samples), len(shown))
     if rest:
         raise ValueError(f"{len(phase.samples)} samples cannot be shared by {len(shown)} actions")
-    each = sum(map(phase.count, phase.samples)) / len(shown)
+    each = sum(map(phase.units, phase.samples)) / len(shown)
     names = phase.samples[0].streams
     samples: list[Sample] = []
     for i, expert in enumerate(shown):
@@ -87,7 +87,7 @@ def with_expert(phase: Phase, shown: list[Sample], weight: float) -> Phase:
         samples += [*own, replace(expert, streams=streams)]
     return replace(
         phase, samples=samples, loss=_both(phase.loss, weight), keep_together=size + 1,
-        count=lambda sample: 0.0 if any(sample.streams["shown"]) else phase.count(sample),
+        units=lambda sample: 0.0 if any(sample.streams["shown"]) else phase.units(sample),
     )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from agentrl_cli.algos.base import Context
-from agentrl_cli.algos.nlac.roles import Place
+from agentrl_cli.algos.nlac.roles import TurnRef
 from agentrl_cli.core.types import Episode, derive_seed
-from agentrl_cli.models.policy import reach
+from agentrl_cli.models.policy import max_positions
 from agentrl_cli.rollout.play import first_turn
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Fragment:
     """A cut of an expert's trajectory. `thought` is what of the expert's turn is not tried but
     stands before the try, with its ids in `given`; mostly nothing."""
 
-    place: Place
+    place: TurnRef
     thought: str
     given: list[int]
 
@@ -48,13 +48,14 @@ class Fragment:
 
 
 @dataclass
-class Try:
-    """What the agent itself does at a fragment; its reply goes on where the text ends in `cut`."""
+class Attempt:
+    """What the agent itself does at a fragment; its reply goes on where the text ends in
+    `turn_delimiter`."""
 
     fragment: Fragment
     ids: list[int]
     text: str
-    cut: str = ""
+    turn_delimiter: str = ""
 
     @property
     def act(self) -> Act:
@@ -64,44 +65,50 @@ class Try:
     @property
     def matches(self) -> bool:
         """Whether it is what the expert did, apart from layout, and goes on as the expert did."""
-        return self._ends_alike and tidy(self.text) == tidy(self.fragment.text)
+        return self._ends_alike and without_layout(self.text) == without_layout(self.fragment.text)
 
     @property
     def last_line_matches(self) -> bool:
         """The same of the last lines, which leaves what stands before them out."""
-        own, expert = (tidy(text).rpartition("\n")[2] for text in (self.text, self.fragment.text))
+        own, expert = (
+            without_layout(text).rpartition("\n")[2] for text in (self.text, self.fragment.text)
+        )
         return self._ends_alike and own == expert
 
     @property
     def _ends_alike(self) -> bool:
-        return self.text.endswith(self.cut) == self.fragment.text.endswith(self.cut)
+        return self.text.endswith(self.turn_delimiter) == self.fragment.text.endswith(
+            self.turn_delimiter
+        )
 
 
-def tidy(text: str) -> str:
+def without_layout(text: str) -> str:
     """The text without what only a layout tells: single blanks, no empty lines, no margins."""
     lines = (" ".join(line.split()) for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
 
-def act(place: Place) -> Act:
+def act(place: TurnRef) -> Act:
     """A turn as state and text."""
     return place.state, place.episode.turns[place.turn].action
 
 
-def spoken(text: str, context: Context) -> list[int]:
+def encode_action(text: str, context: Context) -> list[int]:
     """The ids of an action written anew without what only a layout tells: closed, unless it ends in
     the text at which the world cuts a reply that goes on."""
-    goes_on = context.cut != "" and text.endswith(context.cut)
-    ids = context.chat.encode_action(tidy(text) + (context.cut if goes_on else ""))
+    goes_on = context.turn_delimiter != "" and text.endswith(context.turn_delimiter)
+    ids = context.chat.encode_action(
+        without_layout(text) + (context.turn_delimiter if goes_on else "")
+    )
     return ids[:-1] if goes_on else ids
 
 
-def every_turn(episodes: list[Episode]) -> list[Place]:
+def all_turns(episodes: list[Episode]) -> list[TurnRef]:
     """One place a turn."""
-    return [Place(episode, turn) for episode in episodes for turn in range(len(episode.turns))]
+    return [TurnRef(episode, turn) for episode in episodes for turn in range(len(episode.turns))]
 
 
-def fragment(place: Place, chat: Chat, tried: Tried) -> Fragment:
+def fragment(place: TurnRef, chat: Chat, tried: Tried) -> Fragment:
     """The cut before a turn of an expert or, where only its `last_line` is tried, behind its
     thought. A thought whose ids do not stand alone is tried with the rest."""
     text = place.episode.turns[place.turn].action
@@ -116,26 +123,30 @@ def fragment(place: Place, chat: Chat, tried: Tried) -> Fragment:
 def fragments(context: Context, tried: Tried, count: int, tries: int = 1) -> list[Fragment]:
     """`count` fragments (0: a `tries`-th of all) of the demonstrations, drawn anew in every update.
     A state that leaves the model no room for an action is left out."""
-    most = reach(context.models.module("policy")) - context.sampling.max_tokens
-    every = [fragment(place, context.chat, tried) for place in every_turn(context.demos)]
+    most = max_positions(context.models.module("policy")) - context.sampling.max_tokens
+    every = [fragment(place, context.chat, tried) for place in all_turns(context.demos)]
     found = [one for one in every if len(one.state) <= most]
     count = count or -(-len(found) // tries)
     seed = derive_seed(context.seed, "fragments", context.step)
     return random.Random(seed).sample(found, count) if count < len(found) else found
 
 
-def practise(context: Context, found: list[Fragment]) -> list[Try]:
+def attempt_fragments(context: Context, found: list[Fragment]) -> list[Attempt]:
     """The current policy's own try at every fragment, cut where the world cuts a reply; random
     streams follow the order given."""
     context.generator.clear()
     seeds = [derive_seed(context.seed, "practice", context.step, i) for i in range(len(found))]
     rows = context.generator.generate([one.state for one in found], seeds, context.sampling)
-    first = [first_turn(row[0].ids, context.cut, context.chat) for row in rows]
+    first = [first_turn(row[0].ids, context.turn_delimiter, context.chat) for row in rows]
     pairs = zip(found, first, strict=True)
-    return [Try(one, ids, context.chat.decode(ids), context.cut) for one, ids in pairs]
+    return [
+        Attempt(one, ids, context.chat.decode(ids), context.turn_delimiter) for one, ids in pairs
+    ]
 
 
-def halves(tries: list[Try], size: int, context: Context) -> tuple[list[Try], list[Try]]:
+def discriminator_halves(
+    tries: list[Attempt], size: int, context: Context
+) -> tuple[list[Attempt], list[Attempt]]:
     """The tries at one half of the fragments, `size` at each, and those at the other. Which half is
     drawn for two updates, in the second of which they change places."""
     order = list(range(0, len(tries), size))
@@ -145,7 +156,7 @@ def halves(tries: list[Try], size: int, context: Context) -> tuple[list[Try], li
     return (second, first) if context.step % 2 else (first, second)
 
 
-def match_metrics(tries: list[Try]) -> dict[str, float]:
+def match_metrics(tries: list[Attempt]) -> dict[str, float]:
     """How many were practised, and in which share the agent did as the expert."""
     count = max(1, len(tries))
     return {

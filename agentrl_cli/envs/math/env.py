@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentrl_cli.core.errors import UserError, at_least, share
+from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.math import problems, rows
@@ -54,11 +54,13 @@ class MathEnv(Env):
     reply: Reply | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        at_least(1, tries=self.tries, problems=self.problems, test_problems=self.test_problems)
-        share(test_share=self.test_share)
+        require_at_least(
+            1, tries=self.tries, problems=self.problems, test_problems=self.test_problems
+        )
+        require_fraction(test_share=self.test_share)
 
     @property
-    def cut(self) -> str:
+    def turn_delimiter(self) -> str:
         """Thoughts end with a blank line."""
         return BLANK if self.turns == "thoughts" else ""
 
@@ -96,7 +98,7 @@ class MathEnv(Env):
         `reset` and after the end."""
         reply = self._running()
         reply.thoughts.append(action)
-        if self.cut and action.endswith(self.cut):
+        if self.turn_delimiter and action.endswith(self.turn_delimiter):
             reply.over = len(reply.thoughts) >= MOST_THOUGHTS
             return Step([], 0.0, False, reply.over, {})
         text, gold = "".join(reply.thoughts), reply.task.data["answer"]

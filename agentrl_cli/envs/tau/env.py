@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl_cli.core.errors import UserError, at_least
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.tau import expert, measures
@@ -67,8 +67,8 @@ class TauBench(Env):
         ):
             if value not in known:
                 raise UserError(f"env.{name} is '{value}'; use one of {', '.join(known)}")
-        at_least(1, turns=self.turns)
-        at_least(0, holdout=self.holdout)
+        require_at_least(1, turns=self.turns)
+        require_at_least(0, holdout=self.holdout)
 
     @property
     def service(self) -> Domain:

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.prompts import outcome
-from agentrl_cli.algos.nlac.roles import Place
+from agentrl_cli.algos.nlac.roles import TurnRef
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.training.assemble import assemble
 
@@ -23,7 +23,7 @@ def targets() -> list[tuple[str, str]]:
     algo = parts.algo
     assert isinstance(algo, NLAC)
     episodes = parts.collector.collect(0, 1)
-    places = [Place(e, t) for e in episodes for t in range(len(e.turns) - 1)]
+    places = [TurnRef(e, t) for e in episodes for t in range(len(e.turns) - 1)]
     algo.roles.begin("test")
     written = algo.language_backup(places, episodes)
     rows = zip(places, written, strict=True)

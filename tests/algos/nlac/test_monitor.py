@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac import monitor
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.nlac.roles import Judged
+from agentrl_cli.algos.nlac.roles import CritiquedAction
 from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.env import TwentyQ
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.set import ModelSet
-from agentrl_cli.rollout.play import Start, alike, play
+from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks, play
 from tests.builders.models import disturb
 from tests.builders.nlac import (
     CHAT,
@@ -42,13 +42,13 @@ GAME = TwentyQ(
 PATH = Corridor(jump=(0.0, 1.0), last=0.0)  # jumping loses at once, going on and jumping wins
 
 
-def judged(value: float) -> Judged:
+def judged(value: float) -> CritiquedAction:
     """A judged action of that value, in quarters."""
     wins = int(value * 4)
-    return Judged(places(WON)[0], [], ["Success."] * wins + ["Failure."] * (4 - wins))
+    return CritiquedAction(places(WON)[0], [], ["Success."] * wins + ["Failure."] * (4 - wins))
 
 
-def rolled(env: Env, generator: Generator, starts: list[Start]) -> list[Episode]:
+def rolled(env: Env, generator: Generator, starts: list[EpisodeStart]) -> list[Episode]:
     return play(starts, lambda: copy.copy(env), CHAT, generator, SAMPLING, max_context=2000)
 
 
@@ -57,7 +57,9 @@ def watching(algo: NLAC, env: Env, generator: Generator, models: ModelSet) -> NL
     bound(algo, generator, models)
     algo.context.probe = lambda starts: rolled(env, generator, starts)
     tasks = env.tasks("train")
-    algo.context.alike = lambda played, turn: alike(played, turn, tasks, lambda: copy.copy(env))
+    algo.context.indistinguishable_tasks = lambda played, turn: indistinguishable_tasks(
+        played, turn, tasks, lambda: copy.copy(env)
+    )
     algo.roles.begin("watch")
     return algo
 
@@ -86,10 +88,10 @@ def test_only_actions_that_truly_differ_make_pairs_the_worse_one_first():
 def test_improvement_counts_what_was_said_and_done():
     place = places(WON)[0]
 
-    def chain(critique: str, kept: bool, forecasts: list[str]) -> list[Judged]:
+    def chain(critique: str, kept: bool, forecasts: list[str]) -> list[CritiquedAction]:
         return [
-            Judged(place, [1], forecasts, critique=critique),
-            Judged(place, [1] if kept else [2]),
+            CritiquedAction(place, [1], forecasts, critique=critique),
+            CritiquedAction(place, [1] if kept else [2]),
         ]
 
     chains = [
@@ -171,7 +173,7 @@ def test_discrimination_sets_forecasts_of_one_state_against_probed_outcomes(
 ):
     generator = walker([JUMP, GO], forecasts)
     algo = watching(nlac(advanced={"watched_actions": 4}), PATH, generator, models)
-    starts = [Start(PATH.tasks("train")[0], "g", seed, f"e{seed}") for seed in range(6)]
+    starts = [EpisodeStart(PATH.tasks("train")[0], "g", seed, f"e{seed}") for seed in range(6)]
     rows = [place for place in places(*rolled(PATH, generator, starts)) if place.turn == 0]
     found = monitor.discrimination(algo, rows)
     assert found["nlac/auc_within"] == found["nlac/auc_all"] == auc
@@ -186,7 +188,7 @@ def test_the_refined_gain_is_the_probed_difference_to_the_action_it_was_made_fro
 ):
     generator = walker(first, RIGHT, refine)
     algo = watching(nlac(), PATH, generator, models)
-    start = Start(PATH.tasks("train")[0], "g", 0, "e")
+    start = EpisodeStart(PATH.tasks("train")[0], "g", 0, "e")
     rows = places(*rolled(PATH, generator, [start]))[:1]
     assert monitor.discrimination(algo, rows)["nlac/refined_gain"] == gain
 
@@ -195,7 +197,7 @@ def test_probing_plays_an_action_over_all_tasks_that_look_alike(models: ModelSet
     generator = troupe(act="Is it nice?")
     tasks = GAME.tasks("train")
     algo = watching(nlac(advanced={"probes": len(tasks)}), GAME, generator, models)
-    (episode,) = rolled(GAME, generator, [Start(tasks[3], "g", 0, "e")])
+    (episode,) = rolled(GAME, generator, [EpisodeStart(tasks[3], "g", 0, "e")])
     place, guess = places(episode)[1], GAME.world_table.guess(tasks[7].data["object"])
     wanted = [(place, CHAT.encode_action(text)) for text in (guess, "Is it nice?")]
     assert monitor.probe(algo, wanted) == [1 / len(tasks), 0.0]
@@ -205,7 +207,7 @@ def test_watching_measures_nothing_where_no_state_is_watched_and_changes_no_weig
     models: ModelSet,
 ):
     generator = walker([JUMP, GO], RIGHT)
-    start = Start(PATH.tasks("train")[0], "g", 0, "e")
+    start = EpisodeStart(PATH.tasks("train")[0], "g", 0, "e")
     episodes = rolled(PATH, generator, [start])
     before = [models.fingerprint(name) for name in models.names]
     algo = watching(nlac(advanced={"watched_states": 0}), PATH, generator, models)
@@ -227,12 +229,12 @@ def test_tasks_are_alike_where_every_answer_so_far_would_be_the_same(secret: str
     lines = iter([*map(world.question, asked_for), "Is it nice?"])
     task = Task("secret", "train", {"object": secret})
     (episode,) = rolled(
-        GAME, troupe(act=lambda text, draw: next(lines)), [Start(task, "g", 0, "e")]
+        GAME, troupe(act=lambda text, draw: next(lines)), [EpisodeStart(task, "g", 0, "e")]
     )
     tasks = [Task(name, "train", {"object": name}) for name in world.objects if name != secret]
     sizes = []
     for turn in range(4):
-        found = alike(episode, turn, tasks, lambda: copy.copy(GAME))
+        found = indistinguishable_tasks(episode, turn, tasks, lambda: copy.copy(GAME))
         known = [(key, world.answer(secret, key)) for key in asked_for[:turn]]
         assert found[0] == task
         assert {t.data["object"] for t in found} == set(world.fits(known))
@@ -245,6 +247,6 @@ def test_a_wrong_guess_leaves_out_the_guessed_object_only():
     tasks = GAME.tasks("train")
     guessed = tasks[5].data["object"]
     generator = troupe(act=world.guess(guessed))
-    (episode,) = rolled(GAME, generator, [Start(tasks[0], "g", 0, "e")])
-    found = alike(episode, 1, tasks, lambda: copy.copy(GAME))
+    (episode,) = rolled(GAME, generator, [EpisodeStart(tasks[0], "g", 0, "e")])
+    found = indistinguishable_tasks(episode, 1, tasks, lambda: copy.copy(GAME))
     assert {t.id for t in found} == {t.id for t in tasks} - {tasks[5].id}

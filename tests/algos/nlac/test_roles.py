@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac.prompts import fill, outcome, verdict
-from agentrl_cli.algos.nlac.roles import Judged, Place, Roles
+from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles, TurnRef
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
 from agentrl_cli.models.set import ModelSet
@@ -135,7 +135,7 @@ def test_a_place_knows_the_worlds_last_word_and_whether_it_was_the_last(models: 
 def test_several_messages_of_the_world_are_one_response():
     seen = [Message("user", "One."), Message("user", "Two.")]
     turns = [Turn([], "a", [], [], []), Turn(seen, "b", [], [], [])]
-    assert Place(replace(WON, turns=turns), 0).response == "One.\nTwo."
+    assert TurnRef(replace(WON, turns=turns), 0).response == "One.\nTwo."
 
 
 def test_roles_write_with_their_own_length_and_temperature_and_act_with_the_policys(
@@ -188,7 +188,7 @@ def test_forecasts_without_an_outcome_are_left_out_one_by_one(models: ModelSet):
 def test_a_value_is_the_share_of_forecasts_that_succeed_and_one_half_of_none():
     place = places(WON)[0]
     forecasts = ["A. Success.", "B. Failure.", "C. Failure.", "D. Failure."]
-    assert Judged(place, [], forecasts).value == 0.25
-    assert Judged(place, []).value == 0.5
-    assert Judged(place, [], critique="Optimality: No.").optimal is False
-    assert Judged(place, []).optimal is None
+    assert CritiquedAction(place, [], forecasts).value == 0.25
+    assert CritiquedAction(place, []).value == 0.5
+    assert CritiquedAction(place, [], critique="Optimality: No.").optimal is False
+    assert CritiquedAction(place, []).optimal is None

@@ -9,10 +9,10 @@ import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.prompts import outcome
-from agentrl_cli.algos.nlac.roles import Place
+from agentrl_cli.algos.nlac.roles import TurnRef
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.set import ModelSet
-from agentrl_cli.rollout.play import Start, play
+from agentrl_cli.rollout.play import EpisodeStart, play
 from tests.builders.nlac import CHAT, SAMPLING, bound, nlac, places, weights
 from tests.fakes.tabular import GO, JUMP, Corridor, Pair, Table, kendall, pair_of
 
@@ -27,14 +27,14 @@ def models(model_folder: Path) -> ModelSet:
 
 def played(world: Corridor, table: Table, count: int) -> list[Episode]:
     task = world.tasks("train")[0]
-    starts = [Start(task, "g", seed, f"e{seed}") for seed in range(count)]
+    starts = [EpisodeStart(task, "g", seed, f"e{seed}") for seed in range(count)]
     return play(
         starts, lambda: Corridor(jump=world.jump, last=world.last), CHAT, table, SAMPLING,
         max_context=1000,
     )  # fmt: skip
 
 
-def sweep(algo: NLAC, table: Table, rows: list[Place], step: int) -> None:
+def sweep(algo: NLAC, table: Table, rows: list[TurnRef], step: int) -> None:
     """One language backup of every transition; the table then holds the targets."""
     algo.roles.begin("sweep", step)
     found: dict[Pair, list[str]] = defaultdict(list)
@@ -123,6 +123,6 @@ def test_policy_iteration_from_old_play_alone_reaches_the_optimum(models: ModelS
     assert sum(e.success for e in played(world, table, 100)) / 100 > 0.8  # uniformly: 0.4
 
 
-def some(rows: list[Place], pair: Pair) -> list[Place]:
+def some(rows: list[TurnRef], pair: Pair) -> list[TurnRef]:
     """Ten places of a room in which that action was played."""
     return [place for place in rows if pair_of(place.episode, place.turn) == pair][:10]

@@ -45,7 +45,7 @@ def thinking(models: ModelSet, **lines: str) -> tuple[NLAC, Troupe]:
     """The algorithm where a blank line ends a turn, and its speakers."""
     generator = troupe(act="3+3=6\n\n6+1=7\n\nIt is 7.", **lines)
     algo = bound(nlac(turns_per_update=5, gate=True), generator, models)
-    algo.context.cut = "\n\n"
+    algo.context.turn_delimiter = "\n\n"
     return algo, generator
 
 
@@ -68,8 +68,8 @@ def test_a_refiner_that_goes_on_behind_the_same_part_has_kept_the_action(models:
 
 def test_refined_play_goes_from_part_to_part(models: ModelSet):
     algo, _ = thinking(models, refine="3+4=7\n\nIt is 7.")
-    (row,) = algo.refined().generate([places(WON)[0].state], [0], SAMPLING)
+    (row,) = algo.refined_generator().generate([places(WON)[0].state], [0], SAMPLING)
     assert CHAT.decode(row[0].ids) == "3+4=7\n\n" and row[0].finish == "stop"
     kept, _ = thinking(models, evaluate="Optimality: No. It loses.")
-    (row,) = kept.refined().generate([places(WON)[0].state], [0], SAMPLING)
+    (row,) = kept.refined_generator().generate([places(WON)[0].state], [0], SAMPLING)
     assert CHAT.decode(row[0].ids) == "3+3=6\n\n" and len(row[0].logprobs) == len(row[0].ids)

@@ -14,7 +14,7 @@ from agentrl_cli.algos.nlac.variants import NLQL, NLRL, NLACMonteCarlo, NLACSelf
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.set import ModelSet
-from agentrl_cli.rollout.play import Start
+from agentrl_cli.rollout.play import EpisodeStart
 from tests.builders.nlac import (
     CHAT,
     LOST,
@@ -50,7 +50,7 @@ def wired(algo: NLAC, cast: Troupe, models: ModelSet, probe: Callable[..., Any])
     return algo
 
 
-def played_on(starts: list[Start]) -> list[Episode]:
+def played_on(starts: list[EpisodeStart]) -> list[Episode]:
     """Rollouts that keep what is forced, ask once more, and win where the seed is even."""
     found = []
     for start in starts:
@@ -79,9 +79,9 @@ def test_monte_carlo_targets_are_the_episode_s_own_end_and_nothing_is_asked_for(
 
 
 def test_nlrl_draws_a_value_from_fresh_rollouts_of_the_action(models: ModelSet):
-    starts: list[Start] = []
+    starts: list[EpisodeStart] = []
 
-    def probe(given: list[Start]) -> list[Episode]:
+    def probe(given: list[EpisodeStart]) -> list[Episode]:
         starts.extend(given)
         return played_on(given)
 
@@ -172,7 +172,7 @@ def test_self_distillation_refines_by_rollouts_and_has_no_critic(models: ModelSe
 
 
 def test_self_distillation_leaves_out_rollouts_that_broke(models: ModelSet):
-    def broken(starts: list[Start]) -> list[Episode]:
+    def broken(starts: list[EpisodeStart]) -> list[Episode]:
         return [replace(one, turns=[]) for one in played_on(starts)]
 
     algo = wired(variant(NLACSelfDistillation, rollouts=2), troupe(), models, broken)
@@ -204,7 +204,7 @@ def test_what_means_nothing_to_a_variant_is_refused(
 
 
 def play(algo: NLAC, prompts: list[list[int]]) -> list[str]:
-    rows = algo.refined().generate(prompts, list(range(len(prompts))), SAMPLING)
+    rows = algo.refined_generator().generate(prompts, list(range(len(prompts))), SAMPLING)
     return [CHAT.decode(row[0].ids) for row in rows]
 
 
@@ -212,7 +212,7 @@ def test_a_refined_player_plays_what_the_refiner_wrote(models: ModelSet):
     states = [place.state for place in places(WON, LOST)]
     algo = bound(nlac(), troupe(evaluate="Optimality: No. It loses."), models)
     assert play(algo, states) == ["Is it an owl?"] * 5
-    (row,) = algo.refined().generate(states[:1], [0], SAMPLING)
+    (row,) = algo.refined_generator().generate(states[:1], [0], SAMPLING)
     assert row[0].finish == "stop" and all(map(math.isnan, row[0].logprobs))
 
 

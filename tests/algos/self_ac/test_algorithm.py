@@ -9,11 +9,12 @@ from typing import Literal
 import pytest
 import torch
 
-from agentrl_cli.algos.self_ac.algorithm import REASONS, Advanced
+from agentrl_cli.algos.self_ac.algorithm import Advanced
 from agentrl_cli.algos.self_ac.packing import turns_of
+from agentrl_cli.algos.value_spans import LEFT_OUT_REASONS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
-from agentrl_cli.models.policy import assess, causal
+from agentrl_cli.models.policy import causal_lm, logprobs_and_values
 from agentrl_cli.models.shadow import SPLIT
 from agentrl_cli.report.episode import render_turn
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -42,7 +43,7 @@ def test_an_episode_is_one_sample_with_the_prompt_after_every_state(model_folder
     assert prompts == [algo.critic] * 4 and algo.critic[0] == CHAT.closing
     ends = [i for i, at in enumerate(sample.streams["value_at"]) if at]
     assert ends == [max(i for i, s in enumerate(marks) if s == k) for k in (1, 2, 3, 4)]
-    assert phase.count(sample) == turns_of(sample) == 3
+    assert phase.units(sample) == turns_of(sample) == 3
     assert {t for t, m in zip(sample.streams["turn"], sample.mask, strict=True) if m} == {0, 1, 2}
 
 
@@ -117,7 +118,7 @@ def test_both_layouts_train_alike(model_folder: Path):
         learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
         games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0])]
         rows.append(learner.run(algo.update(games, ReplayBuffer(None, 1)), 0))
-        used = str(causal(models.module("policy")).config._attn_implementation)
+        used = str(causal_lm(models.module("policy")).config._attn_implementation)
         assert used == ("sdpa" if layout == "interleaved" else SPLIT["full"])
     names = [name for name in rows[0] if not name.startswith("time/")]
     assert [rows[0][n] for n in names] == pytest.approx([rows[1][n] for n in names], abs=1e-5)
@@ -130,12 +131,17 @@ def test_episodes_that_cannot_be_trained_are_left_out_and_counted_by_reason(mode
     broken = played("broken", [0.0], stop="error")
     broken.error = "KeyError: 'x'"
     long = played("long", [0.0, 1.0])
-    causal(models.module("policy")).config.max_position_embeddings = good.tokens + len(algo.critic)
+    causal_lm(models.module("policy")).config.max_position_embeddings = good.tokens + len(
+        algo.critic
+    )
     long.turns[1].observation_ids = [*long.turns[1].observation_ids, 7]
     never = Episode("never", cut.task, "g", 0, [], stop="context")
     phase = phase_of(algo, good, empty, cut, broken, long, never)
     assert len(phase.samples) == 2
-    left = {reason: phase.metrics[f"self_ac/left_out_{reason}"] for reason in REASONS}
+    left = {
+        reason: phase.metrics[f"self_ac/left_out_{reason}"]
+        for reason in (*LEFT_OUT_REASONS, "long")
+    }
     assert left == {"broken": 2 / 6, "empty": 1 / 6, "long": 1 / 6}
     assert "value" not in long.turns[0].info and phase_of(algo, empty).samples == []
 
@@ -195,6 +201,6 @@ def test_old_values_are_those_of_the_trainers_own_pass(model_folder: Path):
     algo, models = self_ac(model_folder)
     disturb(models, "policy")
     phase = phase_of(algo, played("a", [0.0, 1.0]))
-    again = assess(models.module("policy"), models.head("policy"), phase.samples, 4096)
+    again = logprobs_and_values(models.module("policy"), models.head("policy"), phase.samples, 4096)
     assert phase.samples[0].streams["old_logprob"] == again[0][0]
     assert settings()["alpha"] == algo.alpha

@@ -9,7 +9,7 @@ import pytest
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.self_ac.packing import state_values, turns_of
 from agentrl_cli.core.types import Message
-from agentrl_cli.models.policy import causal
+from agentrl_cli.models.policy import causal_lm
 from tests.builders.critics import alone, stir
 from tests.builders.models import disturb
 from tests.builders.nlac import CHAT
@@ -67,7 +67,7 @@ def test_a_last_state_beyond_the_models_positions_leaves_room_for_the_prompt(mod
     game.closing = [Message("user", "long " * 3000)]
     (sample,) = phase_of(algo, game).samples
     seen = len(sample.ids) - 3 * len(algo.critic)
-    most = causal(models.module("policy")).config.max_position_embeddings
+    most = causal_lm(models.module("policy")).config.max_position_embeddings
     assert seen == most - len(algo.critic)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentrl_cli.config.settings import LoraConfig
-from agentrl_cli.models.policy import causal
+from agentrl_cli.models.policy import causal_lm
 from agentrl_cli.models.set import ModelSet
 from tests.builders.models import disturb
 from tests.builders.self_ac import passed, phase_of, played, said, self_ac
@@ -30,7 +30,7 @@ def test_the_actors_loss_gives_nothing_to_the_value_head_and_to_critic_prompts(
     disturb(models, "policy")
     phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))
     seen: list[torch.Tensor] = []
-    embedding = causal(models.module("policy")).get_input_embeddings()
+    embedding = causal_lm(models.module("policy")).get_input_embeddings()
     hook = embedding.register_forward_hook(lambda m, i, o: (o.retain_grad(), seen.append(o))[0])
     outputs, batch = passed(models, phase.samples)
     hook.remove()

@@ -139,7 +139,7 @@ def test_a_negative_length_of_thoughts_is_refused(model_folder: Path):
 
 def test_thoughts_are_not_cut_twice(model_folder: Path):
     algo, _ = self_ac(model_folder, thought_tokens=1)
-    cutting = replace(algo.context, cut="\n\n")
+    cutting = replace(algo.context, turn_delimiter="\n\n")
     with pytest.raises(UserError, match="environment itself cuts replies into thoughts; give algo"):
         algo.bind(cutting)
     plain, _ = self_ac(model_folder, thought_tokens=0)

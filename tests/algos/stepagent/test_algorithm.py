@@ -12,15 +12,15 @@ from statistics import fmean
 import pytest
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.dpo import half, preference
+from agentrl_cli.algos.dpo import per_pair_half, preference_phase
 from agentrl_cli.algos.losses import dpo
-from agentrl_cli.algos.nlac.roles import Place
-from agentrl_cli.algos.samples import written_sample
+from agentrl_cli.algos.nlac.roles import TurnRef
+from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.stepagent.practice import act
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.policy import score
+from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from tests.builders.critics import learner
@@ -48,7 +48,7 @@ def test_pairs_are_the_experts_action_and_the_own_try_behind_one_state(model_fol
     algo = implicit()
     shown(algo, model_folder, [SHOWN], troupe(act="Is it a cat?"))
     phase = phases(algo)["dpo"]
-    assert phase.keep_together == 2 and phase.count(phase.samples[0]) == 0.5
+    assert phase.keep_together == 2 and phase.units(phase.samples[0]) == 0.5
     assert [written(sample) for sample in phase.samples] == [
         "Is it big?", "Is it a cat?", "Maybe.\nIs it red?", "Is it a cat?",
     ]  # fmt: skip
@@ -90,7 +90,7 @@ def test_the_loss_is_log_two_where_the_policy_is_its_reference(model_folder: Pat
 
 def logprobs(models: ModelSet, samples: list[Sample]) -> list[float]:
     bare = [Sample(s.ids, s.mask) for s in samples]
-    return [sum(row) for row in score(models.module("policy"), bare)]
+    return [sum(row) for row in token_logprobs(models.module("policy"), bare)]
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
@@ -112,14 +112,14 @@ def test_a_step_makes_the_experts_action_likelier_and_the_own_one_less_likely(
 def test_an_identical_pair_has_no_gradient(model_folder: Path):
     algo = implicit()
     models = shown(algo, model_folder, [SHOWN])
-    sample = written_sample(SHOWN.state_ids(1), SHOWN.turns[1].action_ids)
+    sample = completion_sample(SHOWN.state_ids(1), SHOWN.turns[1].action_ids)
     pair = (sample, deepcopy(sample))
     loss = partial(dpo, beta=0.5)
-    phase = preference(models, [pair], loss, epochs=1, tokens_per_step=0, metrics={})
+    phase = preference_phase(models, [pair], loss, epochs=1, tokens_per_step=0, metrics={})
     found = learner(algo, models).run(iter([phase]), 0)
     assert found["dpo/grad_norm"] < 1e-4  # rounding; that of another pair is some 10
     assert found["dpo/loss"] == pytest.approx(log(2))
-    assert sum(map(half, phase.samples)) == 1
+    assert sum(map(per_pair_half, phase.samples)) == 1
 
 
 def test_the_reference_is_the_runs_start_or_the_policy_of_the_updates_start(model_folder: Path):
@@ -181,7 +181,7 @@ def test_the_discriminator_reads_the_last_token_of_each_action_agent_one_expert_
     phase = phases(algo)["discriminator"]
     assert phase.model == "discriminator" and len(phase.samples) == 6
     assert [s.streams["label"][-1] for s in phase.samples] == [1, 1, 1, 1, 0, 0]
-    assert [phase.count(s) for s in phase.samples] == [1, 1, 1, 1, 2, 2]  # both sides count alike
+    assert [phase.units(s) for s in phase.samples] == [1, 1, 1, 1, 2, 2]  # both sides count alike
     mine = [SHOWN.state_ids(i) + CHAT.encode_action("Hm?") for i in range(3)]
     theirs = [SHOWN.state_ids(i) + SHOWN.turns[i].action_ids for i in range(3)]
     turns = [mine.index(phase.samples[i].ids) for i in (0, 2)]
@@ -189,7 +189,7 @@ def test_the_discriminator_reads_the_last_token_of_each_action_agent_one_expert_
     assert [sample.ids for sample in phase.samples] == expected
     for sample in phase.samples:
         assert not any(sample.mask)
-        assert sample.streams["value_at"] == [0.0] * (len(sample.ids) - 1) + [phase.count(sample)]
+        assert sample.streams["value_at"] == [0.0] * (len(sample.ids) - 1) + [phase.units(sample)]
         assert set(sample.streams["label"][:-1]) == {0.0}
 
 
@@ -220,7 +220,9 @@ def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict,
     models = shown(algo, folder, demos, troupe(act=own))
     found = learner(algo, models).run(algo.update([], buffer()), 0)
     agents = [episode(f"d{i}", [own], success=True) for i in range(12)]
-    mine, theirs = (fmean(algo.rewards([act(Place(e, 0)) for e in row])) for row in (agents, demos))
+    mine, theirs = (
+        fmean(algo.rewards([act(TurnRef(e, 0)) for e in row])) for row in (agents, demos)
+    )
     return found, mine, theirs
 
 

@@ -10,8 +10,13 @@ from statistics import fmean, pstdev
 import pytest
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.nlac.roles import Place
-from agentrl_cli.algos.stepagent.practice import act, fragments, halves, practise
+from agentrl_cli.algos.nlac.roles import TurnRef
+from agentrl_cli.algos.stepagent.practice import (
+    act,
+    attempt_fragments,
+    discriminator_halves,
+    fragments,
+)
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
@@ -63,9 +68,9 @@ def test_the_discriminator_rewards_tries_that_it_was_not_trained_on(model_folder
 def test_the_halves_change_places_in_the_next_update(model_folder: Path):
     algo = inverse()
     shown(algo, model_folder, [SHOWN, OTHER])
-    tries, rows = practise(algo.context, fragments(algo.context, "turn", 0)), []
+    tries, rows = attempt_fragments(algo.context, fragments(algo.context, "turn", 0)), []
     for algo.context.step in range(6):
-        rows.append(halves(tries, 1, algo.context))
+        rows.append(discriminator_halves(tries, 1, algo.context))
         assert {id(one) for half in rows[-1] for one in half} == {id(one) for one in tries}
     for first, second in zip(rows[::2], rows[1::2], strict=True):
         assert first == second[::-1] and {len(half) for half in first} == {2, 3}
@@ -79,7 +84,7 @@ def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(mod
     before = deepcopy(played)
     phase = policy_phase(algo, models, played)
     assert played == before  # the world's own rewards stay in the record
-    own = [act(Place(e, t)) for e in played for t in range(len(e.turns))]
+    own = [act(TurnRef(e, t)) for e in played for t in range(len(e.turns))]
     raw = algo.rewards(own)
     assert pstdev(raw) < 1
     rewards = [r - fmean(raw) for r in raw]

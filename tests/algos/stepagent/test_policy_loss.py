@@ -12,11 +12,16 @@ from statistics import fmean, pstdev
 import pytest
 
 from agentrl_cli.algos.losses import expert_rewards
-from agentrl_cli.algos.ppo import standardised
-from agentrl_cli.algos.samples import written_sample
-from agentrl_cli.algos.stepagent.policy_loss import held, leave_one_out, surrogate, with_expert
+from agentrl_cli.algos.ppo import standardise
+from agentrl_cli.algos.samples import completion_sample
+from agentrl_cli.algos.stepagent.policy_loss import (
+    leave_one_out,
+    shrink_to_unit_std,
+    surrogate_phase,
+    with_expert_likelihood,
+)
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.policy import score
+from agentrl_cli.models.policy import token_logprobs
 from tests.builders.critics import learner
 from tests.builders.nlac import written
 from tests.builders.stepagent import OTHER, SHOWN, inverse, shown
@@ -37,9 +42,13 @@ def test_what_a_state_is_worth_as_a_whole_changes_no_advantage():
 
 def test_large_advantages_are_scaled_down_and_noise_is_not_enlarged():
     noise = [0.01, -0.01, 0.02, -0.02]
-    assert held(noise) == noise and held([]) == [] and held([0.0, 0.0]) == [0.0, 0.0]
-    assert held([8.0, -8.0]) == [1.0, -1.0]
-    assert pstdev(standardised(noise)) == pytest.approx(1)  # what held must not do
+    assert (
+        shrink_to_unit_std(noise) == noise
+        and shrink_to_unit_std([]) == []
+        and shrink_to_unit_std([0.0, 0.0]) == [0.0, 0.0]
+    )
+    assert shrink_to_unit_std([8.0, -8.0]) == [1.0, -1.0]
+    assert pstdev(standardise(noise)) == pytest.approx(1)  # what held must not do
 
 
 # a tabular bandit of two states: in one the policy nearly does as the expert, whose next move is
@@ -72,8 +81,10 @@ def distances(credit: Credit, seed: int) -> list[float]:
 
 
 def test_a_baseline_for_each_state_teaches_both_where_one_for_all_teaches_neither():
-    for_all = [distances(lambda rewards, states: standardised(rewards), seed) for seed in range(10)]
-    each = [distances(lambda r, s: held(leave_one_out(r, s)), seed) for seed in range(10)]
+    for_all = [distances(lambda rewards, states: standardise(rewards), seed) for seed in range(10)]
+    each = [
+        distances(lambda r, s: shrink_to_unit_std(leave_one_out(r, s)), seed) for seed in range(10)
+    ]
     assert max(max(row) for row in each) < 0.01  # from 0.03 and 0.45
     assert fmean(far for _, far in for_all) > 0.1
 
@@ -86,10 +97,10 @@ def phases_with_expert(folder: Path, imitation: float):
     algo = inverse({"kl": 0.1, "entropy": 0.1}, imitation=imitation)
     models = shown(algo, folder, [SHOWN, OTHER])
     state, action = SHOWN.state_ids(0), SHOWN.turns[1].action_ids
-    own = [written_sample(state, action[:k]) for k in (1, 2, 3, 2)]
-    experts = [written_sample(e.state_ids(0), e.turns[0].action_ids) for e in (SHOWN, OTHER)]
-    phase = surrogate(own, [0.0] * 4, algo.ppo)
-    return phase, with_expert(phase, experts, imitation), models, algo
+    own = [completion_sample(state, action[:k]) for k in (1, 2, 3, 2)]
+    experts = [completion_sample(e.state_ids(0), e.turns[0].action_ids) for e in (SHOWN, OTHER)]
+    phase = surrogate_phase(own, [0.0] * 4, algo.ppo)
+    return phase, with_expert_likelihood(phase, experts, imitation), models, algo
 
 
 def test_the_experts_actions_stand_behind_an_equal_share_of_tries_and_count_nothing(
@@ -97,16 +108,16 @@ def test_the_experts_actions_stand_behind_an_equal_share_of_tries_and_count_noth
 ):
     _, phase, _, _ = phases_with_expert(model_folder, 1.0)
     assert phase.keep_together == 3 and len(phase.samples) == 6
-    assert [phase.count(sample) for sample in phase.samples] == [1, 2, 0, 3, 2, 0]
+    assert [phase.units(sample) for sample in phase.samples] == [1, 2, 0, 3, 2, 0]
     assert [written(phase.samples[i]) for i in (2, 5)] == ["Is it big?", "Is it old?"]
     with pytest.raises(ValueError, match="cannot be shared"):
-        with_expert(phase, phase.samples[:4], 1.0)
+        with_expert_likelihood(phase, phase.samples[:4], 1.0)
 
 
 def test_imitation_adds_the_experts_mean_likelihood_per_token_and_nothing_else(model_folder: Path):
     plain, both, models, algo = phases_with_expert(model_folder, 0.5)
     experts = [Sample(s.ids, s.mask) for s in both.samples if s.streams["shown"][-1]]
-    rows = score(models.module("policy"), experts)
+    rows = token_logprobs(models.module("policy"), experts)
     each = [-sum(row) / sum(s.mask) for row, s in zip(rows, experts, strict=True)]
     alone = learner(algo, models).run(iter([replace(plain, name="alone")]), 0)
     fresh = shown(algo, model_folder, [SHOWN])

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from agentrl_cli.algos.stepagent.algorithm import StepAgentInverse
 from agentrl_cli.algos.stepagent.practice import (
+    Attempt,
     Fragment,
-    Try,
     act,
-    every_turn,
+    all_turns,
+    attempt_fragments,
     fragment,
     fragments,
     match_metrics,
-    practise,
-    tidy,
+    without_layout,
 )
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.generators.hf import HFGenerator
-from agentrl_cli.rollout.expert_demos import demonstrate
+from agentrl_cli.rollout.expert_demos import expert_episodes
 from agentrl_cli.training.assemble import assemble
 from tests.builders.critics import Weights
 from tests.builders.nlac import CHAT, SAMPLING, episode, troupe
@@ -36,7 +36,7 @@ USUAL = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCh
 @given(st.lists(st.text("abcxyz?", min_size=1, max_size=12), min_size=1, max_size=5, unique=True))
 def test_a_trajectory_of_n_actions_has_n_fragments_each_a_prefix_of_the_next(actions: list[str]):
     demo = episode("any", [f"<{action}>" for action in actions], success=True)
-    found = [fragment(place, CHAT, "turn") for place in every_turn([demo])]
+    found = [fragment(place, CHAT, "turn") for place in all_turns([demo])]
     assert [one.place.turn for one in found] == list(range(len(actions)))
     states = [one.state for one in found]
     for state, later, one in zip(states, states[1:], found, strict=False):
@@ -50,7 +50,7 @@ def test_practice_is_one_call_on_the_experts_states_and_asks_no_world(model_fold
     speakers, algo = troupe(), implicit()
     shown(algo, model_folder, [SHOWN, OTHER], speakers)
     algo.context.probe = pytest.fail  # type: ignore[assignment]
-    tries = practise(algo.context, fragments(algo.context, "turn", 0))
+    tries = attempt_fragments(algo.context, fragments(algo.context, "turn", 0))
     (call,) = speakers.calls
     assert call.model == "policy" and call.sampling == SAMPLING
     assert call.prompts == [e.state_ids(t) for e in (SHOWN, OTHER) for t in range(len(e.turns))]
@@ -64,15 +64,15 @@ def test_tries_depend_on_seed_and_step_only(model_folder: Path):
     models = shown(algo, model_folder, [SHOWN, OTHER])
     algo.context.generator = HFGenerator(Weights(models), max_batch=64, cache_tokens=5000)
     found = fragments(algo.context, "turn", 0)
-    first, again = (practise(algo.context, found) for _ in range(2))
+    first, again = (attempt_fragments(algo.context, found) for _ in range(2))
     assert [t.ids for t in first] == [t.ids for t in again]
     algo.context.step = 1
-    assert [t.ids for t in practise(algo.context, found)] != [t.ids for t in first]
+    assert [t.ids for t in attempt_fragments(algo.context, found)] != [t.ids for t in first]
 
 
 def whole(turn: int) -> Fragment:
     """A turn of SHOWN that is tried as a whole."""
-    return fragment(every_turn([SHOWN])[turn], CHAT, "turn")
+    return fragment(all_turns([SHOWN])[turn], CHAT, "turn")
 
 
 @pytest.mark.parametrize(
@@ -88,19 +88,19 @@ def whole(turn: int) -> Fragment:
     ],
 )
 def test_what_counts_as_the_same_leaves_layout_out(own: str, text: bool, last_line: bool):
-    attempt = Try(whole(1), [], own)
+    attempt = Attempt(whole(1), [], own)
     assert (attempt.matches, attempt.last_line_matches) == (text, last_line)
 
 
 @given(st.text())
 def test_tidying_twice_changes_nothing_and_loses_no_letter(text: str):
-    once = tidy(text)
-    assert tidy(once) == once and once.split() == text.split()
+    once = without_layout(text)
+    assert without_layout(once) == once and once.split() == text.split()
 
 
 def test_the_match_rate_is_a_share_of_what_was_practised():
     texts = ("Is it big?", "No.\nIs it red?", "Is it a dog?")
-    found = match_metrics([Try(whole(i), [], text) for i, text in enumerate(texts)])
+    found = match_metrics([Attempt(whole(i), [], text) for i, text in enumerate(texts)])
     assert found == {
         "stepagent/fragments": 3, "stepagent/match": 1 / 3, "stepagent/last_line_match": 2 / 3,
     }  # fmt: skip
@@ -117,7 +117,7 @@ def test_the_last_line_is_tried_behind_the_experts_thought(model_folder: Path):
     assert second.state == SHOWN.state_ids(1) + second.given
     assert second.given + second.action == SHOWN.turns[1].action_ids
     assert "red" not in CHAT.read(second.state)
-    attempt = practise(algo.context, [second])[0]
+    attempt = attempt_fragments(algo.context, [second])[0]
     assert speakers.calls[0].prompts == [second.state]
     assert not attempt.matches and replace(attempt, text="Is  it red?").matches
 
@@ -125,7 +125,7 @@ def test_the_last_line_is_tried_behind_the_experts_thought(model_folder: Path):
 def test_a_thought_is_given_only_where_its_ids_stand_alone_and_something_follows():
     demo = episode("odd", ["Hm.\n \n", "Hm.\nIs it red?"], success=True)
     demo.turns[1].action_ids = [9, *demo.turns[1].action_ids]  # as another tokenizer would cut it
-    for place in every_turn([demo]):
+    for place in all_turns([demo]):
         assert fragment(place, CHAT, "last_line").given == []
         assert fragment(place, CHAT, "last_line").text == demo.turns[place.turn].action
 
@@ -175,12 +175,12 @@ REPLY = "3+3=6\n\n6+1=7\n\n\\boxed{7}"
 def thinking(model_folder: Path, reply: str) -> StepAgentInverse:
     """The algorithm before worked solutions of env=math, and a model that always says `reply`."""
     env = build(check(compose(["env=math", "env.problems=2", "env.test_problems=2"])).env)
-    demos = demonstrate(env, 4, 0)
+    demos = expert_episodes(env, 4, 0)
     for demo in demos:
         CHAT.encode_turns(demo.turns)
     algo = inverse()
     shown(algo, model_folder, demos, troupe(act=reply))
-    algo.context.cut = env.cut
+    algo.context.turn_delimiter = env.turn_delimiter
     return algo
 
 
@@ -188,7 +188,7 @@ def test_where_the_world_cuts_a_reply_a_try_is_its_first_part(model_folder: Path
     algo = thinking(model_folder, REPLY)
     found = fragments(algo.context, "turn", 0)
     assert len(found) > 8 and any(len(one.place.episode.turns) > 2 for one in found)
-    for one in practise(algo.context, found):
+    for one in attempt_fragments(algo.context, found):
         assert one.text == "3+3=6\n\n" and one.ids == CHAT.encode_action(one.text)[:-1]
 
 
@@ -197,10 +197,10 @@ def test_the_experts_thought_said_by_oneself_matches_whatever_follows_it(model_f
     for one in fragments(algo.context, "turn", 0):
         goes_on = one.text.endswith("\n\n")
         algo.context.generator = troupe(act=one.text + ("9=9\n\n\\boxed{9}" if goes_on else ""))
-        (same,) = practise(algo.context, [one])
+        (same,) = attempt_fragments(algo.context, [one])
         assert same.matches and same.last_line_matches and same.ids == one.action
         algo.context.generator = troupe(act=one.text.strip() + ("" if goes_on else "\n\nMore."))
-        (other,) = practise(algo.context, [one])
+        (other,) = attempt_fragments(algo.context, [one])
         assert not other.matches and not other.last_line_matches
 
 
@@ -216,4 +216,4 @@ def test_the_text_at_which_a_reply_is_cut_comes_from_the_environment():
     for turns, cut in (("thoughts", "\n\n"), ("single", "")):
         small = ["env=math", f"env.turns={turns}", "env.problems=2", "env.test_problems=2"]
         cfg = check(compose(["algo=sft", "model.weights=null", *small]))
-        assert assemble(cfg, None).context.cut == cut
+        assert assemble(cfg, None).context.turn_delimiter == cut
