@@ -50,18 +50,18 @@ STREAMS = ("q_at", "q_target", "v_at", "v_target")
 @dataclass(kw_only=True)
 class ArCHer(Algorithm):
     """`action` says whether V(s) learns from a fresh action of the policy (the paper) or from the
-    stored one; `ema` is the share that the target keeps. `normalise` takes from every advantage
-    their mean over the update's turns, and divides by their deviation: Q and V both climb from
-    zero, out of step, and the difference says nothing of an action."""
+    stored one; `ema_decay` is the share that the target keeps. `normalise_advantages` takes from
+    every advantage their mean over the update's turns, and divides by their deviation: Q and V both
+    climb from zero, out of step, and the difference says nothing of an action."""
 
     episodes_per_update: int
     critic_updates: int
     critic_warmup: int
-    replay: int
+    buffer_size: int
     action: Literal["fresh", "stored"]
     discount: float
-    ema: float
-    normalise: bool
+    ema_decay: float
+    normalise_advantages: bool
     clip: float
     actor_epochs: int
     tokens_per_step: int
@@ -69,16 +69,18 @@ class ArCHer(Algorithm):
     critic_optimizer: OptimizerSpec
 
     def __post_init__(self) -> None:
-        require_at_least(1, episodes_per_update=self.episodes_per_update, replay=self.replay)
+        require_at_least(
+            1, episodes_per_update=self.episodes_per_update, buffer_size=self.buffer_size
+        )
         require_at_least(1, critic_updates=self.critic_updates, actor_epochs=self.actor_epochs)
         require_at_least(0, critic_warmup=self.critic_warmup, clip=self.clip)
         require_at_least(0, tokens_per_step=self.tokens_per_step)
-        require_fraction(discount=self.discount, ema=self.ema)
+        require_fraction(discount=self.discount, ema_decay=self.ema_decay)
 
     @property
     def replay_capacity(self) -> int:
         """Episodes kept for replay."""
-        return self.replay
+        return self.buffer_size
 
     def models(self) -> dict[str, ModelSpec]:
         """The actor, the critic, and the critic's slow target."""
@@ -110,7 +112,7 @@ class ArCHer(Algorithm):
                 tokens_per_step=self.tokens_per_step,
                 metrics=left_out_metrics("archer", episodes),
             )  # fmt: skip
-            self.context.models.ema_update("target", "critic", self.ema)
+            self.context.models.ema_update("target", "critic", self.ema_decay)
         self.credit(without_faults(episodes))
         if self.context.step >= self.critic_warmup:
             yield self._actor(without_faults(episodes))
@@ -183,7 +185,7 @@ class ArCHer(Algorithm):
     def _actor(self, episodes: list[Episode]) -> Phase:
         """Every token of a turn carries its advantage; old log-probs are the trainer's own."""
         advantages = [turn.info["advantage"] for episode in episodes for turn in episode.turns]
-        given = iter(standardise(advantages) if self.normalise else advantages)
+        given = iter(standardise(advantages) if self.normalise_advantages else advantages)
         samples = [
             sample
             for episode in episodes
@@ -193,7 +195,7 @@ class ArCHer(Algorithm):
         spread = statistics.pstdev(advantages) if advantages else 0.0
         return Phase(
             "policy", samples, self.loss, epochs=self.actor_epochs,
-            tokens_per_step=self.tokens_per_step, metrics={"policy/advantage_spread": spread},
+            tokens_per_step=self.tokens_per_step, metrics={"policy/advantage_std": spread},
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -32,10 +32,10 @@ Pair = tuple[Sample, Sample]
 @dataclass(kw_only=True)
 class DPO(Algorithm):
     """`reference` is the model the run started from, or the policy at the start of each update;
-    `imitation` weighs the demonstration's own likelihood beside the preference."""
+    `imitation_coef` weighs the demonstration's own likelihood beside the preference."""
 
     beta: float
-    imitation: float
+    imitation_coef: float
     reference: Literal["start", "iteration"]
     epochs: int
     tokens_per_step: int
@@ -43,7 +43,7 @@ class DPO(Algorithm):
 
     def __post_init__(self) -> None:
         require_at_least(1, epochs=self.epochs)
-        require_at_least(0, beta=self.beta, imitation=self.imitation)
+        require_at_least(0, beta=self.beta, imitation_coef=self.imitation_coef)
         require_at_least(0, tokens_per_step=self.tokens_per_step)
 
     @property
@@ -64,7 +64,7 @@ class DPO(Algorithm):
             "dpo/failures": len(failed) / max(1, len(episodes)),
             "dpo/unpaired": 1 - len(pairs) / max(1, len(failed)),
         }
-        loss = partial(dpo, beta=self.beta, imitation=self.imitation)
+        loss = partial(dpo, beta=self.beta, imitation_coef=self.imitation_coef)
         yield preference_phase(
             self.context.models, pairs, loss, epochs=self.epochs,
             tokens_per_step=self.tokens_per_step, metrics=metrics,

@@ -24,12 +24,12 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 @dataclass(kw_only=True)
 class GRPO(Algorithm):
-    """`kl` weighs the divergence from the start's weights; 0 keeps no reference model."""
+    """`kl_coef` weighs the divergence from the start's weights; 0 keeps no reference model."""
 
     episodes_per_group: int
-    normalise: bool
+    normalise_advantages: bool
     clip: float
-    kl: float
+    kl_coef: float
     epochs: int
     tokens_per_step: int
     optimizer: OptimizerSpec
@@ -37,7 +37,9 @@ class GRPO(Algorithm):
     def __post_init__(self) -> None:
         require_at_least(2, episodes_per_group=self.episodes_per_group)
         require_at_least(1, epochs=self.epochs)
-        require_at_least(0, clip=self.clip, kl=self.kl, tokens_per_step=self.tokens_per_step)
+        require_at_least(
+            0, clip=self.clip, kl_coef=self.kl_coef, tokens_per_step=self.tokens_per_step
+        )
 
     @property
     def group_size(self) -> int:
@@ -47,14 +49,14 @@ class GRPO(Algorithm):
     def models(self) -> dict[str, ModelSpec]:
         """The policy, and its start where the KL is paid for."""
         policy = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)
-        reference = {"reference": ModelSpec(kind="frozen", generates=False)} if self.kl else {}
+        reference = {"reference": ModelSpec(kind="frozen", generates=False)} if self.kl_coef else {}
         return {"policy": policy, **reference}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """One phase on all episodes whose group did not end all alike."""
         played = [e for e in episodes if not e.error]
         rewards, groups = [e.reward for e in played], [e.group for e in played]
-        advantages = group_advantages(rewards, groups, self.normalise)
+        advantages = group_advantages(rewards, groups, self.normalise_advantages)
         samples: list[Sample] = []
         for episode, advantage in zip(played, advantages, strict=True):
             for turn in episode.turns:
@@ -63,7 +65,7 @@ class GRPO(Algorithm):
                 samples += episode_samples(episode, turn_advantage)
         models = self.context.models
         add_logprobs(models.module("policy"), samples, "old_logprob")
-        if self.kl:
+        if self.kl_coef:
             add_logprobs(models.module("reference"), samples, "reference_logprob")
         informative = sum(map(bool, advantages)) / max(1, len(advantages))
         yield Phase(
@@ -72,5 +74,6 @@ class GRPO(Algorithm):
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The clipped surrogate plus `kl` times the k3 estimate of the KL from the reference."""
-        return with_kl(clipped_ratio(outputs, batch, self.clip), outputs, batch, self.kl)
+        """The clipped surrogate plus `kl_coef` times the k3 estimate of KL from the reference."""
+        surrogate = clipped_ratio(outputs, batch, self.clip)
+        return with_kl(surrogate, outputs, batch, self.kl_coef)

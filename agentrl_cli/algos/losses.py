@@ -124,13 +124,13 @@ def with_entropy(found: Loss, outputs: Outputs, weight: float) -> Loss:
     return (found[0] - weight * outputs.entropy.sum(), found[1]) if weight else found
 
 
-def dpo(outputs: Outputs, batch: Batch, beta: float, imitation: float = 0.0) -> Loss:
+def dpo(outputs: Outputs, batch: Batch, beta: float, imitation_coef: float = 0.0) -> Loss:
     """Direct preference optimisation (Rafailov et al. 2023, eq. 7), summed over pairs.
 
     Rows alternate preferred, dispreferred (`keep_together=2`; half a unit of count each). Stream:
-    `reference_logprob`. `imitation` weighs the preferred row's negative log-likelihood per token
-    (Pang et al. 2024, arXiv 2404.19733, eq. 1), without which both rows may become unlikely. Raises
-    ValueError for an odd number of rows.
+    `reference_logprob`. `imitation_coef` weighs the preferred row's negative log-likelihood per
+    token (Pang et al. 2024, arXiv 2404.19733, eq. 1), without which both rows may become unlikely.
+    Raises ValueError for an odd number of rows.
     """
     if len(batch.ids) % 2:
         raise ValueError(
@@ -139,7 +139,7 @@ def dpo(outputs: Outputs, batch: Batch, beta: float, imitation: float = 0.0) -> 
     gain = ((outputs.logprobs - batch.streams["reference_logprob"]) * batch.mask).sum(-1)
     margin = beta * (gain[0::2] - gain[1::2])
     each = -(outputs.logprobs * batch.mask).sum(-1) / batch.mask.sum(-1).clamp(min=1)
-    loss = -logsigmoid(margin).sum() + imitation * each[0::2].sum()
+    loss = -logsigmoid(margin).sum() + imitation_coef * each[0::2].sum()
     metrics = {
         "margin": margin.sum(),
         "accuracy": (margin > 0).float().sum(),

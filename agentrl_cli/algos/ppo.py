@@ -51,58 +51,61 @@ class Credit:
 
 @dataclass(kw_only=True)
 class PPO(Algorithm):
-    """`value_clip` of 0 leaves the value's steps unbounded; `kl` weighs the divergence from the
-    start's weights, 0 keeps no reference model; `entropy` weighs the bonus for it."""
+    """`value_clip` of 0 leaves the value's steps unbounded; `kl_coef` weighs the divergence from
+    the start's weights, 0 keeps no reference model; `entropy_coef` weighs the bonus for it."""
 
     level: Literal["turn", "token"]
     discount: float
     gae_lambda: float
-    normalise: bool
+    normalise_advantages: bool
     clip: float
     value_clip: float
-    value_weight: float
-    kl: float
-    entropy: float
+    value_coef: float
+    kl_coef: float
+    entropy_coef: float
     epochs: int
     tokens_per_step: int
     optimizer: OptimizerSpec
 
     def __post_init__(self) -> None:
         require_at_least(1, epochs=self.epochs)
+        require_at_least(0, clip=self.clip, value_clip=self.value_clip, value_coef=self.value_coef)
         require_at_least(
-            0, clip=self.clip, value_clip=self.value_clip, value_weight=self.value_weight
+            0,
+            kl_coef=self.kl_coef,
+            entropy_coef=self.entropy_coef,
+            tokens_per_step=self.tokens_per_step,
         )
-        require_at_least(0, kl=self.kl, entropy=self.entropy, tokens_per_step=self.tokens_per_step)
         require_fraction(discount=self.discount, gae_lambda=self.gae_lambda)
 
     def models(self) -> dict[str, ModelSpec]:
         """The policy with a value head on it, and its start where the KL is paid for."""
         policy = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer, head="value")
-        reference = {"reference": ModelSpec(kind="frozen", generates=False)} if self.kl else {}
+        reference = {"reference": ModelSpec(kind="frozen", generates=False)} if self.kl_coef else {}
         return {"policy": policy, **reference}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """One phase in which policy and value learn from the same pass."""
         samples, credits = self.credit(without_faults(episodes))
         self._train_on(credits)
-        if self.kl:
+        if self.kl_coef:
             reference = self.context.models.module("reference")
             add_logprobs(reference, samples, "reference_logprob")
         known = explained_variance([c.value for c in credits], [c.target for c in credits])
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
-            entropy_gradient=self.entropy > 0,
+            entropy_gradient=self.entropy_coef > 0,
             metrics={"policy/explained_variance": known}
             | left_out_metrics("ppo", episodes),
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The clipped surrogate, `value_weight` times the value's error, `kl` times the k3 estimate
-        of the KL from the reference, less `entropy` times the entropy."""
+        """The clipped surrogate, `value_coef` times the value's error, `kl_coef` times the k3
+        estimate of the KL from the reference, less `entropy_coef` times the entropy."""
         loss, metrics = clipped_ratio(outputs, batch, self.clip)
         error, value_metrics = value_error(outputs, batch, self.value_clip)
-        both = loss + self.value_weight * error, metrics | value_metrics
-        return with_entropy(with_kl(both, outputs, batch, self.kl), outputs, self.entropy)
+        both = loss + self.value_coef * error, metrics | value_metrics
+        return with_entropy(with_kl(both, outputs, batch, self.kl_coef), outputs, self.entropy_coef)
 
     def credit(self, episodes: list[Episode]) -> tuple[list[Sample], list[Credit]]:
         """Samples with old log-probs and values, and the credit of every step in them.
@@ -151,7 +154,7 @@ class PPO(Algorithm):
     def _train_on(self, credits: list[Credit]) -> None:
         """Write each step's advantage on its tokens, its return where its state is read."""
         advantages = [credit.advantage for credit in credits]
-        if self.normalise:
+        if self.normalise_advantages:
             advantages = standardise(advantages)
         for credit, advantage in zip(credits, advantages, strict=True):
             span, size = credit.span, credit.span.end - credit.span.start

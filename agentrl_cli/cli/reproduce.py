@@ -30,10 +30,10 @@ ELSEWHERE = "choose another place with --folder"
 TOY = {  # where a preset has the key
     "steps": "1", "eval_every": "0", "save_every": "0", "hardware.threads": "1", "eval.tasks": "2",
     "eval.episodes_per_task": "1", "eval.splits": "[test]", "eval.greedy": "false",
-    "rollout.episodes_per_step": "8", "rollout.texts_per_step": "4", "algo.warmup": "0",
-    "algo.turns_per_update": "8", "algo.critic_warmup": "0", "algo.critic_updates": "1",
-    "algo.advanced.watched_states": "1", "algo.advanced.probes": "2",
-    "algo.advanced.watched_actions": "2", "algo.fragments_per_update": "4", "init": "null",
+    "rollout.episodes_per_step": "8", "rollout.texts_per_step": "4", "algo.critic_warmup": "0",
+    "algo.turns_per_update": "8", "algo.critic_updates": "1",
+    "algo.advanced.monitored_states": "1", "algo.advanced.probes": "2",
+    "algo.advanced.monitored_actions": "2", "algo.fragments_per_update": "4", "init": "null",
 }  # fmt: skip
 
 

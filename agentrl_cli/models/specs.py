@@ -9,20 +9,20 @@ from agentrl_cli.core.errors import require_at_least
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """AdamW's numbers. The learning rate rises linearly over `warmup` optimizer steps, then stays,
-    or falls by a cosine to zero at `decay_steps` when that is positive; after that it falls again
-    over every `restart_steps`, each time from half as high (Loshchilov and Hutter 2017)."""
+    """AdamW's numbers. The learning rate rises linearly over `warmup_steps` optimizer steps, then
+    stays, or falls by a cosine to zero at `decay_steps` when that is positive; after that it falls
+    again over every `restart_steps`, each time from half as high (Loshchilov and Hutter 2017)."""
 
     lr: float
     weight_decay: float = 0.0
     clip_norm: float = 1.0
-    warmup: int = 0
+    warmup_steps: int = 0
     decay_steps: int = 0
     restart_steps: int = 0
 
     def __post_init__(self) -> None:
         require_at_least(0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
-        require_at_least(0, warmup=self.warmup, decay_steps=self.decay_steps)
+        require_at_least(0, warmup_steps=self.warmup_steps, decay_steps=self.decay_steps)
         require_at_least(0, restart_steps=self.restart_steps)
 
 

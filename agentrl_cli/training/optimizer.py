@@ -27,14 +27,14 @@ class Optimizer:
     def lr(self) -> float:
         """The learning rate of the next step."""
         spec, done = self.spec, self.steps
-        if done < spec.warmup:
-            return spec.lr * (done + 1) / spec.warmup
+        if done < spec.warmup_steps:
+            return spec.lr * (done + 1) / spec.warmup_steps
         if spec.decay_steps <= 0:
             return spec.lr
         if spec.restart_steps and done >= spec.decay_steps:
             cycle, place = divmod(done - spec.decay_steps, spec.restart_steps)
             return spec.lr / 2 ** (cycle + 1) * _cosine(place / spec.restart_steps)
-        share = (done - spec.warmup) / max(1, spec.decay_steps - spec.warmup)
+        share = (done - spec.warmup_steps) / max(1, spec.decay_steps - spec.warmup_steps)
         return spec.lr * _cosine(min(1.0, share))
 
     def step(self) -> None:

@@ -215,7 +215,7 @@ def test_play_of_a_stranger_is_learned_from_without_its_log_probs(model_folder: 
 
 
 def test_the_critic_comes_to_know_how_games_end(model_folder: Path):
-    algo = archer(critic_warmup=99, critic_updates=40, ema=0.5, discount=1.0, action="stored",
+    algo = archer(critic_warmup=99, critic_updates=40, ema_decay=0.5, discount=1.0, action="stored",
                   episodes_per_update=4, critic_optimizer=OptimizerSpec(lr=2e-3))  # fmt: skip
     models = bound(algo, model_folder)
     played = [deepcopy(WON), deepcopy(LOST)]
@@ -230,9 +230,9 @@ def test_the_critic_comes_to_know_how_games_end(model_folder: Path):
 WRONG = {
     "episodes_per_update is 0; give at least 1": {"episodes_per_update": 0},
     "critic_updates is 0; give at least 1": {"critic_updates": 0},
-    "replay is 0; give at least 1": {"replay": 0},
+    "buffer_size is 0; give at least 1": {"buffer_size": 0},
     "critic_warmup is -1; give at least 0": {"critic_warmup": -1},
-    "ema is 1.5: a share is at most 1": {"ema": 1.5},
+    "ema_decay is 1.5: a share is at most 1": {"ema_decay": 1.5},
     "discount is -0.5; give at least 0": {"discount": -0.5},
 }
 

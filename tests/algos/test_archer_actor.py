@@ -44,7 +44,7 @@ def test_the_actors_first_step_is_unclipped_and_a_broken_episode_is_left_out(mod
     broken.error = "KeyError: 'x'"
     update = algo.update([deepcopy(WON), broken], filled(WON))
     found = learner(algo, models).run(update, 0)
-    assert found["policy/samples"] == 1 and found["policy/advantage_spread"] > 0
+    assert found["policy/samples"] == 1 and found["policy/advantage_std"] > 0
     assert found["policy/ratio"] == pytest.approx(1, abs=1e-5)
     assert found["policy/clip_fraction"] == 0 and "value" not in broken.turns[0].info
 
@@ -73,7 +73,7 @@ def test_an_episode_with_an_empty_action_is_neither_played_on_nor_replayed(
 def test_the_actor_is_not_moved_by_an_offset_that_all_advantages_share(model_folder: Path):
     rows = []
     for offset in (0.0, 5.0):
-        algo, models, _ = stirred(model_folder, normalise=True)
+        algo, models, _ = stirred(model_folder, normalise_advantages=True)
         with torch.no_grad():
             models.weights("critic")["head.q.bias"].add_(offset)
         played = [deepcopy(WON), deepcopy(LOST)]
@@ -91,7 +91,7 @@ def test_the_actor_is_not_moved_by_an_offset_that_all_advantages_share(model_fol
 
 def test_a_game_of_chance_is_learned(model_folder: Path):
     adam = OptimizerSpec(lr=3e-3)
-    algo = archer(episodes_per_update=32, critic_updates=2, critic_warmup=3, discount=1.0, ema=0.5,
-                  optimizer=adam, critic_optimizer=adam)  # fmt: skip
+    algo = archer(episodes_per_update=32, critic_updates=2, critic_warmup=3, discount=1.0,
+                  ema_decay=0.5, optimizer=adam, critic_optimizer=adam)  # fmt: skip
     won_share = success_while_learning(algo, model_folder, steps=10, tokens=1)
     assert max(won_share[:4]) < 0.4 and sum(won_share[-2:]) / 2 > 0.85

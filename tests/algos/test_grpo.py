@@ -23,7 +23,8 @@ from tests.builders.nlac import CHAT, SAMPLING, episode, troupe
 
 def grpo(folder: Path, **changes) -> tuple[GRPO, ModelSet]:
     usual = {
-        "episodes_per_group": 3, "normalise": True, "clip": 0.2, "kl": 0.0, "epochs": 1,
+        "episodes_per_group": 3, "normalise_advantages": True, "clip": 0.2,
+        "kl_coef": 0.0, "epochs": 1,
         "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
     }  # fmt: skip
     algo = GRPO(**{**usual, **changes})
@@ -62,7 +63,7 @@ def test_an_advantage_is_the_reward_relative_to_its_group(
     model_folder: Path, normalise: bool, advantages: list[float]
 ):
     episodes = [ended(*row) for row in BATCH]
-    algo, _ = grpo(model_folder, normalise=normalise)
+    algo, _ = grpo(model_folder, normalise_advantages=normalise)
     phase = phase_of(algo, episodes)
     given = [[turn.info["advantage"] for turn in e.turns] for e in episodes]
     expected = [*advantages, 0.0, 0.0]
@@ -80,7 +81,7 @@ def test_a_group_that_ended_all_alike_is_not_trained(model_folder: Path):
 def test_every_trained_token_carries_its_advantage_and_no_other_token_is_trained(
     model_folder: Path,
 ):
-    algo, _ = grpo(model_folder, normalise=False)
+    algo, _ = grpo(model_folder, normalise_advantages=False)
     episodes = [ended(*row) for row in BATCH]
     for played, sample in zip(episodes[:3], phase_of(algo, episodes).samples, strict=True):
         mask = [
@@ -95,7 +96,7 @@ def test_every_trained_token_carries_its_advantage_and_no_other_token_is_trained
 def test_a_restarted_context_makes_a_sample_of_its_own_with_the_same_advantage(
     model_folder: Path,
 ):
-    algo, _ = grpo(model_folder, normalise=False)
+    algo, _ = grpo(model_folder, normalise_advantages=False)
     good, bad = ended("a1", "a", 1.0), ended("a2", "a", 0.0)
     good.turns[1].restart = True
     first, second, _ = phase_of(algo, [good, bad]).samples
@@ -104,7 +105,7 @@ def test_a_restarted_context_makes_a_sample_of_its_own_with_the_same_advantage(
 
 
 def test_a_broken_episode_counts_neither_for_its_group_nor_in_training(model_folder: Path):
-    algo, _ = grpo(model_folder, normalise=False)
+    algo, _ = grpo(model_folder, normalise_advantages=False)
     broken = ended("a4", "a", 0.0, stop="error", error="KeyError: 'x'")
     whole = [ended(*row) for row in BATCH[:3]]
     assert phase_of(algo, [*whole, broken]).samples == phase_of(algo, whole).samples
@@ -123,7 +124,7 @@ def test_old_log_probs_are_the_trainers_own_never_the_generators(model_folder: P
 
 def test_a_reference_is_kept_and_scored_only_where_its_kl_is_paid_for(model_folder: Path):
     free, _ = grpo(model_folder)
-    paid, models = grpo(model_folder, kl=0.1)
+    paid, models = grpo(model_folder, kl_coef=0.1)
     assert list(free.models()) == ["policy"] and list(paid.models()) == ["policy", "reference"]
     batch = [ended(*row) for row in BATCH[:2]]
     assert "reference_logprob" not in phase_of(free, batch).samples[0].streams
@@ -133,7 +134,7 @@ def test_a_reference_is_kept_and_scored_only_where_its_kl_is_paid_for(model_fold
 
 
 def test_the_first_step_is_unclipped_and_makes_the_better_episode_likelier(model_folder: Path):
-    algo, models = grpo(model_folder, kl=0.1, normalise=False)
+    algo, models = grpo(model_folder, kl_coef=0.1, normalise_advantages=False)
     good, bad = ended("a1", "a", 1.0), ended("a2", "a", 0.0)
     bad.turns[1].action = "Is it a dog?"
     bad.turns[1].action_ids = CHAT.encode_action("Is it a dog?")
@@ -153,7 +154,7 @@ def test_the_first_step_is_unclipped_and_makes_the_better_episode_likelier(model
 def test_a_penalty_keeps_the_policy_nearer_to_its_reference(model_folder: Path):
     moved = []
     for kl in (0.0, 30.0):
-        algo, models = grpo(model_folder, kl=kl, clip=10.0)
+        algo, models = grpo(model_folder, kl_coef=kl, clip=10.0)
         good, bad = ended("a1", "a", 1.0), ended("a2", "a", 0.0)
         before = loglikelihood(models, bad)
         learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)

@@ -56,9 +56,9 @@ def test_imitating_an_expert_makes_the_policy_win_more(tmp_path: Path):
 def critic(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A few steps of NLAC with all five roles at work."""
     return trained(
-        tmp_path_factory.mktemp("runs"), "algo=nlac", "steps=6", "algo.warmup=2",
+        tmp_path_factory.mktemp("runs"), "algo=nlac", "steps=6", "algo.critic_warmup=2",
         "algo.turns_per_update=48", "rollout.episodes_per_step=48", "eval.episodes_per_task=1",
-        "algo.advanced.watched_states=6", "algo.advanced.probes=4",
+        "algo.advanced.monitored_states=6", "algo.advanced.probes=4",
     )  # fmt: skip
 
 
@@ -75,9 +75,9 @@ def test_every_role_writes_in_form_and_both_phases_are_trained(critic: Run):
 
 def test_the_critic_learns_that_a_shorter_game_is_lost(tmp_path: Path):
     run = trained(
-        tmp_path, "env.turns=5", "algo=nlac", "steps=10", "algo.warmup=10",
+        tmp_path, "env.turns=5", "algo=nlac", "steps=10", "algo.critic_warmup=10",
         "rollout.episodes_per_step=48", "eval.episodes_per_task=2",
-        "algo.advanced.watched_states=24", "algo.advanced.probes=1",
+        "algo.advanced.monitored_states=24", "algo.advanced.probes=1",
     )  # fmt: skip
     base, *_, final = run.metrics()
     # the base foresees games of 12 turns; in a trial 0.31 fell to 0.15, and 0.14 to 0.07

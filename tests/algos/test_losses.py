@@ -170,7 +170,7 @@ def test_dpo_by_hand_rewards_the_preferred_row():
 def test_imitation_adds_the_preferred_rows_likelihood_per_token_and_no_others():
     rows, mask = [[0.0, -1.0, -2.0], [0.0, -7.0, 0.0]], [[0, 1, 1], [0, 1, 0]]
     outputs, batch = make(rows, mask, reference_logprob=rows)
-    loss, metrics = losses.dpo(outputs, batch, 0.1, imitation=2.0)
+    loss, metrics = losses.dpo(outputs, batch, 0.1, imitation_coef=2.0)
     assert loss.item() == pytest.approx(math.log(2) + 2.0 * 1.5)
     assert metrics["preferred_nll"].item() == 1.5
     found = gradient(loss, outputs).tolist()

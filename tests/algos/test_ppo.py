@@ -88,7 +88,7 @@ def test_the_value_loss_is_a_mean_over_trained_tokens(model_folder: Path, level:
 
 def test_the_value_loss_reaches_the_body_and_the_policy_loss_never_the_head(model_folder: Path):
     gradients = {}
-    for part, changes in {"value": {}, "policy": {"value_weight": 0.0}}.items():
+    for part, changes in {"value": {}, "policy": {"value_coef": 0.0}}.items():
         algo, models = stirred(model_folder, **changes)
         batch = pack(phase_of(algo, [won()]).samples)
         if part == "value":
@@ -112,7 +112,7 @@ def test_a_reference_is_kept_and_scored_only_where_its_kl_is_paid_for(
     model_folder: Path, lora: LoraConfig | None
 ):
     assert list(ppo().models()) == ["policy"]
-    algo, models = stirred(model_folder, lora, kl=0.1, epochs=2)
+    algo, models = stirred(model_folder, lora, kl_coef=0.1, epochs=2)
     (sample,) = phase_of(algo, [won()]).samples
     assert sample.streams["reference_logprob"] == sample.streams["old_logprob"]
     before = models.fingerprint("reference")
@@ -155,7 +155,7 @@ WRONG = {
     "epochs is 0; give at least 1": {"epochs": 0},
     "clip is -0.1; give at least 0": {"clip": -0.1},
     "value_clip is -1; give at least 0": {"value_clip": -1},
-    "value_weight is nan; give at least 0": {"value_weight": float("nan")},
+    "value_coef is nan; give at least 0": {"value_coef": float("nan")},
     "discount is 1.01: a share is at most 1": {"discount": 1.01},
     "gae_lambda is 2: a share is at most 1": {"gae_lambda": 2},
     "gae_lambda is -1; give at least 0": {"gae_lambda": -1},
@@ -170,7 +170,7 @@ def test_numbers_that_cannot_be_are_refused(words: str):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_game_of_chance_is_learned(model_folder: Path, level: str):
-    algo = ppo(level=level, discount=1.0, gae_lambda=0.95, normalise=True, epochs=2,
+    algo = ppo(level=level, discount=1.0, gae_lambda=0.95, normalise_advantages=True, epochs=2,
                optimizer=OptimizerSpec(lr=3e-3))  # fmt: skip
     won_share = success_while_learning(algo, model_folder, steps=9, tokens=2)
     assert won_share[0] < 0.65 and sum(won_share[-2:]) / 2 > 0.85

@@ -148,7 +148,7 @@ def test_a_last_state_beyond_the_models_positions_is_read_as_far_as_they_go(mode
 def test_normalised_advantages_have_mean_0_and_deviation_1_over_all_steps(
     model_folder: Path, level: str
 ):
-    algo, _ = stirred(model_folder, level=level, normalise=True)
+    algo, _ = stirred(model_folder, level=level, normalise_advantages=True)
     episodes = [won(), cut()]
     phase = phase_of(algo, episodes)
     steps = [

@@ -62,9 +62,9 @@ def built(name: str, lr: float, **numbers: Any) -> Algorithm:
     """The algorithm with these numbers."""
     optimizer = OptimizerSpec(lr=lr)
     if name == "self_ac":
-        advanced = Advanced(normalise=True, values="recomputed")
+        advanced = Advanced(normalise_advantages=True, values="recomputed")
         return SelfAC(**settings(optimizer=optimizer, advanced=advanced, **numbers))
-    usual = {"normalise": True, "clip": 0.2, "kl": 0.0, "tokens_per_step": 0}
+    usual = {"normalise_advantages": True, "clip": 0.2, "kl_coef": 0.0, "tokens_per_step": 0}
     return GRPO(optimizer=optimizer, **usual, **numbers)
 
 

@@ -146,14 +146,15 @@ def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
     """The algorithm with plain settings: one forecast, one round, no gate, nothing beside."""
     usual: dict[str, Any] = {
         "turns_per_update": 4, "forecasts": 1, "rounds": 1, "compare": False, "gate": False,
-        "ema": 0.9, "trace": 0.0, "priority": 0.5, "kl": 0.0, "warmup": 0, "replay": 100,
+        "ema_decay": 0.9, "trace": 0.0, "priority_exponent": 0.5, "kl_coef": 0.0,
+        "critic_warmup": 0, "buffer_size": 100,
         "optimizer": OptimizerSpec(lr=1e-2), "prompts": PROMPTS,
     }  # fmt: skip
     rare: dict[str, Any] = {
-        "first_action": "fresh", "keep_optimal": False, "writer": "policy", "control": "none",
+        "first_action": "fresh", "keep_optimal": False, "role_weights": "policy", "control": "none",
         "role_tokens": 40,
         "role_temperature": 1.0, "critique_temperature": 1.0, "tokens_per_step": 0,
-        "successor_tokens_per_step": 0, "watched_states": 4, "watched_actions": 2, "probes": 4,
+        "successor_tokens_per_step": 0, "monitored_states": 4, "monitored_actions": 2, "probes": 4,
     }  # fmt: skip
     return NLAC(**{**usual, **changes}, advanced=Advanced(**{**rare, **(advanced or {})}))
 

@@ -26,22 +26,23 @@ DEMOS = f"data.demos={Path(__file__).parent / 'coin_demos.jsonl'}"
 ALGORITHMS = {
     "sft": ["algo=sft", "algo.optimizer.decay_steps=4"],
     "rft": ["algo=rft"],
-    "grpo": ["algo=grpo", "algo.kl=0.1", "algo.episodes_per_group=4", "algo.epochs=2"],
+    "grpo": ["algo=grpo", "algo.kl_coef=0.1", "algo.episodes_per_group=4", "algo.epochs=2"],
     "ppo": [
-        "algo=ppo", "algo.level=token", "algo.value_clip=0.2", "algo.kl=0.1",
+        "algo=ppo", "algo.level=token", "algo.value_clip=0.2", "algo.kl_coef=0.1",
         "algo.tokens_per_step=300",
     ],
     "archer": [
         "algo=archer", "algo.critic_updates=2", "algo.critic_warmup=1",
-        "algo.episodes_per_update=4", "algo.replay=20",
+        "algo.episodes_per_update=4", "algo.buffer_size=20",
     ],
     "dpo": ["algo=dpo", DEMOS, "algo.tokens_per_step=400", "algo.reference=iteration"],
     "stepagent_implicit": ["algo=stepagent_implicit", DEMOS, "algo.tokens_per_step=300"],
     "stepagent_inverse": ["algo=stepagent_inverse", DEMOS, "algo.fragments_per_update=2"],
     "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo"],
     "nlac": [
-        "algo=nlac", "algo.kl=0.1", "algo.warmup=1", "algo.turns_per_update=8", "algo.replay=20",
-        "algo.advanced.role_tokens=5", "algo.advanced.watched_states=1", "algo.advanced.probes=2",
+        "algo=nlac", "algo.kl_coef=0.1", "algo.critic_warmup=1",
+        "algo.turns_per_update=8", "algo.buffer_size=20",
+        "algo.advanced.role_tokens=5", "algo.advanced.monitored_states=1", "algo.advanced.probes=2",
     ],
 }  # fmt: skip
 SPEAKER = "hardware=speaker"

@@ -35,7 +35,7 @@ OTHER = episode("other", ["Is it old?", "Is it an owl?"], success=True)
 
 def implicit(**changes: Any) -> StepAgentImplicit:
     usual: dict[str, Any] = {
-        "fragments_per_update": 0, "tried": "turn", "beta": 0.1, "imitation": 0.0,
+        "fragments_per_update": 0, "attempt": "turn", "beta": 0.1, "imitation_coef": 0.0,
         "reference": "start", "epochs": 1, "tokens_per_step": 0, "optimizer": ADAM,
     }  # fmt: skip
     return StepAgentImplicit(**{**usual, **changes})
@@ -43,8 +43,8 @@ def implicit(**changes: Any) -> StepAgentImplicit:
 
 def inverse(ppo_changes: dict[str, Any] | None = None, **changes: Any) -> StepAgentInverse:
     usual: dict[str, Any] = {
-        "fragments_per_update": 3, "tries": 2, "tried": "turn", "rollout": "fragment",
-        "reward": "logit", "reward_clip": 5.0, "imitation": 0.0,
+        "fragments_per_update": 3, "attempts": 2, "attempt": "turn", "rollout": "fragment",
+        "reward": "logit", "reward_clip": 5.0, "imitation_coef": 0.0,
         "discriminator_epochs": 1, "discriminator_tokens_per_step": 0,
         "discriminator_optimizer": ADAM, "ppo": ppo(**{"optimizer": ADAM, **(ppo_changes or {})}),
     }  # fmt: skip
@@ -53,7 +53,7 @@ def inverse(ppo_changes: dict[str, Any] | None = None, **changes: Any) -> StepAg
 
 def eto(**changes: Any) -> DPO:
     usual: dict[str, Any] = {
-        "beta": 0.1, "imitation": 0.0, "reference": "start", "epochs": 1, "tokens_per_step": 0,
+        "beta": 0.1, "imitation_coef": 0.0, "reference": "start", "epochs": 1, "tokens_per_step": 0,
         "optimizer": ADAM,
     }  # fmt: skip
     return DPO(**{**usual, **changes})

@@ -16,7 +16,8 @@ NAMES = {
     "algo.clp=0.1": "algo.clp is not a key of algo; did you mean 'clip'?",
     "steps=many": "steps must be an integer, not 'many'",
     "algo.clip=wide": "algo.clip must be a float, not 'wide'",
-    "algo.normalise=perhaps": "algo.normalise must be a boolean, not 'perhaps'",
+    "algo.normalise_advantages=perhaps": "algo.normalise_advantages "
+    "must be a boolean, not 'perhaps'",
     "eval.splits=test": "eval.splits must be a list of strings, not 'test'",
     "eval.splits=[tset]": "unknown split 'tset': use 'train' or 'test'",
     "eval.splits=[]": "eval.splits is empty; name at least one",
@@ -97,10 +98,10 @@ def test_a_scalar_critic_that_cannot_be_is_refused(tmp_path: Path, overrides: st
 NLAC = {
     "algo.forecasts=0": "forecasts is 0; give at least 1",
     "algo.rounds=0": "rounds is 0; give at least 1",
-    "algo.replay=0": "replay is 0; give at least 1",
+    "algo.buffer_size=0": "buffer_size is 0; give at least 1",
     "algo.turns_per_update=0": "turns_per_update is 0; give at least 1",
-    "algo.ema=1.5": "ema is 1.5: a share is at most 1",
-    "algo.kl=-0.1": "kl is -0.1; give at least 0",
+    "algo.ema_decay=1.5": "ema_decay is 1.5: a share is at most 1",
+    "algo.kl_coef=-0.1": "kl_coef is -0.1; give at least 0",
     "algo.advanced.probes=0": "probes is 0; give at least 1",
     "algo.advanced.control=all": "algo.advanced.control must be one of none, shuffled_outcomes",
     "algo.prompts.refine='{critic}'": "prompts.refine asks for 'critic'; it can be given critique",
@@ -120,9 +121,9 @@ DEMONSTRATED = {
     "rft data.demos=x.jsonl": "algo 'rft' reads no demonstrations; leave data.demos out, or start",
     "sft data.demos=none.jsonl": "demonstrations 'none.jsonl' cannot be read (No such file",
     "dpo env=twentyq": "{demos} line 1: its task 'train-0' is of another environment; mend it, or",
-    "stepagent_implicit algo.tried=all": "algo.tried must be one of turn, last_line, not 'all'",
+    "stepagent_implicit algo.attempt=all": "algo.attempt must be one of turn, last_line, not 'all'",
     "stepagent_inverse algo.reward=high": "algo.reward must be one of logit, unlike_agent, like_",
-    "stepagent_inverse algo.ppo.entropy=-1": "entropy is -1.0; give at least 0",
+    "stepagent_inverse algo.ppo.entropy_coef=-1": "entropy_coef is -1.0; give at least 0",
     "stepagent_inverse algo.ppo.clipp=1": "algo.ppo.clipp is not a key of algo.ppo; did you mean",
 }
 

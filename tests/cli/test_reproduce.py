@@ -39,7 +39,8 @@ def test_the_ablations_are_what_their_names_say():
 
     plain = algo("nlac")
     assert (algo("k1").forecasts, algo("k4").forecasts, algo("m2").rounds) == (1, 4, 2)
-    assert (algo("on_policy").replay, algo("on_policy").priority) == (128, 0)
+    on_policy = algo("on_policy")
+    assert (on_policy.buffer_size, on_policy.priority_exponent) == (128, 0)
     assert algo("shuffled_outcomes").advanced.control == "shuffled_outcomes"
     for name in ("k1", "m2", "nlql", "nlrl", "monte_carlo", "self_distillation", "refined"):
         same = {key for key in plain if key in algo(name) and plain[key] == algo(name)[key]}
@@ -142,7 +143,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, agentrl: Agentrl):
 def test_toy_sizes_are_set_where_a_preset_has_the_key():
     told = toy(compose(["experiment=twentyq_archer"]))
     assert {"steps=1", "algo.critic_warmup=0"} <= set(told)
-    assert not any(one.startswith(("algo.warmup", "rollout.texts")) for one in told)
+    assert not any(one.startswith(("algo.turns_per_update", "rollout.texts")) for one in told)
     assert "init=null" in toy(compose(["experiment=math_stepagent_inverse"]))
 
 

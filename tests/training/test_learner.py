@@ -100,7 +100,13 @@ def test_the_same_seed_gives_bitwise_equal_weights_and_another_seed_does_not(fol
 @pytest.mark.parametrize("lora", [None, LORA])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_four_steps_equal_two_a_save_a_fresh_load_and_two_more(folder, tmp_path, lora, dtype):
-    settings = {"lora": lora, "dtype": dtype, "warmup": 3, "decay_steps": 9, "weight_decay": 0.01}
+    settings = {
+        "lora": lora,
+        "dtype": dtype,
+        "warmup_steps": 3,
+        "decay_steps": 9,
+        "weight_decay": 0.01,
+    }
 
     def train(bench, steps):
         for step in steps:

@@ -40,7 +40,7 @@ def test_samples_that_do_not_divide_into_groups_are_refused():
 
 def test_the_learning_rate_warms_up_then_falls_by_a_cosine_to_zero():
     weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = Optimizer([("w", weight)], OptimizerSpec(lr=8.0, warmup=4, decay_steps=12))
+    optimizer = Optimizer([("w", weight)], OptimizerSpec(lr=8.0, warmup_steps=4, decay_steps=12))
     rates = []
     for _ in range(14):
         rates.append(optimizer.lr)

@@ -5,7 +5,7 @@ action and is trained off-policy by a language Bellman backup; the evaluator tur
 critique; the refiner rewrites the action by it; the rewritten action is distilled into the plain
 policy. No policy gradient. Our choices where the paper is silent: the evaluator may also read
 forecasts of another action of the same state (`compare`), the policy stays frozen for the first
-`warmup` steps, and a gate drops refinements that their own critique does not call optimal.
+`critic_warmup` steps, and a gate drops refinements that their own critique does not call optimal.
 """
 
 from __future__ import annotations
@@ -38,39 +38,38 @@ Lesson = tuple[TurnRef, list[int]]
 @dataclass(frozen=True, kw_only=True)
 class Advanced:
     """Rarely changed. With `keep_optimal` an action that its critique calls optimal stays as it is,
-    else the refiner is asked all the same. `writer` names the weights that write critiques and
-    refinements: nothing trains these roles, so the live policy forgets them and its start
-    (reference) does not.
-    `control` spoils one part on purpose: what NLAC gains over it is that part's work.
-    The successor's targets are mostly one sampled outcome each, so one step on all of them
-    (`successor_tokens_per_step` 0) follows their noise less than many small ones.
-    `watched_states`, `watched_actions` and `probes` size the measurements at evaluation."""
+    else the refiner is asked all the same. `role_weights` names the weights that write critiques
+    and refinements: nothing trains these roles, so the live policy forgets them and its start
+    (reference) does not. `control` spoils one part on purpose: what NLAC gains over it is that
+    part's work. The successor's targets are mostly one sampled outcome each, so one step on all of
+    them (`successor_tokens_per_step` 0) follows their noise less than many small ones.
+    `monitored_states`, `monitored_actions` and `probes` size the measurements at evaluation."""
 
     first_action: Literal["fresh", "stored"]
     keep_optimal: bool
-    writer: Literal["policy", "target", "reference"]
+    role_weights: Literal["policy", "target", "reference"]
     control: Literal["none", "shuffled_outcomes", "shuffled_critiques", "empty_critiques"]
     role_tokens: int
     role_temperature: float
     critique_temperature: float
     tokens_per_step: int
     successor_tokens_per_step: int
-    watched_states: int
-    watched_actions: int
+    monitored_states: int
+    monitored_actions: int
     probes: int
 
     def __post_init__(self) -> None:
-        require_at_least(1, role_tokens=self.role_tokens, watched_actions=self.watched_actions)
+        require_at_least(1, role_tokens=self.role_tokens, monitored_actions=self.monitored_actions)
         require_at_least(1, probes=self.probes)
         require_at_least(
-            0, role_temperature=self.role_temperature, watched_states=self.watched_states
+            0, role_temperature=self.role_temperature, monitored_states=self.monitored_states
         )
         require_at_least(0, critique_temperature=self.critique_temperature)
 
 
 @dataclass(kw_only=True)
 class NLAC(Algorithm):
-    """`forecasts` is the paper's k, `rounds` its m; `ema` is the share that the target keeps;
+    """`forecasts` is the paper's k, `rounds` its m; `ema_decay` is the share that the target keeps;
     `trace` chains backups along what was played (0: the paper's single one)."""
 
     turns_per_update: int
@@ -78,12 +77,12 @@ class NLAC(Algorithm):
     rounds: int
     compare: bool
     gate: bool
-    ema: float
+    ema_decay: float
     trace: float
-    priority: float
-    kl: float
-    warmup: int
-    replay: int
+    priority_exponent: float
+    kl_coef: float
+    critic_warmup: int
+    buffer_size: int
     optimizer: OptimizerSpec
     advanced: Advanced
     prompts: Prompts
@@ -92,15 +91,20 @@ class NLAC(Algorithm):
     refine: Refinement = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_at_least(1, turns_per_update=self.turns_per_update, replay=self.replay)
+        require_at_least(1, turns_per_update=self.turns_per_update, buffer_size=self.buffer_size)
         require_at_least(1, forecasts=self.forecasts, rounds=self.rounds)
-        require_at_least(0, priority=self.priority, kl=self.kl, warmup=self.warmup)
-        require_fraction(ema=self.ema, trace=self.trace)
+        require_at_least(
+            0,
+            priority_exponent=self.priority_exponent,
+            kl_coef=self.kl_coef,
+            critic_warmup=self.critic_warmup,
+        )
+        require_fraction(ema_decay=self.ema_decay, trace=self.trace)
 
     @property
     def replay_capacity(self) -> int:
         """Episodes kept for replay."""
-        return self.replay
+        return self.buffer_size
 
     def models(self) -> dict[str, ModelSpec]:
         """The policy speaks all roles; the target writes backups; the reference is the start."""
@@ -116,31 +120,33 @@ class NLAC(Algorithm):
         advanced = self.advanced
         self.roles = Roles(
             context, self.prompts, advanced.role_tokens, advanced.role_temperature,
-            advanced.critique_temperature, advanced.writer,
+            advanced.critique_temperature, advanced.role_weights,
         )  # fmt: skip
         self.backup = LanguageBackup(self.roles, self.prompts.backup, self.trace)
         self.refine = Refinement(
             roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, compare=self.compare,
-            gate=self.gate, keep=advanced.keep_optimal, writer=advanced.writer,
+            gate=self.gate, keep=advanced.keep_optimal, writer=advanced.role_weights,
             control=advanced.control,
         )  # fmt: skip
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Policy evaluation by the language Bellman backup, then improvement by refinement."""
         self.roles.begin("nlac", self.context.step)
-        keys = buffer.sample_turns(self.turns_per_update, self.roles.seed("replay"), self.priority)
+        keys = buffer.sample_turns(
+            self.turns_per_update, self.roles.seed("replay"), self.priority_exponent
+        )
         places = [TurnRef(buffer.episode(key), key.turn) for key in keys]
 
         targets = self.language_backup(places, buffer.episodes())
         told = [row for row in zip(keys, places, targets, strict=True) if row[2]]
         samples = [self._successor(place, y) for _, place, y in told if y]
-        if self.priority:
+        if self.priority_exponent:
             buffer.set_priorities([key for key, _, _ in told], self._losses(samples))
         untold = 1 - len(samples) / len(places)
         yield self._phase("successor", samples, {"nlac/unparsed_targets": untold})
         self._move_target()
 
-        if self.context.step >= self.warmup:
+        if self.context.step >= self.critic_warmup:
             lessons, metrics = self.improve(places)
             yield self._phase("policy", self._anchored(lessons), metrics)
 
@@ -180,7 +186,7 @@ class NLAC(Algorithm):
 
     def _move_target(self) -> None:
         models = self.context.models
-        models.ema_update("target", "policy", self.ema)
+        models.ema_update("target", "policy", self.ema_decay)
         self.context.generator.load("target", models.version("target"))
 
     # policy improvement
@@ -198,13 +204,14 @@ class NLAC(Algorithm):
     def _anchored(self, lessons: list[Lesson]) -> list[Sample]:
         """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""
         samples = [completion_sample(place.state, action) for place, action in lessons]
-        if self.kl:
-            add_logprobs(self.context.models.module("reference"), samples, "reference_logprob")
+        if self.kl_coef:
+            start = self.context.models.module("reference")
+            add_logprobs(start, samples, "reference_logprob")
         return samples
 
     def distil(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The likelihood of the refined actions, and `kl` times the divergence from the start."""
-        return with_kl(nll(outputs, batch), outputs, batch, self.kl)
+        """The likelihood of the refined actions, and `kl_coef` times the KL from the start."""
+        return with_kl(nll(outputs, batch), outputs, batch, self.kl_coef)
 
     def _phase(self, name: str, samples: list[Sample], metrics: dict[str, float]) -> Phase:
         policy, advanced = name == "policy", self.advanced

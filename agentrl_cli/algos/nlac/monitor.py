@@ -69,7 +69,7 @@ def critic(algo: NLAC, episodes: list[Episode]) -> dict[str, float]:
     """All measurements on states of these episodes, `nlac/…` and `policy/kl_from_start`."""
     rng = random.Random(algo.roles.seed("states"))
     turns = [TurnRef(episode, t) for episode in episodes for t in range(len(episode.turns))]
-    count = algo.advanced.watched_states
+    count = algo.advanced.monitored_states
     if not turns or not count:
         return {}
     places = rng.sample(turns, min(len(turns), 4 * count))
@@ -101,7 +101,7 @@ def calibration(roles: Roles, places: list[TurnRef], model: str = "policy") -> d
 def discrimination(algo: NLAC, places: list[TurnRef]) -> dict[str, float]:
     """Forecast values of several actions of each state against their probed values; and the refined
     action's probed gain over the fresh action that it was made from."""
-    roles, probed_each = algo.roles, algo.advanced.watched_actions
+    roles, probed_each = algo.roles, algo.advanced.monitored_actions
     rows = [place for place in places for _ in range(probed_each)]
     actions = roles.act(rows)
     forecasts = roles.forecast(rows, actions, FORECASTS)

@@ -123,8 +123,8 @@ class NLACSelfDistillation(NLAC):
         require_at_least(1, rollouts=self.rollouts)
         for control in ("shuffled_outcomes", "shuffled_critiques", "empty_critiques"):
             refuse_control(self, control)
-        if self.advanced.writer == "target":
-            raise UserError("algo.advanced.writer is target, of which there is none here")
+        if self.advanced.role_weights == "target":
+            raise UserError("algo.advanced.role_weights is target, of which there is none here")
         refuse_keeping(self)
 
     def models(self) -> dict[str, ModelSpec]:
@@ -152,7 +152,7 @@ class NLACSelfDistillation(NLAC):
             self.context.chat.role(place.state, first, fill(self.prompts.refine, critique=text))
             for (place, _), first, text in zip(known, firsts, told, strict=True)
         ]
-        refined = self.roles.refine(prompts, self.advanced.writer)
+        refined = self.roles.refine(prompts, self.advanced.role_weights)
         pairs = list(zip([place for place, _ in known], refined, strict=True))
         lessons = [(place, ids) for place, ids in pairs if self.roles.ended(ids)]
         changed = [float(a != b) for a, b in zip(firsts, refined, strict=True)]
@@ -173,7 +173,7 @@ class NLACSelfDistillation(NLAC):
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Drift alone: there is no critic to measure."""
-        return monitor.drift(self, episodes) if self.advanced.watched_states else {}
+        return monitor.drift(self, episodes) if self.advanced.monitored_states else {}
 
 
 def end(episode: Episode) -> str:

@@ -54,12 +54,12 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 @dataclass(frozen=True, kw_only=True)
 class Advanced:
-    """`normalise` takes from every advantage their mean over the update's turns, as it was before
-    the update, and divides by their deviation: values that are all too high or too low, as in the
-    first updates, then discourage or reinforce nothing as a whole. `values` says which V targets
-    and advantages rest on: each pass's own, or the one read before the update."""
+    """`normalise_advantages` takes from every advantage their mean over the update's turns, as it
+    was before the update, and divides by their deviation: values that are all too high or too low,
+    as in the first updates, then discourage or reinforce nothing as a whole. `values` says which V
+    targets and advantages rest on: each pass's own, or the one read before the update."""
 
-    normalise: bool
+    normalise_advantages: bool
     values: Literal["recomputed", "frozen"]
 
 
@@ -118,7 +118,7 @@ class SelfAC(Algorithm):
         """One phase: each episode is one packed sample (one for each segment between restarts)."""
         packed = self.read(episodes)
         samples = [sample for one in packed for sample in one.samples]
-        self.scale = scale_of(packed) if self.advanced.normalise else (0.0, 1.0)
+        self.scale = scale_of(packed) if self.advanced.normalise_advantages else (0.0, 1.0)
         yield Phase(
             "actor_critic", samples, self.loss, epochs=self.epochs,
             tokens_per_step=self.tokens_per_step, units=turns_of,

@@ -57,12 +57,13 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 class StepAgentImplicit(Algorithm):
     """Practises at `fragments_per_update` fragments (0: at all): whole turns, or only the last line
     behind the expert's thought. `reference` is the model the run started from, or the policy at the
-    start of each update; `imitation` weighs the expert's own likelihood beside the preference."""
+    start of each update; `imitation_coef` weighs the expert's own likelihood beside the preference.
+    """
 
     fragments_per_update: int
-    tried: Literal["turn", "last_line"]
+    attempt: Literal["turn", "last_line"]
     beta: float
-    imitation: float
+    imitation_coef: float
     reference: Literal["start", "iteration"]
     epochs: int
     tokens_per_step: int
@@ -70,7 +71,7 @@ class StepAgentImplicit(Algorithm):
 
     def __post_init__(self) -> None:
         require_at_least(1, epochs=self.epochs)
-        require_at_least(0, beta=self.beta, imitation=self.imitation)
+        require_at_least(0, beta=self.beta, imitation_coef=self.imitation_coef)
         require_at_least(0, fragments_per_update=self.fragments_per_update)
         require_at_least(0, tokens_per_step=self.tokens_per_step)
 
@@ -90,12 +91,12 @@ class StepAgentImplicit(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Practise, then one phase of pairs."""
-        found = fragments(self.context, self.tried, self.fragments_per_update)
+        found = fragments(self.context, self.attempt, self.fragments_per_update)
         tries = attempt_fragments(self.context, found)
         pairs = [pair(one) for one in tries if not one.matches]
         renew_reference(self.context.models, self.reference)
         metrics = match_metrics(tries) | {"stepagent/dropped": float(len(tries) - len(pairs))}
-        loss = partial(dpo, beta=self.beta, imitation=self.imitation)
+        loss = partial(dpo, beta=self.beta, imitation_coef=self.imitation_coef)
         yield preference_phase(
             self.context.models, pairs, loss, epochs=self.epochs,
             tokens_per_step=self.tokens_per_step, metrics=metrics,
@@ -104,18 +105,18 @@ class StepAgentImplicit(Algorithm):
 
 @dataclass(kw_only=True)
 class StepAgentInverse(Algorithm):
-    """`rollout` says where the policy acts: `tries` times at each of `fragments_per_update`
-    fragments (0: at a `tries`-th of all; whole turns, or only the last line behind the expert's
+    """`rollout` says where the policy acts: `attempts` times at each of `fragments_per_update`
+    fragments (0: at a `attempts`-th of all; whole turns, or only the last line behind the expert's
     thought), or through whole episodes of its own. Rewards are held within +-`reward_clip`;
-    `imitation` weighs the expert's own likelihood beside PPO's loss."""
+    `imitation_coef` weighs the expert's own likelihood beside PPO's loss."""
 
     fragments_per_update: int
-    tries: int
-    tried: Literal["turn", "last_line"]
+    attempts: int
+    attempt: Literal["turn", "last_line"]
     rollout: Literal["fragment", "environment"]
     reward: Literal["logit", "unlike_agent", "like_expert"]
     reward_clip: float
-    imitation: float
+    imitation_coef: float
     discriminator_epochs: int
     discriminator_tokens_per_step: int
     discriminator_optimizer: OptimizerSpec
@@ -123,10 +124,10 @@ class StepAgentInverse(Algorithm):
 
     def __post_init__(self) -> None:
         require_at_least(1, discriminator_epochs=self.discriminator_epochs)
-        require_at_least(2, tries=self.tries)
+        require_at_least(2, attempts=self.attempts)
         require_at_least(0, fragments_per_update=self.fragments_per_update)
         require_at_least(0, discriminator_tokens_per_step=self.discriminator_tokens_per_step)
-        require_at_least(0, reward_clip=self.reward_clip, imitation=self.imitation)
+        require_at_least(0, reward_clip=self.reward_clip, imitation_coef=self.imitation_coef)
 
     @property
     def demo_use(self) -> Literal["never", "may", "must"]:
@@ -162,9 +163,11 @@ class StepAgentInverse(Algorithm):
 
     def _practised(self) -> Iterator[Phase]:
         """The discriminator learns at half of the fragments and rewards the tries at the others."""
-        found = fragments(self.context, self.tried, self.fragments_per_update, self.tries)
-        tries = attempt_fragments(self.context, [one for one in found for _ in range(self.tries)])
-        seen, unseen = discriminator_halves(tries, self.tries, self.context)
+        found = fragments(self.context, self.attempt, self.fragments_per_update, self.attempts)
+        tries = attempt_fragments(
+            self.context, [one for one in found for _ in range(self.attempts)]
+        )
+        seen, unseen = discriminator_halves(tries, self.attempts, self.context)
         yield self._discrimination(self._shown(seen), own_acts(seen), match_metrics(tries))
         rewards = self.rewards(own_acts(unseen))
         advantages = shrink_to_unit_std(
@@ -176,7 +179,7 @@ class StepAgentInverse(Algorithm):
             "stepagent/reward_gap": self._gap(self._shown(seen), self.rewards(own_acts(seen))),
             "stepagent/heldout_gap": self._gap(self._shown(unseen), rewards),
         }
-        practised = [one.fragment for one in unseen[:: self.tries]]
+        practised = [one.fragment for one in unseen[:: self.attempts]]
         yield self._with_expert(
             phase, [completion_sample(one.state, one.action) for one in practised]
         )
@@ -200,10 +203,14 @@ class StepAgentInverse(Algorithm):
 
     def _shown(self, tries: list[Attempt]) -> list[Act]:
         """The expert's turns at these fragments."""
-        return [act(one.fragment.place) for one in tries[:: self.tries]]
+        return [act(one.fragment.place) for one in tries[:: self.attempts]]
 
     def _with_expert(self, phase: Phase, shown: list[Sample]) -> Phase:
-        return with_expert_likelihood(phase, shown, self.imitation) if self.imitation else phase
+        return (
+            with_expert_likelihood(phase, shown, self.imitation_coef)
+            if self.imitation_coef
+            else phase
+        )
 
     def _discrimination(
         self, shown: list[Act], acted: list[Act], metrics: dict[str, float]

@@ -52,16 +52,16 @@ def surrogate_phase(samples: list[Sample], advantages: list[float], ppo: PPO) ->
         sample.streams["advantage"] = [advantage * trained for trained in sample.mask]
     models = ppo.context.models
     add_logprobs(models.module("policy"), samples, "old_logprob")
-    if ppo.kl:
+    if ppo.kl_coef:
         add_logprobs(models.module("reference"), samples, "reference_logprob")
 
     def loss(outputs: Outputs, batch: Batch) -> Loss:
-        near = with_kl(clipped_ratio(outputs, batch, ppo.clip), outputs, batch, ppo.kl)
-        return with_entropy(near, outputs, ppo.entropy)
+        near = with_kl(clipped_ratio(outputs, batch, ppo.clip), outputs, batch, ppo.kl_coef)
+        return with_entropy(near, outputs, ppo.entropy_coef)
 
     return Phase(
         "policy", samples, loss, epochs=ppo.epochs, tokens_per_step=ppo.tokens_per_step,
-        entropy_gradient=ppo.entropy > 0,
+        entropy_gradient=ppo.entropy_coef > 0,
     )  # fmt: skip
 
 

@@ -38,11 +38,11 @@ class Reply:
 @dataclass(kw_only=True)
 class MathEnv(Env):
     """`data` null: the built-in problems, `problems` and `test_problems` of each level. Else a
-    file, a folder or a data set's id, see rows.py; `tries` counts for `retry` only."""
+    file, a folder or a data set's id, see rows.py; `attempts` counts for `retry` only."""
 
     instruction: str
     turns: Literal["single", "thoughts", "retry"]
-    tries: int
+    attempts: int
     data: str | None
     test_data: str | None
     test_share: float
@@ -55,7 +55,7 @@ class MathEnv(Env):
 
     def __post_init__(self) -> None:
         require_at_least(
-            1, tries=self.tries, problems=self.problems, test_problems=self.test_problems
+            1, attempts=self.attempts, problems=self.problems, test_problems=self.test_problems
         )
         require_fraction(test_share=self.test_share)
 
@@ -90,7 +90,7 @@ class MathEnv(Env):
 
     def reset(self, task: Task, seed: int) -> list[Message]:
         """Pose the problem. Nothing is drawn, so the seed changes nothing."""
-        self.reply = Reply(task, self.tries - 1 if self.turns == "retry" else 0)
+        self.reply = Reply(task, self.attempts - 1 if self.turns == "retry" else 0)
         return [Message("user", task.data["problem"])]
 
     def step(self, action: str) -> Step:

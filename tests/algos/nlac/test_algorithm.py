@@ -174,7 +174,7 @@ def test_a_turn_that_is_drawn_twice_is_trained_twice_and_not_counted_as_unparsed
 def test_the_target_moves_by_the_moving_average_after_the_successor_has_learned(
     model_folder: Path,
 ):
-    algo = nlac(ema=0.75, warmup=1)
+    algo = nlac(ema_decay=0.75, critic_warmup=1)
     models, generator = weights(algo, model_folder), troupe()
     bound(algo, generator, models)
     before = {key: w.detach().clone() for key, w in models.weights("target").items()}
@@ -188,7 +188,7 @@ def test_the_target_moves_by_the_moving_average_after_the_successor_has_learned(
 
 
 def test_the_reference_stays_where_the_policy_began(model_folder: Path):
-    algo = nlac(kl=0.5)
+    algo = nlac(kl_coef=0.5)
     models = weights(algo, model_folder)
     bound(algo, troupe(), models)
     before = models.fingerprint("policy")
@@ -200,7 +200,7 @@ def test_the_reference_stays_where_the_policy_began(model_folder: Path):
 def test_an_anchored_policy_stays_nearer_to_its_start(model_folder: Path):
     drifts = []
     for kl in (0.0, 3.0):
-        algo = nlac(kl=kl, turns_per_update=5)
+        algo = nlac(kl_coef=kl, turns_per_update=5)
         models = weights(algo, model_folder)
         bound(algo, troupe(), models)
         for _ in range(6):
@@ -237,13 +237,13 @@ def test_a_priority_is_the_mean_loss_of_the_turns_target(models: ModelSet):
 
 
 def test_priorities_stay_alone_where_replay_is_uniform(models: ModelSet):
-    algo, buffer = bound(nlac(priority=0.0), troupe(), models), filled(WON, LOST)
+    algo, buffer = bound(nlac(priority_exponent=0.0), troupe(), models), filled(WON, LOST)
     updated(algo, buffer)
     assert {p for row in buffer.state()["priorities"] for p in row} == {1.0}
 
 
 def test_the_policy_rests_during_the_warmup(models: ModelSet):
-    algo = bound(nlac(warmup=2), troupe(), models)
+    algo = bound(nlac(critic_warmup=2), troupe(), models)
     names = []
     for step in range(3):
         algo.context.step = step

@@ -172,7 +172,7 @@ def test_discrimination_sets_forecasts_of_one_state_against_probed_outcomes(
     models: ModelSet, forecasts: dict[str, str], auc: float
 ):
     generator = walker([JUMP, GO], forecasts)
-    algo = watching(nlac(advanced={"watched_actions": 4}), PATH, generator, models)
+    algo = watching(nlac(advanced={"monitored_actions": 4}), PATH, generator, models)
     starts = [EpisodeStart(PATH.tasks("train")[0], "g", seed, f"e{seed}") for seed in range(6)]
     rows = [place for place in places(*rolled(PATH, generator, starts)) if place.turn == 0]
     found = monitor.discrimination(algo, rows)
@@ -210,7 +210,7 @@ def test_watching_measures_nothing_where_no_state_is_watched_and_changes_no_weig
     start = EpisodeStart(PATH.tasks("train")[0], "g", 0, "e")
     episodes = rolled(PATH, generator, [start])
     before = [models.fingerprint(name) for name in models.names]
-    algo = watching(nlac(advanced={"watched_states": 0}), PATH, generator, models)
+    algo = watching(nlac(advanced={"monitored_states": 0}), PATH, generator, models)
     assert algo.monitor(episodes) == {}
     found = watching(nlac(), PATH, generator, models).monitor(episodes)
     assert {"nlac/brier", "nlac/auc_within", "nlac/refined_gain"} <= found.keys()

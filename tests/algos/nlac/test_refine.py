@@ -49,7 +49,7 @@ def test_all_forecasts_and_all_rounds_are_written_and_each_round_reads_those_bef
         evaluate=lambda text, draw: f"Optimality: No. Round {text.count('Refine it.')}.",
         refine=lambda text, draw: f"Is it a try {text.count('Refine it.')}?",
     )
-    algo = bound(nlac(forecasts=3, rounds=2, warmup=0), generator, models)
+    algo = bound(nlac(forecasts=3, rounds=2, critic_warmup=0), generator, models)
     (chain,) = refined(algo, generator)
     assert [(call.role, call.sampling.n) for call in generator.calls] == [
         ("forecast", 3), ("evaluate", 1), ("refine", 1),
@@ -148,7 +148,9 @@ def test_the_action_to_refine_is_a_fresh_or_the_stored_one(models: ModelSet, fir
 
 
 def test_the_anchor_carries_the_starts_log_probs(models: ModelSet):
-    (sample, *_) = updated(bound(nlac(kl=0.1), troupe(), models), filled(WON))["policy"].samples
+    (sample, *_) = updated(bound(nlac(kl_coef=0.1), troupe(), models), filled(WON))[
+        "policy"
+    ].samples
     row = sample.streams["reference_logprob"]
     assert [bool(x) for x in row] == [bool(m) for m in sample.mask]
     free = updated(bound(nlac(), troupe(), models), filled(WON))["policy"]
@@ -160,7 +162,7 @@ def test_critiques_and_refinements_are_written_by_the_named_weights_forecasts_by
     models: ModelSet, writer: str
 ):
     generator = troupe(evaluate="Optimality: No. It loses.")
-    refined(bound(nlac(gate=True, advanced={"writer": writer}), generator, models), generator)
+    refined(bound(nlac(gate=True, advanced={"role_weights": writer}), generator, models), generator)
     written_by = [(call.role, call.model) for call in generator.calls]
     judged = [("forecast", "policy"), ("evaluate", writer)]
     assert written_by == [*judged, ("refine", writer), *judged]

@@ -64,7 +64,7 @@ def played_on(starts: list[EpisodeStart]) -> list[Episode]:
 
 def test_monte_carlo_targets_are_the_episode_s_own_end_and_nothing_is_asked_for(models: ModelSet):
     cast = troupe()
-    algo = bound(variant(NLACMonteCarlo, turns_per_update=6, warmup=9), cast, models)
+    algo = bound(variant(NLACMonteCarlo, turns_per_update=6, critic_warmup=9), cast, models)
     phase = updated(algo, filled(WON, LOST, CUT))["successor"]
     told = sorted(map(written, phase.samples))
     assert told == [
@@ -86,7 +86,9 @@ def test_nlrl_draws_a_value_from_fresh_rollouts_of_the_action(models: ModelSet):
         return played_on(given)
 
     cast = troupe(backup="It mostly fails. Failure.")
-    algo = wired(variant(NLRL, turns_per_update=5, warmup=9, rollouts=3), cast, models, probe)
+    algo = wired(
+        variant(NLRL, turns_per_update=5, critic_warmup=9, rollouts=3), cast, models, probe
+    )
     phase = updated(algo, filled(WON, LOST))["successor"]
     assert len(starts) == 3 * 5 and len({start.seed for start in starts}) == 15
     by_place = {(s.id.partition("-")[0], len(s.forced), s.forced[-1].action) for s in starts}
@@ -100,7 +102,9 @@ def test_nlrl_draws_a_value_from_fresh_rollouts_of_the_action(models: ModelSet):
 
 
 def test_nlrl_leaves_out_what_names_no_outcome(models: ModelSet):
-    algo = wired(variant(NLRL, warmup=9, rollouts=1), troupe(backup="Well."), models, played_on)
+    algo = wired(
+        variant(NLRL, critic_warmup=9, rollouts=1), troupe(backup="Well."), models, played_on
+    )
     phase = updated(algo, filled(WON))["successor"]
     assert phase.samples == [] and phase.metrics["nlac/unparsed_targets"] == 1
 
@@ -186,7 +190,7 @@ def test_self_distillation_leaves_out_rollouts_that_broke(models: ModelSet):
         (NLACMonteCarlo, {"control": "shuffled_outcomes"}, {}),
         (NLRL, {"control": "shuffled_outcomes"}, {"rollouts": 2}),
         (NLACSelfDistillation, {"control": "empty_critiques"}, {"rollouts": 2}),
-        (NLACSelfDistillation, {"writer": "target"}, {"rollouts": 2}),
+        (NLACSelfDistillation, {"role_weights": "target"}, {"rollouts": 2}),
         (NLACSelfDistillation, {"keep_optimal": True}, {"rollouts": 2}),
         (NLQL, {"keep_optimal": True}, {"candidates": 2}),
         (NLQL, {}, {"candidates": 1}),
@@ -227,4 +231,4 @@ def test_only_algorithms_that_refine_can_play_refined():
     from agentrl_cli.algos.sft import SFT
 
     with pytest.raises(UserError, match="needs an algorithm that refines"):
-        SFT.refined(object())  # type: ignore[arg-type]
+        SFT.refined_generator(object())  # type: ignore[arg-type]

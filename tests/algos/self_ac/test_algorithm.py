@@ -67,7 +67,9 @@ def test_the_loss_of_a_won_episode_by_hand(model_folder: Path):
 def test_frozen_values_are_those_from_before_the_update_in_targets_and_advantages(
     model_folder: Path, values: Literal["recomputed", "frozen"]
 ):
-    algo, models = self_ac(model_folder, advanced=Advanced(normalise=False, values=values))
+    algo, models = self_ac(
+        model_folder, advanced=Advanced(normalise_advantages=False, values=values)
+    )
     models.weights("policy")["head.bias"].data.fill_(0.25)
     _, won = algo.loss(*said(phase_of(algo, played("a", [0.0, 1.0])), [[0.1, 0.2, 0.4]]))
     v0, v1, v2 = (0.25, 0.25, 0.25) if values == "frozen" else (0.1, 0.2, 0.4)
@@ -85,7 +87,7 @@ def test_frozen_values_are_those_from_before_the_update_in_targets_and_advantage
 
 def test_normalised_advantages_are_those_of_the_whole_update_before_it(model_folder: Path):
     algo, models = self_ac(
-        model_folder, alpha=0.0, advanced=Advanced(normalise=True, values="recomputed")
+        model_folder, alpha=0.0, advanced=Advanced(normalise_advantages=True, values="recomputed")
     )
     models.weights("policy")["head.bias"].data.fill_(0.25)
     phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))

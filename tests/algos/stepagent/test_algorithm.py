@@ -61,7 +61,7 @@ def test_pairs_are_the_experts_action_and_the_own_try_behind_one_state(model_fol
 
 def test_equal_tries_are_dropped_and_counted(model_folder: Path):
     for tried, third in (("turn", "Hm.\nIs it red?"), ("last_line", "Is it red?")):
-        algo, dropped = implicit(tried=tried), 1 + (tried == "last_line")
+        algo, dropped = implicit(attempt=tried), 1 + (tried == "last_line")
         said = iter(["Is it big?", third, "Is it a dog?"])
         shown(algo, model_folder, [SHOWN], troupe(act=lambda text, draw, said=said: next(said)))
         phase = phases(algo)["dpo"]
@@ -72,7 +72,7 @@ def test_equal_tries_are_dropped_and_counted(model_folder: Path):
 
 
 def test_behind_the_experts_thought_only_the_last_line_is_trained(model_folder: Path):
-    algo = implicit(tried="last_line")
+    algo = implicit(attempt="last_line")
     shown(algo, model_folder, [SHOWN], troupe(act="Is it old?"))
     chosen, rejected = phases(algo)["dpo"].samples[2:4]
     assert (written(chosen), written(rejected)) == ("Is it red?", "Is it old?")
@@ -202,7 +202,7 @@ def test_layout_does_not_tell_agent_from_expert(model_folder: Path):
 
 
 def test_a_last_line_is_judged_with_the_experts_thought_before_it(model_folder: Path):
-    algo = inverse(tried="last_line")
+    algo = inverse(attempt="last_line")
     shown(algo, model_folder, [SHOWN], troupe(act="Is it old?"))
     rows = []
     for algo.context.step in range(2):  # every fragment is in one of the halves
@@ -248,7 +248,7 @@ def test_where_actions_are_the_same_the_discriminator_cannot_tell(model_folder: 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_each_phase_moves_its_own_model_only(model_folder: Path, lora: LoraConfig | None):
-    algo = inverse({"kl": 0.1})
+    algo = inverse({"kl_coef": 0.1})
     models = shown(algo, model_folder, [SHOWN, OTHER], lora=lora)
     trainer, marks = learner(algo, models), []
 

@@ -35,7 +35,9 @@ def policy_phase(algo, models: ModelSet, episodes: list[Episode] | None = None) 
 
 
 def test_a_try_earns_its_reward_less_that_of_the_others_there(model_folder: Path):
-    algo = inverse({"normalise": True}, discriminator_epochs=3, fragments_per_update=5, tries=3)
+    algo = inverse(
+        {"normalise_advantages": True}, discriminator_epochs=3, fragments_per_update=5, attempts=3
+    )
     assert algo.models()["policy"].head is None
     models = shown(algo, model_folder, [SHOWN, OTHER], troupe(act=["Hm?", "Is it a cat?"]))
     phase = policy_phase(algo, models)
@@ -52,7 +54,7 @@ def test_a_try_earns_its_reward_less_that_of_the_others_there(model_folder: Path
 
 
 def test_the_discriminator_rewards_tries_that_it_was_not_trained_on(model_folder: Path):
-    algo, trained = inverse(fragments_per_update=0, tries=2), []
+    algo, trained = inverse(fragments_per_update=0, attempts=2), []
     demos = [SHOWN, OTHER, *(episode(f"d{i}", ["Is it red?"], success=True) for i in range(15))]
     models = shown(algo, model_folder, demos)
     for algo.context.step in range(2):
@@ -106,7 +108,7 @@ def test_in_the_environment_as_many_expert_turns_are_judged_as_own_ones(model_fo
 def test_the_entropy_bonus_reaches_the_weights(model_folder: Path):
     found = {}
     for entropy in (0.0, 10.0):
-        algo = inverse({"entropy": entropy, "optimizer": OptimizerSpec(lr=1e-3)})
+        algo = inverse({"entropy_coef": entropy, "optimizer": OptimizerSpec(lr=1e-3)})
         models = shown(algo, model_folder, [SHOWN], troupe(act="Is it a dog?"))
         phase = policy_phase(algo, models)
         assert phase.entropy_gradient is (entropy > 0)

@@ -94,7 +94,7 @@ def test_a_baseline_for_each_state_teaches_both_where_one_for_all_teaches_neithe
 
 def phases_with_expert(folder: Path, imitation: float):
     """Four samples with advantage 0, the expert's action behind each second one, and who trains."""
-    algo = inverse({"kl": 0.1, "entropy": 0.1}, imitation=imitation)
+    algo = inverse({"kl_coef": 0.1, "entropy_coef": 0.1}, imitation_coef=imitation)
     models = shown(algo, folder, [SHOWN, OTHER])
     state, action = SHOWN.state_ids(0), SHOWN.turns[1].action_ids
     own = [completion_sample(state, action[:k]) for k in (1, 2, 3, 2)]

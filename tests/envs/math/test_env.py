@@ -73,7 +73,7 @@ def test_thoughts_do_not_go_on_for_ever():
 
 
 def test_a_wrong_try_is_told_so_without_the_answer_and_the_last_one_with_it():
-    env = opened("turns=retry", "tries=3")
+    env = opened("turns=retry", "attempts=3")
     said = [env.step(text) for text in (r"\boxed{1}", "12", r"\boxed{2}")]
     words = [step.messages[0].content for step in said]
     assert words == ["Wrong. Try again.", "No box. Try again.", "Wrong. It is 12."]
@@ -81,13 +81,13 @@ def test_a_wrong_try_is_told_so_without_the_answer_and_the_last_one_with_it():
 
 
 def test_a_second_try_can_win():
-    env = opened("turns=retry", "tries=2")
+    env = opened("turns=retry", "attempts=2")
     env.step(r"\boxed{1}")
     assert env.step(r"\boxed{12}").reward == 1.0
 
 
 def test_an_old_try_does_not_count_for_a_new_one():
-    env = opened("turns=retry", "tries=2")
+    env = opened("turns=retry", "attempts=2")
     env.step(r"\boxed{1}")
     assert not env.step("I give up").info["success"]
 

@@ -21,8 +21,8 @@ SETTINGS = [
     "eval.greedy=false", "hardware.tokens_per_batch=16384",
 ]  # fmt: skip
 NLAC = [
-    "algo=nlac", "algo.warmup=1", "algo.turns_per_update=2", "algo.forecasts=2",
-    "algo.advanced.role_tokens=8", "algo.advanced.watched_states=0",
+    "algo=nlac", "algo.critic_warmup=1", "algo.turns_per_update=2", "algo.forecasts=2",
+    "algo.advanced.role_tokens=8", "algo.advanced.monitored_states=0",
 ]  # fmt: skip
 
 

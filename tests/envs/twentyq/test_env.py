@@ -182,7 +182,7 @@ def test_a_wrong_setting_is_the_users_mistake(key, value):
 
 def conf(name: str) -> dict[str, Any]:
     keys = yaml.safe_load((CONF / "env" / f"{name}.yaml").read_text())
-    assert keys.pop("_target_") == "agentrl_cli.envs.twentyq.env.TwentyQ"
+    assert keys.pop("_target_") == "agentrl_cli.envs.TwentyQ"
     return keys
 
 
