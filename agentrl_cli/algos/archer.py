@@ -17,23 +17,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Literal
 
 from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
-from agentrl_cli.algos.losses import clipped_ratio
-from agentrl_cli.algos.ppo import standardise
+from agentrl_cli.algos.losses import clipped_ratio, standardise
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.value_spans import (
     StepSpan,
+    by_segment,
     left_out_metrics,
     truncated_state_ids,
     turn_spans,
     value_metrics,
     with_fresh_actions,
-    with_stored_actions,
     without_faults,
 )
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
@@ -45,6 +43,16 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 Q, V = 0, 1  # the critic's outputs
 STREAMS = ("q_at", "q_target", "v_at", "v_target")
+
+
+@dataclass(frozen=True)
+class TargetValues:
+    """What the slow target says of a turn: V'(s), Q'(s, a'), and V' of the state in which the
+    turn's segment ends."""
+
+    v: float
+    q: float
+    v_at_end: float
 
 
 @dataclass(kw_only=True)
@@ -84,10 +92,10 @@ class ArCHer(Algorithm):
 
     def models(self) -> dict[str, ModelSpec]:
         """The actor, the critic, and the critic's slow target."""
-        learns, head = self.critic_optimizer, "action_value"
+        optimizer, head = self.critic_optimizer, "action_value"
         return {
             "policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer),
-            "critic": ModelSpec(kind="trained", generates=False, optimizer=learns, head=head),
+            "critic": ModelSpec(kind="trained", generates=False, optimizer=optimizer, head=head),
             "target": ModelSpec(kind="ema", generates=False, head=head, follows="critic"),
         }
 
@@ -108,34 +116,35 @@ class ArCHer(Algorithm):
             drawn = buffer.sample_episodes(self.episodes_per_update, self._seed(i, "replay"))
             samples = self.transitions(without_faults(drawn), i)
             yield Phase(
-                "critic", samples, td_loss, model="critic", units=turns_of,
+                "critic", samples, td_loss, model="critic", units=trained_turns,
                 tokens_per_step=self.tokens_per_step,
                 metrics=left_out_metrics("archer", episodes),
             )  # fmt: skip
             self.context.models.ema_update("target", "critic", self.ema_decay)
-        self.credit(without_faults(episodes))
+        played = without_faults(episodes)
+        self.estimate_advantages(played)
         if self.context.step >= self.critic_warmup:
-            yield self._actor(without_faults(episodes))
+            yield self._actor_phase(played)
 
-    # the critic
+    # the critic: Q(s, a) <- r + discount V'(s') and V(s) <- Q'(s, a') with a' ~ policy(s)
 
     def transitions(self, episodes: list[Episode], update: int) -> list[Sample]:
-        """One sample for each unbroken segment of an episode. Q(s, a) is to be r + discount V'(s'),
-        and V(s) is to be Q'(s, a') with a' ~ policy(s); the primed ones are the target's."""
-        played = [turn_spans(episode, self._segments(episode)) for episode in episodes]
-        every = [span for spans in played for span in spans]
-        segments = [list(group) for _, group in groupby(every, key=lambda span: id(span.sample))]
-        said = iter(self._said(segments, self._tried(episodes, update)))
-        for episode, spans in zip(episodes, played, strict=True):
-            values, worth, behind = zip(*(next(said) for _ in spans), strict=True)
-            later = [*values[1:], 0.0 if episode.stop == "done" else behind[-1]]
-            for span, value, q in zip(spans, later, worth, strict=True):
-                note_targets(span, span.reward + self.discount * value, q)
+        """One sample for each unbroken segment of an episode, with both targets of every turn; the
+        primed functions are the slow target's. V'(s') is 0 where an episode is done."""
+        spans_of = [turn_spans(episode, self._critic_samples(episode)) for episode in episodes]
+        segments = by_segment([span for spans in spans_of for span in spans])
+        target_values = iter(self._target_values(segments, self._fresh_actions(episodes, update)))
+        for episode, spans in zip(episodes, spans_of, strict=True):
+            values = [next(target_values) for _ in spans]
+            last_v = 0.0 if episode.stop == "done" else values[-1].v_at_end
+            next_v = [*(value.v for value in values[1:]), last_v]
+            for span, value, v in zip(spans, values, next_v, strict=True):
+                write_targets(span, q_target=span.reward + self.discount * v, v_target=value.q)
         return [spans[0].sample for spans in segments]
 
-    def _segments(self, episode: Episode) -> list[Sample]:
+    def _critic_samples(self, episode: Episode) -> list[Sample]:
         """The episode's samples, untrained, the last with the state in which it was cut off."""
-        samples = episode_samples(episode, lambda i, turn: {})
+        samples = episode_samples(episode)
         tail = truncated_state_ids(episode, self.context.chat, self.context.models.module("target"))
         samples[-1].ids += tail
         for sample in samples:
@@ -143,83 +152,81 @@ class ArCHer(Algorithm):
             sample.streams = {name: [0.0] * len(sample.ids) for name in STREAMS}
         return samples
 
-    def _tried(self, episodes: list[Episode], update: int) -> list[list[int]]:
-        """A fresh action of the policy in the state of each turn; none where the stored ones
-        stand."""
+    def _fresh_actions(self, episodes: list[Episode], update: int) -> list[list[int]] | None:
+        """a' ~ policy(s) for the state of each turn; None where the stored actions stand for it."""
         if self.action == "stored":
-            return []
+            return None
         prompts = [e.state_ids(k) for e in episodes for k in range(len(e.turns))]
         seeds = [self._seed(update, "act", i) for i in range(len(prompts))]
-        found = self.context.generator.generate(prompts, seeds, self.context.sampling)
-        return [row[0].ids for row in found]
+        completions = self.context.generator.generate(prompts, seeds, self.context.sampling)
+        return [row[0].ids for row in completions]
 
-    def _said(
-        self, segments: list[list[StepSpan]], tried: list[list[int]]
-    ) -> list[tuple[float, float, float]]:
-        """For each turn, by the target: V' of its state, Q' of the action tried there (of the
-        stored one where none is), and V' where its segment ends."""
-        fresh = iter(tried)
-        rows = [
-            with_fresh_actions(spans, [next(fresh) for _ in spans])
-            if tried
-            else with_stored_actions(spans)
-            for spans in segments
-        ]
-        tables = self._read("target", [sample for sample, _ in rows])
+    def _target_values(
+        self, segments: list[list[StepSpan]], fresh_actions: list[list[int]] | None
+    ) -> list[TargetValues]:
+        """The slow target's values of every turn, by one pass over all segments."""
+        if fresh_actions is not None:
+            actions = iter(fresh_actions)
+            segments = [with_fresh_actions(row, [next(actions) for _ in row]) for row in segments]
+        tables = self._q_and_v("target", [spans[0].sample for spans in segments])
         return [
-            (float(table[state, V]), float(table[action, Q]), float(table[-1, V]))
-            for (_, columns), table in zip(rows, tables, strict=True)
-            for state, action in columns
+            TargetValues(
+                v=float(table[span.state_at, V]),
+                q=float(table[span.action_at, Q]),
+                v_at_end=float(table[-1, V]),
+            )
+            for spans, table in zip(segments, tables, strict=True)
+            for span in spans
         ]
 
-    def _read(self, model: str, samples: list[Sample]) -> list[Tensor]:
-        """The pairs (Q, V) [tokens, 2] of each sample."""
+    def _q_and_v(self, model: str, samples: list[Sample]) -> list[Tensor]:
+        """What `model` reads at every token of each sample, [tokens, 2]: columns Q and V."""
         models = self.context.models
-        return [
-            pairs
-            for _, pairs in logprobs_and_values(models.module(model), models.head(model), samples)
-        ]
+        rows = logprobs_and_values(models.module(model), models.head(model), samples)
+        return [table for _, table in rows]
 
-    # the actor
+    # the actor: a policy gradient with A(s, a) = Q(s, a) - V(s)
 
-    def _actor(self, episodes: list[Episode]) -> Phase:
+    def estimate_advantages(self, episodes: list[Episode]) -> None:
+        """Write V(s) as `value` and Q(s, a) - V(s) as `advantage` into every turn's info."""
+        samples_of = [episode_samples(episode) for episode in episodes]
+        tables = self._q_and_v("critic", [sample for row in samples_of for sample in row])
+        spans_of = map(turn_spans, episodes, samples_of)
+        segments = by_segment([span for spans in spans_of for span in spans])
+        for spans, table in zip(segments, tables, strict=True):
+            for span in spans:
+                value = float(table[span.state_at, V])
+                advantage = float(table[span.action_at, Q]) - value
+                span.turn.info |= {"value": value, "advantage": advantage}
+
+    def _actor_phase(self, episodes: list[Episode]) -> Phase:
         """Every token of a turn carries its advantage; old log-probs are the trainer's own."""
-        advantages = [turn.info["advantage"] for episode in episodes for turn in episode.turns]
-        given = iter(standardise(advantages) if self.normalise_advantages else advantages)
+        turns = [turn for episode in episodes for turn in episode.turns]
+        advantages = [turn.info["advantage"] for turn in turns]
+        std = statistics.pstdev(advantages) if advantages else 0.0
+        if self.normalise_advantages:
+            advantages = standardise(advantages)
+        of_turn = dict(zip(map(id, turns), advantages, strict=True))
         samples = [
             sample
             for episode in episodes
-            for sample in episode_samples(episode, lambda i, turn: {"advantage": next(given)})
+            for sample in episode_samples(episode, lambda i, turn: {"advantage": of_turn[id(turn)]})
         ]
         add_logprobs(self.context.models.module("policy"), samples, "old_logprob")
-        spread = statistics.pstdev(advantages) if advantages else 0.0
         return Phase(
             "policy", samples, self.loss, epochs=self.actor_epochs,
-            tokens_per_step=self.tokens_per_step, metrics={"policy/advantage_std": spread},
+            tokens_per_step=self.tokens_per_step, metrics={"policy/advantage_std": std},
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The clipped surrogate per token."""
+        """The actor's: the clipped surrogate per token."""
         return clipped_ratio(outputs, batch, self.clip)
-
-    def credit(self, episodes: list[Episode]) -> None:
-        """Tell every turn V(s) as its value and Q(s, a) - V(s) as its advantage."""
-        segments = [episode_samples(episode, lambda i, turn: {}) for episode in episodes]
-        samples = [sample for row in segments for sample in row]
-        rows = self._read("critic", samples)
-        pairs = {id(sample): row for sample, row in zip(samples, rows, strict=True)}
-        for episode, row in zip(episodes, segments, strict=True):
-            for span in turn_spans(episode, row):
-                found = pairs[id(span.sample)]
-                value = float(found[span.start - 1, V])
-                advantage = float(found[span.end - 1, Q]) - value
-                span.turn.info |= {"value": value, "advantage": advantage}
 
     # what a reader sees
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""
-        self.credit(without_faults(episodes))
+        self.estimate_advantages(without_faults(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Do the values foresee what was still earned; every turn's is noted in it."""
@@ -230,27 +237,28 @@ class ArCHer(Algorithm):
         return derive_seed(self.context.seed, "archer", self.context.step, *parts)
 
 
-def note_targets(span: StepSpan, q_target: float, v_target: float) -> None:
-    """Write what Q and V are to become where they are read."""
-    streams, state, action = span.sample.streams, span.start - 1, span.end - 1
-    streams["q_at"][action], streams["q_target"][action] = 1.0, q_target
-    streams["v_at"][state], streams["v_target"][state] = 1.0, v_target
-
-
-def turns_of(sample: Sample) -> float:
-    """The unit of the critic's loss."""
-    return sum(sample.streams["q_at"])
+def write_targets(span: StepSpan, *, q_target: float, v_target: float) -> None:
+    """Write what Q and V are to become into the streams, where the two are read."""
+    streams = span.sample.streams
+    streams["q_at"][span.action_at], streams["q_target"][span.action_at] = 1.0, q_target
+    streams["v_at"][span.state_at], streams["v_target"][span.state_at] = 1.0, v_target
 
 
 def td_loss(outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Squared errors of Q and of V against their targets, summed over turns (Zhou et al. 2024)."""
+    """The critic's: squared errors of Q and of V against their targets, summed over turns (Zhou et
+    al. 2024). Streams: `q_at` and `v_at`, 1 where they are read, `q_target` and `v_target`."""
     assert outputs.values is not None
-    q, v = outputs.values.unbind(-1)
-    at = batch.streams
-    q_loss = ((q - at["q_target"]) ** 2 * at["q_at"]).sum()
-    v_loss = ((v - at["v_target"]) ** 2 * at["v_at"]).sum()
-    sums = {
-        "q_loss": q_loss, "v_loss": v_loss,
-        "q": (q * at["q_at"]).sum(), "v": (v * at["v_at"]).sum(),
+    q, v = outputs.values.unbind(-1)  # [batch, tokens] each
+    streams = batch.streams
+    q_at, v_at = streams["q_at"], streams["v_at"]
+    q_loss = ((q - streams["q_target"]) ** 2 * q_at).sum()
+    v_loss = ((v - streams["v_target"]) ** 2 * v_at).sum()
+    metrics = {
+        "q_loss": q_loss, "v_loss": v_loss, "q": (q * q_at).sum(), "v": (v * v_at).sum(),
     }  # fmt: skip
-    return q_loss + v_loss, {name: each.detach() for name, each in sums.items()}
+    return q_loss + v_loss, {name: number.detach() for name, number in metrics.items()}
+
+
+def trained_turns(sample: Sample) -> float:
+    """The unit of the critic's loss: one per turn."""
+    return sum(sample.streams["q_at"])

@@ -1,43 +1,54 @@
-"""How far a scalar critic can be trusted: numbers over lists of values and of what was still earned
-from there on. Nothing here trains."""
+"""How far a scalar critic can be trusted: numbers over lists of values and of the rewards that
+followed. Nothing here trains."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 Numbers = Sequence[float]
-Row = tuple[int, float, float]
 
 
-def critic_metrics(rows: Sequence[Row]) -> dict[str, float]:
-    """`critic/…` of states, each as (number of its turn, value, what was still earned); nothing of
-    none."""
-    if not rows:
+@dataclass(frozen=True)
+class ValuedState:
+    """A state of an ended episode: the number of its turn, the critic's value, and the discounted
+    rewards that were still earned from there on."""
+
+    turn: int
+    value: float
+    return_to_go: float
+
+
+def critic_metrics(states: Sequence[ValuedState]) -> dict[str, float]:
+    """`critic/…` of these states; nothing of none."""
+    if not states:
         return {}
-    values, earned = [value for _, value, _ in rows], [later for _, _, later in rows]
+    values = [state.value for state in states]
+    returns = [state.return_to_go for state in states]
     return {
-        "critic/rank_correlation": rank_correlation(values, earned),
-        "critic/rank_same_turn": rank_same_turn(rows),
-        "critic/brier": brier(values, earned),
-        "critic/optimism": statistics.fmean(values) - statistics.fmean(earned),
+        "critic/rank_correlation": rank_correlation(values, returns),
+        "critic/rank_same_turn": rank_same_turn(states),
+        "critic/brier": brier(values, returns),
+        "critic/optimism": statistics.fmean(values) - statistics.fmean(returns),
     }
 
 
-def rank_same_turn(rows: Sequence[Row]) -> float:
+def rank_same_turn(states: Sequence[ValuedState]) -> float:
     """The mean rank correlation among states of one turn number, weighted by their number."""
-    turns: dict[int, list[tuple[float, float]]] = {}
-    for number, value, later in rows:
-        turns.setdefault(number, []).append((value, later))
+    turns: dict[int, list[ValuedState]] = {}
+    for state in states:
+        turns.setdefault(state.turn, []).append(state)
     total = 0.0
-    for pairs in turns.values():
-        total += len(pairs) * rank_correlation(*zip(*pairs, strict=True))
-    return total / len(rows)
+    for row in turns.values():
+        values, returns = [s.value for s in row], [s.return_to_go for s in row]
+        total += len(row) * rank_correlation(values, returns)
+    return total / len(states)
 
 
 def rank_correlation(xs: Numbers, ys: Numbers) -> float:
-    """Spearman's coefficient: Pearson's of the ranks, tied numbers sharing their mean rank; 0 where
-    one side is constant. Raises ValueError unless both are equally long."""
+    """Spearman's coefficient (Spearman 1904): Pearson's of the ranks, tied numbers sharing their
+    mean rank; 0 where one side is constant. Raises ValueError unless both are equally long."""
     if len(xs) != len(ys):
         raise ValueError(f"{len(xs)} numbers cannot be ranked against {len(ys)}")
     if len(set(xs)) < 2 or len(set(ys)) < 2:
@@ -48,15 +59,15 @@ def rank_correlation(xs: Numbers, ys: Numbers) -> float:
 def ranks(numbers: Numbers) -> list[float]:
     """The rank of each number from 1 up; equal numbers share the mean of their ranks."""
     order = sorted(range(len(numbers)), key=numbers.__getitem__)
-    found, start = [0.0] * len(numbers), 0
+    result, start = [0.0] * len(numbers), 0
     while start < len(order):
         end = start + 1
         while end < len(order) and numbers[order[end]] == numbers[order[start]]:
             end += 1
-        for place in order[start:end]:
-            found[place] = (start + 1 + end) / 2
+        for index in order[start:end]:
+            result[index] = (start + 1 + end) / 2
         start = end
-    return found
+    return result
 
 
 def brier(values: Numbers, outcomes: Numbers) -> float:
@@ -67,6 +78,6 @@ def brier(values: Numbers, outcomes: Numbers) -> float:
 def explained_variance(values: Numbers, returns: Numbers) -> float:
     """The share of the returns' variance that the values account for, 1 - Var(returns - values) /
     Var(returns); negative where a constant would be nearer; 0 where returns do not vary."""
-    gaps = [r - v for v, r in zip(values, returns, strict=True)]
-    spread = statistics.pvariance(returns) if returns else 0.0
-    return 1 - statistics.pvariance(gaps) / spread if spread else 0.0
+    residuals = [r - v for v, r in zip(values, returns, strict=True)]
+    variance = statistics.pvariance(returns) if returns else 0.0
+    return 1 - statistics.pvariance(residuals) / variance if variance else 0.0

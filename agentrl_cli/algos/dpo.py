@@ -26,13 +26,13 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 if TYPE_CHECKING:
     from agentrl_cli.models.set import ModelSet
 
-Pair = tuple[Sample, Sample]
+Pair = tuple[Sample, Sample]  # preferred, dispreferred
 
 
 @dataclass(kw_only=True)
 class DPO(Algorithm):
     """`reference` is the model the run started from, or the policy at the start of each update;
-    `imitation_coef` weighs the demonstration's own likelihood beside the preference."""
+    `imitation_coef` weighs the demonstration's own likelihood against the preference."""
 
     beta: float
     imitation_coef: float
@@ -56,7 +56,7 @@ class DPO(Algorithm):
         return with_reference(self.optimizer)
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """One phase on this step's failures, each beside a demonstration of its task."""
+        """One phase on this step's failures, each paired with a demonstration of its task."""
         failed = [e for e in episodes if e.turns and not e.error and not e.success]
         pairs = [pair for episode in failed if (pair := self._pair(episode))]
         renew_reference(self.context.models, self.reference)
@@ -72,12 +72,12 @@ class DPO(Algorithm):
 
     def _pair(self, episode: Episode) -> Pair | None:
         """A demonstration of the task and the failure, None where either cannot be had unbroken."""
-        shown = [demo for demo in self.context.demos if demo.task.id == episode.task.id]
-        if not shown:
+        demos = [demo for demo in self.context.demos if demo.task.id == episode.task.id]
+        if not demos:
             return None
         seed = derive_seed(self.context.seed, "pair", self.context.step, episode.id)
-        demo = random.Random(seed).choice(shown)
-        chosen, rejected = (episode_samples(e, lambda i, turn: {}) for e in (demo, episode))
+        demo = random.Random(seed).choice(demos)
+        chosen, rejected = episode_samples(demo), episode_samples(episode)
         return (chosen[0], rejected[0]) if len(chosen) == len(rejected) == 1 else None
 
 

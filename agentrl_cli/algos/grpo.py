@@ -1,7 +1,7 @@
 """GRPO: group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300).
 
-Several episodes of one task are played side by side; each one's advantage is its reward relative to
-its group, the same for all its tokens; the policy follows PPO's clipped ratio. Left out: process
+Several episodes of one task are played side by side; an episode's advantage is its reward relative
+to its group, the same for all its tokens; the policy follows PPO's clipped ratio. Left out: process
 rewards.
 """
 
@@ -74,6 +74,7 @@ class GRPO(Algorithm):
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The clipped surrogate plus `kl_coef` times the k3 estimate of KL from the reference."""
+        """The clipped surrogate plus `kl_coef` times the k3 estimate of KL from the reference (Shao
+        et al. 2024, eq. 3 and 4)."""
         surrogate = clipped_ratio(outputs, batch, self.clip)
         return with_kl(surrogate, outputs, batch, self.kl_coef)

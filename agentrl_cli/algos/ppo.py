@@ -21,7 +21,14 @@ from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.critic_metrics import explained_variance
-from agentrl_cli.algos.losses import clipped_ratio, gae, value_error, with_entropy, with_kl
+from agentrl_cli.algos.losses import (
+    clipped_ratio,
+    gae,
+    standardise,
+    value_error,
+    with_entropy,
+    with_kl,
+)
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.value_spans import (
     StepSpan,
@@ -39,14 +46,15 @@ from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
-@dataclass
-class Credit:
-    """A step with the value of the state before it, its advantage and its return."""
+@dataclass(frozen=True)
+class StepEstimate:
+    """A step with the value of the state before it, its advantage, and its return, which that value
+    is trained towards."""
 
     span: StepSpan
     value: float
     advantage: float
-    target: float
+    value_target: float
 
 
 @dataclass(kw_only=True)
@@ -70,12 +78,8 @@ class PPO(Algorithm):
     def __post_init__(self) -> None:
         require_at_least(1, epochs=self.epochs)
         require_at_least(0, clip=self.clip, value_clip=self.value_clip, value_coef=self.value_coef)
-        require_at_least(
-            0,
-            kl_coef=self.kl_coef,
-            entropy_coef=self.entropy_coef,
-            tokens_per_step=self.tokens_per_step,
-        )
+        require_at_least(0, kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
+        require_at_least(0, tokens_per_step=self.tokens_per_step)
         require_fraction(discount=self.discount, gae_lambda=self.gae_lambda)
 
     def models(self) -> dict[str, ModelSpec]:
@@ -86,87 +90,102 @@ class PPO(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """One phase in which policy and value learn from the same pass."""
-        samples, credits = self.credit(without_faults(episodes))
-        self._train_on(credits)
+        samples, estimates = self.estimate_advantages(without_faults(episodes))
+        self._write_streams(estimates)
         if self.kl_coef:
             reference = self.context.models.module("reference")
             add_logprobs(reference, samples, "reference_logprob")
-        known = explained_variance([c.value for c in credits], [c.target for c in credits])
+        explained = explained_variance(
+            [e.value for e in estimates], [e.value_target for e in estimates]
+        )
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
             entropy_gradient=self.entropy_coef > 0,
-            metrics={"policy/explained_variance": known}
+            metrics={"policy/explained_variance": explained}
             | left_out_metrics("ppo", episodes),
         )  # fmt: skip
 
-    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The clipped surrogate, `value_coef` times the value's error, `kl_coef` times the k3
-        estimate of the KL from the reference, less `entropy_coef` times the entropy."""
-        loss, metrics = clipped_ratio(outputs, batch, self.clip)
-        error, value_metrics = value_error(outputs, batch, self.value_clip)
-        both = loss + self.value_coef * error, metrics | value_metrics
-        return with_entropy(with_kl(both, outputs, batch, self.kl_coef), outputs, self.entropy_coef)
+    # advantages, from values that were read before the update
 
-    def credit(self, episodes: list[Episode]) -> tuple[list[Sample], list[Credit]]:
-        """Samples with old log-probs and values, and the credit of every step in them.
+    def estimate_advantages(
+        self, episodes: list[Episode]
+    ) -> tuple[list[Sample], list[StepEstimate]]:
+        """Samples with old log-probs and values, and the estimates of every step in them.
 
-        Every turn is told the value of its state and the mean advantage of its steps.
+        Every turn's info gets the value of its state and the mean advantage of its steps.
         """
-        segments = [episode_samples(episode, lambda i, turn: {}) for episode in episodes]
-        for episode, row in zip(episodes, segments, strict=True):
-            self._continue(episode, row[-1])
-        samples = [sample for row in segments for sample in row]
-        self._read(samples)
-        rows = zip(episodes, segments, strict=True)
-        return samples, [c for episode, row in rows for c in self._gae(episode, row)]
+        samples_of = [self._samples(episode) for episode in episodes]
+        samples = [sample for row in samples_of for sample in row]
+        self._add_old_values(samples)
+        estimates = [
+            estimate
+            for episode, row in zip(episodes, samples_of, strict=True)
+            for estimate in self._gae(episode, row)
+        ]
+        write_info(estimates)
+        return samples, estimates
 
-    def _continue(self, episode: Episode, sample: Sample) -> None:
-        """Append the state in which an episode was cut off, whose value stands for the rest."""
-        ids = truncated_state_ids(episode, self.context.chat, self.context.models.module("policy"))
-        sample.ids += ids
-        sample.mask += [0] * len(ids)
+    def _samples(self, episode: Episode) -> list[Sample]:
+        """The episode's samples, the last with the state in which it was cut off, whose value
+        stands for the rest."""
+        samples = episode_samples(episode)
+        policy = self.context.models.module("policy")
+        tail = truncated_state_ids(episode, self.context.chat, policy)
+        samples[-1].ids += tail
+        samples[-1].mask += [0] * len(tail)
+        return samples
 
-    def _read(self, samples: list[Sample]) -> None:
-        """Log-probs and values by the trainer's own pass, never the generator's."""
+    def _add_old_values(self, samples: list[Sample]) -> None:
+        """Streams `old_logprob` and `old_value`, by a pass of the trainer, not of the generator."""
         models = self.context.models
         rows = logprobs_and_values(models.module("policy"), models.head("policy"), samples)
         for sample, (logprobs, values) in zip(samples, rows, strict=True):
             sample.streams["old_logprob"] = logprobs
             sample.streams["old_value"] = values.tolist()
 
-    def _gae(self, episode: Episode, samples: list[Sample]) -> list[Credit]:
+    def _gae(self, episode: Episode, samples: list[Sample]) -> list[StepEstimate]:
+        """The estimates of the episode's steps, by generalised advantage estimation."""
         turns = turn_spans(episode, samples)
         spans = turns if self.level == "turn" else token_spans(turns)
-        values = [span.sample.streams["old_value"][span.start - 1] for span in spans]
-        end = samples[-1].streams["old_value"][-1]
+        rewards = [span.reward for span in spans]
+        values = [span.sample.streams["old_value"][span.state_at] for span in spans]
+        last_value = samples[-1].streams["old_value"][-1]
         dones = [False] * (len(spans) - 1) + [episode.stop == "done"]
-        advantages, targets = gae(
-            [span.reward for span in spans], [*values, end], dones, self.discount, self.gae_lambda
+        advantages, returns = gae(
+            rewards, [*values, last_value], dones, self.discount, self.gae_lambda
         )
-        credits = [Credit(*row) for row in zip(spans, values, advantages, targets, strict=True)]
-        for _, group in groupby(credits, key=lambda credit: id(credit.span.turn)):
-            first, *others = group
-            info = first.span.turn.info
-            info["value"] = first.value
-            info["advantage"] = statistics.fmean(c.advantage for c in [first, *others])
-        return credits
+        return list(map(StepEstimate, spans, values, advantages, returns))
 
-    def _train_on(self, credits: list[Credit]) -> None:
-        """Write each step's advantage on its tokens, its return where its state is read."""
-        advantages = [credit.advantage for credit in credits]
+    # the loss
+
+    def _write_streams(self, estimates: list[StepEstimate]) -> None:
+        """Write each step's advantage on its tokens, its return where its state is read; there
+        `value_at` is the number of its tokens."""
+        advantages = [estimate.advantage for estimate in estimates]
         if self.normalise_advantages:
             advantages = standardise(advantages)
-        for credit, advantage in zip(credits, advantages, strict=True):
-            span, size = credit.span, credit.span.end - credit.span.start
+        for estimate, advantage in zip(estimates, advantages, strict=True):
+            span, streams = estimate.span, estimate.span.sample.streams
             for name in ("advantage", "return", "value_at"):
-                span.sample.streams.setdefault(name, [0.0] * len(span.sample.ids))
-            span.sample.streams["advantage"][span.start : span.end] = [advantage] * size
-            span.sample.streams["return"][span.start - 1] = credit.target
-            span.sample.streams["value_at"][span.start - 1] = float(size)
+                streams.setdefault(name, [0.0] * len(span.sample.ids))
+            streams["advantage"][span.start : span.end] = [advantage] * span.size
+            streams["return"][span.state_at] = estimate.value_target
+            streams["value_at"][span.state_at] = float(span.size)
+
+    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The clipped surrogate, `value_coef` times the value's error, `kl_coef` times the k3
+        estimate of the KL from the reference, less `entropy_coef` times the entropy (Schulman et
+        al. 2017, eq. 9)."""
+        actor, actor_metrics = clipped_ratio(outputs, batch, self.clip)
+        critic, critic_metrics = value_error(outputs, batch, self.value_clip)
+        both = actor + self.value_coef * critic, actor_metrics | critic_metrics
+        return with_entropy(with_kl(both, outputs, batch, self.kl_coef), outputs, self.entropy_coef)
+
+    # what a reader sees
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""
-        self.credit(without_faults(episodes))
+        self.estimate_advantages(without_faults(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Do the values foresee what was still earned; every turn's is noted in it."""
@@ -179,8 +198,12 @@ class PPO(Algorithm):
         )
 
 
-def standardise(numbers: list[float]) -> list[float]:
-    """Less their mean, over their population standard deviation unless that is 0."""
-    mean = statistics.fmean(numbers) if numbers else 0.0
-    spread = statistics.pstdev(numbers) if numbers else 0.0
-    return [(number - mean) / (spread or 1.0) for number in numbers]
+def write_info(estimates: list[StepEstimate]) -> None:
+    """Write the value before a turn's first step and the mean advantage of its steps into the
+    turn's info."""
+    for _, group in groupby(estimates, key=lambda estimate: id(estimate.span.turn)):
+        steps = list(group)
+        steps[0].span.turn.info |= {
+            "value": steps[0].value,
+            "advantage": statistics.fmean(step.advantage for step in steps),
+        }

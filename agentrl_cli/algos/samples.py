@@ -6,38 +6,45 @@ from collections.abc import Callable, Mapping
 
 from agentrl_cli.core.types import Episode, Sample, Turn
 
-TurnNumbers = Callable[[int, Turn], Mapping[str, float | list[float]]]
+Streams = Mapping[str, float | list[float]]
 
 
-def episode_samples(episode: Episode, numbers: TurnNumbers) -> list[Sample]:
+def no_streams(index: int, turn: Turn) -> Streams:
+    """A sample with ids and mask only."""
+    return {}
+
+
+def turn_advantage(index: int, turn: Turn) -> Streams:
+    """Every token carries the advantage of its turn."""
+    return {"advantage": float(turn.info["advantage"])}
+
+
+def episode_samples(
+    episode: Episode, streams_of: Callable[[int, Turn], Streams] = no_streams
+) -> list[Sample]:
     """One sample for each unbroken segment of the episode; its action tokens are trained.
 
-    `numbers(i, turn)` gives the streams of turn i, one number for all tokens of its action or one
-    for each, 0 on observations; a stream `weight` of 0 leaves a token untrained. Streams must have
-    the same names for every turn.
+    `streams_of(i, turn)` gives the streams of turn i, one number for all tokens of its action or
+    one for each, 0 on observations; a stream `weight` of 0 leaves a token untrained. Streams must
+    have the same names for every turn.
     """
     samples: list[Sample] = []
     for i, turn in enumerate(episode.turns):
         if i == 0 or turn.restart:
             samples.append(Sample([], []))
-        _append(samples[-1], turn, numbers(i, turn))
+        _append(samples[-1], turn, streams_of(i, turn))
     return [sample for sample in samples if any(sample.mask)]
 
 
-def turn_advantage(index: int, turn: Turn) -> dict[str, float]:
-    """Every token carries the advantage of its turn."""
-    return {"advantage": float(turn.info["advantage"])}
-
-
-def _append(sample: Sample, turn: Turn, numbers: Mapping[str, float | list[float]]) -> None:
-    seen, acted = len(turn.observation_ids), len(turn.action_ids)
+def _append(sample: Sample, turn: Turn, streams: Streams) -> None:
+    observed, acted = len(turn.observation_ids), len(turn.action_ids)
     sample.ids += turn.observation_ids + turn.action_ids
-    rows = {k: v if isinstance(v, list) else [v] * acted for k, v in numbers.items()}
-    sample.mask += [0] * seen + [int(w > 0) for w in rows.get("weight", [1.0] * acted)]
+    rows = {k: v if isinstance(v, list) else [v] * acted for k, v in streams.items()}
+    sample.mask += [0] * observed + [int(w > 0) for w in rows.get("weight", [1.0] * acted)]
     for name, row in rows.items():
-        sample.streams.setdefault(name, []).extend([0.0] * seen + row)
+        sample.streams.setdefault(name, []).extend([0.0] * observed + row)
 
 
-def completion_sample(prompt: list[int], written: list[int]) -> Sample:
+def completion_sample(prompt: list[int], completion: list[int]) -> Sample:
     """A prompt and the text to learn behind it: gradient only through the text's tokens."""
-    return Sample(prompt + written, [0] * len(prompt) + [1] * len(written))
+    return Sample(prompt + completion, [0] * len(prompt) + [1] * len(completion))

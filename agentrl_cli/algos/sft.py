@@ -14,7 +14,7 @@ from typing import Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.losses import nll
-from agentrl_cli.algos.samples import episode_samples
+from agentrl_cli.algos.samples import Streams, episode_samples
 from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
@@ -58,15 +58,15 @@ class SFT(Algorithm):
         """One phase on the demonstrations, or on the good episodes of this step; episodes that
         broke are left out."""
         episodes = self.demos or episodes
-        good = [e for e in episodes if not e.error and (e.success or not self.only_success)]
-        samples = [sample for e in good for sample in episode_samples(e, turn_weight)]
+        kept = [e for e in episodes if not e.error and (e.success or not self.only_success)]
+        samples = [sample for e in kept for sample in episode_samples(e, turn_weight)]
         yield Phase(
             "sft", samples, nll, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
-            metrics={"sft/kept_episodes": len(good) / max(1, len(episodes))},
+            metrics={"sft/kept_episodes": len(kept) / max(1, len(episodes))},
         )  # fmt: skip
 
 
-def turn_weight(index: int, turn: Turn) -> dict[str, float | list[float]]:
+def turn_weight(index: int, turn: Turn) -> Streams:
     """The weight that a demonstration gives a turn or each of its tokens (`info["weight"]`), else
     1."""
     return {"weight": turn.info.get("weight", 1.0)}

@@ -4,10 +4,11 @@ action; an action at its own last token."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from agentrl_cli.algos.critic_metrics import Row, critic_metrics
+from agentrl_cli.algos.critic_metrics import ValuedState, critic_metrics
 from agentrl_cli.core.types import Episode, Sample, Turn
 from agentrl_cli.models.policy import Module, max_positions
 
@@ -16,20 +17,37 @@ if TYPE_CHECKING:
 
 
 LEFT_OUT_REASONS = ("broken", "empty")
-Columns = list[tuple[int, int]]
 Reason = Callable[[Episode], str | None]
 
 
-@dataclass
+@dataclass(frozen=True)
 class StepSpan:
-    """Action tokens ids[start:end] of `sample` that count as one step, and that step's reward. The
-    state before it is read at token start - 1, the step itself at token end - 1."""
+    """One step of `turn`: its action tokens are ids[start:end] of `sample`, and `reward` is what
+    they earned."""
 
     turn: Turn
     sample: Sample
     start: int
     end: int
     reward: float
+
+    @property
+    def state_at(self) -> int:
+        """The token at which V(s) of the state before the step is read."""
+        return self.start - 1
+
+    @property
+    def action_at(self) -> int:
+        """The token at which Q(s, a) of the step is read."""
+        return self.end - 1
+
+    @property
+    def size(self) -> int:
+        """The number of action tokens."""
+        return self.end - self.start
+
+
+# which episodes a critic can read
 
 
 def left_out_reason(episode: Episode) -> str | None:
@@ -41,19 +59,27 @@ def left_out_reason(episode: Episode) -> str | None:
 
 
 def without_faults(episodes: list[Episode]) -> list[Episode]:
-    """The episodes without a fault."""
+    """The episodes without a reason to leave them out."""
     return [episode for episode in episodes if left_out_reason(episode) is None]
 
 
 def left_out_metrics(
-    part: str, episodes: list[Episode], reason: Reason = left_out_reason, more: Sequence[str] = ()
+    part: str,
+    episodes: list[Episode],
+    reason: Reason = left_out_reason,
+    more_reasons: Sequence[str] = (),
 ) -> dict[str, float]:
     """The share of the episodes that is not trained, for each reason, as metrics
-    `PART/left_out_REASON`; `reason` names an episode's, one of `LEFT_OUT_REASONS` or of `more`."""
-    found, total = [reason(episode) for episode in episodes], max(1, len(episodes))
+    `PART/left_out_REASON`; `reason` names an episode's, one of `LEFT_OUT_REASONS` or of
+    `more_reasons`."""
+    reasons, total = [reason(episode) for episode in episodes], max(1, len(episodes))
     return {
-        f"{part}/left_out_{name}": found.count(name) / total for name in (*LEFT_OUT_REASONS, *more)
+        f"{part}/left_out_{name}": reasons.count(name) / total
+        for name in (*LEFT_OUT_REASONS, *more_reasons)
     }
+
+
+# where it is read
 
 
 def turn_spans(episode: Episode, samples: list[Sample]) -> list[StepSpan]:
@@ -61,9 +87,9 @@ def turn_spans(episode: Episode, samples: list[Sample]) -> list[StepSpan]:
     spans: list[StepSpan] = []
     segments = iter(samples)
     for i, turn in enumerate(episode.turns):
-        goes_on = i > 0 and not turn.restart
-        sample = spans[-1].sample if goes_on else next(segments)
-        start = (spans[-1].end if goes_on else 0) + len(turn.observation_ids)
+        same_segment = i > 0 and not turn.restart
+        sample = spans[-1].sample if same_segment else next(segments)
+        start = (spans[-1].end if same_segment else 0) + len(turn.observation_ids)
         end = start + len(turn.action_ids)
         spans.append(StepSpan(turn, sample, start, end, turn.reward))
     return spans
@@ -72,46 +98,53 @@ def turn_spans(episode: Episode, samples: list[Sample]) -> list[StepSpan]:
 def token_spans(spans: list[StepSpan]) -> list[StepSpan]:
     """One span a token of the given ones, whose reward comes with their last token."""
     return [
-        StepSpan(s.turn, s.sample, at, at + 1, s.reward if at == s.end - 1 else 0.0)
-        for s in spans
-        for at in range(s.start, s.end)
+        replace(span, start=i, end=i + 1, reward=span.reward if i == span.action_at else 0.0)
+        for span in spans
+        for i in range(span.start, span.end)
     ]
 
 
-def with_stored_actions(spans: list[StepSpan]) -> tuple[Sample, Columns]:
-    """A segment as it was played, and where the state and the action of each turn are read."""
-    return spans[0].sample, [(span.start - 1, span.end - 1) for span in spans]
+def by_segment(spans: list[StepSpan]) -> list[list[StepSpan]]:
+    """The spans of each sample, in order."""
+    return [list(group) for _, group in groupby(spans, key=lambda span: id(span.sample))]
 
 
-def with_fresh_actions(spans: list[StepSpan], tried: list[list[int]]) -> tuple[Sample, Columns]:
-    """A segment with the action tried in each of its states as a shadow behind that state, and
-    where the state and that action are read."""
-    ids, row, columns, done = spans[0].sample.ids, Sample([], [], {"shadow": []}), [], 0
-    for k, (span, action) in enumerate(zip(spans, tried, strict=True), 1):
-        _lay(row, ids[done : span.start], 0)
-        _lay(row, action, k)
-        columns.append((len(row.ids) - len(action) - 1, len(row.ids) - 1))
-        done = span.start
-    _lay(row, ids[done:], 0)
-    return row, columns
+def with_fresh_actions(spans: list[StepSpan], actions: list[list[int]]) -> list[StepSpan]:
+    """Spans of these actions, one for each state of the segment whose spans are given. Their sample
+    is the segment with each action as a shadow behind its state, which nothing later sees."""
+    stored_ids = spans[0].sample.ids
+    packed = Sample([], [], {"shadow": []})
+    fresh, copied = [], 0
+    for label, (span, action) in enumerate(zip(spans, actions, strict=True), 1):
+        _append(packed, stored_ids[copied : span.start], shadow=0)
+        _append(packed, action, shadow=label)
+        copied, end = span.start, len(packed.ids)
+        fresh.append(replace(span, sample=packed, start=end - len(action), end=end))
+    _append(packed, stored_ids[copied:], shadow=0)
+    return fresh
 
 
-def _lay(row: Sample, ids: list[int], shadow: int) -> None:
-    row.ids += ids
-    row.mask += [0] * len(ids)
-    row.streams["shadow"] += [float(shadow)] * len(ids)
+def _append(sample: Sample, ids: list[int], shadow: int) -> None:
+    sample.ids += ids
+    sample.mask += [0] * len(ids)
+    sample.streams["shadow"] += [float(shadow)] * len(ids)
 
 
-def truncated_state_ids(episode: Episode, chat: Chat, module: Module, prompt: int = 0) -> list[int]:
+def truncated_state_ids(
+    episode: Episode, chat: Chat, module: Module, reserved: int = 0
+) -> list[int]:
     """The ids behind the last action that make the state in which an episode was cut off; none for
-    an episode that is done. What `module` has no positions for, with `prompt` more tokens behind
+    an episode that is done. What `module` has no positions for, with `reserved` more tokens behind
     it, is left out: only a value rests on it."""
     if episode.stop == "done":
         return []
     last = len(episode.turns) - 1
     played = len(episode.state_ids(last)) + len(episode.turns[last].action_ids)
-    room = max(0, max_positions(module) - prompt - played)
+    room = max(0, max_positions(module) - reserved - played)
     return chat.extend(episode.closing, episode.turns[last].action_ids[-1])[:room]
+
+
+# what the values are worth
 
 
 def value_metrics(
@@ -119,11 +152,12 @@ def value_metrics(
 ) -> dict[str, float]:
     """`critic/…` of the values noted in the turns of ended episodes. A turn counts as `steps(turn)`
     steps, each of which discounts what follows; its reward comes with the last."""
-    rows: list[Row] = []
+    states: list[ValuedState] = []
     for episode in episodes:
-        later = 0.0
+        return_to_go = 0.0
         for number, turn in reversed(list(enumerate(episode.turns))):
-            later = discount ** (steps(turn) - 1) * (turn.reward + discount * later)
+            return_at_reward = turn.reward + discount * return_to_go
+            return_to_go = discount ** (steps(turn) - 1) * return_at_reward
             if episode.stop == "done":
-                rows.append((number, turn.info["value"], later))
-    return critic_metrics(rows)
+                states.append(ValuedState(number, turn.info["value"], return_to_go))
+    return critic_metrics(states)

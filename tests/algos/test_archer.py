@@ -95,10 +95,12 @@ def test_a_tried_action_lies_behind_its_state_and_is_seen_by_nothing_else():
         StepSpan(turn, sample, 2, 3, 0.0),
         StepSpan(turn, sample, 3, 5, 0.0),
     ]  # no observation between
-    row, columns = with_fresh_actions(spans, [[7, 8], [9]])
+    fresh = with_fresh_actions(spans, [[7, 8], [9]])
+    row = fresh[0].sample
     assert row.ids == [1, 2, 7, 8, 3, 9, 4, 5]
     assert row.streams["shadow"] == [0, 0, 1, 1, 0, 2, 0, 0]
-    assert columns == [(1, 3), (4, 5)] and row.mask == [0] * 8
+    assert [(span.state_at, span.action_at) for span in fresh] == [(1, 3), (4, 5)]
+    assert fresh[1].sample is row and row.mask == [0] * 8
 
 
 def test_one_pass_of_the_target_reads_all_turns_of_the_replayed_episodes(

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_cli.algos.critic_metrics import (
+    ValuedState,
     brier,
     critic_metrics,
     explained_variance,
@@ -14,6 +15,10 @@ from agentrl_cli.algos.critic_metrics import (
     rank_same_turn,
     ranks,
 )
+
+
+def states(*rows: tuple[int, float, float]) -> list[ValuedState]:
+    return [ValuedState(*row) for row in rows]
 
 
 def test_equal_numbers_share_the_mean_of_their_ranks():
@@ -54,10 +59,10 @@ def test_brier_by_hand():
 
 
 def test_a_critic_that_only_counts_turns_ranks_nothing_within_a_turn():
-    blind = [(0, 0.2, 0.0), (0, 0.2, 0.0), (0, 0.2, 1.0), (1, 0.9, 1.0), (1, 0.9, 1.0)]
+    blind = states((0, 0.2, 0.0), (0, 0.2, 0.0), (0, 0.2, 1.0), (1, 0.9, 1.0), (1, 0.9, 1.0))
     assert rank_same_turn(blind) == 0 and critic_metrics(blind)["critic/rank_correlation"] > 0.6
     # three states of turn 0 in the right order, two of turn 1 in the wrong one
-    seeing = [(0, 0.1, 0.0), (0, 0.2, 1.0), (0, 0.3, 2.0), (1, 0.9, 0.0), (1, 0.8, 1.0)]
+    seeing = states((0, 0.1, 0.0), (0, 0.2, 1.0), (0, 0.3, 2.0), (1, 0.9, 0.0), (1, 0.8, 1.0))
     assert rank_same_turn(seeing) == pytest.approx((3 * 1 + 2 * -1) / 5)
 
 
@@ -71,7 +76,7 @@ def test_explained_variance_by_hand():
 
 
 def test_metrics_have_their_names_and_nothing_is_said_of_nothing():
-    assert critic_metrics([(0, 0.2, 0.0), (0, 0.9, 1.0)]) == {
+    assert critic_metrics(states((0, 0.2, 0.0), (0, 0.9, 1.0))) == {
         "critic/rank_correlation": pytest.approx(1),
         "critic/rank_same_turn": pytest.approx(1),
         "critic/brier": pytest.approx((0.04 + 0.01) / 2),

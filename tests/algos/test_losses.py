@@ -117,7 +117,7 @@ def test_value_error_is_squared_and_weighed_where_a_state_is_read():
 
 def test_a_value_that_has_moved_far_enough_towards_its_return_gets_no_gradient():
     loss, metrics, grad = values_read(clip=0.3)
-    # the first is held at 0.3; the third has moved away from its return, which is not forgiven
+    # the first is clamped to 0.3; the third has moved away from its return, which is not forgiven
     assert loss == metrics["value_loss"].item() == pytest.approx(2 * 0.49 + 0.01 + 1.44)
     assert metrics["value_clip_fraction"].item() == 2
     assert grad == pytest.approx([0.0, -0.2, -2.4, 0.0])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.algos.ppo import standardise
+from agentrl_cli.algos.losses import standardise
 from tests.builders.critics import alone, rewarded
 from tests.builders.nlac import CHAT, LOST
 from tests.builders.ppo import LEVELS, cut, phase_of, stirred, won

@@ -112,13 +112,13 @@ def per_turn_update(folder: Path, budget: int, prompt: int) -> Update:
     """The same model, with a critic pass for each state, which reads all that came before."""
     algo, models = critic_of(folder, prompt)
     learner = Learner(models, algo.models(), tokens_per_batch=budget, seed=0, publish=nobody)
-    return lambda episodes: learner.run(per_turn(models, algo.critic, episodes), 0)
+    return lambda episodes: learner.run(per_turn(models, algo.critic_prompt_ids, episodes), 0)
 
 
 def critic_of(folder: Path, prompt: int) -> tuple[SelfAC, ModelSet]:
     """Self-AC whose critic prompt has so many tokens."""
     algo, models = self_ac(folder, critic_prompt="{closing}" * prompt, optimizer=SLOW)
-    assert len(algo.critic) == prompt
+    assert len(algo.critic_prompt_ids) == prompt
     return algo, models
 
 

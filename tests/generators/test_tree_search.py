@@ -151,7 +151,10 @@ def test_hidden_states_of_the_cache_are_those_of_the_trainers_pass(model_folder:
     with torch.no_grad():
         head.copy_(torch.linspace(-1, 1, len(head)))
     states = [[5, 6, 7], [5, 6, 7, 8, 9, 10, 11], [5, 6, 12], [5, 6, 7, 8]]
-    asked = [Sample([*ids, *algo.critic], [0] * len(ids + algo.critic)) for ids in states]
+    asked = [
+        Sample([*ids, *algo.critic_prompt_ids], [0] * len(ids + algo.critic_prompt_ids))
+        for ids in states
+    ]
     rows = logprobs_and_values(models.module("policy"), models.head("policy"), asked)
     alone = [float(values[-1]) for _, values in rows]
     assert algo.state_values(states) == pytest.approx(alone, abs=1e-5)
@@ -184,7 +187,7 @@ def test_a_critic_prompt_read_behind_a_prefix_leaves_generation_as_it_was(model_
 
 def test_a_state_longer_than_the_model_reads_is_refused(model_folder: Path):
     algo, models = self_ac(model_folder)
-    room = models.module("policy").config.max_position_embeddings - len(algo.critic)
+    room = models.module("policy").config.max_position_embeddings - len(algo.critic_prompt_ids)
     with pytest.raises(UserError, match=f"set rollout.max_context to {room}"):
         algo.state_values([[5] * (room + 1)])
 

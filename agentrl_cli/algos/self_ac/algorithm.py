@@ -7,7 +7,8 @@ its turns. Known to us from slides only, without a paper; choices where they are
 advantage is GAE over turns (arXiv 1506.02438), an episode that was cut off bootstraps from its
 last value, a turn's ratio may be its geometric mean (arXiv 2507.18071). The slides name three
 agents: ReAct, whose turns are those of the world; CoT (`thought_tokens`), whose turns are the
-thoughts of an answer; ToT, which searches with the trained critic (search.py) and trains nothing.
+thoughts of an answer; ToT, which searches with the trained critic (generators/tree_search.py) and
+trains nothing.
 """
 
 from __future__ import annotations
@@ -22,27 +23,18 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
-from agentrl_cli.algos.losses import (
-    clipped_turns,
-    shift_left,
-    sum_by_turn,
-    td_targets,
-    turn_advantages,
-)
+from agentrl_cli.algos.losses import clipped_turns, sum_by_turn, td_targets, turn_advantages
 from agentrl_cli.algos.self_ac.packing import (
     PackedEpisode,
+    at_states,
+    batch_states,
     bootstrap_across_restarts,
     left_out_reason,
     pack_episode,
-    state_values,
-    turns_of,
+    trained_turns,
 )
-from agentrl_cli.algos.self_ac.thoughts import by_thought, tell
-from agentrl_cli.algos.value_spans import (
-    left_out_metrics,
-    truncated_state_ids,
-    value_metrics,
-)
+from agentrl_cli.algos.self_ac.thoughts import merge_info, split_episode
+from agentrl_cli.algos.value_spans import left_out_metrics, truncated_state_ids, value_metrics
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.packable import enable_packing
@@ -61,6 +53,14 @@ class Advanced:
 
     normalise_advantages: bool
     values: Literal["recomputed", "frozen"]
+
+
+@dataclass(frozen=True)
+class AdvantageScale:
+    """Mean and standard deviation by which an update normalises its advantages."""
+
+    mean: float = 0.0
+    std: float = 1.0
 
 
 @dataclass(kw_only=True)
@@ -83,8 +83,8 @@ class SelfAC(Algorithm):
     tokens_per_step: int
     optimizer: OptimizerSpec
     advanced: Advanced
-    critic: list[int] = field(init=False, repr=False)
-    scale: tuple[float, float] = field(init=False, default=(0.0, 1.0), repr=False)
+    critic_prompt_ids: list[int] = field(init=False, repr=False)
+    scale: AdvantageScale = field(init=False, default=AdvantageScale(), repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, td_steps=self.td_steps, epochs=self.epochs)
@@ -106,128 +106,151 @@ class SelfAC(Algorithm):
                 f"algo.thought_tokens is {self.thought_tokens} but the environment itself cuts "
                 "replies into thoughts; give algo.thought_tokens=0, or env.turns=single"
             )
-        self.critic = context.chat.raw(self.critic_prompt)
-        if not self.critic:
+        self.critic_prompt_ids = context.chat.raw(self.critic_prompt)
+        if not self.critic_prompt_ids:
             raise UserError(
                 f"algo.critic_prompt {self.critic_prompt!r} has no token; give it a word"
             )
         policy = causal_lm(context.models.module("policy"))
-        enable_packing(policy, self.critic, self.layout, self.critic_grad)
+        enable_packing(policy, self.critic_prompt_ids, self.layout, self.critic_grad)
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """One phase: each episode is one packed sample (one for each segment between restarts)."""
-        packed = self.read(episodes)
-        samples = [sample for one in packed for sample in one.samples]
-        self.scale = scale_of(packed) if self.advanced.normalise_advantages else (0.0, 1.0)
+        packed_episodes = self.pack(episodes)
+        samples = [sample for packed in packed_episodes for sample in packed.samples]
+        normalise = self.advanced.normalise_advantages
+        self.scale = advantage_scale(packed_episodes) if normalise else AdvantageScale()
         yield Phase(
             "actor_critic", samples, self.loss, epochs=self.epochs,
-            tokens_per_step=self.tokens_per_step, units=turns_of,
-            metrics=thoughts_a_turn(packed) | self._left_out(episodes),
+            tokens_per_step=self.tokens_per_step, units=trained_turns,
+            metrics=thoughts_per_turn(packed_episodes)
+            | left_out_metrics("self_ac", episodes, self._left_out_reason, more_reasons=("long",)),
         )  # fmt: skip
+
+    # packed episodes, with the values before the update
+
+    def pack(self, episodes: list[Episode]) -> list[PackedEpisode]:
+        """The episodes that can be trained, packed, with values and old log-probs by the trainer's
+        own pass; their turns' `info` gets `value`, `advantage` and `td_error`; `thoughts`, too,
+        where cut."""
+        trainable = [episode for episode in episodes if self._left_out_reason(episode) is None]
+        packed_episodes = [self._pack_episode(episode) for episode in trainable]
+        self._add_old_values(packed_episodes)
+        for packed in packed_episodes:
+            advantages, td_errors = packed.estimate_advantages(self.discount, self.gae_lambda)
+            bootstrap_across_restarts(packed, advantages, self.gae_lambda)
+            turns = packed.episode.turns
+            notes = zip(turns, packed.values[:-1], advantages, td_errors, strict=True)
+            for turn, value, advantage, td_error in notes:
+                turn.info |= {"value": value, "advantage": advantage, "td_error": td_error}
+        for episode, packed in zip(trainable, packed_episodes, strict=True):
+            if packed.episode is not episode:
+                merge_info(episode, packed.episode, self.discount)
+        return packed_episodes
+
+    def _left_out_reason(self, episode: Episode) -> str | None:
+        positions = max_positions(self.context.models.module("policy"))
+        return left_out_reason(episode, len(self.critic_prompt_ids), positions)
+
+    def _pack_episode(self, episode: Episode) -> PackedEpisode:
+        """The episode, cut into thoughts if asked, with the critic prompt behind each state."""
+        chat, module = self.context.chat, self.context.models.module("policy")
+        tail = truncated_state_ids(episode, chat, module, len(self.critic_prompt_ids))
+        decode = partial(chat.read, special=False)
+        split = split_episode(episode, decode, self.thought_tokens)
+        return pack_episode(split, self.critic_prompt_ids, tail)
+
+    def _add_old_values(self, packed_episodes: list[PackedEpisode]) -> None:
+        """Streams `old_logprob` and `old_value`, and each episode's values, by one pass."""
+        samples = [sample for packed in packed_episodes for sample in packed.samples]
+        models = self.context.models
+        rows = logprobs_and_values(models.module("policy"), models.head("policy"), samples)
+        for sample, (logprobs, values) in zip(samples, rows, strict=True):
+            sample.streams["old_logprob"] = logprobs
+            value_at = torch.tensor(sample.streams["value_at"])  # [tokens]
+            sample.streams["old_value"] = (values * value_at).tolist()
+        for packed in packed_episodes:
+            packed.values = at_states(packed.samples, "old_value")
+
+    # the loss
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """L = alpha L_critic + (1 - alpha) L_actor, summed over turns. The V in targets and
         advantages is this pass's own, or the one from before the update."""
         assert outputs.values is not None
-        streams = batch.streams
-        states = sum_by_turn(streams["value_at"], batch)
-        acted, ends = shift_left(states, 1) > 0, states > shift_left(states, 1)
-        graded = sum_by_turn(streams["graded"], batch) > 0
-        cut = sum_by_turn(streams["bootstrap"], batch) > 0
+        states = batch_states(batch)
+        values = sum_by_turn(outputs.values * batch.streams["value_at"], batch)  # [batch, states]
 
-        values = sum_by_turn(outputs.values * streams["value_at"], batch)
-        frozen = self.advanced.values == "frozen"
-        held = sum_by_turn(streams["old_value"], batch) if frozen else values.detach()
-        rewards = torch.where(cut, held, sum_by_turn(streams["reward"], batch))
-        known = torch.where(ends & ~graded, rewards, held)  # nothing is learnt of such an end
-        advantages, _ = turn_advantages(rewards, known, ends, self.discount, self.gae_lambda)
-        targets = td_targets(rewards, known, self.discount, self.td_steps)
+        if self.advanced.values == "frozen":
+            target_values = sum_by_turn(batch.streams["old_value"], batch)
+        else:
+            target_values = values.detach()
+        # a segment's last reward is the outcome, or V of that state where the episode was cut off
+        rewards = torch.where(states.cut_off, target_values, states.rewards)
+        # an end whose V is not trained (a cut-off, a restart) counts in targets as its reward
+        target_values = torch.where(states.ends & ~states.trained, rewards, target_values)
 
-        critic = ((values - targets) ** 2).mean(0)[graded].sum()
-        centre, spread = self.scale
-        credit = (advantages - centre) / spread
-        actor, metrics = clipped_turns(outputs, batch, credit, self.clip, self.ratio)
+        targets = td_targets(rewards, target_values, self.discount, self.td_steps)
+        # targets: [td_steps, batch, states]; advantages: [batch, states], 0 where a segment ends
+        advantages, _ = turn_advantages(
+            rewards, target_values, states.ends, self.discount, self.gae_lambda
+        )
+
+        critic = td_loss(values, targets, states.trained)
+        normalised = (advantages - self.scale.mean) / self.scale.std
+        actor, metrics = clipped_turns(outputs, batch, normalised, self.clip, self.ratio)
         metrics |= {
             "critic_loss": critic.detach(),
             "actor_loss": actor.detach(),
-            "value": values.detach()[acted].sum(),
-            "advantage": advantages[acted].sum(),
+            "value": values.detach()[states.acted].sum(),
+            "advantage": advantages[states.acted].sum(),
         }
         return self.alpha * critic + (1 - self.alpha) * actor, metrics
 
-    def read(self, episodes: list[Episode]) -> list[PackedEpisode]:
-        """The fit episodes, packed, with values and old log-probs by the trainer's own pass; their
-        turns' `info` gets `value`, `advantage` and `td_error`; `thoughts`, too, where cut."""
-        fit = [episode for episode in episodes if self._unfit(episode) is None]
-        text = partial(self.context.chat.read, special=False)
-        packed = [
-            pack_episode(by_thought(e, text, self.thought_tokens), self.critic, self._behind(e))
-            for e in fit
-        ]
-        samples = [sample for one in packed for sample in one.samples]
-        models = self.context.models
-        module, head = models.module("policy"), models.head("policy")
-        found = iter(logprobs_and_values(module, head, samples))
-        for one in packed:
-            rows = []
-            for sample in one.samples:
-                sample.streams["old_logprob"], values = next(found)
-                at = sample.streams["value_at"]
-                sample.streams["old_value"] = (values * torch.tensor(at)).tolist()
-                rows.append(values.tolist())
-            one.values = state_values(one.samples, rows)
-            advantages, errors = one.credit(self.discount, self.gae_lambda)
-            bootstrap_across_restarts(one, advantages, self.gae_lambda)
-            notes = zip(one.episode.turns, one.values, advantages, errors, strict=False)
-            for turn, value, advantage, error in notes:
-                turn.info |= {"value": value, "advantage": advantage, "td_error": error}
-        for episode, one in zip(fit, packed, strict=True):
-            if one.episode is not episode:
-                tell(episode, one.episode, self.discount)
-        return packed
+    # what a reader sees, and a search
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value`, `advantage` and `td_error` into every turn's info."""
-        self.read(episodes)
+        self.pack(episodes)
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Do the values foresee how the episodes ended: `critic/…`. The outcome belongs to the
         state after the last action, one step further on."""
-        fit = [one.episode for one in self.read(episodes)]
-        return value_metrics(fit, self.discount, lambda turn: 1 + turn.done)
+        valued = [packed.episode for packed in self.pack(episodes)]
+        return value_metrics(valued, self.discount, lambda turn: 1 + turn.done)
 
     @torch.no_grad()
     def state_values(self, states: list[list[int]]) -> list[float]:
         """V of each state: the critic prompt is read behind its cached prefix, and nothing later
         sees it. Raises UserError where a state is too long for the model."""
-        room = max_positions(self.context.models.module("policy")) - len(self.critic)
+        prompt = self.critic_prompt_ids
+        room = max_positions(self.context.models.module("policy")) - len(prompt)
         if max(map(len, states), default=0) > room:
             raise UserError(f"a state has more than {room} ids; set rollout.max_context to {room}")
         head = self.context.models.head("policy")
         assert head is not None
-        return head(self.context.generator.hidden([s + self.critic for s in states])).tolist()
-
-    def _behind(self, episode: Episode) -> list[int]:
-        module = self.context.models.module("policy")
-        return truncated_state_ids(episode, self.context.chat, module, len(self.critic))
-
-    def _unfit(self, episode: Episode) -> str | None:
-        most = max_positions(self.context.models.module("policy"))
-        return left_out_reason(episode, len(self.critic), most)
-
-    def _left_out(self, episodes: list[Episode]) -> dict[str, float]:
-        return left_out_metrics("self_ac", episodes, self._unfit, more=("long",))
+        return head(self.context.generator.hidden([s + prompt for s in states])).tolist()
 
 
-def thoughts_a_turn(packed: list[PackedEpisode]) -> dict[str, float]:
+def td_loss(values: Tensor, targets: Tensor, trained: Tensor) -> Tensor:
+    """The critic's: squared errors of `values` [batch, states], a mean over `targets` [td_steps,
+    batch, states], summed over the states where `trained` [batch, states] is true."""
+    return ((values - targets) ** 2).mean(0)[trained].sum()
+
+
+def thoughts_per_turn(packed_episodes: list[PackedEpisode]) -> dict[str, float]:
     """How many thoughts a turn was cut into, as a metric."""
-    thoughts = [turn for one in packed for turn in one.episode.turns]
+    thoughts = [turn for packed in packed_episodes for turn in packed.episode.turns]
     turns = sum(bool(thought.observation_ids) for thought in thoughts)
     return {"self_ac/thoughts": len(thoughts) / max(1, turns)}
 
 
-def scale_of(packed: list[PackedEpisode]) -> tuple[float, float]:
+def advantage_scale(packed_episodes: list[PackedEpisode]) -> AdvantageScale:
     """Mean and population deviation of the advantages of all turns; a deviation of 0 counts as
     1."""
-    found = [turn.info["advantage"] for one in packed for turn in one.episode.turns]
-    return (statistics.fmean(found), statistics.pstdev(found) or 1.0) if found else (0.0, 1.0)
+    advantages = [
+        turn.info["advantage"] for packed in packed_episodes for turn in packed.episode.turns
+    ]
+    if not advantages:
+        return AdvantageScale()
+    return AdvantageScale(statistics.fmean(advantages), statistics.pstdev(advantages) or 1.0)

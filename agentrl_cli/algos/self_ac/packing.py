@@ -1,118 +1,95 @@
-"""Episodes to packed samples: every state s_k is followed by the critic prompt as a shadow, at
-whose last token its value is read. What is trained on them, algos/self_ac.py says."""
+"""Episodes to packed samples and back: every state s_k is followed by the critic prompt as a
+shadow, at whose last token its value is read. What is trained on them, algorithm.py says."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from agentrl_cli.algos import value_spans
-from agentrl_cli.algos.losses import turn_advantages
+from agentrl_cli.algos.losses import shift_left, sum_by_turn, turn_advantages
 from agentrl_cli.core.types import Episode, Sample, Turn
+from agentrl_cli.models.policy import Batch
 
-STREAMS = ("shadow", "turn", "value_at", "reward", "bootstrap", "graded")
+STREAMS = ("shadow", "turn", "value_at", "reward", "cut_off", "value_mask")
 
 
 @dataclass
 class PackedEpisode:
     """An episode, one sample for each unbroken segment of it, rewards r_0 … r_n with the outcome in
-    the last state's place, and, once it is read, values V_0 … V_n of its states."""
+    the last state's place, and, once they are read, values V_0 … V_n of its states."""
 
     episode: Episode
     samples: list[Sample]
     rewards: list[float]
     values: list[float] = field(default_factory=list)
 
-    def credit(self, discount: float, gae_lambda: float) -> tuple[list[float], list[float]]:
+    def estimate_advantages(
+        self, discount: float, gae_lambda: float
+    ) -> tuple[list[float], list[float]]:
         """Advantage and TD error of every turn by the values that were read."""
         done = self.episode.stop == "done"
-        known = self.rewards if done else [*self.rewards[:-1], self.values[-1]]
-        ends = torch.tensor([False] * (len(known) - 1) + [True])
-        rows = torch.tensor(known), torch.tensor(self.values), ends
-        advantages, errors = turn_advantages(*rows, discount, gae_lambda)
-        return advantages[:-1].tolist(), errors[:-1].tolist()
+        rewards = self.rewards if done else [*self.rewards[:-1], self.values[-1]]
+        ends = torch.tensor([False] * (len(rewards) - 1) + [True])
+        advantages, td_errors = turn_advantages(
+            torch.tensor(rewards), torch.tensor(self.values), ends, discount, gae_lambda
+        )
+        return advantages[:-1].tolist(), td_errors[:-1].tolist()
 
 
-def left_out_reason(episode: Episode, prompt: int, reach: float) -> str | None:
-    """Why an episode is not trained: `broken`, an `empty` action, or states that with `prompt` more
-    tokens are too `long` for a model that reads `reach`; None for a sound one."""
+def left_out_reason(episode: Episode, prompt_length: int, max_positions: int) -> str | None:
+    """Why an episode is not trained: `broken`, an `empty` action, or states that with the critic
+    prompt are too `long` for the model; None for a sound one."""
     if reason := value_spans.left_out_reason(episode):
         return reason
     lengths = [sum(map(_length, turns)) for turns in segments(episode)]
-    return "long" if max(lengths) + prompt > reach else None
+    return "long" if max(lengths) + prompt_length > max_positions else None
 
 
-def pack_episode(episode: Episode, prompt: list[int], behind: list[int]) -> PackedEpisode:
-    """The samples, with `prompt` behind every state; `behind` are the last state's own ids, of an
-    episode that was cut off there (values.py). Streams: `shadow` labels the prompts' tokens;
-    `turn` is an action's place in its segment, and a state's on its prompt's last token, where
-    `value_at` is 1, `reward` the state's, and `graded` 1 if its value is trained: not that of a
-    state after which the episode was cut off, which has `bootstrap` 1, nor of one that a restart
-    replaced."""
-    earned = [turn.reward for turn in episode.turns]
+# to samples
+
+
+def pack_episode(
+    episode: Episode, critic_prompt: list[int], truncated_state: list[int]
+) -> PackedEpisode:
+    """The samples, with `critic_prompt` behind every state; `truncated_state` are the last state's
+    own ids where the episode was cut off there (value_spans.py).
+
+    Streams: `shadow` labels the prompts' tokens; `turn` is an action's number in its segment, and a
+    state's on its prompt's last token, where `value_at` is 1 and `reward` the state's. `value_mask`
+    is 1 there if the value is trained: not that of a state after which the episode was cut off,
+    which has `cut_off` 1, nor of one that a restart replaced.
+    """
+    rewards = [turn.reward for turn in episode.turns]
     done = episode.stop == "done"
-    rewards = [*earned[:-1], 0.0, earned[-1]] if done else [*earned, 0.0]
+    rewards = [*rewards[:-1], 0.0, rewards[-1]] if done else [*rewards, 0.0]
     samples, begin, parts = [], 0, segments(episode)
     for i, turns in enumerate(parts):
         end, last = begin + len(turns), i == len(parts) - 1
-        earned_here = [*rewards[begin:end], rewards[-1] if last else 0.0]
-        sample = _states(earned_here, turns, prompt, behind if last else [])
-        sample.streams["graded"][-1] = float(last and done)
-        sample.streams["bootstrap"][-1] = float(last and not done)
+        segment_rewards = [*rewards[begin:end], rewards[-1] if last else 0.0]
+        sample = _pack_segment(
+            turns, segment_rewards, critic_prompt, truncated_state if last else []
+        )
+        sample.streams["value_mask"][-1] = float(last and done)
+        sample.streams["cut_off"][-1] = float(last and not done)
         samples.append(sample)
         begin = end
     return PackedEpisode(episode, samples, rewards)
 
 
-def bootstrap_across_restarts(
-    packed: PackedEpisode, advantages: list[float], gae_lambda: float
-) -> None:
-    """Where a restart ends a segment, its last reward becomes what GAE expects of the turn that
-    follows: V + gae_lambda A, as read before the update."""
-    turn = 0
-    for sample in packed.samples[:-1]:
-        turn += turns_of(sample)
-        sample.streams["reward"][-1] = packed.values[turn] + gae_lambda * advantages[turn]
-
-
-def state_values(samples: list[Sample], rows: list[list[float]]) -> list[float]:
-    """V_0 … V_n of an episode from one value for each token of its samples; a state that a restart
-    replaced does not count."""
-    found: list[float] = []
-    for sample, row in zip(samples, rows, strict=True):
-        at = zip(sample.streams["value_at"], row, strict=True)
-        found = [*found[:-1], *(value for here, value in at if here)]
-    return found
-
-
-def turns_of(sample: Sample) -> int:
-    """How many actions a packed sample has: one fewer than states."""
-    return int(sum(sample.streams["value_at"])) - 1
-
-
-def segments(episode: Episode) -> list[list[Turn]]:
-    """The episode's turns, cut where the context was begun anew: by a world or generator of one's
-    own, since play here never does it (chat.py refuses a template that rewrites history)."""
-    parts: list[list[Turn]] = []
-    for i, turn in enumerate(episode.turns):
-        if i == 0 or turn.restart:
-            parts.append([])
-        parts[-1].append(turn)
-    return parts
-
-
-def _states(
-    rewards: list[float], turns: list[Turn], prompt: list[int], behind: list[int]
+def _pack_segment(
+    turns: list[Turn], rewards: list[float], critic_prompt: list[int], last_observation: list[int]
 ) -> Sample:
-    """s_0 cp_0 a_0 o_0 cp_1 … a_{n-1} o_{n-1} cp_n: a segment of n turns under its n + 1 rewards,
-    whose last observation is `behind`."""
+    """s_0 cp_0 a_0 o_0 cp_1 … a_{n-1} o_{n-1} cp_n: a segment of n turns, its n + 1 rewards and its
+    last observation."""
     sample = Sample([], [], {name: [] for name in STREAMS})
     for k, reward in enumerate(rewards):
-        _append(sample, turns[k].observation_ids if k < len(turns) else behind)
-        _append(sample, prompt, shadow=k + 1)
-        at_end = {"turn": k, "value_at": 1, "reward": reward, "graded": 1}
-        for name, number in at_end.items():
+        _append(sample, turns[k].observation_ids if k < len(turns) else last_observation)
+        _append(sample, critic_prompt, shadow=k + 1)
+        at_last_token = {"turn": k, "value_at": 1, "reward": reward, "value_mask": 1}
+        for name, number in at_last_token.items():
             sample.streams[name][-1] = float(number)
         _append(sample, turns[k].action_ids if k < len(turns) else [], trained=1, turn=k)
     return sample
@@ -125,5 +102,74 @@ def _append(sample: Sample, ids: list[int], trained: int = 0, **numbers: int) ->
         row += [float(numbers.get(name, 0))] * len(ids)
 
 
+def bootstrap_across_restarts(
+    packed: PackedEpisode, advantages: list[float], gae_lambda: float
+) -> None:
+    """Where a restart ends a segment, its last reward becomes what GAE expects of the turn that
+    follows: V + gae_lambda A, as read before the update."""
+    turn = 0
+    for sample in packed.samples[:-1]:
+        turn += trained_turns(sample)
+        sample.streams["reward"][-1] = packed.values[turn] + gae_lambda * advantages[turn]
+
+
+def segments(episode: Episode) -> list[list[Turn]]:
+    """The episode's turns, cut where the context was begun anew: by a world or generator of one's
+    own, since play here never does it (chat_template.py refuses a template that rewrites
+    history)."""
+    parts: list[list[Turn]] = []
+    for i, turn in enumerate(episode.turns):
+        if i == 0 or turn.restart:
+            parts.append([])
+        parts[-1].append(turn)
+    return parts
+
+
 def _length(turn: Turn) -> int:
     return len(turn.observation_ids) + len(turn.action_ids)
+
+
+# back to states
+
+
+def trained_turns(sample: Sample) -> int:
+    """How many actions a packed sample has: one fewer than states."""
+    return int(sum(sample.streams["value_at"])) - 1
+
+
+def at_states(samples: list[Sample], stream: str) -> list[float]:
+    """A stream's numbers at the states s_0 … s_n of an episode; a state that a restart replaced
+    does not count."""
+    numbers: list[float] = []
+    for sample in samples:
+        at_state, row = sample.streams["value_at"], sample.streams[stream]
+        here = [number for number, at in zip(row, at_state, strict=True) if at]
+        numbers = [*numbers[:-1], *here]
+    return numbers
+
+
+@dataclass(frozen=True)
+class BatchStates:
+    """What a batch of packed samples says of its states, [batch, states]: `rewards`; and as bool
+    whether a state was `acted` in, `ends` its segment, has its value `trained`, and is where the
+    episode was `cut_off`. Rows of fewer states are padded with zeros."""
+
+    rewards: Tensor
+    acted: Tensor
+    ends: Tensor
+    trained: Tensor
+    cut_off: Tensor
+
+
+def batch_states(batch: Batch) -> BatchStates:
+    """The streams of `pack_episode`, gathered by state."""
+    streams = batch.streams
+    exists = sum_by_turn(streams["value_at"], batch)  # [batch, states], 1 for each state
+    follows = shift_left(exists, 1)  # 1 where another state follows in the segment
+    return BatchStates(
+        rewards=sum_by_turn(streams["reward"], batch),
+        acted=follows > 0,
+        ends=exists > follows,
+        trained=sum_by_turn(streams["value_mask"], batch) > 0,
+        cut_off=sum_by_turn(streams["cut_off"], batch) > 0,
+    )

@@ -4,37 +4,31 @@ observation and a credit of its own. Where a turn's reward and answer belong, is
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from agentrl_cli.core.types import Episode, Turn
 
-BLANK = "\n\n"
-Read = Callable[[list[int]], str]
+BLANK_LINE = "\n\n"
+Decode = Callable[[list[int]], str]
 
 
-def cut(texts: Sequence[str], shortest: int) -> list[int]:
-    """Where the thoughts of an answer end, in tokens whose texts are given: behind the first token
-    that completes a blank line. What has fewer than `shortest` tokens joins the thought behind it,
-    the last one the thought before it."""
-    ends, begin, last = [], 0, ""
-    for at, text in enumerate(texts, 1):
-        joined = last + text
-        last = joined[-1:]
-        if BLANK in joined and at - begin >= shortest <= len(texts) - at:
-            ends.append(at)
-            begin, last = at, ""
-    return [*ends, len(texts)]
+def split_episode(episode: Episode, decode: Decode, min_tokens: int) -> Episode:
+    """The same tokens with a turn for each thought; the episode itself where `min_tokens` is 0."""
+    if not min_tokens:
+        return episode
+    turns = [part for turn in episode.turns for part in split_turn(turn, decode, min_tokens)]
+    return replace(episode, turns=turns)
 
 
-def thoughts_of(turn: Turn, read: Read, shortest: int) -> list[Turn]:
+def split_turn(turn: Turn, decode: Decode, min_tokens: int) -> list[Turn]:
     """The turn as one turn for each thought: the first has its observation, the last its reward and
-    its end. `read` gives the text of ids."""
-    bounds = [0, *cut([read([i]) for i in turn.action_ids], shortest)]
+    its end. `decode` gives the text of ids."""
+    bounds = [0, *thought_ends([decode([i]) for i in turn.action_ids], min_tokens)]
     parts = [
         Turn(
-            [], read(turn.action_ids[begin:end]), [], turn.action_ids[begin:end],
+            [], decode(turn.action_ids[begin:end]), [], turn.action_ids[begin:end],
             turn.logprobs[begin:end],
         )
         for begin, end in pairwise(bounds)
@@ -46,27 +40,41 @@ def thoughts_of(turn: Turn, read: Read, shortest: int) -> list[Turn]:
     return parts
 
 
-def by_thought(episode: Episode, read: Read, shortest: int) -> Episode:
-    """The same tokens with a turn for each thought; the episode itself where `shortest` is 0."""
-    if not shortest:
-        return episode
-    turns = [part for turn in episode.turns for part in thoughts_of(turn, read, shortest)]
-    return replace(episode, turns=turns)
+def thought_ends(texts: Sequence[str], min_tokens: int) -> list[int]:
+    """Where the thoughts of an answer end, in tokens whose texts are given: behind the first token
+    that completes a blank line. What has fewer than `min_tokens` joins the thought behind it, the
+    last one the thought before it."""
+    ends, begin, last_character = [], 0, ""
+    for end, text in enumerate(texts, 1):
+        joined = last_character + text  # a blank line may be made by two tokens
+        last_character = joined[-1:]
+        long_enough = end - begin >= min_tokens and len(texts) - end >= min_tokens
+        if BLANK_LINE in joined and long_enough:
+            ends.append(end)
+            begin, last_character = end, ""
+    return [*ends, len(texts)]
 
 
-def tell(episode: Episode, thoughts: Episode, discount: float) -> None:
-    """Write into each turn's `info` what was noted of its thoughts: the value before the first, the
-    mean advantage, the TD error over all of them, and every thought's own."""
-    parts = iter(thoughts.turns)
+def merge_info(episode: Episode, split: Episode, discount: float) -> None:
+    """Write into each turn's `info` what was noted of its thoughts in the `split` episode: the
+    value before the first, the mean advantage, the TD error over all of them, and every thought's
+    own."""
+    thoughts = iter(split.turns)
     for turn in episode.turns:
-        rows, length = [], 0
-        while length < len(turn.action_ids):
-            rows.append(next(parts))
-            length += len(rows[-1].action_ids)
-        notes = [part.info for part in rows]
+        parts = _next_parts(thoughts, len(turn.action_ids))
+        notes = [part.info for part in parts]
         turn.info |= {
             "value": notes[0]["value"],
             "advantage": statistics.fmean(note["advantage"] for note in notes),
             "td_error": sum(discount**k * note["td_error"] for k, note in enumerate(notes)),
-            "thoughts": [{"text": part.action, **part.info} for part in rows],
+            "thoughts": [{"text": part.action, **part.info} for part in parts],
         }
+
+
+def _next_parts(thoughts: Iterator[Turn], tokens: int) -> list[Turn]:
+    """The next thoughts that have so many tokens in all."""
+    parts, length = [], 0
+    while length < tokens:
+        parts.append(next(thoughts))
+        length += len(parts[-1].action_ids)
+    return parts

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
 
-from agentrl_cli.algos.self_ac.algorithm import Advanced
-from agentrl_cli.algos.self_ac.packing import turns_of
+from agentrl_cli.algos.self_ac.algorithm import Advanced, AdvantageScale
+from agentrl_cli.algos.self_ac.packing import trained_turns
 from agentrl_cli.algos.value_spans import LEFT_OUT_REASONS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
@@ -40,10 +40,10 @@ def test_an_episode_is_one_sample_with_the_prompt_after_every_state(model_folder
     ]
     assert visible == flat
     prompts = [[i for i, s in zip(sample.ids, marks, strict=True) if s == k] for k in (1, 2, 3, 4)]
-    assert prompts == [algo.critic] * 4 and algo.critic[0] == CHAT.closing
+    assert prompts == [algo.critic_prompt_ids] * 4 and algo.critic_prompt_ids[0] == CHAT.closing
     ends = [i for i, at in enumerate(sample.streams["value_at"]) if at]
     assert ends == [max(i for i, s in enumerate(marks) if s == k) for k in (1, 2, 3, 4)]
-    assert phase.units(sample) == turns_of(sample) == 3
+    assert phase.units(sample) == trained_turns(sample) == 3
     assert {t for t, m in zip(sample.streams["turn"], sample.mask, strict=True) if m} == {0, 1, 2}
 
 
@@ -92,13 +92,13 @@ def test_normalised_advantages_are_those_of_the_whole_update_before_it(model_fol
     models.weights("policy")["head.bias"].data.fill_(0.25)
     phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))
     # raw: 3/4, 3/4 and -1/4; mean 5/12, deviation sqrt(2)/3
-    assert algo.scale == pytest.approx((5 / 12, 2**0.5 / 3))
+    assert astuple(algo.scale) == pytest.approx((5 / 12, 2**0.5 / 3))
     one = replace(phase, samples=phase.samples[:1])  # a micro-batch takes the update's numbers
     loss, metrics = algo.loss(*said(one, [[0.25, 0.25, 1.0]]))
     assert loss.item() == pytest.approx(-2 * (0.75 - 5 / 12) / (2**0.5 / 3), abs=1e-5)
     assert metrics["advantage"].item() == pytest.approx(1.5, abs=1e-5)  # shown as it is
     phase_of(algo, played("c", [0.0]))
-    assert algo.scale == (-0.25, 1.0)
+    assert algo.scale == AdvantageScale(-0.25, 1.0)
 
 
 def test_micro_batches_of_any_size_train_alike(model_folder: Path):
@@ -134,7 +134,7 @@ def test_episodes_that_cannot_be_trained_are_left_out_and_counted_by_reason(mode
     broken.error = "KeyError: 'x'"
     long = played("long", [0.0, 1.0])
     causal_lm(models.module("policy")).config.max_position_embeddings = good.tokens + len(
-        algo.critic
+        algo.critic_prompt_ids
     )
     long.turns[1].observation_ids = [*long.turns[1].observation_ids, 7]
     never = Episode("never", cut.task, "g", 0, [], stop="context")

@@ -42,7 +42,7 @@ def judge(model_folder: Path) -> SelfAC:
 
 def test_the_critic_learns_the_values_of_a_two_state_chain(judge: SelfAC):
     games = chain()
-    packed = judge.read(games)
+    packed = judge.pack(games)
     for (first, _, won), one in zip(CHAIN, packed, strict=True):
         known = [0.5, 0.75 if first == "Good." else 0.25, won]
         assert one.values == pytest.approx(known, abs=0.1)

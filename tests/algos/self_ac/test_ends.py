@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.self_ac.packing import state_values, turns_of
+from agentrl_cli.algos.self_ac.packing import at_states, trained_turns
 from agentrl_cli.core.types import Message
 from agentrl_cli.models.policy import causal_lm
 from tests.builders.critics import alone, stir
@@ -17,11 +17,11 @@ from tests.builders.self_ac import passed, phase_of, played, said, self_ac
 
 
 def stream_at_states(phase: Phase, name: str) -> list[list[float]]:
-    return [state_values([sample], [sample.streams[name]]) for sample in phase.samples]
+    return [at_states([sample], name) for sample in phase.samples]
 
 
 @pytest.mark.parametrize(
-    ("stop", "rewards", "graded", "bootstrap"),
+    ("stop", "rewards", "value_mask", "cut_off"),
     [
         ("done", [-1, -1, 0, 3], [1, 1, 1, 1], [0, 0, 0, 0]),  # the outcome belongs to s_n
         ("truncated", [-1, -1, 3, 0], [1, 1, 1, 0], [0, 0, 0, 1]),
@@ -29,13 +29,13 @@ def stream_at_states(phase: Phase, name: str) -> list[list[float]]:
     ],
 )
 def test_the_outcome_is_the_last_states_and_only_of_an_episode_that_ended(
-    model_folder: Path, stop: str, rewards: list, graded: list, bootstrap: list
+    model_folder: Path, stop: str, rewards: list, value_mask: list, cut_off: list
 ):
     algo, _ = self_ac(model_folder)
     phase = phase_of(algo, played("a", [-1, -1, 3], stop=stop))
     assert stream_at_states(phase, "reward") == [rewards]
-    assert stream_at_states(phase, "graded") == [graded]
-    assert stream_at_states(phase, "bootstrap") == [bootstrap]
+    assert stream_at_states(phase, "value_mask") == [value_mask]
+    assert stream_at_states(phase, "cut_off") == [cut_off]
 
 
 @pytest.mark.parametrize("stop", ["truncated", "context"])
@@ -55,9 +55,11 @@ def test_a_cut_off_episode_bootstraps_from_the_state_that_the_worlds_last_answer
     assert [i for i, _ in seen] == state and "Too late." in CHAT.read(state)
     behind = len(state) - game.tokens
     assert behind > 0 and not any(m for _, m in seen[-behind:])
-    assert sample.ids[-len(algo.critic) :] == algo.critic  # the last prompt follows them
-    end = alone(models, "policy", state + algo.critic)[0]
-    begin = alone(models, "policy", game.state_ids(1) + algo.critic)[0]
+    assert (
+        sample.ids[-len(algo.critic_prompt_ids) :] == algo.critic_prompt_ids
+    )  # the last prompt follows them
+    end = alone(models, "policy", state + algo.critic_prompt_ids)[0]
+    begin = alone(models, "policy", game.state_ids(1) + algo.critic_prompt_ids)[0]
     assert game.turns[1].info["advantage"] == pytest.approx(0.5 + 0.9 * end - begin, abs=1e-5)
 
 
@@ -66,9 +68,9 @@ def test_a_last_state_beyond_the_models_positions_leaves_room_for_the_prompt(mod
     game = played("a", [0.0, 0.5], stop="context")
     game.closing = [Message("user", "long " * 3000)]
     (sample,) = phase_of(algo, game).samples
-    seen = len(sample.ids) - 3 * len(algo.critic)
+    seen = len(sample.ids) - 3 * len(algo.critic_prompt_ids)
     most = causal_lm(models.module("policy")).config.max_position_embeddings
-    assert seen == most - len(algo.critic)
+    assert seen == most - len(algo.critic_prompt_ids)
 
 
 def test_a_cut_off_episode_bootstraps_from_its_last_value_and_does_not_train_it(
@@ -96,8 +98,8 @@ def test_a_restart_makes_two_samples_that_credit_as_one_episode(
     game = played("a", [0.0, -0.5, 0.0, 1.0])
     game.turns[2].restart = True
     phase = phase_of(algo, game)
-    assert [turns_of(sample) for sample in phase.samples] == [2, 2]
-    assert stream_at_states(phase, "graded") == [[1, 1, 0], [1, 1, 1]]
+    assert [trained_turns(sample) for sample in phase.samples] == [2, 2]
+    assert stream_at_states(phase, "value_mask") == [[1, 1, 0], [1, 1, 1]]
     outputs, batch = passed(models, phase.samples)
     _, metrics = algo.loss(outputs, batch)
     advantages = [turn.info["advantage"] for turn in game.turns]

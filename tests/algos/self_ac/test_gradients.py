@@ -39,7 +39,7 @@ def test_the_actors_loss_gives_nothing_to_the_value_head_and_to_critic_prompts(
         assert grads[name] is None or not grads[name].any()  # pyright: ignore[reportOptionalMemberAccess]
     (embedded,) = seen  # visible tokens first, then the prompts
     assert embedded.grad is not None
-    prompts = 3 * len(algo.critic)
+    prompts = 3 * len(algo.critic_prompt_ids)
     assert embedded.grad[:, :-prompts].any() and not embedded.grad[:, -prompts:].any()
 
 
@@ -68,7 +68,7 @@ def test_nothing_flows_through_targets_and_advantages(model_folder: Path):
         algo.loss(outputs, batch)[0].backward()
         assert outputs.values is not None and outputs.values.grad is not None
         found = outputs.values.grad[batch.streams["value_at"].bool()].tolist()
-        # 2 (V - mean target), the targets held fixed
+        # 2 (V - mean target), the targets detached
         means = [(0.2 + 0.4 + 3) / 5, (0.4 + 4) / 5, 1.0, -0.6 / 5, 0.0]
         flat = [v for row in values for v in row]
         expected = [2 * alpha * (v - m) for v, m in zip(flat, means, strict=True)]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.self_ac.packing import turns_of
-from agentrl_cli.algos.self_ac.thoughts import by_thought, cut, thoughts_of
+from agentrl_cli.algos.self_ac.packing import trained_turns
+from agentrl_cli.algos.self_ac.thoughts import split_episode, split_turn, thought_ends
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.report.episode import render_turn
@@ -35,12 +35,12 @@ CUTS = {  # the tokens of an answer, its thoughts' lengths with at least 1 and w
 def test_an_answer_is_cut_behind_the_token_that_completes_a_blank_line(name: str):
     texts, fine, coarse = CUTS[name]
     for shortest, lengths in ((1, fine), (3, coarse)):
-        assert cut(texts, shortest) == [sum(lengths[: k + 1]) for k in range(len(lengths))]
+        assert thought_ends(texts, shortest) == [sum(lengths[: k + 1]) for k in range(len(lengths))]
 
 
 @given(st.lists(st.sampled_from(["a", "\n", "\n\n", "b\n\nc", ""]), min_size=1), st.integers(1, 5))
 def test_no_thought_is_shorter_than_the_shortest_and_none_hides_a_cut(texts: list, shortest: int):
-    ends = cut(texts, shortest)
+    ends = thought_ends(texts, shortest)
     assert ends[-1] == len(texts)
     begins = [0, *ends[:-1]]
     if len(ends) > 1:
@@ -64,7 +64,7 @@ def reasoned(won: bool = True) -> Episode:
 
 def test_thoughts_are_the_same_tokens_and_only_the_last_one_is_rewarded():
     turn = reasoned().turns[0]
-    parts = thoughts_of(turn, CHAT.decode, 1)
+    parts = split_turn(turn, CHAT.decode, 1)
     texts = [part.action for part in parts]
     assert texts == ["It flies.\n\n", "It sings.\n\n", "Is it an owl?"]
     assert [i for part in parts for i in part.action_ids] == turn.action_ids
@@ -72,8 +72,8 @@ def test_thoughts_are_the_same_tokens_and_only_the_last_one_is_rewarded():
     assert [part.observation_ids for part in parts] == [turn.observation_ids, [], []]
     assert [part.reward for part in parts] == [0.0, 0.0, -1.0]
     game = reasoned()
-    assert by_thought(game, CHAT.decode, 0) is game
-    whole = by_thought(game, CHAT.decode, 1)
+    assert split_episode(game, CHAT.decode, 0) is game
+    whole = split_episode(game, CHAT.decode, 1)
     assert whole.tokens == game.tokens and whole.reward == game.reward
     assert [turn.done for turn in whole.turns] == [False, False, False, True]
 
@@ -82,7 +82,7 @@ def test_a_packed_answer_has_a_state_after_every_thought(model_folder: Path):
     algo, _ = self_ac(model_folder, thought_tokens=1)
     phase = phase_of(algo, reasoned())
     (sample,) = phase.samples
-    assert turns_of(sample) == 4 and phase.metrics["self_ac/thoughts"] == 2
+    assert trained_turns(sample) == 4 and phase.metrics["self_ac/thoughts"] == 2
     marks, mask = sample.streams["shadow"], sample.mask
     golden = ""  # o: observed, c: critic prompt, a: an action's token; runs written once
     for mark, trained in zip(marks, mask, strict=True):

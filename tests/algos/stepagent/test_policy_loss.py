@@ -11,8 +11,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from agentrl_cli.algos.losses import expert_rewards
-from agentrl_cli.algos.ppo import standardise
+from agentrl_cli.algos.losses import expert_rewards, standardise
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.stepagent.policy_loss import (
     leave_one_out,
