@@ -15,8 +15,8 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Sample
 from agentrl_cli.models.policy import Batch, Outputs
 from agentrl_cli.models.specs import OptimizerSpec
-from tests.builders.archer import ACTION, archer, learn, phases, stirred, targets
-from tests.builders.critics import alone, bound, learner, rewarded
+from tests.builders.archer import ACTION, archer, archer_with_values, phases, run_update, targets
+from tests.builders.critics import bound, head_values, learner, with_rewards
 from tests.builders.models import LORA, disturb
 from tests.builders.nlac import CHAT, LOST, WON, episode, filled
 
@@ -26,13 +26,13 @@ Q, V = 0, 1
 
 
 def test_q_learns_the_reward_and_the_targets_value_of_the_next_state(model_folder: Path):
-    algo, models, _ = stirred(model_folder)
-    played = rewarded(deepcopy(WON), 0.25, -0.5, 1.0)
+    algo, models, _ = archer_with_values(model_folder)
+    played = with_rewards(deepcopy(WON), 0.25, -0.5, 1.0)
     samples = algo.transitions([played], 0)
-    after = [alone(models, "target", played.state_ids(k))[V] for k in (1, 2)]
+    after = [head_values(models, "target", played.state_ids(k))[V] for k in (1, 2)]
     expected = [0.25 + 0.9 * after[0], -0.5 + 0.9 * after[1], 1.0]
     assert targets(samples, "q") == pytest.approx(expected, abs=1e-5)
-    live = [alone(models, "critic", played.state_ids(k))[V] for k in (1, 2)]
+    live = [head_values(models, "critic", played.state_ids(k))[V] for k in (1, 2)]
     assert all(abs(a - b) > 0.01 for a, b in zip(after, live, strict=True))
 
 
@@ -40,22 +40,22 @@ def test_q_learns_the_reward_and_the_targets_value_of_the_next_state(model_folde
 def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_its_last_state(
     model_folder: Path, stop: str
 ):
-    algo, models, _ = stirred(model_folder)
+    algo, models, _ = archer_with_values(model_folder)
     played = deepcopy(episode("cut", ["Is it big?", "Is it red?"], success=False, stop=stop))
     played.closing = [Message("user", "Too late.")]
-    samples = algo.transitions([rewarded(played, 0.0, 0.5)], 0)
+    samples = algo.transitions([with_rewards(played, 0.0, 0.5)], 0)
     state = played.state_ids(1) + played.turns[1].action_ids
     state += CHAT.extend(played.closing, state[-1])
-    expected = 0.5 + 0.9 * alone(models, "target", state)[V]
+    expected = 0.5 + 0.9 * head_values(models, "target", state)[V]
     assert targets(samples, "q")[1] == pytest.approx(expected, abs=1e-5) != 0.5
 
 
 def test_a_state_that_follows_a_restart_is_read_in_its_own_segment(model_folder: Path):
-    algo, models, _ = stirred(model_folder)
-    played = rewarded(deepcopy(WON), 0.0, 0.0, 1.0)
+    algo, models, _ = archer_with_values(model_folder)
+    played = with_rewards(deepcopy(WON), 0.0, 0.0, 1.0)
     played.turns[1].restart = True
     first, second = algo.transitions([played], 0)
-    after = alone(models, "target", played.turns[1].observation_ids)[V]
+    after = head_values(models, "target", played.turns[1].observation_ids)[V]
     assert targets([first], "q") == pytest.approx([0.9 * after], abs=1e-5)
     assert first.ids + second.ids == played.state_ids(0) + played.turns[0].action_ids + (
         played.state_ids(2) + played.turns[2].action_ids
@@ -66,12 +66,14 @@ def test_a_state_that_follows_a_restart_is_read_in_its_own_segment(model_folder:
 def test_v_learns_the_targets_q_of_a_fresh_action_of_the_policy_or_of_the_stored_one(
     model_folder: Path, action: str
 ):
-    algo, models, generator = stirred(model_folder, action=action)
+    algo, models, generator = archer_with_values(model_folder, action=action)
     samples = algo.transitions([WON], 0)
     tried = [
         CHAT.encode_action(ACTION) if action == "fresh" else turn.action_ids for turn in WON.turns
     ]
-    expected = [alone(models, "target", WON.state_ids(k) + ids)[Q] for k, ids in enumerate(tried)]
+    expected = [
+        head_values(models, "target", WON.state_ids(k) + ids)[Q] for k, ids in enumerate(tried)
+    ]
     assert targets(samples, "v") == pytest.approx(expected, abs=1e-5)
     asked = [(call.model, call.prompts) for call in generator.calls]
     fresh = [("policy", [WON.state_ids(k) for k in range(3)])]
@@ -79,7 +81,7 @@ def test_v_learns_the_targets_q_of_a_fresh_action_of_the_policy_or_of_the_stored
 
 
 def test_q_is_read_at_the_end_of_an_action_and_v_at_the_end_of_a_state(model_folder: Path):
-    algo, _, _ = stirred(model_folder)
+    algo, _, _ = archer_with_values(model_folder)
     (sample,) = algo.transitions([WON], 0)
     assert sample.ids == WON.state_ids(2) + WON.turns[2].action_ids and not any(sample.mask)
     states = [len(WON.state_ids(k)) for k in range(3)]
@@ -106,7 +108,7 @@ def test_a_tried_action_lies_behind_its_state_and_is_seen_by_nothing_else():
 def test_one_pass_of_the_target_reads_all_turns_of_the_replayed_episodes(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    algo, models, _ = stirred(model_folder)
+    algo, models, _ = archer_with_values(model_folder)
     calls, body = [], models.module("target").base_model.forward
 
     def counted(*args, **kwargs):
@@ -146,7 +148,7 @@ def test_the_critics_loss_by_hand_moves_each_output_only_where_it_is_read():
 
 
 def test_transitions_are_drawn_anew_for_every_update_of_the_critic(model_folder: Path):
-    algo, _, _ = stirred(model_folder, critic_updates=6, episodes_per_update=1)
+    algo, _, _ = archer_with_values(model_folder, critic_updates=6, episodes_per_update=1)
     found = phases(algo, [], filled(WON, LOST))[:6]
     assert [(p.name, p.model, len(p.samples)) for p in found] == [("critic", "critic", 1)] * 6
     assert len({tuple(phase.samples[0].ids) for phase in found}) == 2
@@ -166,7 +168,7 @@ def test_the_target_follows_the_critic_by_the_moving_average(model_folder: Path)
     algo = archer()
     models = bound(algo, model_folder)
     before = {key: w.detach().clone() for key, w in models.weights("target").items()}
-    learn(algo, models)
+    run_update(algo, models)
     critic = models.weights("critic")
     assert {"head.q.weight", "head.v.weight"} < set(before)
     for key, weight in models.weights("target").items():
@@ -192,9 +194,9 @@ def test_starting_the_policy_from_weights_leaves_critic_and_target_together(
 def test_the_critic_learns_alone_until_it_is_warm_and_neither_moves_the_other(
     model_folder: Path, lora: LoraConfig | None
 ):
-    algo, models, _ = stirred(model_folder, lora, critic_warmup=1)
+    algo, models, _ = archer_with_values(model_folder, lora, critic_warmup=1)
     policy, critic = models.fingerprint("policy"), models.fingerprint("critic")
-    cold = learn(algo, models, step=0)
+    cold = run_update(algo, models, step=0)
     assert models.fingerprint("policy") == policy and "policy/loss" not in cold
     assert models.fingerprint("critic") != critic
     for phase in algo.update([deepcopy(WON)], filled(WON, LOST)):
@@ -206,7 +208,7 @@ def test_the_critic_learns_alone_until_it_is_warm_and_neither_moves_the_other(
 
 
 def test_play_of_a_stranger_is_learned_from_without_its_log_probs(model_folder: Path):
-    algo, models, _ = stirred(model_folder)
+    algo, models, _ = archer_with_values(model_folder)
     buffer = filled(WON, LOST)
     assert all(p != p for e in buffer.episodes() for t in e.turns for p in t.logprobs)  # NaN
     before = [repr(e.to_json()) for e in buffer.episodes()]
@@ -224,7 +226,7 @@ def test_the_critic_comes_to_know_how_games_end(model_folder: Path):
     before = algo.monitor(played)
     assert before["critic/brier"] == pytest.approx(3 / 5)
     assert before["critic/rank_correlation"] == 0
-    learn(algo, models)
+    run_update(algo, models)
     after = algo.monitor(played)
     assert after["critic/brier"] < 0.1 and after["critic/rank_correlation"] > 0.8
 

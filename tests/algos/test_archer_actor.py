@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from agentrl_cli.models.specs import OptimizerSpec
-from tests.builders.archer import archer, phases, stirred
-from tests.builders.critics import alone, learner, success_while_learning
+from tests.builders.archer import archer, archer_with_values, phases
+from tests.builders.critics import head_values, learner, success_while_learning
 from tests.builders.nlac import LOST, WON, filled
 
 Q, V = 0, 1
@@ -23,14 +23,14 @@ Q, V = 0, 1
 def test_an_advantage_is_q_less_v_of_the_live_critic_on_every_token_of_its_turn(
     model_folder: Path,
 ):
-    algo, models, _ = stirred(model_folder)
+    algo, models, _ = archer_with_values(model_folder)
     played = deepcopy(WON)
     (sample,) = phases(algo, [played], filled(WON))[-1].samples
     expected = []
     for k, turn in enumerate(played.turns):
         state = played.state_ids(k)
-        value = alone(models, "critic", state)[V]
-        advantage = alone(models, "critic", state + turn.action_ids)[Q] - value
+        value = head_values(models, "critic", state)[V]
+        advantage = head_values(models, "critic", state + turn.action_ids)[Q] - value
         assert turn.info["value"] == pytest.approx(value, abs=1e-5)
         assert turn.info["advantage"] == pytest.approx(advantage, abs=1e-5)
         expected += [0.0] * len(turn.observation_ids)
@@ -39,7 +39,7 @@ def test_an_advantage_is_q_less_v_of_the_live_critic_on_every_token_of_its_turn(
 
 
 def test_the_actors_first_step_is_unclipped_and_a_broken_episode_is_left_out(model_folder: Path):
-    algo, models, _ = stirred(model_folder)
+    algo, models, _ = archer_with_values(model_folder)
     broken = deepcopy(LOST)
     broken.error = "KeyError: 'x'"
     update = algo.update([deepcopy(WON), broken], filled(WON))
@@ -53,7 +53,7 @@ def test_the_actors_first_step_is_unclipped_and_a_broken_episode_is_left_out(mod
 def test_an_episode_with_an_empty_action_is_neither_played_on_nor_replayed(
     model_folder: Path, action: str
 ):
-    algo, models, _ = stirred(model_folder, action=action)
+    algo, models, _ = archer_with_values(model_folder, action=action)
     mute, silent = deepcopy(LOST), deepcopy(LOST)
     mute.id, silent.id = "mute", "silent"
     mute.turns[1].action_ids = []
@@ -73,7 +73,7 @@ def test_an_episode_with_an_empty_action_is_neither_played_on_nor_replayed(
 def test_the_actor_is_not_moved_by_an_offset_that_all_advantages_share(model_folder: Path):
     rows = []
     for offset in (0.0, 5.0):
-        algo, models, _ = stirred(model_folder, normalise_advantages=True)
+        algo, models, _ = archer_with_values(model_folder, normalise_advantages=True)
         with torch.no_grad():
             models.weights("critic")["head.q.bias"].add_(offset)
         played = [deepcopy(WON), deepcopy(LOST)]

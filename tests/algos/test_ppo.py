@@ -14,14 +14,14 @@ from agentrl_cli.core.types import Sample
 from agentrl_cli.models.policy import forward, pack, token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
-from tests.builders.critics import bound, learner, rewarded, success_while_learning
+from tests.builders.critics import bound, learner, success_while_learning, with_rewards
 from tests.builders.models import LORA
 from tests.builders.nlac import LOST, WON
-from tests.builders.ppo import LEVELS, cut, phase_of, ppo, stirred, won
+from tests.builders.ppo import LEVELS, cut, phase_of, ppo, ppo_with_values, won
 
 
 def test_a_broken_episode_is_not_trained(model_folder: Path):
-    algo, _ = stirred(model_folder)
+    algo, _ = ppo_with_values(model_folder)
     broken = won()
     broken.error, broken.stop = "KeyError: 'x'", "error"
     empty = deepcopy(WON)
@@ -35,7 +35,7 @@ def test_a_broken_episode_is_not_trained(model_folder: Path):
 def test_an_episode_with_an_empty_action_is_left_out_and_counted(
     model_folder: Path, level: str, restart: bool
 ):
-    algo, _ = stirred(model_folder, level=level)
+    algo, _ = ppo_with_values(model_folder, level=level)
     whole = []
     for turn in range(3):
         mute = won()
@@ -58,7 +58,7 @@ def test_an_episode_with_an_empty_action_is_left_out_and_counted(
 def test_old_log_probs_are_the_trainers_own_so_that_the_first_step_is_unclipped(
     model_folder: Path,
 ):
-    algo, models = stirred(model_folder)
+    algo, models = ppo_with_values(model_folder)
     episodes = [won(), cut()]
     assert all(p != p for e in episodes for t in e.turns for p in t.logprobs)  # NaN
     samples = phase_of(algo, episodes).samples
@@ -73,7 +73,7 @@ def test_old_log_probs_are_the_trainers_own_so_that_the_first_step_is_unclipped(
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_value_loss_is_a_mean_over_trained_tokens(model_folder: Path, level: str):
-    algo, models = stirred(model_folder, level=level)
+    algo, models = ppo_with_values(model_folder, level=level)
     samples = phase_of(algo, [won(), cut()]).samples
     total = sum(
         weight * (s.streams["old_value"][i] - s.streams["return"][i]) ** 2
@@ -89,7 +89,7 @@ def test_the_value_loss_is_a_mean_over_trained_tokens(model_folder: Path, level:
 def test_the_value_loss_reaches_the_body_and_the_policy_loss_never_the_head(model_folder: Path):
     gradients = {}
     for part, changes in {"value": {}, "policy": {"value_coef": 0.0}}.items():
-        algo, models = stirred(model_folder, **changes)
+        algo, models = ppo_with_values(model_folder, **changes)
         batch = pack(phase_of(algo, [won()]).samples)
         if part == "value":
             batch.streams["advantage"].zero_()
@@ -112,7 +112,7 @@ def test_a_reference_is_kept_and_scored_only_where_its_kl_is_paid_for(
     model_folder: Path, lora: LoraConfig | None
 ):
     assert list(ppo().models()) == ["policy"]
-    algo, models = stirred(model_folder, lora, kl_coef=0.1, epochs=2)
+    algo, models = ppo_with_values(model_folder, lora, kl_coef=0.1, epochs=2)
     (sample,) = phase_of(algo, [won()]).samples
     assert sample.streams["reference_logprob"] == sample.streams["old_logprob"]
     before = models.fingerprint("reference")
@@ -124,8 +124,8 @@ def test_a_reference_is_kept_and_scored_only_where_its_kl_is_paid_for(
 def test_a_reader_is_told_the_values_and_how_well_they_foresee_what_ended_episodes_earned(
     model_folder: Path, level: str
 ):
-    algo, _ = stirred(model_folder, level=level)
-    episodes = [rewarded(deepcopy(LOST), 0.25, 1.0), cut()]
+    algo, _ = ppo_with_values(model_folder, level=level)
+    episodes = [with_rewards(deepcopy(LOST), 0.25, 1.0), cut()]
     found = algo.monitor(episodes)
     first, second = episodes[0].turns
     sizes = [1, 1] if level == "turn" else [len(t.action_ids) for t in (first, second)]
@@ -142,7 +142,7 @@ def test_explained_variance_is_that_of_the_values_before_the_update(model_folder
     bound(fresh, model_folder)
     metrics = phase_of(fresh, [won(), cut()]).metrics
     assert metrics["policy/explained_variance"] == 0  # every value is 0
-    algo, _ = stirred(model_folder)
+    algo, _ = ppo_with_values(model_folder)
     episodes = [won(), cut()]
     metrics = phase_of(algo, episodes).metrics
     info = [turn.info for e in episodes for turn in e.turns]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.algos.losses import standardise
-from tests.builders.critics import alone, rewarded
+from tests.builders.critics import head_values, with_rewards
 from tests.builders.nlac import CHAT, LOST
-from tests.builders.ppo import LEVELS, cut, phase_of, stirred, won
+from tests.builders.ppo import LEVELS, cut, phase_of, ppo_with_values, won
 
 
 def backwards(
@@ -29,20 +29,20 @@ def backwards(
 
 
 def test_a_turns_value_is_that_of_its_state_in_a_pass_of_its_own(model_folder: Path):
-    algo, models = stirred(model_folder)
+    algo, models = ppo_with_values(model_folder)
     played = won()
     phase_of(algo, [played])
-    expected = [alone(models, "policy", played.state_ids(k))[0] for k in range(3)]
+    expected = [head_values(models, "policy", played.state_ids(k))[0] for k in range(3)]
     assert len({round(value, 3) for value in expected}) == 3
     assert [t.info["value"] for t in played.turns] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_state_after_a_restart_is_read_in_its_own_segment(model_folder: Path):
-    algo, models = stirred(model_folder)
+    algo, models = ppo_with_values(model_folder)
     played = won()
     played.turns[1].restart = True
     first, second = phase_of(algo, [played]).samples
-    expected = alone(models, "policy", played.turns[1].observation_ids)[0]
+    expected = head_values(models, "policy", played.turns[1].observation_ids)[0]
     assert played.turns[1].info["value"] == pytest.approx(expected, abs=1e-5)
     assert len(second.ids) == sum(
         len(t.observation_ids) + len(t.action_ids) for t in played.turns[1:]
@@ -54,11 +54,11 @@ def test_a_state_after_a_restart_is_read_in_its_own_segment(model_folder: Path):
 def test_a_turn_without_an_observation_is_read_at_the_end_of_the_last_action(
     model_folder: Path, level: str
 ):
-    algo, models = stirred(model_folder, level=level)
+    algo, models = ppo_with_values(model_folder, level=level)
     played = won()
     played.turns[1].observation_ids = []
     (sample,) = phase_of(algo, [played]).samples
-    expected = [alone(models, "policy", played.state_ids(k))[0] for k in range(3)]
+    expected = [head_values(models, "policy", played.state_ids(k))[0] for k in range(3)]
     assert [t.info["value"] for t in played.turns] == pytest.approx(expected, abs=1e-5)
     assert sum(sample.streams["value_at"]) == sum(sample.mask)
 
@@ -67,10 +67,10 @@ def test_a_turn_without_an_observation_is_read_at_the_end_of_the_last_action(
 
 
 def test_turn_level_advantages_and_returns_by_hand(model_folder: Path):
-    algo, models = stirred(model_folder)
-    played = rewarded(deepcopy(LOST), 0.25, 1.0)
+    algo, models = ppo_with_values(model_folder)
+    played = with_rewards(deepcopy(LOST), 0.25, 1.0)
     phase = phase_of(algo, [played])
-    first, second = (alone(models, "policy", played.state_ids(k))[0] for k in range(2))
+    first, second = (head_values(models, "policy", played.state_ids(k))[0] for k in range(2))
     last = 1.0 - second
     before = 0.25 + 0.9 * second - first + 0.9 * 0.8 * last
     given = [turn.info["advantage"] for turn in played.turns]
@@ -86,7 +86,7 @@ def test_turn_level_advantages_and_returns_by_hand(model_folder: Path):
 def test_every_trained_token_carries_its_turns_advantage_and_no_other_token_does(
     model_folder: Path,
 ):
-    algo, _ = stirred(model_folder)
+    algo, _ = ppo_with_values(model_folder)
     played = won()
     (sample,) = phase_of(algo, [played]).samples
     expected = []
@@ -98,11 +98,11 @@ def test_every_trained_token_carries_its_turns_advantage_and_no_other_token_does
 
 
 def test_token_level_advantages_by_hand_go_on_across_the_observation(model_folder: Path):
-    algo, models = stirred(model_folder, level="token")
-    played = rewarded(deepcopy(LOST), 0.25, 1.0)
+    algo, models = ppo_with_values(model_folder, level="token")
+    played = with_rewards(deepcopy(LOST), 0.25, 1.0)
     (sample,) = phase_of(algo, [played]).samples
     acted = [i for i, m in enumerate(sample.mask) if m]
-    values = [alone(models, "policy", sample.ids[:i])[0] for i in acted]
+    values = [head_values(models, "policy", sample.ids[:i])[0] for i in acted]
     ends = [acted[len(played.turns[0].action_ids) - 1], acted[-1]]
     rewards = [{ends[0]: 0.25, ends[1]: 1.0}.get(i, 0.0) for i in acted]
     expected = backwards(rewards, values, 0.0, 0.9, 0.8)
@@ -119,7 +119,7 @@ def test_token_level_advantages_by_hand_go_on_across_the_observation(model_folde
 def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_its_last_state(
     model_folder: Path, level: str, stop: str
 ):
-    algo, models = stirred(model_folder, level=level)
+    algo, models = ppo_with_values(model_folder, level=level)
     played = cut(stop)
     (sample,) = phase_of(algo, [played]).samples
     state = played.state_ids(1) + played.turns[1].action_ids
@@ -128,17 +128,21 @@ def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_its_last_state(
     final = played.turns[1].action_ids[-1:]
     at = len(played.state_ids(1)) + len(played.turns[1].action_ids) - len(final)
     read_at = played.state_ids(1) if level == "turn" else state[:at]
-    expected = 0.5 + 0.9 * alone(models, "policy", state)[0] - alone(models, "policy", read_at)[0]
+    expected = (
+        0.5
+        + 0.9 * head_values(models, "policy", state)[0]
+        - head_values(models, "policy", read_at)[0]
+    )
     assert sample.streams["advantage"][at] == pytest.approx(expected, abs=1e-5)
     done = cut("done")
     (whole,) = phase_of(algo, [done]).samples
     assert len(whole.ids) < len(sample.ids)
-    ended = 0.5 - alone(models, "policy", read_at)[0]
+    ended = 0.5 - head_values(models, "policy", read_at)[0]
     assert whole.streams["advantage"][at] == pytest.approx(ended, abs=1e-5)
 
 
 def test_a_last_state_beyond_the_models_positions_is_read_as_far_as_they_go(model_folder: Path):
-    algo, models = stirred(model_folder)
+    algo, models = ppo_with_values(model_folder)
     (sample,) = phase_of(algo, [cut("context", "long " * 3000)]).samples
     assert len(sample.ids) == models.module("policy").config.max_position_embeddings
     assert sample.mask[-1] == 0
@@ -148,7 +152,7 @@ def test_a_last_state_beyond_the_models_positions_is_read_as_far_as_they_go(mode
 def test_normalised_advantages_have_mean_0_and_deviation_1_over_all_steps(
     model_folder: Path, level: str
 ):
-    algo, _ = stirred(model_folder, level=level, normalise_advantages=True)
+    algo, _ = ppo_with_values(model_folder, level=level, normalise_advantages=True)
     episodes = [won(), cut()]
     phase = phase_of(algo, episodes)
     steps = [

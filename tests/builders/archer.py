@@ -14,7 +14,7 @@ from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
-from tests.builders.critics import bound, learner, stir
+from tests.builders.critics import bound, learner, randomise_heads
 from tests.builders.models import disturb
 from tests.builders.nlac import LOST, WON, Troupe, filled, troupe
 
@@ -35,14 +35,14 @@ def archer(**changes) -> ArCHer:
     return ArCHer(**{**usual, **changes})
 
 
-def stirred(
+def archer_with_values(
     folder: Path, lora: LoraConfig | None = None, **changes
 ) -> tuple[ArCHer, ModelSet, Troupe]:
     """The algorithm; critic and target differ, and no value of theirs is zero."""
     algo, generator = archer(**changes), troupe(act=ACTION)
     models = bound(algo, folder, generator, lora)
     disturb(models, "target")
-    stir(models, "critic", "target")
+    randomise_heads(models, "critic", "target")
     with torch.no_grad():
         for weight in models.heads["target"].parameters():
             weight.mul_(-0.5)
@@ -54,7 +54,7 @@ def phases(algo: ArCHer, episodes: list[Episode], buffer: ReplayBuffer) -> list[
     return list(algo.update(episodes, buffer))
 
 
-def learn(algo: ArCHer, models: ModelSet, step: int = 0) -> dict[str, float]:
+def run_update(algo: ArCHer, models: ModelSet, step: int = 0) -> dict[str, float]:
     """One real update on won and lost games."""
     fresh, buffer = [deepcopy(WON), deepcopy(LOST)], filled(WON, LOST)
     algo.context.step = step

@@ -43,7 +43,7 @@ def bound(
 
 
 @torch.no_grad()
-def stir(models: ModelSet, *names: str) -> None:
+def randomise_heads(models: ModelSet, *names: str) -> None:
     """Give heads, which start at zero, random weights."""
     torch.manual_seed(3)
     for name in names:
@@ -54,7 +54,7 @@ def stir(models: ModelSet, *names: str) -> None:
 
 
 @torch.no_grad()
-def alone(models: ModelSet, name: str, ids: list[int]) -> list[float]:
+def head_values(models: ModelSet, name: str, ids: list[int]) -> list[float]:
     """What the head of a model reads at the last of these ids, in a pass of their own."""
     batch = pack([Sample(ids, [0] * len(ids))])
     values = forward(models.module(name), batch, models.head(name)).values
@@ -108,7 +108,7 @@ def success_while_learning(
     return found
 
 
-def rewarded(played: Episode, *rewards: float) -> Episode:
+def with_rewards(played: Episode, *rewards: float) -> Episode:
     """The episode with these rewards, one a turn."""
     for turn, reward in zip(played.turns, rewards, strict=True):
         turn.reward = reward

@@ -12,7 +12,7 @@ from agentrl_cli.core.types import Episode, Message
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
-from tests.builders.critics import bound, rewarded, stir
+from tests.builders.critics import bound, randomise_heads, with_rewards
 from tests.builders.nlac import WON, episode
 
 LEVELS = ("turn", "token")
@@ -28,11 +28,13 @@ def ppo(**changes) -> PPO:
     return PPO(**{**usual, **changes})
 
 
-def stirred(folder: Path, lora: LoraConfig | None = None, **changes) -> tuple[PPO, ModelSet]:
+def ppo_with_values(
+    folder: Path, lora: LoraConfig | None = None, **changes
+) -> tuple[PPO, ModelSet]:
     """The algorithm on a model whose values are not zero."""
     algo = ppo(**changes)
     models = bound(algo, folder, lora=lora)
-    stir(models, "policy")
+    randomise_heads(models, "policy")
     return algo, models
 
 
@@ -44,8 +46,8 @@ def phase_of(algo: PPO, episodes: list[Episode]) -> Phase:
 def cut(stop: str = "truncated", closing: str = "Too late.") -> Episode:
     made = deepcopy(episode("cut", ["Is it big?", "Is it red?"], success=False, stop=stop))
     made.closing = [Message("user", closing)]
-    return rewarded(made, 0.25, 0.5)
+    return with_rewards(made, 0.25, 0.5)
 
 
 def won() -> Episode:
-    return rewarded(deepcopy(WON), 0.1, -0.2, 1.0)
+    return with_rewards(deepcopy(WON), 0.1, -0.2, 1.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from agentrl_cli.algos.base import Context, Phase
+from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.self_ac.algorithm import Advanced, SelfAC
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Sample
@@ -16,8 +16,8 @@ from agentrl_cli.models.policy import Batch, Outputs, forward, pack
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
-from tests.builders.models import model_config
-from tests.builders.nlac import CHAT, SAMPLING, episode, troupe
+from tests.builders.critics import bound
+from tests.builders.nlac import episode
 
 PROMPT = "{closing} Judge"
 
@@ -38,15 +38,7 @@ def self_ac(
 ) -> tuple[SelfAC, ModelSet]:
     """The algorithm, bound to models of its own."""
     algo = SelfAC(**settings(**changes))
-    config = model_config(folder, lora=lora, attention=attention)
-    models = ModelSet(config, algo.models(), "cpu", 0)
-    algo.bind(
-        Context(
-            chat=CHAT, models=models, generator=troupe(), sampling=SAMPLING, seed=0,
-            probe=lambda starts: [], indistinguishable_tasks=lambda played, turn: [played.task],
-        )
-    )  # fmt: skip
-    return algo, models
+    return algo, bound(algo, Path(folder), lora=lora, attention=attention)
 
 
 def played(name: str, rewards: Sequence[float], *, stop: str = "done") -> Episode:
@@ -64,17 +56,18 @@ def phase_of(algo: SelfAC, *episodes: Episode) -> Phase:
     return phase
 
 
-def passed(models: ModelSet, samples: list[Sample]) -> tuple[Outputs, Batch]:
+def forward_pass(models: ModelSet, samples: list[Sample]) -> tuple[Outputs, Batch]:
     """What the learner computes of one micro-batch."""
     batch = pack(samples)
     return forward(models.module("policy"), batch, models.head("policy")), batch
 
 
-def said(phase: Phase, values: list[list[float]]) -> tuple[Outputs, Batch]:
+def outputs_with_values(phase: Phase, values: list[list[float]]) -> tuple[Outputs, Batch]:
     """A pass that reads these values in the states of each sample, with the old log-probs."""
     batch = pack(phase.samples)
-    read = torch.zeros_like(batch.mask)
-    at = batch.streams["value_at"].bool()
-    read[at] = torch.tensor([value for row in values for value in row])
+    token_values = torch.zeros_like(batch.mask)  # [batch, tokens]
+    at_states = batch.streams["value_at"].bool()
+    token_values[at_states] = torch.tensor([value for row in values for value in row])
     old = batch.streams["old_logprob"].clone()
-    return Outputs(old.requires_grad_(), torch.zeros_like(old), read.requires_grad_()), batch
+    entropy = torch.zeros_like(old)
+    return Outputs(old.requires_grad_(), entropy, token_values.requires_grad_()), batch

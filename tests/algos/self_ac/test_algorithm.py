@@ -22,7 +22,7 @@ from agentrl_cli.training.learner import Learner
 from tests.algos.test_grpo import grpo
 from tests.builders.models import disturb
 from tests.builders.nlac import CHAT
-from tests.builders.self_ac import phase_of, played, said, self_ac, settings
+from tests.builders.self_ac import outputs_with_values, phase_of, played, self_ac, settings
 
 
 def test_an_episode_is_one_sample_with_the_prompt_after_every_state(model_folder: Path):
@@ -50,7 +50,7 @@ def test_an_episode_is_one_sample_with_the_prompt_after_every_state(model_folder
 def test_the_loss_of_a_won_episode_by_hand(model_folder: Path):
     algo, _ = self_ac(model_folder, alpha=0.25)
     phase = phase_of(algo, played("a", [0.0, 1.0]))
-    outputs, batch = said(phase, [[0.1, 0.2, 0.4]])
+    outputs, batch = outputs_with_values(phase, [[0.1, 0.2, 0.4]])
     loss, metrics = algo.loss(outputs, batch)
     # targets of V_0: V_1, V_2, then 1 thrice; of V_1: V_2, then 1 four times; of V_2: 1
     first = (0.1 - 0.2) ** 2 + (0.1 - 0.4) ** 2 + 3 * (0.1 - 1) ** 2
@@ -71,7 +71,9 @@ def test_frozen_values_are_those_from_before_the_update_in_targets_and_advantage
         model_folder, advanced=Advanced(normalise_advantages=False, values=values)
     )
     models.weights("policy")["head.bias"].data.fill_(0.25)
-    _, won = algo.loss(*said(phase_of(algo, played("a", [0.0, 1.0])), [[0.1, 0.2, 0.4]]))
+    _, won = algo.loss(
+        *outputs_with_values(phase_of(algo, played("a", [0.0, 1.0])), [[0.1, 0.2, 0.4]])
+    )
     v0, v1, v2 = (0.25, 0.25, 0.25) if values == "frozen" else (0.1, 0.2, 0.4)
     first = (0.1 - v1) ** 2 + (0.1 - v2) ** 2 + 3 * (0.1 - 1) ** 2
     second = (0.2 - v2) ** 2 + 4 * (0.2 - 1) ** 2
@@ -79,7 +81,7 @@ def test_frozen_values_are_those_from_before_the_update_in_targets_and_advantage
     assert won["critic_loss"].item() == pytest.approx(critic, abs=1e-5)
     assert won["advantage"].item() == pytest.approx(2 - v0 - v1, abs=1e-5)
     phase = phase_of(algo, played("b", [0.5], stop="truncated"))
-    _, cut = algo.loss(*said(phase, [[0.3, 2.0]]))
+    _, cut = algo.loss(*outputs_with_values(phase, [[0.3, 2.0]]))
     begin, end = (0.25, 0.25) if values == "frozen" else (0.3, 2.0)
     assert cut["critic_loss"].item() == pytest.approx((0.3 - 0.5 - end) ** 2, abs=1e-5)
     assert cut["advantage"].item() == pytest.approx(0.5 + end - begin, abs=1e-5)
@@ -94,7 +96,7 @@ def test_normalised_advantages_are_those_of_the_whole_update_before_it(model_fol
     # raw: 3/4, 3/4 and -1/4; mean 5/12, deviation sqrt(2)/3
     assert astuple(algo.scale) == pytest.approx((5 / 12, 2**0.5 / 3))
     one = replace(phase, samples=phase.samples[:1])  # a micro-batch takes the update's numbers
-    loss, metrics = algo.loss(*said(one, [[0.25, 0.25, 1.0]]))
+    loss, metrics = algo.loss(*outputs_with_values(one, [[0.25, 0.25, 1.0]]))
     assert loss.item() == pytest.approx(-2 * (0.75 - 5 / 12) / (2**0.5 / 3), abs=1e-5)
     assert metrics["advantage"].item() == pytest.approx(1.5, abs=1e-5)  # shown as it is
     phase_of(algo, played("c", [0.0]))

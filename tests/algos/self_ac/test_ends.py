@@ -10,10 +10,10 @@ from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.self_ac.packing import at_states, trained_turns
 from agentrl_cli.core.types import Message
 from agentrl_cli.models.policy import causal_lm
-from tests.builders.critics import alone, stir
+from tests.builders.critics import head_values, randomise_heads
 from tests.builders.models import disturb
 from tests.builders.nlac import CHAT
-from tests.builders.self_ac import passed, phase_of, played, said, self_ac
+from tests.builders.self_ac import forward_pass, outputs_with_values, phase_of, played, self_ac
 
 
 def stream_at_states(phase: Phase, name: str) -> list[list[float]]:
@@ -44,7 +44,7 @@ def test_a_cut_off_episode_bootstraps_from_the_state_that_the_worlds_last_answer
     model_folder: Path, stop: str, thought_tokens: int
 ):
     algo, models = self_ac(model_folder, discount=0.9, thought_tokens=thought_tokens)
-    stir(models, "policy")
+    randomise_heads(models, "policy")
     game = played("a", [0.0, 0.5], stop=stop)
     game.closing = [Message("user", "Too late.")]
     (sample,) = phase_of(algo, game).samples
@@ -58,8 +58,8 @@ def test_a_cut_off_episode_bootstraps_from_the_state_that_the_worlds_last_answer
     assert (
         sample.ids[-len(algo.critic_prompt_ids) :] == algo.critic_prompt_ids
     )  # the last prompt follows them
-    end = alone(models, "policy", state + algo.critic_prompt_ids)[0]
-    begin = alone(models, "policy", game.state_ids(1) + algo.critic_prompt_ids)[0]
+    end = head_values(models, "policy", state + algo.critic_prompt_ids)[0]
+    begin = head_values(models, "policy", game.state_ids(1) + algo.critic_prompt_ids)[0]
     assert game.turns[1].info["advantage"] == pytest.approx(0.5 + 0.9 * end - begin, abs=1e-5)
 
 
@@ -78,7 +78,7 @@ def test_a_cut_off_episode_bootstraps_from_its_last_value_and_does_not_train_it(
 ):
     algo, _ = self_ac(model_folder, discount=0.9)
     phase = phase_of(algo, played("a", [0.5], stop="truncated"))
-    outputs, batch = said(phase, [[0.3, 2.0]])
+    outputs, batch = outputs_with_values(phase, [[0.3, 2.0]])
     loss, metrics = algo.loss(outputs, batch)
     error = 0.5 + 0.9 * 2.0 - 0.3
     assert metrics["critic_loss"].item() == pytest.approx(error**2, abs=1e-6)
@@ -100,7 +100,7 @@ def test_a_restart_makes_two_samples_that_credit_as_one_episode(
     phase = phase_of(algo, game)
     assert [trained_turns(sample) for sample in phase.samples] == [2, 2]
     assert stream_at_states(phase, "value_mask") == [[1, 1, 0], [1, 1, 1]]
-    outputs, batch = passed(models, phase.samples)
+    outputs, batch = forward_pass(models, phase.samples)
     _, metrics = algo.loss(outputs, batch)
     advantages = [turn.info["advantage"] for turn in game.turns]
     assert metrics["advantage"].item() == pytest.approx(sum(advantages), abs=1e-4)
@@ -112,7 +112,7 @@ def test_a_state_that_a_restart_replaced_is_neither_trained_nor_a_target(model_f
     algo, _ = self_ac(model_folder)
     game = played("a", [0.0, 1.0])
     game.turns[1].restart = True
-    _, metrics = algo.loss(*said(phase_of(algo, game), [[0.1, 0.9], [0.3, 0.4]]))
+    _, metrics = algo.loss(*outputs_with_values(phase_of(algo, game), [[0.1, 0.9], [0.3, 0.4]]))
     second = ((0.3 - 0.4) ** 2 + 4 * (0.3 - 1) ** 2) / 5 + (0.4 - 1) ** 2
     # the first segment ends with what was earned later, 1, whatever is read there
     assert metrics["critic_loss"].item() == pytest.approx((0.1 - 1) ** 2 + second, abs=1e-5)

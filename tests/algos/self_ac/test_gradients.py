@@ -11,7 +11,7 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.models.policy import causal_lm
 from agentrl_cli.models.set import ModelSet
 from tests.builders.models import disturb
-from tests.builders.self_ac import passed, phase_of, played, said, self_ac
+from tests.builders.self_ac import forward_pass, outputs_with_values, phase_of, played, self_ac
 
 LORA = LoraConfig(rank=2, alpha=4, targets=["all-linear"])
 
@@ -32,7 +32,7 @@ def test_the_actors_loss_gives_nothing_to_the_value_head_and_to_critic_prompts(
     seen: list[torch.Tensor] = []
     embedding = causal_lm(models.module("policy")).get_input_embeddings()
     hook = embedding.register_forward_hook(lambda m, i, o: (o.retain_grad(), seen.append(o))[0])
-    outputs, batch = passed(models, phase.samples)
+    outputs, batch = forward_pass(models, phase.samples)
     hook.remove()
     grads = backward(algo.loss(outputs, batch)[0], models)
     for name in ("head.weight", "head.bias"):
@@ -51,7 +51,7 @@ def test_the_critics_loss_reaches_every_adapter_and_not_the_vocabulary(
     disturb(models, "policy")
     phase = phase_of(algo, played("a", [0.0, 1.0]))
     projected: list[int] = []
-    outputs, batch = passed(models, phase.samples)
+    outputs, batch = forward_pass(models, phase.samples)
     outputs.logprobs.register_hook(lambda grad: projected.append(int(grad.count_nonzero())))
     grads = backward(algo.loss(outputs, batch)[0], models)
     assert len(grads) == 2 * 2 * 7 + 2
@@ -64,7 +64,7 @@ def test_nothing_flows_through_targets_and_advantages(model_folder: Path):
     for alpha in (0.0, 1.0):
         algo, _ = self_ac(model_folder, alpha=alpha)
         phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))
-        outputs, batch = said(phase, values)
+        outputs, batch = outputs_with_values(phase, values)
         algo.loss(outputs, batch)[0].backward()
         assert outputs.values is not None and outputs.values.grad is not None
         found = outputs.values.grad[batch.streams["value_at"].bool()].tolist()
@@ -80,12 +80,12 @@ def test_the_first_pass_has_ratio_one_and_its_gradient_is_reinforces(model_folde
     disturb(models, "policy")
     games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0])]
     phase = phase_of(algo, *games)
-    outputs, batch = passed(models, phase.samples)
+    outputs, batch = forward_pass(models, phase.samples)
     loss, metrics = algo.loss(outputs, batch)
     assert metrics["ratio"].item() == pytest.approx(4, abs=1e-4) and metrics["clip_fraction"] == 0
     found = backward(loss, models)
     found = {name: grad.clone() for name, grad in found.items() if grad is not None}
-    outputs, batch = passed(models, phase.samples)
+    outputs, batch = forward_pass(models, phase.samples)
     given = [[t.info["advantage"] for t in game.turns] + [0.0] * 4 for game in games]
     per_token = torch.tensor([row[:4] for row in given]).gather(1, batch.streams["turn"].long())
     reinforce = backward(-(outputs.logprobs * per_token * batch.mask).sum(), models)

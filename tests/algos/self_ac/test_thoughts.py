@@ -15,7 +15,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.report.episode import render_turn
 from tests.builders.nlac import CHAT, episode
-from tests.builders.self_ac import phase_of, said, self_ac
+from tests.builders.self_ac import outputs_with_values, phase_of, self_ac
 
 END = "<end>"
 CUTS = {  # the tokens of an answer, its thoughts' lengths with at least 1 and with at least 3
@@ -99,7 +99,7 @@ def test_each_thought_has_its_own_credit_by_hand(model_folder: Path):
     algo, _ = self_ac(model_folder, thought_tokens=1, gae_lambda=0.0, alpha=0.5, discount=0.5)
     phase = phase_of(algo, reasoned())
     values = [0.1, 0.7, 0.2, 0.4, 0.5]
-    loss, metrics = algo.loss(*said(phase, [values]))
+    loss, metrics = algo.loss(*outputs_with_values(phase, [values]))
     # rewards 0, 0, -1, 0 and the outcome 1 in the last state's place
     errors = [0.35 - 0.1, 0.1 - 0.7, -1 + 0.2 - 0.2, 0.5 - 0.4]
     assert metrics["advantage"].item() == pytest.approx(sum(errors), abs=1e-6)
