@@ -101,7 +101,7 @@ class ArCHer(Algorithm):
 
     def bind(self, context: Context) -> None:
         """Receive the given objects. Raises UserError where the target cannot read fresh actions
-        beside the stored ones."""
+        packed with the stored ones."""
         super().bind(context)
         if self.action == "fresh":
             target = causal_lm(context.models.module("target"))
@@ -111,7 +111,7 @@ class ArCHer(Algorithm):
                 raise UserError(f"algo.action=fresh: {error}; or set algo.action=stored") from error
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """The critic from replay, its target behind it; then the actor, once the critic is warm."""
+        """The critic from replay, then its slow target; then the actor, once the critic is warm."""
         for i in range(self.critic_updates):
             drawn = buffer.sample_episodes(self.episodes_per_update, self._seed(i, "replay"))
             samples = self.transitions(without_faults(drawn), i)

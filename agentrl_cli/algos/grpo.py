@@ -43,7 +43,7 @@ class GRPO(Algorithm):
 
     @property
     def group_size(self) -> int:
-        """Episodes of one task side by side."""
+        """Episodes of one task that are compared."""
         return self.episodes_per_group
 
     def models(self) -> dict[str, ModelSpec]:

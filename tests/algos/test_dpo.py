@@ -34,7 +34,7 @@ def phase_of(algo, episodes: list[Episode]) -> Phase:
     return phase
 
 
-def said(sample: Sample) -> str:
+def action_text(sample: Sample) -> str:
     return CHAT.read([i for i, m in zip(sample.ids, sample.mask, strict=True) if m])
 
 
@@ -45,8 +45,8 @@ def test_a_failure_is_paired_with_a_demonstration_of_its_task_whole_trajectories
     shown(algo, model_folder, [ELSEWHERE, DEMO])
     phase = phase_of(algo, [WON, LOST])
     chosen, rejected = phase.samples
-    assert said(chosen) == "Is it red?<|im_end|>Is it an owl?<|im_end|>"
-    assert said(rejected) == "Is it old?<|im_end|>Is it a dog?<|im_end|>"
+    assert action_text(chosen) == "Is it red?<|im_end|>Is it an owl?<|im_end|>"
+    assert action_text(rejected) == "Is it old?<|im_end|>Is it a dog?<|im_end|>"
     assert rejected.ids == LOST.state_ids(1) + LOST.turns[1].action_ids
     assert sum(rejected.mask) == sum(len(turn.action_ids) for turn in LOST.turns)
     assert phase.keep_together == 2 and phase.metrics == {"dpo/failures": 0.5, "dpo/unpaired": 0}
@@ -69,9 +69,11 @@ def test_every_failure_draws_one_of_its_tasks_demonstrations(model_folder: Path)
     demos = [of_task("lost", f"d{i}", [f"Is it {i}?"], success=True) for i in range(4)]
     shown(algo, model_folder, demos)
     phase = phase_of(algo, [replace(LOST, id=f"e{i}") for i in range(24)])
-    drawn = [said(sample) for sample in phase.samples[0::2]]
+    drawn = [action_text(sample) for sample in phase.samples[0::2]]
     assert set(drawn) == {f"Is it {i}?<|im_end|>" for i in range(4)}
-    assert [said(s) for s in phase_of(algo, [replace(LOST, id="e0")]).samples[:1]] == drawn[:1]
+    assert [action_text(s) for s in phase_of(algo, [replace(LOST, id="e0")]).samples[:1]] == drawn[
+        :1
+    ]
 
 
 @pytest.mark.parametrize("reference", ["start", "iteration"])

@@ -190,8 +190,9 @@ class SelfAC(Algorithm):
         # an end whose V is not trained (a cut-off, a restart) counts in targets as its reward
         target_values = torch.where(states.ends & ~states.trained, rewards, target_values)
 
+        # [td_steps, batch, states]
         targets = td_targets(rewards, target_values, self.discount, self.td_steps)
-        # targets: [td_steps, batch, states]; advantages: [batch, states], 0 where a segment ends
+        # [batch, states], 0 where a segment ends
         advantages, _ = turn_advantages(
             rewards, target_values, states.ends, self.discount, self.gae_lambda
         )

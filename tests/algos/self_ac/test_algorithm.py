@@ -95,8 +95,8 @@ def test_normalised_advantages_are_those_of_the_whole_update_before_it(model_fol
     phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))
     # raw: 3/4, 3/4 and -1/4; mean 5/12, deviation sqrt(2)/3
     assert astuple(algo.scale) == pytest.approx((5 / 12, 2**0.5 / 3))
-    one = replace(phase, samples=phase.samples[:1])  # a micro-batch takes the update's numbers
-    loss, metrics = algo.loss(*outputs_with_values(one, [[0.25, 0.25, 1.0]]))
+    first = replace(phase, samples=phase.samples[:1])  # a micro-batch takes the update's numbers
+    loss, metrics = algo.loss(*outputs_with_values(first, [[0.25, 0.25, 1.0]]))
     assert loss.item() == pytest.approx(-2 * (0.75 - 5 / 12) / (2**0.5 / 3), abs=1e-5)
     assert metrics["advantage"].item() == pytest.approx(1.5, abs=1e-5)  # shown as it is
     phase_of(algo, played("c", [0.0]))
@@ -194,10 +194,10 @@ def test_without_its_value_head_the_saved_policy_is_the_same_model(
     plain, _ = grpo(tmp_path / "policy")
     ids = torch.tensor([games[0].state_ids(1)])
     with torch.no_grad():
-        one, other = (
+        kept, exported = (
             m.module("policy")(input_ids=ids).logits for m in (models, plain.context.models)
         )
-    assert torch.equal(one, other)
+    assert torch.equal(kept, exported)
     assert "head.bias" in models.weights("policy") and algo.context.models is models
 
 

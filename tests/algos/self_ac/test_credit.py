@@ -43,9 +43,9 @@ def judge(model_folder: Path) -> SelfAC:
 def test_the_critic_learns_the_values_of_a_two_state_chain(judge: SelfAC):
     games = chain()
     packed = judge.pack(games)
-    for (first, _, won), one in zip(CHAIN, packed, strict=True):
+    for (first, _, won), valued in zip(CHAIN, packed, strict=True):
         known = [0.5, 0.75 if first == "Good." else 0.25, won]
-        assert one.values == pytest.approx(known, abs=0.1)
+        assert valued.values == pytest.approx(known, abs=0.1)
     report = judge.monitor(games)
     assert report["critic/rank_correlation"] > 0.3 and abs(report["critic/optimism"]) < 0.05
     # 1/2 at the first state, 3/4 or 1/4 at the second: mean of p (1 - p)
