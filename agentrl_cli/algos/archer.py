@@ -126,11 +126,12 @@ class ArCHer(Algorithm):
         if self.context.step >= self.critic_warmup:
             yield self._actor_phase(played)
 
-    # the critic: Q(s, a) <- r + discount V'(s') and V(s) <- Q'(s, a') with a' ~ policy(s)
+    # the critic
 
     def transitions(self, episodes: list[Episode], update: int) -> list[Sample]:
-        """One sample for each unbroken segment of an episode, with both targets of every turn; the
-        primed functions are the slow target's. V'(s') is 0 where an episode is done."""
+        """One sample for each unbroken segment of an episode, with the targets of every turn:
+        Q(s, a) <- r + discount V'(s') and V(s) <- Q'(s, a') with a' ~ policy(s). The primed
+        functions are the slow target's; V'(s') is 0 where an episode is done."""
         spans_of = [turn_spans(episode, self._critic_samples(episode)) for episode in episodes]
         segments = by_segment([span for spans in spans_of for span in spans])
         target_values = iter(self._target_values(segments, self._fresh_actions(episodes, update)))
