@@ -1,8 +1,9 @@
-"""Every command that the README and docs/ print does what the page says: it succeeds.
+"""Pages keep their word: commands that they print succeed, links and files that they name exist.
 
 A command is a line `$ agentrl ...` in a console block. They run in the order of the page, in one
 folder per page, so a page may show what it made. A block that opens with ```console no-run is left
 out (what needs an account, another machine, hours). Of `$ make ...` only the target is checked.
+docs/log/ and CHANGELOG.md are history: their commands and files are those of their day.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import pytest
 
 from tests.paths import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HISTORY = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs" / "log").glob("*.md"))]
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {*HISTORY})
 BLOCK = re.compile(r"^```console[ ]*(?P<info>[^\n]*)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+FILE = re.compile(r"`((?:agentrl_cli|conf|docs|tests|tools)/[\w./]+)`")
 SECONDS = 1800
 
 
@@ -39,6 +43,12 @@ def makes(text: str) -> set[str]:
     return set(re.findall(r"^\$ make (\S+)", text, re.MULTILINE))
 
 
+def anchors(text: str) -> set[str]:
+    """The anchors that a host gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_commands_are_taken_from_console_blocks_only():
     page = (
         "$ agentrl not this\n```console\n$ agentrl ls\nout\n$ agentrl list \\\n  env\n```\n"
@@ -54,6 +64,29 @@ def test_commands_are_taken_from_console_blocks_only():
 def test_printed_make_targets_exist(page: Path):
     known = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert makes(page.read_text()) <= known
+
+
+@pytest.mark.parametrize("page", [*PAGES, *HISTORY], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path):
+    for name, anchor in LINK.findall(page.read_text()):
+        if "://" not in name:
+            file = page.parent / name if name else page
+            assert file.exists(), name
+            assert not anchor or anchor in anchors(file.read_text()), f"{name}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path):
+    named = {name for name in FILE.findall(page.read_text()) if "mine" not in name}
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_streams_of_the_notation_are_those_of_the_code():
+    table = (ROOT / "docs" / "notation.md").read_text().partition("| stream |")[2]
+    cells = re.findall(r"^\| ([^|]+) \|", table.partition("\n\n")[0], re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    code = "\n".join(file.read_text() for file in (ROOT / "agentrl_cli" / "algos").rglob("*.py"))
+    assert len(named) > 15 and {n for n in named - {"mask"} if f'"{n}"' not in code} == set()
 
 
 @pytest.mark.slow

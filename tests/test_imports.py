@@ -86,6 +86,28 @@ def test_no_import_runs_upwards(file: Path):
     assert {name for name in found if within(name, NEVER.get(own, set()))} == set()
 
 
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a loop; none where there is no loop."""
+    left = set(graph)
+    while True:
+        needed = set().union(*(graph[name] for name in left))
+        inner = {name for name in left if name in needed and graph[name] & left}
+        if inner == left:
+            return sorted(left)
+        left = inner
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    dotted = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for f in FILES}
+    modules = {name.removesuffix(".__init__"): file for name, file in dotted.items()}
+    graph = {name: imports(file) & modules.keys() - {name} for name, file in modules.items()}
+    assert circle(graph) == []
+
+
+def test_a_circle_is_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c"]
+
+
 def test_nothing_evaluates_text_as_code():
     wild = {"eval", "exec", "compile", "__import__"}
     for file in FILES:

@@ -14,6 +14,7 @@ from agentrl_cli.runs.run import Run
 from tests.builders.runs import ALGORITHMS, SMALL, SPEAKER, folders
 from tests.fakes.student import classroom
 from tests.paths import ROOT
+from tests.test_docs_commands import PAGES
 
 FOUND = sorted(file.stem for file in (ROOT / "conf" / "algo").glob("*.yaml"))
 TAU = ["env._target_=agentrl_cli.envs.TauBench", "~env.turns", *(
@@ -61,6 +62,17 @@ def test_every_metric_is_explained_once():
     assert len(names) == len(set(names))
 
 
+def test_pages_name_only_metrics_that_are_explained():
+    shapes = documented()
+    parts = {shape.split("/")[0] for shape in shapes} - {"[a-z0-9_]+"} | {"successor", "<phase>"}
+    pages = [ROOT / "docs" / name for name in ("pitfalls.md", "findings.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    named = set(re.findall(rf"`((?:{'|'.join(sorted(parts))})/[\w<>]+)`", text))
+    filled = {re.sub(r"[<>]", "", name) for name in named}
+    assert len(named) > 40
+    assert {m for m in filled if not any(re.fullmatch(s, m) for s in shapes)} == set()
+
+
 def keys(node: DictConfig, path: str = "") -> set[str]:
     """The dotted names of all nodes and values."""
     found = {f"{path}{key}" for key in node}
@@ -72,7 +84,6 @@ def test_pages_name_only_keys_of_the_configuration():
     given = ["model=hf", "model.path=x"]
     known = set().union(*(keys(compose([f"algo={algo}", *given])) for algo in FOUND))
     roots = "algo|rollout|eval|hardware|model|logger"
-    pages = [ROOT / "README.md", ROOT / "docs" / "metrics.md", ROOT / "docs" / "pitfalls.md"]
-    text = "\n".join(page.read_text() for page in pages)
+    text = "\n".join(page.read_text() for page in PAGES)
     named = set(re.findall(rf"`((?:{roots})(?:\.[a-z_]+)+)[`=]", text))
     assert len(named) > 20 and named - known == set()

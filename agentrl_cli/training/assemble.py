@@ -209,7 +209,7 @@ def keep_freed_memory() -> None:
     """Never give freed memory back to the system and never map a buffer by itself; where the C
     library is not glibc, nothing. Otherwise every large tensor on the CPU is made of fresh pages,
     which the system clears first: 300,000 to 700,000 page faults, 7 % of an update's time, for a
-    model of Qwen2.5-0.5B's layers (docs/log.md). The process keeps the size of its peak."""
+    model of Qwen2.5-0.5B's layers (docs/log/2026-11-22.md). The process keeps its peak size."""
     if platform.libc_ver()[0] != "glibc":
         return
     mallopt = ctypes.CDLL(None).mallopt

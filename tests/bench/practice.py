@@ -68,7 +68,7 @@ def prepare(episodes: int) -> Bench:
         max_tokens=cfg.rollout.max_tokens, temperature=1.0, stop_ids=chat.stop_ids
     )  # fmt: skip
     generator: HFGenerator = build(cfg.hardware.generator, models=models)
-    return Bench(generator, [place.state for place in all_turns(demos)], sampling)
+    return Bench(generator, [place.state_ids for place in all_turns(demos)], sampling)
 
 
 def seconds(work: Callable[[], list[Completion]], rounds: int) -> float:

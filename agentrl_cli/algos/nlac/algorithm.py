@@ -1,11 +1,13 @@
 """NLAC: natural language actor-critic (arXiv 2512.04601).
 
-One model plays five roles. The successor role forecasts in words how an episode goes on after an
+One model plays five roles. The successor role M forecasts in words how an episode goes on after an
 action and is trained off-policy by a language Bellman backup; the evaluator turns forecasts into a
 critique; the refiner rewrites the action by it; the rewritten action is distilled into the plain
 policy. No policy gradient. Our choices where the paper is silent: the evaluator may also read
 forecasts of another action of the same state (`compare`), the policy stays frozen for the first
-`critic_warmup` steps, and a gate drops refinements that their own critique does not call optimal.
+`critic_warmup` updates, and a gate drops refinements that their own critique does not call optimal.
+The parts in the paper's order: roles.py, backup.py, refine.py; monitor.py measures, variants.py
+has the ablations.
 """
 
 from __future__ import annotations
@@ -19,30 +21,38 @@ from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.losses import nll, with_kl
-from agentrl_cli.algos.nlac import monitor
-from agentrl_cli.algos.nlac.backup import LanguageBackup
+from agentrl_cli.algos.nlac.backup import LanguageBackup, Target
+from agentrl_cli.algos.nlac.monitor import Monitor, annotate, improvement
 from agentrl_cli.algos.nlac.prompts import Prompts, fill
-from agentrl_cli.algos.nlac.refine import RefinedPlay, Refinement
-from agentrl_cli.algos.nlac.roles import Roles, TurnRef
+from agentrl_cli.algos.nlac.refine import RefinedPlay, Refinement, Refiner
+from agentrl_cli.algos.nlac.roles import Ids, Roles
 from agentrl_cli.algos.samples import completion_sample
+from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.errors import require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, token_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
-from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
 
-Lesson = tuple[TurnRef, list[int]]
+
+@dataclass(frozen=True)
+class Lesson:
+    """An action to distil in the state of a turn."""
+
+    turn: TurnRef
+    action_ids: Ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advanced:
     """Rarely changed. With `keep_optimal` an action that its critique calls optimal stays as it is,
-    else the refiner is asked all the same. `role_weights` names the weights that write critiques
+    else the refiner is asked all the same. `role_weights` names the model that writes critiques
     and refinements: nothing trains these roles, so the live policy forgets them and its start
-    (reference) does not. `control` spoils one part on purpose: what NLAC gains over it is that
-    part's work. The successor's targets are mostly one sampled outcome each, so one step on all of
-    them (`successor_tokens_per_step` 0) follows their noise less than many small ones.
+    (reference) does not.
+    `control` spoils one part on purpose: what NLAC gains over it is that part's work.
+    The successor's targets are mostly one sampled outcome each, so one step on all of them
+    (`successor_tokens_per_step` 0) follows their noise less than many small ones.
     `monitored_states`, `monitored_actions` and `probes` size the measurements at evaluation."""
 
     first_action: Literal["fresh", "stored"]
@@ -61,9 +71,8 @@ class Advanced:
     def __post_init__(self) -> None:
         require_at_least(1, role_tokens=self.role_tokens, monitored_actions=self.monitored_actions)
         require_at_least(1, probes=self.probes)
-        require_at_least(
-            0, role_temperature=self.role_temperature, monitored_states=self.monitored_states
-        )
+        require_at_least(0, role_temperature=self.role_temperature)
+        require_at_least(0, monitored_states=self.monitored_states)
         require_at_least(0, critique_temperature=self.critique_temperature)
 
 
@@ -88,17 +97,14 @@ class NLAC(Algorithm):
     prompts: Prompts
     roles: Roles = field(init=False, repr=False)
     backup: LanguageBackup = field(init=False, repr=False)
-    refine: Refinement = field(init=False, repr=False)
+    refiner: Refiner = field(init=False, repr=False)
+    critic_monitor: Monitor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, turns_per_update=self.turns_per_update, buffer_size=self.buffer_size)
         require_at_least(1, forecasts=self.forecasts, rounds=self.rounds)
-        require_at_least(
-            0,
-            priority_exponent=self.priority_exponent,
-            kl_coef=self.kl_coef,
-            critic_warmup=self.critic_warmup,
-        )
+        require_at_least(0, priority_exponent=self.priority_exponent, kl_coef=self.kl_coef)
+        require_at_least(0, critic_warmup=self.critic_warmup)
         require_fraction(ema_decay=self.ema_decay, trace=self.trace)
 
     @property
@@ -114,6 +120,119 @@ class NLAC(Algorithm):
             "reference": ModelSpec(kind="frozen", generates=True),
         }
 
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """Policy evaluation by the language Bellman backup, then improvement by refinement."""
+        self.roles.begin_stream("nlac", self.context.step)
+        keys = self.sample_turns(buffer, self.priority_exponent)
+        turns = [TurnRef(buffer.episode(key), key.turn) for key in keys]
+
+        targets = self.language_backup(turns, buffer.episodes())
+        yield self._evaluate_policy(keys, turns, targets, buffer)
+        self._move_target()
+
+        if self.context.step >= self.critic_warmup:
+            lessons, metrics = self.improve(turns)
+            yield self._phase("policy", self._distillation(lessons), metrics)
+
+    def sample_turns(self, buffer: ReplayBuffer, priority_exponent: float) -> list[TurnKey]:
+        """The replayed turns of this update."""
+        return buffer.sample_turns(
+            self.turns_per_update, self.roles.seed("replay"), priority_exponent
+        )
+
+    # policy evaluation
+
+    def language_backup(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Target]:
+        """Targets y ~ Backup(s, a, s', d') with d' ~ M(s', a') and a' ~ policy(s'), M and Backup by
+        the target model, over as many turns as `trace` has it; at an episode's end its true
+        outcome. None where a text names no outcome or was cut off."""
+        return self.backup.targets(turns, lambda turn: self._true_end(turn, episodes))
+
+    def _true_end(self, turn: TurnRef, episodes: list[Episode]) -> Target:
+        """The true end of an episode as a forecast; none for an episode that was cut off."""
+        episode = turn.episode
+        if episode.stop != "done":
+            return None
+        if self.advanced.control == "shuffled_outcomes":
+            ended = [other for other in episodes if other.stop == "done"]
+            episode = random.Random(self.roles.seed("shuffle", episode.id)).choice(ended)
+        return self.outcome_ids(TurnRef(episode, len(episode.turns) - 1).response, episode)
+
+    def outcome_ids(self, response: str, episode: Episode) -> Ids:
+        """What the world answered and how the episode ended, worded as a forecast."""
+        return self.context.chat.encode_action(self.outcome_text(response, episode))
+
+    def outcome_text(self, response: str, episode: Episode) -> str:
+        """The same as text."""
+        end = "Success." if episode.success else "Failure."
+        return fill(self.prompts.terminal, response=response, outcome=end)
+
+    def _evaluate_policy(
+        self, keys: list[TurnKey], turns: list[TurnRef], targets: list[Target], buffer: ReplayBuffer
+    ) -> Phase:
+        """L1 = -log M(y | s, a) on the valid targets; their losses become replay priorities."""
+        valid_targets = [row for row in zip(keys, turns, targets, strict=True) if row[2]]
+        samples = [self._successor_sample(turn, y) for _, turn, y in valid_targets if y]
+        if self.priority_exponent:
+            losses = self._losses(samples)
+            buffer.set_priorities([key for key, _, _ in valid_targets], losses)
+        unparsed_share = 1 - len(samples) / len(turns)
+        return self._phase("successor", samples, {"nlac/unparsed_targets": unparsed_share})
+
+    def _successor_sample(self, turn: TurnRef, target: Ids) -> Sample:
+        """The target's tokens behind the forecast prompt."""
+        prompt = self.roles.prompt(turn, turn.action_ids, self.prompts.forecast)
+        return completion_sample(prompt, target)
+
+    def _losses(self, samples: list[Sample]) -> list[float]:
+        """The mean loss per token of each target: its turn's priority in the replay."""
+        logprobs = token_logprobs(self.context.models.module("policy"), samples)
+        return [-sum(row) / sum(s.mask) for row, s in zip(logprobs, samples, strict=True)]
+
+    def _move_target(self) -> None:
+        """The target moves towards the policy that has just learned."""
+        models = self.context.models
+        models.ema_update("target", "policy", self.ema_decay)
+        self.context.generator.load("target", models.version("target"))
+
+    # policy improvement
+
+    def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
+        """The actions to distil, refined by `rounds` critiques and passed by the gate; metrics."""
+        fresh = self.advanced.first_action == "fresh"
+        first = self.roles.act(turns) if fresh else [turn.action_ids for turn in turns]
+        refinements = self.refiner.refine(turns, first)
+        passed = [refinement for refinement in refinements if self.refiner.passes(refinement)]
+        lessons = [Lesson(r.turn, r.last.action_ids) for r in passed]
+        return lessons, self._improvement_metrics(refinements, lessons, turns)
+
+    def _improvement_metrics(
+        self, refinements: list[Refinement], lessons: list[Lesson], turns: list[TurnRef]
+    ) -> dict[str, float]:
+        counts = {"lessons": len(lessons), "turns": len(turns), "forecasts": self.forecasts}
+        return improvement(refinements, **counts)
+
+    def _distillation(self, lessons: list[Lesson]) -> list[Sample]:
+        """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""
+        samples = [completion_sample(x.turn.state_ids, x.action_ids) for x in lessons]
+        if self.kl_coef:
+            start = self.context.models.module("reference")
+            add_logprobs(start, samples, "reference_logprob")
+        return samples
+
+    def distillation_loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """L2 = -log policy(a_{m+1} | s), and `kl_coef` times the divergence from the start."""
+        return with_kl(nll(outputs, batch), outputs, batch, self.kl_coef)
+
+    def _phase(self, name: str, samples: list[Sample], metrics: dict[str, float]) -> Phase:
+        if name == "successor":
+            size = self.advanced.successor_tokens_per_step
+            return Phase(name, samples, nll, tokens_per_step=size, metrics=metrics)
+        size = self.advanced.tokens_per_step
+        return Phase(name, samples, self.distillation_loss, tokens_per_step=size, metrics=metrics)
+
+    # around the paper
+
     def bind(self, context: Context) -> None:
         """Receive the given objects; the roles speak through them."""
         super().bind(context)
@@ -123,117 +242,28 @@ class NLAC(Algorithm):
             advanced.critique_temperature, advanced.role_weights,
         )  # fmt: skip
         self.backup = LanguageBackup(self.roles, self.prompts.backup, self.trace)
-        self.refine = Refinement(
+        self.refiner = Refiner(
             roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, compare=self.compare,
-            gate=self.gate, keep=advanced.keep_optimal, writer=advanced.role_weights,
-            control=advanced.control,
+            gate=self.gate, keep_optimal=advanced.keep_optimal, control=advanced.control,
         )  # fmt: skip
-
-    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Policy evaluation by the language Bellman backup, then improvement by refinement."""
-        self.roles.begin("nlac", self.context.step)
-        keys = buffer.sample_turns(
-            self.turns_per_update, self.roles.seed("replay"), self.priority_exponent
-        )
-        places = [TurnRef(buffer.episode(key), key.turn) for key in keys]
-
-        targets = self.language_backup(places, buffer.episodes())
-        told = [row for row in zip(keys, places, targets, strict=True) if row[2]]
-        samples = [self._successor(place, y) for _, place, y in told if y]
-        if self.priority_exponent:
-            buffer.set_priorities([key for key, _, _ in told], self._losses(samples))
-        untold = 1 - len(samples) / len(places)
-        yield self._phase("successor", samples, {"nlac/unparsed_targets": untold})
-        self._move_target()
-
-        if self.context.step >= self.critic_warmup:
-            lessons, metrics = self.improve(places)
-            yield self._phase("policy", self._anchored(lessons), metrics)
-
-    # policy evaluation
-
-    def language_backup(
-        self, places: list[TurnRef], episodes: list[Episode]
-    ) -> list[list[int] | None]:
-        """Targets y ~ Backup(s, a, s', d') with d' ~ M(s', a') and a' ~ policy(s'), M and Backup by
-        the EMA weights, over as many turns as `trace` has it; at an episode's end its true
-        outcome. None where a text names no outcome or was cut off."""
-        return self.backup.targets(places, lambda place: self._terminal(place, episodes))
-
-    def _terminal(self, place: TurnRef, episodes: list[Episode]) -> list[int] | None:
-        """The true end of an episode as a forecast; nothing for an episode that was cut off."""
-        episode = place.episode
-        if episode.stop != "done":
-            return None
-        if self.advanced.control == "shuffled_outcomes":
-            ended = [one for one in episodes if one.stop == "done"]
-            episode = random.Random(self.roles.seed("shuffle", episode.id)).choice(ended)
-        said = TurnRef(episode, len(episode.turns) - 1).response
-        end = "Success." if episode.success else "Failure."
-        text = fill(self.prompts.terminal, response=said, outcome=end)
-        return self.context.chat.encode_action(text)
-
-    def _successor(self, place: TurnRef, target: list[int]) -> Sample:
-        """L1: the target's tokens behind the forecast prompt."""
-        return completion_sample(
-            self.roles.prompt(place, place.action, self.prompts.forecast), target
-        )
-
-    def _losses(self, samples: list[Sample]) -> list[float]:
-        """The mean loss per token of each target: its turn's priority in the replay."""
-        rows = token_logprobs(self.context.models.module("policy"), samples)
-        return [-sum(row) / sum(s.mask) for row, s in zip(rows, samples, strict=True)]
-
-    def _move_target(self) -> None:
-        models = self.context.models
-        models.ema_update("target", "policy", self.ema_decay)
-        self.context.generator.load("target", models.version("target"))
-
-    # policy improvement
-
-    def improve(self, places: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
-        """The actions to distil, refined by `rounds` critiques and passed by the gate; monitors."""
-        fresh = self.advanced.first_action == "fresh"
-        first = self.roles.act(places) if fresh else [place.action for place in places]
-        chains = self.refine.chains(places, first)
-        passed = [chain for chain in chains if self.refine.passes(chain)]
-        lessons = [(chain[0].place, chain[-1].action) for chain in passed]
-        counts = len(lessons), len(places), self.forecasts
-        return lessons, monitor.improvement(chains, *counts)
-
-    def _anchored(self, lessons: list[Lesson]) -> list[Sample]:
-        """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""
-        samples = [completion_sample(place.state, action) for place, action in lessons]
-        if self.kl_coef:
-            start = self.context.models.module("reference")
-            add_logprobs(start, samples, "reference_logprob")
-        return samples
-
-    def distil(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The likelihood of the refined actions, and `kl_coef` times the KL from the start."""
-        return with_kl(nll(outputs, batch), outputs, batch, self.kl_coef)
-
-    def _phase(self, name: str, samples: list[Sample], metrics: dict[str, float]) -> Phase:
-        policy, advanced = name == "policy", self.advanced
-        loss = self.distil if policy else nll
-        size = advanced.tokens_per_step if policy else advanced.successor_tokens_per_step
-        return Phase(name, samples, loss, tokens_per_step=size, metrics=metrics)
+        self.critic_monitor = Monitor(
+            roles=self.roles, refiner=self.refiner, states=advanced.monitored_states,
+            actions=advanced.monitored_actions, probes=advanced.probes,
+        )  # fmt: skip
 
     def refined_generator(self) -> Generator:
         """Plays refined actions with the present weights, without distilling them."""
-        self.roles.begin("refined")
-        return RefinedPlay(refine=self.refine, generator=self.context.generator)
-
-    # what a reader sees
+        self.roles.begin_stream("refined")
+        return RefinedPlay(refiner=self.refiner, generator=self.context.generator)
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write forecasts, critique and refined action into `info["critic"]` of every turn."""
-        self.roles.begin("annotate", self.context.step)
-        places = [TurnRef(episode, t) for episode in episodes for t in range(len(episode.turns))]
-        for chain in self.refine.chains(places, [place.action for place in places]):
-            monitor.note(chain, self.roles)
+        self.roles.begin_stream("annotate", self.context.step)
+        turns = all_turns(episodes)
+        for refinement in self.refiner.refine(turns, [turn.action_ids for turn in turns]):
+            annotate(refinement.first, refinement.last, self.roles)
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Calibration and within-state discrimination of forecasts, gain of refining, drift."""
-        self.roles.begin("watch")
-        return monitor.critic(self, episodes)
+        self.roles.begin_stream("watch")
+        return self.critic_monitor.measure(episodes)

@@ -1,10 +1,9 @@
-"""Policy evaluation in words: the targets from which the successor role learns.
+"""The language Bellman backup: the targets from which the successor role learns.
 
-One link is NLAC's language Bellman backup (arXiv 2512.04601): y ~ Backup(s, a, s', d'), with d' a
-forecast of the policy's own next action. `trace` chains links over the turns that were played, as
-the λ of TD(λ) chains Bellman backups (Sutton 1988; off-policy without correction, as in the Q(λ)
-of Peng and Williams 1996), so that the true end of an episode reaches its early turns in one
-update. Every text is sampled, the one of a true end excepted.
+NLAC's single backup is y ~ Backup(s, a, s', d') with d' ~ M(s', a') and a' ~ policy(s') (arXiv
+2512.04601). `trace` chains backups over the turns that were played, as the λ of TD(λ) does (Sutton
+1988; off-policy without correction, as in the Q(λ) of Peng and Williams 1996), so that the true end
+of an episode reaches its early turns in one update. Every text but that of a true end is sampled.
 """
 
 from __future__ import annotations
@@ -14,70 +13,92 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentrl_cli.algos.nlac.prompts import outcome
-from agentrl_cli.algos.nlac.roles import Roles, TurnRef
+from agentrl_cli.algos.nlac.roles import Ids, Roles
+from agentrl_cli.algos.turns import TurnRef
 
-Ids = list[int] | None
+Target = Ids | None
+
+
+@dataclass
+class Chain:
+    """Backups that lead from turn `start` of an episode back to `goal`. `text` forecasts the
+    episode from turn `at` on; `target` is the text of `goal` once the chain has come there."""
+
+    goal: TurnRef
+    start: TurnRef
+    at: int = 0
+    text: str = ""
+    target: Target = None
+
+    @property
+    def turn(self) -> TurnRef:
+        """The turn before the one that `text` tells of: the next to be backed up to."""
+        return TurnRef(self.goal.episode, self.at - 1)
 
 
 @dataclass(frozen=True)
 class LanguageBackup:
     """`instruction` asks for a backup; each further turn joins a chain with probability `trace`:
-    0 is the paper's single link, 1 goes to the end of the episode."""
+    0 is the paper's single backup, 1 goes to the end of the episode."""
 
     roles: Roles
     instruction: str
     trace: float
 
-    def targets(self, places: list[TurnRef], terminal: Callable[[TurnRef], Ids]) -> list[Ids]:
-        """One text for each place, by the target's weights; `terminal` gives that of a last turn.
-        None where a text of the chain names no outcome or was cut off."""
+    def targets(self, turns: list[TurnRef], true_end: Callable[[TurnRef], Target]) -> list[Target]:
+        """A target for each turn, by the target model; `true_end` gives that of a last turn. None
+        where a text of the chain names no outcome or was cut off."""
         draw = random.Random(self.roles.seed("trace"))
-        heads = [self._head(place, draw) for place in places]
-        found = [terminal(head) if head.last else None for head in heads]
-        told = {i: (heads[i].turn, self.roles.read(ids)) for i, ids in enumerate(found) if ids}
-        told |= self._forecasts(heads)
-        while going := {i: link for i, link in told.items() if link[0] > places[i].turn}:
-            for i, ids in zip(going, self._links(places, going), strict=True):
-                found[i] = ids
-                told[i] = (told[i][0] - 1, self.roles.read(ids or []))
-                if ids is None:
-                    del told[i]
-        return found
+        chains = [Chain(turn, start=self._start(turn, draw)) for turn in turns]
+        open_chains = self._read_true_ends(chains, true_end) + self._forecast_next_turns(chains)
+        while open_chains := [chain for chain in open_chains if chain.at > chain.goal.turn]:
+            self._back_up(open_chains)
+            open_chains = [chain for chain in open_chains if chain.target is not None]
+        return [chain.target for chain in chains]
 
-    def prompt(self, place: TurnRef, forecast: str) -> list[int]:
-        """The prompt for the text of a turn: what the world answered, and what then follows."""
-        texts = {"response": place.response, "forecast": forecast}
-        return self.roles.prompt(place, place.action, self.instruction, **texts)
+    def _start(self, turn: TurnRef, draw: random.Random) -> TurnRef:
+        """The turn at which the chain back to `turn` begins. An episode that was cut off has no
+        true end: its chains begin before the last turn."""
+        start, last = turn.turn, len(turn.episode.turns) - 1 - (turn.episode.stop != "done")
+        while start < last and draw.random() < self.trace:
+            start += 1
+        return TurnRef(turn.episode, start)
 
-    def _head(self, place: TurnRef, draw: random.Random) -> TurnRef:
-        """The turn where the chain begins, which goes back to `place`. An episode that was cut off
-        has no true end: its chains begin before the last turn."""
-        turn, end = place.turn, len(place.episode.turns) - 1 - (place.episode.stop != "done")
-        while turn < end and draw.random() < self.trace:
-            turn += 1
-        return TurnRef(place.episode, turn)
+    def _read_true_ends(
+        self, chains: list[Chain], true_end: Callable[[TurnRef], Target]
+    ) -> list[Chain]:
+        """The chains that begin at a true end, which is told as a forecast of that turn."""
+        for chain in chains:
+            chain.target = true_end(chain.start) if chain.start.is_last else None
+        ended = [chain for chain in chains if chain.target]
+        for chain in ended:
+            chain.at, chain.text = chain.start.turn, self.roles.decode(chain.target or [])
+        return ended
 
-    def _forecasts(self, heads: list[TurnRef]) -> dict[int, tuple[int, str]]:
-        """For each head that ends no episode the turn after it and a forecast of that, made for a
-        fresh action of the policy; unreadable ones left out."""
-        going = [i for i, head in enumerate(heads) if not head.last]
-        nexts = [TurnRef(heads[i].episode, heads[i].turn + 1) for i in going]
-        rows = self.roles.forecast(nexts, self.roles.act(nexts), 1, "target")
-        return {
-            i: (place.turn, texts[0])
-            for i, place, texts in zip(going, nexts, rows, strict=True)
-            if texts
-        }
+    def _forecast_next_turns(self, chains: list[Chain]) -> list[Chain]:
+        """The chains that begin before the end of the episode, at a forecast of the next turn;
+        those whose forecast names no outcome are left out."""
+        chains = [chain for chain in chains if not chain.start.is_last]
+        next_turns = [chain.start.next for chain in chains]
+        actions = self.roles.act(next_turns)
+        forecasts = self.roles.forecast(next_turns, actions, 1, "target")
+        for chain, turn, texts in zip(chains, next_turns, forecasts, strict=True):
+            chain.at, chain.text = turn.turn, texts[0] if texts else ""
+        return [chain for chain in chains if chain.text]
 
-    def _links(self, places: list[TurnRef], going: dict[int, tuple[int, str]]) -> list[Ids]:
-        """One backup each: of the turn before the one that is told of, from that telling."""
-        prompts = [
-            self.prompt(TurnRef(places[i].episode, turn - 1), text)
-            for i, (turn, text) in going.items()
-        ]
-        return [self.readable(ids) for (ids,) in self.roles.write(prompts, 1, "target")]
+    def _back_up(self, chains: list[Chain]) -> None:
+        """y ~ Backup(s, a, s', d'): one turn back, each from the text of the turn after it."""
+        prompts = [self.prompt(chain.turn, chain.text) for chain in chains]
+        for chain, (ids,) in zip(chains, self.roles.write(prompts, 1, "target"), strict=True):
+            chain.target = self.if_readable(ids)
+            chain.at, chain.text = chain.at - 1, self.roles.decode(chain.target or [])
 
-    def readable(self, ids: list[int]) -> Ids:
-        """The ids of a whole text that names an outcome, else None."""
-        whole = self.roles.ended(ids) and outcome(self.roles.read(ids)) is not None
-        return ids if whole else None
+    def prompt(self, turn: TurnRef, forecast: str) -> Ids:
+        """The prompt of a backup: what the world answered, and what is forecast from there."""
+        texts = {"response": turn.response, "forecast": forecast}
+        return self.roles.prompt(turn, turn.action_ids, self.instruction, **texts)
+
+    def if_readable(self, ids: Ids) -> Target:
+        """The ids of a complete text that names an outcome, else None."""
+        names_outcome = outcome(self.roles.decode(ids)) is not None
+        return ids if self.roles.is_complete(ids) and names_outcome else None

@@ -1,4 +1,8 @@
-"""Policy improvement in words: forecast an action, criticise it, write it again, pass it or not."""
+"""Policy improvement in words: criticise an action, write it again, pass it on or not.
+
+i = 1 … m: d ~ M(s, a_i), q_i ~ evaluator(s, a_i, d), a_{i+1} ~ refiner(s, a_1, q_1, …, a_i, q_i)
+(arXiv 2512.04601). What is done with the last action, algorithm.py says.
+"""
 
 from __future__ import annotations
 
@@ -7,99 +11,125 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles, TurnRef
-from agentrl_cli.core.types import Episode, Task, Turn
+from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids, Roles
+from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.rollout.play import split_into_turns
 
-Chain = list[CritiquedAction]
+
+@dataclass
+class Refinement:
+    """The actions a_1, …, a_{m+1} of one turn with their critiques, and the prompt in which the
+    last one was written."""
+
+    actions: list[CritiquedAction]
+    prompt: Ids
+
+    @property
+    def turn(self) -> TurnRef:
+        """The turn whose action is refined."""
+        return self.first.turn
+
+    @property
+    def first(self) -> CritiquedAction:
+        """a_1."""
+        return self.actions[0]
+
+    @property
+    def last(self) -> CritiquedAction:
+        """a_{m+1}, or the action refined last so far."""
+        return self.actions[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refinement:
-    """`rounds` times a^{i+1} ~ refiner(s, a^i, q^i) with q^i ~ evaluator(s, a^i, d) and `forecasts`
-    texts d ~ successor(s, a^i). With `compare` the evaluator also reads forecasts of another action
-    of the same state; with `gate` the last action needs a critique that calls it optimal; with
-    `keep` the refiner is not asked of an action that its critique calls optimal. `writer` names
-    the refiner's weights; `control` spoils critiques on purpose."""
+class Refiner:
+    """`rounds` is m, `forecasts` is k. With `compare` the evaluator also reads forecasts of another
+    action of the same state; with `gate` the last action needs a critique that calls it optimal;
+    with `keep_optimal` an action that its critique calls optimal is not written again. `control`
+    spoils critiques on purpose."""
 
     roles: Roles
     forecasts: int
     rounds: int
     compare: bool
     gate: bool
-    keep: bool
-    writer: str
+    keep_optimal: bool
     control: str
 
-    def chains(self, places: list[TurnRef], actions: list[list[int]]) -> list[Chain]:
-        """For each place the chain a^1, …, a^{m+1}; all but the last are judged, the last too under
-        the gate. Places where a critique could not be read are left out."""
-        beside: list[list[str]] = [[] for _ in places]
-        if self.compare:
-            beside = self.roles.forecast(places, self.roles.act(places), self.forecasts)
-        chains = [[one] for one in self._judge(places, actions, beside)]
-        prompts = [place.state for place in places]
+    def refine(self, turns: list[TurnRef], actions: list[Ids]) -> list[Refinement]:
+        """A refinement of each turn's action; all its actions but the last are criticised, under
+        the gate the last one too. Turns where a critique could not be read are left out."""
+        alternatives = self._alternative_forecasts(turns)
+        first = self._critique(turns, actions, alternatives)
+        refinements = [Refinement([action], action.turn.state_ids) for action in first]
         for i in range(self.rounds):
-            prompts = [self._prompt(ids, chain) for ids, chain in zip(prompts, chains, strict=True)]
-            refined = self._refined(chains, prompts)
-            links = self._follow(chains, refined, beside, self.gate or i + 1 < self.rounds)
-            chains = [[*chain, link] for chain, link in zip(chains, links, strict=True)]
-        return [chain for chain in chains if self._readable(chain)]
+            actions = self._write_again(refinements)
+            self._extend(refinements, actions, alternatives, self.gate or i + 1 < self.rounds)
+        return [refinement for refinement in refinements if self._is_readable(refinement)]
 
-    def passes(self, chain: Chain) -> bool:
-        """Whether to distil: a whole turn that, under the gate, its own critique calls optimal."""
-        ungated = not self.gate or self.control == "empty_critiques"
-        return self.roles.ended(chain[-1].action) and (ungated or chain[-1].optimal is True)
+    def passes(self, refinement: Refinement) -> bool:
+        """Whether to distil a_{m+1}: a complete turn that, under the gate, its own critique calls
+        optimal."""
+        gated = self.gate and self.control != "empty_critiques"
+        approved = refinement.last.is_optimal is True or not gated
+        return self.roles.is_complete(refinement.last.action_ids) and approved
 
-    def _refined(self, chains: list[Chain], prompts: list[list[int]]) -> list[list[int]]:
-        """The next action of each chain."""
-        asked = [i for i, one in enumerate(chains) if not (self.keep and one[-1].optimal)]
-        written = self.roles.refine([prompts[i] for i in asked], self.writer)
-        actions = [chain[-1].action for chain in chains]
-        for i, ids in zip(asked, written, strict=True):
-            actions[i] = ids
-        return actions
+    def _alternative_forecasts(self, turns: list[TurnRef]) -> list[list[str]]:
+        """With `compare` k forecasts of a fresh action of each turn's state, else none."""
+        if not self.compare:
+            return [[] for _ in turns]
+        return self.roles.forecast(turns, self.roles.act(turns), self.forecasts)
 
-    def _prompt(self, ids: list[int], chain: Chain) -> list[int]:
-        critique = fill(self.roles.prompts.refine, critique=chain[-1].critique)
-        return self.roles.context.chat.role(ids, chain[-1].action, critique)
-
-    def _follow(
-        self,
-        chains: list[Chain],
-        refined: list[list[int]],
-        beside: list[list[str]],
-        judges: bool,
-    ) -> list[CritiquedAction]:
-        """The next link of each chain; an action that the refiner kept keeps its critique too."""
-        links = [
-            chain[-1] if chain[-1].action == ids else CritiquedAction(chain[0].place, ids)
-            for chain, ids in zip(chains, refined, strict=True)
+    def _write_again(self, refinements: list[Refinement]) -> list[Ids]:
+        """The next action of each refinement, behind all of its actions and critiques so far."""
+        for refinement in refinements:
+            last = refinement.last
+            critique = fill(self.roles.prompts.refine, critique=last.critique)
+            chat = self.roles.context.chat
+            refinement.prompt = chat.role(refinement.prompt, last.action_ids, critique)
+        kept = [self.keep_optimal and r.last.is_optimal is True for r in refinements]
+        prompts = [r.prompt for r, keep in zip(refinements, kept, strict=True) if not keep]
+        written = iter(self.roles.refine(prompts))
+        return [
+            r.last.action_ids if keep else next(written)
+            for r, keep in zip(refinements, kept, strict=True)
         ]
-        new = [i for i, link in enumerate(links) if judges and link is not chains[i][-1]]
-        if new:
-            places, actions = [links[i].place for i in new], [links[i].action for i in new]
-            judged = self._judge(places, actions, [beside[i] for i in new])
-            for i, one in zip(new, judged, strict=True):
-                links[i] = one
-        return links
 
-    def _judge(
-        self, places: list[TurnRef], actions: list[list[int]], beside: list[list[str]]
+    def _extend(
+        self,
+        refinements: list[Refinement],
+        actions: list[Ids],
+        alternatives: list[list[str]],
+        with_critique: bool,
+    ) -> None:
+        """Append the next action of each; one that the refiner kept keeps its critique too."""
+        changed = [i for i, ids in enumerate(actions) if ids != refinements[i].last.action_ids]
+        turns, new = [refinements[i].turn for i in changed], [actions[i] for i in changed]
+        if with_critique and changed:
+            critiqued = self._critique(turns, new, [alternatives[i] for i in changed])
+        else:
+            critiqued = [CritiquedAction(*pair) for pair in zip(turns, new, strict=True)]
+        following = dict(zip(changed, critiqued, strict=True))
+        for i, refinement in enumerate(refinements):
+            refinement.actions.append(following.get(i, refinement.last))
+
+    def _critique(
+        self, turns: list[TurnRef], actions: list[Ids], alternatives: list[list[str]]
     ) -> list[CritiquedAction]:
-        """Judge, and spoil the critiques where a control says so."""
-        judged = self.roles.judge(places, actions, beside, self.forecasts)
-        critiques = [one.critique for one in judged]
+        """Criticise, and spoil the critiques where a control says so."""
+        critiqued = self.roles.critique(turns, actions, alternatives, self.forecasts)
+        critiques = [action.critique for action in critiqued]
         if self.control == "shuffled_critiques":
             random.Random(self.roles.seed("critiques")).shuffle(critiques)
         if self.control == "empty_critiques":
-            critiques = [""] * len(judged)
-        return [replace(one, critique=text) for one, text in zip(judged, critiques, strict=True)]
+            critiques = [""] * len(critiqued)
+        return [replace(a, critique=text) for a, text in zip(critiqued, critiques, strict=True)]
 
-    def _readable(self, chain: Chain) -> bool:
-        asked = chain if self.gate else chain[:-1]
-        return self.control == "empty_critiques" or all(one.optimal is not None for one in asked)
+    def _is_readable(self, refinement: Refinement) -> bool:
+        """Whether every critique that was asked for has a verdict."""
+        asked = refinement.actions if self.gate else refinement.actions[:-1]
+        empty = self.control == "empty_critiques"
+        return empty or all(action.is_optimal is not None for action in asked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,23 +137,25 @@ class RefinedPlay(Generator):
     """A generator that plays the refined action instead of distilling it: each of the policy's
     actions is criticised and written again, and kept where the result does not pass."""
 
-    refine: Refinement
+    refiner: Refiner
     generator: Generator
 
     def generate(
-        self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
+        self, prompts: list[Ids], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
         """One action behind each prompt, no more than one turn; of rewritten ones the log-probs are
         not known (NaN)."""
-        rows = self.generator.generate(prompts, seeds, sampling, model)
-        context = self.refine.roles.context
-        first = [split_into_turns(row[0], context.turn_delimiter, context.chat)[0] for row in rows]
-        places = [standing(ids) for ids in prompts]
-        chains = self.refine.chains(places, [one.ids for one in first])
-        better = {chain[0].place: chain[-1].action for chain in chains if self.refine.passes(chain)}
+        context = self.refiner.roles.context
+        replies = self.generator.generate(prompts, seeds, sampling, model)
+        delimiter, chat = context.turn_delimiter, context.chat
+        first = [split_into_turns(reply, delimiter, chat)[0] for (reply, *_) in replies]
+        turns = [TurnRef.from_state(ids) for ids in prompts]
+        refinements = self.refiner.refine(turns, [completion.ids for completion in first])
+        passed = [refinement for refinement in refinements if self.refiner.passes(refinement)]
+        refined = {refinement.turn: refinement.last.action_ids for refinement in passed}
         return [
-            [_rewritten(one, better.get(place, one.ids))]
-            for place, one in zip(places, first, strict=True)
+            [_rewritten(completion, refined.get(turn, completion.ids))]
+            for turn, completion in zip(turns, first, strict=True)
         ]
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
@@ -131,13 +163,7 @@ class RefinedPlay(Generator):
         self.generator.load(model, version, path)
 
 
-def standing(ids: list[int]) -> TurnRef:
-    """A place of which nothing is known but the ids that lead there."""
-    turn = Turn([], "", ids, [], [])
-    return TurnRef(Episode("", Task("", "", {}), "", 0, [turn]), 0)
-
-
-def _rewritten(one: Completion, ids: list[int]) -> Completion:
-    if ids == one.ids:
-        return one
-    return replace(one, ids=ids, logprobs=[float("nan")] * len(ids), finish="stop")
+def _rewritten(completion: Completion, ids: Ids) -> Completion:
+    if ids == completion.ids:
+        return completion
+    return replace(completion, ids=ids, logprobs=[float("nan")] * len(ids), finish="stop")

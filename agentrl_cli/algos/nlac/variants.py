@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.nlac import monitor
 from agentrl_cli.algos.nlac.algorithm import NLAC, Lesson
+from agentrl_cli.algos.nlac.backup import Target
+from agentrl_cli.algos.nlac.monitor import annotate, drift, mean
 from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.algos.nlac.roles import CritiquedAction, TurnRef
+from agentrl_cli.algos.nlac.refine import Refinement
+from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids
+from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.specs import ModelSpec
@@ -30,23 +33,18 @@ class NLACMonteCarlo(NLAC):
         super().__post_init__()
         refuse_control(self, "shuffled_outcomes")
 
-    def language_backup(
-        self, places: list[TurnRef], episodes: list[Episode]
-    ) -> list[list[int] | None]:
+    def language_backup(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Target]:
         """What the world answered and how the episode ended; None where it was cut off."""
-        return [self._ending(place) for place in places]
-
-    def _ending(self, place: TurnRef) -> list[int] | None:
-        if place.episode.stop != "done":
-            return None
-        text = fill(self.prompts.terminal, response=place.response, outcome=end(place.episode))
-        return self.context.chat.encode_action(text)
+        return [
+            self.outcome_ids(turn.response, turn.episode) if turn.episode.stop == "done" else None
+            for turn in turns
+        ]
 
 
 @dataclass(kw_only=True)
 class NLRL(NLAC):
     """NLRL-style values (Feng et al. 2024, arXiv 2411.14251): the text of a value is drawn together
-    from `rollouts` on-policy continuations of the action, by the EMA weights; no bootstrapping."""
+    from `rollouts` on-policy continuations of the action, by the target; no bootstrapping."""
 
     rollouts: int
 
@@ -55,19 +53,17 @@ class NLRL(NLAC):
         require_at_least(1, rollouts=self.rollouts)
         refuse_control(self, "shuffled_outcomes")
 
-    def language_backup(
-        self, places: list[TurnRef], episodes: list[Episode]
-    ) -> list[list[int] | None]:
+    def language_backup(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Target]:
         """One forecast of each turn, written from what came of it in fresh rollouts; None where the
         text names no outcome or was cut off."""
-        played = continued(self, places, self.rollouts, [place.action for place in places])
-        told = ["\n".join(map(self._told, row)) for row in transposed(played)]
-        prompts = [self.backup.prompt(*pair) for pair in zip(places, told, strict=True)]
-        return [self.backup.readable(y) for (y,) in self.roles.write(prompts, 1, "target")]
+        actions = [turn.action_ids for turn in turns]
+        rollouts = rollouts_of(self, turns, self.rollouts, actions)
+        ends = ["\n".join(map(self._end, of_turn)) for of_turn in rollouts]
+        prompts = [self.backup.prompt(*pair) for pair in zip(turns, ends, strict=True)]
+        return [self.backup.if_readable(y) for (y,) in self.roles.write(prompts, 1, "target")]
 
-    def _told(self, episode: Episode) -> str:
-        last = TurnRef(episode, len(episode.turns) - 1)
-        return fill(self.prompts.terminal, response=last.response, outcome=end(episode))
+    def _end(self, episode: Episode) -> str:
+        return self.outcome_text(TurnRef(episode, len(episode.turns) - 1).response, episode)
 
 
 @dataclass(kw_only=True)
@@ -81,34 +77,45 @@ class NLQL(NLAC):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(2, candidates=self.candidates)
-        refuse_keeping(self)
+        refuse_keep_optimal(self)
 
-    def improve(self, places: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
-        """The best of the candidates at each place; places without a readable critique are left
+    def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
+        """The best of the candidates at each turn; turns without a readable critique are left
         out."""
-        rows = [place for place in places for _ in range(self.candidates)]
-        actions = self.roles.act(rows)
-        forecasts = self.roles.forecast(rows, actions, self.forecasts)
-        judged = [CritiquedAction(*row) for row in zip(rows, actions, forecasts, strict=True)]
-        groups = [judged[i : i + self.candidates] for i in range(0, len(rows), self.candidates)]
+        groups = self._critiqued_candidates(turns)
+        choices = [(group[0], best) for group in groups if (best := best_of(group)) is not None]
+        chosen = [Refinement([first, best], prompt=[]) for first, best in choices]
+        lessons = [
+            Lesson(choice.turn, choice.last.action_ids)
+            for choice in chosen
+            if self.roles.is_complete(choice.last.action_ids)
+        ]
+        return lessons, self._improvement_metrics(chosen, lessons, turns)
+
+    def _critiqued_candidates(self, turns: list[TurnRef]) -> list[list[CritiquedAction]]:
+        """`candidates` fresh actions of each turn with their critiques."""
+        states = [turn for turn in turns for _ in range(self.candidates)]
+        actions = self.roles.act(states)
+        forecasts = self.roles.forecast(states, actions, self.forecasts)
+        rows = zip(states, actions, forecasts, strict=True)
+        candidates = [CritiquedAction(*row) for row in rows]
+        groups = [
+            candidates[i : i + self.candidates] for i in range(0, len(states), self.candidates)
+        ]
         for group in groups:
-            for one, after in zip(group, [*group[1:], group[0]], strict=True):
-                one.others = after.forecasts
-        self.roles.criticise(judged)
-        chains = [[group[0], best] for group in groups if (best := best_of(group)) is not None]
-        kept = [chain for chain in chains if self.roles.ended(chain[-1].action)]
-        lessons = [(chain[-1].place, chain[-1].action) for chain in kept]
-        counts = len(lessons), len(places), self.forecasts
-        return lessons, monitor.improvement(chains, *counts)
+            for action, alternative in zip(group, [*group[1:], group[0]], strict=True):
+                action.alternative_forecasts = alternative.forecasts
+        self.roles.evaluate(candidates)
+        return groups
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Forecasts and critique of every action; nothing is refined."""
-        self.roles.begin("annotate", self.context.step)
-        places = [TurnRef(episode, t) for episode in episodes for t in range(len(episode.turns))]
-        actions = [place.action for place in places]
-        beside = self.roles.forecast(places, self.roles.act(places), self.forecasts)
-        for one in self.roles.judge(places, actions, beside, self.forecasts):
-            monitor.note([one, replace(one, action=[], critique="")], self.roles)
+        self.roles.begin_stream("annotate", self.context.step)
+        turns = all_turns(episodes)
+        actions = [turn.action_ids for turn in turns]
+        alternatives = self.roles.forecast(turns, self.roles.act(turns), self.forecasts)
+        for action in self.roles.critique(turns, actions, alternatives, self.forecasts):
+            annotate(action, replace(action, action_ids=[], critique=""), self.roles)
 
 
 @dataclass(kw_only=True)
@@ -125,7 +132,7 @@ class NLACSelfDistillation(NLAC):
             refuse_control(self, control)
         if self.advanced.role_weights == "target":
             raise UserError("algo.advanced.role_weights is target, of which there is none here")
-        refuse_keeping(self)
+        refuse_keep_optimal(self)
 
     def models(self) -> dict[str, ModelSpec]:
         """The policy and its start."""
@@ -133,78 +140,71 @@ class NLACSelfDistillation(NLAC):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Improvement alone."""
-        self.roles.begin("nlac", self.context.step)
-        keys = buffer.sample_turns(self.turns_per_update, self.roles.seed("replay"), 0.0)
-        lessons, metrics = self.improve([TurnRef(buffer.episode(key), key.turn) for key in keys])
-        yield self._phase("policy", self._anchored(lessons), metrics)
+        self.roles.begin_stream("nlac", self.context.step)
+        keys = self.sample_turns(buffer, priority_exponent=0.0)
+        lessons, metrics = self.improve([TurnRef(buffer.episode(k), k.turn) for k in keys])
+        yield self._phase("policy", self._distillation(lessons), metrics)
 
-    def improve(self, places: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
+    def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
         """The rewritten actions; rollouts that broke before they acted are left out."""
-        played = transposed(continued(self, places, self.rollouts, None))
-        known = [
-            (place, rows)
-            for place, row in zip(places, played, strict=True)
-            if (rows := [episode for episode in row if len(episode.turns) > place.turn])
+        rollouts = rollouts_of(self, turns, self.rollouts, None)
+        acted = [
+            [episode for episode in of_turn if len(episode.turns) > turn.turn]
+            for turn, of_turn in zip(turns, rollouts, strict=True)
         ]
-        firsts = [rows[0].turns[place.turn].action_ids for place, rows in known]
-        told = ["\n".join(self._told(place, one) for one in rows) for place, rows in known]
-        prompts = [
-            self.context.chat.role(place.state, first, fill(self.prompts.refine, critique=text))
-            for (place, _), first, text in zip(known, firsts, told, strict=True)
+        rows = [(turn, of_turn) for turn, of_turn in zip(turns, acted, strict=True) if of_turn]
+        first = [of_turn[0].turns[turn.turn].action_ids for turn, of_turn in rows]
+        refined = self.roles.refine([self._prompt(*row) for row in rows])
+        lessons = [
+            Lesson(turn, ids)
+            for (turn, _), ids in zip(rows, refined, strict=True)
+            if self.roles.is_complete(ids)
         ]
-        refined = self.roles.refine(prompts, self.advanced.role_weights)
-        pairs = list(zip([place for place, _ in known], refined, strict=True))
-        lessons = [(place, ids) for place, ids in pairs if self.roles.ended(ids)]
-        changed = [float(a != b) for a, b in zip(firsts, refined, strict=True)]
-        metrics = {
-            "nlac/changed_share": monitor.mean(changed),
-            "nlac/distilled_share": len(lessons) / len(places),
+        changed = [a != b for a, b in zip(first, refined, strict=True)]
+        return lessons, {
+            "nlac/changed_share": mean(changed),
+            "nlac/distilled_share": len(lessons) / len(turns),
         }
-        return lessons, metrics
 
-    def _told(self, place: TurnRef, episode: Episode) -> str:
+    def _prompt(self, turn: TurnRef, rollouts: list[Episode]) -> Ids:
+        """The refiner's prompt: the first rollout's action, then all rollouts in a line each."""
+        lines = "\n".join(self._line(TurnRef(episode, turn.turn)) for episode in rollouts)
+        action = rollouts[0].turns[turn.turn].action_ids
+        instruction = fill(self.prompts.refine, critique=lines)
+        return self.context.chat.role(turn.state_ids, action, instruction)
+
+    def _line(self, turn: TurnRef) -> str:
         """A rollout as the refiner reads it: the action, the answer, the end."""
-        said = TurnRef(episode, place.turn)
-        ending = fill(self.prompts.terminal, response=said.response, outcome=end(episode))
-        return f"{episode.turns[place.turn].action} {ending}"
+        return f"{turn.action} {self.outcome_text(turn.response, turn.episode)}"
 
     def annotate(self, episodes: list[Episode]) -> None:
         """There is no critic to ask."""
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Drift alone: there is no critic to measure."""
-        return monitor.drift(self, episodes) if self.advanced.monitored_states else {}
-
-
-def end(episode: Episode) -> str:
-    """How an episode ended, in the word that forecasts end with."""
-    return "Success." if episode.success else "Failure."
+        return drift(self.context, episodes) if self.advanced.monitored_states else {}
 
 
 def best_of(group: list[CritiquedAction]) -> CritiquedAction | None:
     """The action whose critique is best; the first of equals, None where none can be read."""
-    readable = [one for one in group if one.optimal is not None]
-    return max(readable, key=lambda one: (one.optimal is True, one.value), default=None)
+    readable = [action for action in group if action.is_optimal is not None]
+    return max(
+        readable, key=lambda action: (action.is_optimal is True, action.forecast_success),
+        default=None,
+    )  # fmt: skip
 
 
-def continued(
-    algo: NLAC, places: list[TurnRef], count: int, actions: list[list[int]] | None
+def rollouts_of(
+    algo: NLAC, turns: list[TurnRef], count: int, actions: list[Ids] | None
 ) -> list[list[Episode]]:
-    """`count` fresh plays from every place by the current policy, after the given action or, where
-    none are given, one of its own: count x places."""
-    found = []
+    """[turns, count]: fresh plays of the current policy from each turn's state, after the given
+    action or, where none are given, one of its own."""
+    rounds = []
     for k in range(count):
-        starts = [
-            _start(algo, place, k, actions[i] if actions else None)
-            for i, place in enumerate(places)
-        ]
-        found.append(algo.context.probe(starts))
-    return found
-
-
-def transposed(rows: list[list[Episode]]) -> list[list[Episode]]:
-    """places x count of count x places."""
-    return [list(row) for row in zip(*rows, strict=True)]
+        given = actions or [None] * len(turns)
+        starts = [_start(algo, turn, k, ids) for turn, ids in zip(turns, given, strict=True)]
+        rounds.append(algo.context.probe(starts))
+    return [list(of_turn) for of_turn in zip(*rounds, strict=True)]
 
 
 def refuse_control(algo: NLAC, control: str) -> None:
@@ -214,19 +214,19 @@ def refuse_control(algo: NLAC, control: str) -> None:
         raise UserError(f"algo.advanced.control={control} means nothing to {name}; use algo=nlac")
 
 
-def refuse_keeping(algo: NLAC) -> None:
+def refuse_keep_optimal(algo: NLAC) -> None:
     """Raise UserError where `keep_optimal` is asked of a variant without critiques to refine by."""
     if algo.advanced.keep_optimal:
         name = type(algo).__name__
         raise UserError(f"algo.advanced.keep_optimal=true means nothing to {name}; use algo=nlac")
 
 
-def _start(algo: NLAC, place: TurnRef, number: int, action: list[int] | None) -> EpisodeStart:
-    episode, turn = place.episode, place.turn
-    seed = algo.roles.seed("rollout", episode.id, turn, number)
+def _start(algo: NLAC, turn: TurnRef, number: int, action: Ids | None) -> EpisodeStart:
+    episode = turn.episode
+    seed = algo.roles.seed("rollout", episode.id, turn.turn, number)
     if action is not None:
         text = algo.context.chat.decode(action)
-        return probe_starts(episode, turn, text, action, [seed])[0]
-    forced = episode.turns[:turn]
-    name = f"{episode.id}-r{turn:02d}-{number}"
+        return probe_starts(episode, turn.turn, text, action, [seed])[0]
+    forced = episode.turns[: turn.turn]
+    name = f"{episode.id}-r{turn.turn:02d}-{number}"
     return EpisodeStart(episode.task, name, seed, name, forced, world_seed=episode.seed)

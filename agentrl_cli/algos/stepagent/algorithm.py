@@ -35,16 +35,15 @@ from agentrl_cli.algos.stepagent.policy_loss import (
     with_rewards,
 )
 from agentrl_cli.algos.stepagent.practice import (
-    Act,
     Attempt,
-    act,
-    all_turns,
+    StateAction,
     attempt_fragments,
     discriminator_halves,
     encode_action,
     fragments,
     match_metrics,
 )
+from agentrl_cli.algos.turns import all_turns
 from agentrl_cli.algos.value_spans import without_faults
 from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import Episode, Sample, derive_seed
@@ -91,15 +90,16 @@ class StepAgentImplicit(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Practise, then one phase of pairs."""
-        found = fragments(self.context, self.attempt, self.fragments_per_update)
-        tries = attempt_fragments(self.context, found)
-        pairs = [pair(one) for one in tries if not one.matches]
+        attempts = attempt_fragments(
+            self.context, fragments(self.context, self.attempt, self.fragments_per_update)
+        )
+        pairs = [preference_pair(attempt) for attempt in attempts if not attempt.matches]
         renew_reference(self.context.models, self.reference)
-        metrics = match_metrics(tries) | {"stepagent/dropped": float(len(tries) - len(pairs))}
+        equal = {"stepagent/dropped": float(len(attempts) - len(pairs))}
         loss = partial(dpo, beta=self.beta, imitation_coef=self.imitation_coef)
         yield preference_phase(
             self.context.models, pairs, loss, epochs=self.epochs,
-            tokens_per_step=self.tokens_per_step, metrics=metrics,
+            tokens_per_step=self.tokens_per_step, metrics=match_metrics(attempts) | equal,
         )  # fmt: skip
 
 
@@ -162,104 +162,102 @@ class StepAgentInverse(Algorithm):
         )
 
     def _practised(self) -> Iterator[Phase]:
-        """The discriminator learns at half of the fragments and rewards the tries at the others."""
-        found = fragments(self.context, self.attempt, self.fragments_per_update, self.attempts)
-        tries = attempt_fragments(
-            self.context, [one for one in found for _ in range(self.attempts)]
-        )
-        seen, unseen = discriminator_halves(tries, self.attempts, self.context)
-        yield self._discrimination(self._shown(seen), own_acts(seen), match_metrics(tries))
-        rewards = self.rewards(own_acts(unseen))
-        advantages = shrink_to_unit_std(
-            leave_one_out(rewards, [one.fragment.state for one in unseen])
-        )
-        own = [completion_sample(one.fragment.state, one.ids) for one in unseen]
+        """The discriminator learns at half of the fragments and rewards the attempts at the
+        others."""
+        cuts = fragments(self.context, self.attempt, self.fragments_per_update, self.attempts)
+        attempts = attempt_fragments(self.context, [f for f in cuts for _ in range(self.attempts)])
+        seen, unseen = discriminator_halves(attempts, self.attempts, self.context)
+        expert_seen, own_seen = self._expert_at(seen), state_actions(seen)
+        yield self._discrimination(expert_seen, own_seen, match_metrics(attempts))
+
+        rewards = self.rewards(state_actions(unseen))
+        states = [attempt.fragment.state_ids for attempt in unseen]
+        advantages = shrink_to_unit_std(leave_one_out(rewards, states))
+        own = [completion_sample(a.fragment.state_ids, a.action_ids) for a in unseen]
         phase = surrogate_phase(own, advantages, self.ppo)
         phase.metrics = {
-            "stepagent/reward_gap": self._gap(self._shown(seen), self.rewards(own_acts(seen))),
-            "stepagent/heldout_gap": self._gap(self._shown(unseen), rewards),
+            "stepagent/reward_gap": self._gap(expert_seen, self.rewards(own_seen)),
+            "stepagent/heldout_gap": self._gap(self._expert_at(unseen), rewards),
         }
-        practised = [one.fragment for one in unseen[:: self.attempts]]
-        yield self._with_expert(
-            phase, [completion_sample(one.state, one.action) for one in practised]
-        )
+        practised = [attempt.fragment for attempt in unseen[:: self.attempts]]
+        shown = [completion_sample(f.state_ids, f.expert_ids) for f in practised]
+        yield self._with_expert(phase, shown)
 
     def _played(self, own: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The discriminator learns from all turns of the episodes and as many of the expert's, and
         rewards these turns."""
-        acted = [act(place) for place in all_turns(own)]
+        acted = [StateAction.played(turn) for turn in all_turns(own)]
         draw = random.Random(derive_seed(self.context.seed, "experts", self.context.step))
-        places = draw.choices(all_turns(self.context.demos), k=len(acted))
-        shown = [act(place) for place in places]
-        yield self._discrimination(shown, acted, {})
+        expert_turns = draw.choices(all_turns(self.context.demos), k=len(acted))
+        expert = [StateAction.played(turn) for turn in expert_turns]
+        yield self._discrimination(expert, acted, {})
+
         rewards = self.rewards(acted)
         centred = shrink_to_unit_std([reward - mean(rewards) for reward in rewards])
         for phase in self.ppo.update(with_rewards(own, centred), buffer):
-            phase.metrics["stepagent/reward_gap"] = self._gap(shown, rewards)
-            some = places[: len(phase.samples)]
+            phase.metrics["stepagent/reward_gap"] = self._gap(expert, rewards)
+            shown = expert_turns[: len(phase.samples)]
             yield self._with_expert(
-                phase, [completion_sample(one.state, one.action) for one in some]
+                phase, [completion_sample(turn.state_ids, turn.action_ids) for turn in shown]
             )
 
-    def _shown(self, tries: list[Attempt]) -> list[Act]:
-        """The expert's turns at these fragments."""
-        return [act(one.fragment.place) for one in tries[:: self.attempts]]
+    def _expert_at(self, attempts: list[Attempt]) -> list[StateAction]:
+        """The expert's turns at the fragments of these attempts."""
+        return [StateAction.played(a.fragment.turn) for a in attempts[:: self.attempts]]
 
     def _with_expert(self, phase: Phase, shown: list[Sample]) -> Phase:
-        return (
-            with_expert_likelihood(phase, shown, self.imitation_coef)
-            if self.imitation_coef
-            else phase
-        )
+        if not self.imitation_coef:
+            return phase
+        return with_expert_likelihood(phase, shown, self.imitation_coef)
 
     def _discrimination(
-        self, shown: list[Act], acted: list[Act], metrics: dict[str, float]
+        self, expert: list[StateAction], own: list[StateAction], metrics: dict[str, float]
     ) -> Phase:
-        """Both sides count alike, however many tries there are to one action of the expert."""
-        even = len(acted) / max(1, len(shown))
+        """Both sides count alike, however many attempts there are to one action of the expert."""
+        weight = len(own) / max(1, len(expert))
+        samples = self.labelled(own, 1.0) + self.labelled(expert, 0.0, weight)
         return Phase(
-            "discriminator", self.judged(acted, 1.0) + self.judged(shown, 0.0, even), bce,
-            model="discriminator", epochs=self.discriminator_epochs, units=weight,
+            "discriminator", samples, bce,
+            model="discriminator", epochs=self.discriminator_epochs, units=label_weight,
             tokens_per_step=self.discriminator_tokens_per_step, metrics=metrics,
         )  # fmt: skip
 
-    def _gap(self, shown: list[Act], rewards: list[float]) -> float:
-        """How much more the expert's turns earn than what earned these rewards."""
-        return mean(self.rewards(shown)) - mean(rewards)
+    def _gap(self, expert: list[StateAction], own_rewards: list[float]) -> float:
+        """How much more the expert's turns earn in the mean than the agent's own."""
+        return mean(self.rewards(expert)) - mean(own_rewards)
 
-    def judged(self, acts: list[Act], label: float, counts: float = 1.0) -> list[Sample]:
-        """Samples [state; action] that the discriminator reads at the last token: 1 for the agent's
-        actions, 0 for the expert's. Actions are written anew without what only their layout tells.
-        """
+    def labelled(self, acts: list[StateAction], label: float, weight: float = 1.0) -> list[Sample]:
+        """Samples [state; action] that the discriminator reads at the last token: label 1 for the
+        agent's actions, 0 for the expert's. Actions are written anew without what only their
+        layout tells."""
         samples = []
-        for state, text in acts:
-            ids = state + encode_action(text, self.context)
+        for act in acts:
+            ids = act.state_ids + encode_action(act.action, self.context)
             before = [0.0] * (len(ids) - 1)
-            streams = {"value_at": [*before, counts], "label": [*before, label]}
+            streams = {"value_at": [*before, weight], "label": [*before, label]}
             samples.append(Sample(ids, [0] * len(ids), streams))
         return samples
 
-    def rewards(self, acts: list[Act]) -> list[float]:
+    def rewards(self, acts: list[StateAction]) -> list[float]:
         """What the discriminator gives for each action."""
-        models, samples = self.context.models, self.judged(acts, label=0.0)
-        rows = logprobs_and_values(
-            models.module("discriminator"), models.head("discriminator"), samples
-        )
-        return expert_rewards([float(v[-1]) for _, v in rows], self.reward, self.reward_clip)
+        models, samples = self.context.models, self.labelled(acts, label=0.0)
+        module, head = models.module("discriminator"), models.head("discriminator")
+        logits = [float(values[-1]) for _, values in logprobs_and_values(module, head, samples)]
+        return expert_rewards(logits, self.reward, self.reward_clip)
 
 
-def own_acts(tries: list[Attempt]) -> list[Act]:
+def state_actions(attempts: list[Attempt]) -> list[StateAction]:
     """What the agent did at the fragments."""
-    return [one.act for one in tries]
+    return [attempt.state_action for attempt in attempts]
 
 
-def pair(attempt: Attempt) -> Pair:
+def preference_pair(attempt: Attempt) -> Pair:
     """The expert's action and the agent's own behind the same state."""
-    state, shown = attempt.fragment.state, attempt.fragment.action
-    return completion_sample(state, shown), completion_sample(state, attempt.ids)
+    state, expert = attempt.fragment.state_ids, attempt.fragment.expert_ids
+    return completion_sample(state, expert), completion_sample(state, attempt.action_ids)
 
 
-def weight(sample: Sample) -> float:
+def label_weight(sample: Sample) -> float:
     """The unit of the discriminator's loss: what its one judgement counts."""
     return sample.streams["value_at"][-1]
 

@@ -1,6 +1,6 @@
-"""Inspection (StepAgent): experts' trajectories cut after every action, and the agent's own try at
-each cut. All tries are one call of the generator, which reads what they have in common once; no
-world is needed."""
+"""Inspection (StepAgent): experts' trajectories cut before every action, and the agent's own
+attempt at each cut. All attempts are one call of the generator, which reads what they have in
+common once; no world is needed."""
 
 from __future__ import annotations
 
@@ -9,42 +9,53 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from agentrl_cli.algos.base import Context
-from agentrl_cli.algos.nlac.roles import TurnRef
-from agentrl_cli.core.types import Episode, derive_seed
+from agentrl_cli.algos.turns import TurnRef, all_turns
+from agentrl_cli.core.types import derive_seed
 from agentrl_cli.models.policy import max_positions
 from agentrl_cli.rollout.play import first_turn
 
 if TYPE_CHECKING:
     from agentrl_cli.rollout.chat_template import Chat
 
-Tried = Literal["turn", "last_line"]
-Act = tuple[list[int], str]  # a state's ids, and the whole text of a turn there
+Attempted = Literal["turn", "last_line"]
+
+
+@dataclass(frozen=True)
+class StateAction:
+    """(s, a) as a discriminator reads it: a state's ids, and the whole text of a turn there."""
+
+    state_ids: list[int]
+    action: str
+
+    @classmethod
+    def played(cls, turn: TurnRef) -> StateAction:
+        """What was played in a turn."""
+        return cls(turn.state_ids, turn.action)
 
 
 @dataclass(frozen=True, eq=False)
 class Fragment:
-    """A cut of an expert's trajectory. `thought` is what of the expert's turn is not tried but
-    stands before the try, with its ids in `given`; mostly nothing."""
+    """An expert's trajectory cut before the action of `turn`. `thought` is what of the expert's
+    turn is not attempted but stands before the attempt, with its ids; mostly nothing."""
 
-    place: TurnRef
+    turn: TurnRef
     thought: str
-    given: list[int]
+    thought_ids: list[int]
 
     @property
-    def state(self) -> list[int]:
-        """The ids before the try."""
-        return self.place.state + self.given
+    def state_ids(self) -> list[int]:
+        """The ids before the attempt."""
+        return self.turn.state_ids + self.thought_ids
 
     @property
-    def action(self) -> list[int]:
+    def expert_ids(self) -> list[int]:
         """The ids of what the expert did there."""
-        return self.place.action[len(self.given) :]
+        return self.turn.action_ids[len(self.thought_ids) :]
 
     @property
-    def text(self) -> str:
+    def expert_action(self) -> str:
         """What the expert did there."""
-        whole = self.place.episode.turns[self.place.turn].action
-        return whole[len(self.thought) :]
+        return self.turn.action[len(self.thought) :]
 
 
 @dataclass
@@ -53,33 +64,32 @@ class Attempt:
     `turn_delimiter`."""
 
     fragment: Fragment
-    ids: list[int]
-    text: str
+    action_ids: list[int]
+    action: str
     turn_delimiter: str = ""
 
     @property
-    def act(self) -> Act:
-        """The state, and the whole turn there with what of it was not tried."""
-        return self.fragment.place.state, self.fragment.thought + self.text
+    def state_action(self) -> StateAction:
+        """The state, and the whole turn there with what of it was not attempted."""
+        return StateAction(self.fragment.turn.state_ids, self.fragment.thought + self.action)
 
     @property
     def matches(self) -> bool:
         """Whether it is what the expert did, apart from layout, and goes on as the expert did."""
-        return self._ends_alike and without_layout(self.text) == without_layout(self.fragment.text)
+        expert = self.fragment.expert_action
+        return self._ends_like_expert and without_layout(self.action) == without_layout(expert)
 
     @property
     def last_line_matches(self) -> bool:
         """The same of the last lines, which leaves what stands before them out."""
-        own, expert = (
-            without_layout(text).rpartition("\n")[2] for text in (self.text, self.fragment.text)
-        )
-        return self._ends_alike and own == expert
+        expert = _last_line(self.fragment.expert_action)
+        return self._ends_like_expert and _last_line(self.action) == expert
 
     @property
-    def _ends_alike(self) -> bool:
-        return self.text.endswith(self.turn_delimiter) == self.fragment.text.endswith(
-            self.turn_delimiter
-        )
+    def _ends_like_expert(self) -> bool:
+        ends = (self.action, self.fragment.expert_action)
+        own, expert = (text.endswith(self.turn_delimiter) for text in ends)
+        return own == expert
 
 
 def without_layout(text: str) -> str:
@@ -88,79 +98,80 @@ def without_layout(text: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def act(place: TurnRef) -> Act:
-    """A turn as state and text."""
-    return place.state, place.episode.turns[place.turn].action
+def _last_line(text: str) -> str:
+    return without_layout(text).rpartition("\n")[2]
 
 
 def encode_action(text: str, context: Context) -> list[int]:
     """The ids of an action written anew without what only a layout tells: closed, unless it ends in
     the text at which the world cuts a reply that goes on."""
-    goes_on = context.turn_delimiter != "" and text.endswith(context.turn_delimiter)
-    ids = context.chat.encode_action(
-        without_layout(text) + (context.turn_delimiter if goes_on else "")
-    )
-    return ids[:-1] if goes_on else ids
+    delimiter = context.turn_delimiter
+    if delimiter and text.endswith(delimiter):
+        return context.chat.encode_action(without_layout(text) + delimiter)[:-1]
+    return context.chat.encode_action(without_layout(text))
 
 
-def all_turns(episodes: list[Episode]) -> list[TurnRef]:
-    """One place a turn."""
-    return [TurnRef(episode, turn) for episode in episodes for turn in range(len(episode.turns))]
+def fragment_at(turn: TurnRef, chat: Chat, attempted: Attempted) -> Fragment:
+    """The cut before a turn of an expert or, where only its `last_line` is attempted, behind its
+    thought. A thought whose ids do not stand alone is attempted with the rest."""
+    thought, newline, last_line = turn.action.rpartition("\n")
+    if attempted == "turn" or not newline or not last_line.strip():
+        return Fragment(turn, "", [])
+    thought_ids = chat.encode_action(thought + newline)[:-1]
+    if turn.action_ids[: len(thought_ids)] != thought_ids:
+        return Fragment(turn, "", [])
+    return Fragment(turn, thought + newline, thought_ids)
 
 
-def fragment(place: TurnRef, chat: Chat, tried: Tried) -> Fragment:
-    """The cut before a turn of an expert or, where only its `last_line` is tried, behind its
-    thought. A thought whose ids do not stand alone is tried with the rest."""
-    text = place.episode.turns[place.turn].action
-    thought, newline, last = text.rpartition("\n")
-    if tried == "turn" or not newline or not last.strip():
-        return Fragment(place, "", [])
-    given = chat.encode_action(thought + newline)[:-1]
-    alone = place.action[: len(given)] == given
-    return Fragment(place, thought + newline, given) if alone else Fragment(place, "", [])
-
-
-def fragments(context: Context, tried: Tried, count: int, tries: int = 1) -> list[Fragment]:
-    """`count` fragments (0: a `tries`-th of all) of the demonstrations, drawn anew in every update.
-    A state that leaves the model no room for an action is left out."""
-    most = max_positions(context.models.module("policy")) - context.sampling.max_tokens
-    every = [fragment(place, context.chat, tried) for place in all_turns(context.demos)]
-    found = [one for one in every if len(one.state) <= most]
-    count = count or -(-len(found) // tries)
+def fragments(
+    context: Context, attempted: Attempted, count: int, attempts: int = 1
+) -> list[Fragment]:
+    """`count` fragments (0: one in `attempts` of all) of the demonstrations, drawn anew in every
+    update. A state that leaves the model no room for an action is left out."""
+    longest = max_positions(context.models.module("policy")) - context.sampling.max_tokens
+    turns = all_turns(context.demos)
+    every = [fragment_at(turn, context.chat, attempted) for turn in turns]
+    fitting = [fragment for fragment in every if len(fragment.state_ids) <= longest]
+    count = count or -(-len(fitting) // attempts)
     seed = derive_seed(context.seed, "fragments", context.step)
-    return random.Random(seed).sample(found, count) if count < len(found) else found
+    return random.Random(seed).sample(fitting, count) if count < len(fitting) else fitting
 
 
-def attempt_fragments(context: Context, found: list[Fragment]) -> list[Attempt]:
-    """The current policy's own try at every fragment, cut where the world cuts a reply; random
+def attempt_fragments(context: Context, fragments: list[Fragment]) -> list[Attempt]:
+    """The current policy's own attempt at every fragment, cut where the world cuts a reply; random
     streams follow the order given."""
     context.generator.clear()
-    seeds = [derive_seed(context.seed, "practice", context.step, i) for i in range(len(found))]
-    rows = context.generator.generate([one.state for one in found], seeds, context.sampling)
-    first = [first_turn(row[0].ids, context.turn_delimiter, context.chat) for row in rows]
-    pairs = zip(found, first, strict=True)
+    states = [fragment.state_ids for fragment in fragments]
+    seeds = [derive_seed(context.seed, "practice", context.step, i) for i in range(len(states))]
+    replies = context.generator.generate(states, seeds, context.sampling)
+    delimiter, chat = context.turn_delimiter, context.chat
+    actions = [first_turn(reply.ids, delimiter, chat) for (reply, *_) in replies]
     return [
-        Attempt(one, ids, context.chat.decode(ids), context.turn_delimiter) for one, ids in pairs
+        Attempt(fragment, ids, chat.decode(ids), delimiter)
+        for fragment, ids in zip(fragments, actions, strict=True)
     ]
 
 
 def discriminator_halves(
-    tries: list[Attempt], size: int, context: Context
+    attempts: list[Attempt], per_fragment: int, context: Context
 ) -> tuple[list[Attempt], list[Attempt]]:
-    """The tries at one half of the fragments, `size` at each, and those at the other. Which half is
-    drawn for two updates, in the second of which they change places."""
-    order = list(range(0, len(tries), size))
-    random.Random(derive_seed(context.seed, "halves", context.step // 2)).shuffle(order)
-    parts = order[: len(order) // 2], order[len(order) // 2 :]
-    first, second = ([tries[at + k] for at in part for k in range(size)] for part in parts)
-    return (second, first) if context.step % 2 else (first, second)
+    """The attempts at one half of the fragments, `per_fragment` at each, and those at the other.
+    Which half is drawn for two updates, in the second of which they change places."""
+    firsts = list(range(0, len(attempts), per_fragment))
+    random.Random(derive_seed(context.seed, "halves", context.step // 2)).shuffle(firsts)
+    middle = len(firsts) // 2
+    one, other = (
+        [attempts[first + k] for first in half for k in range(per_fragment)]
+        for half in (firsts[:middle], firsts[middle:])
+    )
+    return (other, one) if context.step % 2 else (one, other)
 
 
-def match_metrics(tries: list[Attempt]) -> dict[str, float]:
-    """How many were practised, and in which share the agent did as the expert."""
-    count = max(1, len(tries))
+def match_metrics(attempts: list[Attempt]) -> dict[str, float]:
+    """How many fragments were attempted, and in which share the agent did as the expert."""
+    count = max(1, len(attempts))
     return {
-        "stepagent/fragments": float(len({one.fragment for one in tries})),
-        "stepagent/match": sum(one.matches for one in tries) / count,
-        "stepagent/last_line_match": sum(one.last_line_matches for one in tries) / count,
+        "stepagent/fragments": float(len({attempt.fragment for attempt in attempts})),
+        "stepagent/match": sum(attempt.matches for attempt in attempts) / count,
+        "stepagent/last_line_match": sum(a.last_line_matches for a in attempts) / count,
     }

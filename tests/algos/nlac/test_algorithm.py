@@ -125,7 +125,9 @@ def test_a_text_without_an_outcome_breaks_its_chain(models: ModelSet):
 def test_a_target_is_trained_behind_a_prompt_without_the_response(models: ModelSet):
     algo = bound(nlac(turns_per_update=5), troupe(), models)
     samples = updated(algo, filled(WON, LOST))["successor"].samples
-    stands = {tuple(algo.roles.prompt(p, p.action, PROMPTS.forecast)): p for p in places(WON, LOST)}
+    stands = {
+        tuple(algo.roles.prompt(p, p.action_ids, PROMPTS.forecast)): p for p in places(WON, LOST)
+    }
     assert len(samples) == 5
     for sample in samples:
         place = stands[tuple(prompt(sample))]
@@ -205,7 +207,7 @@ def test_an_anchored_policy_stays_nearer_to_its_start(model_folder: Path):
         bound(algo, troupe(), models)
         for _ in range(6):
             learn(algo, models, filled(WON, LOST))
-        drifts.append(monitor.drift(algo, [WON, LOST])["policy/kl_from_start"])
+        drifts.append(monitor.drift(algo.context, [WON, LOST])["policy/kl_from_start"])
     assert drifts[1] < 0.7 * drifts[0]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.prompts import outcome
-from agentrl_cli.algos.nlac.roles import TurnRef
+from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.training.assemble import assemble
 
@@ -24,10 +24,10 @@ def targets() -> list[tuple[str, str]]:
     assert isinstance(algo, NLAC)
     episodes = parts.collector.collect(0, 1)
     places = [TurnRef(e, t) for e in episodes for t in range(len(e.turns) - 1)]
-    algo.roles.begin("test")
+    algo.roles.begin_stream("test")
     written = algo.language_backup(places, episodes)
     rows = zip(places, written, strict=True)
-    return [(place.response, algo.roles.read(ids)) for place, ids in rows if ids]
+    return [(place.response, algo.roles.decode(ids)) for place, ids in rows if ids]
 
 
 def test_no_target_quotes_the_next_state_or_tells_that_it_was_seen(targets: list[tuple[str, str]]):

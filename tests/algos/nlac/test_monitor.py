@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac import monitor
 from agentrl_cli.algos.nlac.algorithm import NLAC
+from agentrl_cli.algos.nlac.monitor import ProbedAction
+from agentrl_cli.algos.nlac.refine import Refinement
 from agentrl_cli.algos.nlac.roles import CritiquedAction
 from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.base import Env
@@ -60,7 +62,7 @@ def watching(algo: NLAC, env: Env, generator: Generator, models: ModelSet) -> NL
     algo.context.indistinguishable_tasks = lambda played, turn: indistinguishable_tasks(
         played, turn, tasks, lambda: copy.copy(env)
     )
-    algo.roles.begin("watch")
+    algo.roles.begin_stream("watch")
     return algo
 
 
@@ -80,26 +82,25 @@ def test_auc_of_the_opposite_opinion_is_its_complement(ranked: list[tuple[float,
 
 def test_only_actions_that_truly_differ_make_pairs_the_worse_one_first():
     a, b, c = judged(0.75), judged(0.25), judged(0.5)
-    measured = [(a, 0.5), (b, 0.75), (c, 0.65)]
-    assert monitor.pairs(measured) == [(0.75, 0.25)]  # 0.15 apart is not different, 0.25 is
-    assert monitor.pairs([(b, 0.9), (a, 0.1), (c, 0.5)]) == [(0.75, 0.25), (0.5, 0.25), (0.75, 0.5)]
+    probed = [ProbedAction(a, 0.5), ProbedAction(b, 0.75), ProbedAction(c, 0.65)]
+    assert monitor.ranked_pairs(probed) == [(0.75, 0.25)]  # 0.15 apart is not different, 0.25 is
+    probed = [ProbedAction(b, 0.9), ProbedAction(a, 0.1), ProbedAction(c, 0.5)]
+    assert monitor.ranked_pairs(probed) == [(0.75, 0.25), (0.5, 0.25), (0.75, 0.5)]
 
 
 def test_improvement_counts_what_was_said_and_done():
     place = places(WON)[0]
 
-    def chain(critique: str, kept: bool, forecasts: list[str]) -> list[CritiquedAction]:
-        return [
-            CritiquedAction(place, [1], forecasts, critique=critique),
-            CritiquedAction(place, [1] if kept else [2]),
-        ]
+    def refinement(critique: str, kept: bool, forecasts: list[str]) -> Refinement:
+        first = CritiquedAction(place, [1], forecasts, critique=critique)
+        return Refinement([first, CritiquedAction(place, [1] if kept else [2])], prompt=[])
 
-    chains = [
-        chain("Optimality: Yes.", True, ["Success."]),
-        chain("Optimality: Yes.", False, ["Failure."]),
-        chain("Optimality: No.", False, ["Success.", "Failure."]),
+    refinements = [
+        refinement("Optimality: Yes.", True, ["Success."]),
+        refinement("Optimality: Yes.", False, ["Failure."]),
+        refinement("Optimality: No.", False, ["Success.", "Failure."]),
     ]
-    assert monitor.improvement(chains, lessons=2, places=4, forecasts=2) == {
+    assert monitor.improvement(refinements, lessons=2, turns=4, forecasts=2) == {
         "nlac/unparsed": 1 / 4,
         "nlac/valid_forecasts": (1 / 2 + 1 / 2 + 1) / 3,
         "nlac/optimal_share": 2 / 3,
@@ -118,7 +119,7 @@ def test_calibration_sets_forecasts_against_how_episodes_ended(models: ModelSet)
         return next(said["won" if "is won" in text else "lost"])
 
     algo = bound(nlac(), troupe(forecast=forecast), models)
-    found = monitor.calibration(algo.roles, places(WON)[:1] + places(LOST)[:1])
+    found = algo.critic_monitor.calibration(places(WON)[:1] + places(LOST)[:1])
     assert found["nlac/brier"] == pytest.approx(((2 / 3 - 1) ** 2 + 1**2) / 2)
     assert found["nlac/optimism"] == pytest.approx((2 / 3 - 1 + 1) / 2)
     assert found["nlac/valid_forecasts"] == (12 + 16) / 32
@@ -127,7 +128,7 @@ def test_calibration_sets_forecasts_against_how_episodes_ended(models: ModelSet)
 def test_drift_is_the_divergence_from_the_start_on_played_tokens(model_folder: Path):
     models = weights(nlac(), model_folder)
     algo = bound(nlac(), troupe(), models)
-    assert monitor.drift(algo, [WON]) == {"policy/kl_from_start": 0.0}
+    assert monitor.drift(algo.context, [WON]) == {"policy/kl_from_start": 0.0}
     disturb(models, "policy")
     gaps = []
     for turn, played in enumerate(WON.turns):
@@ -136,7 +137,9 @@ def test_drift_is_the_divergence_from_the_start_on_played_tokens(model_folder: P
         at = range(len(ids) - len(played.action_ids), len(ids))
         gaps += [float(rows[0][k - 1, ids[k]] - rows[1][k - 1, ids[k]]) for k in at]
     by_hand = sum(math.exp(gap) - 1 - gap for gap in gaps) / len(gaps)
-    assert monitor.drift(algo, [WON])["policy/kl_from_start"] == pytest.approx(by_hand, rel=1e-4)
+    assert monitor.drift(algo.context, [WON])["policy/kl_from_start"] == pytest.approx(
+        by_hand, rel=1e-4
+    )
     assert by_hand > 0.01
 
 
@@ -175,7 +178,7 @@ def test_discrimination_sets_forecasts_of_one_state_against_probed_outcomes(
     algo = watching(nlac(advanced={"monitored_actions": 4}), PATH, generator, models)
     starts = [EpisodeStart(PATH.tasks("train")[0], "g", seed, f"e{seed}") for seed in range(6)]
     rows = [place for place in places(*rolled(PATH, generator, starts)) if place.turn == 0]
-    found = monitor.discrimination(algo, rows)
+    found = algo.critic_monitor.discrimination(rows)
     assert found["nlac/auc_within"] == found["nlac/auc_all"] == auc
     assert found["nlac/auc_pairs"] > 0
 
@@ -190,7 +193,7 @@ def test_the_refined_gain_is_the_probed_difference_to_the_action_it_was_made_fro
     algo = watching(nlac(), PATH, generator, models)
     start = EpisodeStart(PATH.tasks("train")[0], "g", 0, "e")
     rows = places(*rolled(PATH, generator, [start]))[:1]
-    assert monitor.discrimination(algo, rows)["nlac/refined_gain"] == gain
+    assert algo.critic_monitor.discrimination(rows)["nlac/refined_gain"] == gain
 
 
 def test_probing_plays_an_action_over_all_tasks_that_look_alike(models: ModelSet):
@@ -200,7 +203,7 @@ def test_probing_plays_an_action_over_all_tasks_that_look_alike(models: ModelSet
     (episode,) = rolled(GAME, generator, [EpisodeStart(tasks[3], "g", 0, "e")])
     place, guess = places(episode)[1], GAME.world_table.guess(tasks[7].data["object"])
     wanted = [(place, CHAT.encode_action(text)) for text in (guess, "Is it nice?")]
-    assert monitor.probe(algo, wanted) == [1 / len(tasks), 0.0]
+    assert algo.critic_monitor.probe(wanted) == [1 / len(tasks), 0.0]
 
 
 def test_watching_measures_nothing_where_no_state_is_watched_and_changes_no_weight(

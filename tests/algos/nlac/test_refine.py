@@ -7,6 +7,7 @@ import json
 import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
+from agentrl_cli.algos.nlac.refine import Refinement
 from agentrl_cli.models.set import ModelSet
 from tests.builders.nlac import (
     CHAT,
@@ -33,7 +34,7 @@ def test_the_refined_action_is_distilled_behind_the_plain_prompt(models: ModelSe
     critic = "Optimality: No. It loses badly."
     algo = bound(nlac(turns_per_update=5), troupe(evaluate=critic), models)
     phase = updated(algo, filled(WON, LOST))["policy"]
-    states = sorted(place.state for place in places(WON, LOST))
+    states = sorted(place.state_ids for place in places(WON, LOST))
     assert sorted(prompt(sample) for sample in phase.samples) == states
     for sample in phase.samples:
         assert written(sample) == "Is it an owl?" and sample.ids[-1] == CHAT.closing
@@ -50,25 +51,25 @@ def test_all_forecasts_and_all_rounds_are_written_and_each_round_reads_those_bef
         refine=lambda text, draw: f"Is it a try {text.count('Refine it.')}?",
     )
     algo = bound(nlac(forecasts=3, rounds=2, critic_warmup=0), generator, models)
-    (chain,) = refined(algo, generator)
+    (refinement,) = refined(algo, generator)
     assert [(call.role, call.sampling.n) for call in generator.calls] == [
         ("forecast", 3), ("evaluate", 1), ("refine", 1),
         ("forecast", 3), ("evaluate", 1), ("refine", 1),
     ]  # fmt: skip
-    assert len(chain) == 3 and [len(one.forecasts) for one in chain] == [3, 3, 0]
+    assert [len(action.forecasts) for action in refinement.actions] == [3, 3, 0]
     assert asked(generator.of("evaluate")[0].texts[0]).count("\n") == 3 + 3
     first, last = (call.texts[0] for call in generator.of("refine"))
     assert last.startswith(first)
     assert messages(last)[-2].startswith("Is it a try 1?")
     assert asked(last) == "Critique: Optimality: No. Round 0.\nRefine it."
-    assert CHAT.decode(chain[-1].action) == "Is it a try 2?"
+    assert CHAT.decode(refinement.last.action_ids) == "Is it a try 2?"
 
 
-def refined(algo: NLAC, generator: Troupe) -> list:
+def refined(algo: NLAC, generator: Troupe) -> list[Refinement]:
     place = places(WON)[0]
-    algo.roles.begin("test")
+    algo.roles.begin_stream("test")
     generator.calls.clear()
-    return algo.refine.chains([place], [place.action])
+    return algo.refiner.refine([place], [place.action_ids])
 
 
 @pytest.mark.parametrize("compare", [True, False])
@@ -171,8 +172,9 @@ def test_critiques_and_refinements_are_written_by_the_named_weights_forecasts_by
 def test_an_action_that_the_refiner_kept_keeps_its_critique(models: ModelSet):
     generator = troupe(evaluate="Optimality: Yes. It wins.", refine="Is it big?")
     algo = bound(nlac(gate=True, rounds=2), generator, models)
-    ((first, *later),) = refined(algo, generator)
-    assert all(one is first for one in later) and len(later) == 2
+    (refinement,) = refined(algo, generator)
+    first, *later = refinement.actions
+    assert all(action is first for action in later) and len(later) == 2
     assert len(generator.of("evaluate")) == 1 and len(generator.of("refine")) == 2
 
 
@@ -266,8 +268,10 @@ def test_an_annotation_shows_what_the_critique_compared_with(models: ModelSet):
 
     generator = troupe(act="Is it a fish?", forecast=forecast)
     algo = bound(nlac(compare=True, gate=True, forecasts=2, rounds=2), generator, models)
-    for chain in algo.refine.chains(places(WON)[:1], [places(WON)[0].action]):
-        assert [one.others for one in chain] == [["Other. Failure."] * 2] * 3
+    for refinement in algo.refiner.refine(places(WON)[:1], [places(WON)[0].action_ids]):
+        assert [a.alternative_forecasts for a in refinement.actions] == [
+            ["Other. Failure."] * 2
+        ] * 3
     played = episode("seen", ["Is it big?"], success=True)
     algo.annotate([played])
     said = played.turns[0].info["critic"]

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.prompts import outcome
-from agentrl_cli.algos.nlac.roles import TurnRef
+from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.rollout.play import EpisodeStart, play
@@ -36,7 +36,7 @@ def played(world: Corridor, table: Table, count: int) -> list[Episode]:
 
 def sweep(algo: NLAC, table: Table, rows: list[TurnRef], step: int) -> None:
     """One language backup of every transition; the table then holds the targets."""
-    algo.roles.begin("sweep", step)
+    algo.roles.begin_stream("sweep", step)
     found: dict[Pair, list[str]] = defaultdict(list)
     for place, ids in zip(rows, algo.language_backup(rows, []), strict=True):
         if ids is not None:
@@ -114,7 +114,11 @@ def test_policy_iteration_from_old_play_alone_reaches_the_optimum(models: ModelS
         sweep(algo, table, rows, step)
         lessons, _ = algo.improve(judged)
         for room in UNIFORM:
-            taught = [ids for p, ids in lessons if pair_of(p.episode, p.turn)[0] == room]
+            taught = [
+                lesson.action_ids
+                for lesson in lessons
+                if pair_of(lesson.turn.episode, lesson.turn.turn)[0] == room
+            ]
             table.policy[room] = sum(CHAT.decode(ids) == JUMP for ids in taught) / len(taught)
         jumps.append(table.policy["Room 1."])
     assert world.values(UNIFORM)["Room 1.", GO] < 0.7  # so at first it is right to jump there

@@ -68,8 +68,8 @@ def test_a_refiner_that_goes_on_behind_the_same_part_has_kept_the_action(models:
 
 def test_refined_play_goes_from_part_to_part(models: ModelSet):
     algo, _ = thinking(models, refine="3+4=7\n\nIt is 7.")
-    (row,) = algo.refined_generator().generate([places(WON)[0].state], [0], SAMPLING)
+    (row,) = algo.refined_generator().generate([places(WON)[0].state_ids], [0], SAMPLING)
     assert CHAT.decode(row[0].ids) == "3+4=7\n\n" and row[0].finish == "stop"
     kept, _ = thinking(models, evaluate="Optimality: No. It loses.")
-    (row,) = kept.refined_generator().generate([places(WON)[0].state], [0], SAMPLING)
+    (row,) = kept.refined_generator().generate([places(WON)[0].state_ids], [0], SAMPLING)
     assert CHAT.decode(row[0].ids) == "3+3=6\n\n" and len(row[0].logprobs) == len(row[0].ids)

@@ -132,7 +132,7 @@ def test_nlql_breaks_ties_by_what_is_forecast(models: ModelSet):
 
     algo = bound(variant(NLQL, turns_per_update=5, candidates=8), troupe(forecast=forecast), models)
     lessons, _ = algo.improve(places(WON))
-    assert {CHAT.decode(ids) for _, ids in lessons} == {"Is it a dog?"}
+    assert {CHAT.decode(lesson.action_ids) for lesson in lessons} == {"Is it a dog?"}
 
 
 def test_nlql_judges_each_candidate_beside_the_forecasts_of_the_next(models: ModelSet):
@@ -213,7 +213,7 @@ def play(algo: NLAC, prompts: list[list[int]]) -> list[str]:
 
 
 def test_a_refined_player_plays_what_the_refiner_wrote(models: ModelSet):
-    states = [place.state for place in places(WON, LOST)]
+    states = [place.state_ids for place in places(WON, LOST)]
     algo = bound(nlac(), troupe(evaluate="Optimality: No. It loses."), models)
     assert play(algo, states) == ["Is it an owl?"] * 5
     (row,) = algo.refined_generator().generate(states[:1], [0], SAMPLING)
@@ -222,9 +222,9 @@ def test_a_refined_player_plays_what_the_refiner_wrote(models: ModelSet):
 
 def test_a_refined_player_keeps_its_action_where_the_gate_stays_shut(models: ModelSet):
     algo = bound(nlac(gate=True), troupe(evaluate="Optimality: No.", act="Is it?"), models)
-    assert play(algo, [places(WON)[0].state]) == ["Is it?"]
+    assert play(algo, [places(WON)[0].state_ids]) == ["Is it?"]
     mute = bound(nlac(), troupe(evaluate="Hm.", act="Is it?"), models)
-    assert play(mute, [places(WON)[0].state]) == ["Is it?"]
+    assert play(mute, [places(WON)[0].state_ids]) == ["Is it?"]
 
 
 def test_only_algorithms_that_refine_can_play_refined():

@@ -14,9 +14,9 @@ import pytest
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.dpo import per_pair_half, preference_phase
 from agentrl_cli.algos.losses import dpo
-from agentrl_cli.algos.nlac.roles import TurnRef
 from agentrl_cli.algos.samples import completion_sample
-from agentrl_cli.algos.stepagent.practice import act
+from agentrl_cli.algos.stepagent.practice import StateAction
+from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
@@ -197,7 +197,7 @@ def test_layout_does_not_tell_agent_from_expert(model_folder: Path):
     algo, state = inverse(), SHOWN.state_ids(1)
     shown(algo, model_folder, [SHOWN])
     texts = ("Maybe.\nIs it red?", " Maybe. \n\n Is  it red? ")
-    rows = [algo.judged([(state, text)], label=0.0) for text in texts]
+    rows = [algo.labelled([StateAction(state, text)], label=0.0) for text in texts]
     assert rows[0] == rows[1] and rows[0][0].ids == state + SHOWN.turns[1].action_ids
 
 
@@ -221,7 +221,8 @@ def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict,
     found = learner(algo, models).run(algo.update([], buffer()), 0)
     agents = [episode(f"d{i}", [own], success=True) for i in range(12)]
     mine, theirs = (
-        fmean(algo.rewards([act(TurnRef(e, 0)) for e in row])) for row in (agents, demos)
+        fmean(algo.rewards([StateAction.played(TurnRef(e, 0)) for e in row]))
+        for row in (agents, demos)
     )
     return found, mine, theirs
 

@@ -10,13 +10,13 @@ from statistics import fmean, pstdev
 import pytest
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.nlac.roles import TurnRef
 from agentrl_cli.algos.stepagent.practice import (
-    act,
+    StateAction,
     attempt_fragments,
     discriminator_halves,
     fragments,
 )
+from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
@@ -42,7 +42,7 @@ def test_a_try_earns_its_reward_less_that_of_the_others_there(model_folder: Path
     models = shown(algo, model_folder, [SHOWN, OTHER], troupe(act=["Hm?", "Is it a cat?"]))
     phase = policy_phase(algo, models)
     assert len(phase.samples) == 9  # of three fragments; two have trained the discriminator
-    acts = [(prompt(sample), written(sample)) for sample in phase.samples]
+    acts = [StateAction(prompt(sample), written(sample)) for sample in phase.samples]
     rewards = algo.rewards(acts)
     for begin in range(0, 9, 3):
         row = rewards[begin : begin + 3]
@@ -86,7 +86,7 @@ def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(mod
     before = deepcopy(played)
     phase = policy_phase(algo, models, played)
     assert played == before  # the world's own rewards stay in the record
-    own = [act(TurnRef(e, t)) for e in played for t in range(len(e.turns))]
+    own = [StateAction.played(TurnRef(e, t)) for e in played for t in range(len(e.turns))]
     raw = algo.rewards(own)
     assert pstdev(raw) < 1
     rewards = [r - fmean(raw) for r in raw]

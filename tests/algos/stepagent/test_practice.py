@@ -13,10 +13,10 @@ from agentrl_cli.algos.stepagent.algorithm import StepAgentInverse
 from agentrl_cli.algos.stepagent.practice import (
     Attempt,
     Fragment,
-    act,
+    StateAction,
     all_turns,
     attempt_fragments,
-    fragment,
+    fragment_at,
     fragments,
     match_metrics,
     without_layout,
@@ -36,12 +36,12 @@ USUAL = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCh
 @given(st.lists(st.text("abcxyz?", min_size=1, max_size=12), min_size=1, max_size=5, unique=True))
 def test_a_trajectory_of_n_actions_has_n_fragments_each_a_prefix_of_the_next(actions: list[str]):
     demo = episode("any", [f"<{action}>" for action in actions], success=True)
-    found = [fragment(place, CHAT, "turn") for place in all_turns([demo])]
-    assert [one.place.turn for one in found] == list(range(len(actions)))
-    states = [one.state for one in found]
+    found = [fragment_at(place, CHAT, "turn") for place in all_turns([demo])]
+    assert [one.turn.turn for one in found] == list(range(len(actions)))
+    states = [one.state_ids for one in found]
     for state, later, one in zip(states, states[1:], found, strict=False):
         assert later[: len(state)] == state
-        assert later[len(state) : len(state) + len(one.action)] == one.action
+        assert later[len(state) : len(state) + len(one.expert_ids)] == one.expert_ids
     for state, turn in zip(states, demo.turns, strict=True):
         assert turn.action not in CHAT.read(state)  # no practice prompt holds its answer
 
@@ -54,9 +54,9 @@ def test_practice_is_one_call_on_the_experts_states_and_asks_no_world(model_fold
     (call,) = speakers.calls
     assert call.model == "policy" and call.sampling == SAMPLING
     assert call.prompts == [e.state_ids(t) for e in (SHOWN, OTHER) for t in range(len(e.turns))]
-    assert {t.text for t in tries} <= {"Is it a dog?", "Is it a cat?"}
-    assert [t.fragment.text for t in tries][:3] == [turn.action for turn in SHOWN.turns]
-    assert all(t.ids == CHAT.encode_action(t.text) for t in tries)
+    assert {t.action for t in tries} <= {"Is it a dog?", "Is it a cat?"}
+    assert [t.fragment.expert_action for t in tries][:3] == [turn.action for turn in SHOWN.turns]
+    assert all(t.action_ids == CHAT.encode_action(t.action) for t in tries)
 
 
 def test_tries_depend_on_seed_and_step_only(model_folder: Path):
@@ -65,14 +65,16 @@ def test_tries_depend_on_seed_and_step_only(model_folder: Path):
     algo.context.generator = HFGenerator(Weights(models), max_batch=64, cache_tokens=5000)
     found = fragments(algo.context, "turn", 0)
     first, again = (attempt_fragments(algo.context, found) for _ in range(2))
-    assert [t.ids for t in first] == [t.ids for t in again]
+    assert [t.action_ids for t in first] == [t.action_ids for t in again]
     algo.context.step = 1
-    assert [t.ids for t in attempt_fragments(algo.context, found)] != [t.ids for t in first]
+    assert [t.action_ids for t in attempt_fragments(algo.context, found)] != [
+        t.action_ids for t in first
+    ]
 
 
 def whole(turn: int) -> Fragment:
     """A turn of SHOWN that is tried as a whole."""
-    return fragment(all_turns([SHOWN])[turn], CHAT, "turn")
+    return fragment_at(all_turns([SHOWN])[turn], CHAT, "turn")
 
 
 @pytest.mark.parametrize(
@@ -111,27 +113,27 @@ def test_the_last_line_is_tried_behind_the_experts_thought(model_folder: Path):
     speakers, algo = troupe(act="Is it old?"), implicit()
     shown(algo, model_folder, [SHOWN], speakers)
     first, second, _ = fragments(algo.context, "last_line", 0)
-    assert (first.thought, first.given) == ("", [])  # it has none
-    assert second.thought == "Maybe.\n" and second.text == "Is it red?"
-    assert CHAT.read(second.given) == "Maybe.\n"
-    assert second.state == SHOWN.state_ids(1) + second.given
-    assert second.given + second.action == SHOWN.turns[1].action_ids
-    assert "red" not in CHAT.read(second.state)
+    assert (first.thought, first.thought_ids) == ("", [])  # it has none
+    assert second.thought == "Maybe.\n" and second.expert_action == "Is it red?"
+    assert CHAT.read(second.thought_ids) == "Maybe.\n"
+    assert second.state_ids == SHOWN.state_ids(1) + second.thought_ids
+    assert second.thought_ids + second.expert_ids == SHOWN.turns[1].action_ids
+    assert "red" not in CHAT.read(second.state_ids)
     attempt = attempt_fragments(algo.context, [second])[0]
-    assert speakers.calls[0].prompts == [second.state]
-    assert not attempt.matches and replace(attempt, text="Is  it red?").matches
+    assert speakers.calls[0].prompts == [second.state_ids]
+    assert not attempt.matches and replace(attempt, action="Is  it red?").matches
 
 
 def test_a_thought_is_given_only_where_its_ids_stand_alone_and_something_follows():
     demo = episode("odd", ["Hm.\n \n", "Hm.\nIs it red?"], success=True)
     demo.turns[1].action_ids = [9, *demo.turns[1].action_ids]  # as another tokenizer would cut it
     for place in all_turns([demo]):
-        assert fragment(place, CHAT, "last_line").given == []
-        assert fragment(place, CHAT, "last_line").text == demo.turns[place.turn].action
+        assert fragment_at(place, CHAT, "last_line").thought_ids == []
+        assert fragment_at(place, CHAT, "last_line").expert_action == demo.turns[place.turn].action
 
 
 def numbers(found: list[Fragment]) -> list[int]:
-    return [one.place.turn for one in found]
+    return [one.turn.turn for one in found]
 
 
 def test_as_many_fragments_as_asked_for_are_drawn_none_twice_anew_in_every_update(
@@ -187,19 +189,23 @@ def thinking(model_folder: Path, reply: str) -> StepAgentInverse:
 def test_where_the_world_cuts_a_reply_a_try_is_its_first_part(model_folder: Path):
     algo = thinking(model_folder, REPLY)
     found = fragments(algo.context, "turn", 0)
-    assert len(found) > 8 and any(len(one.place.episode.turns) > 2 for one in found)
+    assert len(found) > 8 and any(len(one.turn.episode.turns) > 2 for one in found)
     for one in attempt_fragments(algo.context, found):
-        assert one.text == "3+3=6\n\n" and one.ids == CHAT.encode_action(one.text)[:-1]
+        assert one.action == "3+3=6\n\n" and one.action_ids == CHAT.encode_action(one.action)[:-1]
 
 
 def test_the_experts_thought_said_by_oneself_matches_whatever_follows_it(model_folder: Path):
     algo = thinking(model_folder, REPLY)
     for one in fragments(algo.context, "turn", 0):
-        goes_on = one.text.endswith("\n\n")
-        algo.context.generator = troupe(act=one.text + ("9=9\n\n\\boxed{9}" if goes_on else ""))
+        goes_on = one.expert_action.endswith("\n\n")
+        algo.context.generator = troupe(
+            act=one.expert_action + ("9=9\n\n\\boxed{9}" if goes_on else "")
+        )
         (same,) = attempt_fragments(algo.context, [one])
-        assert same.matches and same.last_line_matches and same.ids == one.action
-        algo.context.generator = troupe(act=one.text.strip() + ("" if goes_on else "\n\nMore."))
+        assert same.matches and same.last_line_matches and same.action_ids == one.expert_ids
+        algo.context.generator = troupe(
+            act=one.expert_action.strip() + ("" if goes_on else "\n\nMore.")
+        )
         (other,) = attempt_fragments(algo.context, [one])
         assert not other.matches and not other.last_line_matches
 
@@ -207,9 +213,9 @@ def test_the_experts_thought_said_by_oneself_matches_whatever_follows_it(model_f
 def test_a_thought_is_judged_as_one_that_goes_on(model_folder: Path):
     algo = thinking(model_folder, REPLY)
     for one in fragments(algo.context, "turn", 0):
-        (sample,) = algo.judged([act(one.place)], 0.0)
-        assert sample.ids == one.state + one.action
-        assert (sample.ids[-1] == CHAT.closing) == (not one.text.endswith("\n\n"))
+        (sample,) = algo.labelled([StateAction.played(one.turn)], 0.0)
+        assert sample.ids == one.state_ids + one.expert_ids
+        assert (sample.ids[-1] == CHAT.closing) == (not one.expert_action.endswith("\n\n"))
 
 
 def test_the_text_at_which_a_reply_is_cut_comes_from_the_environment():
