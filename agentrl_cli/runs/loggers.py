@@ -54,7 +54,7 @@ class Console(Logger):
         """Print the step's line above the bar."""
         text = step_line(step, self.steps, metrics)
         if self.run:
-            self.run.tell(text)
+            self.run.append_log(text)
         if self.progress is None:
             print(text, file=sys.stderr, flush=True)
             return
@@ -103,7 +103,7 @@ class WandbLogger(Logger):
                 f"wandb refused ({error}); log in or give logger.mode=offline"
             ) from None
         self.page.define_metric("*", step_metric="step")
-        run.note(wandb_id=self.page.id)
+        run.update_meta(wandb_id=self.page.id)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Log against our own step, which may go back when a run is resumed."""
