@@ -7,7 +7,7 @@ STAMP := $(VENV)/.agentrl-installed
 EXTRAS := $(VENV)/.agentrl-extras-installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: setup demo test check ci results clean
+.PHONY: setup demo test check ci results results-page pictures clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,14 @@ ci: $(EXTRAS)
 # about six hours on two cores; finished runs under runs/results are not repeated
 results: setup
 	for env in twentyq tau_mini math; do $(BIN)/python tests/bench/results.py --env $$env || exit 1; done
+
+# docs/results.md and README's table, from the records in docs/results
+results-page: setup
+	$(BIN)/python tools/results_page.py
+
+# README's pictures; about an hour on two cores, finished runs under runs/pictures are not repeated
+pictures: setup
+	$(BIN)/python tools/pictures.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

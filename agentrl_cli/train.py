@@ -40,7 +40,7 @@ def train(cfg: DictConfig, run: Run, parts: Parts) -> None:
                 parts.save(run, parts.step)
         if stop and parts.step < cfg.steps:
             parts.save(run, parts.step)
-            print(f"saved; go on with: agentrl resume {run.argument}", file=sys.stderr)
+            print(f"saved; go on with: agentrl resume {run.quoted_folder}", file=sys.stderr)
             raise KeyboardInterrupt
 
 

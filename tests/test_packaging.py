@@ -16,6 +16,7 @@ from tests.paths import ROOT
 
 TINY = ROOT / "agentrl_cli" / "models" / "tiny"
 NEEDED = {
+    "agentrl_cli/py.typed",
     "agentrl_cli/conf/config.yaml",
     *(f"agentrl_cli/conf/{group}/{name}.yaml" for group in groups() for name in options(group)),
     *(f"agentrl_cli/envs/twentyq/{name}.txt" for name in ("objects", "attributes")),

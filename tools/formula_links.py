@@ -22,9 +22,9 @@ def definitions(file: Path) -> dict[str, int]:
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             lines[node.name] = node.lineno
-        for inner in node.body if isinstance(node, ast.ClassDef) else ():
-            if isinstance(inner, ast.FunctionDef):
-                lines[f"{node.name}.{inner.name}"] = inner.lineno
+        if isinstance(node, ast.ClassDef):
+            methods = [inner for inner in node.body if isinstance(inner, ast.FunctionDef)]
+            lines |= {f"{node.name}.{method.name}": method.lineno for method in methods}
     return lines
 
 

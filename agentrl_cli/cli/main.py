@@ -38,7 +38,6 @@ app = typer.Typer(
     cls=Verbs,
     epilog=help_examples.ALL,
     rich_markup_mode=None,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -47,7 +47,7 @@ def show(
     ids = " ".join(entry.id for entry in found.fitting[1:4])
     kind = f"{' '.join(chosen)} ones" if chosen else "episodes"
     told = f"one of {len(found.fitting)} {kind} (of {found.total}) in {found.file.stem}"
-    another = f"agentrl show {source.argument} --episode ID, like {ids or '...'}"
+    another = f"agentrl show {source.quoted_folder} --episode ID, like {ids or '...'}"
     typer.echo(f"{told}; another: {another}", err=True)
 
 

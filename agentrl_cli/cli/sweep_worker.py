@@ -10,7 +10,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl_cli.core.lock import alone
+from filelock import FileLock
+
+from agentrl_cli.core.files import try_lock
 from agentrl_cli.report.listing import row
 from agentrl_cli.runs.run import Run
 
@@ -32,7 +34,7 @@ def run_point(cfg: DictConfig) -> float:
     name = point_name(hydra_cfg.job.override_dirname)
     search = [str(path).removeprefix("file://") for path in hydra_cfg.searchpath or []]
     claim = folder / f"{name}.lock"
-    with alone(claim) as free:
+    with try_lock(FileLock(claim, fallback_to_soft=False)) as free:
         verb = todo(folder / name) if free else None
         idle = "nothing to do:" if free else "another sweep runs"
         print(f"{verb or idle} {name}", file=sys.stderr, flush=True)

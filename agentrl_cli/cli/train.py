@@ -56,7 +56,7 @@ def resume(ref: str, overrides: list[str] | None = None) -> None:
     UserError where nothing is left to do, anything else is to change, or the run is training."""
     run = find_run(ref, Path("runs"))
     refuse_other_changes(overrides or [])
-    with run.held():
+    with run.lock():
         resume_run(run, overrides)
     print(final_table(run))
 
@@ -68,12 +68,12 @@ def resume_run(run: Run, overrides: list[str] | None) -> None:
     step = int(read_checkpoint(folder)["step"])
     if step >= cfg.steps:
         line = f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do"
-        raise UserError(f"{line}; agentrl resume {run.argument} steps=N trains it further")
+        raise UserError(f"{line}; agentrl resume {run.quoted_folder} steps=N trains it further")
     refuse_other_demos(run, cfg)
     parts = assemble(cfg, run.folder)
     parts.restore(folder, step)
     run.truncate_logs(folder)
-    run.go_on(cfg, step)
+    run.record_resume(cfg, step)
     print(f"run {run.folder}, from step {step}", file=sys.stderr)
     attach_loggers(run, cfg)
     train(cfg, run, parts)
@@ -89,7 +89,7 @@ def dry_run(cfg: DictConfig) -> None:
 
 def attach_loggers(run: Run, cfg: DictConfig) -> None:
     """Give the run its loggers: the console, and the chosen one."""
-    run.note(threads=torch.get_num_threads(), demos=fingerprint(cfg.data.demos))
+    run.update_meta(threads=torch.get_num_threads(), demos=fingerprint(cfg.data.demos))
     run.attach([Console(), build(cfg.logger)], cfg)
 
 

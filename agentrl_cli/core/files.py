@@ -1,4 +1,4 @@
-"""JSON files: one object, or one object a line. A file is replaced whole or only appended to."""
+"""Files: JSON as one object or one object a line, replaced whole or only appended to; locks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from agentrl_cli.core.errors import UserError
 
@@ -22,6 +24,23 @@ def writing(folder: Path, instead: str = "choose another place with runs=") -> I
         reason = error.strerror or str(error)
         remedy = f"free space there or {instead}"
         raise UserError(f"'{folder}' cannot be written ({reason}); {remedy}") from error
+
+
+@contextmanager
+def try_lock(lock: FileLock) -> Iterator[bool]:
+    """Whether no other process holds the lock; if so, it is held until the end, or until this
+    process dies, so give it `fallback_to_soft=False`. Raises OSError where its file cannot be."""
+    Path(lock.lock_file).touch()
+    acquired = nullcontext()
+    try:
+        acquired = lock.acquire(blocking=False)
+    except Timeout:
+        yield False
+        return
+    except OSError:  # a file system without locks: nobody can hold one
+        pass
+    with acquired:
+        yield True
 
 
 def read_json(file: Path) -> dict[str, Any]:

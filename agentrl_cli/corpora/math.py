@@ -1,10 +1,10 @@
 """The corpus behind the embedded model of `math`, drawn afresh for every step.
 
-It holds facts of arithmetic, solutions of a mediocre solver with its mistakes, also second tries,
-and every role of NLAC at the level of that solver. Problems are of the train split; facts are of
-all operands. No text shows the expert's form: forecasts tell how really written solutions ended,
-verdicts compare such ends and name a wrong step that is there to be seen, and a refinement is
-another draw of the same solver.
+It holds facts of arithmetic, solutions of a mediocre solver with its mistakes, also further
+attempts, and every role of NLAC at the level of that solver. Problems are of the train split; facts
+are of all operands. No text shows the expert's form: forecasts tell how really written solutions
+ended, critiques compare such ends and name a wrong step that is there to be seen, and a refinement
+is another draw of the same solver.
 """
 
 from __future__ import annotations
@@ -13,218 +13,222 @@ import copy
 import random
 from dataclasses import dataclass
 
-from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.core.types import Episode, Message, Task, Turn
-from agentrl_cli.corpora.base import Corpus
-from agentrl_cli.corpora.solver import Slips, Solver, Work
-from agentrl_cli.envs.math.env import RIGHT, MathEnv
-from agentrl_cli.envs.math.kinds import KINDS
-from agentrl_cli.envs.math.problems import drawn, equation, latex, results
+from agentrl_cli.core.types import Message, Turn
+from agentrl_cli.corpora.base import UNTRAINED, Corpus, CritiqueExample, Writer, role_turns
+from agentrl_cli.corpora.solver import Solution, Solver, SolverErrorRates
+from agentrl_cli.envs.math.env import CORRECT, MathEnv
+from agentrl_cli.envs.math.kinds import PROBLEM_KINDS
+from agentrl_cli.envs.math.problems import draw_problem, equation, latex, plan_results
 
-UNTRAINED = {"weight": 0.0}
-PLAYED_OUT = 3  # times as many ends as a critique reads decide its verdict
-FACTS = 8
-TRIES = 3  # of a text with several tries
+ENDS_PER_FORECAST = 3  # times as many ends as a critique reads decide its verdict
+FACTS_PER_TEXT = 8
+MAX_ATTEMPTS = 3  # of a text with several attempts
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a problem: what was observed before, what was written, and the response."""
+
+    observation: list[Message]
+    solution: Solution
+    response: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Attempts at a problem up to one of them, and a step of that one."""
+
+    attempts: list[Attempt]
+    step: int
+
+    @property
+    def solution(self) -> Solution:
+        """The solution that is cut."""
+        return self.attempts[-1].solution
 
 
 @dataclass(kw_only=True)
 class MathCorpus(Corpus):
-    """Writes texts of any kind; `several` is the share with up to three tries. The prompts of the
-    roles, and how many forecasts a critique reads, are those of `nlac`."""
+    """Writes texts about problems of `env` and solutions with `slips`; `several` is the share with
+    up to three attempts."""
 
     env: MathEnv
-    slips: Slips
+    slips: SolverErrorRates
     several: float
-    nlac: NLAC
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.solver = Solver(self.slips)
-        self.prompts, self.forecasts = self.nlac.prompts, self.nlac.forecasts
-        self.kinds = [k for k in KINDS if not self.env.levels or k.level in self.env.levels]
+        self.kinds = [k for k in PROBLEM_KINDS if not self.env.levels or k.level in self.env.levels]
 
-    def _episode(self, kind: str, seed: int) -> Episode:
-        writers = {
+    def writers(self) -> dict[str, Writer]:
+        """Facts, solutions, and the four roles."""
+        return {
             "facts": self.facts, "solve": self.solve, "forecast": self.forecast,
             "backup": self.backup, "evaluate": self.evaluate, "refine": self.refine,
         }  # fmt: skip
-        turns = writers[kind](random.Random(seed))
-        return Episode(f"{kind}-{seed}", Task(f"corpus-{kind}", "train", {}), kind, seed, turns)
 
     # arithmetic
 
     def facts(self, rng: random.Random) -> list[Turn]:
         """Operations of the problems, and their true results."""
-        turns = []
-        for _ in range(FACTS):
-            asked, result = self._fact(rng)
-            turns.append(Turn([Message("user", asked)], result, [], [], []))
+        turns = [self._fact(rng) for _ in range(FACTS_PER_TEXT)]
         turns[0].observation.insert(0, Message("system", "Answer the questions."))
         return turns
 
-    def _fact(self, rng: random.Random) -> tuple[str, str]:
-        problem = drawn(self.kinds, rng, None, self.env.split_seed)
-        found = results(problem.kind.plan, problem)
-        at = rng.randrange(len(found))
-        left, operation, right = problem.kind.plan.lines[at]
-        named = problem.named(found[:at])
-        whole = equation(named[left], operation, named[right], found[at])
-        return whole[: whole.index("=") + 1], latex(found[at])
+    def _fact(self, rng: random.Random) -> Turn:
+        problem = draw_problem(self.kinds, rng, None, self.env.split_seed)
+        results = plan_results(problem.kind.plan, problem)
+        at = rng.randrange(len(results))
+        operation = problem.kind.plan.operations[at]
+        x, y = problem.operands_of(operation, results[:at])
+        question, equals, _ = equation(x, operation.sign, y, results[at]).partition("=")
+        return Turn([Message("user", question + equals)], latex(results[at]), [], [], [])
 
     # mediocre solutions
 
     def solve(self, rng: random.Random) -> list[Turn]:
-        """A problem and its solution, at times several tries."""
-        tries, _ = self._played(rng)
-        return [turn for turn, _ in tries]
+        """A problem and its solution, at times several attempts."""
+        return [
+            Turn(attempt.observation, attempt.solution.text(), [], [], [])
+            for attempt in self._attempts(rng)
+        ]
 
-    def _played(self, rng: random.Random) -> tuple[list[tuple[Turn, Work]], list[str]]:
-        """The tries at a problem, and what the environment answers to each."""
-        problem = drawn(self.kinds, rng, "train", self.env.split_seed)
-        most = TRIES if rng.random() < self.several else 1
-        said = [Message("system", self.env.system()), Message("user", problem.text)]
-        tries, responses = [], []
-        for left in reversed(range(most)):
-            work = self.solver.solve(problem, rng)
-            tries.append((Turn(said, work.text(), [], [], []), work))
-            answer, success = self._answer(work, left)
-            responses.append(answer)
+    def _attempts(self, rng: random.Random) -> list[Attempt]:
+        """The attempts at a problem, up to the first right one."""
+        problem = draw_problem(self.kinds, rng, "train", self.env.split_seed)
+        count = MAX_ATTEMPTS if rng.random() < self.several else 1
+        observation = [Message("system", self.env.system()), Message("user", problem.text)]
+        attempts: list[Attempt] = []
+        for left in reversed(range(count)):
+            solution = self.solver.solve(problem, rng)
+            response, success = self._respond(solution, left)
+            attempts.append(Attempt(observation, solution, response))
             if success:
                 break
-            said = [Message("user", answer)]
-        return tries, responses
+            observation = [Message("user", response)]
+        return attempts
 
-    def _answer(self, work: Work, left: int) -> tuple[str, bool]:
-        """What the environment answers to a finished solution with `left` more tries, and whether
-        it is right."""
-        gold = latex(work.problem.answer)
-        grade = self.env.judge(work.text(), gold)
-        return self.env.response(grade, gold, left), grade.correct
+    def _respond(self, solution: Solution, attempts_left: int) -> tuple[str, bool]:
+        """What the environment answers to a finished solution, and whether it is right."""
+        gold = latex(solution.problem.answer)
+        grade = self.env.grade_reply(solution.text(), gold)
+        return self.env.response(grade, gold, attempts_left), grade.correct
 
     # roles
 
     def forecast(self, rng: random.Random) -> list[Turn]:
         """What a thought led to: the environment's words from there on, and the outcome."""
-        tries, responses = self._played(rng)
-        i, at = self._thought(tries, rng)
-        written = _foretold(responses[i:])
-        return self._role(self._up_to(tries, i, at + 1), self.prompts.forecast, written)
+        attempts = self._attempts(rng)
+        cut = _draw_cut(attempts, rng)
+        forecast = _true_forecast(_responses(attempts[len(cut.attempts) - 1 :]))
+        return role_turns(_seen(cut.attempts, cut.step + 1), self.prompts.forecast, forecast)
 
     def backup(self, rng: random.Random) -> list[Turn]:
         """The response seen and a forecast from the next thought make a forecast of this one."""
-        tries, responses = self._played(rng)
-        i, at = self._thought(tries, rng)
-        last = at + 1 == len(tries[i][1].steps)
-        while last and i + 1 == len(tries):
-            tries, responses = self._played(rng)
-            i, at = self._thought(tries, rng)
-            last = at + 1 == len(tries[i][1].steps)
-        response = responses[i] if last else ""
-        forecast = _foretold(responses[i + 1 :] if last else responses[i:])
-        prompt = fill(self.prompts.backup, response=response, forecast=forecast)
-        turns = self._up_to(tries, i, at + 1)
-        return self._role(turns, prompt, _foretold(responses[i:]))
-
-    def evaluate(self, rng: random.Random) -> list[Turn]:
-        """Forecasts of an action and of another one, and the verdict that their ends bear out."""
-        turns, prompt, critique, _ = self._judged(rng)
-        return self._role(turns, prompt, critique)
-
-    def refine(self, rng: random.Random) -> list[Turn]:
-        """A critique, and the same again to the end where it was found optimal, else another draw
-        of the solver."""
-        turns, _, critique, written = self._judged(rng)
-        return self._role(turns, fill(self.prompts.refine, critique=critique), written)
-
-    def _judged(self, rng: random.Random) -> tuple[list[Turn], str, str, str]:
-        """A solution up to an action, the evaluator's prompt, its critique, and the refinement."""
-        tries, _ = self._played(rng)
-        i, at = self._thought(tries, rng)
-        left = rng.randrange(TRIES - i) if len(tries) > 1 else 0
-        state = _cut(tries[i][1], at)
-        whole = rng.random() < 0.5
-        mine, other = self._action(state, whole, rng), self._action(state, whole, rng)
-        ends, others = (self._ends(one, left, rng) for one in (mine, other))
-        shown = {"forecasts": ends[: self.forecasts], "others": others[: self.forecasts]}
-        prompt = fill(self.prompts.evaluate, **{k: "\n".join(rows) for k, rows in shown.items()})
-        critique = verdict(mine, at, ends, others)
-        turns = self._up_to([*tries[:i], (tries[i][0], mine)], i, len(mine.steps))
-        return turns, prompt, critique, self._refined(state, mine, critique, rng)
-
-    def _refined(self, state: Work, mine: Work, critique: str, rng: random.Random) -> str:
-        at = len(state.steps)
-        kept = critique.startswith("Optimality: Yes")
-        fresh = self.solver.go_on(mine if kept else state, rng)
-        for _ in range(20):
-            if kept or fresh.steps[: len(mine.steps)] != mine.steps:
+        while True:
+            attempts = self._attempts(rng)
+            cut = _draw_cut(attempts, rng)
+            is_last_step = cut.step + 1 == len(cut.solution.steps)
+            if not is_last_step or len(cut.attempts) < len(attempts):
                 break
-            fresh = self.solver.go_on(state, rng)
-        return fresh.text(at)
+        responses = _responses(attempts[len(cut.attempts) - 1 :])
+        response = responses[0] if is_last_step else ""
+        later = _true_forecast(responses[1:] if is_last_step else responses)
+        prompt = fill(self.prompts.backup, response=response, forecast=later)
+        return role_turns(_seen(cut.attempts, cut.step + 1), prompt, _true_forecast(responses))
 
-    def _action(self, state: Work, whole: bool, rng: random.Random) -> Work:
-        """The work after an action: all that is left to write, or one thought."""
-        if whole:
-            return self.solver.go_on(state, rng)
-        work = copy.deepcopy(state) if state.steps else self.solver.start(state.problem, rng)
-        self.solver.step(work, rng)
-        return work
+    def critique_example(self, rng: random.Random) -> CritiqueExample:
+        """All that is left to write, or one thought, judged by how solutions end from there."""
+        attempts = self._attempts(rng)
+        cut = _draw_cut(attempts, rng)
+        number = len(cut.attempts)
+        left = rng.randrange(MAX_ATTEMPTS - number + 1) if len(attempts) > 1 else 0
+        before = cut.solution.before(cut.step)
+        to_the_end = rng.random() < 0.5
+        mine, other = (self._act(before, to_the_end, rng) for _ in range(2))
+        ends, others = (self._ends(solution, left, rng) for solution in (mine, other))
+        prompt = fill(
+            self.prompts.evaluate,
+            forecasts="\n".join(ends[: self.forecasts]),
+            others="\n".join(others[: self.forecasts]),
+        )
+        critique = write_critique(mine, cut.step, ends, others)
+        judged = Attempt(cut.attempts[-1].observation, mine, "")
+        turns = _seen([*cut.attempts[:-1], judged], len(mine.steps))
+        return CritiqueExample(turns, prompt, critique, self._refine(before, mine, critique, rng))
 
-    def _ends(self, work: Work, left: int, rng: random.Random) -> list[str]:
-        """How the work ends when the solver goes on, with `left` more tries."""
-        count = PLAYED_OUT * self.forecasts
-        return [_foretold(self._played_out(work, left, rng)) for _ in range(count)]
+    def _refine(self, before: Solution, mine: Solution, critique: str, rng: random.Random) -> str:
+        """What is written instead: the same and on to the end, or another draw from `before`."""
+        optimal = critique.startswith("Optimality: Yes")
+        fresh = self.solver.finish(mine if optimal else before, rng)
+        for _ in range(20):
+            if optimal or fresh.steps[: len(mine.steps)] != mine.steps:
+                break
+            fresh = self.solver.finish(before, rng)
+        return fresh.text(len(before.steps))
 
-    def _played_out(self, work: Work, left: int, rng: random.Random) -> list[str]:
-        finished = self.solver.go_on(work, rng) if not work.over else work
-        answer, success = self._answer(finished, left)
-        if success or not left:
-            return [answer]
-        again = self.solver.start(work.problem, rng)
-        return [answer, *self._played_out(again, left - 1, rng)]
+    def _act(self, before: Solution, to_the_end: bool, rng: random.Random) -> Solution:
+        """The solution after an action: all that is left to write, or one thought."""
+        if to_the_end:
+            return self.solver.finish(before, rng)
+        solution = copy.deepcopy(before) if before.steps else self.solver.start(before.problem, rng)
+        self.solver.step(solution, rng)
+        return solution
 
-    def _thought(self, tries: list[tuple[Turn, Work]], rng: random.Random) -> tuple[int, int]:
-        i = rng.randrange(len(tries))
-        return i, rng.randrange(len(tries[i][1].steps))
+    def _ends(self, solution: Solution, attempts_left: int, rng: random.Random) -> list[str]:
+        """Forecasts: how it ends when the solver goes on, as many as decide a verdict."""
+        count = ENDS_PER_FORECAST * self.forecasts
+        return [_true_forecast(self._play_out(solution, attempts_left, rng)) for _ in range(count)]
 
-    def _up_to(self, tries: list[tuple[Turn, Work]], i: int, end: int) -> list[Turn]:
-        """The tries before number i whole and that one up to step `end`: seen, not taught, for a
-        reply that is cut off would teach to stop there."""
-        turns = [Turn(turn.observation, turn.action, [], [], []) for turn, _ in tries[: i + 1]]
-        turns[-1].action = tries[i][1].text(0, end)
-        for turn in turns:
-            turn.info = dict(UNTRAINED)
-        return turns
-
-    def _role(self, turns: list[Turn], prompt: str, written: str) -> list[Turn]:
-        """What was written, the role's prompt behind it, and what the role writes."""
-        return [*turns, Turn([Message("user", prompt)], written, [], [], [], info={"role": True})]
+    def _play_out(self, solution: Solution, attempts_left: int, rng: random.Random) -> list[str]:
+        finished = solution if solution.over else self.solver.finish(solution, rng)
+        response, success = self._respond(finished, attempts_left)
+        if success or not attempts_left:
+            return [response]
+        again = self.solver.start(solution.problem, rng)
+        return [response, *self._play_out(again, attempts_left - 1, rng)]
 
 
-def _foretold(responses: list[str]) -> str:
+def _draw_cut(attempts: list[Attempt], rng: random.Random) -> Cut:
+    """Any step of any of the attempts."""
+    index = rng.randrange(len(attempts))
+    return Cut(attempts[: index + 1], rng.randrange(len(attempts[index].solution.steps)))
+
+
+def _seen(attempts: list[Attempt], end: int) -> list[Turn]:
+    """The attempts, the last one up to step `end`: seen, not taught, for a reply that is cut off
+    would teach to stop there."""
+    turns = [Turn(a.observation, a.solution.text(), [], [], []) for a in attempts]
+    turns[-1].action = attempts[-1].solution.text(0, end)
+    for turn in turns:
+        turn.info = dict(UNTRAINED)
+    return turns
+
+
+def _responses(attempts: list[Attempt]) -> list[str]:
+    return [attempt.response for attempt in attempts]
+
+
+def _true_forecast(responses: list[str]) -> str:
     """A forecast that came true: the environment's words, then the outcome."""
-    outcome = "Success." if responses[-1] == RIGHT else "Failure."
+    outcome = "Success." if responses[-1] == CORRECT else "Failure."
     return " ".join([*responses, outcome])
 
 
-def _cut(work: Work, at: int) -> Work:
-    """The work before its step number `at`."""
-    lines = min(at, len(work.found))
-    wrong = work.wrong if work.wrong is not None and work.wrong < at else None
-    return Work(work.problem, work.plan, work.found[:lines], work.steps[:at], wrong)
-
-
-def verdict(work: Work, at: int, ends: list[str], others: list[str]) -> str:
-    """The critique of what was written from step `at` on: not optimal where it has the first wrong
-    step, has no box, or ends worse on average than the other action."""
-    if work.wrong is not None and work.wrong >= at:
-        return f"Optimality: No. The step {work.steps[work.wrong]} is wrong."
-    if work.over and "boxed" not in work.steps[-1]:
+def write_critique(solution: Solution, start: int, ends: list[str], others: list[str]) -> str:
+    """The critique of what was written from step `start` on: not optimal where it has the first
+    wrong step, has no box, or ends worse on average than the other action."""
+    if solution.first_wrong is not None and solution.first_wrong >= start:
+        return f"Optimality: No. The step {solution.steps[solution.first_wrong]} is wrong."
+    if solution.over and "boxed" not in solution.steps[-1]:
         return "Optimality: No. It has no box."
-    mean, other = (sum(map(_won, texts)) / len(texts) for texts in (ends, others))
+    mean, other = (sum(map(_succeeds, texts)) / len(texts) for texts in (ends, others))
     if mean < other:
         return "Optimality: No. It ends worse than another turn."
     return "Optimality: Yes. It ends as well as another turn."
 
 
-def _won(forecast: str) -> bool:
+def _succeeds(forecast: str) -> bool:
     return forecast.endswith("Success.")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from agentrl_cli.models.load import TINY
 from agentrl_cli.runs.find import find_run
 
-LIMIT = 8 * 2**20  # bytes of one weight file
+MAX_BYTES = 8 * 2**20  # bytes of one weight file
 
 
 def ship(ref: str, env: str, root: Path = Path("runs")) -> Path:
@@ -21,8 +21,8 @@ def ship(ref: str, env: str, root: Path = Path("runs")) -> Path:
     target = TINY / env / "model.safetensors"
     target.parent.mkdir(exist_ok=True)
     small = {name: weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
-    if sum(weight.nbytes for weight in small.values()) > LIMIT:
-        raise ValueError(f"the weights of run '{ref}' are larger than {LIMIT} bytes")
+    if sum(weight.nbytes for weight in small.values()) > MAX_BYTES:
+        raise ValueError(f"the weights of run '{ref}' are larger than {MAX_BYTES} bytes")
     save_file(small, target, {"format": "pt"})
     return target
 

@@ -1,7 +1,7 @@
 """The corpus behind the embedded model of the small shop: mediocre service, and NLAC's roles.
 
 Every text is of another shop with other orders, so that no task of the environment is ever shown.
-No text is an expert's: forecasts tell how really played conversations went on, verdicts compare
+No text is an expert's: forecasts tell how really played conversations went on, critiques compare
 such ends, and a refinement is another draw of the same clerk.
 """
 
@@ -11,19 +11,17 @@ import copy
 import random
 from dataclasses import dataclass
 
-from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.core.types import Episode, Message, Step, Task, Turn
-from agentrl_cli.corpora.base import Corpus
-from agentrl_cli.corpora.clerk import Clerk, Habits, Notes
+from agentrl_cli.core.types import Message, Step, Turn
+from agentrl_cli.corpora.base import UNTRAINED, Corpus, CritiqueExample, Writer, role_turns
+from agentrl_cli.corpora.clerk import Clerk, ClerkErrorRates, ClerkState
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import TauBench
-from agentrl_cli.envs.tau.mini import shop
+from agentrl_cli.envs.tau.mini import make_shop
 from agentrl_cli.envs.tau.mini_user import MiniUser
 
-UNTRAINED = {"weight": 0.0}
-MORE = 2 / 3  # share of the returns in which the customer wants more, as in the tasks
-RIGHT, WRONG = "Success.", "Failure."
+MORE_ITEMS_SHARE = 2 / 3  # of the returns in which the customer wants more, as in the tasks
+SUCCESS, FAILURE = "Success.", "Failure."
 
 
 @dataclass(kw_only=True)
@@ -33,203 +31,194 @@ class OtherShop(TauBench):
     shop: Domain
 
     @property
-    def service(self) -> Domain:
+    def domain_data(self) -> Domain:
         """The given shop."""
         return self.shop
 
 
 @dataclass
-class Moment:
-    """A conversation before an action: the world, the clerk's notes, what was heard last."""
+class Snapshot:
+    """A conversation before an action: the world, what the clerk knows, the last observation."""
 
     env: OtherShop
-    notes: Notes
-    heard: list[Message]
+    state: ClerkState
+    observation: list[Message]
 
-    def fork(self) -> Moment:
-        """A moment that can be played on without changing this one."""
+    def fork(self) -> Snapshot:
+        """A snapshot that can be played on without changing this one."""
         env = copy.copy(self.env)
         env.conversation = copy.deepcopy(self.env.conversation)
-        return Moment(env, copy.deepcopy(self.notes), self.heard)
+        return Snapshot(env, copy.deepcopy(self.state), self.observation)
 
 
 @dataclass
-class Move:
-    """What was done at a moment, and what came of it."""
+class Transition:
+    """What was done at a snapshot, and what came of it."""
 
-    before: Moment
+    before: Snapshot
     action: str
     step: Step
 
 
 @dataclass(kw_only=True)
 class TauCorpus(Corpus):
-    """Writes texts of any kind; the prompts of the roles, and how many forecasts a critique reads,
-    are those of `nlac`."""
+    """Writes conversations of a clerk with `habits` in shops like that of `env`."""
 
     env: TauBench
-    habits: Habits
-    nlac: NLAC
+    habits: ClerkErrorRates
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.clerk = Clerk(self.habits)
-        self.prompts, self.forecasts = self.nlac.prompts, self.nlac.forecasts
 
-    def _episode(self, kind: str, seed: int) -> Episode:
-        writers = {
+    def writers(self) -> dict[str, Writer]:
+        """Conversations, and the four roles."""
+        return {
             "service": self.service, "forecast": self.forecast, "backup": self.backup,
             "evaluate": self.evaluate, "refine": self.refine,
         }  # fmt: skip
-        task = Task(f"corpus-{kind}", "train", {"kind": kind})
-        return Episode(f"{kind}-{seed}", task, kind, seed, writers[kind](random.Random(seed)))
 
     def service(self, rng: random.Random) -> list[Turn]:
         """A whole conversation."""
-        return _turns(self.play(rng))
+        return _as_turns(self.play(rng))
 
     def forecast(self, rng: random.Random) -> list[Turn]:
         """What an action led to: the one that was played, or another draw, played on."""
-        moves = self.play(rng)
-        at = rng.randrange(len(moves))
-        if rng.random() < 0.5:
-            return self._role(_turns(moves[: at + 1]), self.prompts.forecast, told(moves[at:]))
-        action = self._other(moves[at], rng)
-        played = self._imagine(moves[at].before, action, rng)
-        return self._role(_ending_in(moves, at, action), self.prompts.forecast, told(played))
+        played = self.play(rng)
+        at = rng.randrange(len(played))
+        action, future = played[at].action, played[at:]
+        if rng.random() >= 0.5:
+            action = self._other_action(played[at], rng)
+            future = self._imagine(played[at].before, action, rng)
+        turns = _turns_up_to(played, at, action)
+        return role_turns(turns, self.prompts.forecast, true_forecast(future))
 
     def backup(self, rng: random.Random) -> list[Turn]:
         """The response seen and a forecast from the next action make a forecast of this one."""
-        moves = self.play(rng)
-        while len(moves) < 2:
-            moves = self.play(rng)
-        at = rng.randrange(len(moves) - 1)
-        response = "\n".join(message.content for message in moves[at].step.messages)
-        prompt = fill(self.prompts.backup, response=response, forecast=told(moves[at + 1 :]))
-        return self._role(_turns(moves[: at + 1]), prompt, told(moves[at:]))
+        played = self.play(rng)
+        while len(played) < 2:
+            played = self.play(rng)
+        at = rng.randrange(len(played) - 1)
+        response = "\n".join(message.content for message in played[at].step.messages)
+        later = true_forecast(played[at + 1 :])
+        prompt = fill(self.prompts.backup, response=response, forecast=later)
+        return role_turns(_as_turns(played[: at + 1]), prompt, true_forecast(played[at:]))
 
-    def evaluate(self, rng: random.Random) -> list[Turn]:
-        """Forecasts of an action and of another, and the verdict that their ends bear out."""
-        turns, prompt, critique, _ = self._judged(rng)
-        return self._role(turns, prompt, critique)
-
-    def refine(self, rng: random.Random) -> list[Turn]:
-        """A critique; the same action where it was optimal, else another draw of the clerk."""
-        turns, _, critique, other = self._judged(rng)
-        written = other if critique.startswith("Optimality: No") else turns[-1].action
-        return self._role(turns, fill(self.prompts.refine, critique=critique), written)
-
-    def play(self, rng: random.Random) -> list[Move]:
-        """A conversation of the clerk in a new shop."""
-        world = shop(rng, 1)
-        settings = {name: getattr(self.env, name) for name in _SETTINGS}
-        env = OtherShop(shop=world, **settings)
-        task = env.tasks("train")[rng.randrange(len(world.tasks["train"]))]
-        heard = env.reset(task, rng.randrange(1 << 30))
-        return self._go_on(Moment(env, Notes(self.clerk.draw(rng)), heard), rng)
-
-    def _go_on(self, moment: Moment, rng: random.Random, action: str | None = None) -> list[Move]:
-        """Play until the end, `action` first where one is given."""
-        moves: list[Move] = []
-        while not moves or not (moves[-1].step.done or moves[-1].step.truncated):
-            self.clerk.hear(moment.notes, moment.heard[-1].content)
-            before = moment.fork()
-            said = self.clerk.act(moment.notes, rng) if action is None else action
-            action = None
-            step = moment.env.step(said)
-            moves.append(Move(before, said, step))
-            moment.heard = step.messages
-        return moves
-
-    def _imagine(self, before: Moment, action: str, rng: random.Random) -> list[Move]:
-        """Act and go on, with newly drawn habits and a customer of whom only what was heard is
-        known."""
-        moment = before.fork()
-        wish_anew(moment, rng)
-        moment.notes.habits = self.clerk.draw(rng)
-        moment.notes.asked |= "more?" in action
-        return self._go_on(moment, rng, action)
-
-    def _other(self, move: Move, rng: random.Random) -> str:
-        """Another action of the same moment, if a few draws find one."""
-        for _ in range(8):
-            notes = copy.deepcopy(move.before.notes)
-            notes.habits = self.clerk.draw(rng)
-            action = self.clerk.act(notes, rng)
-            if action != move.action:
-                return action
-        return "It is finished." if move.action != "It is finished." else "What is your zip?"
-
-    def _judged(self, rng: random.Random) -> tuple[list[Turn], str, str, str]:
-        """A conversation up to a judged action, the evaluator's prompt, its critique, and the other
-        action."""
-        moves = self.play(rng)
-        at = rng.randrange(len(moves))
-        own, other = moves[at].action, self._other(moves[at], rng)
+    def critique_example(self, rng: random.Random) -> CritiqueExample:
+        """The played action or another one, judged by the ends imagined from both."""
+        played = self.play(rng)
+        at = rng.randrange(len(played))
+        action, other = played[at].action, self._other_action(played[at], rng)
         if rng.random() < 0.5:
-            own, other = other, own
+            action, other = other, action
         mine, others = (
-            [told(self._imagine(moves[at].before, one, rng)) for _ in range(self.forecasts)]
-            for one in (own, other)
+            [
+                true_forecast(self._imagine(played[at].before, choice, rng))
+                for _ in range(self.forecasts)
+            ]
+            for choice in (action, other)
         )
-        texts = {"forecasts": "\n".join(mine), "others": "\n".join(others)}
-        prompt = fill(self.prompts.evaluate, **texts)
-        return _ending_in(moves, at, own), prompt, verdict(mine, others), other
+        prompt = fill(self.prompts.evaluate, forecasts="\n".join(mine), others="\n".join(others))
+        critique = write_critique(mine, others)
+        refinement = other if critique.startswith("Optimality: No") else action
+        return CritiqueExample(_turns_up_to(played, at, action), prompt, critique, refinement)
 
-    def _role(self, turns: list[Turn], prompt: str, written: str) -> list[Turn]:
-        return [*turns, Turn([Message("user", prompt)], written, [], [], [], info={"role": True})]
+    def play(self, rng: random.Random) -> list[Transition]:
+        """A conversation of the clerk in a new shop."""
+        shop = make_shop(rng, 1)
+        settings = {name: getattr(self.env, name) for name in _SETTINGS}
+        env = OtherShop(shop=shop, **settings)
+        task = env.tasks("train")[rng.randrange(len(shop.tasks["train"]))]
+        observation = env.reset(task, rng.randrange(1 << 30))
+        start = Snapshot(env, ClerkState(self.clerk.draw_errors(rng)), observation)
+        return self._play_on(start, rng)
+
+    def _play_on(
+        self, now: Snapshot, rng: random.Random, action: str | None = None
+    ) -> list[Transition]:
+        """Play until the end, `action` first where one is given; `now` moves on."""
+        played: list[Transition] = []
+        while not played or not (played[-1].step.done or played[-1].step.truncated):
+            self.clerk.observe(now.state, now.observation[-1].content)
+            before = now.fork()
+            choice = self.clerk.choose_action(now.state, rng) if action is None else action
+            action = None
+            step = now.env.step(choice)
+            played.append(Transition(before, choice, step))
+            now.observation = step.messages
+        return played
+
+    def _imagine(self, before: Snapshot, action: str, rng: random.Random) -> list[Transition]:
+        """Act and go on, with newly drawn errors and a customer of whom only what was said is
+        known."""
+        now = before.fork()
+        redraw_unspoken_wish(now, rng)
+        now.state.errors = self.clerk.draw_errors(rng)
+        now.state.asked_for_more |= "more?" in action
+        return self._play_on(now, rng, action)
+
+    def _other_action(self, played: Transition, rng: random.Random) -> str:
+        """Another action at the same snapshot, if a few draws find one."""
+        for _ in range(8):
+            state = copy.deepcopy(played.before.state)
+            state.errors = self.clerk.draw_errors(rng)
+            action = self.clerk.choose_action(state, rng)
+            if action != played.action:
+                return action
+        return "It is finished." if played.action != "It is finished." else "What is your zip?"
 
 
 _SETTINGS = ("domain", "data", "user", "actions", "turns", "holdout", "llm")
 
 
-def wish_anew(moment: Moment, rng: random.Random) -> None:
-    """Draw again what nobody has been told: whether the customer wants more of an order back."""
-    now = moment.env.conversation
-    if now is None or not isinstance(now.user, MiniUser):
+def redraw_unspoken_wish(now: Snapshot, rng: random.Random) -> None:
+    """Draw again what nobody has asked for: whether the customer wants more of an order back."""
+    conversation = now.env.conversation
+    if conversation is None or not isinstance(conversation.user, MiniUser):
         return
-    wish = now.user.wishes[0]
-    if wish["kind"] != "return" or now.user.told:
+    wish = conversation.user.wishes[0]
+    if wish["kind"] != "return" or conversation.user.was_asked_for_more:
         return
-    held = moment.env.service.tables["orders"][wish["order"]]["items"]
-    others = [item for item in held if item != wish["item"]]
-    wish["more"] = rng.sample(others, 1) if rng.random() < MORE else []
-    for action in now.task["actions"]:
+    items = now.env.domain_data.tables["orders"][wish["order"]]["items"]
+    others = [item for item in items if item != wish["item"]]
+    wish["more"] = rng.sample(others, 1) if rng.random() < MORE_ITEMS_SHARE else []
+    for action in conversation.task["actions"]:
         if action["name"] == "return" and action["kwargs"]["order"] == wish["order"]:
             action["kwargs"]["items"] = [wish["item"], *wish["more"]]
 
 
-def told(moves: list[Move]) -> str:
+def true_forecast(played: list[Transition]) -> str:
     """A forecast that came true: the response, what was then written, and how it ended."""
-    response = moves[0].step.messages[-1].content.split("\n")[0]
-    writes = [m.step.messages[-1].content for m in moves[1:] if _wrote(m)]
+    response = played[0].step.messages[-1].content.split("\n")[0]
+    writes = [later.step.messages[-1].content for later in played[1:] if _is_write(later)]
     rest = f" {writes[-1]}" if writes else ""
-    end = RIGHT if moves[-1].step.reward else WRONG
-    return f"{response}{rest} {end}" if not moves[0].step.done else f"{response} {end}"
+    end = SUCCESS if played[-1].step.reward else FAILURE
+    return f"{response}{rest} {end}" if not played[0].step.done else f"{response} {end}"
 
 
-def verdict(mine: list[str], others: list[str]) -> str:
+def write_critique(mine: list[str], others: list[str]) -> str:
     """The critique that the ends bear out: optimal unless the other action ends better."""
-    won, lost = (sum(text.endswith(RIGHT) for text in texts) for texts in (mine, others))
-    if won >= lost:
+    wins, other_wins = (sum(text.endswith(SUCCESS) for text in texts) for texts in (mine, others))
+    if wins >= other_wins:
         return "Optimality: Yes. It ends as well as another turn."
     return "Optimality: No. It ends worse than another turn."
 
 
-def _wrote(move: Move) -> bool:
-    return move.step.info["tool"] in ("cancel", "return", "transfer")
+def _is_write(played: Transition) -> bool:
+    return played.step.info["tool"] in ("cancel", "return", "transfer")
 
 
-def _turns(moves: list[Move]) -> list[Turn]:
-    found = [Turn(list(move.before.heard), move.action, [], [], []) for move in moves]
-    system = moves[0].before.env.system()
-    found[0].observation = [Message("system", system), *found[0].observation]
-    return found
+def _as_turns(played: list[Transition]) -> list[Turn]:
+    turns = [Turn(list(t.before.observation), t.action, [], [], []) for t in played]
+    system = Message("system", played[0].before.env.system())
+    turns[0].observation = [system, *turns[0].observation]
+    return turns
 
 
-def _ending_in(moves: list[Move], at: int, action: str) -> list[Turn]:
-    """The conversation up to move `at` with `action` in its place; another action than was played
+def _turns_up_to(played: list[Transition], at: int, action: str) -> list[Turn]:
+    """The conversation up to number `at` with `action` in its place; another action than was played
     is seen but not taught."""
-    turns = _turns(moves[: at + 1])
-    if action != moves[at].action:
+    turns = _as_turns(played[: at + 1])
+    if action != played[at].action:
         turns[-1].action, turns[-1].info = action, dict(UNTRAINED)
     return turns

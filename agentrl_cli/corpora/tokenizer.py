@@ -13,17 +13,17 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agentrl_cli.envs.twentyq.world import load
+from agentrl_cli.envs.twentyq.world import load_world
 
-FOLDER = Path(__file__).parent.parent / "models" / "tiny"
-SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
-TEMPLATE = (
+TOKENIZER_FOLDER = Path(__file__).parent.parent / "models" / "tiny"
+SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-SPLIT = r" ?[A-Za-z]+| ?[0-9]|\\[A-Za-z]+| ?[^\sA-Za-z0-9]|\s"
-SIZE = 1280  # rows of the embedding in config.json
-SHARED = """
+SPLIT_PATTERN = r" ?[A-Za-z]+| ?[0-9]|\\[A-Za-z]+| ?[^\sA-Za-z0-9]|\s"
+VOCABULARY_SIZE = 1280  # rows of the embedding in config.json
+SHARED_SENTENCES = """
 Find the hidden object with yes or no questions. The last line of a turn asks. Answer the questions.
 Maybe. Name what fits. Go on. Ask. Yes. No. Sometimes.
 You win. You lose. It was left I cannot answer that. Yes. No. Sometimes. Thought: Action: Answer:
@@ -51,39 +51,39 @@ could will
 """
 
 
-def build() -> PreTrainedTokenizerFast:
+def build_tokenizer() -> PreTrainedTokenizerFast:
     """Train the tokenizer on the worlds' sentences and the words the built-in worlds share."""
     bpe = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
+    split = pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])  # pyright: ignore
     bpe.decoder = decoders.ByteLevel()  # pyright: ignore
     trainer = trainers.BpeTrainer(
-        vocab_size=SIZE, min_frequency=2, special_tokens=SPECIAL, show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=VOCABULARY_SIZE, min_frequency=2, special_tokens=SPECIAL_TOKENS,
+        show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     bpe.train_from_iterator(sentences(), trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|pad|>", chat_template=TEMPLATE,
-        additional_special_tokens=SPECIAL[2:], clean_up_tokenization_spaces=False,
+        tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|pad|>", chat_template=CHAT_TEMPLATE,
+        additional_special_tokens=SPECIAL_TOKENS[2:], clean_up_tokenization_spaces=False,
     )  # fmt: skip
 
 
 def sentences() -> list[str]:
     """Every sentence of the small world and the shared ones often, of the full world at times; a
     shared sentence in its line and alone, because a word that opens a message is another token."""
-    small, full = (_spoken(name) for name in ("small", "full"))
-    lines = SHARED.splitlines()
+    small, full = (_world_sentences(name) for name in ("small", "full"))
+    lines = SHARED_SENTENCES.splitlines()
     alone = [sentence for line in lines for sentence in re.split(r"(?<=[.:?]) ", line)]
     return small * 20 + full * 2 + (lines + alone) * 20
 
 
-def _spoken(name: str) -> list[str]:
-    world = load(name)
+def _world_sentences(name: str) -> list[str]:
+    world = load_world(name)
     guesses = [world.guess(name) for name in world.objects]
     questions = [text for key in world.attributes for text, _ in world.phrasings(key)]
     return guesses + questions
 
 
 if __name__ == "__main__":
-    build().save_pretrained(str(FOLDER))
+    build_tokenizer().save_pretrained(str(TOKENIZER_FOLDER))

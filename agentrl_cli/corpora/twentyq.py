@@ -2,109 +2,99 @@
 
 It holds facts of the world, objects that fit what was answered, mediocre play, and every role of
 NLAC at the level of that play. Secrets are uniform over all objects. No text shows an expert's
-question: forecasts tell how really played games went on, verdicts compare such forecasts, and a
+question: forecasts tell how really played games went on, critiques compare such forecasts, and a
 refinement is another draw of the same player that only avoids the very turn that was criticised.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.core.types import Episode, Message, Task, Turn
-from agentrl_cli.corpora.base import Corpus
-from agentrl_cli.corpora.games import Games, Move, told, verdict
-from agentrl_cli.corpora.player import Habits, Notes, Player
-from agentrl_cli.envs.twentyq.env import TwentyQ
+from agentrl_cli.core.types import Message, Turn
+from agentrl_cli.corpora.base import UNTRAINED, Corpus, CritiqueExample, Writer, role_turns
+from agentrl_cli.corpora.games import Games, Move, information_sentence, write_critique
+from agentrl_cli.corpora.player import Player, PlayerRates, PlayerState
+from agentrl_cli.envs.twentyq.env import TwentyQ, answer_sentence
 
-UNTRAINED = {"weight": 0.0}
-PLAYED_OUT = 3  # times as many games as a critique reads decide its verdict
+GAMES_PER_FORECAST = 3  # times as many games as a critique reads decide its verdict
 
 
 @dataclass(kw_only=True)
 class TwentyQCorpus(Corpus):
-    """Writes texts of any kind; the prompts of the roles, and how many forecasts a critique reads,
-    are those of `nlac`."""
+    """Writes texts about the objects of `env` and games played by `habits`."""
 
     env: TwentyQ
-    habits: Habits
-    nlac: NLAC
+    habits: PlayerRates
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.player = Player(self.env.world_table, self.habits)
         self.games = Games(self.env, self.player)
-        self.prompts, self.forecasts = self.nlac.prompts, self.nlac.forecasts
 
-    def _episode(self, kind: str, seed: int) -> Episode:
-        rng = random.Random(seed)
-        writers = {
+    def writers(self) -> dict[str, Writer]:
+        """Facts, games, and the four roles."""
+        return {
             "facts": self.facts, "fits": self.fits, "answers": self.answers, "game": self.game,
             "forecast": self.forecast, "backup": self.backup,
             "evaluate": self.evaluate, "refine": self.refine,
         }  # fmt: skip
-        task = Task(f"corpus-{kind}", "train", {"kind": kind})
-        return Episode(f"{kind}-{seed}", task, kind, seed, writers[kind](rng))
 
     # facts of the world
 
     def facts(self, rng: random.Random) -> list[Turn]:
         """Questions about a named object and their answers."""
-        world, secret = self.env.world_table, rng.randrange(len(self.player.named))
-        named = world.guess(world.objects[secret]).replace("Is it", "It is").replace("?", ".")
+        world, secret = self.env.world_table, rng.randrange(len(self.player.object_of_guess))
+        fact = world.guess(world.objects[secret]).replace("Is it", "It is").replace("?", ".")
         turns = []
         for attribute in rng.sample(world.attributes, 10):
             question = world.question(attribute)
-            answer = self.player.answer(question, secret).capitalize() + "."
+            answer = answer_sentence(self.player.answer(question, secret))
             turns.append(Turn([Message("user", question)], answer, [], [], []))
-        opening = [Message("system", "Answer the questions."), Message("user", named)]
+        first = turns[0].observation[0].content
         turns[0].observation = [
-            opening[0],
-            Message("user", f"{named} {turns[0].observation[0].content}"),
-        ]
+            Message("system", "Answer the questions."), Message("user", f"{fact} {first}"),
+        ]  # fmt: skip
         return turns
 
     def fits(self, rng: random.Random) -> list[Turn]:
         """After every answer, any one of the objects that fit all answers so far."""
-        world, secret = self.env.world_table, rng.randrange(len(self.player.named))
-        notes, turns = self.player.start(), []
-        said = [Message("system", "Name what fits."), Message("user", "Ask.")]
-        for attribute in self._telling(world.objects[secret], rng):
+        world, secret = self.env.world_table, rng.randrange(len(self.player.object_of_guess))
+        state, turns = self.player.start(), []
+        observation = [Message("system", "Name what fits."), Message("user", "Ask.")]
+        for attribute in self._informative_attributes(world.objects[secret], rng):
             question = world.question(attribute)
-            turns.append(Turn(said, self.player.say(notes, question, rng), [], [], []))
+            text = self.player.turn_text(state, question, rng)
+            turns.append(Turn(observation, text, [], [], []))
             answer = self.player.answer(question, secret)
-            self.player.see(notes, question, answer)
-            said = [Message("user", answer.capitalize() + ".")]
+            self.player.observe(state, question, answer)
+            observation = [Message("user", answer_sentence(answer))]
         return turns
 
     def answers(self, rng: random.Random) -> list[Turn]:
         """A game from the other side: to every action its answer and how much that tells."""
-        secret, notes, turns = rng.randrange(len(self.player.named)), self.player.start(), []
-        told_of = [Message("system", "Say what each answer tells.")]
+        secret = rng.randrange(len(self.player.object_of_guess))
+        state, turns = self.player.start(), []
         for _ in range(self.env.turns):
-            action, before = self._any(notes, rng), notes.fits
+            action, before = self._action_of_any_kind(state, rng), state.candidates
             answer = self.player.answer(action, secret)
-            self.player.see(notes, action, answer)
-            head = f"{answer.capitalize()}." if answer else "I cannot answer that."
-            said = f"{head} {told(before, notes.fits)}"
-            asked = [*told_of, Message("user", action)]
-            turns.append(Turn(asked, said, [], [], [], info={"role": True}))
-            told_of = []
+            self.player.observe(state, action, answer)
+            text = f"{answer_sentence(answer)} {information_sentence(before, state.candidates)}"
+            turns += role_turns([], action, text)
+        turns[0].observation.insert(0, Message("system", "Say what each answer tells."))
         return turns
 
-    def _any(self, notes: Notes, rng: random.Random) -> str:
-        act = self.player.act if rng.random() < 0.35 else self.player.any_action
-        return act(notes, rng)
+    def _action_of_any_kind(self, state: PlayerState, rng: random.Random) -> str:
+        if rng.random() < 0.35:
+            return self.player.choose_action(state, rng)
+        return self.player.any_action(state, rng)
 
-    def _telling(self, name: str, rng: random.Random) -> list[str]:
+    def _informative_attributes(self, name: str, rng: random.Random) -> list[str]:
         """Nine attributes, half of them true of the object if it has so many: a yes tells most."""
-        attributes = rng.sample(
-            self.env.world_table.attributes, len(self.env.world_table.attributes)
-        )
-        true = [a for a in attributes if self.env.world_table.answer(name, a) == "yes"][
-            : rng.randint(2, 5)
-        ]
+        world = self.env.world_table
+        attributes = rng.sample(world.attributes, len(world.attributes))
+        true = [a for a in attributes if world.answer(name, a) == "yes"][: rng.randint(2, 5)]
         chosen = true + [a for a in attributes if a not in true][: 9 - len(true)]
         rng.shuffle(chosen)
         return chosen
@@ -113,10 +103,7 @@ class TwentyQCorpus(Corpus):
 
     def game(self, rng: random.Random) -> list[Turn]:
         """A whole game."""
-        return self._turns(self.games.play(rng)[0])
-
-    def _turns(self, moves: list[Move]) -> list[Turn]:
-        return [Turn(move.observation, move.said, [], [], []) for move in moves]
+        return _as_turns(self.games.play(rng)[0])
 
     # roles
 
@@ -124,12 +111,12 @@ class TwentyQCorpus(Corpus):
         """What a move led to: as it was played, or another one played on with what fits."""
         moves, end = self.games.play(rng)
         at = rng.randrange(len(moves))
-        action = self._explored(moves[at], rng)
-        written = self.games.describe(moves[at], end)
+        action = self._played_or_explored(moves[at], rng)
+        forecast = self.games.describe(moves[at], end)
         if action != moves[at].action:
-            written = self.games.imagine(moves[at].notes, action, self.env.turns - at, rng)
-        turns = self._ending_in(moves, at, action, rng)
-        return self._role(turns, self.prompts.forecast, written)
+            forecast = self.games.imagine(moves[at].state, action, self.env.turns - at, rng)
+        turns = self._turns_up_to(moves, at, action, rng)
+        return role_turns(turns, self.prompts.forecast, forecast)
 
     def backup(self, rng: random.Random) -> list[Turn]:
         """The response seen and a forecast from the next move make a forecast of this one."""
@@ -142,57 +129,53 @@ class TwentyQCorpus(Corpus):
             response=moves[at].response[0].content,
             forecast=self.games.describe(moves[at + 1], end),
         )
-        written = self.games.describe(moves[at], end)
-        return self._role(self._turns(moves[: at + 1]), prompt, written)
+        forecast = self.games.describe(moves[at], end)
+        return role_turns(_as_turns(moves[: at + 1]), prompt, forecast)
 
-    def evaluate(self, rng: random.Random) -> list[Turn]:
-        """Forecasts of a move and of another one, and the verdict that their ends bear out."""
-        turns, _, prompt, critique = self._judged(rng)
-        return self._role(turns, prompt, critique)
-
-    def refine(self, rng: random.Random) -> list[Turn]:
-        """A critique, and the same turn where it was found optimal, else another draw of the
-        player."""
-        turns, move, _, critique = self._judged(rng)
-        written = turns[-1].action
-        if critique.startswith("Optimality: No"):
-            action = self.player.act(move.notes, rng, without=(move.action,))
-            written = self.player.say(move.notes, action, rng)
-        return self._role(turns, fill(self.prompts.refine, critique=critique), written)
-
-    def _judged(self, rng: random.Random) -> tuple[list[Turn], Move, str, str]:
-        """A game up to a move, that move, the evaluator's prompt and its critique. The verdict
-        rests on more games than the prompt shows, so that what an end leaves to chance is read from
-        what the answers tell."""
+    def critique_example(self, rng: random.Random) -> CritiqueExample:
+        """A move judged by the games imagined from it and from another one. The verdict rests on
+        more games than the prompt shows, so that what an end leaves to chance is read from what the
+        answers tell. A refinement only avoids the very action that was criticised."""
         moves, _ = self.games.play(rng)
         at = rng.randrange(len(moves))
-        notes, left = moves[at].notes, self.env.turns - at
-        action = self._explored(moves[at], rng)
-        other = self.player.act(notes, rng, without=(action,))
-        mine, others = (
-            [self.games.imagine(notes, one, left, rng) for _ in range(PLAYED_OUT * self.forecasts)]
-            for one in (action, other)
+        state = moves[at].state
+        action = self._played_or_explored(moves[at], rng)
+        other = self.player.choose_action(state, rng, without=(action,))
+        mine, others = (self._imagined(moves, at, choice, rng) for choice in (action, other))
+        prompt = fill(
+            self.prompts.evaluate,
+            forecasts="\n".join(mine[: self.forecasts]),
+            others="\n".join(others[: self.forecasts]),
         )
-        shown = {"forecasts": mine[: self.forecasts], "others": others[: self.forecasts]}
-        texts = {name: "\n".join(rows) for name, rows in shown.items()}
-        prompt = fill(self.prompts.evaluate, **texts)
-        judged = replace(moves[at], action=action)
-        return self._ending_in(moves, at, action, rng), judged, prompt, verdict(mine, others)
+        critique = write_critique(mine, others)
+        turns = self._turns_up_to(moves, at, action, rng)
+        refinement = turns[-1].action
+        if critique.startswith("Optimality: No"):
+            refined = self.player.choose_action(state, rng, without=(action,))
+            refinement = self.player.turn_text(state, refined, rng)
+        return CritiqueExample(turns, prompt, critique, refinement)
 
-    def _explored(self, move: Move, rng: random.Random) -> str:
+    def _imagined(self, moves: list[Move], at: int, action: str, rng: random.Random) -> list[str]:
+        """Forecasts of `action` at move `at`, as many as decide a verdict."""
+        count, turns_left = GAMES_PER_FORECAST * self.forecasts, self.env.turns - at
+        return [self.games.imagine(moves[at].state, action, turns_left, rng) for _ in range(count)]
+
+    def _played_or_explored(self, move: Move, rng: random.Random) -> str:
         """The played action or, as often, one of any kind: what a forecast says must follow from
         the action and not from who would choose it."""
-        return move.action if rng.random() < 0.5 else self.player.any_action(move.notes, rng)
+        return move.action if rng.random() < 0.5 else self.player.any_action(move.state, rng)
 
-    def _ending_in(self, moves: list[Move], at: int, action: str, rng: random.Random) -> list[Turn]:
+    def _turns_up_to(
+        self, moves: list[Move], at: int, action: str, rng: random.Random
+    ) -> list[Turn]:
         """The game up to move `at` with `action` in its place; another action than was played is
         seen but not taught."""
-        turns = self._turns(moves[: at + 1])
+        turns = _as_turns(moves[: at + 1])
         if action != moves[at].action:
-            turns[-1].action = self.player.say(moves[at].notes, action, rng)
+            turns[-1].action = self.player.turn_text(moves[at].state, action, rng)
             turns[-1].info = dict(UNTRAINED)
         return turns
 
-    def _role(self, turns: list[Turn], prompt: str, written: str) -> list[Turn]:
-        """What was played, the role's prompt behind it, and what the role writes."""
-        return [*turns, Turn([Message("user", prompt)], written, [], [], [], info={"role": True})]
+
+def _as_turns(moves: list[Move]) -> list[Turn]:
+    return [Turn(move.observation, move.turn_text, [], [], []) for move in moves]

@@ -17,7 +17,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env
 
-Make = Callable[[], Env]
+EnvFactory = Callable[[], Env]
 NONSENSE = (
     "",
     "xyzzy",
@@ -29,11 +29,11 @@ NONSENSE = (
     "\0",
     "First.\n\n",
 )
-LONGEST = 1000
+MAX_ACTIONS = 1000
 ROLES = ("system", "user", "assistant", "tool")
 
 
-def check_env(make: Make, tasks: int = 3) -> list[str]:
+def check_env(make: EnvFactory, tasks: int = 3) -> list[str]:
     """What is wrong with the environment that `make` builds, tried on some `tasks`; [] if fine."""
     found = [text for check in (_texts, _splits, _unknown_split) for text in _run(check, make)]
     if found:
@@ -58,7 +58,7 @@ def _run(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
     return found
 
 
-def _texts(make: Make) -> Iterator[str]:
+def _texts(make: EnvFactory) -> Iterator[str]:
     env = make()
     if not isinstance(env.system(), str):
         yield f"system() returns {env.system()!r}: return a string"
@@ -66,7 +66,7 @@ def _texts(make: Make) -> Iterator[str]:
         yield f"tools is {env.tools!r}: give a list of JSON schemas"
 
 
-def _splits(make: Make) -> Iterator[str]:
+def _splits(make: EnvFactory) -> Iterator[str]:
     train, test = make().tasks("train"), make().tasks("test")
     if not train or not test:
         yield "tasks(split) is empty for train or test: give both at least one task"
@@ -83,7 +83,7 @@ def _splits(make: Make) -> Iterator[str]:
         yield "train and test share task data: make the splits disjoint"
 
 
-def _unknown_split(make: Make) -> Iterator[str]:
+def _unknown_split(make: EnvFactory) -> Iterator[str]:
     try:
         make().tasks("no-such-split")
     except UserError:
@@ -91,7 +91,7 @@ def _unknown_split(make: Make) -> Iterator[str]:
     yield "tasks('no-such-split') raises no UserError: name the splits that exist"
 
 
-def _contract(make: Make, task: Task) -> Iterator[str]:
+def _contract(make: EnvFactory, task: Task) -> Iterator[str]:
     env, step = make(), None
     yield from _messages("reset", env.reset(task, 0))
     for action, step in _play(env, cycle(NONSENSE)):
@@ -99,8 +99,8 @@ def _contract(make: Make, task: Task) -> Iterator[str]:
             yield f"step returns {type(step).__name__}: return a Step"
             return
         yield from _step(step, bool(env.turn_delimiter) and action.endswith(env.turn_delimiter))
-    if not _over(step):
-        yield f"the episode still runs after {LONGEST} nonsense actions: end it by a limit"
+    if not _has_ended(step):
+        yield f"the episode still runs after {MAX_ACTIONS} nonsense actions: end it by a limit"
 
 
 def _step(step: Step, goes_on: bool) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _step(step: Step, goes_on: bool) -> Iterator[str]:
         yield "done or truncated is not a bool: give True or False"
     elif step.done and step.truncated:
         yield "done and truncated are both true: say which one ended the episode"
-    elif not _over(step) and not step.messages and not goes_on:
+    elif not _has_ended(step) and not step.messages and not goes_on:
         yield "step returns no messages while the episode runs: give the agent an observation"
     try:
         json.dumps(step.info)
@@ -130,27 +130,27 @@ def _messages(source: str, messages: list[Message]) -> Iterator[str]:
             yield f"{source} returns {message!r}: use a role of {ROLES} and a string"
 
 
-def _same_again(make: Make, task: Task) -> Iterator[str]:
+def _same_again(make: EnvFactory, task: Task) -> Iterator[str]:
     for play in (_nonsense, _shown):
         if play(make(), task) != play(make(), task):
             yield "the same task, seed and actions gave another episode: draw from that seed only"
 
 
-def _after_the_end(make: Make, task: Task) -> Iterator[str]:
+def _after_the_end(make: EnvFactory, task: Task) -> Iterator[str]:
     for play in (_nonsense, _shown):
         env = make()
         played = play(env, task)
-        if not played or not _over(played[-1][1]):
+        if not played or not _has_ended(played[-1][1]):
             continue
         try:
             step = env.step(played[-1][0])
         except RuntimeError:
             continue
-        if step.reward or not _over(step):
+        if step.reward or not _has_ended(step):
             yield "step after the end goes on: raise RuntimeError, or answer done with reward 0"
 
 
-def _copies(make: Make, task: Task) -> Iterator[str]:
+def _copies(make: EnvFactory, task: Task) -> Iterator[str]:
     """The loop makes one shallow copy per episode: what `reset` sets up must not be shared."""
     env = make()
     plays, other = copy.copy(env), copy.copy(env)
@@ -160,7 +160,7 @@ def _copies(make: Make, task: Task) -> Iterator[str]:
         yield "two shallow copies disturb each other: create the episode's state in reset"
 
 
-def _pickles(make: Make, task: Task) -> Iterator[str]:
+def _pickles(make: EnvFactory, task: Task) -> Iterator[str]:
     try:
         twin = pickle.loads(pickle.dumps(make()))
         first = twin.reset(task, 0)
@@ -172,7 +172,7 @@ def _pickles(make: Make, task: Task) -> Iterator[str]:
         yield "a pickled episode goes on differently: keep its whole state on the instance"
 
 
-def _expert(make: Make, task: Task) -> Iterator[str]:
+def _expert(make: EnvFactory, task: Task) -> Iterator[str]:
     played = _shown(make(), task)
     if played and not (len(played) > 1 and played[-1][1].info.get("success")):
         yield f"the expert fails on {task.id}: mend it, or set info['success'] on the last step"
@@ -191,14 +191,14 @@ def _shown(env: Env, task: Task) -> list[tuple[str, Any]]:
 
 def _play(env: Env, actions: Iterator[str]) -> Iterator[tuple[str, Step]]:
     """Each action and its step up to the end of the episode, `LONGEST` at most."""
-    for action in islice(actions, LONGEST):
+    for action in islice(actions, MAX_ACTIONS):
         step = env.step(action)
         yield action, step
-        if _over(step):
+        if _has_ended(step):
             return
 
 
-def _over(step: object) -> bool:
+def _has_ended(step: object) -> bool:
     return isinstance(step, Step) and (step.done or step.truncated)
 
 

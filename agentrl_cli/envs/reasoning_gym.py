@@ -18,10 +18,10 @@ from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.math.answers import boxed
-from agentrl_cli.envs.math.grader import LONGEST, Grade
-from agentrl_cli.envs.math.summary import grouped, repeated, replies
+from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, Grade
+from agentrl_cli.envs.math.summary import episodes_by_task, pass_and_majority, reply_metrics
 
-RUNS_TEXT = re.compile(r"(?<!\w)(?:eval|exec|parse_expr|sympify)\(")
+RUNS_CODE = re.compile(r"(?<!\w)(?:eval|exec|parse_expr|sympify)\(")
 SPLITS = ("train", "test")
 
 
@@ -50,9 +50,10 @@ class ReasoningGym(Env):
         if split not in SPLITS:
             raise UserError(f"unknown split {split!r}: use 'train' or 'test'")
         trained = {} if split == "train" else self._questions("train")
-        found = [(q, i) for q, i in self._questions(split).items() if q not in trained]
         return [
-            Task(f"{self.name}-{split}-{i}", split, {"question": q, "index": i}) for q, i in found
+            Task(f"{self.name}-{split}-{index}", split, {"question": question, "index": index})
+            for question, index in self._questions(split).items()
+            if question not in trained
         ]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
@@ -65,14 +66,15 @@ class ReasoningGym(Env):
         if self.task is None:
             raise RuntimeError("no question is open: call reset on a fresh instance")
         dataset, entry = self._entry(self.task)
-        self.task, found = None, score(dataset, entry, action)
-        said = "Correct." if found else f"Wrong. It is {entry['answer']}."
+        self.task, grade = None, score(dataset, entry, action)
+        feedback = "Correct." if grade else f"Wrong. It is {entry['answer']}."
         answer = boxed(action)
         info = {
-            "success": found.correct, "grade": found.reason, "unboxed": answer is None,
-            "answer": (answer or "")[:LONGEST], "privileged": {"answer": str(entry["answer"])},
+            "success": grade.correct, "grade": grade.reason, "unboxed": answer is None,
+            "answer": (answer or "")[:MAX_ANSWER_LENGTH],
+            "privileged": {"answer": str(entry["answer"])},
         }  # fmt: skip
-        return Step([Message("user", said)], float(found.correct), True, False, info)
+        return Step([Message("user", feedback)], float(grade.correct), True, False, info)
 
     def expert(self, task: Task) -> Iterator[str]:
         """The answer itself."""
@@ -80,8 +82,8 @@ class ReasoningGym(Env):
 
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
         """pass@k, majority@k, length, what could not be scored."""
-        tasks = grouped(episodes)
-        return repeated(tasks) | replies(episodes) if tasks else {}
+        tasks = episodes_by_task(episodes)
+        return pass_and_majority(tasks) | reply_metrics(episodes) if tasks else {}
 
     def _questions(self, split: str) -> dict[str, int]:
         count = self.problems if split == "train" else self.test_problems
@@ -99,17 +101,17 @@ class ReasoningGym(Env):
 
 
 def score(dataset: Any, entry: dict[str, Any], reply: str) -> Grade:
-    """The scorer's verdict on the last box: 1.0 is right, less is not."""
+    """How the scorer grades the last box: 1.0 is right, less is not."""
     answer = boxed(reply)
     if answer is None:
         return Grade(False, "unboxed")
-    if len(answer) > LONGEST:
+    if len(answer) > MAX_ANSWER_LENGTH:
         return Grade(False, "long")
     try:
-        found = float(dataset.score_answer(answer=answer, entry=entry))
+        points = float(dataset.score_answer(answer=answer, entry=entry))
     except Exception:  # a scorer that chokes on an answer has not called it right
         return Grade(False, "crash")
-    return Grade(found >= 1.0, "scored")
+    return Grade(points >= 1.0, "scored")
 
 
 @lru_cache(maxsize=8)
@@ -122,15 +124,17 @@ def open_dataset(name: str, options: str, seed: int, size: int) -> Any:
         extra = "pip install 'agentrl-cli[reasoning-gym]'"
         raise UserError(f"env=reasoning_gym needs reasoning-gym: {extra}") from None
     try:
-        found: Any = reasoning_gym.create_dataset(name, seed=seed, size=size, **json.loads(options))
+        dataset: Any = reasoning_gym.create_dataset(
+            name, seed=seed, size=size, **json.loads(options)
+        )
     except (ValueError, TypeError, AssertionError) as error:
         raise UserError(
             f"reasoning-gym cannot make '{name}' ({error}); see its gallery of tasks and options"
         ) from None
-    scorer = inspect.getsource(type(found).score_answer)
-    if name == "composite" or RUNS_TEXT.search(scorer):  # composite: the scorers of its parts
+    scorer = inspect.getsource(type(dataset).score_answer)
+    if name == "composite" or RUNS_CODE.search(scorer):  # composite: the scorers of its parts
         raise UserError(
             f"the scorer of '{name}' runs (or may run) the answer as code; "
             "choose another task of reasoning-gym"
         )
-    return found
+    return dataset

@@ -64,6 +64,19 @@ def curves(world: World) -> Figure | None:
     return figure
 
 
+def learning_curve(world: World) -> Figure:
+    """Evaluated success against episodes alone, drawn as in `curves`."""
+    figure, ((axis,),) = _grid(1, 1, width=7.2, height=3.4)
+    for number, group in enumerate(world.groups):
+        _curve(axis, group, "evaluation", AXES[0], world.split, number)
+    axis.set_xlabel(f"training {AXES[0]}")
+    axis.set_ylabel(f"success ({world.split})")
+    axis.set_xlim(left=0)
+    _share(axis)
+    _legend(figure, axis)
+    return figure
+
+
 def finals(world: World, comparison: Comparison) -> Figure | None:
     """Final success of each group with its interval, a dot for every seed, the base as a bar; each
     group has the colour of its curves."""

@@ -16,7 +16,7 @@ def final_table(run: Run) -> str:
     """Base and trained side by side, then where the run lies and what to do next."""
     rows = [row for row in run.metrics() if any(key.startswith("eval/") for key in row)]
     lines = comparison(rows[0], rows[-1]) if rows else []
-    return "\n".join([*lines, f"run {run.folder}", f"next: agentrl show {run.argument}"])
+    return "\n".join([*lines, f"run {run.folder}", f"next: agentrl show {run.quoted_folder}"])
 
 
 def comparison(base: dict[str, Any], trained: dict[str, Any]) -> list[str]:

@@ -112,7 +112,9 @@ def run_view(
 def new_view(record: Record, group: str, page: str = "") -> RunView:
     """A run without its episodes."""
     facts = list(_facts(record))
-    return RunView(record.name, anchor_of(record), record.run.argument, group, facts, page=page)
+    return RunView(
+        record.name, anchor_of(record), record.run.quoted_folder, group, facts, page=page
+    )
 
 
 def anchor_of(record: Record) -> str:

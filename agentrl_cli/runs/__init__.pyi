@@ -1,4 +1,5 @@
 from .loggers import FilesOnly as FilesOnly
+from .loggers import TrackerLogger as TrackerLogger
 from .loggers import WandbLogger as WandbLogger
 from .run import Logger as Logger
 from .run import Run as Run

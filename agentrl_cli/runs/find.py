@@ -60,7 +60,7 @@ def find_run(ref: str, root: Path = RUNS) -> Run:
 def _hint(ref: str, names: list[str], root: Path) -> str:
     """Where the reference or else the root leads: runs inside, close names, folders of runs."""
     if files.is_folder(Path(ref)) and (inside := list_runs(Path(ref))):
-        some = ", ".join(run.argument for run in inside[:NAMED])
+        some = ", ".join(run.quoted_folder for run in inside[:NAMED])
         return f": it is a folder with runs in it; name one of the {len(inside)}, like {some}"
     close = difflib.get_close_matches(ref, names, n=1, cutoff=0.3)
     if close:

@@ -1,4 +1,5 @@
-"""Where metrics and episodes go besides the files of the run: the console, Weights & Biases."""
+"""Where metrics and episodes go besides the files of the run: the console, and the trackers of
+Accelerate (TensorBoard, MLflow, Weights & Biases). Another tracker needs a file in conf/logger."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from agentrl_cli.core.types import Episode
 from agentrl_cli.runs.run import Logger, Run
 
 if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
     from omegaconf import DictConfig
     from rich.progress import Progress
 
@@ -25,6 +27,7 @@ SHOWN_METRICS = (
     "eval/*_success",
 )
 HIDDEN_METRICS = "*/*_to_success"
+EXTRAS = ("tensorboard", "mlflow")  # the trackers whose package is an extra of ours
 COLUMNS = ("step", "episode", "task", "reward", "success", "stop", "turns", "text")
 
 
@@ -54,7 +57,7 @@ class Console(Logger):
         """Print the step's line above the bar."""
         text = step_line(step, self.steps, metrics)
         if self.run:
-            self.run.tell(text)
+            self.run.append_log(text)
         if self.progress is None:
             print(text, file=sys.stderr, flush=True)
             return
@@ -68,6 +71,47 @@ class Console(Logger):
 
 
 @dataclass(kw_only=True)
+class TrackerLogger(Logger):
+    """Any tracker of Accelerate, by its name there: metrics by step, and the configuration.
+
+    `options` go to its class in accelerate.tracking; in them {run} is the run's name and {folder}
+    its folder.
+    """
+
+    tracker: str
+    options: dict[str, Any]
+    client: Any = field(default=None, init=False)
+
+    def start(self, run: Run, cfg: DictConfig) -> None:
+        """Open the tracker; what a resumed run was configured with is there already. Raises
+        UserError where the tracker is not installed or refuses."""
+        from omegaconf import OmegaConf
+
+        options = {key: _filled(value, run) for key, value in self.options.items()}
+        if self.tracker == "mlflow":  # a resumed run goes on under the id that MLflow gave it
+            options["run_id"] = run.meta.get("mlflow_id")
+        settings = flat_settings(OmegaConf.to_container(cfg, resolve=True))
+        new_tracker = tracker_class(self.tracker)
+        try:
+            self.client = new_tracker(**options)
+            self.client.start()
+            if not run.meta.get("resumed"):
+                self.client.store_init_configuration(settings)
+        except Exception as error:  # every tracker has errors of its own
+            raise UserError(f"{self.tracker} refused ({error}); see logger.options") from None
+        if self.tracker == "mlflow":
+            run.update_meta(mlflow_id=self.client.tracker.info.run_id)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Hand on."""
+        self.client.log(metrics, step=step)
+
+    def finish(self, status: str) -> None:
+        """Close the tracker."""
+        self.client.finish()
+
+
+@dataclass(kw_only=True)
 class WandbLogger(Logger):
     """Weights & Biases: metrics, configuration, a table of the first `rows` episodes of each file.
 
@@ -78,7 +122,7 @@ class WandbLogger(Logger):
     entity: str | None
     mode: Literal["online", "offline"] | None
     rows: int
-    page: Any = field(default=None, init=False)
+    client: Any = field(default=None, init=False)
 
     def start(self, run: Run, cfg: DictConfig) -> None:
         """Open the page of the run. Raises UserError where W&B refuses."""
@@ -86,45 +130,75 @@ class WandbLogger(Logger):
         from omegaconf import OmegaConf
 
         identity = run.meta["wandb_id"]
+        options = {
+            "run_name": self.project,  # as WandBTracker calls W&B's project
+            "entity": self.entity,
+            "mode": self.mode,
+            "name": run.name,
+            "id": identity,
+            "resume": "allow" if identity else None,
+            "dir": str(run.folder),
+            "config": OmegaConf.to_container(cfg, resolve=True),
+            "settings": wandb.Settings(console="off", quiet=True),
+        }
+        self.client = tracker_class("wandb")(**options)
         try:
-            self.page = wandb.init(
-                project=self.project,
-                entity=self.entity,
-                mode=self.mode,
-                name=run.name,
-                id=identity,
-                resume="allow" if identity else None,
-                dir=str(run.folder),
-                config=OmegaConf.to_container(cfg, resolve=True),  # type: ignore[arg-type]
-                settings=wandb.Settings(console="off", quiet=True),
-            )
+            self.client.start()
         except wandb.Error as error:
             raise UserError(
                 f"wandb refused ({error}); log in or give logger.mode=offline"
             ) from None
-        self.page.define_metric("*", step_metric="step")
-        run.note(wandb_id=self.page.id)
+        self.client.tracker.define_metric("*", step_metric="step")
+        run.update_meta(wandb_id=self.client.tracker.id)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Log against our own step, which may go back when a run is resumed."""
-        self.page.log({"step": step, **metrics})
+        self.client.log({"step": step, **metrics})
 
     def episodes(self, step: int, kind: str, episodes: list[Episode]) -> None:
         """Log the first rows as a table."""
         import wandb
 
         rows: list[Any] = [list(_row(step, episode)) for episode in episodes[: self.rows]]
-        self.page.log({"step": step, f"episodes/{kind}": wandb.Table(list(COLUMNS), rows)})
+        self.client.log({"step": step, f"episodes/{kind}": wandb.Table(list(COLUMNS), rows)})
 
     def finish(self, status: str) -> None:
         """Close the page; only a failed run counts as crashed."""
-        self.page.finish(exit_code=int(status == "failed"))
+        self.client.tracker.finish(exit_code=int(status == "failed"))
+
+
+def tracker_class(name: str) -> type[GeneralTracker]:
+    """A tracker of Accelerate. Raises UserError where there is none of that name, or its package
+    is not installed."""
+    from accelerate.state import PartialState
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    if name not in LOGGER_TYPE_TO_CLASS:
+        names = ", ".join(LOGGER_TYPE_TO_CLASS)
+        raise UserError(f"'{name}' is not a tracker of Accelerate; choose one of {names}")
+    if name not in map(str, get_available_trackers()):
+        package = f"'agentrl-cli[{name}]'" if name in EXTRAS else name
+        raise UserError(f"logging to {name} needs its package; pip install {package}")
+    PartialState()  # without it the trackers' own log messages raise
+    return LOGGER_TYPE_TO_CLASS[name]
+
+
+def flat_settings(node: Any, path: str = "") -> dict[str, float | str]:
+    """Nested settings under dotted names; what is neither a number nor text becomes text."""
+    if not isinstance(node, dict):
+        return {path: node if isinstance(node, int | float | str) else str(node)}
+    settings: dict[str, float | str] = {}
+    for key, value in node.items():
+        settings |= flat_settings(value, f"{path}.{key}" if path else str(key))
+    return settings
 
 
 def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
     """`step 12/100  reward/mean 0.43  policy/loss 0.021  rollout 2.1s  update 3.4s`."""
-    told = [name for name in metrics if not fnmatch.fnmatch(name, HIDDEN_METRICS)]
-    chosen = [name for name in told if any(fnmatch.fnmatch(name, shape) for shape in SHOWN_METRICS)]
+    shown = [name for name in metrics if not fnmatch.fnmatch(name, HIDDEN_METRICS)]
+    chosen = [
+        name for name in shown if any(fnmatch.fnmatch(name, shape) for shape in SHOWN_METRICS)
+    ]
     parts = [f"{name} {metrics[name]:.3g}" for name in chosen]
     times = [name for name in metrics if name.startswith("time/")]
     parts += [f"{name.removeprefix('time/')} {metrics[name]:.1f}s" for name in times]
@@ -151,9 +225,16 @@ def _bar(steps: int) -> Progress:
 
 
 def _row(step: int, episode: Episode) -> tuple[Any, ...]:
-    said = [(*turn.observation, turn.action) for turn in episode.turns]
+    turns = [(*turn.observation, turn.action) for turn in episode.turns]
     text = "\n".join(
-        part if isinstance(part, str) else part.content for turn in said for part in turn
+        part if isinstance(part, str) else part.content for turn in turns for part in turn
     )
     outcome = (episode.reward, episode.success, episode.stop, len(episode.turns))
     return (step, episode.id, episode.task.id, *outcome, text)
+
+
+def _filled(value: Any, run: Run) -> Any:
+    """An option with the run's name and folder in their places."""
+    if not isinstance(value, str):
+        return value
+    return value.replace("{run}", run.name).replace("{folder}", str(run.folder))

@@ -19,7 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.core import files, lock
+from filelock import FileLock
+
+from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs import episode_files, provenance
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 
 
 KEPT_CHECKPOINTS = 2
-FACTS: dict[str, Any] = {"status": str, "created": str, "history": list}  # of every meta.json
-MORE: dict[str, Any] = {"choices": dict, "seed": int, "git": dict | None}  # where they are there
+REQUIRED_META: dict[str, Any] = {"status": str, "created": str, "history": list}
+OPTIONAL_META: dict[str, Any] = {"choices": dict, "seed": int, "git": dict | None}
 LOGS = ("metrics.jsonl", "buffer.jsonl")
 
 
@@ -55,11 +57,11 @@ class Run:
     """An open run folder. `meta` is meta.json, `loggers` get what is logged besides the files."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         """Raises UserError where the folder's meta.json cannot be read or is not a run's."""
+        self.folder = folder
         self.meta = read_meta(folder / "meta.json")
         self.loggers: list[Logger] = []
-        self._is_held = False
+        self._lock = FileLock(folder / ".lock", fallback_to_soft=False)
 
     @classmethod
     def create(cls, cfg: DictConfig, *, command: str, overrides: list[str]) -> Run:
@@ -72,16 +74,19 @@ class Run:
         with files.writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             _make_new(folder)
-            asked = {"command": command, "overrides": overrides, "seed": cfg.seed}
-            first = {
+            meta = {
                 "version": 1,
                 **status_change("started"),
                 "created": now(),
                 "wandb_id": None,
+                "command": command,
+                "overrides": overrides,
+                "seed": cfg.seed,
+                "choices": dict(cfg.choices),
+                **provenance.facts(),
             }
-            facts = {"choices": dict(cfg.choices), **provenance.facts()}
             try:
-                files.write_json(folder / "meta.json", first | asked | facts)
+                files.write_json(folder / "meta.json", meta)
                 OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
                 (folder / "episodes").mkdir()
                 (folder / "checkpoints").mkdir()
@@ -96,8 +101,8 @@ class Run:
         return self.folder.resolve().name
 
     @property
-    def argument(self) -> str:
-        """The folder as a command takes it from a shell, wherever the run lies."""
+    def quoted_folder(self) -> str:
+        """The folder, quoted for a shell."""
         return shlex.quote(str(self.folder))
 
     @property
@@ -116,53 +121,47 @@ class Run:
         for logger in loggers:
             logger.start(self, cfg)
 
-    def note(self, **facts: Any) -> None:
+    def update_meta(self, **facts: Any) -> None:
         """Set entries of meta.json."""
         self.meta |= facts
         with files.writing(self.folder):
             files.write_json(self.folder / "meta.json", self.meta)
 
-    def go_on(self, cfg: DictConfig, step: int) -> None:
+    def record_resume(self, cfg: DictConfig, step: int) -> None:
         """Record that training goes on from `step`, by which code, and to how many steps."""
         from omegaconf import OmegaConf
 
         more = {"step": step, "steps": cfg.steps, "git": provenance.git_state()}
         with files.writing(self.folder):
             OmegaConf.save(cfg, self.config_file, resolve=True)
-        self.note(resumed=[*self.meta.get("resumed", []), more])
+        self.update_meta(resumed=[*self.meta.get("resumed", []), more])
 
     def set_status(self, status: str, error: str | None = None) -> None:
         """started, running, done, failed or stopped, with the time of the change."""
         change = status_change(status, error)
-        self.note(**{**change, "history": self.meta["history"] + change["history"]})
+        self.update_meta(**{**change, "history": self.meta["history"] + change["history"]})
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """No other process trains this run inside. Raises UserError where one does already."""
-        if self._is_held:
-            yield
-            return
+    def lock(self) -> Iterator[None]:
+        """No other process trains this run inside; may be nested. Raises UserError where one does
+        already. A copy of the folder is not locked, nor is a run whose process has died."""
         with files.writing(self.folder):
-            (self.folder / "log.txt").touch()
-        with lock.alone(self.folder / "log.txt") as free:
+            (self.folder / ".lock").touch()
+        with files.try_lock(self._lock) as free:
             if not free:
                 line = f"run '{self.name}' is still training in another process"
                 raise UserError(f"{line}; wait for its end, or stop it with Ctrl-C there")
-            self._is_held = True
-            try:
-                yield
-            finally:
-                self._is_held = False
+            yield
 
     @contextmanager
     def track(self) -> Iterator[None]:
         """Running inside; afterwards done, stopped (interrupted) or failed with the reason. Raises
         UserError where another process trains the run."""
-        with self.held(), self._told():
+        with self.lock(), self._record_status():
             yield
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _record_status(self) -> Iterator[None]:
         self.set_status("running")
         try:
             yield
@@ -170,7 +169,7 @@ class Run:
             self._finish("stopped")
             raise
         except BaseException as error:
-            self.tell(traceback.format_exc())
+            self.append_log(traceback.format_exc())
             self._finish("failed", f"{type(error).__name__}: {error}")
             raise
         self._finish("done")
@@ -180,7 +179,7 @@ class Run:
         for logger in self.loggers:
             logger.finish(status)
 
-    def tell(self, text: str) -> None:
+    def append_log(self, text: str) -> None:
         """Append to log.txt."""
         with files.writing(self.folder), (self.folder / "log.txt").open("a") as file:
             file.write(text.rstrip("\n") + "\n")
@@ -197,8 +196,8 @@ class Run:
         """All logged lines, oldest first. Raises UserError where one of them cannot be read."""
         rows, lost = self.readable_metrics()
         if lost:
-            told = f"'{self.folder / 'metrics.jsonl'}' is damaged (unreadable lines: {lost})"
-            raise UserError(f"{told}; restore it or remove them")
+            line = f"'{self.folder / 'metrics.jsonl'}' is damaged (unreadable lines: {lost})"
+            raise UserError(f"{line}; restore it or remove them")
         return rows
 
     def readable_metrics(self) -> tuple[list[dict[str, Any]], int]:
@@ -314,13 +313,17 @@ def _new_name(cfg: DictConfig) -> str:
 
 def read_meta(file: Path) -> dict[str, Any]:
     """A run's meta.json. Raises UserError for a file that cannot be read or says too little."""
-    found = files.read_json(file)
-    wrong = [key for key, kind in FACTS.items() if not isinstance(found.get(key), kind)]
-    wrong += [key for key in MORE if key in found and not isinstance(found[key], MORE[key])]
+    meta = files.read_json(file)
+    wrong = [key for key, kind in REQUIRED_META.items() if not isinstance(meta.get(key), kind)]
+    wrong += [
+        key
+        for key, kind in OPTIONAL_META.items()
+        if key in meta and not isinstance(meta[key], kind)
+    ]
     if wrong:
-        told = ", ".join(wrong)
-        raise UserError(f"'{file}' does not say a run's {told}; name a folder that a run wrote")
-    return found
+        missing = ", ".join(wrong)
+        raise UserError(f"'{file}' does not say a run's {missing}; name a folder that a run wrote")
+    return meta
 
 
 def status_change(status: str, error: str | None = None) -> dict[str, Any]:

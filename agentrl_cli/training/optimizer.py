@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
 
 from agentrl_cli.models.specs import OptimizerSpec
 
@@ -22,10 +24,17 @@ class Optimizer:
         self.adam = torch.optim.AdamW(
             self.masters.values(), lr=spec.lr, weight_decay=spec.weight_decay
         )
+        self.decay = _cosine(self.adam, spec.warmup_steps, spec.decay_steps)
+        self.restart = _cosine(self.adam, 0, spec.restart_steps)
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
+        """The learning rate of the next step.
+
+        Each cosine is transformers'. Its warm-up begins at zero and rounds otherwise than what
+        stored runs were trained with, and its cosine_with_restarts goes back to the full rate:
+        these two are written out.
+        """
         spec, done = self.spec, self.steps
         if done < spec.warmup_steps:
             return spec.lr * (done + 1) / spec.warmup_steps
@@ -33,9 +42,9 @@ class Optimizer:
             return spec.lr
         if spec.restart_steps and done >= spec.decay_steps:
             cycle, place = divmod(done - spec.decay_steps, spec.restart_steps)
-            return spec.lr / 2 ** (cycle + 1) * _cosine(place / spec.restart_steps)
-        share = (done - spec.warmup_steps) / max(1, spec.decay_steps - spec.warmup_steps)
-        return spec.lr * _cosine(min(1.0, share))
+            return spec.lr / 2 ** (cycle + 1) * self.restart(place)
+        end = max(spec.decay_steps, spec.warmup_steps + 1)
+        return spec.lr * self.decay(min(done, end))  # after its end the cosine would rise again
 
     def step(self) -> None:
         """Apply the weights' gradients and clear them."""
@@ -86,6 +95,10 @@ class Optimizer:
         return self.adam.state[master] if master in self.adam.state else {}
 
 
-def _cosine(share: float) -> float:
-    """From 1 to 0 as `share` goes from 0 to 1."""
-    return 0.5 * (1 + math.cos(math.pi * share))
+def _cosine(
+    adam: torch.optim.Optimizer, warmup_steps: int, decay_steps: int
+) -> Callable[[int], float]:
+    """From a step to its factor of the full rate: 1 after the warm-up, 0 at `decay_steps`."""
+    scheduler = get_scheduler("cosine", adam, warmup_steps, decay_steps)
+    assert isinstance(scheduler, LambdaLR)
+    return scheduler.lr_lambdas[0]  # of the step alone, so that a checkpoint holds no schedule

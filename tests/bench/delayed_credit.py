@@ -35,12 +35,12 @@ from tests.builders.critics import Weights, bound, learner
 from tests.builders.models import write_model
 from tests.builders.nlac import CHAT, SAMPLING
 from tests.builders.self_ac import settings
-from tests.fakes.fork import Fork
+from tests.fakes.fork import ForkEnv
 
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "delayed_credit.json"
 EPISODES, UPDATES, THRESHOLD = 32, 40, 0.9
 MOST = EPISODES * UPDATES
-WORLD = Fork(turns=8, coin=2.0)
+WORLD = ForkEnv(turns=8, coin=2.0)
 TUNED_ON, SEEDS = 100, (0, 1, 2)
 TRIALS: dict[str, list[dict[str, Any]]] = {
     "grpo": [

@@ -6,8 +6,8 @@ agentrl_cli/reproduce.json, against which `agentrl reproduce` holds a later run.
 control trains from the shipped base on the same number of episodes, three seeds, one torch thread a
 run, `--jobs` runs side by side. Who learns from demonstrations gets one fixed set of the expert's,
 SFT from the base, StepAgent, DPO, PPO and RFT once more from that SFT. A run that is already done
-is not repeated. The table that it prints last is that of `agentrl report FOLDER --markdown`, and
-README's.
+is not repeated. The table that it prints last is that of `agentrl report FOLDER --markdown`;
+`make results-page` then writes docs/results.md.
 """
 
 from __future__ import annotations

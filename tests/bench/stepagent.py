@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -75,28 +74,6 @@ def records(plan: Plan, folder: Path) -> Rows:
     return by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
 
 
-def table(rows: Rows) -> list[str]:
-    """A Markdown table of the test split, as README's: the final success of every seed and its mean
-    lead over what it started from."""
-    lines = [
-        "| algorithm | demonstrations | final, %, each seed | gain, points | training seconds |"
-    ]
-    lines += ["|---|---|---|---|---|"]
-    tests = [row for row in rows if row["split"] == "test"]
-    for name, demos in dict.fromkeys((named(row), row["demos"]) for row in tests):
-        mine = [row for row in tests if (named(row), row["demos"]) == (name, demos)]
-        finals = ", ".join(f"{100 * row['final']:.1f}" for row in mine)
-        gain = 100 * fmean(row["final"] - row["base"] for row in mine)
-        seconds = fmean(row["seconds"] for row in mine)
-        lines.append(f"| {name} | {demos} | {finals} | {gain:+.1f} | {seconds:.0f} |")
-    return lines
-
-
-def named(row: dict[str, Any]) -> str:
-    """sft, longer."""
-    return ", ".join(filter(None, [row["algo"], row["variant"]]))
-
-
 def main() -> None:
     """Run all plans and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -113,7 +90,6 @@ def main() -> None:
         train_all(work, folder, asked.jobs)
     rows = [row for plan in work if is_done(folder / plan.name) for row in records(plan, folder)]
     write("stepagent.json", rows)
-    print("\n".join(table(rows)))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.envs.tau.calls import call
-from agentrl_cli.envs.tau.data import SPLITS, Domain, load
+from agentrl_cli.envs.tau.calls import call_tool
+from agentrl_cli.envs.tau.data import SPLITS, Domain, load_domain
 from agentrl_cli.envs.tau.database import Database
 from agentrl_cli.envs.tau.env import TauBench
-from agentrl_cli.envs.tau.reward import idle, truth, verdict
+from agentrl_cli.envs.tau.reward import ground_truth, reward_checks, won_by_doing_nothing
 
 ROOT = Path(__file__).parent.parent.parent
 DATA = Path(os.environ.get("AGENTRL_DATA", ROOT.parent / "shared" / "data")) / "taubench"
@@ -35,7 +35,7 @@ def run(domain: Domain, actions: list[dict[str, Any]]) -> tuple[Database, list[s
     database, seen = Database(domain.tables), []
     for action in actions:
         name, arguments = action["name"], action["kwargs"]
-        seen.append(call(domain.tools, domain.name, database, name, arguments))
+        seen.append(call_tool(domain.tools, domain.name, database, name, arguments))
         if name == domain.terminates:
             break
     return database, seen
@@ -67,7 +67,7 @@ def golden(domain: Domain, split: str, cases: list[dict[str, Any]]) -> Iterator[
         for variant in case["variants"]:
             database, seen = run(domain, variant["actions"])
             found = reward(domain, task, database, [variant["say"]])
-            equal = database.touched() == truth(domain, task).touched()
+            equal = database.touched() == ground_truth(domain, task).touched()
             yield {
                 "observations": shas(seen) == variant["obs_sha"],
                 "executed": len(seen) == variant["n_executed"],
@@ -87,7 +87,7 @@ def golden_figures(cases: list[dict[str, bool]]) -> dict[str, int]:
 
 def reward(domain: Domain, task: dict[str, Any], database: Database, said: list[str]) -> float:
     """The reward of a final state."""
-    return float(all(verdict(domain, task, database, said).values()))
+    return float(all(reward_checks(domain, task, database, said).values()))
 
 
 def last_write(domain: Domain, task: dict[str, Any]) -> int | None:
@@ -95,7 +95,7 @@ def last_write(domain: Domain, task: dict[str, Any]) -> int | None:
     database, found = Database(domain.tables), None
     for i, action in enumerate(kept(domain, task)):
         before = database.touched()
-        call(domain.tools, domain.name, database, action["name"], action["kwargs"])
+        call_tool(domain.tools, domain.name, database, action["name"], action["kwargs"])
         found = i if database.touched() != before else found
     return found
 
@@ -110,7 +110,7 @@ def replays(domain: Domain) -> Counter[str]:
             found["ground_truth_wins"] += 1.0 == reward(
                 domain, task, run(domain, actions)[0], task["outputs"]
             )
-            found[f"do_nothing_{split}"] += idle(domain, task)
+            found[f"do_nothing_{split}"] += won_by_doing_nothing(domain, task)
             if last is not None:
                 fewer = run(domain, actions[:last] + actions[last + 1 :])[0]
                 found["with_a_write"] += 1
@@ -151,7 +151,7 @@ def measure(folder: Path) -> dict[str, float]:
     """Every figure, by name."""
     figures: dict[str, float] = {}
     for name, official in OFFICIAL.items():
-        domain = load(name, str(folder))
+        domain = load_domain(name, str(folder))
         began = time.process_time()
         figures[f"{name}_base_hash_equal"] = Database(domain.tables).digest().startswith(official)
         figures[f"{name}_full_hash_ms"] = round(1000 * (time.process_time() - began), 1)

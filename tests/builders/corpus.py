@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from agentrl_cli.core.types import Episode, Turn
-from agentrl_cli.corpora.player import Notes
+from agentrl_cli.corpora.player import PlayerState
 from agentrl_cli.corpora.twentyq import TwentyQCorpus
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 
@@ -14,18 +14,18 @@ ROLES = ("forecast", "backup", "evaluate", "refine")
 KINDS = ("facts", "answers", "fits", "game", *ROLES)
 
 
-def drawn(corpus: TwentyQCorpus, kind: str, count: int, seed: int = 0) -> list[Episode]:
+def draw_episodes(corpus: TwentyQCorpus, kind: str, count: int, seed: int = 0) -> list[Episode]:
     """Texts of one kind."""
     return corpus.episodes(count, {kind: 1.0}, seed)
 
 
-def told(turns: list[Turn], corpus: TwentyQCorpus) -> Notes:
-    """The player's notes after these turns, each of which must have been answered."""
-    notes = corpus.player.start()
+def player_state_after(turns: list[Turn], corpus: TwentyQCorpus) -> PlayerState:
+    """The player's state after these turns, each of which must have been answered."""
+    state = corpus.player.start()
     for turn, following in itertools.pairwise(turns):
         answer = following.observation[0].content.split(".")[0].lower()
-        corpus.player.see(notes, last_line(turn), answer)
-    return notes
+        corpus.player.observe(state, last_line(turn), answer)
+    return state
 
 
 def last_line(turn: Turn) -> str:
@@ -43,4 +43,4 @@ def fitting(turns: list[Turn], corpus: TwentyQCorpus) -> set[str]:
             known.append((asked.attribute, answer))
         elif isinstance(asked, Guess):
             wrong.add(asked.object)
-    return set(world.fits(known)) - wrong
+    return set(world.matching(known)) - wrong

@@ -20,7 +20,7 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner
 from tests.builders.models import model_config
 from tests.builders.nlac import CHAT, SAMPLING, troupe
-from tests.fakes.coin import Coin
+from tests.fakes.coin import CoinEnv
 
 
 def bound(
@@ -97,10 +97,10 @@ def success_while_learning(
     found = []
     for step in range(steps):
         algo.context.step = step
-        task = Coin(turns=2).tasks("train")[0]
+        task = CoinEnv(turns=2).tasks("train")[0]
         starts = [EpisodeStart(task, "g", step * count + i, f"{step}-{i}") for i in range(count)]
         played = play(
-            starts, lambda: Coin(turns=2), CHAT, generator, sampling, max_context=200,
+            starts, lambda: CoinEnv(turns=2), CHAT, generator, sampling, max_context=200,
         )  # fmt: skip
         buffer.add(played)
         trainer.run(algo.update(played, buffer), step)

@@ -6,9 +6,9 @@ from typing import Any
 
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.envs.twentyq.env import TwentyQ
-from tests.fakes.coin import Coin
+from tests.fakes.coin import CoinEnv
 
-COIN = Coin(turns=2)
+COIN = CoinEnv(turns=2)
 SYSTEM = {"role": "system", "content": "Say something."}
 SEEN = {"role": "user", "content": "This is train-0."}
 SAID = {"role": "assistant", "content": "Is it  a dog?"}

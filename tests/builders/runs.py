@@ -50,9 +50,9 @@ Settings = list[str]
 Agentrl = Callable[..., subprocess.CompletedProcess[str]]  # the fixture `agentrl`
 
 GROUPS = {
-    "env/coin.yaml": "_target_: tests.fakes.coin.Coin\nturns: 2\n",
+    "env/coin.yaml": "_target_: tests.fakes.coin.CoinEnv\nturns: 2\n",
     "hardware/speaker.yaml": "device: cpu\nthreads: 1\ntokens_per_batch: 4096\n"
-    "generator: {_target_: tests.fakes.coin.Speaker}\n",
+    "generator: {_target_: tests.fakes.coin.RandomRoleGenerator}\n",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.envs.tau.data import Domain, load
+from agentrl_cli.envs.tau.data import Domain, load_domain
 from agentrl_cli.envs.tau.env import TauBench
 from tests import paths
 
@@ -19,7 +19,7 @@ needs_data = pytest.mark.skipif(
     not DATA.is_dir(), reason="τ-bench's data is not here; set AGENTRL_DATA to its parent folder"
 )
 
-SOLD = {"color": "red", "size": "L"}
+LARGE = {"color": "red", "size": "L"}
 PRODUCTS = {
     "10": {"name": "Mug", "product_id": "10", "variants": {
         "101": {"item_id": "101", "options": {"color": "red"}, "available": True, "price": 5.25},
@@ -27,8 +27,9 @@ PRODUCTS = {
         "103": {"item_id": "103", "options": {"color": "green"}, "available": False, "price": 9.0},
     }},
     "20": {"name": "Rain Coat", "product_id": "20", "variants": {
-        "201": {"item_id": "201", "options": SOLD, "available": True, "price": 80.0},
-        "202": {"item_id": "202", "options": {**SOLD, "size": "M"}, "available": True, "price": 60},
+        "201": {"item_id": "201", "options": LARGE, "available": True, "price": 80.0},
+        "202": {"item_id": "202", "options": {**LARGE, "size": "M"}, "available": True,
+                "price": 60},
     }},
 }  # fmt: skip
 HOME = {"address1": "1 Elm Lane", "address2": "", "city": "Oslo", "country": "Norway",
@@ -184,10 +185,10 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def domain(name: str, folder: Path) -> Domain:
-    return load(name, str(folder))
+    return load_domain(name, str(folder))
 
 
-def world(name: str, folder: Path | None, **changes: Any) -> TauBench:
+def tau_env(name: str, folder: Path | None, **changes: Any) -> TauBench:
     """An environment with plain settings."""
     settings: dict[str, Any] = {
         "domain": name, "data": str(folder) if folder else None, "user": "scripted",

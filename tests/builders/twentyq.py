@@ -6,9 +6,9 @@ from typing import Any
 
 from agentrl_cli.core.types import Task
 from agentrl_cli.envs.twentyq.env import TwentyQ
-from agentrl_cli.envs.twentyq.world import load
+from agentrl_cli.envs.twentyq.world import load_world
 
-SMALL, FULL = load("small"), load("full")
+SMALL, FULL = load_world("small"), load_world("full")
 
 
 def game(secret: str = "dog", **changes: Any) -> TwentyQ:
@@ -21,5 +21,5 @@ def game(secret: str = "dog", **changes: Any) -> TwentyQ:
     return env
 
 
-def said(env: TwentyQ, action: str) -> str:
+def reply_to(env: TwentyQ, action: str) -> str:
     return env.step(action).messages[0].content

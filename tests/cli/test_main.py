@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from typer.testing import CliRunner
 
+from agentrl_cli.cli.main import app
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.runs.run import Run
 from tests.builders.command_line import agentrl as invoke
@@ -55,6 +57,12 @@ def test_version_is_printed(agentrl: Agentrl):
 def test_help_has_two_examples(agentrl: Agentrl):
     text = agentrl("--help").stdout
     assert text.count("  agentrl ") == 2 and "train" in text
+
+
+def test_a_shell_is_offered_the_verbs_that_begin_so():
+    asked = {"_AGENTRL_COMPLETE": "complete_bash", "COMP_WORDS": "agentrl re", "COMP_CWORD": "1"}
+    offered = CliRunner().invoke(app, env=asked, prog_name="agentrl").stdout
+    assert offered.split() == ["resume", "reproduce", "report"]
 
 
 VERBS = ("train", "resume", "sweep", "eval", "play", "export", "reproduce", "show", "report", "ls",

@@ -11,7 +11,7 @@ from agentrl_cli.cli.play import find_task, read_script, replay
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.errors import UserError
 from tests.builders.runs import Agentrl
-from tests.builders.tau import DATA, needs_data, services, world
+from tests.builders.tau import DATA, needs_data, services, tau_env
 
 __all__ = ["services"]
 
@@ -30,7 +30,7 @@ def test_a_script_is_a_json_list_or_lines(tmp_path: Path, text: str, actions: li
 
 
 def test_a_replay_records_every_step_and_the_final_state(services: Path):
-    env = world("retail", services)
+    env = tau_env("retail", services)
     task = env.tasks("train")[0]
     env.reset(task, 0)
     actions, before = [], env.digest()
@@ -47,7 +47,7 @@ def test_a_replay_records_every_step_and_the_final_state(services: Path):
 
 @needs_data
 def test_golden_mutations_are_replayed_to_their_reward():
-    env = world("retail", DATA, user="silent", actions="react")
+    env = tau_env("retail", DATA, user="silent", actions="react")
     tasks = {task.id: task for task in env.tasks("dev")}
     for case in json.loads((DATA / "golden" / "retail_dev.json").read_text()):
         for variant in case["variants"]:
@@ -80,4 +80,4 @@ def test_impossible_replays_are_refused_in_a_sentence(agentrl: Agentrl, tmp_path
     with pytest.raises(UserError, match="cannot be read"):
         read_script(tmp_path / "none")
     with pytest.raises(UserError, match="task 'x' not found"):
-        find_task(world("mini", None), "x")
+        find_task(tau_env("mini", None), "x")

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 import pytest
 
 from agentrl_cli.cli.report import FILE, gather
-from agentrl_cli.core.statistics import Interval
 from agentrl_cli.report import critic
-from agentrl_cli.report.tables import interval, share
 from agentrl_cli.runs import episode_files
 from agentrl_cli.training.evaluate import episode_metrics
-from tests.bench.stepagent import table
 from tests.builders.report import BASE, BETTER, episode, episodes, write_run
 from tests.builders.runs import Agentrl
-from tests.paths import ROOT
 
 pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
 
@@ -78,39 +72,6 @@ def test_a_run_s_interval_is_the_one_that_its_evaluation_logged(tmp_path: Path):
     (row,) = gather([str(tmp_path / "it")]).comparisons[0].rows
     logged = (measured["success"], measured["success_low"], measured["success_high"])
     assert (row.final.mean, row.final.low, row.final.high) == logged
-
-
-@pytest.mark.parametrize("env", ["twentyq", "tau_mini", "math"])
-def test_a_table_of_the_readme_is_that_of_the_stored_records(env: str):
-    """Each of its rows but for the name: base, finals with intervals, gain and seconds."""
-    stored = json.loads((ROOT / "docs" / "results" / f"{env}.json").read_text())
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for one in stored:
-        if one["split"] == "test":
-            groups.setdefault((one["algo"], one["variant"]), []).append(one)
-    named = (ROOT / "README.md").read_text().partition(f"(docs/results/{env}.json)")[2]
-    text = named.partition("| algorithm | base, %")[2]
-    lines = text.partition("\n\n")[0].splitlines()[2:]
-    parts = [line.replace("−", "-").split(" | ")[1:] for line in lines]
-    shown = {(base, finals, seconds): float(gain) for base, finals, gain, seconds in parts}
-    gains = {
-        cells(rows): 100 * fmean(row["final"] - row["base"] for row in rows)
-        for rows in groups.values()
-    }
-    assert shown.keys() == gains.keys() and len(lines) == len(gains)
-    assert all(shown[row] == pytest.approx(gain, abs=0.0501) for row, gain in gains.items())
-
-
-def test_the_readme_s_table_of_demonstrations_is_that_of_the_stored_records():
-    rows = json.loads((ROOT / "docs" / "results" / "stepagent.json").read_text())
-    text = (ROOT / "README.md").read_text().replace("−", "-")
-    assert "\n".join(table(rows)) in text
-
-
-def cells(rows: list[dict[str, Any]]) -> tuple[str, str, str]:
-    finals = [Interval(row["final"], row["low"], row["high"]) for row in rows]
-    base, seconds = (fmean(row[key] for row in rows) for key in ("base", "seconds"))
-    return share(base), ", ".join(map(interval, finals)), f"{seconds:,.0f} |"
 
 
 def test_figures_are_given_as_json_and_mistakes_as_exit_code_two(agentrl: Agentrl, tmp_path: Path):

@@ -10,8 +10,15 @@ from collections import Counter
 import pytest
 
 from agentrl_cli.core.types import Message
-from agentrl_cli.corpora.games import Games, Move, ending, told, verdict, worth
-from agentrl_cli.corpora.player import Notes
+from agentrl_cli.corpora.games import (
+    Games,
+    Move,
+    end_points,
+    ending,
+    information_sentence,
+    write_critique,
+)
+from agentrl_cli.corpora.player import PlayerState
 from agentrl_cli.corpora.twentyq import TwentyQCorpus
 
 
@@ -30,7 +37,7 @@ def test_secrets_are_uniform_over_all_objects(games: Games):
     for seed in range(count * len(world.objects)):
         moves, end = games.play(random.Random(seed))
         if end == "Success.":
-            secrets[world.objects[games.player.named[moves[-1].action]]] += 1
+            secrets[world.objects[games.player.object_of_guess[moves[-1].action]]] += 1
         else:
             lost = moves[-1].response[0].content.partition("It was ")[2]
             secrets[named[lost.partition(".")[0]]] += 1
@@ -43,19 +50,22 @@ def test_a_move_says_its_action_last_and_its_notes_are_those_before_it(games: Ga
     for seed in range(40):
         moves, _ = games.play(random.Random(seed))
         for move, following in itertools.pairwise(moves):
-            assert following.notes.said == [*move.notes.said, move.action]
-            assert following.notes.fits == move.after and not move.over
+            assert following.state.actions == [*move.state.actions, move.action]
+            assert following.state.candidates == move.candidates_after and not move.is_last
             assert following.observation == move.response
-        assert moves[0].notes == games.player.start() and moves[-1].over
-        assert all(move.said.split("\n")[1:] == [move.action] for move in moves)
-        assert all(move.after & ~move.notes.fits == 0 < move.after for move in moves)
+        assert moves[0].state == games.player.start() and moves[-1].is_last
+        assert all(move.turn_text.split("\n")[1:] == [move.action] for move in moves)
+        assert all(
+            move.candidates_after & ~move.state.candidates == 0 < move.candidates_after
+            for move in moves
+        )
 
 
 def test_how_a_game_ended_is_what_the_environment_says(games: Games):
     ends = Counter()
     for seed in range(300):
         moves, end = games.play(random.Random(seed))
-        farewell, left = moves[-1].response[0].content, moves[-1].after.bit_count()
+        farewell, left = moves[-1].response[0].content, moves[-1].candidates_after.bit_count()
         if "You win." in farewell:
             assert end == "Success."
         else:
@@ -75,10 +85,10 @@ def test_playing_leaves_the_environment_as_it_was(games: Games):
 
 
 def test_a_forecast_of_the_only_guess_that_fits_succeeds(games: Games):
-    guess = next(iter(games.player.named))
-    notes = Notes(1 << games.player.named[guess])
+    guess = next(iter(games.player.object_of_guess))
+    state = PlayerState(1 << games.player.object_of_guess[guess])
     for seed in range(10):
-        text = games.imagine(notes, guess, 3, random.Random(seed))
+        text = games.imagine(state, guess, 3, random.Random(seed))
         assert text == "Yes. You win. Success."
 
 
@@ -87,35 +97,35 @@ def test_an_imagined_last_turn_is_one_that_a_fitting_object_would_answer(games: 
     heads = Counter()
     for seed in range(60):
         rng = random.Random(seed)
-        notes = rng.choice(games.play(rng)[0]).notes
-        action = player.any_action(notes, rng)
+        state = rng.choice(games.play(rng)[0]).state
+        action = player.any_action(state, rng)
         possible = {
-            last_words(games, notes, action, nouns[name]) for name in player.objects(notes.fits)
+            last_words(games, state, action, nouns[name]) for name in player.names(state.candidates)
         }
-        text = games.imagine(notes, action, 1, rng)
+        text = games.imagine(state, action, 1, rng)
         assert text in possible
         heads[text.split(".")[0]] += 1
     assert {"Yes", "No", "I cannot answer that"} <= set(heads)
 
 
-def last_words(games: Games, notes: Notes, action: str, noun: str) -> str:
+def last_words(games: Games, state: PlayerState, action: str, noun: str) -> str:
     """The forecast of a last turn in a world that hides what the noun names."""
     player, world = games.player, games.env.world_table
-    secret = player.named[f"Is it {noun}?"]
-    answer, after = player.answer(action, secret), copy.deepcopy(notes)
-    player.see(after, action, answer)
+    secret = player.object_of_guess[f"Is it {noun}?"]
+    answer, after = player.answer(action, secret), copy.deepcopy(state)
+    player.observe(after, action, answer)
     head = f"{answer.capitalize()}." if answer else "I cannot answer that."
     if action == world.guess(world.objects[secret]):
         return f"{head} You win. Success."
-    left = after.fits.bit_count()
+    left = after.candidates.bit_count()
     word = "Close." if left <= 3 else "Near." if left <= 8 else "Far."
     return f"{head} You lose. It was {noun}. {word} Failure."
 
 
 def test_imagining_leaves_the_notes_as_they_were(games: Games):
-    notes = games.player.start()
-    games.imagine(notes, "Is it alive?", 12, random.Random(0))
-    assert notes == games.player.start()
+    state = games.player.start()
+    games.imagine(state, "Is it alive?", 12, random.Random(0))
+    assert state == games.player.start()
 
 
 def test_an_imagined_game_ends_as_often_in_each_way_as_a_played_one(games: Games):
@@ -124,7 +134,7 @@ def test_an_imagined_game_ends_as_often_in_each_way_as_a_played_one(games: Games
         rng = random.Random(seed)
         moves, end = games.play(rng)
         ends["played"][games.describe(moves[0], end)] += 1
-        text = games.imagine(moves[0].notes, moves[0].action, games.env.turns, rng)
+        text = games.imagine(moves[0].state, moves[0].action, games.env.turns, rng)
         ends["imagined"][text] += 1
     frequent = [text for text, times in ends["played"].items() if times >= 25]
     assert len(frequent) > 6
@@ -155,16 +165,18 @@ def test_a_forecast_tells_how_many_objects_an_answer_left(
     games: Games, before: int, after: int, word: str
 ):
     left, right = (1 << before) - 1, (1 << after) - 1
-    assert told(left, right) == f"It tells {word}."
+    assert information_sentence(left, right) == f"It tells {word}."
     response = [Message("user", "Yes. 6 left.")]
     said = "Maybe a cat.\nIs it alive?"
-    move = Move(Notes(left), [], "Is it alive?", said, response, right, over=False)
+    move = Move(PlayerState(left), [], "Is it alive?", said, response, right, is_last=False)
     assert games.describe(move, "Success.") == f"Yes. It tells {word}. Success."
 
 
 def test_a_forecast_of_the_last_move_is_the_farewell_and_the_outcome(games: Games):
     response = [Message("user", "No. You lose. It was a dog. Near.")]
-    move = Move(Notes(15), [], "Is it a cat?", "Maybe a cat.\nIs it a cat?", response, 7, over=True)
+    move = Move(
+        PlayerState(15), [], "Is it a cat?", "Maybe a cat.\nIs it a cat?", response, 7, is_last=True
+    )
     assert games.describe(move, "Near. Failure.") == "No. You lose. It was a dog. Near. Failure."
 
 
@@ -184,8 +196,8 @@ WIN, CLOSE, NEAR, FAR = (
 
 
 def test_a_success_is_worth_three_and_a_failure_what_it_came_close_to():
-    assert [worth(text) for text in (WIN, CLOSE, NEAR, FAR)] == [3, 2, 1, 0]
-    assert worth("Sometimes. You lose. It was a dog. Far. Failure.") == 0
+    assert [end_points(text) for text in (WIN, CLOSE, NEAR, FAR)] == [3, 2, 1, 0]
+    assert end_points("Sometimes. You lose. It was a dog. Far. Failure.") == 0
 
 
 @pytest.mark.parametrize(
@@ -206,7 +218,7 @@ def test_a_success_is_worth_three_and_a_failure_what_it_came_close_to():
 def test_a_turn_is_optimal_unless_the_other_ends_better_on_average(
     mine: list[str], others: list[str], optimal: bool
 ):
-    said = verdict(mine, others)
+    said = write_critique(mine, others)
     assert said.startswith(f"Optimality: {'Yes' if optimal else 'No'}. It")
     assert said.endswith(f"{'as well as' if optimal else 'worse than'} another turn.")
 
@@ -221,4 +233,4 @@ def test_a_turn_is_optimal_unless_the_other_ends_better_on_average(
     ],
 )
 def test_a_verdict_says_how_much_the_turn_mostly_tells(mine: list[str], why: str):
-    assert verdict(mine, [FAR]).startswith(f"Optimality: Yes. {why} as well as")
+    assert write_critique(mine, [FAR]).startswith(f"Optimality: Yes. {why} as well as")

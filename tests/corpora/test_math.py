@@ -12,10 +12,10 @@ from agentrl_cli.algos.nlac.prompts import outcome, verdict
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.corpora.math import MathCorpus
-from agentrl_cli.corpora.solver import Slips, Solver, Work
+from agentrl_cli.corpora.solver import Solution, Solver, SolverErrorRates
 from agentrl_cli.envs.math.answers import boxed, number
-from agentrl_cli.envs.math.kinds import KINDS
-from agentrl_cli.envs.math.problems import drawn, latex, split_of
+from agentrl_cli.envs.math.kinds import PROBLEM_KINDS
+from agentrl_cli.envs.math.problems import draw_problem, latex, split_of
 from agentrl_cli.models.load import TINY
 from agentrl_cli.rollout.chat_template import Chat
 
@@ -42,12 +42,12 @@ def true(line: str) -> bool:
     return number(found[4]) == result
 
 
-def written(slips: Slips, count: int = 600) -> list[Work]:
+def written(slips: SolverErrorRates, count: int = 600) -> list[Solution]:
     rng, solver = random.Random(0), Solver(slips)
-    return [solver.solve(drawn(KINDS, rng, "train", 0), rng) for _ in range(count)]
+    return [solver.solve(draw_problem(PROBLEM_KINDS, rng, "train", 0), rng) for _ in range(count)]
 
 
-def right(work: Work) -> bool:
+def right(work: Solution) -> bool:
     answer = boxed(work.text())
     return answer is not None and number(answer) == work.problem.answer
 
@@ -56,35 +56,38 @@ NONE = {"plan": 0.0, "carry": 0.0, "table": 0.0, "early": 0.0, "unboxed": 0.0}
 
 
 def test_without_slips_the_solver_is_always_right():
-    assert all(right(work) and work.wrong is None for work in written(Slips(**NONE)))
+    assert all(
+        right(work) and work.first_wrong is None for work in written(SolverErrorRates(**NONE))
+    )
 
 
 @pytest.mark.parametrize("slip", NONE)
 def test_every_slip_makes_solutions_wrong_and_nothing_else_does(slip: str):
-    found = written(Slips(**{**NONE, slip: 1.0}))
+    found = written(SolverErrorRates(**{**NONE, slip: 1.0}))
     wrong = [work for work in found if not right(work)]
     assert len(wrong) > 60
     if slip == "unboxed":
-        assert len(wrong) == len(found) and all(work.wrong is None for work in found)
+        assert len(wrong) == len(found) and all(work.first_wrong is None for work in found)
     else:
-        assert all(work.wrong is not None for work in wrong)
+        assert all(work.first_wrong is not None for work in wrong)
 
 
 def test_the_first_wrong_step_is_the_first_that_is_false_or_misread(corpus: MathCorpus):
     rng = random.Random(1)
     for _ in range(400):
-        work = corpus.solver.solve(drawn(KINDS, rng, "train", 0), rng)
+        work = corpus.solver.solve(draw_problem(PROBLEM_KINDS, rng, "train", 0), rng)
         equations = [line for line in work.steps if "=" in line and "frac" not in line]
-        before = equations if work.wrong is None else equations[: work.wrong]
+        before = equations if work.first_wrong is None else equations[: work.first_wrong]
         assert all(true(line) for line in before)
 
 
 def test_the_solver_is_mediocre_at_every_level(corpus: MathCorpus):
     rng = random.Random(2)
     for level in range(1, 6):
-        kinds = [kind for kind in KINDS if kind.level == level]
+        kinds = [kind for kind in PROBLEM_KINDS if kind.level == level]
         won = sum(
-            right(corpus.solver.solve(drawn(kinds, rng, "train", 0), rng)) for _ in range(300)
+            right(corpus.solver.solve(draw_problem(kinds, rng, "train", 0), rng))
+            for _ in range(300)
         )
         assert 0.3 < won / 300 < 0.85, level
 
@@ -111,7 +114,9 @@ def test_only_problems_to_train_on_are_shown(corpus: MathCorpus):
     tested = {task.data["problem"] for task in corpus.env.tasks("test")}
     assert len(shown) > 80 and not shown & tested
     rng = random.Random(0)
-    assert {split_of(drawn(KINDS, rng, "train", 0), 0) for _ in range(200)} == {"train"}
+    assert {split_of(draw_problem(PROBLEM_KINDS, rng, "train", 0), 0) for _ in range(200)} == {
+        "train"
+    }
 
 
 def test_a_text_begins_as_play_does_and_a_wrong_try_is_answered_as_the_world_does(
@@ -131,15 +136,16 @@ def test_a_text_begins_as_play_does_and_a_wrong_try_is_answered_as_the_world_doe
 def test_forecasts_are_what_the_world_said_when_the_solution_was_finished(corpus: MathCorpus):
     rng = random.Random(4)
     for _ in range(200):
-        tries, responses = corpus._played(rng)
-        for left, ((_, work), response) in enumerate(zip(tries, responses, strict=True)):
-            gold = latex(work.problem.answer)
+        attempts = corpus._attempts(rng)
+        for i, attempt in enumerate(attempts):
+            gold = latex(attempt.solution.problem.answer)
             row = {"problem": "", "answer": gold, "level": 1, "subject": "", "solution": ""}
             world = corpus.env
             world.reset(Task("t", "train", row), 0)
-            said = world.step(work.text()).messages[0].content
-            last = left == len(tries) - 1
-            assert response == (said if last else f"{said.split(' It is')[0]} Try again.")
+            said = world.step(attempt.solution.text()).messages[0].content
+            last = i == len(attempts) - 1
+            again = f"{said.split(' It is')[0]} Try again."
+            assert attempt.response == (said if last else again)
 
 
 def test_forecasts_and_backups_end_with_the_outcome(corpus: MathCorpus):
@@ -173,9 +179,9 @@ def test_a_critique_names_a_step_of_the_action_that_is_false_or_misread(corpus: 
 def test_an_action_with_a_false_equation_is_never_called_optimal(corpus: MathCorpus):
     rng = random.Random(5)
     for _ in range(50):
-        turns, _, critique, _ = corpus._judged(rng)
-        if "Yes" in critique:
-            lines = turns[-1].action.strip().split("\n\n")
+        example = corpus.critique_example(rng)
+        if "Yes" in example.critique:
+            lines = example.turns[-1].action.strip().split("\n\n")
             state = [line for line in lines if FACT.fullmatch(line)]
             wrong = [i for i, line in enumerate(state) if not true(line)]
             assert not wrong or wrong[0] < len(state) - 1 or len(lines) > len(state)

@@ -13,11 +13,10 @@ import pytest
 
 from agentrl_cli.algos.nlac.prompts import outcome, verdict
 from agentrl_cli.corpora.games import Games
-from agentrl_cli.corpora.player import ODD, Notes
-from agentrl_cli.corpora.twentyq import PLAYED_OUT, TwentyQCorpus
-from agentrl_cli.envs.twentyq.env import closeness
-from agentrl_cli.envs.twentyq.expert import entropy
-from tests.builders.corpus import drawn, fitting, last_line, told
+from agentrl_cli.corpora.player import UNANSWERABLE, PlayerState
+from agentrl_cli.corpora.twentyq import GAMES_PER_FORECAST, TwentyQCorpus
+from agentrl_cli.envs.twentyq.expert import closeness, entropy
+from tests.builders.corpus import draw_episodes, fitting, last_line, player_state_after
 
 
 def test_a_forecast_says_what_really_came_and_how_the_game_really_ended(corpus: TwentyQCorpus):
@@ -32,14 +31,14 @@ def test_a_forecast_says_what_really_came_and_how_the_game_really_ended(corpus: 
             assert outcome(written) is not None
         else:
             head = move.response[0].content
-            assert written.startswith(head if move.over else head.split(".")[0] + ".")
+            assert written.startswith(head if move.is_last else head.split(".")[0] + ".")
             assert written.endswith(end)
     assert 15 < explored < 45
 
 
 def test_a_forecast_of_another_action_answers_that_action(corpus: TwentyQCorpus):
     kinds = Counter()
-    for episode in drawn(corpus, "forecast", 150):
+    for episode in draw_episodes(corpus, "forecast", 150):
         *game, written = episode.turns
         head, fits = written.action.split(".")[0].lower(), fitting(game, corpus)
         answers = {
@@ -61,7 +60,7 @@ def test_a_backup_reads_the_response_and_a_true_forecast_and_writes_a_true_one(
             continue  # such a game is played again, so the seed tells another one
         *turns, last = corpus.backup(random.Random(seed))
         at, prompt = len(turns) - 1, last.observation[0].content
-        assert [turn.action for turn in turns] == [move.said for move in moves[: at + 1]]
+        assert [turn.action for turn in turns] == [move.turn_text for move in moves[: at + 1]]
         assert f"The response was: {moves[at].response[0].content}\n" in prompt
         assert f"A forecast from there: {corpus.games.describe(moves[at + 1], end)}\n" in prompt
         assert last.action == corpus.games.describe(moves[at], end)
@@ -108,7 +107,7 @@ def test_a_verdict_follows_from_the_worths_of_the_ends_of_all_games_played_for_i
             [points for text in group for end, points in ENDS.items() if text.endswith(end)]
             for group in groups
         )
-        assert len(mine) == len(others) == PLAYED_OUT * corpus.forecasts
+        assert len(mine) == len(others) == GAMES_PER_FORECAST * corpus.forecasts
         how = "as well as" if sum(mine) >= sum(others) else "worse than"
         assert written.endswith(f" ends {how} another turn.")
         assert verdict(written) is (sum(mine) >= sum(others))
@@ -127,13 +126,20 @@ def test_a_verdict_says_what_most_games_of_the_turn_told(corpus: TwentyQCorpus):
     assert set(said) == {"much", "some", "little", "nothing", "the end"}
 
 
-def refinements(corpus: TwentyQCorpus, count: int) -> list[tuple[Notes, str, str, bool | None]]:
+def refinements(
+    corpus: TwentyQCorpus, count: int
+) -> list[tuple[PlayerState, str, str, bool | None]]:
     """Notes before the criticised turn, its question, the refined one, and the verdict."""
     found = []
-    for episode in drawn(corpus, "refine", count):
+    for episode in draw_episodes(corpus, "refine", count):
         *played, last = episode.turns
         critique = last.observation[0].content.removeprefix("Critique: ")
-        row = (told(played, corpus), last_line(played[-1]), last_line(last), verdict(critique))
+        row = (
+            player_state_after(played, corpus),
+            last_line(played[-1]),
+            last_line(last),
+            verdict(critique),
+        )
         found.append(row)
     return found
 
@@ -148,7 +154,7 @@ def test_a_turn_found_optimal_keeps_its_thought_and_a_new_one_thinks_of_what_fit
     corpus: TwentyQCorpus,
 ):
     nouns = corpus.env.world_table.nouns
-    for episode in drawn(corpus, "refine", 150):
+    for episode in draw_episodes(corpus, "refine", 150):
         *played, last = episode.turns
         if "Optimality: Yes" in last.observation[0].content:
             assert last.action == played[-1].action
@@ -158,10 +164,10 @@ def test_a_turn_found_optimal_keeps_its_thought_and_a_new_one_thinks_of_what_fit
 
 def test_a_refinement_is_another_draw_of_the_mediocre_player(corpus: TwentyQCorpus):
     rng, rows = random.Random(0), [row for row in refinements(corpus, 1500) if row[3] is False]
-    refined = [habits_of(corpus, notes, action) for notes, _, action, _ in rows]
+    refined = [action_features(corpus, state, action) for state, _, action, _ in rows]
     again = [
-        habits_of(corpus, notes, corpus.player.act(notes, rng, without=(old,)))
-        for notes, old, _, _ in rows
+        action_features(corpus, state, corpus.player.choose_action(state, rng, without=(old,)))
+        for state, old, _, _ in rows
         for _ in range(4)
     ]
     assert len(rows) > 200
@@ -173,14 +179,14 @@ def test_a_refinement_is_another_draw_of_the_mediocre_player(corpus: TwentyQCorp
     assert sum(row["odd"] for row in refined) > 0 < sum(row["repeated"] for row in refined)
 
 
-def habits_of(corpus: TwentyQCorpus, notes: Notes, action: str) -> dict[str, float]:
+def action_features(corpus: TwentyQCorpus, state: PlayerState, action: str) -> dict[str, float]:
     """What an action is: odd, repeated, a guess; and the bits that its answer tells."""
     world, player = corpus.env.world_table, corpus.player
-    attribute = player.meaning.get(action)
-    fits = tuple(player.objects(notes.fits))
+    attribute = player.attribute_of_question.get(action)
+    fits = tuple(player.names(state.candidates))
     return {
-        "odd": float(action in ODD),
-        "repeated": float(action in notes.said),
-        "guess": float(action in player.named),
+        "odd": float(action in UNANSWERABLE),
+        "repeated": float(action in state.actions),
+        "guess": float(action in player.object_of_guess),
         "bits": entropy(world, fits, attribute) if attribute else 0.0,
     }

@@ -9,8 +9,8 @@ import pytest
 from agentrl_cli.algos.nlac.prompts import outcome, verdict
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.types import Episode
-from agentrl_cli.corpora.tau import Moment, TauCorpus, told, wish_anew
-from agentrl_cli.envs.tau.mini import mini
+from agentrl_cli.corpora.tau import Snapshot, TauCorpus, redraw_unspoken_wish, true_forecast
+from agentrl_cli.envs.tau.mini import mini_domain
 from agentrl_cli.envs.tau.mini_user import MiniUser
 from agentrl_cli.models.load import TINY
 
@@ -24,7 +24,7 @@ def corpus() -> TauCorpus:
     return build(cfg.rollout.corpus)
 
 
-def drawn(corpus: TauCorpus, kind: str, count: int = 30) -> list[Episode]:
+def draw_episodes(corpus: TauCorpus, kind: str, count: int = 30) -> list[Episode]:
     return corpus.episodes(count, {kind: 1.0}, 0)
 
 
@@ -47,10 +47,10 @@ def test_the_same_seed_writes_the_same_texts(corpus: TauCorpus):
 
 
 def test_no_text_is_about_the_environments_own_orders(corpus: TauCorpus):
-    own = {str(order["items"]) for order in mini().tables["orders"].values()}
+    own = {str(order["items"]) for order in mini_domain().tables["orders"].values()}
     shown = [
         message.content
-        for episode in drawn(corpus, "service", 60)
+        for episode in draw_episodes(corpus, "service", 60)
         for turn in episode.turns
         for message in turn.observation
         if message.role == "tool" and ":" in message.content
@@ -64,7 +64,7 @@ def test_texts_fit_the_embedded_model(corpus: TauCorpus, kind: str):
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(TINY))
-    for episode in drawn(corpus, kind, 10):
+    for episode in draw_episodes(corpus, kind, 10):
         texts = [m.content for turn in episode.turns for m in turn.observation]
         actions = [turn.action for turn in episode.turns if not turn.info.get("role")]
         sizes = [len(tokenizer.encode(text)) + 2 for text in [*texts, *actions]]
@@ -77,18 +77,18 @@ def test_forecasts_and_backups_name_the_true_outcome(corpus: TauCorpus):
     for _ in range(40):
         moves = corpus.play(rng)
         for at in range(len(moves)):
-            assert outcome(told(moves[at:])) == bool(moves[-1].step.reward)
+            assert outcome(true_forecast(moves[at:])) == bool(moves[-1].step.reward)
     for kind in ("forecast", "backup"):
-        texts = [episode.turns[-1].action for episode in drawn(corpus, kind)]
+        texts = [episode.turns[-1].action for episode in draw_episodes(corpus, kind)]
         assert all(outcome(text) is not None for text in texts)
         assert len({outcome(text) for text in texts}) == 2
 
 
-def customer(moment: Moment) -> MiniUser:
+def customer(snapshot: Snapshot) -> MiniUser:
     """The customer of a conversation in progress."""
-    assert moment.env.conversation is not None
-    assert isinstance(moment.env.conversation.user, MiniUser)
-    return moment.env.conversation.user
+    assert snapshot.env.conversation is not None
+    assert isinstance(snapshot.env.conversation.user, MiniUser)
+    return snapshot.env.conversation.user
 
 
 def test_what_nobody_was_told_is_imagined_anew(corpus: TauCorpus):
@@ -106,10 +106,10 @@ def test_what_nobody_was_told_is_imagined_anew(corpus: TauCorpus):
         counts[asked] += 1
 
 
-def redrawn(moment: Moment, rng: random.Random) -> tuple[str, ...]:
+def redrawn(snapshot: Snapshot, rng: random.Random) -> tuple[str, ...]:
     """What the customer wants more in another draw, which the ground truth must then hold."""
-    fork = moment.fork()
-    wish_anew(fork, rng)
+    fork = snapshot.fork()
+    redraw_unspoken_wish(fork, rng)
     wish, now = customer(fork).wishes[0], fork.env.conversation
     truth = [action["kwargs"]["items"] for action in now.task["actions"]] if now else []
     assert truth in ([], [[wish["item"], *wish["more"]]])
@@ -118,7 +118,7 @@ def redrawn(moment: Moment, rng: random.Random) -> tuple[str, ...]:
 
 def test_verdicts_follow_the_forecasts_that_are_shown(corpus: TauCorpus):
     found = []
-    for episode in drawn(corpus, "evaluate"):
+    for episode in draw_episodes(corpus, "evaluate"):
         shown = episode.turns[-1].observation[0].content
         mine, _, others = shown.partition("Forecasts of another turn:")
         worse = mine.count("Success") < others.count("Success")
@@ -128,7 +128,7 @@ def test_verdicts_follow_the_forecasts_that_are_shown(corpus: TauCorpus):
 
 
 def test_a_refinement_changes_exactly_what_was_criticised(corpus: TauCorpus):
-    for episode in drawn(corpus, "refine"):
+    for episode in draw_episodes(corpus, "refine"):
         *_, judged, role = episode.turns
         kept = "Optimality: Yes" in role.observation[0].content
         assert (role.action == judged.action) == kept

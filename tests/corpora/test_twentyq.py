@@ -13,12 +13,12 @@ from agentrl_cli.config.compose import compose
 from agentrl_cli.core.types import Message, Task, Turn, derive_seed
 from agentrl_cli.corpora.collector import CorpusCollector, Stage
 from agentrl_cli.corpora.twentyq import TwentyQCorpus
-from agentrl_cli.envs.twentyq.env import closeness
+from agentrl_cli.envs.twentyq.expert import closeness
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 from agentrl_cli.models.load import TINY
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.collector import PlayCollector
-from tests.builders.corpus import EXPLORING, KINDS, ROLES, drawn, fitting, last_line
+from tests.builders.corpus import EXPLORING, KINDS, ROLES, draw_episodes, fitting, last_line
 from tests.builders.nlac import troupe
 
 
@@ -43,12 +43,12 @@ def replayed(turns: list[Turn], name: str, corpus: TwentyQCorpus) -> bool:
 def test_every_stated_fact_is_in_the_table(corpus: TwentyQCorpus):
     world = corpus.env.world_table
     nouns = {f"It is {noun}.": name for name, noun in world.nouns.items()}
-    for episode in drawn(corpus, "facts", 20):
+    for episode in draw_episodes(corpus, "facts", 20):
         first = episode.turns[0].observation[1].content
         (named,) = [noun for noun in nouns if first.startswith(noun)]
         for turn in episode.turns:
             asked = turn.observation[-1].content.removeprefix(named).strip()
-            answer = world.answer(nouns[named], corpus.player.meaning[asked])
+            answer = world.answer(nouns[named], corpus.player.attribute_of_question[asked])
             assert turn.action == answer.capitalize() + "."
 
 
@@ -59,7 +59,7 @@ def test_every_thought_names_an_object_that_fits_all_answers_so_far_and_says_how
     world = corpus.env.world_table
     thoughts = {f"Maybe {noun}.": name for name, noun in world.nouns.items()}
     named = Counter()
-    for episode in drawn(corpus, kind, 60):
+    for episode in draw_episodes(corpus, kind, 60):
         turns = episode.turns if kind in ("game", "fits") else episode.turns[:-1]
         for at, turn in enumerate(turns, start=1):
             thought, asked = turn.action.split("\n")
@@ -75,18 +75,18 @@ def test_every_thought_names_an_object_that_fits_all_answers_so_far_and_says_how
 
 def test_fits_asks_of_nine_attributes_once_and_answers_by_one_object(corpus: TwentyQCorpus):
     world = corpus.env.world_table
-    for episode in drawn(corpus, "fits", 20):
-        asked = [corpus.player.meaning[last_line(turn)] for turn in episode.turns]
+    for episode in draw_episodes(corpus, "fits", 20):
+        asked = [corpus.player.attribute_of_question[last_line(turn)] for turn in episode.turns]
         assert len(set(asked)) == len(asked) == 9
         answers = [turn.observation[0].content.rstrip(".").lower() for turn in episode.turns[1:]]
-        assert world.fits(list(zip(asked, answers, strict=False)))
+        assert world.matching(list(zip(asked, answers, strict=False)))
 
 
 def test_answers_are_those_of_one_object_and_tell_by_the_share_of_objects_that_still_fit(
     corpus: TwentyQCorpus,
 ):
     world, words = corpus.env.world_table, Counter()
-    for episode in drawn(corpus, "answers", 40):
+    for episode in draw_episodes(corpus, "answers", 40):
         known, wrong, fits = [], set(), set(world.objects)
         for turn in episode.turns:
             asked = parse(turn.observation[-1].content, world)
@@ -95,7 +95,7 @@ def test_answers_are_those_of_one_object_and_tell_by_the_share_of_objects_that_s
                 known.append((asked.attribute, answer.lower()))
             elif isinstance(asked, Guess) and answer == "No":
                 wrong.add(asked.object)
-            left = set(world.fits(known)) - wrong
+            left = set(world.matching(known)) - wrong
             share = len(left) / len(fits)
             if isinstance(asked, Guess) and answer == "Yes":
                 break  # nothing is left to ask
@@ -108,7 +108,7 @@ def test_answers_are_those_of_one_object_and_tell_by_the_share_of_objects_that_s
 
 def test_a_guess_that_is_no_repetition_is_of_what_fits_however_early(corpus: TwentyQCorpus):
     early = 0
-    for episode in drawn(corpus, "game", 150):
+    for episode in draw_episodes(corpus, "game", 150):
         for at, turn in enumerate(episode.turns, start=1):
             guess, said = parse(turn.action, corpus.env.world_table), map(last_line, episode.turns)
             if isinstance(guess, Guess) and last_line(turn) not in list(said)[: at - 1]:
@@ -120,7 +120,7 @@ def test_a_guess_that_is_no_repetition_is_of_what_fits_however_early(corpus: Twe
 
 @pytest.mark.parametrize("kind", ["game", *ROLES])
 def test_a_game_is_what_the_world_answers_word_for_word(corpus: TwentyQCorpus, kind: str):
-    for episode in drawn(corpus, kind, 25):
+    for episode in draw_episodes(corpus, kind, 25):
         turns = episode.turns if kind == "game" else episode.turns[:-1]
         fit = [replayed(turns, name, corpus) for name in corpus.env.world_table.objects]
         assert any(fit) and (not all(fit) or len(turns) == 1)
@@ -140,7 +140,7 @@ def test_every_turn_is_taught_but_an_action_that_was_not_played(corpus: TwentyQC
 
 def played(corpus: TwentyQCorpus, seed: int, at: int) -> str:
     """What the player said in move `at` of the game behind a role's text."""
-    return corpus.games.play(random.Random(seed))[0][at].said
+    return corpus.games.play(random.Random(seed))[0][at].turn_text
 
 
 def test_reinforcement_learning_never_hides_an_object_of_the_test_split(corpus: TwentyQCorpus):
@@ -238,7 +238,7 @@ def test_a_text_is_as_long_as_play_allows_and_its_tokens_read_back(
 ):
     play, nlac = (compose([]).rollout, compose(["algo=nlac"]).algo.advanced)
     reach = json.loads((TINY / "config.json").read_text())["max_position_embeddings"]
-    for episode in drawn(corpus, kind, 60):
+    for episode in draw_episodes(corpus, kind, 60):
         chat.encode_turns(episode.turns)
         *played, written = episode.turns
         assert episode.tokens <= (play.max_context if kind == "game" else reach)

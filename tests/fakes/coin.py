@@ -12,17 +12,19 @@ from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.rollout.chat_template import Chat
 
-ROLES = {  # what an instruction of conf/algo/nlac.yaml ends with, and an answer in form
+ROLE_ANSWERS = {  # what an instruction of conf/algo/nlac.yaml ends with, and an answer in form
     "success or failure.": ("It goes on. Success.", "It goes on. Failure."),
     "Write one forecast of this turn.": ("It went on. Success.", "It went on. Failure."),
     "Judge this turn.": ("Optimality: Yes. It wins.", "Optimality: No. It loses."),
 }
-HEADER = 45  # letters that a template puts between an instruction and its answer, at most
+MAX_HEADER_LENGTH = (
+    45  # letters that a template puts between an instruction and its answer, at most
+)
 ACTIONS = ("Is it a dog?", "Is it an owl?", "Is it alive?", "Can it fly?")
 
 
 @dataclass(kw_only=True)
-class Coin(Env):
+class CoinEnv(Env):
     """Ends after `turns` actions; a success where the last has an even number of letters."""
 
     turns: int
@@ -46,7 +48,7 @@ class Coin(Env):
 
 
 @dataclass(kw_only=True)
-class Speaker(Generator):
+class RandomRoleGenerator(Generator):
     """Answers every prompt in the form that its last message asks for, drawn by the seed."""
 
     models: ModelSet
@@ -67,6 +69,10 @@ class Speaker(Generator):
 
     def _complete(self, prompt: list[int], draw: random.Random) -> Completion:
         text = self.chat.read(prompt[-200:])
-        asked = [answers for end, answers in ROLES.items() if end in text[-len(end) - HEADER :]]
+        asked = [
+            answers
+            for end, answers in ROLE_ANSWERS.items()
+            if end in text[-len(end) - MAX_HEADER_LENGTH :]
+        ]
         ids = self.chat.encode_action(draw.choice(asked[0] if asked else ACTIONS))
         return Completion(ids, [-1.0] * len(ids), "stop")

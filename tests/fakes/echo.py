@@ -17,7 +17,7 @@ CHAT = Chat(TOKENIZER)
 
 
 @dataclass(kw_only=True)
-class Echo(Env):
+class EchoEnv(Env):
     """Says how many letters it heard and its mood, which the seed decides; ends after `turns`."""
 
     turns: int = 3
@@ -53,7 +53,7 @@ class Echo(Env):
             raise self.error(f"broken at {at}")
 
 
-class Weights:
+class TinyWeights:
     device = torch.device("cpu")
     model = tiny_model(TOKENIZER)
 
@@ -64,7 +64,7 @@ class Weights:
 def random_sampler() -> HFGenerator:
     """A random model on one thread."""
     torch.set_num_threads(1)
-    return HFGenerator(Weights(), max_batch=64, cache_tokens=10_000)
+    return HFGenerator(TinyWeights(), max_batch=64, cache_tokens=10_000)
 
 
 def script(answer):

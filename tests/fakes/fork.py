@@ -14,7 +14,7 @@ COINS = {True: "You find a coin.", False: "You lose a coin."}
 
 
 @dataclass(kw_only=True)
-class Fork(Env):
+class ForkEnv(Env):
     """An even number of letters in the first action goes right. In each later turn a coin of worth
     `coin` is found or lost by the toss of the episode's seed, whatever is said. Who went right gets
     1 more with the last turn, and only that is success."""

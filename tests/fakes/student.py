@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl_cli.generators.base import Completion
-from tests.fakes.coin import HEADER, ROLES, Speaker
+from tests.fakes.coin import MAX_HEADER_LENGTH, ROLE_ANSWERS, RandomRoleGenerator
 
 REPLIES = (
     "3+3=6\n\n6+1=7\n\n\\boxed{7}",
@@ -19,18 +19,18 @@ REPLIES = (
 
 
 @dataclass(kw_only=True)
-class Student(Speaker):
+class StudentGenerator(RandomRoleGenerator):
     """Writes one of a few replies of which half are right."""
 
     def _complete(self, prompt: list[int], draw: random.Random) -> Completion:
         text = self.chat.read(prompt[-200:])
-        if any(end in text[-len(end) - HEADER :] for end in ROLES):
+        if any(end in text[-len(end) - MAX_HEADER_LENGTH :] for end in ROLE_ANSWERS):
             return super()._complete(prompt, draw)
         ids = self.chat.encode_action(draw.choice(REPLIES))
         return Completion(ids, [-1.0] * len(ids), "stop")
 
 
-def classroom(root: Path) -> list[str]:
+def student_overrides(root: Path) -> list[str]:
     """Overrides that let the student play: problems of our own whose answer is always 7, and a
     folder of groups with its hardware."""
     file, folder = root / "rows.jsonl", root / "groups" / "hardware"
@@ -41,6 +41,6 @@ def classroom(root: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "student.yaml").write_text(
         "# a student\ndevice: cpu\nthreads: 1\ntokens_per_batch: 4096\n"
-        "generator: {_target_: tests.fakes.student.Student}\n"
+        "generator: {_target_: tests.fakes.student.StudentGenerator}\n"
     )
     return ["env=math", f"env.data={file}", "env.test_share=0.5", "hardware=student"]

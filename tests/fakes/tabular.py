@@ -23,7 +23,7 @@ Pair = tuple[str, str]
 
 
 @dataclass(kw_only=True)
-class Corridor(Env):
+class CorridorEnv(Env):
     """One game; chance is drawn from the episode's seed and the room."""
 
     jump: tuple[float, ...]
@@ -60,7 +60,7 @@ class Corridor(Env):
 
 
 @dataclass
-class Table(Generator):
+class TableGenerator(Generator):
     """Texts for each name of weights, room and action, of which a forecast is one at random; the
     policy is the chance to jump in each room. Other roles read only what their prompt holds."""
 

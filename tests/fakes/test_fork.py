@@ -8,12 +8,12 @@ import pytest
 
 from agentrl_cli.envs.check import check_env
 from tests.bench import delayed_credit as bench
-from tests.fakes.fork import Fork
+from tests.fakes.fork import ForkEnv
 
 
 @pytest.mark.parametrize(("first", "right"), [("even", True), ("odd", False)])
 def test_the_first_turn_decides_and_coins_follow_the_seed_alone(first: str, right: bool):
-    world = Fork(turns=3, coin=0.5)
+    world = ForkEnv(turns=3, coin=0.5)
     world.reset(world.tasks("train")[0], 7)
     steps = [world.step(first), world.step("x"), world.step("yy")]
     coins = [0.5 if "find" in step.messages[0].content else -0.5 for step in steps[1:]]
@@ -29,7 +29,7 @@ def test_the_first_turn_decides_and_coins_follow_the_seed_alone(first: str, righ
 def test_coins_are_found_as_often_as_lost():
     found = 0
     for seed in range(400):
-        world = Fork(turns=2, coin=1.0)
+        world = ForkEnv(turns=2, coin=1.0)
         world.reset(world.tasks("train")[0], seed)
         world.step("odd")
         found += world.step("odd").reward > 0
@@ -37,7 +37,7 @@ def test_coins_are_found_as_often_as_lost():
 
 
 def test_the_walk_is_a_sound_environment():
-    assert check_env(lambda: Fork(turns=3, coin=0.5)) == []
+    assert check_env(lambda: ForkEnv(turns=3, coin=0.5)) == []
 
 
 @pytest.mark.parametrize("name", bench.TRIALS)

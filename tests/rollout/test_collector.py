@@ -5,7 +5,7 @@ import pytest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.rollout.collector import PlayCollector, refuse_failures
-from tests.fakes.echo import CHAT, Echo, random_sampler, script
+from tests.fakes.echo import CHAT, EchoEnv, random_sampler, script
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def collector(episodes_per_step, generator, **world):
     made = PlayCollector(
         episodes_per_step=episodes_per_step, max_tokens=8, temperature=1.0, max_context=500
     )
-    made.bind(make_env=lambda: Echo(**world), chat=CHAT, generator=generator, seed=3)
+    made.bind(make_env=lambda: EchoEnv(**world), chat=CHAT, generator=generator, seed=3)
     return made
 
 
@@ -50,7 +50,7 @@ def test_groups_share_a_task_and_ids_and_seeds_are_unique(sampler):
 def test_a_step_in_which_more_than_a_fifth_failed_says_why():
     with pytest.raises(RuntimeError, match=r"2 of 2 episodes failed, 2 .* broken at 1"):
         collector(2, script(lambda prompt: "Hello."), fails_at=1).collect(0, 1)
-    task = Echo().tasks("train")[0]
+    task = EchoEnv().tasks("train")[0]
     fine = Episode("a", task, "g", 0, [])
     broken = Episode("b", task, "g", 0, [], stop="error", error="why")
     refuse_failures([fine] * 4 + [broken])

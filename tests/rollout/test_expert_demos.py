@@ -13,7 +13,7 @@ from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 from agentrl_cli.rollout.expert_demos import expert_episodes, expert_lines
 from tests.builders.demos import COIN, twentyq
-from tests.fakes.coin import Coin
+from tests.fakes.coin import CoinEnv
 
 # the expert's episodes
 
@@ -75,7 +75,7 @@ def test_a_thought_names_the_secret_no_more_often_than_chance():
         env.reset(episode.task, 0)
         for turn in episode.turns[:-2]:
             named += f"Maybe {secret}." in turn.action
-            chance += 1 / len(env.game.fits if env.game else ())
+            chance += 1 / len(env.game.candidates if env.game else ())
             env.step(turn.action)
     assert named == pytest.approx(chance, abs=4 * chance**0.5)
 
@@ -97,7 +97,7 @@ def test_an_environment_without_an_expert_is_named():
         expert_episodes(COIN, 1, seed=0)
 
 
-class Loser(Coin):
+class Loser(CoinEnv):
     """Its expert always says something of odd length."""
 
     def expert(self, task: Task):

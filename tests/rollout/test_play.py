@@ -10,7 +10,7 @@ from agentrl_cli.core.types import Episode, Message, Step, Turn
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.generators.scripted import ScriptedGenerator
 from agentrl_cli.rollout.play import EpisodeStart, play, probe_starts
-from tests.fakes.echo import CHAT, Echo, Weights, random_sampler, script
+from tests.fakes.echo import CHAT, EchoEnv, TinyWeights, random_sampler, script
 
 SAMPLING = Sampling(max_tokens=8, temperature=1.0, stop_ids=CHAT.stop_ids)
 
@@ -21,7 +21,7 @@ def sampler():
 
 
 def starts(count=4, **changes):
-    tasks = Echo().tasks("train")
+    tasks = EchoEnv().tasks("train")
     return [
         replace(EpisodeStart(tasks[k % 5], f"t{k}", 100 + k, f"e{k}"), **changes)
         for k in range(count)
@@ -29,7 +29,7 @@ def starts(count=4, **changes):
 
 
 def roll(begin, generator, sampling=SAMPLING, max_context=500, **world):
-    return play(begin, lambda: Echo(**world), CHAT, generator, sampling, max_context=max_context)
+    return play(begin, lambda: EchoEnv(**world), CHAT, generator, sampling, max_context=max_context)
 
 
 def strip(episode: Episode) -> Episode:
@@ -54,7 +54,7 @@ def test_tokens_and_logprobs_are_those_that_were_sampled(sampler):
         for i, turn in enumerate(episode.turns):
             ids = episode.state_ids(i) + turn.action_ids
             with torch.no_grad():
-                logits = Weights.model(input_ids=torch.tensor([ids])).logits[0].float()
+                logits = TinyWeights.model(input_ids=torch.tensor([ids])).logits[0].float()
             at = range(len(ids) - len(turn.action_ids), len(ids))
             expected = [logits[k - 1].log_softmax(-1)[ids[k]].item() for k in at]
             assert turn.logprobs == pytest.approx(expected, abs=1e-4)
@@ -90,7 +90,7 @@ def test_all_live_episodes_of_a_turn_share_one_call():
 
 
 def test_sampling_depends_on_the_start_seed_and_the_turn_only(sampler):
-    one = EpisodeStart(Echo().tasks("train")[0], "g", 7, "first")
+    one = EpisodeStart(EchoEnv().tasks("train")[0], "g", 7, "first")
     first, second = roll([one, replace(one, id="second", group="h")], sampler)
     assert [t.action_ids for t in first.turns] == [t.action_ids for t in second.turns]
     (third,) = roll([replace(one, seed=14)], sampler)
@@ -176,7 +176,7 @@ def test_every_world_is_closed_once():
 
 
 def test_a_world_that_fails_on_closing_is_an_error():
-    class Sticky(Echo):
+    class Sticky(EchoEnv):
         def close(self) -> None:
             raise OSError("stuck")
 
@@ -198,7 +198,7 @@ def test_a_scripted_answer_is_cut_at_max_tokens():
 
 
 def test_an_empty_observation_goes_on_in_the_same_message():
-    class Thought(Echo):
+    class Thought(EchoEnv):
         def step(self, action: str) -> Step:
             return replace(super().step(action), messages=[])
 
@@ -215,7 +215,7 @@ def test_an_empty_observation_goes_on_in_the_same_message():
 
 
 def test_an_action_is_cut_where_the_world_says_and_its_parts_are_what_was_sampled():
-    class Thinker(Echo):
+    class Thinker(EchoEnv):
         @property
         def turn_delimiter(self) -> str:
             return ";"

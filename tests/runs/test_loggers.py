@@ -1,4 +1,4 @@
-"""What leaves the run: console lines, and the real wandb library in offline mode."""
+"""What leaves the run: console lines, and the real trackers without a network."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 import wandb
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from agentrl_cli.config.compose import build, compose
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Task, Turn
-from agentrl_cli.runs.loggers import Console, WandbLogger, step_line
+from agentrl_cli.runs.loggers import Console, TrackerLogger, WandbLogger, step_line
 from agentrl_cli.runs.run import Run
 
 
@@ -106,3 +109,83 @@ def test_wandb_keeps_its_run_id_on_resume(tmp_path: Path):
         again.log(2, {"reward/mean": 0.5})
     assert first and again.meta["wandb_id"] == first
     assert all(first in file.name for file in run.folder.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def configured(name: str) -> TrackerLogger:
+    return build(compose([f"logger={name}"]).logger)
+
+
+def log_in_two_parts(run: Run, cfg: DictConfig, logger: str) -> Run:
+    """Steps 1 and 2, then step 3 of the resumed run, which goes on to more steps than planned."""
+    with run.track():
+        run.attach([configured(logger)], cfg)
+        run.log(1, {"reward/mean": 0.25})
+        run.log(2, {"reward/mean": 0.5, "policy/loss": float("nan")})
+    again = Run(run.folder)
+    cfg.steps = 30
+    again.record_resume(cfg, 2)
+    with again.track():
+        again.attach([configured(logger)], cfg)
+        again.log(3, {"reward/mean": 0.75})
+    return again
+
+
+@pytest.mark.extras
+def test_tensorboard_stores_metrics_by_step_and_the_configuration(tmp_path: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # pyright: ignore
+
+    run, cfg = new_run(tmp_path)
+    log_in_two_parts(run, cfg, "tensorboard")
+    stored = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    scalars = [(event.step, event.value) for event in stored.Scalars("reward/mean")]
+    assert scalars == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    (settings_file,) = run.folder.glob("tensorboard/*/hparams.yml")
+    settings = yaml.safe_load(settings_file.read_text())
+    assert (settings["choices.algo"], settings["steps"], settings["name"]) == ("nlac", 20, "None")
+
+
+@pytest.mark.extras
+def test_mlflow_stores_metrics_by_step_and_goes_on_with_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    import mlflow  # pyright: ignore[reportMissingImports]
+
+    run, cfg = new_run(tmp_path)
+    run = log_in_two_parts(run, cfg, "mlflow")
+    client = mlflow.MlflowClient()
+    (experiment,) = client.search_experiments(filter_string="name = 'agentrl'")
+    (stored,) = client.search_runs([experiment.experiment_id])
+    assert (stored.info.run_id, stored.info.run_name) == (run.meta["mlflow_id"], run.name)
+    assert (stored.data.params["choices.algo"], stored.data.params["steps"]) == ("nlac", "20")
+    history = client.get_metric_history(stored.info.run_id, "reward/mean")
+    assert [(row.step, row.value) for row in history] == [(1, 0.25), (2, 0.5), (3, 0.75)]
+
+
+@pytest.mark.extras
+def test_a_tracker_that_refuses_its_options_is_one_sentence(tmp_path: Path):
+    run, cfg = new_run(tmp_path)
+    logger = TrackerLogger(tracker="mlflow", options={"wrong": 1})
+    with pytest.raises(UserError, match=r"mlflow refused \(.*'wrong'\); see logger.options"):
+        run.attach([logger], cfg)
+
+
+def test_an_unknown_tracker_is_refused_with_the_known_ones(tmp_path: Path):
+    run, cfg = new_run(tmp_path)
+    with pytest.raises(UserError, match=r"'tensorbord' is not a tracker .* mlflow, tensorboard"):
+        run.attach([TrackerLogger(tracker="tensorbord", options={})], cfg)
+
+
+@pytest.mark.parametrize(
+    ("tracker", "package"),
+    [("tensorboard", r"'agentrl-cli\[tensorboard\]'"), ("mlflow", r"'agentrl-cli\[mlflow\]'"),
+     ("aim", "aim")],
+)  # fmt: skip
+def test_a_tracker_that_is_not_installed_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str, package: str
+):
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [])  # as where none is there
+    run, cfg = new_run(tmp_path)
+    with pytest.raises(UserError, match=f"{tracker} needs its package; pip install {package}$"):
+        run.attach([TrackerLogger(tracker=tracker, options={})], cfg)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,12 +101,37 @@ def test_a_run_that_is_training_is_left_alone_until_its_process_dies(tmp_path: P
         with pytest.raises(UserError, match="run 'it' is still training in another process; wait"):
             attempt()
     assert {file: file.read_bytes() for file in before} == before
+    shutil.copytree(run.folder, tmp_path / "copy")
+    with Run(tmp_path / "copy").lock():  # nobody trains the copy
+        pass
     holder.kill()
     holder.wait()
     again = Run(run.folder)
-    with again.held(), again.track():  # who holds it may go on to train
+    with again.lock(), again.track():  # who holds it may go on to train
         pass
     assert Run(run.folder).meta["status"] == "done"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no flock")
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    run = new_run(tmp_path)
+    for _ in range(2):
+        with run.track():
+            pass
+    assert Run(run.folder).meta["status"] == "done"
+
+
+def test_a_run_is_not_trained_twice_in_one_process(tmp_path: Path):
+    run = new_run(tmp_path)
+    with run.track(), pytest.raises(UserError, match="still training"), Run(run.folder).lock():
+        pass
 
 
 def test_failure_is_recorded_with_its_reason_and_raised(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -50,6 +51,29 @@ def test_the_learning_rate_warms_up_then_falls_by_a_cosine_to_zero():
     assert rates[8] == pytest.approx(4.0)
     assert rates[12:] == [0.0, 0.0]
     assert all(a >= b for a, b in pairwise(rates[4:]))
+
+
+@pytest.mark.parametrize("lr", [1e-3, 3e-5])
+@pytest.mark.parametrize(("warmup", "decay"), [(0, 0), (7, 0), (7, 40), (0, 40), (20, 12)])
+@pytest.mark.parametrize("restart", [0, 9])
+def test_the_learning_rates_of_stored_runs_come_again_to_the_bit(lr, warmup, decay, restart):
+    def expected(step: int) -> float:
+        if step < warmup:
+            return lr * (step + 1) / warmup
+        if decay == 0:
+            return lr
+        height, share = lr, min(1.0, (step - warmup) / max(1, decay - warmup))
+        if restart and step >= decay:
+            height = lr / 2 ** ((step - decay) // restart + 1)
+            share = (step - decay) % restart / restart
+        return height * (0.5 * (1 + math.cos(math.pi * share)))
+
+    spec = OptimizerSpec(lr=lr, warmup_steps=warmup, decay_steps=decay, restart_steps=restart)
+    optimizer = Optimizer([("w", torch.nn.Parameter(torch.ones(1)))], spec)
+    for step in range(80):
+        assert optimizer.lr == expected(step), step
+        optimizer.step()
+        assert optimizer.adam.param_groups[0]["lr"] == expected(step)
 
 
 def test_adamw_takes_the_first_step_by_hand():

@@ -6,19 +6,20 @@ Everything is linear in the text, which is hostile until read.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 
 from agentrl_cli.envs.math.units import unit, without_unit
 
-TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]")
 SPELLINGS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
      "∞": r"\infty ", "°": r"^\circ", "≤": r"\le ", "≥": r"\ge ", "\u00a0": " "}
 )  # fmt: skip
-ANGLED = "sin|cos|tan|cot|sec|csc"
-DIGITS = r"\d+(?:\.\d+)?"
-DEGREES = r"(?:\^\{?\\circ\}?|\\degrees?(?![A-Za-z]))"
+TRIG_FUNCTIONS = "sin|cos|tan|cot|sec|csc"
+NUMBER = r"\d+(?:\.\d+)?"
+DEGREE_SIGN = r"(?:\^\{?\\circ\}?|\\degrees?(?![A-Za-z]))"
 REWRITES = tuple(
     (re.compile(pattern), to)
     for pattern, to in (
@@ -26,8 +27,11 @@ REWRITES = tuple(
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"(?<=,)\\!\s*|(?<=\d)\\[,!; ](?=\d{3}(?!\d))", ""),  # between groups of three digits
         (r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[!,;:> ]|~", " "),
-        (rf"\\({ANGLED})\s*[({{]?\s*({DIGITS})\s*{DEGREES}\s*[)}}]?", r"\\\1(\\frac{\2\\pi}{180})"),
-        (rf"{DEGREES}|\s*\bdegrees?$", ""),
+        (
+            rf"\\({TRIG_FUNCTIONS})\s*[({{]?\s*({NUMBER})\s*{DEGREE_SIGN}\s*[)}}]?",
+            r"\\\1(\\frac{\2\\pi}{180})",
+        ),
+        (rf"{DEGREE_SIGN}|\s*\bdegrees?$", ""),
         (r"\\\$|\\?%|\$", ""),
         (r"\{,\}", ","),
         (r"\\(?:mbox|textbf|textit|textrm|mathrm|mathbf|rm)\s*\{", r"\\text{"),
@@ -39,11 +43,13 @@ REWRITES = tuple(
 )
 BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
 WORDS = re.compile(r"\\text\{([^{}]*)\}")
-NAMED = re.compile(r"^(?P<name>[a-zA-Z]|[a-z]\([a-z]\))\s*=(?!=)\s*(?P<value>[^=]+)$")
+NAMED_VALUE = re.compile(r"^(?P<name>[a-zA-Z]|[a-z]\([a-z]\))\s*=(?!=)\s*(?P<value>[^=]+)$")
 CHOICE = re.compile(r"^\(?\s*([A-Z])\s*\)?$")
 LETTER = r"\\(?:pi|theta|alpha|beta|phi)(?![A-Za-z])|\w"
-SHORT = re.compile(rf"\\frac\s*(?:\{{([^{{}}]*)\}}|({LETTER}))\s*(?:\{{([^{{}}]*)\}}|({LETTER}))")
-ROOT = re.compile(r"\\sqrt\s*(\w)")
+FRACTION_ARGUMENTS = re.compile(
+    rf"\\frac\s*(?:\{{([^{{}}]*)\}}|({LETTER}))\s*(?:\{{([^{{}}]*)\}}|({LETTER}))"
+)
+BARE_ROOT = re.compile(r"\\sqrt\s*(\w)")
 THOUSANDS = re.compile(r"^-?\d{1,3}(?:,\d{3})+(?:\.\d+)?$", re.ASCII)
 # spaces that stay: between numbers, behind a comma that would else part thousands, as in \pi r
 SPACE = re.compile(r"(\\[A-Za-z]+) (?=[A-Za-z])|(?<=,) (?!\d{3}(?!\d))|(?<![0-9,]) | (?![0-9])")
@@ -61,48 +67,56 @@ POWER = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class Labels:
+    """What `normalise` drops and two right answers must not differ in: the name before an equals
+    sign, and the unit behind a number or the base below it; None where there is none."""
+
+    name: str | None
+    unit: str | None
+
+
 def boxed(text: str) -> str | None:
     r"""What the last balanced `\boxed{…}` holds; None where there is none."""
-    found: tuple[int, int] | None = None
-    opened: list[tuple[int, bool]] = []
-    for match in TOKEN.finditer(text):
+    last: slice | None = None
+    opened: list[tuple[int, bool]] = []  # where each open brace's content begins, and if of a box
+    for match in BOX_TOKEN.finditer(text):
         if match["box"] or match[0] == "{":
             opened.append((match.end(), bool(match["box"])))
         elif match[0] == "}" and opened:
             begin, is_box = opened.pop()
-            if is_box and (found is None or begin > found[0]):
-                found = begin, match.start()
-    return None if found is None else text[found[0] : found[1]].strip()
+            if is_box and (last is None or begin > last.start):
+                last = slice(begin, match.start())
+    return None if last is None else text[last].strip()
 
 
 def normalise(text: str, *, keep_name: bool = False) -> str:
     """One spelling for notations that mean the same; units, bases, degrees and per cent signs are
     dropped behind a number, `x =` before a value unless `keep_name`."""
-    text = BASE.sub("", without_unit(_spelt(text)))
+    text = BASE.sub("", without_unit(_respell(text)))
     text = WORDS.sub(lambda match: match[1].strip(), text).strip()
-    named, choice = NAMED.match(text), CHOICE.match(text)
+    named, choice = NAMED_VALUE.match(text), CHOICE.match(text)
     text = named["value"] if named and not keep_name else choice[1] if choice else text
-    text = ROOT.sub(r"\\sqrt{\1}", SHORT.sub(_fraction, text))
+    text = BARE_ROOT.sub(r"\\sqrt{\1}", FRACTION_ARGUMENTS.sub(_fraction, text))
     text = text.replace(",", "") if THOUSANDS.match(text.strip()) else text
     text = SPACE.sub(lambda match: f"{match[1]} " if match[1] else "", " ".join(text.split()))
     is_word = text.isalpha() and len(text) > 1 and not text.isupper()
     return text.lower() if is_word else text
 
 
-def labels(text: str) -> tuple[str | None, str | None]:
-    """What `normalise` drops and two right answers must not differ in: the name before an equals
-    sign, and the unit behind a number or the base below it; None where there is none."""
-    text = _spelt(text)
-    named, base = NAMED.match(text), BASE.search(text)
-    return named["name"] if named else None, base[1] if base else unit(text)
+def labels(text: str) -> Labels:
+    """The labels of an answer."""
+    text = _respell(text)
+    named, base = NAMED_VALUE.match(text), BASE.search(text)
+    return Labels(named["name"] if named else None, base[1] if base else unit(text))
 
 
-def _spelt(text: str) -> str:
+def _respell(text: str) -> str:
     """The text in one spelling with nothing of its meaning left out."""
     text = CONTROL.sub("", text).translate(SPELLINGS).strip()
     for pattern, to in REWRITES:
         text = pattern.sub(to, text)
-    return _unwrapped(text.strip()).rstrip(".,;: ")
+    return _unwrap(text.strip()).rstrip(".,;: ")
 
 
 def number(text: str) -> Fraction | None:
@@ -148,7 +162,7 @@ def _fraction(match: re.Match[str]) -> str:
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
-def _unwrapped(text: str) -> str:
+def _unwrap(text: str) -> str:
     r"""The text without `\( … \)`, `\[ … \]` or one pair of braces around it."""
     for left, right in ((r"\(", r"\)"), (r"\[", r"\]")):
         if text.startswith(left) and text.endswith(right):

@@ -12,7 +12,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.math import pool
 from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
 
-LONGEST = 512  # characters of an answer that is read at all
+MAX_ANSWER_LENGTH = 512  # characters of an answer that is read at all
 
 
 @dataclass(frozen=True)
@@ -31,35 +31,45 @@ class Grade:
 def grade(answer: str, gold: str) -> Grade:
     r"""Compare an answer, or the last box of a reply, with the right answer. Safe in threads and on
     hostile text. Raises UserError where only math-verify can tell and it is not installed."""
-    answer, gold = _inner(answer), _inner(gold)
+    answer, gold = _boxed_or_text(answer), _boxed_or_text(gold)
     if not answer.strip():
         return Grade(False, "empty")
-    if len(answer) > LONGEST:
+    if len(answer) > MAX_ANSWER_LENGTH:
         return Grade(False, "long")
-    names, units = zip(labels(answer), labels(gold), strict=True)
-    if any(None not in pair and pair[0] != pair[1] for pair in (names, units)):
+    mine, right = labels(answer), labels(gold)
+    if _differ(mine.name, right.name) or _differ(mine.unit, right.unit):
         return Grade(False, "label")
-    both = "=" in answer and "=" in gold and None in names  # equations, of which one names a value
-    mine, right = normalise(answer, keep_name=both), normalise(gold, keep_name=both)
-    if mine == right:
+    # equations, of which one at most names a value: `y=2x+1` and `2x+1=y` are compared whole
+    whole = "=" in answer and "=" in gold and None in (mine.name, right.name)
+    return _compare(normalise(answer, keep_name=whole), normalise(gold, keep_name=whole))
+
+
+def _compare(answer: str, gold: str) -> Grade:
+    """The grade of a normalised answer."""
+    if answer == gold:
         return Grade(True, "exact")
-    value, wanted = number(mine), number(right)
+    value, wanted = number(answer), number(gold)
     if value is not None and wanted is not None:
         return Grade(value == wanted, "number")
-    return _verified(mine, right, wanted is not None)
+    return _verify(answer, gold, gold_is_number=wanted is not None)
 
 
-def _inner(text: str) -> str:
+def _differ(mine: str | None, right: str | None) -> bool:
+    """Whether both are given and not the same."""
+    return None not in (mine, right) and mine != right
+
+
+def _boxed_or_text(text: str) -> str:
     """What the last box holds, or the text itself where there is none."""
-    found = boxed(text)
-    return text if found is None else found
+    content = boxed(text)
+    return text if content is None else content
 
 
-def _verified(answer: str, gold: str, plain: bool) -> Grade:
+def _verify(answer: str, gold: str, *, gold_is_number: bool) -> Grade:
     if pool.available():
-        verdict = pool.verify(answer, gold)
-        return Grade(verdict == "verified", verdict)
-    if plain:
+        outcome = pool.verify(answer, gold)
+        return Grade(outcome == "verified", outcome)
+    if gold_is_number:
         return Grade(False, "unread")
     raise UserError(
         f"only math-verify can compare with '{gold[:60]}'; pip install 'agentrl-cli[math]'"

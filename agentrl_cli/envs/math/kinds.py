@@ -9,35 +9,49 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Line = tuple[str, str, str]  # operand, operation, operand; r: the last line's result, q: before it
-Draw = Callable[[random.Random], tuple[int, ...]]
+OperandSampler = Callable[[random.Random], tuple[int, ...]]
 LEVELS = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Two names and a sign between them. The names a, b, c stand for the problem's operands, r for
+    the last operation's result, q for that of the one before it, 1 for the number."""
+
+    left: str
+    sign: str
+    right: str
 
 
 @dataclass(frozen=True)
 class Plan:
     """Operations and the names of what they end with: one number, or the two of a fraction."""
 
-    lines: tuple[Line, ...]
-    end: tuple[str, ...] = ("r",)
+    operations: tuple[Operation, ...]
+    end: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """`wrong` is the plan of the usual misunderstanding; `commutes`: a and b in the other order are
-    the same problem."""
+class ProblemKind:
+    """`misread_plan` is that of the usual misunderstanding; `commutes`: a and b in the other order
+    are the same problem."""
 
     name: str
     level: int
     subject: str
     text: str
-    draw: Draw
+    draw_operands: OperandSampler
     plan: Plan
-    wrong: Plan
+    misread_plan: Plan
     commutes: bool = False
 
 
-def _pair(low: int, high: int, second: tuple[int, int]) -> Draw:
+def _plan(*operations: str, end: str = "r") -> Plan:
+    """A plan of operations written as "a+b"."""
+    return Plan(tuple(Operation(*text) for text in operations), tuple(end))
+
+
+def _pair(low: int, high: int, second: tuple[int, int]) -> OperandSampler:
     return lambda rng: (rng.randint(low, high), rng.randint(*second))
 
 
@@ -46,7 +60,7 @@ def _difference(rng: random.Random) -> tuple[int, ...]:
     return a, rng.randint(2, min(20, a - 1))
 
 
-def _three(first: tuple[int, int], last: tuple[int, int]) -> Draw:
+def _triple(first: tuple[int, int], last: tuple[int, int]) -> OperandSampler:
     return lambda rng: (rng.randint(*first), rng.randint(*first), rng.randint(*last))
 
 
@@ -55,22 +69,22 @@ def _product_less(rng: random.Random) -> tuple[int, ...]:
     return a, b, rng.randint(2, min(12, a * b - 1))
 
 
-def _like(rng: random.Random) -> tuple[int, ...]:
+def _like_fractions(rng: random.Random) -> tuple[int, ...]:
     bottom = rng.randint(3, 12)
     return rng.randint(1, bottom - 1), rng.randint(1, bottom - 1), bottom
 
 
-def _unlike(rng: random.Random) -> tuple[int, ...]:
+def _unit_fractions(rng: random.Random) -> tuple[int, ...]:
     a, b = rng.sample(range(2, 10), 2)
     return a, b
 
 
-def _part(rng: random.Random) -> tuple[int, ...]:
+def _part_of_number(rng: random.Random) -> tuple[int, ...]:
     top, bottom = sorted(rng.sample(range(2, 10), 2))
     return top, bottom, bottom * rng.randint(2, 9)
 
 
-def _linear(sign: int) -> Draw:
+def _linear(sign: int) -> OperandSampler:
     def draw(rng: random.Random) -> tuple[int, ...]:
         a, x, b = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 12)
         while a * x + sign * b < 2:
@@ -85,78 +99,76 @@ def _nested(rng: random.Random) -> tuple[int, ...]:
     return a, b, a * (b + rng.randint(2, 6))
 
 
-def _shared(rng: random.Random) -> tuple[int, ...]:
+def _equal_shares(rng: random.Random) -> tuple[int, ...]:
     people, each = rng.randint(2, 9), rng.randint(3, 9)
     a = rng.randint(2, people * each - 2)
     return a, people * each - a, people
 
 
-SUM, LESS, TIMES = Plan((("a", "+", "b"),)), Plan((("a", "-", "b"),)), Plan((("a", "*", "b"),))
-KINDS = (
-    Kind("sum", 1, "Arithmetic", "What is {}+{}?", _pair(2, 20, (2, 20)), SUM, SUM, True),
-    Kind("difference", 1, "Arithmetic", "What is {}-{}?", _difference, LESS, LESS),
-    Kind(
-        "product", 1, "Arithmetic", r"What is {}\cdot{}?", _pair(2, 9, (2, 9)), TIMES, TIMES,
+SUM, DIFFERENCE, PRODUCT = _plan("a+b"), _plan("a-b"), _plan("a*b")
+PROBLEM_KINDS = (
+    ProblemKind("sum", 1, "Arithmetic", "What is {}+{}?", _pair(2, 20, (2, 20)), SUM, SUM, True),
+    ProblemKind(
+        "difference", 1, "Arithmetic", "What is {}-{}?", _difference, DIFFERENCE, DIFFERENCE
+    ),
+    ProblemKind(
+        "product", 1, "Arithmetic", r"What is {}\cdot{}?", _pair(2, 9, (2, 9)), PRODUCT, PRODUCT,
         True,
     ),
-    Kind(
-        "product_sum", 2, "Arithmetic", r"What is {}\cdot{}+{}?", _three((2, 9), (2, 12)),
-        Plan((("a", "*", "b"), ("r", "+", "c"))), Plan((("b", "+", "c"), ("a", "*", "r"))), True,
+    ProblemKind(
+        "product_sum", 2, "Arithmetic", r"What is {}\cdot{}+{}?", _triple((2, 9), (2, 12)),
+        _plan("a*b", "r+c"), _plan("b+c", "a*r"), True,
     ),
-    Kind(
-        "sum_product", 2, "Arithmetic", r"What is {}+{}\cdot{}?", _three((2, 9), (2, 9)),
-        Plan((("b", "*", "c"), ("a", "+", "r"))), Plan((("a", "+", "b"), ("r", "*", "c"))),
+    ProblemKind(
+        "sum_product", 2, "Arithmetic", r"What is {}+{}\cdot{}?", _triple((2, 9), (2, 9)),
+        _plan("b*c", "a+r"), _plan("a+b", "r*c"),
     ),
-    Kind(
-        "group", 2, "Arithmetic", r"What is ({}+{})\cdot{}?", _three((2, 9), (2, 9)),
-        Plan((("a", "+", "b"), ("r", "*", "c"))), Plan((("b", "*", "c"), ("a", "+", "r"))), True,
+    ProblemKind(
+        "group", 2, "Arithmetic", r"What is ({}+{})\cdot{}?", _triple((2, 9), (2, 9)),
+        _plan("a+b", "r*c"), _plan("b*c", "a+r"), True,
     ),
-    Kind(
-        "part", 3, "Fractions", r"What is \frac{{{}}}{{{}}} of {}?", _part,
-        Plan((("c", "/", "b"), ("r", "*", "a"))), Plan((("c", "/", "b"), ("r", "+", "a"))),
+    ProblemKind(
+        "part", 3, "Fractions", r"What is \frac{{{}}}{{{}}} of {}?", _part_of_number,
+        _plan("c/b", "r*a"), _plan("c/b", "r+a"),
     ),
-    Kind(
-        "like", 3, "Fractions", r"What is \frac{{{0}}}{{{2}}}+\frac{{{1}}}{{{2}}}?", _like,
-        Plan((("a", "+", "b"),), ("r", "c")),
-        Plan((("a", "+", "b"), ("c", "+", "c")), ("q", "r")), True,
+    ProblemKind(
+        "like", 3, "Fractions", r"What is \frac{{{0}}}{{{2}}}+\frac{{{1}}}{{{2}}}?",
+        _like_fractions, _plan("a+b", end="rc"), _plan("a+b", "c+c", end="qr"), True,
     ),
-    Kind(
-        "unlike", 3, "Fractions", r"What is \frac{{1}}{{{}}}+\frac{{1}}{{{}}}?", _unlike,
-        Plan((("a", "+", "b"), ("a", "*", "b")), ("q", "r")),
-        Plan((("1", "+", "1"), ("a", "+", "b")), ("q", "r")), True,
+    ProblemKind(
+        "unlike", 3, "Fractions", r"What is \frac{{1}}{{{}}}+\frac{{1}}{{{}}}?", _unit_fractions,
+        _plan("a+b", "a*b", end="qr"), _plan("1+1", "a+b", end="qr"), True,
     ),
-    Kind(
+    ProblemKind(
         "linear_plus", 4, "Algebra", "Solve {}x+{}={}.", _linear(1),
-        Plan((("c", "-", "b"), ("r", "/", "a"))), Plan((("c", "+", "b"), ("r", "/", "a"))),
+        _plan("c-b", "r/a"), _plan("c+b", "r/a"),
     ),
-    Kind(
+    ProblemKind(
         "linear_minus", 4, "Algebra", "Solve {}x-{}={}.", _linear(-1),
-        Plan((("c", "+", "b"), ("r", "/", "a"))), Plan((("c", "-", "b"), ("r", "/", "a"))),
+        _plan("c+b", "r/a"), _plan("c-b", "r/a"),
     ),
-    Kind(
+    ProblemKind(
         "linear_group", 4, "Algebra", "Solve {}(x+{})={}.", _nested,
-        Plan((("c", "/", "a"), ("r", "-", "b"))), Plan((("c", "-", "b"), ("r", "/", "a"))),
+        _plan("c/a", "r-b"), _plan("c-b", "r/a"),
     ),
-    Kind(
+    ProblemKind(
         "sold", 5, "Word Problems",
         "There are {} boxes of {} apples each. {} apples go. How many are left?", _product_less,
-        Plan((("a", "*", "b"), ("r", "-", "c"))), Plan((("a", "*", "b"), ("r", "+", "c"))),
+        _plan("a*b", "r-c"), _plan("a*b", "r+c"),
     ),
-    Kind(
+    ProblemKind(
         "cost", 5, "Word Problems",
         "A book costs {} dollars. How much are {} books and a card of {} dollars?",
-        _three((2, 9), (2, 12)),
-        Plan((("a", "*", "b"), ("r", "+", "c"))), Plan((("a", "+", "c"), ("r", "*", "b"))),
+        _triple((2, 9), (2, 12)), _plan("a*b", "r+c"), _plan("a+c", "r*b"),
     ),
-    Kind(
+    ProblemKind(
         "share", 5, "Word Problems",
         "You have {} coins and find {} more. They go to {} people alike. How many has each?",
-        _shared, Plan((("a", "+", "b"), ("r", "/", "c"))), Plan((("a", "+", "b"), ("r", "-", "c"))),
+        _equal_shares, _plan("a+b", "r/c"), _plan("a+b", "r-c"),
     ),
-    Kind(
+    ProblemKind(
         "spent", 5, "Word Problems",
         "You have {} boxes of {} coins and buy a book of {} coins. How many are left?",
-        _product_less,
-        Plan((("a", "*", "b"), ("r", "-", "c"))), Plan((("a", "+", "b"), ("r", "-", "c"))),
+        _product_less, _plan("a*b", "r-c"), _plan("a+b", "r-c"),
     ),
 )  # fmt: skip

@@ -22,10 +22,10 @@ from threading import Lock
 from agentrl_cli.core.errors import UserError
 
 WORKERS = 2
-LIMIT = 0.2  # seconds of processor time for one pair
-WALL = 3.0  # seconds of waiting for one pair, on however busy a machine
-MEMORY = 2 * 2**30  # bytes of address space
-START = 300.0  # seconds for a worker to load, on however busy a machine
+CPU_SECONDS = 0.2  # of processor time for one pair
+WALL_SECONDS = 3.0  # of waiting for one pair, on however busy a machine
+MEMORY_BYTES = 2 * 2**30  # of address space
+START_SECONDS = 300.0  # for a worker to load, on however busy a machine
 REMEDY = "try python -c 'import math_verify', or pip install 'agentrl-cli[math]' anew"
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -41,14 +41,21 @@ class Worker:
     than START."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-P", str(WORKER), str(LIMIT), str(WALL), str(MEMORY)]
+        command = [
+            sys.executable,
+            "-P",
+            str(WORKER),
+            str(CPU_SECONDS),
+            str(WALL_SECONDS),
+            str(MEMORY_BYTES),
+        ]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             bufsize=0,  # what select says of a pipe must be all there is
             start_new_session=True,  # Ctrl-C lets a step be finished, grading included
         )  # fmt: skip
-        if self._read(START) != "ready":
-            how = "ended" if self._ended() else f"was not ready within {START:.0f} seconds"
+        if self._read(START_SECONDS) != "ready":
+            how = "ended" if self._ended() else f"was not ready within {START_SECONDS:.0f} seconds"
             self.close()
             raise UserError(f"the process in which math-verify loads {how}; {REMEDY}")
 
@@ -59,14 +66,14 @@ class Worker:
             self.process.stdin.write(json.dumps([answer, gold]).encode() + b"\n")
         except OSError:
             return "lost"
-        return self._read(2 * WALL) or "lost"
+        return self._read(2 * WALL_SECONDS) or "lost"
 
     def close(self) -> None:
         """End the process: its input ends, and what does not stop by that is killed."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         try:
-            self.process.wait(2 * WALL)
+            self.process.wait(2 * WALL_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -89,7 +96,7 @@ class Worker:
 
 
 class Pool:
-    """`workers` processes and the tally of what they said."""
+    """`workers` processes and the tally of their outcomes."""
 
     def __init__(self, workers: int = WORKERS) -> None:
         self.tally: Counter[str] = Counter()
@@ -101,17 +108,17 @@ class Pool:
     def verify(self, answer: str, gold: str) -> str:
         """verified, refused, timeout or crash."""
         worker = self.idle.get()
-        said = "lost"
+        outcome = "lost"
         try:
             worker = worker or Worker()
-            said = worker.ask(answer, gold)
+            outcome = worker.ask(answer, gold)
         finally:
-            if said == "lost" and worker is not None:
+            if outcome == "lost" and worker is not None:
                 worker.close()
-            self.idle.put(None if said == "lost" else worker)
+            self.idle.put(None if outcome == "lost" else worker)
         with self.lock:
-            self.tally[said] += 1
-        return "crash" if said == "lost" else said
+            self.tally[outcome] += 1
+        return "crash" if outcome == "lost" else outcome
 
     def close(self) -> None:
         """End all processes; the next use starts new ones."""
@@ -131,7 +138,7 @@ def _pool(process: int) -> Pool:
 
 
 def verify(answer: str, gold: str) -> str:
-    """math-verify's verdict on normalised answers: verified, refused, timeout or crash."""
+    """How math-verify judges normalised answers: verified, refused, timeout or crash."""
     return _pool(os.getpid()).verify(answer, gold)
 
 
@@ -141,5 +148,5 @@ def close() -> None:
 
 
 def tally() -> dict[str, int]:
-    """How often each was said since this process began, and how many workers were `lost`."""
+    """How often each outcome came since this process began, and how many workers were `lost`."""
     return dict(_pool(os.getpid()).tally)

@@ -24,50 +24,52 @@ EXTRA = "pip install 'agentrl-cli[math]'"
 
 
 @lru_cache(maxsize=4)
-def read(data: str, test_data: str | None, test_share: float, seed: int) -> dict[str, list[Row]]:
+def read_splits(
+    data: str, test_data: str | None, test_share: float, seed: int
+) -> dict[str, list[Row]]:
     """The rows of `train` and `test`: of the data's own splits; or all of `test_data` and the rest
     of `data`; or a share of the rows, drawn by problem. Raises UserError for what cannot be read.
     """
-    splits = _splits(data)
+    splits = _parse_splits(data)
     everything = list(chain(*splits.values()))
     if test_data is not None:
-        test = list(chain(*_splits(test_data).values()))
+        test = list(chain(*_parse_splits(test_data).values()))
         tested = {row["problem"] for row in test}
         train = [row for row in everything if row["problem"] not in tested]
     elif {"train", "test"} <= splits.keys():
         train, test = splits["train"], splits["test"]
     else:
-        drawn = {row["problem"]: _drawn(row["problem"], test_share, seed) for row in everything}
-        train = [row for row in everything if not drawn[row["problem"]]]
-        test = [row for row in everything if drawn[row["problem"]]]
+        is_test = [_is_test_problem(row["problem"], test_share, seed) for row in everything]
+        test = [row for row, chosen in zip(everything, is_test, strict=True) if chosen]
+        train = [row for row, chosen in zip(everything, is_test, strict=True) if not chosen]
     return {"train": train, "test": test}
 
 
-def checked(source: str, rows: Iterable[tuple[int, Any]]) -> Iterable[Row]:
+def parse_rows(source: str, rows: Iterable[tuple[int, Any]]) -> Iterable[Row]:
     """Rows in one form. UserError names the first line that is none."""
     ids: set[str] = set()
     for number, row in rows:
         try:
-            found = _row(number, row)
+            parsed = _parse_row(number, row)
         except ValueError as error:
             raise _unreadable(source, number, str(error)) from None
-        if found["id"] in ids:
-            raise _unreadable(source, number, f"a second one with the id '{found['id']}'")
-        ids.add(found["id"])
-        yield found
+        if parsed["id"] in ids:
+            raise _unreadable(source, number, f"a second one with the id '{parsed['id']}'")
+        ids.add(parsed["id"])
+        yield parsed
 
 
-def _splits(data: str) -> dict[str, list[Row]]:
+def _parse_splits(data: str) -> dict[str, list[Row]]:
     """Every split's rows; where there are several, the ids of one begin with its name."""
-    found = {name: list(checked(data, rows)) for name, rows in _source(data).items()}
-    if len(found) == 1:
-        return found
+    splits = {name: list(parse_rows(data, rows)) for name, rows in _numbered_rows(data).items()}
+    if len(splits) == 1:
+        return splits
     return {
-        name: [row | {"id": f"{name}-{row['id']}"} for row in rows] for name, rows in found.items()
+        name: [row | {"id": f"{name}-{row['id']}"} for row in rows] for name, rows in splits.items()
     }
 
 
-def steps(row: Row) -> list[str]:
+def solution_steps(row: Row) -> list[str]:
     """A solution's paragraphs, or its lines where it has one paragraph; the last has the box."""
     text = row["solution"].strip()
     parts = [part.strip() for part in BLANK_LINES.split(text) if part.strip()]
@@ -76,7 +78,7 @@ def steps(row: Row) -> list[str]:
     return parts if boxed(text) is not None else [*parts, rf"\boxed{{{row['answer']}}}"]
 
 
-def _row(number: int, row: Any) -> Row:
+def _parse_row(number: int, row: Any) -> Row:
     """ValueError says what is missing."""
     if not isinstance(row, dict):
         raise ValueError("not an object")
@@ -100,11 +102,11 @@ def _row(number: int, row: Any) -> Row:
     }
 
 
-def _drawn(problem: str, share: float, seed: int) -> bool:
+def _is_test_problem(problem: str, share: float, seed: int) -> bool:
     return derive_seed("math", "row", seed, problem) % 10**6 < share * 10**6
 
 
-def _source(data: str) -> dict[str, list[tuple[int, Any]]]:
+def _numbered_rows(data: str) -> dict[str, list[tuple[int, Any]]]:
     """(line number, raw row) of every split; a single file has one split without a name."""
     path = Path(data)
     if path.suffix in (".jsonl", ".json"):
@@ -115,7 +117,7 @@ def _source(data: str) -> dict[str, list[tuple[int, Any]]]:
 
 
 def _json_lines(path: Path) -> list[tuple[int, Any]]:
-    found: list[tuple[int, Any]] = []
+    rows: list[tuple[int, Any]] = []
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -123,10 +125,10 @@ def _json_lines(path: Path) -> list[tuple[int, Any]]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                found.append((number, json.loads(line)))
+                rows.append((number, json.loads(line)))
             except (ValueError, RecursionError):
                 raise _unreadable(str(path), number, "no JSON") from None
-    return found
+    return rows
 
 
 def _parquet(path: Path) -> list[Any]:
@@ -137,7 +139,8 @@ def _parquet(path: Path) -> list[Any]:
     try:
         return parquet.read_table(path).to_pylist()
     except (OSError, ArrowException) as error:
-        raise UserError(f"cannot read '{path}' ({_first(error)}); give a Parquet file") from None
+        reason = _first_line(error)
+        raise UserError(f"cannot read '{path}' ({reason}); give a Parquet file") from None
 
 
 def _dataset(data: str) -> dict[str, Iterable[Any]]:
@@ -151,11 +154,12 @@ def _dataset(data: str) -> dict[str, Iterable[Any]]:
         ) from None
     name, _, config = data.partition(":")
     try:
-        found: Any = load_dataset(name, config or None)
-        return {split: list(rows) for split, rows in found.items()}
+        splits: Any = load_dataset(name, config or None)
+        return {split: list(rows) for split, rows in splits.items()}
     except Exception as error:  # whatever network, cache and format can raise
+        reason = _first_line(error)
         raise UserError(
-            f"cannot read data set '{data}' ({_first(error)}); give a file, a folder or owner/name"
+            f"cannot read data set '{data}' ({reason}); give a file, a folder or owner/name"
         ) from None
 
 
@@ -163,5 +167,5 @@ def _unreadable(source: str, number: int, reason: str) -> UserError:
     return UserError(f"line {number} of '{source}' is no row of MATH ({reason}); mend or delete it")
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:200].rstrip(".")

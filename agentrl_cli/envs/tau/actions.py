@@ -16,10 +16,10 @@ from agentrl_cli.envs.tau.calls import Tool, parameters
 
 RESPOND = "respond"
 STYLES = ("react", "native", "call")
-LONGEST, DEEPEST = 100_000, 40  # characters of a call, brackets inside brackets
+MAX_CALL_LENGTH, MAX_CALL_DEPTH = 100_000, 40  # characters of a call, brackets inside brackets
 THINKING = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
 TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
-CALL = re.compile(r"(\w+)\(([^()\n]*)\)\s*$")
+PLAIN_CALL = re.compile(r"(\w+)\(([^()\n]*)\)\s*$")
 
 
 @dataclass(frozen=True)
@@ -36,52 +36,52 @@ class Action:
 def parse(text: str, style: str, tools: Mapping[str, Tool]) -> Action:
     """The action that the text holds, the first one where there are several. Never raises."""
     if style == "react":
-        return _react(text)
-    return _native(text) if style == "native" else _call(text, tools)
+        return _parse_react(text)
+    return _parse_native(text) if style == "native" else _parse_call(text, tools)
 
 
-def reply(text: str, *, malformed: bool = False) -> Action:
+def respond(text: str, *, malformed: bool = False) -> Action:
     """Words for the user."""
     return Action(RESPOND, {"content": text}, malformed=malformed or not text.strip())
 
 
-def _react(text: str) -> Action:
+def _parse_react(text: str) -> Action:
     said = text.rpartition("Action:")[2].strip()
-    value, why = _json(said)
+    value, why = _load_json(said)
     if why or not isinstance(value, dict):
-        return reply(said, malformed=said[:1] == "{")
-    return _action(value)
+        return respond(said, malformed=said[:1] == "{")
+    return _from_json_object(value)
 
 
-def _native(text: str) -> Action:
+def _parse_native(text: str) -> Action:
     said = THINKING.sub("", text).strip()
     tagged = TAGGED.search(said)
-    value, why = _json(tagged[1] if tagged else said)
+    value, why = _load_json(tagged[1] if tagged else said)
     value = value[0] if isinstance(value, list) and value else value
     if isinstance(value, dict) and (tagged or "name" in value or "function" in value):
-        return _action(value)
+        return _from_json_object(value)
     if tagged:
-        return _broken(f"the tool call is not JSON ({why})" if why else "it is not an object")
-    return reply(said, malformed=said[:1] == "{")
+        return _malformed(f"the tool call is not JSON ({why})" if why else "it is not an object")
+    return respond(said, malformed=said[:1] == "{")
 
 
-def _call(text: str, tools: Mapping[str, Tool]) -> Action:
+def _parse_call(text: str, tools: Mapping[str, Tool]) -> Action:
     """A call must be the whole last line; the last parameter of a tool takes all that is left."""
     said = text.strip().rpartition("\n")[2].strip()
-    match = CALL.match(said)
+    match = PLAIN_CALL.match(said)
     if match is None:
-        return reply(said, malformed=bool(re.match(r"\w+\(", said)))
+        return respond(said, malformed=bool(re.match(r"\w+\(", said)))
     name, given = match[1], match[2].strip()
     if name not in tools:
         return Action(name)
     names = parameters(tools[name])
     values = [part.strip() for part in given.split(",", max(0, len(names) - 1))] if given else []
     if len(values) > len(names):
-        return _broken(f"{name} takes {len(names)} arguments")
+        return _malformed(f"{name} takes {len(names)} arguments")
     return Action(name, dict(zip(names, values, strict=False)))
 
 
-def _action(value: dict[str, Any]) -> Action:
+def _from_json_object(value: dict[str, Any]) -> Action:
     """The action that a JSON object names. Arguments may be JSON in a string, as endpoints send
     them, and be called `parameters`, or `kwargs` as in the benchmark's own files."""
     inner = value.get("function")
@@ -89,30 +89,32 @@ def _action(value: dict[str, Any]) -> Action:
     keys = (key for key in ("arguments", "parameters", "kwargs") if key in value)
     name, arguments = value.get("name"), value.get(next(keys, "arguments"))
     if isinstance(arguments, str):
-        arguments = _json(arguments)[0]
+        arguments = _load_json(arguments)[0]
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        return _broken('a call is {"name": <text>, "arguments": {<name>: <value>}}')
+        return _malformed('a call is {"name": <text>, "arguments": {<name>: <value>}}')
     if name != RESPOND:
         return Action(name, arguments)
     content = arguments.get("content")
     if not isinstance(content, str):
-        return _broken("the content of respond is not text")
-    return reply(content)
+        return _malformed("the content of respond is not text")
+    return respond(content)
 
 
-def _broken(problem: str) -> Action:
+def _malformed(problem: str) -> Action:
     return Action("", problem=problem, malformed=True)
 
 
-def _json(text: str) -> tuple[Any, str]:
+def _load_json(text: str) -> tuple[Any, str]:
     """The value of JSON text, or why it has none: also too long or too deep."""
-    if len(text) > LONGEST:
-        return None, f"longer than {LONGEST} characters"
+    if len(text) > MAX_CALL_LENGTH:
+        return None, f"longer than {MAX_CALL_LENGTH} characters"
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return None, str(error)
-    return (None, f"deeper than {DEEPEST}") if _depth(value) > DEEPEST else (value, "")
+    return (
+        (None, f"deeper than {MAX_CALL_DEPTH}") if _depth(value) > MAX_CALL_DEPTH else (value, "")
+    )
 
 
 def _depth(value: Any) -> int:

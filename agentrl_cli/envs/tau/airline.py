@@ -22,8 +22,12 @@ AIRPORTS = {
     "PHL": "Philadelphia", "LGA": "LaGuardia",
 }  # fmt: skip
 NOW = "2024-05-15T15:00:00"
-BOOKED = ("HATHAT", "HATHAU", "HATHAV")  # ids of new reservations; the last one is used again
-CERTIFICATES = ("certificate_3221322", "certificate_3221323", "certificate_3221324")
+RESERVATION_IDS = (
+    "HATHAT",
+    "HATHAU",
+    "HATHAV",
+)  # ids of new reservations; the last one is used again
+CERTIFICATE_IDS = ("certificate_3221322", "certificate_3221323", "certificate_3221324")
 INSURANCE, BAG = 30, 50  # dollars: per passenger, per bag
 NO_RESERVATION = "Error: reservation not found"
 
@@ -46,7 +50,7 @@ def search_direct_flight(data: Database, origin: Any, destination: Any, date: An
     for flight in data["flights"].values():
         if flight["origin"] == origin and flight["destination"] == destination:
             if date in flight["dates"] and flight["dates"][date]["status"] == "available":
-                found.append(_on(flight, date))
+                found.append(_on_date(flight, date))
     return json.dumps(found)
 
 
@@ -71,9 +75,9 @@ def book_reservation(
     """Book flights; gift cards are charged, certificates used up."""
     if user_id not in data["users"]:
         return "Error: user not found"
-    free = [name for name in BOOKED if name not in data["reservations"]]
+    free = [name for name in RESERVATION_IDS if name not in data["reservations"]]
     reservation = {
-        "reservation_id": [*free, BOOKED[-1]][0], "user_id": user_id, "origin": origin,
+        "reservation_id": [*free, RESERVATION_IDS[-1]][0], "user_id": user_id, "origin": origin,
         "destination": destination, "flight_type": flight_type, "cabin": cabin,
         "flights": flights, "passengers": passengers, "payment_history": payment_methods,
         "created_at": NOW, "total_baggages": total_baggages,
@@ -81,14 +85,14 @@ def book_reservation(
     }  # fmt: skip
     total = 0
     for flight in flights:
-        wrong = _seat(data, flight, cabin, passengers)
+        wrong = _price_flight(data, flight, cabin, passengers)
         if wrong:
             return wrong
         total += flight["price"] * len(passengers)
     if insurance == "yes":
         total += INSURANCE * len(passengers)
     total += BAG * nonfree_baggages
-    wrong = _payments(data["users"][user_id]["payment_methods"], payment_methods, total)
+    wrong = _payment_error(data["users"][user_id]["payment_methods"], payment_methods, total)
     if wrong:
         return wrong
     user = data["users"].edit(user_id)
@@ -120,16 +124,16 @@ def update_reservation_flights(
     reservation, total = data["reservations"][reservation_id], 0
     passengers = reservation["passengers"]
     for flight in flights:
-        kept = _kept(reservation, flight, cabin)
+        kept = _unchanged_flight(reservation, flight, cabin)
         if kept is not None:
             flight |= {key: kept[key] for key in ("price", "origin", "destination")}
         else:
-            wrong = _seat(data, flight, cabin, passengers)
+            wrong = _price_flight(data, flight, cabin, passengers)
             if wrong:
                 return wrong
         total += flight["price"] * len(passengers)
     total -= sum(flight["price"] for flight in reservation["flights"]) * len(passengers)
-    wrong = _cannot_pay(data, reservation, payment_id, total)
+    wrong = _change_payment_error(data, reservation, payment_id, total)
     if wrong:
         return wrong
     reservation = data["reservations"].edit(reservation_id)
@@ -146,7 +150,7 @@ def update_reservation_baggages(
         return NO_RESERVATION
     reservation = data["reservations"][reservation_id]
     total = BAG * max(0, nonfree_baggages - reservation["nonfree_baggages"])
-    wrong = _cannot_pay(data, reservation, payment_id, total)
+    wrong = _change_payment_error(data, reservation, payment_id, total)
     if wrong:
         return wrong
     reservation = data["reservations"].edit(reservation_id)
@@ -172,7 +176,7 @@ def send_certificate(data: Database, user_id: Any, amount: Any) -> str:
     if user_id not in data["users"]:
         return "Error: user not found"
     held = data["users"][user_id]["payment_methods"]
-    name = next((name for name in CERTIFICATES if name not in held), None)
+    name = next((name for name in CERTIFICATE_IDS if name not in held), None)
     if name is None:
         return "Error: no more certificates"
     methods = data["users"].edit(user_id)["payment_methods"]
@@ -180,7 +184,7 @@ def send_certificate(data: Database, user_id: Any, amount: Any) -> str:
     return f"Certificate {name} added to user {user_id} with amount {amount}."
 
 
-def _on(flight: Record, date: Any) -> Record:
+def _on_date(flight: Record, date: Any) -> Record:
     """A flight without its calendar, with one day's status, seats and prices."""
     return {key: value for key, value in flight.items() if key != "dates"} | flight["dates"][date]
 
@@ -195,10 +199,10 @@ def _connection(first: Record, second: Record, date: Any) -> list[list[Record]]:
     days = first["dates"][date], second["dates"][following]
     if any(day["status"] != "available" for day in days):
         return []
-    return [[_on(first, date) | {"date": date}, _on(second, date) | {"date": following}]]
+    return [[_on_date(first, date) | {"date": date}, _on_date(second, date) | {"date": following}]]
 
 
-def _kept(reservation: Record, flight: Any, cabin: Any) -> Record | None:
+def _unchanged_flight(reservation: Record, flight: Any, cabin: Any) -> Record | None:
     """The reservation's own flight that the wanted one names, if the cabin stays."""
     same = [
         held
@@ -210,7 +214,7 @@ def _kept(reservation: Record, flight: Any, cabin: Any) -> Record | None:
     return same[0] if same else None
 
 
-def _seat(data: Database, flight: Any, cabin: Any, passengers: Any) -> str:
+def _price_flight(data: Database, flight: Any, cabin: Any, passengers: Any) -> str:
     """Write price and airports into a wanted flight; what keeps it from being booked, or ""."""
     number = flight["flight_number"]
     if number not in data["flights"]:
@@ -228,7 +232,7 @@ def _seat(data: Database, flight: Any, cabin: Any, passengers: Any) -> str:
     return ""
 
 
-def _payments(held: Record, payments: Any, total: Any) -> str:
+def _payment_error(held: Record, payments: Any, total: Any) -> str:
     """What is wrong with the payments for a booking; "" for nothing."""
     for payment in payments:
         name, amount = payment["payment_id"], payment["amount"]
@@ -251,7 +255,7 @@ def _pay(held: Record, payments: Any) -> None:
             del held[name]
 
 
-def _cannot_pay(data: Database, reservation: Record, payment_id: Any, total: Any) -> str:
+def _change_payment_error(data: Database, reservation: Record, payment_id: Any, total: Any) -> str:
     """Why a change cannot be paid by this method; "" where it can."""
     methods = data["users"][reservation["user_id"]]["payment_methods"]
     if payment_id not in methods:

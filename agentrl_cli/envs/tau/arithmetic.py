@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-LARGEST = 1 << 22  # bits of all integers on the way; no float holds nearly as many
+MAX_BITS = 1 << 22  # bits of all integers on the way; no float holds nearly as many
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -44,20 +44,20 @@ def _value(tree: ast.expr) -> Any:
     spent = 0
     while todo:
         node, ready = todo.pop()
-        parts = _parts(node)
+        parts = _operands(node)
         if not ready:
             todo += [(node, True), *((part, False) for part in reversed(parts))]
             continue
         given = values[len(values) - len(parts) :]
         del values[len(values) - len(parts) :]
-        values.append(_applied(node, given))
+        values.append(_apply(node, given))
         spent += values[-1].bit_length() if isinstance(values[-1], int) else 0
-        if spent > LARGEST:
+        if spent > MAX_BITS:
             raise OverflowError("int too large to convert to float")
     return values.pop()
 
 
-def _parts(node: ast.expr) -> list[ast.expr]:
+def _operands(node: ast.expr) -> list[ast.expr]:
     """The expressions inside an expression, in the order of their evaluation."""
     if isinstance(node, ast.BinOp):
         return [node.left, node.right]
@@ -69,7 +69,7 @@ def _parts(node: ast.expr) -> list[ast.expr]:
     return []
 
 
-def _applied(node: ast.expr, given: list[Any]) -> Any:
+def _apply(node: ast.expr, given: list[Any]) -> Any:
     """The value of an expression from those of its parts."""
     if isinstance(node, ast.BinOp):
         return _binary(node.op, *given)
@@ -99,6 +99,6 @@ def _binary(kind: ast.operator, left: Any, right: Any) -> Any:
     if not isinstance(kind, ast.Pow):
         return BINARY[type(kind)](left, right)
     whole = isinstance(left, int) and isinstance(right, int)
-    if whole and right > 0 and left.bit_length() * right > LARGEST and abs(left) > 1:
+    if whole and right > 0 and left.bit_length() * right > MAX_BITS and abs(left) > 1:
         raise OverflowError("int too large to convert to float")
     return operator.pow(left, right)

@@ -17,36 +17,36 @@ from agentrl_cli.envs.tau.database import Database
 Tool = Callable[..., str]
 
 
-def call(
+def call_tool(
     tools: Mapping[str, Tool], domain: str, data: Database, name: str, arguments: dict[str, Any]
 ) -> str:
     """The observation that the call brings. Never raises for what the arguments hold."""
     if name not in tools:
         return f"Unknown action {name}"
-    wrong = wrong_arguments(tools[name], domain, arguments)
-    if wrong:
-        return f"Error: {wrong}"
+    error = argument_error(tools[name], domain, arguments)
+    if error:
+        return f"Error: {error}"
     try:
         return tools[name](data, **copy.deepcopy(arguments))
-    except Exception as error:
-        return f"Error: {error}"
+    except Exception as raised:
+        return f"Error: {raised}"
 
 
-def wrong_arguments(tool: Tool, domain: str, arguments: dict[str, Any]) -> str:
+def argument_error(tool: Tool, domain: str, arguments: dict[str, Any]) -> str:
     """What Python says of a call whose argument names do not fit; "" where they do."""
     needed = parameters(tool)
-    said = f"{_class_name(tool)}.invoke()"
+    method = f"{_class_name(tool)}.invoke()"
     if "data" in arguments:
         module = f"tau_bench.envs.{domain}.tools.{tool.__name__}"
-        return f"{module}.{said} got multiple values for keyword argument 'data'"
+        return f"{module}.{method} got multiple values for keyword argument 'data'"
     for name in arguments:
         if name not in needed:
-            return f"{said} got an unexpected keyword argument '{name}'"
+            return f"{method} got an unexpected keyword argument '{name}'"
     missing = [f"'{name}'" for name in needed if name not in arguments]
     if not missing:
         return ""
-    many = "s" if len(missing) > 1 else ""
-    return f"{said} missing {len(missing)} required positional argument{many}: {_listed(missing)}"
+    plural, names = "s" if len(missing) > 1 else "", _join_with_and(missing)
+    return f"{method} missing {len(missing)} required positional argument{plural}: {names}"
 
 
 @cache
@@ -59,7 +59,7 @@ def _class_name(tool: Tool) -> str:
     return "".join(word.capitalize() for word in tool.__name__.split("_"))
 
 
-def _listed(names: list[str]) -> str:
+def _join_with_and(names: list[str]) -> str:
     if len(names) < 3:
         return " and ".join(names)
     return f"{', '.join(names[:-1])}, and {names[-1]}"

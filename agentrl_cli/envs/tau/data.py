@@ -17,8 +17,8 @@ from typing import Any
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.tau import airline, retail
 from agentrl_cli.envs.tau.calls import Tool
-from agentrl_cli.envs.tau.database import Rows, Tables
-from agentrl_cli.envs.tau.shared import TERMINATES
+from agentrl_cli.envs.tau.database import SharedTable, Tables
+from agentrl_cli.envs.tau.shared import TERMINAL_TOOL
 
 TABLES: dict[str, dict[str, dict[str, type]]] = {  # each with the fields that need no tool to read
     "retail": {
@@ -32,13 +32,13 @@ TOOLS: dict[str, tuple[tuple[Tool, ...], tuple[Tool, ...]]] = {
     "retail": (retail.READS, retail.WRITES),
     "airline": (airline.READS, airline.WRITES),
 }
-UNREADABLE = (
+READ_ERRORS = (
     OSError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError,
 )  # fmt: skip
-KEYS = ("user_id", "instruction", "actions", "outputs")
-KINDS = {dict: "mapping", list: "list", str: "text"}
+TASK_KEYS = ("user_id", "instruction", "actions", "outputs")
+TYPE_NAMES = {dict: "mapping", list: "list", str: "text"}
 SPLITS = ("train", "dev", "test")
-PLACES = ("", "tau_bench/envs/", "envs/")  # where a domain's folder may lie
+DOMAIN_FOLDERS = ("", "tau_bench/envs/", "envs/")  # where a domain's folder may lie
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +53,13 @@ class Domain:
     schemas: tuple[dict[str, Any], ...]
     policy: str
     tasks: Mapping[str, tuple[dict[str, Any], ...]]
-    terminates: str = TERMINATES
+    terminates: str = TERMINAL_TOOL
 
 
 @lru_cache(maxsize=8)
-def load(name: str, folder: str) -> Domain:
+def load_domain(name: str, folder: str) -> Domain:
     """The domain `retail` or `airline` from a folder. Raises UserError where that lacks it."""
-    root = _root(name, Path(folder).expanduser())
+    root = _domain_folder(name, Path(folder).expanduser())
     reads, writes = TOOLS[name]
     tables = {table: _table(root, table, fields) for table, fields in TABLES[name].items()}
     return Domain(
@@ -68,13 +68,13 @@ def load(name: str, folder: str) -> Domain:
         tools={tool.__name__: tool for tool in (*reads, *writes)},
         writes=frozenset(tool.__name__ for tool in writes),
         schemas=tuple(_schemas(root)),
-        policy=_text(_either(root / "policy.md", root / "wiki.md")),
+        policy=_text(_first_existing(root / "policy.md", root / "wiki.md")),
         tasks={split: tuple(_tasks(root, split, tables["users"])) for split in SPLITS},
     )
 
 
-def _root(name: str, folder: Path) -> Path:
-    for place in PLACES:
+def _domain_folder(name: str, folder: Path) -> Path:
+    for place in DOMAIN_FOLDERS:
         if (folder / f"{place}{name}").is_dir():
             return folder / f"{place}{name}"
     raise UserError(
@@ -83,47 +83,47 @@ def _root(name: str, folder: Path) -> Path:
     )
 
 
-def _table(root: Path, name: str, fields: dict[str, type]) -> Rows:
-    file = _either(root / f"{name}.json", root / "data" / f"{name}.json")
-    return _parsed(file, lambda text: Rows(_records(json.loads(text), fields)))
+def _table(root: Path, name: str, fields: dict[str, type]) -> SharedTable:
+    file = _first_existing(root / f"{name}.json", root / "data" / f"{name}.json")
+    return _read_file(file, lambda text: SharedTable(_parse_table(json.loads(text), fields)))
 
 
-def _records(table: Any, fields: dict[str, type]) -> dict[str, Any]:
+def _parse_table(table: Any, fields: dict[str, type]) -> dict[str, Any]:
     """A table whose records have the fields. TypeError where one is broken."""
-    for number, record in _typed("the table", table, dict).items():
-        _typed(f"record {number!r}", record, dict)
+    for number, record in _require_type("the table", table, dict).items():
+        _require_type(f"record {number!r}", record, dict)
         for name, kind in fields.items():
-            _typed(f"{name} of record {number!r}", record.get(name), kind)
+            _require_type(f"{name} of record {number!r}", record.get(name), kind)
     return table
 
 
-def _typed(what: str, value: Any, kind: type) -> Any:
+def _require_type(what: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"{what} is {str(value)[:40]!r} and no {KINDS[kind]}")
+        raise TypeError(f"{what} is {str(value)[:40]!r} and no {TYPE_NAMES[kind]}")
     return value
 
 
-def _tasks(root: Path, split: str, users: Rows) -> list[dict[str, Any]]:
+def _tasks(root: Path, split: str, users: SharedTable) -> list[dict[str, Any]]:
     """The tasks of a split, each with its number as `id`; none where the domain lacks the split."""
     plain, python = root / f"tasks_{split}.json", root / f"tasks_{split}.py"
     if plain.is_file():
-        return _parsed(plain, lambda text: _rows(json.loads(text), users))
+        return _read_file(plain, lambda text: _parse_tasks(json.loads(text), users))
     if python.is_file():
-        return _parsed(python, lambda text: _rows(_longest_list(text), users))
+        return _read_file(python, lambda text: _parse_tasks(_longest_list(text), users))
     return []
 
 
-def _rows(tasks: Any, users: Rows) -> list[dict[str, Any]]:
+def _parse_tasks(tasks: Any, users: SharedTable) -> list[dict[str, Any]]:
     """Tasks with the keys that matter. KeyError or TypeError where one is missing or wrong."""
-    kept = [{"id": i, **{key: task[key] for key in KEYS}} for i, task in enumerate(tasks)]
+    kept = [{"id": i, **{key: task[key] for key in TASK_KEYS}} for i, task in enumerate(tasks)]
     for task in kept:
         about = f"of task {task['id']}"
-        _typed(f"the instruction {about}", task["instruction"], str)
-        for output in _typed(f"outputs {about}", task["outputs"], list):
-            _typed(f"an output {about}", output, str)
-        for action in _typed(f"actions {about}", task["actions"], list):
-            _typed(f"an action's name {about}", action["name"], str)
-            _typed(f"an action's arguments {about}", action["kwargs"], dict)
+        _require_type(f"the instruction {about}", task["instruction"], str)
+        for output in _require_type(f"outputs {about}", task["outputs"], list):
+            _require_type(f"an output {about}", output, str)
+        for action in _require_type(f"actions {about}", task["actions"], list):
+            _require_type(f"an action's name {about}", action["name"], str)
+            _require_type(f"an action's arguments {about}", action["kwargs"], dict)
         if task["user_id"] not in users:
             raise ValueError(f"user {task['user_id']!r} {about} is in no table")
     return kept
@@ -131,13 +131,15 @@ def _rows(tasks: Any, users: Rows) -> list[dict[str, Any]]:
 
 def _schemas(root: Path) -> list[dict[str, Any]]:
     if (root / "tools.json").is_file():
-        return _parsed(root / "tools.json", lambda text: _listed(json.loads(text)))
+        return _read_file(root / "tools.json", lambda text: _parse_schemas(json.loads(text)))
     files = sorted((root / "tools").glob("[!_]*.py"))
-    return [_parsed(file, _returned_schema) for file in files]
+    return [_read_file(file, _returned_schema) for file in files]
 
 
-def _listed(schemas: Any) -> list[dict[str, Any]]:
-    return [_typed("a schema", one, dict) for one in _typed("the file", schemas, list)]
+def _parse_schemas(schemas: Any) -> list[dict[str, Any]]:
+    return [
+        _require_type("a schema", one, dict) for one in _require_type("the file", schemas, list)
+    ]
 
 
 def _longest_list(text: str) -> list[dict[str, Any]]:
@@ -171,18 +173,18 @@ def _literal(node: ast.AST | None) -> Any:
     raise ValueError("not a literal")
 
 
-def _either(*files: Path) -> Path:
+def _first_existing(*files: Path) -> Path:
     return next((file for file in files if file.is_file()), files[0])
 
 
 def _text(file: Path) -> str:
-    return _parsed(file, str)
+    return _read_file(file, str)
 
 
-def _parsed(file: Path, read: Callable[[str], Any]) -> Any:
+def _read_file(file: Path, read: Callable[[str], Any]) -> Any:
     try:
         return read(file.read_text(encoding="utf-8"))
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"τ-bench file '{file}' cannot be read ({first}); mend the folder that env.data names"

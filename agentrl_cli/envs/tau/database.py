@@ -14,13 +14,13 @@ from typing import Any
 Record = dict[str, Any]
 
 
-class Rows(dict[str, Record]):
+class SharedTable(dict[str, Record]):
     """A shared table; nobody changes it."""
 
     @cached_property
     def texts(self) -> dict[str, str]:
         """The canonical text of every record, worked out once."""
-        return {key: canonical(record) for key, record in self.items()}
+        return {key: canonical_text(record) for key, record in self.items()}
 
 
 Tables = Mapping[str, Mapping[str, Record]]
@@ -30,7 +30,7 @@ class Table(Mapping[str, Record]):
     """One table: reading gives shared records, `edit` a private copy that may be changed."""
 
     def __init__(self, base: Mapping[str, Record]) -> None:
-        self.base = base if isinstance(base, Rows) else Rows(base)
+        self.base = base if isinstance(base, SharedTable) else SharedTable(base)
         self.changed: dict[str, Record] = {}
 
     def __getitem__(self, key: str) -> Record:
@@ -58,16 +58,18 @@ class Table(Mapping[str, Record]):
 
     def touched(self) -> dict[str, str]:
         """The canonical text of every record that differs from the shared one."""
-        now = {key: canonical(record) for key, record in self.changed.items()}
+        now = {key: canonical_text(record) for key, record in self.changed.items()}
         return {k: text for k, text in now.items() if text != self._before(k)}
 
     def text(self) -> str:
         """The canonical text of the whole table."""
-        texts = self.base.texts | {key: canonical(record) for key, record in self.changed.items()}
+        texts = self.base.texts | {
+            key: canonical_text(record) for key, record in self.changed.items()
+        }
         return _tuple([f"({key!r}, {texts[key]})" for key in sorted(texts)])
 
     def _before(self, key: str) -> str | None:
-        return canonical(self.base[key]) if key in self.base else None
+        return canonical_text(self.base[key]) if key in self.base else None
 
 
 class Database:
@@ -91,12 +93,12 @@ class Database:
         return sha256(whole.encode()).hexdigest()
 
 
-def canonical(value: object) -> str:
+def canonical_text(value: object) -> str:
     """The text that τ-bench hashes, Python's of nested tuples: mappings as pairs by key, lists in
     order; so 250 and 250.0, or True and 1, differ."""
     if isinstance(value, dict):
-        return _tuple([f"({key!r}, {canonical(value[key])})" for key in sorted(value)])
-    return _tuple(list(map(canonical, value))) if isinstance(value, list) else repr(value)
+        return _tuple([f"({key!r}, {canonical_text(value[key])})" for key in sorted(value)])
+    return _tuple(list(map(canonical_text, value))) if isinstance(value, list) else repr(value)
 
 
 def _tuple(parts: list[str]) -> str:

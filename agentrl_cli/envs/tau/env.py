@@ -12,15 +12,15 @@ from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.tau import expert, measures
 from agentrl_cli.envs.tau.actions import RESPOND, STYLES, Action, parse
-from agentrl_cli.envs.tau.calls import call
+from agentrl_cli.envs.tau.calls import call_tool
 from agentrl_cli.envs.tau.conversation import Conversation
-from agentrl_cli.envs.tau.data import SPLITS, TABLES, Domain, load
+from agentrl_cli.envs.tau.data import SPLITS, TABLES, Domain, load_domain
 from agentrl_cli.envs.tau.database import Database
-from agentrl_cli.envs.tau.mini import mini
+from agentrl_cli.envs.tau.mini import mini_domain
 from agentrl_cli.envs.tau.mini_user import MiniUser
 from agentrl_cli.envs.tau.retail_user import RetailUser
-from agentrl_cli.envs.tau.reward import verdict
-from agentrl_cli.envs.tau.users import Chat, HumanUser, LLMUser, SilentUser, User, agrees
+from agentrl_cli.envs.tau.reward import reward_checks
+from agentrl_cli.envs.tau.users import ChatFunction, HumanUser, LLMUser, SilentUser, User, agrees
 
 USERS = ("scripted", "llm", "human", "silent")
 DOMAINS = (*TABLES, "mini")
@@ -56,7 +56,7 @@ class TauBench(Env):
     actions: str
     turns: int
     holdout: int
-    llm: Chat | None
+    llm: ChatFunction | None
     conversation: Conversation | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,25 +71,25 @@ class TauBench(Env):
         require_at_least(0, holdout=self.holdout)
 
     @property
-    def service(self) -> Domain:
+    def domain_data(self) -> Domain:
         """The domain's data, read once in a process and not kept on the instance."""
         if self.domain == "mini":
-            return mini()
+            return mini_domain()
         if self.data is None:
             raise UserError(
                 f"env.data is missing: τ-bench's {self.domain} data does not come with agentrl; "
                 "give the folder of a checkout of sierra-research/tau-bench as env.data=FOLDER"
             )
-        return load(self.domain, self.data)
+        return load_domain(self.domain, self.data)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The schemas, where the chat template shall show them."""
-        return list(self.service.schemas) if self.actions == "native" else []
+        return list(self.domain_data.schemas) if self.actions == "native" else []
 
     def system(self) -> str:
         """The policy; for `react` also the tools and the form of an action."""
-        service = self.service
+        service = self.domain_data
         if self.actions == "react":
             return service.policy + REACT.format(tools=json.dumps(list(service.schemas)))
         return service.policy
@@ -98,7 +98,7 @@ class TauBench(Env):
         """The tasks of train, dev or test; a domain may have none of a split."""
         if split not in SPLITS:
             raise UserError(f"split '{split}' is unknown; use one of {', '.join(SPLITS)}")
-        tasks = self.service.tasks
+        tasks = self.domain_data.tasks
         if self.user != "scripted" or not self.holdout:
             return self._tasks(tasks[split], split, split)
         rows, kept = tasks["train"], max(0, len(tasks["train"]) - self.holdout)
@@ -108,7 +108,7 @@ class TauBench(Env):
     def reset(self, task: Task, seed: int) -> list[Message]:
         """A fresh database and a user who speaks first."""
         user = self._user(task.data, seed)
-        self.conversation = Conversation(task.data, Database(self.service.tables), user)
+        self.conversation = Conversation(task.data, Database(self.domain_data.tables), user)
         first = user.start()
         self.conversation.heard, self.conversation.fault = first.text, first.fault
         return [Message("user", first.text)]
@@ -120,7 +120,7 @@ class TauBench(Env):
         if now.over:
             return Step([Message("user", OVER)], 0.0, True, False, _info("", invalid=True))
         now.turn += 1
-        parsed = parse(action, self.actions, self.service.tools)
+        parsed = parse(action, self.actions, self.domain_data.tools)
         info = _info(encodable(parsed.name), invalid=parsed.malformed)
         if now.turn == 1 and now.fault:
             info["fault"] = now.fault
@@ -138,7 +138,7 @@ class TauBench(Env):
     def expert(self, task: Task) -> Iterator[str] | None:
         """The ground-truth actions with the replies that they need. RuntimeError before `reset`."""
         how = {"domain": self.domain, "user": self.user, "style": self.actions}
-        return expert.actions(self.service, self._running(), **how)
+        return expert.expert_actions(self.domain_data, self._running(), **how)
 
     def digest(self) -> str | None:
         """τ-bench's hash of the database as the agent left it."""
@@ -146,7 +146,7 @@ class TauBench(Env):
 
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
         """pass^k, whose fault failures were, and what doing nothing would have won."""
-        return measures.summarise(self.service, episodes)
+        return measures.summarise(self.domain_data, episodes)
 
     def _tasks(self, rows: tuple[dict[str, Any], ...], source: str, split: str) -> list[Task]:
         return [Task(f"{self.domain}-{source}-{row['id']}", split, row) for row in rows]
@@ -162,7 +162,7 @@ class TauBench(Env):
             return LLMUser(task["instruction"], self.llm, seed)
         if self.domain == "mini":
             return MiniUser(task, seed)
-        names = [item["name"] for item in self.service.tables.get("products", {}).values()]
+        names = [item["name"] for item in self.domain_data.tables.get("products", {}).values()]
         return RetailUser.of(task["instruction"], seed, names)
 
     def _running(self) -> Conversation:
@@ -180,13 +180,15 @@ class TauBench(Env):
         return Message("user", heard.text), heard.stops
 
     def _call(self, action: Action, info: dict[str, Any]) -> tuple[Message, bool]:
-        now, service = self._running(), self.service
+        now, service = self._running(), self.domain_data
         if action.problem:
             answer = f"Error: {action.problem}"
         else:
             info["invalid"] |= action.name not in service.tools
             info["unconfirmed"] = action.name in service.writes and not now.allowed
-            answer = call(service.tools, service.name, now.database, action.name, action.arguments)
+            answer = call_tool(
+                service.tools, service.name, now.database, action.name, action.arguments
+            )
         answer = encodable(answer)
         info["tool_error"] = answer.startswith("Error")
         if action.name in service.writes and not info["tool_error"]:
@@ -197,7 +199,7 @@ class TauBench(Env):
 
     def _judge(self, info: dict[str, Any]) -> float:
         now = self._running()
-        found = verdict(self.service, now.task, now.database, now.said)
+        found = reward_checks(self.domain_data, now.task, now.database, now.said)
         info["success"] = all(found.values())
         info["privileged"] = found
         return float(info["success"])

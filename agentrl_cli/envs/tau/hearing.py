@@ -14,7 +14,7 @@ IDENTITY = re.compile(
     re.I,
 )
 ASKS = re.compile(r"\?|\b(please|provide|tell|need|may i|could you)\b", re.I)
-WANTS = re.compile(
+REQUESTS = re.compile(
     r"\?|\b(please (tell|provide|repeat|give|specify|name|share|confirm)|tell me|could you|may i|"
     r"i (\w+ )?need)\b",
     re.I,
@@ -32,19 +32,19 @@ EXPLICIT = re.compile(  # asks for a yes whatever else the sentence holds
     re.I,
 )
 DETAIL = re.compile(r"\bconfirm (the|your|which|what)\b", re.I)  # "please confirm the order id"
-OPEN = re.compile(r"\b(what|which|how|when|where|who|could you|can you)\b", re.I)
+OPEN_QUESTION = re.compile(r"\b(what|which|how|when|where|who|could you|can you)\b", re.I)
 DONE = re.compile(
     r"\b(done|all set)\b|\b(is|are|has|have|was|were|been|successfully|now|'ve)\b(\s\w+){0,3}?\s"
     r"(cancell?ed|returned|exchanged|modified|updated|changed|submitted|initiated|completed)\b",
     re.I,
 )
 REFUSED = re.compile(r"\b(cannot|can't|can not|unable|not (possible|able|allowed))\b", re.I)
-ELSE = re.compile(
+ANYTHING_ELSE = re.compile(
     r"\b(anything|something|what|how) else\b|\bfurther\b|\bany other\b|\bdo next\b", re.I
 )
 # a line that begins as a list's does belongs to the sentence before it
 SENTENCE = re.compile(r"(?<=[.!?])(?<!\s\d\.)\s+(?![\s*•-])|\n+(?!\s*([*•-]|\d+[.)]))")
-ORDERS = re.compile(r"#W\d+")
+ORDER_ID = re.compile(r"#W\d+")
 
 
 def sentences(said: str) -> list[str]:
@@ -56,33 +56,33 @@ def sentences(said: str) -> list[str]:
     return [*found, said[start:]]
 
 
-def asks_who(said: str) -> bool:
+def asks_identity(said: str) -> bool:
     """Whether a sentence asks who the user is; one that asks for a yes does not."""
     about = (one for one in sentences(said) if IDENTITY.search(one) and ASKS.search(one))
-    return any(not asks_yes(one) for one in about)
+    return any(not asks_confirmation(one) for one in about)
 
 
-def asks_yes(said: str) -> bool:
+def asks_confirmation(said: str) -> bool:
     """Whether a sentence asks for a yes; "please confirm the order id" asks for something else."""
     if YES_NO.search(said):
         return True
-    if DETAIL.search(said) and not ORDERS.search(said):
+    if DETAIL.search(said) and not ORDER_ID.search(said):
         return False
     asking = [one for one in sentences(said) if CONFIRM.search(one)]
-    return any(EXPLICIT.search(one) or not OPEN.search(one) for one in asking)
+    return any(EXPLICIT.search(one) or not OPEN_QUESTION.search(one) for one in asking)
 
 
-def asks(said: str) -> bool:
+def asks_something(said: str) -> bool:
     """Whether a sentence asks the user for something other than a further wish."""
-    return any(WANTS.search(one) and not ELSE.search(one) for one in sentences(said))
+    return any(REQUESTS.search(one) and not ANYTHING_ELSE.search(one) for one in sentences(said))
 
 
-def asks_else(said: str) -> bool:
+def asks_for_more(said: str) -> bool:
     """Whether the user is asked for a further wish."""
-    return bool(ELSE.search(said))
+    return bool(ANYTHING_ELSE.search(said))
 
 
-def ends(said: str) -> bool:
+def reports_completion(said: str) -> bool:
     """Whether a sentence that asks nothing says that the wish was fulfilled or refused."""
-    told = (one for one in sentences(said) if not WANTS.search(one))
+    told = (one for one in sentences(said) if not REQUESTS.search(one))
     return any(DONE.search(one) or REFUSED.search(one) for one in told)

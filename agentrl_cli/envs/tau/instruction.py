@@ -30,7 +30,7 @@ CLAUSES = {
 PATTERNS = {kind: re.compile(text) for kind, text in CLAUSES.items()}
 ITEM = re.compile(rf"({NAME})(?: ({OPTIONS}))?(?: to ({OPTIONS}))?; ")
 
-NO_MAPPING = (
+LITERAL_ERRORS = (
     ValueError, TypeError, AttributeError, SyntaxError, MemoryError, RecursionError,
 )  # fmt: skip
 
@@ -66,7 +66,7 @@ class Instruction:
     requests: tuple[Request, ...]
 
 
-def read(text: str) -> Instruction:
+def parse_instruction(text: str) -> Instruction:
     """The instruction that the text spells. Raises UserError for any other text."""
     head = HEAD.match(text)
     requests, at = [], head.end() if head else 0
@@ -76,8 +76,8 @@ def read(text: str) -> Instruction:
         if match is None:
             break
         try:
-            requests.append(_request(kind, match))
-        except NO_MAPPING:
+            requests.append(_parse_request(kind, match))
+        except LITERAL_ERRORS:
             break
         at = match.end()
     if head is None or at < len(text.rstrip()) or not requests:
@@ -88,19 +88,19 @@ def read(text: str) -> Instruction:
     return Instruction(head["name"], head["zip"] or "", head["email"] or "", tuple(requests))
 
 
-def _request(kind: str, match: re.Match[str]) -> Request:
+def _parse_request(kind: str, match: re.Match[str]) -> Request:
     parts = match.groupdict()
     items = tuple(
-        Item(name.strip(), _options(options), _options(wanted))
+        Item(name.strip(), _parse_options(options), _parse_options(wanted))
         for name, options, wanted in ITEM.findall(parts.get("items", ""))
     )
     return Request(
         kind, parts["order"], parts.get("payment", ""), parts.get("reason", ""),
-        _options(parts.get("address", "")), items,
+        _parse_options(parts.get("address", "")), items,
     )  # fmt: skip
 
 
-def _options(text: str) -> dict[str, str]:
+def _parse_options(text: str) -> dict[str, str]:
     """The mapping that a text spells, all values as text; empty for no text."""
     value: Any = ast.literal_eval(text) if text else {}
     return {str(key): str(item) for key, item in value.items()}

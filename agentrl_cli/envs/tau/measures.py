@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl_cli.core.statistics import clustered, pass_hat_k
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.tau.data import Domain
-from agentrl_cli.envs.tau.reward import idle
+from agentrl_cli.envs.tau.reward import won_by_doing_nothing
 
 LARGEST_K = 4
 
@@ -19,12 +19,17 @@ def summarise(domain: Domain, episodes: list[Episode]) -> dict[str, float]:
     for episode in episodes:
         tasks.setdefault(episode.task.id, []).append(episode)
     played = [[episode.success for episode in group] for group in tasks.values()]
-    done_nothing = [float(idle(domain, group[0].task.data)) for group in tasks.values()]
+    done_nothing = [
+        float(won_by_doing_nothing(domain, group[0].task.data)) for group in tasks.values()
+    ]
     calls = [sum(_is_call(turn.info) for turn in episode.turns) for episode in episodes]
     return {
-        **_passes(played),
+        **_pass_hat_metrics(played),
         "do_nothing": sum(done_nothing) / len(tasks),
-        **{f"failed_by_{who}": _share(episodes, who) for who in ("agent", "user", "environment")},
+        **{
+            f"failed_by_{who}": _share_blamed(episodes, who)
+            for who in ("agent", "user", "environment")
+        },
         "tool_calls": sum(calls) / len(episodes),
     }
 
@@ -38,7 +43,7 @@ def blame(episode: Episode) -> str:
     return "user" if any(turn.info.get("fault") for turn in episode.turns) else "agent"
 
 
-def _passes(played: list[list[bool]]) -> dict[str, float]:
+def _pass_hat_metrics(played: list[list[bool]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for k in range(1, min(LARGEST_K, *map(len, played)) + 1):
         interval = clustered([[pass_hat_k(successes, k)] for successes in played])
@@ -50,7 +55,7 @@ def _passes(played: list[list[bool]]) -> dict[str, float]:
     return found
 
 
-def _share(episodes: list[Episode], who: str) -> float:
+def _share_blamed(episodes: list[Episode], who: str) -> float:
     return sum(blame(episode) == who for episode in episodes) / len(episodes)
 
 

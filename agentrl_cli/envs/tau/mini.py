@@ -12,22 +12,24 @@ from functools import lru_cache
 from typing import Any
 
 from agentrl_cli.envs.tau.data import Domain
-from agentrl_cli.envs.tau.database import Database, Record, Rows, Tables
+from agentrl_cli.envs.tau.database import Database, Record, SharedTable, Tables
 
 ITEMS = (
     "lamp chair table bed sofa bench stool hat shirt coat glove sock boot scarf belt hammer saw "
     "axe drill shovel needle rope knife piano guitar violin drum flute trumpet bell harp radio "
     "camera television fan vacuum fridge oven bicycle canoe"
 ).split()
-USERS, TEST_USERS, ORDERS = 24, 6, 3  # the last users are the test split; orders of each user
+USERS, TEST_USERS = 24, 6  # the last users are the test split
+ORDERS_PER_USER = 3
 POLICY = (
     "Ask for the zip and find(zip) the orders. get(order) tells the status and the items. "
     "cancel(order) a pending order, return(order, items) of a delivered order, in one call: "
     "first ask if there is more. Ask yes or no before you cancel or return. "
     "Say what was asked. If it is not right to do, transfer()."
 )
-KINDS = ("return", "more", "cancel", "both")
-RARE = ("status", "late", "early")  # the fifth task of each user is one of these in turn
+TASK_KINDS = ("return", "more", "cancel", "both")
+REQUIRED_STATUS = {"cancel": "pending", "return": "delivered"}
+RARE_TASK_KINDS = ("status", "late", "early")  # the fifth task of each user is one of these in turn
 
 
 def find(data: Database, zip: Any) -> str:
@@ -41,27 +43,31 @@ def find(data: Database, zip: Any) -> str:
 def get(data: Database, order: Any) -> str:
     """An order's status and items."""
     number = str(order).strip()
-    return _shown(data["orders"][number], number) if number in data["orders"] else _no(number)
+    return (
+        _order_text(data["orders"][number], number)
+        if number in data["orders"]
+        else _order_not_found(number)
+    )
 
 
 def cancel(data: Database, order: Any) -> str:
     """Cancel a pending order."""
     number = str(order).strip()
-    wrong = _cannot(data, number, "pending")
-    if wrong:
-        return wrong
+    error = _status_error(data, number, "pending")
+    if error:
+        return error
     data["orders"].edit(number)["status"] = "cancelled"
     return f"{number} cancelled."
 
 
 def return_items(data: Database, order: Any, items: Any) -> str:
     """Return items of a delivered order, once."""
-    number, wanted = str(order).strip(), _names(items)
-    wrong = _cannot(data, number, "delivered")
-    if wrong:
-        return wrong
-    held = data["orders"][number]["items"]
-    if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(held):
+    number, wanted = str(order).strip(), _item_names(items)
+    error = _status_error(data, number, "delivered")
+    if error:
+        return error
+    items_of_order = data["orders"][number]["items"]
+    if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(items_of_order):
         return "Error: items not found"
     record = data["orders"].edit(number)
     record |= {"status": "returned", "returned": sorted(wanted)}
@@ -77,27 +83,29 @@ TOOLS = {"find": find, "get": get, "cancel": cancel, "return": return_items, "tr
 
 
 @lru_cache(maxsize=1)
-def mini() -> Domain:
+def mini_domain() -> Domain:
     """The domain, the same at every call."""
-    return shop(random.Random(0), USERS, TEST_USERS)
+    return make_shop(random.Random(0), USERS, TEST_USERS)
 
 
-def shop(rng: random.Random, customers: int, tested: int = 0) -> Domain:
-    """A shop with so many customers; the tasks of the last `tested` of them are the split test."""
-    numbers = [str(n) for n in rng.sample(range(10, 100), customers * ORDERS)]
+def make_shop(rng: random.Random, customers: int, test_customers: int = 0) -> Domain:
+    """A shop with so many customers, of whom the last `test_customers` have the tasks of `test`."""
+    numbers = [str(n) for n in rng.sample(range(10, 100), customers * ORDERS_PER_USER)]
     zips = [str(n) for n in rng.sample(range(10, 100), customers)]
     users: dict[str, Record] = {}
     orders: dict[str, Record] = {}
     for i, zip_code in enumerate(zips):
-        mine = sorted(numbers[i * ORDERS : (i + 1) * ORDERS])
-        names = rng.sample(ITEMS, 3 * ORDERS)
-        states = rng.sample(["pending", "delivered", rng.choice(["pending", "delivered"])], ORDERS)
+        mine = sorted(numbers[i * ORDERS_PER_USER : (i + 1) * ORDERS_PER_USER])
+        names = rng.sample(ITEMS, 3 * ORDERS_PER_USER)
+        states = rng.sample(
+            ["pending", "delivered", rng.choice(["pending", "delivered"])], ORDERS_PER_USER
+        )
         users[f"user_{i}"] = {"zip": zip_code, "orders": mine}
         for j, number in enumerate(mine):
-            held = names[3 * j : 3 * j + rng.randint(2, 3)]
-            orders[number] = {"user": f"user_{i}", "status": states[j], "items": held}
-    tables = {"users": Rows(users), "orders": Rows(orders)}
-    tasks = _tasks(tables, rng, customers - tested)
+            items = names[3 * j : 3 * j + rng.randint(2, 3)]
+            orders[number] = {"user": f"user_{i}", "status": states[j], "items": items}
+    tables = {"users": SharedTable(users), "orders": SharedTable(orders)}
+    tasks = _tasks(tables, rng, customers - test_customers)
     return Domain(
         name="mini", tables=tables, tools=TOOLS, writes=frozenset({"cancel", "return"}),
         schemas=tuple(map(_schema, TOOLS)), policy=POLICY, tasks=tasks,
@@ -105,7 +113,7 @@ def shop(rng: random.Random, customers: int, tested: int = 0) -> Domain:
     )  # fmt: skip
 
 
-def expert(task: dict[str, Any], tables: Tables) -> Iterator[str]:
+def expert_texts(task: dict[str, Any], tables: Tables) -> Iterator[str]:
     """The right actions for a task of a shop, to be sent one by one."""
     yield "What is your zip?"
     yield f"find({task['zip']})"
@@ -123,7 +131,7 @@ def expert(task: dict[str, Any], tables: Tables) -> Iterator[str]:
 def _fulfil(wish: dict[str, Any], number: str, status: str) -> Iterator[str]:
     if wish["kind"] == "status":
         yield f"It is {status}."
-    elif status != {"cancel": "pending", "return": "delivered"}[wish["kind"]]:
+    elif status != REQUIRED_STATUS[wish["kind"]]:
         yield "transfer()"
     elif wish["kind"] == "cancel":
         yield f"Cancel {number}: yes or no?"
@@ -138,15 +146,15 @@ def _fulfil(wish: dict[str, Any], number: str, status: str) -> Iterator[str]:
 
 
 def _tasks(
-    tables: Tables, rng: random.Random, trained: int
+    tables: Tables, rng: random.Random, train_customers: int
 ) -> dict[str, tuple[dict[str, Any], ...]]:
     rows: dict[str, list[dict[str, Any]]] = {"train": [], "dev": [], "test": []}
     for i, (user_id, user) in enumerate(tables["users"].items()):
-        split = rows["train" if i < trained else "test"]
-        for kind in (*KINDS, RARE[i % len(RARE)]):
+        tasks = rows["train" if i < train_customers else "test"]
+        for kind in (*TASK_KINDS, RARE_TASK_KINDS[i % len(RARE_TASK_KINDS)]):
             wishes = _wishes(kind, [(n, tables["orders"][n]) for n in user["orders"]], rng)
-            split.append(_task(len(split), user_id, user["zip"], wishes))
-    return {split: tuple(found) for split, found in rows.items()}
+            tasks.append(_task(len(tasks), user_id, user["zip"], wishes))
+    return {split: tuple(tasks) for split, tasks in rows.items()}
 
 
 def _wishes(
@@ -166,27 +174,29 @@ def _wishes(
 
 
 def _task(number: int, user_id: str, zip: str, wishes: list[dict[str, Any]]) -> dict[str, Any]:
-    actions, outputs, told = [], [], []
+    actions, outputs, sentences = [], [], []
     for wish in wishes:
         arguments: dict[str, Any] = {"order": wish["order"]}
         if wish["kind"] == "return":
             arguments["items"] = [wish["item"], *wish["more"]]
         if wish["kind"] == "status":
             outputs.append(wish["right"])
-        elif wish["right"] == {"cancel": "pending", "return": "delivered"}[wish["kind"]]:
+        elif wish["right"] == REQUIRED_STATUS[wish["kind"]]:
             actions.append({"name": wish["kind"], "kwargs": arguments})
         extra = f" If asked for more: also the {' and the '.join(wish['more'])}."
-        told.append(f"{_request(wish)}{extra if wish['more'] else ''}")
+        sentences.append(f"{wish_sentence(wish)}{extra if wish['more'] else ''}")
     return {
         "id": number, "user_id": user_id, "zip": zip, "requests": wishes, "actions": actions,
-        "outputs": outputs, "instruction": f"Your zip is {zip}. You say: {' Then: '.join(told)}",
+        "outputs": outputs,
+        "instruction": f"Your zip is {zip}. You say: {' Then: '.join(sentences)}",
     }  # fmt: skip
 
 
-def _request(wish: dict[str, Any]) -> str:
+def wish_sentence(wish: dict[str, Any], please: str = "Please") -> str:
+    """A wish in a customer's words, all but what it wants more."""
     return {
-        "return": f"Please return my {wish['item']}.",
-        "cancel": f"Please cancel the order with my {wish['item']}.",
+        "return": f"{please} return my {wish['item']}.",
+        "cancel": f"{please} cancel the order with my {wish['item']}.",
         "status": f"What is the status of my {wish['item']}?",
     }[wish["kind"]]
 
@@ -203,22 +213,22 @@ def _schema(name: str) -> dict[str, Any]:
     }
 
 
-def _cannot(data: Database, number: str, needed: str) -> str:
+def _status_error(data: Database, number: str, needed: str) -> str:
     if number not in data["orders"]:
-        return _no(number)
+        return _order_not_found(number)
     status = data["orders"][number]["status"]
     return "" if status == needed else f"Error: {number} is {status}"
 
 
-def _no(number: str) -> str:
+def _order_not_found(number: str) -> str:
     return f"Error: order {number[:8]} not found"
 
 
-def _shown(order: Record, number: str) -> str:
+def _order_text(order: Record, number: str) -> str:
     return f"{number} {order['status']}: {', '.join(order['items'])}."
 
 
-def _names(items: Any) -> list[str]:
+def _item_names(items: Any) -> list[str]:
     """Item names from a list, or from text with commas."""
     parts = items if isinstance(items, list) else str(items).split(",")
     return [str(part).strip() for part in parts]

@@ -6,10 +6,10 @@ import random
 import re
 from typing import Any
 
-from agentrl_cli.envs.tau.mini import ITEMS
+from agentrl_cli.envs.tau.mini import ITEMS, wish_sentence
 from agentrl_cli.envs.tau.users import STOP, Reply, User
 
-ENDED = re.compile(r"\b(finished|done|sorry|cannot|cancelled|returned)\b")
+COMPLETION = re.compile(r"\b(finished|done|sorry|cannot|cancelled|returned)\b")
 STATUS = re.compile(r"\b(pending|delivered|cancelled|returned)\b")
 
 
@@ -20,45 +20,41 @@ class MiniUser(User):
     def __init__(self, task: dict[str, Any], seed: int) -> None:
         self.zip: str = task["zip"]
         self.wishes: list[dict[str, Any]] = list(task["requests"])
-        self.polite = random.Random(seed).random() < 0.5
-        self.told = False
+        self.please = "Please" if random.Random(seed).random() < 0.5 else "I would like to"
+        self.was_asked_for_more = False
 
     def start(self) -> Reply:
         """The first wish."""
         return Reply(self._state())
 
-    def reply(self, said: str) -> Reply:
+    def reply(self, message: str) -> Reply:
         """What the words ask for: the zip, a yes or no, more items; else what comes next."""
-        words = said.lower()
+        words = message.lower()
         if "zip" in words:
             return Reply(f"It is {self.zip}.")
         if "yes or no" in words:
             return Reply(self._confirm(words))
         if re.search(r"\bmore\b", words):
             return Reply(self._more())
-        if ENDED.search(words) or (self.wishes[0]["kind"] == "status" and STATUS.search(words)):
+        if COMPLETION.search(words) or (
+            self.wishes[0]["kind"] == "status" and STATUS.search(words)
+        ):
             return self._next()
         return Reply(self._state())
 
     def _state(self) -> str:
-        wish = self.wishes[0]
-        please = "Please" if self.polite else "I would like to"
-        if wish["kind"] == "return":
-            return f"{please} return my {wish['item']}."
-        if wish["kind"] == "cancel":
-            return f"{please} cancel the order with my {wish['item']}."
-        return f"What is the status of my {wish['item']}?"
+        return wish_sentence(self.wishes[0], self.please)
 
     def _more(self) -> str:
         more = self.wishes[0]["more"]
-        self.told = True
+        self.was_asked_for_more = True
         return f"The {' and the '.join(more)} too." if more else "No more."
 
     def _confirm(self, words: str) -> str:
-        """Yes to the wish in its own words; the items that were told must all be there, and no
+        """Yes to the wish in its own words; the items it has named must all be there, and no
         other."""
         wish, kind = self.wishes[0], self.wishes[0]["kind"]
-        wanted = {wish["item"], *(wish["more"] if self.told else ())}
+        wanted = {wish["item"], *(wish["more"] if self.was_asked_for_more else ())}
         named = {item for item in ITEMS if re.search(rf"\b{item}\b", words)}
         wrong = {"return": ("cancel",), "cancel": ("return",)}.get(kind, ("return", "cancel"))
         incomplete = kind == "return" and named != wanted
@@ -67,7 +63,7 @@ class MiniUser(User):
         return "Yes."
 
     def _next(self) -> Reply:
-        self.told = False
+        self.was_asked_for_more = False
         if len(self.wishes) == 1:
             return Reply(STOP)
         self.wishes.pop(0)

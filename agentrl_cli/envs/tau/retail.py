@@ -71,11 +71,12 @@ def cancel_pending_order(data: Database, order_id: Any, reason: Any) -> str:
     for payment in paid:
         if "gift_card" in payment["payment_method_id"]:
             method = _edit_method(data, order, payment["payment_method_id"])
-            _move(method, payment["amount"])
+            _add_to_balance(method, payment["amount"])
     order["status"] = "cancelled"
     order["cancel_reason"] = reason
     order["payment_history"] += [
-        _entry("refund", payment["amount"], payment["payment_method_id"]) for payment in paid
+        _payment_entry("refund", payment["amount"], payment["payment_method_id"])
+        for payment in paid
     ]
     return json.dumps(order)
 
@@ -96,7 +97,7 @@ def exchange_delivered_order_items(
     methods = data["users"][order["user_id"]]["payment_methods"]
     if payment_method_id not in methods:
         return NO_PAYMENT
-    if _too_little(methods[payment_method_id], difference):
+    if _insufficient_balance(methods[payment_method_id], difference):
         return "Error: insufficient gift card balance to pay for the price difference"
     order = data["orders"].edit(order_id)
     order["status"] = "exchange requested"
@@ -122,13 +123,13 @@ def modify_pending_order_items(
     methods = data["users"][order["user_id"]]["payment_methods"]
     if payment_method_id not in methods:
         return NO_PAYMENT
-    if _too_little(methods[payment_method_id], difference):
+    if _insufficient_balance(methods[payment_method_id], difference):
         return "Error: insufficient gift card balance to pay for the new item"
     order = data["orders"].edit(order_id)
     kind = "payment" if difference > 0 else "refund"
-    order["payment_history"].append(_entry(kind, abs(difference), payment_method_id))
+    order["payment_history"].append(_payment_entry(kind, abs(difference), payment_method_id))
     if methods[payment_method_id]["source"] == "gift_card":
-        _move(_edit_method(data, order, payment_method_id), -difference)
+        _add_to_balance(_edit_method(data, order, payment_method_id), -difference)
     for item_id, new_item_id in zip(item_ids, new_item_ids, strict=False):
         item = _item(order, item_id)
         variant = data["products"][item["product_id"]]["variants"][new_item_id]
@@ -156,21 +157,21 @@ def modify_pending_order_payment(data: Database, order_id: Any, payment_method_i
     if order_id not in data["orders"]:
         return NO_ORDER
     order = data["orders"][order_id]
-    wrong = _payment_cannot_change(data, order, payment_method_id)
+    wrong = _payment_change_error(data, order, payment_method_id)
     if wrong:
         return wrong
     order = data["orders"].edit(order_id)
     first = order["payment_history"][0]
     amount, before = first["amount"], first["payment_method_id"]
     order["payment_history"] += [
-        _entry("payment", amount, payment_method_id),
-        _entry("refund", amount, before),
+        _payment_entry("payment", amount, payment_method_id),
+        _payment_entry("refund", amount, before),
     ]
     method = _edit_method(data, order, payment_method_id)
     if method["source"] == "gift_card":
-        _move(method, -amount)
+        _add_to_balance(method, -amount)
     if "gift_card" in before:
-        _move(_edit_method(data, order, before), amount)
+        _add_to_balance(_edit_method(data, order, before), amount)
     return json.dumps(order)
 
 
@@ -200,7 +201,7 @@ def return_delivered_order_items(
     paid_by = order["payment_history"][0]["payment_method_id"]
     if "gift_card" not in payment_method_id and payment_method_id != paid_by:
         return "Error: payment method should be either the original payment method or a gift card"
-    if _absent(order, item_ids) is not None:
+    if _missing_item(order, item_ids) is not None:
         return "Error: some item not found"
     order = data["orders"].edit(order_id)
     order["status"] = "return requested"
@@ -213,7 +214,7 @@ def _price_difference(
     data: Database, order: Record, item_ids: Any, new_item_ids: Any
 ) -> tuple[str, int | float]:
     """What is wrong with a swap of items ("" for nothing) and what it costs."""
-    absent = _absent(order, item_ids)
+    absent = _missing_item(order, item_ids)
     if absent is not None:
         return f"Error: {absent[0]} not found", 0
     if len(item_ids) != len(new_item_ids):
@@ -228,7 +229,7 @@ def _price_difference(
     return "", difference
 
 
-def _absent(order: Record, item_ids: Any) -> tuple[Any] | None:
+def _missing_item(order: Record, item_ids: Any) -> tuple[Any] | None:
     """The first item asked for more often than the order holds it, if any."""
     held = [item["item_id"] for item in order["items"]]
     for item_id in item_ids:
@@ -237,7 +238,7 @@ def _absent(order: Record, item_ids: Any) -> tuple[Any] | None:
     return None
 
 
-def _payment_cannot_change(data: Database, order: Record, method_id: Any) -> str:
+def _payment_change_error(data: Database, order: Record, method_id: Any) -> str:
     """Why the order cannot be paid by this method instead; "" where it can."""
     if order["status"] != "pending":
         return "Error: non-pending order cannot be modified"
@@ -249,7 +250,7 @@ def _payment_cannot_change(data: Database, order: Record, method_id: Any) -> str
         return "Error: there should be exactly one payment for a pending order"
     if paid[0]["payment_method_id"] == method_id:
         return "Error: the new payment method should be different from the current one"
-    if _too_little(methods[method_id], paid[0]["amount"]):
+    if _insufficient_balance(methods[method_id], paid[0]["amount"]):
         return "Error: insufficient gift card balance to pay for the order"
     return ""
 
@@ -258,7 +259,7 @@ def _item(order: Record, item_id: Any) -> Record:
     return [item for item in order["items"] if item["item_id"] == item_id][0]  # noqa: RUF015
 
 
-def _too_little(method: Record, amount: int | float) -> bool:
+def _insufficient_balance(method: Record, amount: int | float) -> bool:
     return method["source"] == "gift_card" and method["balance"] < amount
 
 
@@ -266,11 +267,11 @@ def _edit_method(data: Database, order: Record, method_id: str) -> Record:
     return data["users"].edit(order["user_id"])["payment_methods"][method_id]
 
 
-def _move(method: Record, amount: int | float) -> None:
+def _add_to_balance(method: Record, amount: int | float) -> None:
     method["balance"] = round(method["balance"] + amount, 2)
 
 
-def _entry(kind: str, amount: int | float, method_id: Any) -> Record:
+def _payment_entry(kind: str, amount: int | float, method_id: Any) -> Record:
     return {"transaction_type": kind, "amount": amount, "payment_method_id": method_id}
 
 

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from agentrl_cli.envs.tau import hearing
-from agentrl_cli.envs.tau.instruction import Instruction, Item, Request, read
+from agentrl_cli.envs.tau.instruction import Instruction, Item, Request, parse_instruction
 from agentrl_cli.envs.tau.proposals import objection
 from agentrl_cli.envs.tau.users import STOP, Reply, User
 
@@ -30,7 +30,7 @@ class RetailUser(User):
     @classmethod
     def of(cls, text: str, seed: int, products: list[str]) -> RetailUser:
         """The user of an instruction's text. UserError where that is not templated."""
-        return cls(read(text), products, random.Random(seed))
+        return cls(parse_instruction(text), products, random.Random(seed))
 
     @property
     def request(self) -> Request:
@@ -39,23 +39,23 @@ class RetailUser(User):
 
     def start(self) -> Reply:
         """A greeting and the first wish."""
-        return Reply(f"{self.rng.choice(OPENERS)} {state(self.request)}".strip())
+        return Reply(f"{self.rng.choice(OPENERS)} {request_text(self.request)}".strip())
 
     def reply(self, said: str) -> Reply:
         """Identity, a yes or a correction, the next wish, or the present one again."""
-        if hearing.asks_who(said):
+        if hearing.asks_identity(said):
             return Reply(self._identify())
-        if hearing.asks_yes(said):
+        if hearing.asks_confirmation(said):
             return Reply(self._confirm(said))
-        if hearing.asks(said):
-            return Reply(state(self.request))
-        if hearing.ends(said):
+        if hearing.asks_something(said):
+            return Reply(request_text(self.request))
+        if hearing.reports_completion(said):
             return self._next()
-        if hearing.asks_else(said):
+        if hearing.asks_for_more(said):
             return self._next() if self.agreed else Reply("No, only that.")
-        if self.agreed and not hearing.OPEN.search(said):
+        if self.agreed and not hearing.OPEN_QUESTION.search(said):
             return self._next()
-        return Reply(state(self.request))
+        return Reply(request_text(self.request))
 
     def _identify(self) -> str:
         who, known = self.instruction, f"My name is {self.instruction.name}"
@@ -66,21 +66,21 @@ class RetailUser(User):
     def _confirm(self, said: str) -> str:
         wrong = objection(self.request, self.products, said)
         if wrong:
-            return f"No, {wrong}. {state(self.request)}"
+            return f"No, {wrong}. {request_text(self.request)}"
         self.agreed = True
         return self.rng.choice(("Yes, please.", "Yes, that is right.", "Yes, go ahead."))
 
     def _next(self) -> Reply:
         self.at, self.agreed = self.at + 1, False
         if self.at < len(self.instruction.requests):
-            return Reply(state(self.request))
+            return Reply(request_text(self.request))
         self.at = len(self.instruction.requests) - 1
         return Reply(STOP)
 
 
-def state(wish: Request) -> str:
+def request_text(wish: Request) -> str:
     """A wish in words, all that the instruction holds of it."""
-    items = "; ".join(_described(item) for item in wish.items)
+    items = "; ".join(_item_text(item) for item in wish.items)
     address = ", ".join(v for k, v in wish.address.items() if k != "order_id" and v)
     return {
         "cancel": f"Please cancel my order {wish.order}. The reason: {wish.reason}.",
@@ -95,12 +95,14 @@ def state(wish: Request) -> str:
     }[wish.kind]
 
 
-def _described(item: Item) -> str:
-    now = f" ({_spelled(item.options)})" if item.options else ""
+def _item_text(item: Item) -> str:
+    now = f" ({_options_text(item.options)})" if item.options else ""
     return (
-        f"{item.name}{now} for one with {_spelled(item.wanted)}" if item.wanted else item.name + now
+        f"{item.name}{now} for one with {_options_text(item.wanted)}"
+        if item.wanted
+        else item.name + now
     )
 
 
-def _spelled(options: dict[str, str]) -> str:
+def _options_text(options: dict[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in options.items())

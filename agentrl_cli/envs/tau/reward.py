@@ -6,33 +6,33 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from agentrl_cli.envs.tau.calls import call
+from agentrl_cli.envs.tau.calls import call_tool
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.database import Database
 
 
-def verdict(
+def reward_checks(
     domain: Domain, task: dict[str, Any], database: Database, said: list[str]
 ) -> dict[str, bool]:
     """Whether the `database` is right, and whether every output was `said` to the user; the reward
     is 1 where both hold, else 0."""
-    right = database.touched() == truth(domain, task).touched()
-    return {"database": right, "outputs": all(told(text, said) for text in task["outputs"])}
+    right = database.touched() == ground_truth(domain, task).touched()
+    return {"database": right, "outputs": all(is_told(text, said) for text in task["outputs"])}
 
 
-def told(output: str, said: list[str]) -> bool:
+def is_told(output: str, said: list[str]) -> bool:
     """Whether a reply contains the output, letter case aside and without the reply's commas."""
     return any(output.lower() in text.lower().replace(",", "") for text in said)
 
 
-def truth(domain: Domain, task: dict[str, Any]) -> Database:
+def ground_truth(domain: Domain, task: dict[str, Any]) -> Database:
     """The database after the ground-truth actions; the same object for the same actions."""
     return _replayed(domain, json.dumps(task["actions"]))
 
 
-def idle(domain: Domain, task: dict[str, Any]) -> bool:
+def won_by_doing_nothing(domain: Domain, task: dict[str, Any]) -> bool:
     """Whether the task is won by doing nothing."""
-    return not task["outputs"] and not truth(domain, task).touched()
+    return not task["outputs"] and not ground_truth(domain, task).touched()
 
 
 @lru_cache(maxsize=4096)
@@ -40,5 +40,5 @@ def _replayed(domain: Domain, actions: str) -> Database:
     database = Database(domain.tables)
     for action in json.loads(actions):
         if action["name"] != domain.terminates:
-            call(domain.tools, domain.name, database, action["name"], action["kwargs"])
+            call_tool(domain.tools, domain.name, database, action["name"], action["kwargs"])
     return database

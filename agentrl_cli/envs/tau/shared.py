@@ -8,13 +8,13 @@ from typing import Any
 from agentrl_cli.envs.tau.arithmetic import evaluate
 from agentrl_cli.envs.tau.database import Database
 
-ALLOWED = "0123456789+-*/(). "
-TERMINATES = "transfer_to_human_agents"
+ALLOWED_CHARACTERS = "0123456789+-*/(). "
+TERMINAL_TOOL = "transfer_to_human_agents"
 
 
 def calculate(data: Database, expression: Any) -> str:
     """The value of an arithmetic expression, rounded to two places."""
-    if not all(char in ALLOWED for char in expression):
+    if not all(char in ALLOWED_CHARACTERS for char in expression):
         return "Error: invalid characters in expression"
     try:
         return str(round(float(evaluate(expression)), 2))

@@ -16,11 +16,11 @@ from agentrl_cli.core.types import Message, derive_seed
 
 STOP = "###STOP###"
 GREETING = "Hi! How can I help you today?"
-IDS = re.compile(r"#W\d+|\b(?:credit_card|gift_card|paypal|certificate)_\d+|\S+@\S+\.\w+")
-YES = re.compile(
+ID_PATTERN = re.compile(r"#W\d+|\b(?:credit_card|gift_card|paypal|certificate)_\d+|\S+@\S+\.\w+")
+YES_WORDS = re.compile(
     r"\b(yes|yeah|yep|sure|correct|confirm(ed)?|please do|go ahead|proceed|agreed?|ok(ay)?)\b", re.I
 )
-NO = re.compile(r"\W*(no|nope|not|don't|do not)\b", re.I)
+NO_WORDS = re.compile(r"\W*(no|nope|not|don't|do not)\b", re.I)
 PROMPT = """You are a customer who talks to a service agent.
 
 Instruction: {instruction}
@@ -34,7 +34,7 @@ know it or do not remember it.
 - Once all that the instruction wants is done, write {stop} alone and nothing else.
 - Sound natural, and keep to the personality that the instruction gives."""
 
-Chat = Callable[[list[Message], int], str]  # messages and a seed to a text
+ChatFunction = Callable[[list[Message], int], str]  # messages and a seed to a text
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Reply:
 
 def agrees(line: str) -> bool:
     """Whether a user's line says yes."""
-    return NO.match(line) is None and YES.search(line) is not None
+    return NO_WORDS.match(line) is None and YES_WORDS.search(line) is not None
 
 
 class User(ABC):
@@ -101,7 +101,7 @@ class LLMUser(User):
     """A language model in the official manner; `chat` raises OSError where it cannot answer."""
 
     instruction: str
-    chat: Chat
+    chat: ChatFunction
     seed: int
     messages: list[Message] = field(default_factory=list)
 
@@ -127,4 +127,4 @@ class LLMUser(User):
     def _invented(self, text: str) -> set[str]:
         """The ids in a line that neither the instruction holds nor the agent has named."""
         known = self.instruction + " ".join(m.content for m in self.messages if m.role == "user")
-        return {name for name in IDS.findall(text) if name.rstrip(".") not in known}
+        return {name for name in ID_PATTERN.findall(text) if name.rstrip(".") not in known}

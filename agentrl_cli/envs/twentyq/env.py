@@ -16,8 +16,8 @@ from agentrl_cli.core.types import Message, Step, Task, derive_seed
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.expert import closeness, expert_turn
 from agentrl_cli.envs.twentyq.oracle import Oracle
-from agentrl_cli.envs.twentyq.questions import Guess, Question, normalise, parse, said
-from agentrl_cli.envs.twentyq.world import World, load
+from agentrl_cli.envs.twentyq.questions import Guess, Question, action_text, normalise, parse
+from agentrl_cli.envs.twentyq.world import World, load_world
 
 OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes", "": ""}
 REWARDS = ("win", "lmrl")
@@ -25,10 +25,10 @@ REWARDS = ("win", "lmrl")
 
 @dataclass
 class Game:
-    """The game in progress: what was asked, and which objects fit all that was answered."""
+    """The game in progress: what was asked, and the objects that fit all that was answered."""
 
     secret: str
-    fits: tuple[str, ...]
+    candidates: tuple[str, ...]
     seed: int
     asked: list[tuple[str, str]] = field(default_factory=list)
     turn: int = 0
@@ -58,7 +58,7 @@ class TwentyQ(Env):
     @property
     def world_table(self) -> World:
         """The world by its name; not kept on the instance, so that a copy or a pickle is small."""
-        return load(self.world)
+        return load_world(self.world)
 
     def system(self) -> str:
         """The one instruction."""
@@ -75,36 +75,36 @@ class TwentyQ(Env):
         if secret not in self.world_table.objects:
             raise UserError(f"task {task.id} hides {secret!r}, which world {self.world} lacks")
         self.game = Game(secret, self.world_table.objects, seed)
-        return [Message("user", "Ask." + self._left())]
+        return [Message("user", "Ask." + self._turns_left())]
 
     def step(self, action: str) -> Step:
         """Answer a question or a guess. Raises RuntimeError before `reset` and after the end."""
         game = self._running()
         parsed = parse(action, self.world_table)
         answer = self._answer(parsed, action)
-        info = self._note(parsed, action, answer)
+        info = self._record(parsed, action, answer)
         game.turn += 1
         success = parsed == Guess(game.secret)
         game.over = success or game.turn == self.turns
-        text = self._reply(answer) + self._left()
+        text = answer_sentence(answer) + self._turns_left()
         if game.over:
-            text = self.farewell(answer, success, game.secret, len(game.fits))
+            text = self.farewell(answer, success, game.secret, len(game.candidates))
             info["success"] = success
         reward = float(success) if self.reward == "win" else float(success) - 1.0
         return Step([Message("user", text)], reward, game.over, False, info)
 
-    def farewell(self, answer: str, success: bool, name: str, fits: int) -> str:
+    def farewell(self, answer: str, success: bool, name: str, candidates: int) -> str:
         """The last message: the answer (yes, no, sometimes, or "" for none), how it ended and, of a
-        lost game, how close it was when `fits` objects fit all answers."""
-        end = f"You lose. It was {self.world_table.nouns[name]}. {closeness(fits)}"
-        return f"{self._reply(answer)} {'You win.' if success else end}"
+        lost game, how close it was with so many `candidates`."""
+        end = f"You lose. It was {self.world_table.nouns[name]}. {closeness(candidates)}"
+        return f"{answer_sentence(answer)} {'You win.' if success else end}"
 
     def expert(self, task: Task) -> Iterator[str]:
         """Greedy information gain; reads the game between actions, so it adapts to any answers."""
         game = self._running()
         while not game.over:
             draw = random.Random(derive_seed("twentyq", "expert", game.seed, game.turn))
-            yield expert_turn(self.world_table, game.fits, self.turns - game.turn, draw)
+            yield expert_turn(self.world_table, game.candidates, self.turns - game.turn, draw)
 
     def _id(self, name: str) -> str:
         return f"twentyq-{Path(self.world).stem}-{name.replace(' ', '-')}"
@@ -123,43 +123,47 @@ class TwentyQ(Env):
             return "yes" if parsed.object == secret else "no"
         return self.oracle.answer(secret, action) if self.oracle else ""
 
-    def _note(self, parsed: Question | Guess | None, action: str, answer: str) -> dict[str, Any]:
+    def _record(self, parsed: Question | Guess | None, action: str, answer: str) -> dict[str, Any]:
         """Take the answer into the game and return what may be logged of it."""
         game = self._running()
-        kind, what = _subject(parsed, action, answer)
-        before, game.fits = game.fits, self._fitting(parsed)
-        known = parsed is not None and game.fits == before
-        info: dict[str, Any] = {"kind": kind, "repeated": (kind, what) in game.asked}
+        kind, subject = _kind_and_subject(parsed, action, answer)
+        before, game.candidates = game.candidates, self._candidates_after(parsed)
+        known = parsed is not None and game.candidates == before
+        info: dict[str, Any] = {"kind": kind, "repeated": (kind, subject) in game.asked}
         if kind == "invalid":
             info["invalid"] = True
-        game.asked.append((kind, what))
+        game.asked.append((kind, subject))
         if isinstance(parsed, Question | Guess):
-            info["guess" if kind == "guess" else "attribute"] = what
-        info["privileged"] = {"object": game.secret, "fits": len(game.fits), "known": known}
+            info["guess" if kind == "guess" else "attribute"] = subject
+        info["privileged"] = {"object": game.secret, "fits": len(game.candidates), "known": known}
         return info
 
-    def _fitting(self, parsed: Question | Guess | None) -> tuple[str, ...]:
+    def _candidates_after(self, parsed: Question | Guess | None) -> tuple[str, ...]:
         """The objects that also fit the true answer to what was asked."""
-        game, rows = self._running(), self.world_table.rows
+        game, answers = self._running(), self.world_table.answers
         if isinstance(parsed, Question):
-            answer = rows[game.secret][parsed.attribute]
-            return tuple(name for name in game.fits if rows[name][parsed.attribute] == answer)
+            answer = answers[game.secret][parsed.attribute]
+            return tuple(
+                name for name in game.candidates if answers[name][parsed.attribute] == answer
+            )
         if parsed == Guess(game.secret):
             return (game.secret,)
-        return tuple(name for name in game.fits if parsed != Guess(name))
+        return tuple(name for name in game.candidates if parsed != Guess(name))
 
-    def _reply(self, answer: str) -> str:
-        return f"{answer.capitalize()}." if answer else "I cannot answer that."
-
-    def _left(self) -> str:
+    def _turns_left(self) -> str:
         left = self.turns - self.game.turn if self.game else self.turns
         return f" {left} left." if self.show_turns_left else ""
 
 
-def _subject(parsed: Question | Guess | None, action: str, answer: str) -> tuple[str, str]:
+def answer_sentence(answer: str) -> str:
+    """What a player hears of yes, no, sometimes, or "" for none."""
+    return f"{answer.capitalize()}." if answer else "I cannot answer that."
+
+
+def _kind_and_subject(parsed: Question | Guess | None, action: str, answer: str) -> tuple[str, str]:
     """The kind of the action and what it is about: attribute, object, or the text itself."""
     if isinstance(parsed, Question):
         return "question", parsed.attribute
     if isinstance(parsed, Guess):
         return "guess", parsed.object
-    return ("question" if answer else "invalid"), normalise(said(action)) or ""
+    return ("question" if answer else "invalid"), normalise(action_text(action)) or ""

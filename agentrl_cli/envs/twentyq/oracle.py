@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentrl_cli.core.types import Message
-from agentrl_cli.envs.twentyq.questions import normalise, said
+from agentrl_cli.envs.twentyq.questions import action_text, normalise
 
 PROMPT = "Answer truthfully about the object with one word: yes, no or sometimes."
 ANSWER = re.compile(r"\W*(yes|no|sometimes)\b", re.IGNORECASE)
@@ -22,7 +22,7 @@ class Oracle:
 
     def answer(self, object: str, text: str) -> str:
         """The answer to a player's text, asked once per object and question; "" for none."""
-        question = normalise(said(text))
+        question = normalise(action_text(text))
         if question is None:
             return ""
         if (object, question) not in self.cache:

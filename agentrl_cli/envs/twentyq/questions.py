@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from agentrl_cli.envs.twentyq.world import World
 
-LONGEST = 200
+MAX_LENGTH = 200
 ACTION = re.compile(r"^[ \t]*action[ \t]*:(.*)$", re.IGNORECASE | re.MULTILINE)
-GUESSES = re.compile(
+GUESS_PHRASES = re.compile(
     r"(?:(?:i guess|my guess is)(?: that)?(?: it is| its)?|is it|it is|its|could it be|are they"
     r"|is (?:the|your|this)(?: hidden| secret)? (?:object|answer|word|thing)) (.+)"
 )
@@ -46,14 +46,14 @@ class Guess:
 
 def parse(text: str, world: World) -> Question | Guess | None:
     """What the text says in this world; None for anything that is not one question or one guess."""
-    words = normalise(said(text))
+    words = normalise(action_text(text))
     if words is None:
         return None
     question = _questions(world).get(ARTICLES.sub("", words))
     return question or _guess(words, world)
 
 
-def said(text: str) -> str:
+def action_text(text: str) -> str:
     """What follows the last `Action:` that starts a line, else the last line: what stands before
     it is thought."""
     actions = ACTION.findall(text)
@@ -63,7 +63,7 @@ def said(text: str) -> str:
 def normalise(text: str) -> str | None:
     """Lower case, hyphens as spaces, no quotes, no end marks; None if empty or too long."""
     text = text.strip()
-    if not 0 < len(text) <= LONGEST:
+    if not 0 < len(text) <= MAX_LENGTH:
         return None
     words = re.sub(r"[\s_\u2010-\u2013-]+", " ", text.lower())
     words = re.sub(r"['’\"“”*`]", "", words).strip(" ?!.")
@@ -71,14 +71,14 @@ def normalise(text: str) -> str | None:
 
 
 def _guess(words: str, world: World) -> Guess | None:
-    match = GUESSES.fullmatch(words)
+    match = GUESS_PHRASES.fullmatch(words)
     if match is None or match[1] in COLOURS:
         return None
-    name = _names(world).get(_key(match[1]))
+    name = _names(world).get(_name_key(match[1]))
     return Guess(name) if name else None
 
 
-def _key(words: str) -> str:
+def _name_key(words: str) -> str:
     """A name without determiner and spaces: "a hot-dog", "hot dog" and "hotdog" are one."""
     return DETERMINERS.sub("", words).replace(" ", "")
 
@@ -97,23 +97,23 @@ def _questions(world: World) -> dict[str, Question]:
 def _names(world: World) -> dict[str, str]:
     """From every key of every form of a name to its object; an object's own name goes first."""
     found: dict[str, str] = {}
-    for forms in (_own, _other):
+    for forms in (_own_forms, _other_forms):
         for name in world.objects:
             for form in forms(world, name):
-                found.setdefault(_key(normalise(form) or ""), name)
+                found.setdefault(_name_key(normalise(form) or ""), name)
     return found
 
 
-def _own(world: World, name: str) -> list[str]:
+def _own_forms(world: World, name: str) -> list[str]:
     return [name, world.nouns[name]]
 
 
-def _other(world: World, name: str) -> list[str]:
+def _other_forms(world: World, name: str) -> list[str]:
     written = [name, *world.variants[name]]
-    return written + [form for text in written for form in _numbers(text)]
+    return written + [form for text in written for form in _plural_and_singular(text)]
 
 
-def _numbers(name: str) -> list[str]:
+def _plural_and_singular(name: str) -> list[str]:
     """The name in the plural and, where it looks like one, in the singular."""
     head, _, last = name.rpartition(" ")
     plurals = [IRREGULAR[last]] if last in IRREGULAR else []

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-SIGNS = {"-": "no", "~": "sometimes"}
-OBJECT = re.compile(
+CELL_SIGNS = {"-": "no", "~": "sometimes"}
+OBJECT_LINE = re.compile(
     r'(?P<small>\* )?(?P<name>[^"(:]+?)( "(?P<noun>[^"]+)")?'
     r"( \((?P<variants>[^)]+)\))?:(?P<cells>.*)"
 )
@@ -77,7 +77,7 @@ def _attribute(line: str) -> Attribute:
 
 
 def _thing(line: str, category: str, defaults: dict[str, str], keys: set[str]) -> Thing:
-    match = OBJECT.fullmatch(line)
+    match = OBJECT_LINE.fullmatch(line)
     if match is None:
         raise ValueError(f"objects.txt: cannot read {line!r}")
     name, noun = match["name"], match["noun"] or with_article(match["name"])
@@ -87,7 +87,7 @@ def _thing(line: str, category: str, defaults: dict[str, str], keys: set[str]) -
 
 
 def _cells(text: str, keys: set[str]) -> dict[str, str]:
-    cells = {word.lstrip("-~"): SIGNS.get(word[0], "yes") for word in text.split()}
+    cells = {word.lstrip("-~"): CELL_SIGNS.get(word[0], "yes") for word in text.split()}
     if unknown := cells.keys() - keys:
         raise ValueError(f"objects.txt: unknown attributes {sorted(unknown)}")
     return cells

@@ -17,7 +17,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.twentyq import table
 
-NAMES = ("small", "full")
+WORLD_NAMES = ("small", "full")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +31,15 @@ class World:
     nouns: Mapping[str, str]
     variants: Mapping[str, tuple[str, ...]]
     texts: Mapping[str, tuple[str, ...]]
-    rows: Mapping[str, Mapping[str, str]]
+    answers: Mapping[str, Mapping[str, str]]
 
     def __reduce__(self) -> tuple[Callable[[str], World], tuple[str]]:
         """A world travels by its name."""
-        return load, (self.name,)
+        return load_world, (self.name,)
 
     def answer(self, object: str, attribute: str) -> str:
         """`yes`, `no` or `sometimes`."""
-        return self.rows[object][attribute]
+        return self.answers[object][attribute]
 
     def category(self, object: str) -> str:
         """The category of an object."""
@@ -59,10 +59,13 @@ class World:
         """The question that guesses an object."""
         return f"Is it {self.nouns[object]}?"
 
-    def fits(self, known: Sequence[tuple[str, str]]) -> list[str]:
+    def matching(self, known: Sequence[tuple[str, str]]) -> list[str]:
         """The objects whose answers equal all the known (attribute, answer) pairs."""
-        rows = self.rows.items()
-        return [name for name, row in rows if all(row[key] == answer for key, answer in known)]
+        return [
+            name
+            for name, answers in self.answers.items()
+            if all(answers[attribute] == answer for attribute, answer in known)
+        ]
 
     def split(self, split: str, test_objects: int, seed: int) -> list[str]:
         """The objects of `train` or `test`: disjoint, from all categories alike, in world order."""
@@ -71,10 +74,10 @@ class World:
         if not 0 <= test_objects < len(self.objects):
             most = len(self.objects) - 1
             raise UserError(f"test_objects is {test_objects}: world {self.name} allows 0 to {most}")
-        test = set(self._drawn(test_objects, seed))
+        test = set(self._draw_test_objects(test_objects, seed))
         return [name for name in self.objects if (name in test) == (split == "test")]
 
-    def _drawn(self, count: int, seed: int) -> list[str]:
+    def _draw_test_objects(self, count: int, seed: int) -> list[str]:
         """`count` objects: of each category its share, rounded by the largest remainder."""
         draw = random.Random(derive_seed("twentyq", "split", seed))
         members: dict[str, list[str]] = {}
@@ -89,12 +92,12 @@ class World:
 
 
 @lru_cache(maxsize=16)
-def load(name: str) -> World:
+def load_world(name: str) -> World:
     """The world `small` or `full`, or the word list in a JSON file; else raises UserError."""
     if name.endswith(".json"):
         return _from_file(name)
-    if name not in NAMES:
-        nearest = get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
+    if name not in WORLD_NAMES:
+        nearest = get_close_matches(name, WORLD_NAMES, n=1, cutoff=0.0)[0]
         raise UserError(f"unknown world {name!r}: use {nearest!r} or a .json word list")
     return _from_table(name)
 
@@ -110,7 +113,9 @@ def _from_table(name: str) -> World:
         nouns={thing.name: thing.noun for thing in things},
         variants={thing.name: thing.variants for thing in things},
         texts=texts,
-        rows={thing.name: {key: thing.cells.get(key, "no") for key in texts} for thing in things},
+        answers={
+            thing.name: {key: thing.cells.get(key, "no") for key in texts} for thing in things
+        },
     )
 
 
@@ -125,7 +130,7 @@ def _from_file(path: str) -> World:
         nouns={name: table.with_article(_counted(name, rest)) for name, (_, rest) in words.items()},
         variants={name: tuple(rest) for name, (_, rest) in words.items()},
         texts={},
-        rows={name: {} for name in words},
+        answers={name: {} for name in words},
     )
 
 

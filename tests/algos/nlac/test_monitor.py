@@ -36,12 +36,12 @@ from tests.builders.nlac import (
     troupe,
     weights,
 )
-from tests.fakes.tabular import GO, JUMP, Corridor
+from tests.fakes.tabular import GO, JUMP, CorridorEnv
 
 GAME = TwentyQ(
     world="small", turns=4, reward="win", test_objects=40, split_seed=0, show_turns_left=True
 )
-PATH = Corridor(jump=(0.0, 1.0), last=0.0)  # jumping loses at once, going on and jumping wins
+PATH = CorridorEnv(jump=(0.0, 1.0), last=0.0)  # jumping loses at once, going on and jumping wins
 
 
 def judged(value: float) -> CritiquedAction:
@@ -240,7 +240,7 @@ def test_tasks_are_alike_where_every_answer_so_far_would_be_the_same(secret: str
         found = indistinguishable_tasks(episode, turn, tasks, lambda: copy.copy(GAME))
         known = [(key, world.answer(secret, key)) for key in asked_for[:turn]]
         assert found[0] == task
-        assert {t.data["object"] for t in found} == set(world.fits(known))
+        assert {t.data["object"] for t in found} == set(world.matching(known))
         sizes.append(len(found))
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] == len(world.objects)
 

@@ -14,9 +14,9 @@ from agentrl_cli.core.types import Episode
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.rollout.play import EpisodeStart, play
 from tests.builders.nlac import CHAT, SAMPLING, bound, nlac, places, weights
-from tests.fakes.tabular import GO, JUMP, Corridor, Pair, Table, kendall, pair_of
+from tests.fakes.tabular import GO, JUMP, CorridorEnv, Pair, TableGenerator, kendall, pair_of
 
-WORLD = Corridor(jump=(0.3, 0.75, 0.9), last=0.1)
+WORLD = CorridorEnv(jump=(0.3, 0.75, 0.9), last=0.1)
 UNIFORM = {f"Room {room}.": 0.5 for room in range(3)}
 
 
@@ -25,16 +25,16 @@ def models(model_folder: Path) -> ModelSet:
     return weights(nlac(), model_folder)
 
 
-def played(world: Corridor, table: Table, count: int) -> list[Episode]:
+def played(world: CorridorEnv, table: TableGenerator, count: int) -> list[Episode]:
     task = world.tasks("train")[0]
     starts = [EpisodeStart(task, "g", seed, f"e{seed}") for seed in range(count)]
     return play(
-        starts, lambda: Corridor(jump=world.jump, last=world.last), CHAT, table, SAMPLING,
+        starts, lambda: CorridorEnv(jump=world.jump, last=world.last), CHAT, table, SAMPLING,
         max_context=1000,
     )  # fmt: skip
 
 
-def sweep(algo: NLAC, table: Table, rows: list[TurnRef], step: int) -> None:
+def sweep(algo: NLAC, table: TableGenerator, rows: list[TurnRef], step: int) -> None:
     """One language backup of every transition; the table then holds the targets."""
     algo.roles.begin_stream("sweep", step)
     found: dict[Pair, list[str]] = defaultdict(list)
@@ -45,8 +45,8 @@ def sweep(algo: NLAC, table: Table, rows: list[TurnRef], step: int) -> None:
 
 
 def test_outcomes_travel_one_step_back_with_each_sweep(models: ModelSet):
-    world = Corridor(jump=(0.5,) * 4, last=1.0)
-    table = Table({f"Room {room}.": 0.0 for room in range(4)})
+    world = CorridorEnv(jump=(0.5,) * 4, last=1.0)
+    table = TableGenerator({f"Room {room}.": 0.0 for room in range(4)})
     algo = bound(nlac(), table, models)
     rows = places(*played(world, table, 3))
     known = []
@@ -58,8 +58,8 @@ def test_outcomes_travel_one_step_back_with_each_sweep(models: ModelSet):
 
 
 def test_whole_traces_carry_the_outcome_to_the_first_turn_in_one_sweep(models: ModelSet):
-    world = Corridor(jump=(0.5,) * 4, last=1.0)
-    table = Table({f"Room {room}.": 0.0 for room in range(4)})
+    world = CorridorEnv(jump=(0.5,) * 4, last=1.0)
+    table = TableGenerator({f"Room {room}.": 0.0 for room in range(4)})
     algo = bound(nlac(trace=1.0), table, models)
     sweep(algo, table, places(*played(world, table, 3)), 0)
     told = [table.texts["policy"][f"Room {room}.", GO] for room in range(4)]
@@ -68,7 +68,7 @@ def test_whole_traces_carry_the_outcome_to_the_first_turn_in_one_sweep(models: M
 
 @pytest.mark.parametrize("trace", [0.5, 1.0])
 def test_traces_value_the_policy_that_played_without_bias(models: ModelSet, trace: float):
-    table = Table(dict(UNIFORM))
+    table = TableGenerator(dict(UNIFORM))
     algo = bound(nlac(trace=trace), table, models)
     rows = places(*played(WORLD, table, 600))
     for step in range(1 if trace == 1 else 4):
@@ -78,7 +78,7 @@ def test_traces_value_the_policy_that_played_without_bias(models: ModelSet, trac
 
 
 def test_the_forecasts_rank_all_actions_as_their_true_values_do(models: ModelSet):
-    table = Table(dict(UNIFORM))
+    table = TableGenerator(dict(UNIFORM))
     algo = bound(nlac(), table, models)
     rows = places(*played(WORLD, table, 600))
     truth = WORLD.values(UNIFORM)
@@ -91,7 +91,7 @@ def test_the_forecasts_rank_all_actions_as_their_true_values_do(models: ModelSet
 
 
 def test_backups_follow_the_policy_of_now_whoever_played(models: ModelSet):
-    table = Table(dict(UNIFORM))
+    table = TableGenerator(dict(UNIFORM))
     rows = places(*played(WORLD, table, 600))
     table.policy = {"Room 0.": 0.0, "Room 1.": 0.0, "Room 2.": 1.0}
     algo = bound(nlac(), table, models)
@@ -103,7 +103,7 @@ def test_backups_follow_the_policy_of_now_whoever_played(models: ModelSet):
 
 
 def test_policy_iteration_from_old_play_alone_reaches_the_optimum(models: ModelSet):
-    world, table = Corridor(jump=(0.2, 0.7, 1.0), last=0.0), Table(dict(UNIFORM))
+    world, table = CorridorEnv(jump=(0.2, 0.7, 1.0), last=0.0), TableGenerator(dict(UNIFORM))
     rows = places(*played(world, table, 150))
     judged = [place for pair in world.values(UNIFORM) for place in some(rows, pair)]
     algo = bound(

@@ -14,9 +14,15 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Task, Turn
 from agentrl_cli.envs.check import check_env
 from agentrl_cli.envs.math.answers import boxed, number
-from agentrl_cli.envs.math.env import MOST_THOUGHTS, MathEnv
-from agentrl_cli.envs.math.kinds import KINDS, LEVELS
-from agentrl_cli.envs.math.problems import Problem, canonical, drawn, problems, worked
+from agentrl_cli.envs.math.env import MAX_THOUGHTS, MathEnv
+from agentrl_cli.envs.math.kinds import LEVELS, PROBLEM_KINDS
+from agentrl_cli.envs.math.problems import (
+    Problem,
+    built_in_problems,
+    canonical_operands,
+    draw_problem,
+    expert_steps,
+)
 from agentrl_cli.envs.math.summary import summarise
 
 
@@ -66,8 +72,8 @@ def test_a_reply_may_end_behind_a_blank_line():
 
 def test_thoughts_do_not_go_on_for_ever():
     env = opened("turns=thoughts")
-    steps = [env.step("Well.\n\n") for _ in range(MOST_THOUGHTS)]
-    assert [step.truncated for step in steps] == [False] * (MOST_THOUGHTS - 1) + [True]
+    steps = [env.step("Well.\n\n") for _ in range(MAX_THOUGHTS)]
+    assert [step.truncated for step in steps] == [False] * (MAX_THOUGHTS - 1) + [True]
     with pytest.raises(RuntimeError):
         env.step("more")
 
@@ -101,12 +107,12 @@ def test_the_answer_never_reaches_what_may_be_shown():
 # the built-in problems
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", PROBLEM_KINDS, ids=lambda kind: kind.name)
 def test_the_worked_solution_is_right_line_by_line(kind):
     rng = random.Random(0)
     for _ in range(50):
-        problem = drawn([kind], rng, None, 0)
-        *lines, box = worked(problem)
+        problem = draw_problem([kind], rng, None, 0)
+        *lines, box = expert_steps(problem)
         assert lines[0].startswith("Find ")
         for line in lines[1:]:
             left, _, right = line.partition("=")
@@ -140,13 +146,13 @@ def value_of(text: str) -> Fraction:
 def test_answers_agree_with_hand_computation(
     name: str, operands: tuple[int, ...], answer: Fraction
 ):
-    (kind,) = [kind for kind in KINDS if kind.name == name]
+    (kind,) = [kind for kind in PROBLEM_KINDS if kind.name == name]
     assert Problem(kind, operands).answer == answer
 
 
 def test_no_operands_are_in_both_splits_in_either_order():
-    train, test = (problems(split, 150, LEVELS, 0) for split in ("train", "test"))
-    keys = [{(one.kind.name, canonical(one)) for one in split} for split in (train, test)]
+    train, test = (built_in_problems(split, 150, LEVELS, 0) for split in ("train", "test"))
+    keys = [{(one.kind.name, canonical_operands(one)) for one in split} for split in (train, test)]
     assert not keys[0] & keys[1]
     assert min(len(keys[0]), len(keys[1])) > 300
     assert not {one.text for one in train} & {one.text for one in test}

@@ -31,8 +31,8 @@ def written(file: Path, lines: list[Any]) -> str:
 
 
 def read(data: str, test_data: str | None = None, share: float = 0.2) -> dict[str, Any]:
-    rows.read.cache_clear()
-    return rows.read(data, test_data, share, 0)
+    rows.read_splits.cache_clear()
+    return rows.read_splits(data, test_data, share, 0)
 
 
 def env(data: str, *overrides: str) -> MathEnv:
@@ -111,9 +111,9 @@ def test_filters_and_the_expert_work_on_rows(tmp_path: Path):
 
 
 def test_a_solution_without_a_box_gets_the_answer_as_its_last_step():
-    found = rows.steps({"solution": "One.\nTwo.", "answer": "7"})
+    found = rows.solution_steps({"solution": "One.\nTwo.", "answer": "7"})
     assert found == ["One.", "Two.", r"\boxed{7}"]
-    assert rows.steps({"solution": "", "answer": "7"}) == [r"\boxed{7}"]
+    assert rows.solution_steps({"solution": "", "answer": "7"}) == [r"\boxed{7}"]
 
 
 def test_without_the_extra_a_sentence_says_what_to_install():
@@ -121,7 +121,7 @@ def test_without_the_extra_a_sentence_says_what_to_install():
         "import sys; sys.modules['datasets'] = sys.modules['pyarrow'] = None\n"
         "from agentrl_cli.envs.math import rows\n"
         "for data in ('owner/name', 'rows.parquet'):\n"
-        "    try: rows.read(data, None, 0.2, 0)\n"
+        "    try: rows.read_splits(data, None, 0.2, 0)\n"
         "    except Exception as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -173,7 +173,7 @@ def test_a_world_without_train_tasks_is_one_sentence(tmp_path: Path):
 def test_rows_of_several_splits_have_different_ids(monkeypatch: pytest.MonkeyPatch):
     lines = list(enumerate((row(i) for i in range(8)), start=1))
     parts = {"algebra": lines[:4], "geometry": [(n - 4, one) for n, one in lines[4:]]}
-    monkeypatch.setattr(rows, "_source", lambda data: parts)
+    monkeypatch.setattr(rows, "_numbered_rows", lambda data: parts)
     found = read("owner/name", share=0.5)
     ids = [one["id"] for one in [*found["train"], *found["test"]]]
     assert len(set(ids)) == 8 and {"algebra-1", "geometry-1"} <= set(ids)

@@ -12,7 +12,7 @@ from agentrl_cli.cli.train import start
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs.run import Run
 from tests.builders.runs import ALGORITHMS, DEMOS
-from tests.fakes.student import classroom
+from tests.fakes.student import student_overrides
 from tests.paths import CONF
 
 SMALL = [
@@ -22,7 +22,7 @@ SMALL = [
 
 
 def trained(root: Path, algo: str, *more: str) -> Run:
-    chosen, world = ALGORITHMS.get(algo, [f"algo={algo}"]), classroom(root)
+    chosen, world = ALGORITHMS.get(algo, [f"algo={algo}"]), student_overrides(root)
     if DEMOS in chosen:
         out, asked = root / "demos.jsonl", [item for item in [*world, *more] if "env" in item]
         write_demos([*asked, "n=4", f"out={out}"], root / "groups")

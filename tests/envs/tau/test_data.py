@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.envs.tau.data import load
-from agentrl_cli.envs.tau.database import canonical
+from agentrl_cli.envs.tau.data import load_domain
+from agentrl_cli.envs.tau.database import canonical_text
 from tests.builders.tau import services, write_checkout, write_json
 
 __all__ = ["services"]
@@ -19,18 +19,18 @@ __all__ = ["services"]
 def test_a_checkout_is_read_like_json_and_never_run(services: Path, tmp_path: Path):
     checkout = write_checkout(tmp_path)
     for name in ("retail", "airline"):
-        one, other = load(name, str(services)), load(name, str(checkout))
-        assert canonical(dict(one.tables)) == canonical(dict(other.tables))
+        one, other = load_domain(name, str(services)), load_domain(name, str(checkout))
+        assert canonical_text(dict(one.tables)) == canonical_text(dict(other.tables))
         assert (one.tasks, one.policy, one.schemas) == (other.tasks, other.policy, other.schemas)
 
 
 def test_missing_and_broken_data_is_one_sentence(tmp_path: Path, services: Path):
     with pytest.raises(UserError, match=r"holds no τ-bench data for retail"):
-        load("retail", str(tmp_path))
+        load_domain("retail", str(tmp_path))
     (tmp_path / "retail").mkdir()
     (tmp_path / "retail" / "orders.json").write_text("{")
     with pytest.raises(UserError, match=r"orders.json' cannot be read"):
-        load("retail", str(tmp_path))
+        load_domain("retail", str(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["[5]", '[{"user_id": 1}]', "{}5", '[{"actions": [1]}]'])
@@ -38,7 +38,7 @@ def test_broken_tasks_are_one_sentence(tmp_path: Path, text: str):
     folder = write_json(tmp_path)
     (folder / "retail" / "tasks_dev.json").write_text(text)
     with pytest.raises(UserError, match=r"tasks_dev.json' cannot be read"):
-        load("retail", str(folder))
+        load_domain("retail", str(folder))
 
 
 NOBODY = {"user_id": "nobody", "instruction": "", "actions": [], "outputs": []}
@@ -63,4 +63,4 @@ def test_broken_records_are_one_sentence(tmp_path: Path, file: str, value: Any, 
     folder = write_json(tmp_path)
     (folder / "retail" / f"{file}.json").write_text(json.dumps(value))
     with pytest.raises(UserError, match=rf"{file}.json' cannot be read \(.*{why}"):
-        load("retail", str(folder))
+        load_domain("retail", str(folder))

@@ -20,10 +20,10 @@ from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.database import Database
 from agentrl_cli.envs.tau.env import TauBench
 from agentrl_cli.envs.tau.expert import write
-from agentrl_cli.envs.tau.mini import mini
-from agentrl_cli.envs.tau.reward import truth
+from agentrl_cli.envs.tau.mini import mini_domain
+from agentrl_cli.envs.tau.reward import ground_truth
 from agentrl_cli.envs.tau.users import LLMUser
-from tests.builders.tau import domain, services, world
+from tests.builders.tau import domain, services, tau_env
 
 __all__ = ["services"]
 
@@ -39,16 +39,16 @@ def played(env: TauBench, actions: list[str], number: int = 0, split: str = "tra
 
 @pytest.mark.parametrize("style", ["react", "native", "call"])
 def test_the_small_shop_keeps_the_contract(style: str):
-    assert check_env(lambda: world("mini", None, actions=style)) == []
+    assert check_env(lambda: tau_env("mini", None, actions=style)) == []
 
 
 def test_retail_keeps_the_contract(services: Path):
-    assert check_env(lambda: world("retail", services, user="silent")) == []
+    assert check_env(lambda: tau_env("retail", services, user="silent")) == []
 
 
 @pytest.mark.parametrize("style", ["react", "native"])
 def test_an_expert_wins_with_the_scripted_user(services: Path, style: str):
-    env = world("retail", services, actions=style)
+    env = tau_env("retail", services, actions=style)
     task = env.tasks("train")[0]
     env.reset(task, 0)
     steps = [env.step(action) for action in env.expert(task) or ()]
@@ -57,7 +57,7 @@ def test_an_expert_wins_with_the_scripted_user(services: Path, style: str):
 
 
 def test_every_task_of_the_small_shop_is_won_by_its_expert():
-    env = world("mini", None)
+    env = tau_env("mini", None)
     for split in ("train", "test"):
         for task in env.tasks(split):
             env.reset(task, 0)
@@ -65,14 +65,14 @@ def test_every_task_of_the_small_shop_is_won_by_its_expert():
 
 
 def test_the_small_shops_splits_share_no_customer():
-    tasks = mini().tasks
+    tasks = mini_domain().tasks
     train, test = ({task["user_id"] for task in tasks[split]} for split in ("train", "test"))
     assert len(train) > len(test) > 0 and not train & test
 
 
 @pytest.mark.parametrize("hasty", ["more", "confirm"])
 def test_a_hasty_agent_of_the_small_shop_breaks_a_rule(hasty: str):
-    env = world("mini", None)
+    env = tau_env("mini", None)
     task = next(t for t in env.tasks("train") if t.data["requests"][0]["more"])
     env.reset(task, 0)
     steps: list[Step] = []
@@ -91,7 +91,7 @@ def test_a_hasty_agent_of_the_small_shop_breaks_a_rule(hasty: str):
 
 
 def test_a_write_without_a_yes_is_noted_and_still_rewarded(services: Path):
-    env = world("retail", services)
+    env = tau_env("retail", services)
     calls = [tool(a["name"], **a["kwargs"]) for a in env.tasks("train")[0].data["actions"]]
     steps = played(env, [*calls, "All done.", "All done."])
     assert [step.info["unconfirmed"] for step in steps] == [True, True, False, False]
@@ -99,19 +99,19 @@ def test_a_write_without_a_yes_is_noted_and_still_rewarded(services: Path):
 
 
 def test_outputs_must_be_said(services: Path):
-    env = world("retail", services, user="silent")
+    env = tau_env("retail", services, user="silent")
     assert played(env, ["It was red."], split="test")[-1].reward == 0.0
     assert played(env, ["It was $5.25, thanks."], split="test")[-1].reward == 1.0
 
 
 def test_the_end_by_the_limit_is_truncated_without_reward(services: Path):
-    env = world("retail", services, turns=2)
+    env = tau_env("retail", services, turns=2)
     steps = played(env, [tool("think", thought="a")] * 2)
     assert [(s.done, s.truncated, s.reward) for s in steps] == [(False, False, 0), (False, True, 0)]
 
 
 def test_after_the_end_nothing_happens_and_nothing_is_raised(services: Path):
-    env = world("retail", services, user="silent")
+    env = tau_env("retail", services, user="silent")
     assert played(env, ["Hello."])[-1].done
     before = env.digest()
     for late in ("more", tool("cancel_pending_order", order_id="#W1", reason="no longer needed")):
@@ -120,25 +120,27 @@ def test_after_the_end_nothing_happens_and_nothing_is_raised(services: Path):
         assert step.info["invalid"] and not step.info.get("success")
     assert env.digest() == before
     with pytest.raises(RuntimeError, match="call reset"):
-        world("retail", services).step("early")
+        tau_env("retail", services).step("early")
 
 
 def test_a_transfer_ends_the_episode_with_a_verdict(services: Path):
-    env = world("retail", services)
+    env = tau_env("retail", services)
     (step,) = played(env, [tool("transfer_to_human_agents", summary="x")])
     assert step.done and step.reward == 0.0 and step.messages[0].content == "Transfer successful"
     assert step.info["privileged"] == {"database": False, "outputs": True}
 
 
 def test_the_state_is_that_of_the_agent_also_after_the_verdict(services: Path):
-    env = world("retail", services, user="silent")
-    before = Database(env.service.tables).digest()
+    env = tau_env("retail", services, user="silent")
+    before = Database(env.domain_data.tables).digest()
     played(env, ["Hello."])
-    assert env.digest() == before != truth(env.service, env.tasks("train")[0].data).digest()
+    assert (
+        env.digest() == before != ground_truth(env.domain_data, env.tasks("train")[0].data).digest()
+    )
 
 
 def test_an_episode_goes_on_after_a_pickle(services: Path):
-    env = world("retail", services)
+    env = tau_env("retail", services)
     played(env, [tool("get_order_details", order_id="#W1")])
     twin = pickle.loads(pickle.dumps(env))
     assert twin.step("Anything else?") == env.step("Anything else?")
@@ -160,7 +162,7 @@ BAD = [
 
 @pytest.mark.parametrize("text, answer", BAD, ids=[answer[:30] for _, answer in BAD])
 def test_bad_calls_are_observations(services: Path, text: str, answer: str):
-    env = world("retail", services)
+    env = tau_env("retail", services)
     (step,) = played(env, [text])
     said = step.messages[0].content
     if "<tool_call>" in text or answer != "Error: ":
@@ -180,7 +182,7 @@ def test_bad_calls_are_observations(services: Path, text: str, answer: str):
     ],
 )  # fmt: skip
 def test_lone_surrogates_reach_neither_user_nor_agent(services: Path, name: str, text: str):
-    env = world(name, services, actions="native", user="llm", llm=lambda messages, seed: "Hm.")
+    env = tau_env(name, services, actions="native", user="llm", llm=lambda messages, seed: "Hm.")
     (step,) = played(env, [text])
     assert step.messages[0].content.encode() and not step.done
     assert env.conversation is not None and isinstance(env.conversation.user, LLMUser)
@@ -211,28 +213,28 @@ def test_lone_surrogates_reach_neither_user_nor_agent(services: Path, name: str,
     ],
 )  # fmt: skip
 def test_texts_are_read_as_calls_or_as_words(text: str, style: str, name: str, arguments: dict):
-    action = parse(text, style, mini().tools)
+    action = parse(text, style, mini_domain().tools)
     assert (action.name, action.arguments) == (name, arguments)
 
 
 def test_settings_are_refused_with_their_name(services: Path):
     for change in ({"user": "me"}, {"actions": "xml"}, {"turns": 0}):
         with pytest.raises(UserError, match=next(iter(change))):
-            world("retail", services, **change)
+            tau_env("retail", services, **change)
     with pytest.raises(UserError, match=r"env\.data is missing"):
-        world("retail", None).tasks("train")
+        tau_env("retail", None).tasks("train")
     with pytest.raises(UserError, match="unknown"):
-        world("mini", None).tasks("all")
+        tau_env("mini", None).tasks("all")
 
 
 def test_kept_train_tasks_are_the_test_of_the_scripted_user(services: Path):
-    kept = world("retail", services, holdout=1)
+    kept = tau_env("retail", services, holdout=1)
     assert [len(kept.tasks(split)) for split in ("train", "dev", "test")] == [0, 0, 1]
     assert kept.tasks("test")[0].id == "retail-train-0"
-    official = world("retail", services, holdout=1, user="silent")
+    official = tau_env("retail", services, holdout=1, user="silent")
     assert official.tasks("test")[0].id == "retail-test-0"
     with pytest.raises(UserError, match="scripted user cannot follow"):
-        played(world("retail", services), [], split="test")
+        played(tau_env("retail", services), [], split="test")
 
 
 def words(service: Domain) -> st.SearchStrategy[Any]:
@@ -255,8 +257,8 @@ def words(service: Domain) -> st.SearchStrategy[Any]:
 )
 @given(data=st.data())
 def test_random_calls_keep_the_databases_invariants(services: Path, name: str, data: st.DataObject):
-    service = mini() if name == "mini" else domain(name, services)
-    env = world(name, services, user="silent", actions="native")
+    service = mini_domain() if name == "mini" else domain(name, services)
+    env = tau_env(name, services, user="silent", actions="native")
     shared, steps = Database(service.tables).digest(), []
     env.reset(env.tasks("test")[0], 0)
     for _ in range(data.draw(st.integers(1, 5))):

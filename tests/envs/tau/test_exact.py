@@ -10,10 +10,10 @@ import pytest
 from agentrl_cli.envs.check import check_env
 from agentrl_cli.envs.tau.data import SPLITS, Domain
 from agentrl_cli.envs.tau.database import Database
-from agentrl_cli.envs.tau.instruction import read
-from agentrl_cli.envs.tau.reward import idle, truth
+from agentrl_cli.envs.tau.instruction import parse_instruction
+from agentrl_cli.envs.tau.reward import ground_truth, won_by_doing_nothing
 from tests.bench.tau import OFFICIAL, golden, golden_figures, last_write, reward, run
-from tests.builders.tau import DATA, domain, needs_data, world
+from tests.builders.tau import DATA, domain, needs_data, tau_env
 
 pytestmark = needs_data
 
@@ -60,9 +60,11 @@ def tasks(service: Domain) -> list[dict[str, Any]]:
 
 def test_doing_nothing_wins_exactly_the_known_tasks():
     retail, airline = domain("retail", DATA), domain("airline", DATA)
-    counts = [sum(idle(retail, task) for task in retail.tasks[split]) for split in SPLITS]
+    counts = [
+        sum(won_by_doing_nothing(retail, task) for task in retail.tasks[split]) for split in SPLITS
+    ]
     assert counts == [5, 1, 7]
-    assert sum(idle(airline, task) for task in airline.tasks["test"]) == 19
+    assert sum(won_by_doing_nothing(airline, task) for task in airline.tasks["test"]) == 19
 
 
 @pytest.mark.parametrize("name, count", [("retail", 635), ("airline", 50)])
@@ -77,20 +79,20 @@ def test_ground_truth_wins_every_task_and_loses_it_without_its_last_write(name: 
             fewer = run(service, actions[:last] + actions[last + 1 :])[0]
             assert reward(service, task, fewer, task["outputs"]) == 0.0
             writes += 1
-        assert (last is not None) == bool(truth(service, task).touched())
+        assert (last is not None) == bool(ground_truth(service, task).touched())
     assert writes > count / 2
 
 
 def test_every_train_instruction_is_read_with_one_request_for_each_action():
     for task in domain("retail", DATA).tasks["train"]:
-        asked = read(task["instruction"])
+        asked = parse_instruction(task["instruction"])
         assert [wish.order for wish in asked.requests] == [
             action["kwargs"]["order_id"] for action in task["actions"]
         ]
 
 
 def test_the_expert_wins_nearly_all_train_tasks_with_the_scripted_user():
-    env, won, asked = world("retail", DATA), 0, 0
+    env, won, asked = tau_env("retail", DATA), 0, 0
     every = env.tasks("train")
     for task in every[::5]:
         env.reset(task, 0)
@@ -101,17 +103,17 @@ def test_the_expert_wins_nearly_all_train_tasks_with_the_scripted_user():
 
 
 def test_retail_keeps_the_contract_with_its_scripted_user():
-    assert check_env(lambda: world("retail", DATA, holdout=100, actions="react")) == []
+    assert check_env(lambda: tau_env("retail", DATA, holdout=100, actions="react")) == []
 
 
 def test_the_scripted_user_reveals_nothing_that_its_instruction_does_not_hold():
-    env = world("retail", DATA)
+    env = tau_env("retail", DATA)
     for task in env.tasks("train")[::25]:
         heard = [env.reset(task, 0)[0].content]
         for action in env.expert(task) or ():
             step = env.step(action)
             heard += [m.content for m in step.messages if m.role == "user"]
-        told = set(" ".join(heard).replace(".", " ").split()) & secrets(env.service, task.data)
+        told = set(" ".join(heard).replace(".", " ").split()) & secrets(env.domain_data, task.data)
         assert {word for word in told if word not in task.data["instruction"]} == set()
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agentrl_cli.envs.tau.arithmetic import evaluate
-from agentrl_cli.envs.tau.calls import call
-from agentrl_cli.envs.tau.database import Database, canonical
+from agentrl_cli.envs.tau.calls import call_tool
+from agentrl_cli.envs.tau.database import Database, canonical_text
 from tests.builders.tau import SHOPPERS, domain, services
 
 __all__ = ["services"]
@@ -32,7 +32,7 @@ class Shop:
         self.database = Database(self.domain.tables)
 
     def __call__(self, name: str, **arguments: Any) -> str:
-        return call(self.domain.tools, self.domain.name, self.database, name, arguments)
+        return call_tool(self.domain.tools, self.domain.name, self.database, name, arguments)
 
 
 @pytest.fixture
@@ -255,5 +255,5 @@ def test_what_is_too_deep_or_too_large_is_refused(retail: Shop, expression: str,
 
 
 def test_canonical_text_tells_numbers_apart():
-    assert len({canonical(value) for value in ({"a": 250}, {"a": 250.0}, {"a": "250"})}) == 3
-    assert canonical({"a": 1, "b": [2]}) == canonical({"b": [2], "a": 1})
+    assert len({canonical_text(value) for value in ({"a": 250}, {"a": 250.0}, {"a": "250"})}) == 3
+    assert canonical_text({"a": 1, "b": [2]}) == canonical_text({"b": [2], "a": 1})

@@ -9,11 +9,11 @@ import pytest
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Turn
-from agentrl_cli.envs.tau.instruction import read
+from agentrl_cli.envs.tau.instruction import parse_instruction
 from agentrl_cli.envs.tau.mini_user import MiniUser
 from agentrl_cli.envs.tau.retail_user import RetailUser
 from agentrl_cli.envs.tau.users import STOP, HumanUser, LLMUser, agrees
-from tests.builders.tau import INSTRUCTION, services, world
+from tests.builders.tau import INSTRUCTION, services, tau_env
 
 __all__ = ["services"]
 SWAP = (
@@ -30,7 +30,7 @@ def user(text: str = INSTRUCTION, seed: int = 0) -> RetailUser:
 
 
 def test_an_instruction_is_read_clause_by_clause():
-    found = read(SWAP)
+    found = parse_instruction(SWAP)
     assert (found.name, found.zip, found.email) == ("Ada Berg", "", "ada.berg@example.org")
     assert [wish.kind for wish in found.requests] == ["exchange", "payment", "address"]
     coat, mug = found.requests[0].items
@@ -52,7 +52,7 @@ def test_an_instruction_is_read_clause_by_clause():
 )
 def test_other_instructions_are_refused(text: str):
     with pytest.raises(UserError, match=r"env\.user=llm"):
-        read(text)
+        parse_instruction(text)
 
 
 def test_identity_is_told_only_when_asked():
@@ -201,15 +201,15 @@ def test_a_models_faults_are_told_apart(line: str, fault: str, stops: bool):
 
 
 def test_a_failing_model_is_recorded_and_not_raised(services: Path):
-    env = world("retail", services, user="llm", llm=Model("Hi.", "break"))
+    env = tau_env("retail", services, user="llm", llm=Model("Hi.", "break"))
     env.reset(env.tasks("train")[0], 0)
     step = env.step("How can I help?")
     assert (step.done, step.reward, step.info["fault"]) == (True, 0.0, "failed")
-    env = world("retail", services, user="llm", llm=Model("break", "break"))
+    env = tau_env("retail", services, user="llm", llm=Model("break", "break"))
     env.reset(env.tasks("train")[0], 0)
     assert env.step("Hello?").info["fault"] == "failed"
     with pytest.raises(UserError, match=r"env\.user=llm needs a model"):
-        world("retail", services, user="llm").reset(env.tasks("train")[0], 0)
+        tau_env("retail", services, user="llm").reset(env.tasks("train")[0], 0)
 
 
 def test_a_person_is_the_user(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -227,8 +227,8 @@ def test_pass_hat_k_and_blame(services: Path):
     assert [pass_hat_k([True, True, True], k) for k in (1, 3)] == [1.0, 1.0]
     with pytest.raises(ValueError, match="needs at least"):
         pass_hat_k([True], 2)
-    env = world("retail", services)
-    task, nothing = env.tasks("train")[0], world("retail", services).tasks("test")[0]
+    env = tau_env("retail", services)
+    task, nothing = env.tasks("train")[0], tau_env("retail", services).tasks("test")[0]
     episodes = [
         Episode(f"{i}", one, "g", i, [Turn([], "", [], [], [], info=info)], stop=stop)
         for i, (one, info, stop) in enumerate([

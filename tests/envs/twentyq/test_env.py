@@ -15,14 +15,14 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Task
 from agentrl_cli.envs.twentyq.env import TwentyQ, closeness
 from agentrl_cli.envs.twentyq.expert import best_attributes, entropy
-from agentrl_cli.envs.twentyq.world import load
-from tests.builders.twentyq import FULL, SMALL, game, said
+from agentrl_cli.envs.twentyq.world import load_world
+from tests.builders.twentyq import FULL, SMALL, game, reply_to
 from tests.paths import CONF
 
 
 def lengths(world: str, turns: int) -> list[int]:
     env, counts = game(world=world, turns=turns, secret="dog"), []
-    for name in load(world).objects:
+    for name in load_world(world).objects:
         one = copy.copy(env)
         task = Task(name, "train", {"object": name})
         one.reset(task, 0)
@@ -38,26 +38,26 @@ def lengths(world: str, turns: int) -> list[int]:
 def test_a_game_reads_as_documented():
     env = game("dog", turns=5)
     assert env.reset(Task("t", "train", {"object": "dog"}), 0)[0].content == "Ask. 5 left."
-    assert said(env, "Is it alive?") == "Yes. 4 left."
-    assert said(env, "Can it fly?") == "No. 3 left."
-    assert said(env, "Is it mostly outdoors?") == "Sometimes. 2 left."
-    assert said(env, "Is it nice?") == "I cannot answer that. 1 left."
-    assert said(env, "Maybe a cat.\nIs it a cat?") == "No. You lose. It was a dog. Close."
+    assert reply_to(env, "Is it alive?") == "Yes. 4 left."
+    assert reply_to(env, "Can it fly?") == "No. 3 left."
+    assert reply_to(env, "Is it mostly outdoors?") == "Sometimes. 2 left."
+    assert reply_to(env, "Is it nice?") == "I cannot answer that. 1 left."
+    assert reply_to(env, "Maybe a cat.\nIs it a cat?") == "No. You lose. It was a dog. Close."
 
 
 def test_turns_left_are_told_only_when_asked_for():
     env = game("dog", show_turns_left=False)
     assert env.reset(Task("t", "train", {"object": "dog"}), 0)[0].content == "Ask."
-    assert said(env, "Is it alive?") == "Yes."
+    assert reply_to(env, "Is it alive?") == "Yes."
 
 
 def test_negated_questions_are_answered_the_other_way_round():
     env = game("dog")
-    assert said(env, "Is it not alive?") == "No. 9 left."
-    assert said(env, "Can it not fly?") == "Yes. 8 left."
-    assert said(env, "Is it not mostly outdoors?") == "Sometimes. 7 left."
-    assert env.game and env.game.fits == tuple(
-        SMALL.fits([("alive", "yes"), ("fly", "no"), ("outdoors", "sometimes")])
+    assert reply_to(env, "Is it not alive?") == "No. 9 left."
+    assert reply_to(env, "Can it not fly?") == "Yes. 8 left."
+    assert reply_to(env, "Is it not mostly outdoors?") == "Sometimes. 7 left."
+    assert env.game and env.game.candidates == tuple(
+        SMALL.matching([("alive", "yes"), ("fly", "no"), ("outdoors", "sometimes")])
     )
 
 
@@ -110,8 +110,8 @@ def test_the_last_line_of_a_turn_is_asked_and_a_thought_wins_nothing():
         step = env.step(f"{thought}\nIs it alive?")
         assert step.messages[0].content == f"Yes. {left} left." and not step.done
         assert (step.info["kind"], step.info["attribute"]) == ("question", "alive")
-    assert said(env, "Is it a dog?\nHm.") == "I cannot answer that. 1 left."
-    assert said(env, "Maybe a cat.\nIs it a dog?") == "Yes. You win."
+    assert reply_to(env, "Is it a dog?\nHm.") == "I cannot answer that. 1 left."
+    assert reply_to(env, "Maybe a cat.\nIs it a dog?") == "Yes. You win."
 
 
 def test_a_turn_with_another_thought_is_a_repetition():
@@ -166,8 +166,8 @@ def test_copies_of_one_environment_play_apart():
     one, other = copy.copy(env), copy.copy(env)
     one.reset(Task("t", "train", {"object": "dog"}), 0)
     other.reset(Task("t", "train", {"object": "oak"}), 0)
-    assert said(one, "Is it green?") == "No. 9 left."
-    assert said(other, "Is it green?") == "Yes. 9 left."
+    assert reply_to(one, "Is it green?") == "No. 9 left."
+    assert reply_to(other, "Is it green?") == "Yes. 9 left."
     assert len(pickle.dumps(env)) < 5_000
 
 

@@ -10,9 +10,9 @@ from agentrl_cli.core.types import Task
 from agentrl_cli.envs.twentyq import questions
 from agentrl_cli.envs.twentyq.env import TwentyQ
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
-from agentrl_cli.envs.twentyq.world import load
+from agentrl_cli.envs.twentyq.world import load_world
 
-SMALL, FULL = load("small"), load("full")
+SMALL, FULL = load_world("small"), load_world("full")
 
 
 @pytest.mark.parametrize("world", [SMALL, FULL], ids=lambda world: world.name)
@@ -29,8 +29,8 @@ def test_every_guess_is_read_as_its_object_and_no_two_names_clash(world):
     owner: dict[str, str] = {}
     for name in world.objects:
         assert parse(world.guess(name), world) == Guess(name)
-        for form in questions._own(world, name) + questions._other(world, name):
-            key = questions._key(questions.normalise(form) or "")
+        for form in questions._own_forms(world, name) + questions._other_forms(world, name):
+            key = questions._name_key(questions.normalise(form) or "")
             assert owner.setdefault(key, name) == name, (key, name)
 
 

@@ -10,8 +10,8 @@ import pytest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.twentyq.oracle import Oracle
 from agentrl_cli.envs.twentyq.questions import Guess, parse
-from agentrl_cli.envs.twentyq.world import load
-from tests.builders.twentyq import game, said
+from agentrl_cli.envs.twentyq.world import load_world
+from tests.builders.twentyq import game, reply_to
 
 # worlds from a file
 
@@ -26,13 +26,13 @@ def words(tmp_path: Path) -> str:
 
 
 def test_a_word_list_is_a_world_of_guesses(words):
-    world = load(words)
+    world = load_world(words)
     assert (world.objects, world.attributes) == (("shoes", "television", "radio"), ())
     assert world.guess("shoes") == "Is it a pair of shoes?"
     assert parse("Is it a TV?", world) == Guess("television")
     assert parse("Is it a shoe?", world) == Guess("shoes")
     env = game("radio", world=words, test_objects=1)
-    assert said(env, "Is it alive?") == "I cannot answer that. 9 left."
+    assert reply_to(env, "Is it alive?") == "I cannot answer that. 9 left."
     assert env.step("Is it a radio?").info["success"]
 
 
@@ -43,9 +43,9 @@ def test_each_wrong_guess_from_a_word_list_leaves_one_object_less(tmp_path, gues
     path = tmp_path / "letters.json"
     path.write_text(json.dumps({"letters": [[f"letter{i}"] for i in range(10)]}))
     env = game("letter0", world=str(path), test_objects=0, turns=guesses)
-    texts = [said(env, f"Maybe the first.\nIs it a letter{i + 1}?") for i in range(guesses)]
+    texts = [reply_to(env, f"Maybe the first.\nIs it a letter{i + 1}?") for i in range(guesses)]
     assert texts[-1] == f"No. You lose. It was a letter0. {word}"
-    assert env.game and len(env.game.fits) == 10 - guesses
+    assert env.game and len(env.game.candidates) == 10 - guesses
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"a": [[]]}', '{"a": [[1]]}', '{"a": [[""]]}'])
@@ -53,9 +53,9 @@ def test_a_broken_word_list_is_the_users_mistake(tmp_path, text):
     path = tmp_path / "broken.json"
     path.write_text(text)
     with pytest.raises(UserError, match=r"broken\.json"):
-        load(str(path))
+        load_world(str(path))
     with pytest.raises(UserError, match="nowhere"):
-        load("nowhere.json")
+        load_world("nowhere.json")
 
 
 def test_an_oracle_answers_each_question_once_and_cannot_leak_the_object(words):

@@ -11,9 +11,9 @@ import pytest
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.twentyq import table
-from agentrl_cli.envs.twentyq.world import load
+from agentrl_cli.envs.twentyq.world import load_world
 
-SMALL, FULL = load("small"), load("full")
+SMALL, FULL = load_world("small"), load_world("full")
 FROZEN = "dbf22abf3e485703"
 ENTAILMENTS = {
     "animal": "alive", "plant": "alive", "mammal": "animal", "bird": "animal legs wings",
@@ -40,7 +40,7 @@ paper metal"""
 @pytest.mark.parametrize("world", [SMALL, FULL], ids=lambda world: world.name)
 def test_every_pair_of_objects_differs_in_some_attribute(world):
     for one, other in combinations(world.objects, 2):
-        assert world.rows[one] != world.rows[other], (one, other)
+        assert world.answers[one] != world.answers[other], (one, other)
 
 
 @pytest.mark.parametrize(("world", "least"), [(SMALL, 7), (FULL, 3)])
@@ -52,7 +52,7 @@ def test_every_attribute_splits_off_enough_objects_on_each_side(world, least):
 
 def test_what_is_something_is_also_what_that_entails():
     for attribute, entailed in ENTAILMENTS.items():
-        for name in FULL.fits([(attribute, "yes")]):
+        for name in FULL.matching([(attribute, "yes")]):
             for other in entailed.split():
                 assert FULL.answer(name, other) == "yes", (name, attribute, other)
 
@@ -60,7 +60,7 @@ def test_what_is_something_is_also_what_that_entails():
 def test_nothing_is_two_things_that_exclude_each_other():
     for pair in EXCLUSIONS.split(","):
         one, other = pair.split()
-        assert not FULL.fits([(one, "yes"), (other, "yes")]), pair
+        assert not FULL.matching([(one, "yes"), (other, "yes")]), pair
 
 
 def test_the_worlds_have_the_sizes_that_the_documents_name():
@@ -72,20 +72,20 @@ def test_the_worlds_have_the_sizes_that_the_documents_name():
 
 @pytest.mark.parametrize("world", [SMALL, FULL], ids=lambda world: world.name)
 def test_sometimes_is_rare(world):
-    cells = [answer for row in world.rows.values() for answer in row.values()]
+    cells = [answer for row in world.answers.values() for answer in row.values()]
     assert set(cells) == {"yes", "no", "sometimes"}
     assert cells.count("sometimes") / len(cells) < 0.03
 
 
 def test_the_small_world_is_the_one_that_models_were_trained_on():
-    rows = [[n, SMALL.category(n), SMALL.guess(n), SMALL.rows[n]] for n in SMALL.objects]
+    rows = [[n, SMALL.category(n), SMALL.guess(n), SMALL.answers[n]] for n in SMALL.objects]
     text = json.dumps(rows, sort_keys=True)
     assert hashlib.blake2b(text.encode(), digest_size=8).hexdigest() == FROZEN
 
 
 def test_the_full_world_agrees_with_the_small_one():
     for name in SMALL.objects:
-        assert SMALL.rows[name].items() <= FULL.rows[name].items()
+        assert SMALL.answers[name].items() <= FULL.answers[name].items()
 
 
 def test_small_names_are_one_word_and_small_questions_are_short():
@@ -113,7 +113,7 @@ def test_defaults_exceptions_and_nouns_are_read_as_written():
 @pytest.mark.parametrize(("wrong", "right"), [("smal", "small"), ("fulll", "full")])
 def test_an_unknown_world_names_the_nearest_one(wrong, right):
     with pytest.raises(UserError, match=f"{wrong}.*'{right}'"):
-        load(wrong)
+        load_world(wrong)
 
 
 def test_guesses_have_the_right_article():
@@ -125,9 +125,9 @@ def test_guesses_have_the_right_article():
 
 def test_fits_keeps_the_objects_with_exactly_these_answers():
     known = [("animal", "yes"), ("fly", "no"), ("water", "yes")]
-    assert SMALL.fits(known) == ["whale", "penguin"]
-    assert SMALL.fits([("alive", "yes"), ("metal", "yes")]) == []
-    assert SMALL.fits([]) == list(SMALL.objects)
+    assert SMALL.matching(known) == ["whale", "penguin"]
+    assert SMALL.matching([("alive", "yes"), ("metal", "yes")]) == []
+    assert SMALL.matching([]) == list(SMALL.objects)
 
 
 @pytest.mark.parametrize(("world", "count"), [(SMALL, 40), (FULL, 60), (SMALL, 0)])

@@ -1,0 +1,62 @@
+"""docs/results.md and README's small table say what the records in docs/results say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from tests.paths import ROOT
+from tools import results_page
+
+RECORDS = sorted((ROOT / "docs" / "results").glob("*.json"))
+PAGE = (ROOT / "docs" / "results.md").read_text()
+
+
+def test_page_and_readme_are_up_to_date():
+    assert results_page.page() == PAGE, "make results-page"
+    assert results_page.readme() == (ROOT / "README.md").read_text(), "make results-page"
+
+
+@pytest.mark.parametrize("file", RECORDS, ids=lambda file: file.stem)
+def test_every_record_is_on_the_page(file: Path):
+    loaded: list[str] = []
+
+    def load(name: str) -> Any:
+        loaded.append(name)
+        return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results_page, "load", load)
+        results_page.page()
+    assert file.stem in loaded, f"give {file.name} a section in tools/results_page.py"
+
+
+@pytest.mark.parametrize("world", ["twentyq", "math", "tau_mini"])
+def test_each_configuration_has_its_row(world: str):
+    """Start, finals with intervals, gain and seconds, computed here once more."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in json.loads((ROOT / "docs" / "results" / f"{world}.json").read_text()):
+        if row["split"] == "test":
+            groups.setdefault((row["algo"], row["variant"]), []).append(row)
+    lines = [numbers(line) for line in PAGE.splitlines() if line.startswith("| ")]
+    for configuration, rows in groups.items():
+        finals = [100 * row[key] for row in rows for key in ("final", "low", "high")]
+        gains = [100 * (row["final"] - row["base"]) for row in rows]
+        base = 100 * fmean(row["base"] for row in rows)
+        expected = [base, *finals, fmean(gains), min(gains), max(gains)]
+        shown = pytest.approx(expected, abs=0.0501)
+        found = [line for line in lines if line[: len(expected)] == shown]
+        assert found, f"{configuration} is not on the page"
+        seconds = fmean(row["seconds"] for row in rows)
+        assert found[0][-1] == pytest.approx(seconds, abs=0.501)
+
+
+def numbers(line: str) -> list[float]:
+    """The numbers of a table's line behind its first cell."""
+    cells = re.sub(r"(?<=\d),(?=\d{3}\b)", "", line.split("|", 2)[2]).replace("−", "-")
+    return [float(found) for found in re.findall(r"[+-]?\d+(?:\.\d+)?", cells)]

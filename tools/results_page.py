@@ -1,0 +1,297 @@
+"""Makes docs/results.md, and the small table of README.md, from the records in docs/results/.
+
+Run as `make results-page`; `python tools/results_page.py --check` says whether both are up to date.
+Every number is computed from the records here; the sentences around them, and what each table
+means, stand in tools/results_page.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from agentrl_cli.report import seeds
+from agentrl_cli.report.tables import share
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "docs" / "results"
+TEMPLATE = Path(__file__).with_suffix(".md")
+PAGE = ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
+START, END = "<!-- from docs/results: make results-page -->\n", "<!-- end -->"
+WORLDS = {"twentyq": "Twenty Questions", "math": "MATH", "tau_mini": "the small shop"}
+PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
+STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")
+PAIRS = "nlac/auc_pairs"
+WRITTEN = {
+    "nlac/brier": "Brier score", "nlac/optimism": "optimism", "nlac/auc_within": "AUC in a state",
+    PAIRS: "pairs", "nlac/auc_all": "AUC over all", "nlac/refined_gain": "refined gain",
+}  # fmt: skip
+SCALAR = {
+    "critic/brier": "Brier score", "critic/optimism": "optimism",
+    "critic/rank_correlation": "rank correlation", "critic/rank_same_turn": "in one turn",
+}  # fmt: skip
+WIDTH = 120
+Row = dict[str, Any]
+Runs = list[Row]  # the records of one configuration on one split, a seed each
+Cells = list[list[str]]
+
+
+def load(name: str) -> Any:
+    """The content of docs/results/NAME.json."""
+    return json.loads((RECORDS / f"{name}.json").read_text())
+
+
+def configurations(rows: Iterable[Row], split: str = "test") -> list[Runs]:
+    """The records of a split, those that differ by their seed alone together."""
+    found: dict[tuple[str, str, Any], Runs] = {}
+    for row in rows:
+        if row["split"] == split:
+            found.setdefault((row["algo"], row["variant"], row["demos"]), []).append(row)
+    return list(found.values())
+
+
+def gains(runs: Runs) -> list[float]:
+    """What each seed gained over its own start, as a share of the tasks."""
+    return [row["final"] - row["base"] for row in runs]
+
+
+def mean(runs: Runs, key: str) -> float:
+    """The mean of a figure over the seeds."""
+    return fmean(row[key] for row in runs)
+
+
+def points(value: float) -> str:
+    """`+15.3`, `−0.4`: a difference of shares in points."""
+    return share(value, signed=True).replace("-0.0", "+0.0").replace("-", "−")
+
+
+def ranged(values: Sequence[float]) -> str:
+    """`+15.3 [+12.5, +19.0]`: the mean in points, the lowest and the highest; alone where there is
+    only one value."""
+    if len(values) == 1:
+        return points(values[0])
+    return f"{points(fmean(values))} [{points(min(values))}, {points(max(values))}]"
+
+
+def final(row: Row) -> str:
+    """`51.0 [45.5, 56.8]`: the final success with its interval, in per cent."""
+    return f"{share(row['final'])} [{share(row['low'])}, {share(row['high'])}]"
+
+
+def markdown(header: str, cells: Cells) -> str:
+    """A Markdown table; the header's columns stand apart by ` | `."""
+    columns = header.split(" | ")
+    lines = [columns, ["---"] * len(columns), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def learning(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> str:
+    """The table of the configurations that are wanted, the largest gain first; with what they win
+    on the train split where that was played."""
+    trained = {_name(runs): runs for runs in configurations(rows, "train")}
+    chosen = [runs for runs in configurations(rows) if wanted(runs[0])]
+    cells = []
+    for runs in sorted(chosen, key=lambda runs: -fmean(gains(runs))):
+        finals = ", ".join(map(final, runs))
+        cell = [_name(runs), share(mean(runs, "base")), finals, ranged(gains(runs))]
+        if trained:
+            cell.append(share(mean(trained[_name(runs)], "final")))
+        cells.append([*cell, f"{mean(runs, 'seconds'):,.0f}"])
+    train = "train split, % | " if trained else ""
+    listed = ", ".join(str(row["seed"]) for row in chosen[0])
+    header = f"algorithm | start, % | final, %, seed {listed} | gain, points | {train}seconds"
+    return markdown(header, cells)
+
+
+def by_demonstrations(rows: Sequence[Row]) -> str:
+    """What was reached with each number of demonstrations."""
+    cells = [
+        [_name(runs), str(runs[0]["demos"]), ", ".join(share(row["final"]) for row in runs),
+         ranged(gains(runs)), f"{mean(runs, 'seconds'):,.0f}"]
+        for runs in configurations(rows)
+    ]  # fmt: skip
+    header = "algorithm | demonstrations | final, %, seed 0, 1, 2 | gain, points | seconds"
+    return markdown(header, cells)
+
+
+def overview() -> str:
+    """README's table: each algorithm's gain in each world."""
+    plain = {
+        world: {runs[0]["algo"]: runs for runs in configurations(load(world)) if _is_default(runs)}
+        for world in WORLDS
+    }
+    cells = [
+        [algo, *(ranged(gains(plain[world][algo])) for world in WORLDS)]
+        for algo in (*PLAYERS, *STUDENTS)
+    ]
+    bases = (share(mean(plain[world]["nlac"], "base")) for world in WORLDS)
+    named = [f"{name} ({base} %)" for name, base in zip(WORLDS.values(), bases, strict=True)]
+    return markdown(" | ".join(["algorithm", *named]), cells)
+
+
+def critics(key: str, columns: dict[str, str]) -> str:
+    """What critics knew before and after training, means over seeds; those that logged `key`.
+    `columns` are metrics and their headers."""
+    cells = []
+    files = {**WORLDS, "twentyq_ablations": "Twenty Questions, ablations"}
+    for file, world in files.items():
+        found: dict[str, Runs] = {}
+        for row in load(f"{file}_critic"):
+            if key in row:
+                found.setdefault(_name([row]), []).append(row)
+        cells += [[world, name, *_from_to(runs, columns)] for name, runs in found.items()]
+    return markdown(" | ".join(["world", "algorithm", *columns.values()]), cells)
+
+
+def _from_to(runs: Runs, columns: Iterable[str]) -> list[str]:
+    """`0.17 → 0.23` for each metric: at the first step and at the last, the mean over the seeds; of
+    pairs, which are counted, the sum."""
+    ends = (0, max(row["step"] for row in runs))
+    cells = []
+    for column in columns:
+        values = [[row[column] for row in runs if row["step"] == step] for step in ends]
+        if column == PAIRS:
+            shown = [f"{sum(found):.0f}" for found in values]
+        else:
+            shown = [f"{fmean(found):.2f}".replace("-", "−") for found in values]
+        cells.append(" → ".join(shown))
+    return cells
+
+
+def delayed_credit(found: Row) -> str:
+    """Episodes to the threshold of both algorithms: on the tuning seed, then on the others."""
+    cells = []
+    for algo in dict.fromkeys(row["algo"] for row in found["runs"]):
+        tried, ran = ([r for r in found[name] if r["algo"] == algo] for name in ("trials", "runs"))
+        numbers = ", ".join(f"{key} {value:g}" for key, value in ran[0]["numbers"].items())
+        cells.append([algo, numbers, *(", ".join(map(_episodes, rows)) for rows in (tried, ran))])
+    return markdown("algorithm | settings of the best trial | trials | seed 0, 1, 2", cells)
+
+
+def _episodes(row: Row) -> str:
+    return f"{row['episodes']:,}" if row["episodes"] else "not reached"
+
+
+def golden(found: Row) -> str:
+    """How many of the recorded cases of τ-bench's retail agree, by split and by what is held."""
+    parts = ("observations", "reward", "database", "executed", "verdict")
+    splits = ("dev", "train")
+    cells = [[part, *(_agreement(found, split, part) for split in splits)] for part in parts]
+    return markdown("equal to the official code | dev | train", cells)
+
+
+def _agreement(found: Row, split: str, part: str) -> str:
+    equal, recorded = (
+        found[f"retail_{split}_golden_{part}_{end}"] for end in ("equal", "recorded")
+    )
+    return f"{equal:.0f} of {recorded:.0f}"
+
+
+def lead(rows: Sequence[Row], other: str, variant: str = "") -> str:
+    """`+4.4 points (+7.0, +0.5, +5.7)`: NLAC's final success less another's, seed by seed."""
+    found = {(runs[0]["algo"], runs[0]["variant"]): runs for runs in configurations(rows)}
+    pairs = zip(found["nlac", ""], found[other, variant], strict=True)
+    leads = [ours["final"] - theirs["final"] for ours, theirs in pairs]
+    return f"{points(fmean(leads))} points ({', '.join(map(points, leads))})"
+
+
+def noise(rows: Sequence[Row]) -> str:
+    """How far runs that differ in their seed alone lie apart."""
+    found = seeds.noise([[row["final"] for row in runs] for runs in configurations(rows)])
+    if found is None:
+        raise SystemExit("no configuration has two seeds")
+    return f"{share(found.deviation)} points ({found.freedom} degrees of freedom)"
+
+
+def page() -> str:
+    """docs/results.md."""
+    found = {world: load(world) for world in WORLDS}
+    flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
+    twentyq, credit = found["twentyq"], load("delayed_credit")
+    parts = {f"{world}_players": learning(rows, _plays) for world, rows in found.items()}
+    parts |= {f"{world}_students": learning(rows, _studies) for world, rows in found.items()}
+    parts |= {
+        "controls": learning(twentyq, _is_control),
+        "demonstrations": by_demonstrations(load("stepagent")),
+        "ablations": learning(load("twentyq_ablations"), lambda row: True),
+        "noise": noise(twentyq),
+        **{f"lead_{other}": lead(twentyq, other) for other in ("ppo", "grpo", "self_ac")},
+        **{f"lead_{control}": lead(twentyq, "nlac", control) for control in _controls(twentyq)},
+        "written_critics": critics("nlac/brier", WRITTEN),
+        "scalar_critics": critics("critic/brier", SCALAR),
+        "delayed_credit_table": delayed_credit(credit),
+        "golden": golden(load("tau_exactness")),
+    }
+    parts |= {"delayed_credit": credit, **{name: load(name) for name in flat}}
+    return "\n\n".join(map(wrapped, TEMPLATE.read_text().format_map(parts).split("\n\n")))
+
+
+def wrapped(block: str) -> str:
+    """A paragraph in lines of at most WIDTH letters; a block that is no paragraph as it is."""
+    if not block[0].isalpha() and block[0] not in "`":
+        return block
+    return block if block.startswith("```") else textwrap.fill(block, WIDTH, break_on_hyphens=False)
+
+
+def readme() -> str:
+    """README.md with its table made anew."""
+    before, start, rest = README.read_text().partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        raise SystemExit(f"README.md has no place for its table, between {START}and {END}")
+    return f"{before}{start}\n{overview()}\n\n{end}{after}"
+
+
+def _name(runs: Runs) -> str:
+    """`nlac, shuffled outcomes`; a variant that names its algorithm stands alone."""
+    algo, variant = runs[0]["algo"], runs[0]["variant"].replace("_", " ")
+    return variant if variant.startswith(algo) else ", ".join(filter(None, [algo, variant]))
+
+
+def _is_default(runs: Runs) -> bool:
+    return not runs[0]["variant"]
+
+
+def _plays(row: Row) -> bool:
+    return row["algo"] in PLAYERS and not row["variant"]
+
+
+def _studies(row: Row) -> bool:
+    return row["demos"] != "" or row["init"] != "base"
+
+
+def _is_control(row: Row) -> bool:
+    return not _plays(row) and not _studies(row)
+
+
+def _controls(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(r["variant"] for r in rows if r["algo"] == "nlac" and r["variant"]))
+
+
+def main() -> int:
+    """Write both files, or say which is out of date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
+    made = {PAGE: page(), README: readme()}
+    if not parser.parse_args().check:
+        for file, text in made.items():
+            file.write_text(text)
+        return 0
+    stale = [
+        file.name for file, text in made.items() if not file.exists() or file.read_text() != text
+    ]
+    print(f"{', '.join(stale)} out of date: make results-page" if stale else "up to date")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
