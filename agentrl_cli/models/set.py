@@ -138,13 +138,13 @@ class ModelSet:
             average.mul_(rate).add_(source_weights[key].to(average.dtype), alpha=1 - rate)
             if average is not weight:
                 weight.copy_(average)
-        self.bump(target)
+        self.mark_changed(target)
 
     def version(self, name: str) -> int:
         """How often `name`'s weights have changed."""
         return self._versions[name]
 
-    def bump(self, name: str) -> None:
+    def mark_changed(self, name: str) -> None:
         """Say that `name`'s weights have changed."""
         self._versions[name] += 1
 
@@ -182,7 +182,7 @@ class ModelSet:
         A head that the folder lacks keeps its start. Raises UserError as `load` does.
         """
         self._load_one(name, folder)
-        self.bump(name)
+        self.mark_changed(name)
         self._follow(name)
 
     def _save_one(self, name: str, folder: Path) -> None:

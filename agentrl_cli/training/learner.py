@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,7 +40,8 @@ class NonFiniteError(RuntimeError):
 
 @dataclass
 class PhaseMeter:
-    """Sums over all phases of one name within an update."""
+    """Sums over all phases of one name within an update: `units` of the loss (Phase.units),
+    trained `samples`, their `tokens`, optimizer `steps`, phases that were `empty`."""
 
     units: float = 0.0
     tokens: int = 0
@@ -59,8 +59,8 @@ class PhaseMeter:
         means = {key: total / self.units for key, total in self.sums.items()}
         counts = {"tokens": self.tokens, "samples": self.samples, "empty": self.empty}
         counts["steps"] = self.steps
-        others = {"grad_norm": self.grad_norm / self.steps, "lr": self.lr}
-        return {f"{name}/{key}": float(n) for key, n in {**means, **counts, **others}.items()}
+        per_step = {"grad_norm": self.grad_norm / self.steps, "lr": self.lr}
+        return {f"{name}/{key}": float(n) for key, n in {**means, **counts, **per_step}.items()}
 
 
 class Learner:
@@ -101,7 +101,7 @@ class Learner:
         began, trained = perf_counter(), 0.0
         for phase in phases:
             start = perf_counter()
-            self._train(phase, meters.setdefault(phase.name, PhaseMeter()), step)
+            self._train_phase(phase, meters.setdefault(phase.name, PhaseMeter()), step)
             metrics |= phase.metrics
             trained += perf_counter() - start
         for name, meter in meters.items():
@@ -127,7 +127,8 @@ class Learner:
                 f"cannot read the optimizers in {folder} ({error}); resume from another checkpoint"
             ) from error
 
-    def _train(self, phase: Phase, meter: PhaseMeter, step: int) -> None:
+    def _train_phase(self, phase: Phase, meter: PhaseMeter, step: int) -> None:
+        """All epochs of a phase; nothing but a count where it has no samples."""
         if phase.model not in self.optimizers:
             raise ValueError(f"phase '{phase.name}' trains '{phase.model}', which has no optimizer")
         if not phase.samples:
@@ -136,12 +137,12 @@ class Learner:
         for epoch in range(phase.epochs):
             seed = derive_seed(self.seed, "learner", step, phase.name, epoch)
             for groups in split_steps(phase, seed):
-                self._step(phase, groups, meter)
-        self.models.bump(phase.model)
+                self._optimizer_step(phase, groups, meter)
+        self.models.mark_changed(phase.model)
         if self.specs[phase.model].generates:
             self.publish(phase.model)
 
-    def _step(self, phase: Phase, groups: list[list[int]], meter: PhaseMeter) -> None:
+    def _optimizer_step(self, phase: Phase, groups: list[list[int]], meter: PhaseMeter) -> None:
         """One optimizer step: the sum of losses over `groups`, over the sum of their units."""
         optimizer = self.optimizers[phase.model]
         samples = [phase.samples[i] for group in groups for i in group]
@@ -152,8 +153,8 @@ class Learner:
             )
         optimizer.clear()
         for rows in micro_batches(groups, phase.samples, self.tokens_per_batch):
-            self._backward(phase, [phase.samples[i] for i in rows], units, meter)
-        norm = self._clip(optimizer)
+            self._add_gradients(phase, [phase.samples[i] for i in rows], units, meter)
+        norm = self._clip_gradients(optimizer)
         if not math.isfinite(norm):
             raise NonFiniteError(phase.name, "the gradient norm", samples)
         meter.lr = optimizer.lr
@@ -164,16 +165,17 @@ class Learner:
         meter.samples += len(samples)
         meter.tokens += sum(len(sample.ids) for sample in samples)
 
-    def _clip(self, optimizer: Optimizer) -> float:
-        """The gradients' norm before they are scaled down to `clip_norm` (0: left alone)."""
+    def _clip_gradients(self, optimizer: Optimizer) -> float:
+        """Scale the gradients down to `clip_norm` (0: leave them); their norm before that."""
         limit = optimizer.spec.clip_norm or math.inf
         norm = self.accelerator.clip_grad_norm_(optimizer.weights.values(), limit)
         assert norm is not None
         return float(norm)
 
-    def _backward(
+    def _add_gradients(
         self, phase: Phase, samples: list[Sample], units: float, meter: PhaseMeter
     ) -> None:
+        """Add the gradients of one micro-batch's share of the step's loss, which is per unit."""
         batch = pack(samples).to(self.models.device)
         module, head = self.models.module(phase.model), self.models.head(phase.model)
         outputs = forward(module, batch, head, entropy_gradient=phase.entropy_gradient)
@@ -193,6 +195,19 @@ def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:
     At most `tokens_per_step` ids a step (a larger group makes a step of its own), in as few and as
     even steps as that allows. Raises ValueError where the samples do not divide into whole groups.
     """
+    groups = _shuffled_groups(phase, seed)
+    if phase.tokens_per_step <= 0:
+        return [groups]
+    lengths = [sum(len(phase.samples[i].ids) for i in group) for group in groups]
+    limit = _smallest_sufficient_limit(lengths, phase.tokens_per_step)
+    steps: list[list[list[int]]] = [[] for _ in range(_count_steps(lengths, limit))]
+    for group, number in zip(groups, _step_numbers(lengths, limit), strict=True):
+        steps[number].append(group)
+    return steps
+
+
+def _shuffled_groups(phase: Phase, seed: int) -> list[list[int]]:
+    """Sample numbers in groups of `keep_together`, the groups in an order drawn from `seed`."""
     size = phase.keep_together
     if len(phase.samples) % size:
         raise ValueError(
@@ -200,25 +215,35 @@ def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:
         )
     groups = [list(range(i, i + size)) for i in range(0, len(phase.samples), size)]
     random.Random(seed).shuffle(groups)
-    if phase.tokens_per_step <= 0:
-        return [groups]
-    lengths = [sum(len(phase.samples[i].ids) for i in group) for group in groups]
-    fewest = max(_fill(lengths, phase.tokens_per_step)) + 1
-    even = bisect_left(
-        range(phase.tokens_per_step), -fewest, key=lambda limit: -max(_fill(lengths, limit)) - 1
-    )
-    steps: list[list[list[int]]] = [[] for _ in range(fewest)]
-    for group, place in zip(groups, _fill(lengths, even), strict=True):
-        steps[place].append(group)
-    return steps
+    return groups
 
 
-def _fill(lengths: list[int], limit: int) -> list[int]:
+def _smallest_sufficient_limit(lengths: list[int], limit: int) -> int:
+    """The smallest limit that needs no more steps than `limit` does, which makes them most even.
+
+    A smaller limit never needs fewer steps, so it is found by halving.
+    """
+    fewest = _count_steps(lengths, limit)
+    too_small, sufficient = -1, limit
+    while sufficient - too_small > 1:
+        middle = (too_small + sufficient) // 2
+        if _count_steps(lengths, middle) == fewest:
+            sufficient = middle
+        else:
+            too_small = middle
+    return sufficient
+
+
+def _count_steps(lengths: list[int], limit: int) -> int:
+    return _step_numbers(lengths, limit)[-1] + 1
+
+
+def _step_numbers(lengths: list[int], limit: int) -> list[int]:
     """The step of each group when steps are filled in order up to `limit` ids."""
-    places, place, filled = [], 0, 0
+    numbers, number, filled = [], 0, 0
     for length in lengths:
         if filled and filled + length > limit:
-            place, filled = place + 1, 0
+            number, filled = number + 1, 0
         filled += length
-        places.append(place)
-    return places
+        numbers.append(number)
+    return numbers

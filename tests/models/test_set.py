@@ -108,7 +108,7 @@ def test_a_saved_set_loads_bit_for_bit(folder, tmp_path, lora):
     models = build(folder, lora)
     for seed, name in enumerate(models.names):
         disturb(models, name, seed)
-    models.bump("policy")
+    models.mark_changed("policy")
     models.save(tmp_path)
     fresh = build(folder, lora, seed=9)
     fresh.load(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.training import learner as learner_module
-from agentrl_cli.training.learner import Learner, NonFiniteError
+from agentrl_cli.training.learner import Learner, NonFiniteError, split_steps
 from tests.builders.models import model_config, texts, write_model
 
 LORA = LoraConfig(rank=4, alpha=8, targets=["all-linear"])
@@ -190,6 +191,36 @@ def test_pairs_stay_together_and_in_order_through_shuffling_and_batching(folder)
     assert found["dpo/loss"] == pytest.approx(math.log(2), abs=1e-2)
 
 
+def steps_by_trying_every_limit(lengths: list[int], most: int) -> list[list[int]]:
+    """Lengths filled in order into steps, with the first limit of all that needs no more steps than
+    `most` does."""
+
+    def fill(limit: int) -> list[list[int]]:
+        steps: list[list[int]] = [[]]
+        for length in lengths:
+            if steps[-1] and sum(steps[-1]) + length > limit:
+                steps.append([])
+            steps[-1].append(length)
+        return steps
+
+    return next(fill(limit) for limit in range(most + 1) if len(fill(limit)) == len(fill(most)))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_steps_are_those_of_the_smallest_limit_that_needs_no_more_of_them(seed):
+    rng = random.Random(seed)
+    size, count, most = rng.randint(1, 3), rng.randint(1, 12), rng.randint(1, 60)
+    ids = [[1] * rng.randint(1, 12) for _ in range(size * count)]
+    samples = [Sample(row, [0] * len(row)) for row in ids]
+    phase = Phase("x", samples, nll, tokens_per_step=most, keep_together=size)
+    found = [
+        [sum(len(samples[i].ids) for i in group) for group in step]
+        for step in split_steps(phase, seed)
+    ]
+    lengths = [length for step in found for length in step]
+    assert found == steps_by_trying_every_limit(lengths, most)
+
+
 def test_the_order_depends_on_the_step_and_the_epoch(folder):
     orders = []
 
@@ -288,8 +319,8 @@ def test_the_gradient_is_clipped_to_the_norm_given(folder):
     norms = []
     for bench in (free, held):
         optimizer = bench.learner.optimizers["policy"]
-        bench.learner._backward(Phase("x", texts(), nll), texts(), 1.0, learner_module.PhaseMeter())
-        before = bench.learner._clip(optimizer)
+        bench.learner._add_gradients(Phase("x", texts(), nll), texts(), 1.0, learner_module.PhaseMeter())
+        before = bench.learner._clip_gradients(optimizer)
         grads = [w.grad for w in optimizer.weights.values() if w.grad is not None]
         norms.append((before, torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]))))
     assert norms[0][0] == pytest.approx(norms[0][1].item(), rel=1e-4)
