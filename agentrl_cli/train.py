@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from threading import Event
+from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.core import files
@@ -27,18 +28,18 @@ LOGPROB_GAP_EPISODES = 4  # episodes a step whose log-probs are compared with th
 
 def train(cfg: DictConfig, run: Run, parts: Parts) -> None:
     """Go on from `parts.step` until `cfg.steps` updates are done or somebody interrupts."""
-    with run.track(), dump_failed_batch(run), interruptible() as stop:
+    with run.track(), dump_failed_batch(run), interruptible() as interrupted:
         if cfg.eval.baseline and not run.has_metrics:
-            run.log(0, timed("eval", lambda: evaluate(parts, run, 0)))
-        while parts.step < cfg.steps and not stop:
+            run.log(0, timed_evaluation(parts, run, 0))
+        while parts.step < cfg.steps and not interrupted.is_set():
             metrics, episodes = update(parts)
             run.log(parts.step, metrics)
             if due(parts.step, cfg.eval_every, cfg.steps):
                 run.write_episodes("train", parts.step, episodes[:KEPT_EPISODES])
-                run.log(parts.step, timed("eval", lambda: evaluate(parts, run, parts.step)))
+                run.log(parts.step, timed_evaluation(parts, run, parts.step))
             if due(parts.step, cfg.save_every, cfg.steps):
                 parts.save(run, parts.step)
-        if stop and parts.step < cfg.steps:
+        if interrupted.is_set() and parts.step < cfg.steps:
             parts.save(run, parts.step)
             print(f"saved; go on with: agentrl resume {run.quoted_folder}", file=sys.stderr)
             raise KeyboardInterrupt
@@ -46,30 +47,30 @@ def train(cfg: DictConfig, run: Run, parts: Parts) -> None:
 
 def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     """One step of the loop: play, learn, count. Returns the step's metrics and fresh episodes."""
-    began = time.perf_counter()
     algo, step = parts.algo, parts.step
     parts.context.step = step
+    began = time.perf_counter()
     episodes = parts.collector.collect(step, algo.group_size) if algo.plays else []
     gap = logprob_gap(parts, episodes)
     if algo.replay_capacity:
         parts.buffer.add(episodes)
-    rollout = time.perf_counter() - began
-    metrics = parts.learner.run(algo.update(episodes, parts.buffer), step)
+    seconds = {"time/rollout": time.perf_counter() - began}
+    learned = parts.learner.run(algo.update(episodes, parts.buffer), step)
     parts.step += 1
-    return summarize(episodes) | gap | {"time/rollout": rollout} | metrics, episodes
+    return rollout_metrics(episodes) | gap | seconds | learned, episodes
 
 
-def summarize(episodes: list[Episode]) -> dict[str, float]:
-    """What this step's fresh episodes were like."""
+def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
+    """What a step's fresh episodes were like; nothing where the step played none."""
     if not episodes:
         return {}
-    played = {
+    metrics = {
         f"episodes/{k}": v for k, v in episode_metrics(episodes).items() if "success_" not in k
     }
     return {
-        "reward/mean": played.pop("episodes/reward"),
-        "episodes/count": played.pop("episodes/episodes"),
-        **played,
+        "reward/mean": metrics.pop("episodes/reward"),
+        "episodes/count": metrics.pop("episodes/episodes"),
+        **metrics,
         "episodes/failed": sum(e.error is not None for e in episodes) / len(episodes),
         "episodes/context": sum(e.stop == "context" for e in episodes) / len(episodes),
         "episodes/tokens": float(sum(e.tokens for e in episodes)),
@@ -77,20 +78,18 @@ def summarize(episodes: list[Episode]) -> dict[str, float]:
 
 
 def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
-    """Mean and largest difference of the generator's and the trainer's log-probs, per token."""
+    """Mean and largest difference of the generator's and the trainer's log-probs, per sampled
+    token; nothing where no token was sampled."""
     sampled = [e for e in episodes[:LOGPROB_GAP_EPISODES] if any(any(t.logprobs) for t in e.turns)]
-    samples = [s for e in sampled for s in episode_samples(e, lambda i, turn: {})]
+    samples = [sample for e in sampled for sample in episode_samples(e, lambda i, turn: {})]
     if not samples:
         return {}
-    scores = token_logprobs(parts.models.module("policy"), samples)
-    ours = [
-        x
-        for row, s in zip(scores, samples, strict=True)
-        for x, m in zip(row, s.mask, strict=True)
-        if m
-    ]
-    theirs = [x for e in sampled for turn in e.turns for x in turn.logprobs]
-    gaps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
+    rows = token_logprobs(parts.models.module("policy"), samples)
+    by_trainer: list[float] = []
+    for row, sample in zip(rows, samples, strict=True):
+        by_trainer += [logprob for logprob, m in zip(row, sample.mask, strict=True) if m]
+    by_generator = [logprob for e in sampled for turn in e.turns for logprob in turn.logprobs]
+    gaps = [abs(ours - theirs) for ours, theirs in zip(by_trainer, by_generator, strict=True)]
     return {"policy/logprob_gap": sum(gaps) / len(gaps), "policy/logprob_gap_max": max(gaps)}
 
 
@@ -99,11 +98,11 @@ def due(step: int, every: int, steps: int) -> bool:
     return step == steps or bool(every and step % every == 0)
 
 
-def timed(name: str, work: Any) -> dict[str, float]:
-    """The metrics that `work` returns, and the seconds it took as `time/NAME`."""
+def timed_evaluation(parts: Parts, run: Run, step: int) -> dict[str, float]:
+    """The metrics of `evaluate`, and the seconds it took."""
     began = time.perf_counter()
-    metrics: dict[str, float] = work()
-    return metrics | {f"time/{name}": time.perf_counter() - began}
+    metrics = evaluate(parts, run, step)
+    return metrics | {"time/eval": time.perf_counter() - began}
 
 
 @contextmanager
@@ -121,19 +120,19 @@ def dump_failed_batch(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """A list that Ctrl-C fills, so that the step in work is finished and saved; a second Ctrl-C
+def interruptible() -> Iterator[Event]:
+    """An event that Ctrl-C sets, so that the step in work is finished and saved; a second Ctrl-C
     stops at once."""
-    pressed: list[int] = []
+    interrupted = Event()
 
-    def press(number: int, frame: object) -> None:
-        if pressed:
+    def on_interrupt(number: int, frame: object) -> None:
+        if interrupted.is_set():
             raise KeyboardInterrupt
-        pressed.append(number)
+        interrupted.set()
         print("interrupted: finishing this step, then saving", file=sys.stderr)
 
-    before = signal.signal(signal.SIGINT, press)
+    previous_handler = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield pressed
+        yield interrupted
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)

@@ -30,7 +30,7 @@ def evaluate_command(
     parts = assemble(cfg, None, learns=False)
     folder = run.latest_checkpoint()
     step = int(read_checkpoint(folder)["step"])
-    parts.recall(folder)
+    parts.restore_models(folder)
     record = {"run": run.name, "step": step, **evaluate_as_chosen(cfg, parts, step)}
     run.write_evaluation(record)
     return record

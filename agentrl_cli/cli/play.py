@@ -168,7 +168,7 @@ def play_one(cfg: DictConfig, run: Run | None, task_id: str | None) -> Episode:
 
     parts = assemble(cfg, None, learns=False)
     if run is not None:
-        parts.recall(run.latest_checkpoint())
+        parts.restore_models(run.latest_checkpoint())
     tasks = [t for split in ("test", "train") for t in parts.make_env().tasks(split)]
     chosen = [task for task in tasks if task_id in (None, task.id)]
     if not chosen:

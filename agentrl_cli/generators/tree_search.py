@@ -19,42 +19,52 @@ from agentrl_cli.core.types import derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 
 BOUNDARIES = {"blank_line": "\n\n", "line": "\n"}
-Values = Callable[[list[list[int]]], list[float]]
+StateValues = Callable[[list[list[int]]], list[float]]
 
 
 @dataclass(eq=False)
-class Thoughts:
-    """A partial answer, its sampled tokens and its value; `whole` when nothing may follow."""
+class PartialAnswer:
+    """The thoughts of an answer to a tree's prompt so far: their sampled tokens, and V behind them;
+    `complete` when nothing may follow."""
 
+    tree: Tree
     ids: list[int]
     logprobs: list[float]
     value: float = 0.0
-    whole: bool = False
+    complete: bool = False
     finish: str = "stop"
 
+    @property
+    def state_ids(self) -> list[int]:
+        """The prompt and the answer so far."""
+        return self.tree.prompt + self.ids
 
-@dataclass
+
 class Tree:
     """What is known of the answer to one prompt: `open` partial answers that were not expanded yet,
-    and `leaves`, the whole ones."""
+    and `leaves`, the complete ones."""
 
-    prompt: list[int]
-    seed: int
-    open: list[Thoughts] = field(default_factory=lambda: [Thoughts([], [])])
-    leaves: list[Thoughts] = field(default_factory=list)
+    def __init__(self, prompt: list[int], seed: int) -> None:
+        self.prompt, self.seed = prompt, seed
+        self.open = [PartialAnswer(self, [], [])]
+        self.leaves: list[PartialAnswer] = []
+
+    def add(self, answer: PartialAnswer) -> None:
+        """Take in a new answer."""
+        (self.leaves if answer.complete else self.open).append(answer)
 
     @property
-    def answer(self) -> Completion:
-        """The whole answer of highest value."""
-        best = max(self.leaves, key=value_of)
-        return Completion(best.ids, best.logprobs, best.finish)
+    def best(self) -> Completion:
+        """The complete answer of highest value."""
+        leaf = max(self.leaves, key=lambda leaf: leaf.value)
+        return Completion(leaf.ids, leaf.logprobs, leaf.finish)
 
 
 @dataclass(kw_only=True)
 class TreeSearch(Generator):
     """`order` says what a round expands: the `width` best thoughts of the last round, the others
     being dropped (beam), or the best of all that are open (best_first), until none is better than
-    the best whole answer. With one round it is best-of-`expand` on whole answers."""
+    the best complete answer. With one round it is best-of-`expand` on complete answers."""
 
     order: Literal["beam", "best_first"]
     expand: int
@@ -62,19 +72,22 @@ class TreeSearch(Generator):
     rounds: int
     boundary: Literal["blank_line", "line"]
     inner: Generator = field(init=False, repr=False)
-    values: Values = field(init=False, repr=False)
-    texts: list[str] = field(init=False, repr=False)
-    sampled: int = field(init=False, default=0)  # tokens
-    judged: int = field(init=False, default=0)  # partial and whole answers
-    ends: tuple[int, ...] = field(init=False, default=(), repr=False)  # ids with the boundary
+    state_values: StateValues = field(init=False, repr=False)
+    token_texts: list[str] = field(init=False, repr=False)  # by id
+    boundary_ids: tuple[int, ...] = field(init=False, default=(), repr=False)
+    sampled_tokens: int = field(init=False, default=0)
+    judged_answers: int = field(init=False, default=0)  # partial and complete ones
 
     def __post_init__(self) -> None:
         require_at_least(1, expand=self.expand, width=self.width, rounds=self.rounds)
 
-    def bind(self, inner: Generator, values: Values, texts: list[str]) -> TreeSearch:
+    def bind(
+        self, inner: Generator, state_values: StateValues, token_texts: list[str]
+    ) -> TreeSearch:
         """Receive what samples, the critic, and the text of every token."""
-        self.inner, self.values, self.texts = inner, values, texts
-        self.ends = tuple(i for i, text in enumerate(texts) if BOUNDARIES[self.boundary] in text)
+        self.inner, self.state_values, self.token_texts = inner, state_values, token_texts
+        end = BOUNDARIES[self.boundary]
+        self.boundary_ids = tuple(i for i, text in enumerate(token_texts) if end in text)
         return self
 
     def generate(
@@ -83,80 +96,76 @@ class TreeSearch(Generator):
         """The best answer found for each prompt; one, whatever `sampling.n` says."""
         trees = [Tree(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         for number in range(1, self.rounds + 1):
-            chosen = [(tree, node) for tree in trees for node in self.choose(tree)]
-            if not chosen:
+            parents = [answer for tree in trees for answer in self.choose(tree)]
+            if not parents:
                 break
-            children = self.grow(chosen, sampling, model, to_the_end=number == self.rounds)
+            children = self.grow(parents, sampling, model, to_the_end=number == self.rounds)
             self.judge(children)
-            for tree, child in children:
-                (tree.leaves if child.whole else tree.open).append(child)
-        return [[tree.answer] for tree in trees]
+            for child in children:
+                child.tree.add(child)
+        return [[tree.best] for tree in trees]
 
-    def choose(self, tree: Tree) -> list[Thoughts]:
+    def choose(self, tree: Tree) -> list[PartialAnswer]:
         """What to expand next; it is open no longer."""
-        ranked = sorted(tree.open, key=value_of, reverse=True)
+        ranked = sorted(tree.open, key=lambda answer: answer.value, reverse=True)
         if self.order == "beam":
             tree.open = []
             return ranked[: self.width]
-        best = max(map(value_of, tree.leaves), default=-math.inf)
-        chosen = [node for node in ranked[:1] if node.value > best]
+        best = max((leaf.value for leaf in tree.leaves), default=-math.inf)
+        chosen = [answer for answer in ranked[:1] if answer.value > best]
         tree.open = ranked[len(chosen) :]
         return chosen
 
     def grow(
-        self, chosen: list[tuple[Tree, Thoughts]], sampling: Sampling, model: str, to_the_end: bool
-    ) -> list[tuple[Tree, Thoughts]]:
-        """Different next thoughts behind each partial answer, or whole answers of it."""
-        stop_ids = sampling.stop_ids if to_the_end else sampling.stop_ids + self.ends
-        most = sampling.max_tokens - min(len(node.ids) for _, node in chosen)
-        how = replace(sampling, n=self.expand, max_tokens=most, stop_ids=stop_ids)
-        prompts = [tree.prompt + node.ids for tree, node in chosen]
-        seeds = [derive_seed(tree.seed, "search", *node.ids) for tree, node in chosen]
-        found = []
-        for (tree, node), row in zip(
-            chosen, self.inner.generate(prompts, seeds, how, model), strict=True
-        ):
-            self.sampled += sum(len(one.ids) for one in row)
-            children = [self._behind(node, one, sampling, to_the_end) for one in row]
-            found += [(tree, child) for child in {tuple(c.ids): c for c in children}.values()]
-        return found
+        self, parents: list[PartialAnswer], sampling: Sampling, model: str, *, to_the_end: bool
+    ) -> list[PartialAnswer]:
+        """Different next thoughts behind each partial answer, or complete answers of it."""
+        stop_ids = sampling.stop_ids if to_the_end else sampling.stop_ids + self.boundary_ids
+        most = sampling.max_tokens - min(len(parent.ids) for parent in parents)
+        thought_sampling = replace(sampling, n=self.expand, max_tokens=most, stop_ids=stop_ids)
+        prompts = [parent.state_ids for parent in parents]
+        seeds = [derive_seed(parent.tree.seed, "search", *parent.ids) for parent in parents]
+        rows = self.inner.generate(prompts, seeds, thought_sampling, model)
+        children: list[PartialAnswer] = []
+        for parent, row in zip(parents, rows, strict=True):
+            self.sampled_tokens += sum(len(completion.ids) for completion in row)
+            grown = [self._extended(parent, c, sampling, to_the_end=to_the_end) for c in row]
+            children += {tuple(child.ids): child for child in grown}.values()
+        return children
 
-    def judge(self, children: list[tuple[Tree, Thoughts]]) -> None:
+    def judge(self, children: list[PartialAnswer]) -> None:
         """Read V behind each, unless there never is a choice."""
         if self.expand == 1:
             return
-        self.judged += len(children)
-        values = self.values([tree.prompt + child.ids for tree, child in children])
-        for (_, child), value in zip(children, values, strict=True):
+        self.judged_answers += len(children)
+        values = self.state_values([child.state_ids for child in children])
+        for child, value in zip(children, values, strict=True):
             child.value = value
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
         """The weights are the inner generator's."""
         self.inner.load(model, version, path)
 
-    def _behind(
-        self, node: Thoughts, one: Completion, sampling: Sampling, to_the_end: bool
-    ) -> Thoughts:
+    def _extended(
+        self, parent: PartialAnswer, sampled: Completion, sampling: Sampling, *, to_the_end: bool
+    ) -> PartialAnswer:
         """The partial answer with what was sampled behind it, up to the thought's end."""
-        room = sampling.max_tokens - len(node.ids)
-        size = min(room, len(one.ids) if to_the_end else self._thought(one.ids))
-        ids = node.ids + one.ids[:size]
+        room = sampling.max_tokens - len(parent.ids)
+        size = len(sampled.ids) if to_the_end else self._thought_length(sampled.ids)
+        size = min(room, size)
+        ids = parent.ids + sampled.ids[:size]
         closed = ids[-1] in sampling.stop_ids
-        return Thoughts(
-            ids, node.logprobs + one.logprobs[:size], whole=closed or size == room,
-            finish="stop" if closed else "length",
+        return PartialAnswer(
+            parent.tree, ids, parent.logprobs + sampled.logprobs[:size],
+            complete=closed or size == room, finish="stop" if closed else "length",
         )  # fmt: skip
 
-    def _thought(self, ids: list[int]) -> int:
+    def _thought_length(self, ids: list[int]) -> int:
         """How many tokens the first thought has."""
         text = ""
-        for size, i in enumerate(ids, 1):
-            text += self.texts[i] if i < len(self.texts) else ""  # a padded embedding has more rows
+        for length, i in enumerate(ids, 1):
+            if i < len(self.token_texts):  # a padded embedding has more rows
+                text += self.token_texts[i]
             if BOUNDARIES[self.boundary] in text:
-                return size
+                return length
         return len(ids)
-
-
-def value_of(node: Thoughts) -> float:
-    """V behind a partial answer."""
-    return node.value

@@ -1,4 +1,5 @@
-"""The only wiring: from a checked configuration to the objects that the loop runs on."""
+"""The only wiring: from a checked configuration to the objects that the loop runs on, and these to
+checkpoints and back. How a part works is not known here."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +46,8 @@ PARAMETERS_FOR_TWO_THREADS = 300_000  # parameters from which a second torch thr
 
 @dataclass(kw_only=True)
 class Parts:
-    """What a run is made of; `step` updates are done."""
+    """What a run is made of; `step` updates are done. `play(starts, sampling)` plays episodes of
+    this run's environment, with another generator where a third argument names it."""
 
     collector: Collector
     models: ModelSet
@@ -66,25 +69,27 @@ class Parts:
             try:
                 self.models.save(folder / "models")
                 self.learner.save(folder / "optimizer")
-            except SafetensorError as error:  # how a full disk is told
+            except SafetensorError as error:  # which also a full disk raises
                 raise OSError(str(error)) from error
             state = {"algo": self.algo.state(), "buffer": self.buffer.state()}
             write_json(folder / "state.json", state)
 
     def restore(self, folder: Path, step: int) -> None:
         """Inverse of `save`. Raises UserError where the checkpoint is not one of these parts."""
-        self.recall(folder)
+        self.restore_models(folder)
         self.learner.load(folder / "optimizer")
-        self.buffer.load(_state(folder)["buffer"])
+        self.buffer.load(_read_state(folder)["buffer"])
         self.step = step
 
-    def recall(self, folder: Path) -> None:
-        """The models of a checkpoint, which is all that playing needs; nothing is written."""
+    def restore_models(self, folder: Path) -> None:
+        """The models of a checkpoint and what the algorithm saved, which is all that playing
+        needs; nothing is written."""
         self.models.load(folder / "models")
-        self.algo.load(_state(folder)["algo"])
+        self.algo.load(_read_state(folder)["algo"])
 
 
-def _state(folder: Path) -> dict[str, Any]:
+def _read_state(folder: Path) -> dict[str, Any]:
+    """`algo` and `buffer` of a checkpoint's state.json."""
     state = read_json(folder / "state.json")
     if state.keys() != {"algo", "buffer"}:
         raise UserError(f"'{folder}' is not a checkpoint of a run; name one that a run wrote")
@@ -96,12 +101,7 @@ def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Pa
     (`learns` false) reads no demonstrations."""
     env: Env = build(cfg.env)
     algo: Algorithm = build(cfg.algo)
-    device = pick_device(cfg.hardware.device)
-    models = ModelSet(as_dataclass(cfg.model, ModelConfig), algo.models(), device, cfg.seed)
-    start_from(models, cfg)
-    set_threads(cfg.hardware.threads, models)
-    if device.type == "cpu":
-        keep_freed_memory()
+    models = _load_models(cfg, algo)
     chat = Chat(models.tokenizer)
     chat.check(env.tools)
     generator: Generator = build(cfg.hardware.generator, models=models)
@@ -109,43 +109,70 @@ def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Pa
         models, algo.models(), tokens_per_batch=cfg.hardware.tokens_per_batch, seed=cfg.seed,
         publish=lambda name: generator.load(name, models.version(name)),
     )  # fmt: skip
-
-    def make_env() -> Env:
-        return copy.copy(env)
-
     collector: Collector = build(cfg.rollout)
+    make_env = partial(copy.copy, env)
     collector.bind(make_env=make_env, chat=chat, generator=generator, seed=cfg.seed)
-
-    def play_with(
-        starts: list[EpisodeStart], sampling: Sampling, by: Generator = generator
-    ) -> list[Episode]:
-        return play(starts, make_env, chat, by, sampling, max_context=collector.max_context)
-
-    def indistinguishable(episode: Episode, turn: int) -> list[Task]:
-        return indistinguishable_tasks(episode, turn, env.tasks(episode.task.split), make_env)
-
-    context = Context(
-        chat=chat, models=models, generator=generator, sampling=collector.sampling,
-        probe=lambda starts: play_with(starts, collector.sampling),
-        indistinguishable_tasks=indistinguishable, seed=cfg.seed,
-        demos=demonstrations(cfg, algo, env, chat) if learns else [],
-        turn_delimiter=env.turn_delimiter,
-    )  # fmt: skip
+    context = _context(cfg, env, models, collector)
+    context.demos = load_demonstrations(cfg, algo, env, chat) if learns else []
     algo.bind(context)
-    buffer_file = folder / "buffer.jsonl" if folder and algo.replay_capacity else None
-    buffer = ReplayBuffer(buffer_file, max(1, algo.replay_capacity))
     parts = Parts(
         collector=collector, models=models, generator=generator, algo=algo, learner=learner,
-        buffer=buffer, chat=chat, make_env=make_env, eval=as_dataclass(cfg.eval, EvalConfig),
-        play=play_with, seed=cfg.seed, context=context,
+        buffer=_replay_buffer(folder, algo), chat=chat, make_env=make_env,
+        eval=as_dataclass(cfg.eval, EvalConfig), play=_player(collector), seed=cfg.seed,
+        context=context,
     )  # fmt: skip
-    refuse_contradictions(cfg, parts)
+    check_settings(cfg, parts)
     return parts
 
 
-def refuse_contradictions(cfg: DictConfig, parts: Parts) -> None:
-    """Raise UserError for sizes that nothing could be done with."""
-    hardware, limit = cfg.hardware, parts.collector.max_context
+def _load_models(cfg: DictConfig, algo: Algorithm) -> ModelSet:
+    """The algorithm's models with their initial weights, and the process set up to compute them."""
+    device = pick_device(cfg.hardware.device)
+    models = ModelSet(as_dataclass(cfg.model, ModelConfig), algo.models(), device, cfg.seed)
+    load_initial_weights(models, cfg)
+    set_threads(cfg.hardware.threads, models)
+    if device.type == "cpu":
+        keep_freed_memory()
+    return models
+
+
+def _context(cfg: DictConfig, env: Env, models: ModelSet, collector: Collector) -> Context:
+    """What the algorithm is given, demonstrations apart."""
+    play_with_policy = _player(collector)
+
+    def indistinguishable(episode: Episode, turn: int) -> list[Task]:
+        tasks = env.tasks(episode.task.split)
+        return indistinguishable_tasks(episode, turn, tasks, collector.make_env)
+
+    return Context(
+        chat=collector.chat, models=models, generator=collector.generator,
+        sampling=collector.sampling, seed=cfg.seed, turn_delimiter=env.turn_delimiter,
+        probe=lambda starts: play_with_policy(starts, collector.sampling),
+        indistinguishable_tasks=indistinguishable,
+    )  # fmt: skip
+
+
+def _player(collector: Collector) -> Callable[..., list[Episode]]:
+    """`Parts.play`: plays starts with what the collector plays with."""
+
+    def play_with(
+        starts: list[EpisodeStart], sampling: Sampling, generator: Generator = collector.generator
+    ) -> list[Episode]:
+        chat, limit = collector.chat, collector.max_context
+        return play(starts, collector.make_env, chat, generator, sampling, max_context=limit)
+
+    return play_with
+
+
+def _replay_buffer(folder: Path | None, algo: Algorithm) -> ReplayBuffer:
+    """In the run's folder, where there is one and the algorithm replays."""
+    file = folder / "buffer.jsonl" if folder and algo.replay_capacity else None
+    return ReplayBuffer(file, max(1, algo.replay_capacity))
+
+
+def check_settings(cfg: DictConfig, parts: Parts) -> None:
+    """Raise UserError for sizes and splits with which nothing could be done."""
+    hardware, max_context = cfg.hardware, parts.collector.max_context
     threads = 1 if hardware.threads is None else hardware.threads
     require_at_least(
         1, steps=cfg.steps, threads=threads, tokens_per_batch=hardware.tokens_per_batch
@@ -154,17 +181,20 @@ def refuse_contradictions(cfg: DictConfig, parts: Parts) -> None:
     if parts.algo.plays:
         require_at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
     most = max_positions(parts.models.module("policy"))
-    if limit > most:
-        raise UserError(f"max_context is {limit}; give at most the {most} that the model reads")
+    if max_context > most:
+        raise UserError(
+            f"max_context is {max_context}; give at most the {most} that the model reads"
+        )
     for split in parts.eval.splits:
         if not parts.make_env().tasks(split):
             raise UserError(f"eval.splits names '{split}', which has no tasks; name another")
 
 
-def demonstrations(cfg: DictConfig, algo: Algorithm, env: Env, chat: Chat) -> list[Episode]:
-    """What `data.demos` holds. Raises UserError where the algorithm cannot do with or without."""
-    name, found = cfg.choices.algo, as_dataclass(cfg.data, DataConfig)
-    if found.demos is None:
+def load_demonstrations(cfg: DictConfig, algo: Algorithm, env: Env, chat: Chat) -> list[Episode]:
+    """What `data.demos` names. Raises UserError where the algorithm needs demonstrations and there
+    are none, or reads none and there are."""
+    name, data = cfg.choices.algo, as_dataclass(cfg.data, DataConfig)
+    if data.demos is None:
         if algo.demo_use == "must":
             remedy = "give data.demos=expert:128, or data.demos=FILE (agentrl demos writes one)"
             raise UserError(f"algo '{name}' learns from demonstrations; {remedy}")
@@ -172,10 +202,10 @@ def demonstrations(cfg: DictConfig, algo: Algorithm, env: Env, chat: Chat) -> li
     if algo.demo_use == "never":
         remedy = "leave data.demos out, or start from an SFT on them with init=RUN"
         raise UserError(f"algo '{name}' reads no demonstrations; {remedy}")
-    reader, source = DemoReader(env, chat, cfg.rollout.max_context), found.demos
+    reader, source = DemoReader(env, chat, cfg.rollout.max_context), data.demos
     of_expert = source.startswith(EXPERT_PREFIX)
     lines = expert_lines(source, env) if of_expert else read_lines(Path(source))
-    return read_demos(source, lines, reader, skip_bad=found.skip_bad)
+    return read_demos(source, lines, reader, skip_bad=data.skip_bad)
 
 
 def pick_device(name: str) -> torch.device:
@@ -189,13 +219,14 @@ def pick_device(name: str) -> torch.device:
 
 
 def set_threads(threads: int | None, models: ModelSet) -> None:
-    """Fix the torch threads: as told, else one for a very small model, else all cores up to 8."""
+    """Fix the number of torch threads: as given, else 1 for a very small model, else all cores,
+    at most 8."""
     size = sum(weight.numel() for weight in models.module("policy").parameters())
     chosen = threads or (1 if size < PARAMETERS_FOR_TWO_THREADS else min(8, os.cpu_count() or 1))
     torch.set_num_threads(chosen)
 
 
-def start_from(models: ModelSet, cfg: DictConfig) -> None:
+def load_initial_weights(models: ModelSet, cfg: DictConfig) -> None:
     """Start the policy (and what follows it) from the checkpoint that `init` names, if any."""
     if cfg.init is None:
         return

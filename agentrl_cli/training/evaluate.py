@@ -18,25 +18,26 @@ ANNOTATED_EPISODES = 8  # episodes of an evaluation that the algorithm comments 
 
 
 def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
-    """Play every split sampled and greedy; write the episodes; return metrics `eval/SPLIT_…`.
+    """Play every split, sampled and, where `eval.greedy` says so, greedily; write the episodes of
+    the first one to `run`, if any; return metrics `eval/SPLIT_…`.
 
     Seeds do not depend on the step or the weights, so every evaluation plays the same episodes.
     """
     metrics: dict[str, float] = {}
-    kept: list[Episode] = []
+    first_split: list[Episode] = []
     for split in parts.eval.splits:
         sampled = play_split(parts, split, parts.eval.episodes_per_task, parts.eval.temperature)
-        measured = episode_metrics(sampled) | parts.make_env().summarise(sampled)
-        metrics |= {f"eval/{split}_{k}": v for k, v in measured.items()}
+        found = episode_metrics(sampled) | parts.make_env().summarise(sampled)
+        metrics |= {f"eval/{split}_{k}": v for k, v in found.items()}
         if parts.eval.greedy:
             greedy = play_split(parts, split, 1, 0.0)
             metrics[f"eval/{split}_greedy_success"] = episode_metrics(greedy)["success"]
         if split == parts.eval.splits[0]:
-            kept = sampled
+            first_split = sampled
             metrics |= parts.algo.monitor(sampled)
-    parts.algo.annotate(evenly_spaced(kept, ANNOTATED_EPISODES))
+    parts.algo.annotate(evenly_spaced(first_split, ANNOTATED_EPISODES))
     if run is not None:
-        run.write_episodes("eval", step, kept)
+        run.write_episodes("eval", step, first_split)
     return metrics
 
 
@@ -45,17 +46,19 @@ def play_split(parts: Parts, split: str, per_task: int, temperature: float) -> l
     starts = split_starts(parts, split, per_task)
     sampling = replace(parts.collector.sampling, temperature=temperature)
     parts.generator.clear()
-    by = [parts.algo.refined_generator()] if parts.eval.act == "refined" else []
-    return parts.play(starts, sampling, *by)
+    if parts.eval.act == "refined":
+        return parts.play(starts, sampling, parts.algo.refined_generator())
+    return parts.play(starts, sampling)
 
 
 def split_starts(parts: Parts, split: str, per_task: int) -> list[EpisodeStart]:
-    """How these episodes begin."""
+    """How the episodes of a split begin, those of one task together."""
     tasks = parts.make_env().tasks(split)[: parts.eval.tasks]
     return [start for task in tasks for start in task_starts(parts.seed, task, per_task)]
 
 
 def task_starts(seed: int, task: Task, per_task: int) -> list[EpisodeStart]:
+    """How `per_task` episodes of a task begin, a group of their own."""
     return [
         EpisodeStart(task, task.id, derive_seed(seed, "eval", task.id, i), f"{task.id}-e{i:02d}")
         for i in range(per_task)
@@ -91,27 +94,30 @@ def _mean(values: list[float]) -> float:
 
 def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:
     """The first split played by plain sampling, by the search, and by best-of-n on whole answers
-    with an n that samples about as many tokens: `search/WAY_…`, tokens and judgements an episode.
+    with an n that samples about as many tokens: `search/METHOD_…`, tokens and judgements an
+    episode.
 
     Raises UserError where the run has no critic that values partial answers.
     """
     sampling = replace(parts.collector.sampling, temperature=parts.eval.temperature)
-    split, texts = parts.eval.splits[0], parts.chat.vocabulary()
+    split, token_texts = parts.eval.splits[0], parts.chat.vocabulary()
     starts = split_starts(parts, split, parts.eval.episodes_per_task)
 
-    def played(search: TreeSearch) -> dict[str, float]:
+    def measure(search: TreeSearch) -> dict[str, float]:
         parts.generator.clear()
-        search.bind(parts.generator, parts.algo.state_values, texts)
+        search.bind(parts.generator, parts.algo.state_values, token_texts)
         episodes = parts.play(starts, sampling, search)
-        found = {k: v for k, v in episode_metrics(episodes).items() if k.startswith("success")}
-        each = {"tokens": search.sampled, "judged": search.judged}
-        return found | {name: count / len(episodes) for name, count in each.items()}
+        success = {k: v for k, v in episode_metrics(episodes).items() if k.startswith("success")}
+        totals = {"tokens": search.sampled_tokens, "judged": search.judged_answers}
+        return success | {name: total / len(episodes) for name, total in totals.items()}
 
-    best, plain = played(tree), played(replace(tree, expand=1, rounds=1))
-    n = max(2, round(best["tokens"] / plain["tokens"]))
-    ways = {"sampling": plain, "tree": best}
-    ways[f"best_of_{n}"] = played(replace(tree, expand=n, rounds=1))
-    for found in ways.values():
-        found["extra_tokens"] = found["tokens"] - plain["tokens"]
-    rows = {f"search/{way}_{k}": v for way, found in ways.items() for k, v in found.items()}
+    searched, plain = measure(tree), measure(replace(tree, expand=1, rounds=1))
+    n = max(2, round(searched["tokens"] / plain["tokens"]))
+    best_of_n = measure(replace(tree, expand=n, rounds=1))
+    methods = {"sampling": plain, "tree": searched, f"best_of_{n}": best_of_n}
+    for metrics in methods.values():
+        metrics["extra_tokens"] = metrics["tokens"] - plain["tokens"]
+    rows = {
+        f"search/{name}_{k}": v for name, metrics in methods.items() for k, v in metrics.items()
+    }
     return {"search": tree.order, "split": split, "episodes": len(starts), **rows}

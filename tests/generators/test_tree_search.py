@@ -103,13 +103,13 @@ def test_best_first_goes_back_to_a_thought_that_it_left_open():
     visited = [steps(prompts[0][1:]) for prompts in maze.calls]
     # left (0.6) disappoints, so right (0.5) is next; 0.9 then beats all that is open
     assert visited == [(), (LEFT,), (RIGHT,), (RIGHT, LEFT)]
-    assert tree.judged == 8
+    assert tree.judged_answers == 8
 
 
 def test_the_last_round_writes_answers_to_their_end():
     tree, maze = search(width=1, rounds=1, expand=8)  # best of eight whole answers
     assert found(tree) == [(RIGHT, RIGHT, RIGHT)]
-    assert len(maze.calls) == 1 and tree.judged == 8 and tree.sampled == 8 * 6
+    assert len(maze.calls) == 1 and tree.judged_answers == 8 and tree.sampled_tokens == 8 * 6
     tree, _ = search(order="best_first", rounds=2)
     assert found(tree)[0][0] == LEFT  # left (0.6) is expanded, to its end
 
@@ -117,9 +117,12 @@ def test_the_last_round_writes_answers_to_their_end():
 def test_what_is_sampled_and_judged_is_counted_and_one_sample_is_not_judged():
     tree, _ = search(width=2)
     found(tree)
-    assert (tree.sampled, tree.judged) == (2 * 2 + 4 * 2 + 4 * 2, 2 + 4 + 4)
+    assert (tree.sampled_tokens, tree.judged_answers) == (2 * 2 + 4 * 2 + 4 * 2, 2 + 4 + 4)
     tree, _ = search(expand=1, rounds=1)
-    assert found(tree) == [(LEFT, LEFT, LEFT)] and (tree.sampled, tree.judged) == (6, 0)
+    assert found(tree) == [(LEFT, LEFT, LEFT)] and (tree.sampled_tokens, tree.judged_answers) == (
+        6,
+        0,
+    )
 
 
 def test_an_answer_never_gets_more_tokens_than_an_action_may_have():
@@ -135,8 +138,10 @@ def test_a_thought_ends_with_the_token_that_completes_its_boundary(
     boundary: str, size: int, ends: tuple
 ):
     tree, _ = search(boundary=boundary)
-    assert tree._thought([5, 5, 4, LEFT]) == size and tree._thought([LEFT, RIGHT]) == 2
-    assert tree.ends == ends  # tokens that hold a boundary stop the sampler at once
+    assert (
+        tree._thought_length([5, 5, 4, LEFT]) == size and tree._thought_length([LEFT, RIGHT]) == 2
+    )
+    assert tree.boundary_ids == ends  # tokens that hold a boundary stop the sampler at once
 
 
 # with a real model

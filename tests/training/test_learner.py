@@ -319,7 +319,9 @@ def test_the_gradient_is_clipped_to_the_norm_given(folder):
     norms = []
     for bench in (free, held):
         optimizer = bench.learner.optimizers["policy"]
-        bench.learner._add_gradients(Phase("x", texts(), nll), texts(), 1.0, learner_module.PhaseMeter())
+        bench.learner._add_gradients(
+            Phase("x", texts(), nll), texts(), 1.0, learner_module.PhaseMeter()
+        )
         before = bench.learner._clip_gradients(optimizer)
         grads = [w.grad for w in optimizer.weights.values() if w.grad is not None]
         norms.append((before, torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]))))
