@@ -21,7 +21,7 @@ def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[P
     if out.exists():
         raise UserError(f"'{out}' exists; choose another out=")
     episodes = expert_episodes(build(cfg.env), count, cfg.seed)
-    with files.writing(out.parent, "choose another out="):
+    with files.explain_write_errors(out.parent, "choose another out="):
         files.write_jsonl(out, (episode.to_json() for episode in episodes))
     return out, len(episodes)
 

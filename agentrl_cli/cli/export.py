@@ -58,7 +58,7 @@ def export(ref: str, target: Path) -> tuple[Run, int]:
 def _new_folder(target: Path) -> Iterator[Path]:
     """Yield a folder to fill beside `target`; it becomes `target` only when nothing was raised."""
     partial = target.with_name(f".{target.name}.partial")
-    with files.writing(target, "give another folder"):
+    with files.explain_write_errors(target, "give another folder"):
         if target.exists() and not (target.is_dir() and not any(target.iterdir())):
             raise UserError(f"'{target}' exists and is not an empty folder; give a new one")
         shutil.rmtree(partial, ignore_errors=True)

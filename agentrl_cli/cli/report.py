@@ -59,7 +59,7 @@ def write(report: Report, folder: Path, pages: bool = False) -> Path:
     episodes. Returns the page. Raises UserError where the folder cannot be written."""
     texts_left = page.TEXTS // len(report.worlds)
     pairs = list(zip(report.worlds, report.comparisons, strict=True))
-    with files.writing(folder, "choose another place with --out"):
+    with files.explain_write_errors(folder, "choose another place with --out"):
         folder.mkdir(parents=True, exist_ok=True)
         views = [
             page.world_view(world, one, draw(world, one, folder, number), texts_left, pages)

@@ -79,7 +79,7 @@ def reproduce(name: str, seeds: list[int], folder: Path, store: bool) -> list[Ve
     if name not in known:
         raise UserError(f"experiment '{name}' not found{nearest(name, known)}")
     stored = read_stored().get(name, {})
-    with files.writing(folder, ELSEWHERE):
+    with files.explain_write_errors(folder, ELSEWHERE):
         folder.mkdir(parents=True, exist_ok=True)
     verdicts = []
     for seed in seeds or sorted(map(int, stored)) or [0]:
@@ -112,7 +112,7 @@ def smoke(folder: Path) -> tuple[list[str], int]:
     composed = {name: compose([f"{GROUP}={name}"]) for name in options(GROUP)}
     tiny = {name: cfg for name, cfg in composed.items() if cfg.model.path == "tiny"}
     here = {name: toy(cfg) for name, cfg in tiny.items()}  # now: Hydra composes in one thread only
-    with files.writing(folder, ELSEWHERE):
+    with files.explain_write_errors(folder, ELSEWHERE):
         folder.mkdir(parents=True, exist_ok=True)
 
     def walk(name: str) -> tuple[str, bool]:
@@ -170,7 +170,7 @@ def keep(name: str, seed: int, found: Result) -> None:
     """Store a result in the package, for the next who reproduces it."""
     known = read_stored()
     known.setdefault(name, {})[str(seed)] = vars(found)
-    with files.writing(STORED.parent, "make the package's folder writable"):
+    with files.explain_write_errors(STORED.parent, "make the package's folder writable"):
         files.write_json(STORED, dict(sorted(known.items())))
 
 

@@ -82,7 +82,7 @@ class Sweep:
         """Run all points by Hydra's multirun."""
         import hydra
 
-        with files.writing(self.folder):
+        with files.explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         main = hydra.main(version_base=None, config_path=str(conf_folder()), config_name="config")
         with _arguments(["agentrl", "--multirun", *self.arguments()]):

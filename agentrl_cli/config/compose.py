@@ -33,14 +33,15 @@ def conf_folder() -> Path:
 
 def groups(config_dir: Path | None = None) -> list[str]:
     """The names of all groups, a user's own included."""
-    folders = [folder for root in _roots(config_dir) for folder in root.iterdir()]
+    folders = [folder for root in _conf_folders(config_dir) for folder in root.iterdir()]
     return sorted({folder.name for folder in folders if folder.is_dir()})
 
 
 def options(group: str, config_dir: Path | None = None) -> dict[str, str]:
     """The options of a group, each with the comment its file opens with."""
-    files = [file for root in _roots(config_dir) for file in sorted((root / group).glob("*.yaml"))]
-    return {file.stem: _opening_comment(file) for file in files}
+    folders = [root / group for root in _conf_folders(config_dir)]
+    found = [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
+    return {file.stem: _opening_comment(file) for file in found}
 
 
 def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
@@ -48,14 +49,14 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
 
     Unknown options are refused together with all other mistakes of the command.
     """
-    _roots(config_dir)
+    _conf_folders(config_dir)
     parsed = _parse(overrides)
     lines = {item.key_or_group: _unknown_option(item, config_dir) for item in parsed}
     wrong = {group: line for group, line in lines.items() if line}
     kept = [item for item in parsed if item.key_or_group.partition(".")[0] not in wrong]
-    cfg = _hydra_compose([_forced(item, config_dir) for item in kept], config_dir)
+    cfg = _hydra_compose([_with_unknown_key_allowed(item, config_dir) for item in kept], config_dir)
     if wrong:
-        raise UserError("\n".join([*wrong.values(), *_read(cfg)[1]]))
+        raise UserError("\n".join([*wrong.values(), *_validate(cfg)[1]]))
     return cfg
 
 
@@ -80,16 +81,19 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
     _refuse_earlier_version(cfg, file)
     for item in sorted(_parse(overrides), key=lambda item: item.key_or_group != EVAL_GROUP):
         if item.key_or_group == EVAL_GROUP:
-            late = compose([str(item.input_line)])
-            cfg[EVAL_GROUP], cfg.choices[EVAL_GROUP] = (
-                late[EVAL_GROUP] if EVAL_GROUP in late else None,
-                late.choices[EVAL_GROUP],
-            )
+            _choose_eval_group(cfg, str(item.input_line))
         elif item.key_or_group in groups():
             raise UserError(f"'{item.input_line}' chooses a group; leave it or --config out")
         else:
             OmegaConf.update(cfg, item.key_or_group, item.value(), merge=True, force_add=True)
     return cfg
+
+
+def _choose_eval_group(cfg: DictConfig, override: str) -> None:
+    """Put the option that the override names, and its node, into a stored configuration."""
+    composed = compose([override])
+    cfg[EVAL_GROUP] = composed[EVAL_GROUP] if EVAL_GROUP in composed else None
+    cfg.choices[EVAL_GROUP] = composed.choices[EVAL_GROUP]
 
 
 def _refuse_earlier_version(cfg: DictConfig, file: Path) -> None:
@@ -130,7 +134,7 @@ def check(cfg: DictConfig, skip: Container[str] = ()) -> DictConfig:
     """
     from omegaconf import OmegaConf
 
-    values, errors = _read(cfg, skip)
+    values, errors = _validate(cfg, skip)
     if errors:
         raise UserError("\n".join(errors))
     checked = OmegaConf.create(values)
@@ -138,40 +142,42 @@ def check(cfg: DictConfig, skip: Container[str] = ()) -> DictConfig:
     return checked
 
 
-def build(node: Any, **given: Any) -> Any:
-    """Construct the class that `_target_` names from the node's values and the given ones.
+def build(node: Any, **injected: Any) -> Any:
+    """Construct the class that `_target_` names from the node's values and the injected ones.
 
-    What is given wins over the node. Raises UserError with one line for each mistake of the node.
+    What is injected wins over the node. Raises UserError with one line for each mistake of it.
     """
-    from agentrl_cli.config.schema import plan_target
+    from agentrl_cli.config.schema import validate_target
 
     values, path = _plain_node(node)
     if "_target_" not in values:
         raise UserError(f"{path} has no _target_; name the class it configures")
     errors: list[str] = []
-    return _construct(plan_target(_without(values, given), path, errors, given), errors, given)
+    return _construct(
+        validate_target(_without(values, injected), path, errors, injected), errors, injected
+    )
 
 
 def as_dataclass(node: Any, schema: type[T]) -> T:
     """A node without `_target_` as its dataclass."""
-    from agentrl_cli.config.schema import plan
+    from agentrl_cli.config.schema import validate
 
     values, path = _plain_node(node)
     errors: list[str] = []
-    return _construct(plan(schema, values, path, errors), errors, {})
+    return _construct(validate(schema, values, path, errors), errors, {})
 
 
-def _construct(planned: Any, errors: list[str], given: dict[str, Any]) -> Any:
-    from agentrl_cli.config.schema import make
+def _construct(validated: Any, errors: list[str], injected: dict[str, Any]) -> Any:
+    from agentrl_cli.config.schema import construct
 
     if errors:
         raise UserError("\n".join(errors))
-    planned.values |= given
-    return make(planned)
+    validated.values |= injected
+    return construct(validated)
 
 
-def _without(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in given}
+def _without(values: dict[str, Any], injected: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in injected}
 
 
 def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
@@ -187,13 +193,13 @@ def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
         raise UserError(f"{path} cannot be resolved: {_first_line(error)}") from None
 
 
-def _read(cfg: DictConfig, skip: Container[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    from agentrl_cli.config.schema import plain, plan
+def _validate(cfg: DictConfig, skip: Container[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    from agentrl_cli.config.schema import to_plain, validate
     from agentrl_cli.config.settings import Settings
 
     errors: list[str] = []
     values = {key: value for key, value in _resolve(cfg, errors).items() if key not in skip}
-    return plain(plan(Settings, values, "", errors, given=cfg)), errors
+    return to_plain(validate(Settings, values, "", errors, not_required=cfg)), errors
 
 
 def _resolve(cfg: DictConfig, errors: list[str]) -> dict[str, Any]:
@@ -239,7 +245,7 @@ def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
     return f"{item.key_or_group} '{value}' not found{nearest(str(value), known)}"
 
 
-def _forced(item: Override, config_dir: Path | None) -> str:
+def _with_unknown_key_allowed(item: Override, config_dir: Path | None) -> str:
     """Let Hydra take unknown keys, so that `check` can report all of them."""
     text = item.input_line or ""
     is_plain = text[0] not in "+~" and item.key_or_group not in groups(config_dir)
@@ -266,7 +272,7 @@ def _hydra_compose(overrides: list[str], config_dir: Path | None) -> DictConfig:
     return cfg
 
 
-def _roots(config_dir: Path | None) -> list[Path]:
+def _conf_folders(config_dir: Path | None) -> list[Path]:
     if config_dir is not None and not files.is_folder(config_dir):
         raise UserError(f"--config-dir '{config_dir}' is not a folder; name one that holds groups")
     return [conf_folder(), *([config_dir] if config_dir else [])]

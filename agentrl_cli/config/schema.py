@@ -1,7 +1,8 @@
 """A dataclass is the schema of a node of configuration: values are read against it.
 
-`plan` reads, collects every mistake and never constructs, so a whole configuration can be checked
-before anything is built; `make` constructs what was planned. Nothing here knows files or overrides.
+`validate` collects every mistake and never constructs, so a whole configuration can be checked
+before anything is built; `construct` builds what was validated. Nothing here knows files or
+overrides.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ CONTAINERS = {list: "list", dict: "mapping", tuple: "list"}
 
 
 @dataclass
-class Plan:
-    """A class and the values of its fields, some of which are plans themselves."""
+class Validated:
+    """A class to construct and the values of its fields, some of which are Validated, too."""
 
     cls: type
     target: str | None
@@ -46,12 +47,12 @@ def nearest(word: str, names: Iterable[str]) -> str:
     return f"; there is {', '.join(choices)}" if choices else "; it takes none"
 
 
-def plan(
-    cls: type, node: dict[str, Any], path: str, errors: list[str], given: Container[str] = ()
-) -> Plan:
+def validate(
+    cls: type, node: dict[str, Any], path: str, errors: list[str], not_required: Container[str] = ()
+) -> Validated:
     """Read `node` as the fields of dataclass `cls`; append one line to `errors` for each mistake.
 
-    Fields named in `given` need not be in the node.
+    Fields named in `not_required` need not be in the node.
     """
     schema = {field.name: field for field in fields(cls) if field.init}
     for key in node:
@@ -62,14 +63,14 @@ def plan(
     for name, field in schema.items():
         kind = hints(cls)[name]
         if name in node:
-            values[name] = read(kind, node[name], _join(path, name), errors)
-        elif name not in given and _required(field) and is_leaf(kind):
+            values[name] = validate_value(kind, node[name], _join(path, name), errors)
+        elif name not in not_required and _required(field) and is_leaf(kind):
             errors.append(_missing(_join(path, name)))
-    return Plan(cls, node.get("_target_"), values)
+    return Validated(cls, node.get("_target_"), values)
 
 
-def read(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
-    """`value` as type `kind`; a plan where that is a dataclass or the value names a `_target_`."""
+def validate_value(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
+    """`value` as type `kind`, Validated where that is a dataclass or it names a `_target_`."""
     inner, optional = _strip_optional(kind)
     if isinstance(value, str) and value == "???":
         errors.append(_missing(path))
@@ -77,31 +78,35 @@ def read(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     if value is None and optional:
         return None
     if isinstance(value, dict) and "_target_" in value:
-        return plan_target(value, path, errors)
+        return validate_target(value, path, errors)
     if is_dataclass(inner) and isinstance(value, dict):
-        return plan(typing.cast(type, inner), value, path, errors)
+        return validate(typing.cast(type, inner), value, path, errors)
     if isinstance(value, list) and _holds_objects(inner):
-        return [read(_item(inner), item, f"{path}[{i}]", errors) for i, item in enumerate(value)]
+        return [
+            validate_value(_item(inner), item, f"{path}[{i}]", errors)
+            for i, item in enumerate(value)
+        ]
     if isinstance(value, dict) and _holds_objects(inner):
         return {
-            key: read(_item(inner), item, _join(path, key), errors) for key, item in value.items()
+            key: validate_value(_item(inner), item, _join(path, key), errors)
+            for key, item in value.items()
         }
-    return _leaf(kind, value, path, errors)
+    return _validate_leaf(kind, value, path, errors)
 
 
-def make(value: Any) -> Any:
-    """Construct a plan and the plans inside it; other values pass through."""
-    if isinstance(value, Plan):
-        return value.cls(**{name: make(item) for name, item in value.values.items()})
-    return _through(make, value)
+def construct(value: Any) -> Any:
+    """Construct a Validated and those inside it; other values pass through."""
+    if isinstance(value, Validated):
+        return value.cls(**{name: construct(item) for name, item in value.values.items()})
+    return _map_items(construct, value)
 
 
-def plain(value: Any) -> Any:
-    """A plan as a node of configuration again, every value now of its declared type."""
-    if isinstance(value, Plan):
+def to_plain(value: Any) -> Any:
+    """A Validated as a node of configuration again, every value now of its declared type."""
+    if isinstance(value, Validated):
         head = {"_target_": value.target} if value.target else {}
-        return head | {name: plain(item) for name, item in value.values.items()}
-    return _through(plain, value)
+        return head | {name: to_plain(item) for name, item in value.values.items()}
+    return _map_items(to_plain, value)
 
 
 @cache
@@ -126,10 +131,10 @@ def is_leaf(kind: Any) -> bool:
     return inner in LEAVES or inner in CONTAINERS or inner is Any or is_enum
 
 
-def plan_target(
-    node: dict[str, Any], path: str, errors: list[str], given: Container[str] = ()
-) -> Plan | None:
-    """`plan` for the class that the node's `_target_` names."""
+def validate_target(
+    node: dict[str, Any], path: str, errors: list[str], not_required: Container[str] = ()
+) -> Validated | None:
+    """`validate` for the class that the node's `_target_` names."""
     target = str(node["_target_"])
     if is_private(target):
         errors.append(f"{path}._target_ '{target}' is no public name{nearest_public(target)}")
@@ -143,7 +148,7 @@ def plan_target(
     if not is_dataclass(cls) or not isinstance(cls, type):
         errors.append(f"{path}._target_ '{target}' is not a dataclass; decorate it with @dataclass")
         return None
-    return plan(cls, node, path, errors, given)
+    return validate(cls, node, path, errors, not_required)
 
 
 def is_private(target: str) -> bool:
@@ -153,10 +158,12 @@ def is_private(target: str) -> bool:
 
 @cache
 def public_names() -> dict[str, str]:
-    """The public names of the rooms whose classes a configuration may name, in full."""
-    rooms = {room: importlib.import_module(f"{PACKAGE}.{room}") for room in PUBLIC}
+    """The public names of the packages whose classes a configuration may name, in full."""
+    packages = {package: importlib.import_module(f"{PACKAGE}.{package}") for package in PUBLIC}
     return {
-        name: f"{PACKAGE}.{room}.{name}" for room, found in rooms.items() for name in found.__all__
+        name: f"{PACKAGE}.{package}.{name}"
+        for package, found in packages.items()
+        for name in found.__all__
     }
 
 
@@ -175,14 +182,14 @@ def _hint(annotation: Any, names: dict[str, Any]) -> Any:
         return object
 
 
-def _leaf(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
+def _validate_leaf(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     inner, optional = _strip_optional(kind)
     if not is_leaf(kind):
         either = "a node of keys or null" if optional else "a node of keys"
         errors.append(f"{path} must be {either}, not {value!r}")
         return None
     if typing.get_origin(inner) is typing.Literal:
-        return _one_of(typing.get_args(inner), value, path, errors)
+        return _validate_literal(typing.get_args(inner), value, path, errors)
     try:
         box = OmegaConf.structured(make_dataclass("Box", [("value", kind)]))
         box.value = value
@@ -193,7 +200,7 @@ def _leaf(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     return tuple(typed) if typing.get_origin(inner) is tuple and typed is not None else typed
 
 
-def _one_of(choices: tuple[Any, ...], value: Any, path: str, errors: list[str]) -> Any:
+def _validate_literal(choices: tuple[Any, ...], value: Any, path: str, errors: list[str]) -> Any:
     if value not in choices:
         errors.append(f"{path} must be one of {', '.join(map(str, choices))}, not {value!r}")
     return value
@@ -210,7 +217,8 @@ def describe(kind: Any) -> str:
     return words + (f" of {parts[0]}s" if parts else "") + (" or null" if optional else "")
 
 
-def _through(function: Any, value: Any) -> Any:
+def _map_items(function: Any, value: Any) -> Any:
+    """`function` of every item of a list or mapping; other values as they are."""
     if isinstance(value, list):
         return [function(item) for item in value]
     if isinstance(value, dict):

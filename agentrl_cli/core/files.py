@@ -16,7 +16,9 @@ from agentrl_cli.core.errors import UserError
 
 
 @contextmanager
-def writing(folder: Path, instead: str = "choose another place with runs=") -> Iterator[None]:
+def explain_write_errors(
+    folder: Path, instead: str = "choose another place with runs="
+) -> Iterator[None]:
     """Turn a failure of the disk into a UserError that names the folder and what helps."""
     try:
         yield
@@ -153,5 +155,5 @@ def truncate(file: Path, length: int) -> None:
     if size < length:
         raise UserError(f"'{file}' has {size} bytes but the checkpoint needs {length}; restore it")
     if size > length:
-        with writing(file.parent), file.open("r+b") as log:
+        with explain_write_errors(file.parent), file.open("r+b") as log:
             log.truncate(length)

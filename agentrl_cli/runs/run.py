@@ -71,7 +71,7 @@ class Run:
         folder = Path(cfg.runs) / (cfg.name or _new_name(cfg))
         if not re.fullmatch(r"\w[\w.=,+-]*", folder.name) or folder.parent != Path(cfg.runs):
             raise UserError(f"name '{cfg.name}' is not a folder name; use letters, digits, . _ -")
-        with files.writing(folder):
+        with files.explain_write_errors(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             _make_new(folder)
             meta = {
@@ -124,7 +124,7 @@ class Run:
     def update_meta(self, **facts: Any) -> None:
         """Set entries of meta.json."""
         self.meta |= facts
-        with files.writing(self.folder):
+        with files.explain_write_errors(self.folder):
             files.write_json(self.folder / "meta.json", self.meta)
 
     def record_resume(self, cfg: DictConfig, step: int) -> None:
@@ -132,7 +132,7 @@ class Run:
         from omegaconf import OmegaConf
 
         more = {"step": step, "steps": cfg.steps, "git": provenance.git_state()}
-        with files.writing(self.folder):
+        with files.explain_write_errors(self.folder):
             OmegaConf.save(cfg, self.config_file, resolve=True)
         self.update_meta(resumed=[*self.meta.get("resumed", []), more])
 
@@ -145,7 +145,7 @@ class Run:
     def lock(self) -> Iterator[None]:
         """No other process trains this run inside; may be nested. Raises UserError where one does
         already. A copy of the folder is not locked, nor is a run whose process has died."""
-        with files.writing(self.folder):
+        with files.explain_write_errors(self.folder):
             (self.folder / ".lock").touch()
         with files.try_lock(self._lock) as free:
             if not free:
@@ -181,13 +181,13 @@ class Run:
 
     def append_log(self, text: str) -> None:
         """Append to log.txt."""
-        with files.writing(self.folder), (self.folder / "log.txt").open("a") as file:
+        with files.explain_write_errors(self.folder), (self.folder / "log.txt").open("a") as file:
             file.write(text.rstrip("\n") + "\n")
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Append one line to metrics.jsonl and hand on; numbers that are not finite become null."""
         row = {"step": step, "time/clock": round(time.time(), 3), **metrics}
-        with files.writing(self.folder):
+        with files.explain_write_errors(self.folder):
             files.append_jsonl(self.folder / "metrics.jsonl", [row])
         for logger in self.loggers:
             logger.log(step, metrics)
@@ -210,13 +210,13 @@ class Run:
 
     def write_evaluation(self, record: dict[str, Any]) -> None:
         """Append what `agentrl eval` measured to evaluations.jsonl."""
-        with files.writing(self.folder):
+        with files.explain_write_errors(self.folder):
             files.append_jsonl(self.folder / "evaluations.jsonl", [record])
 
     def write_episodes(self, kind: str, step: int, episodes: list[Episode]) -> Path:
         """Write episodes/KIND-STEP.jsonl and its index (kind: train or eval), and hand on."""
         file = self.folder / "episodes" / f"{kind}-{step:06d}.jsonl"
-        with files.writing(self.folder):
+        with files.explain_write_errors(self.folder):
             episode_files.write(file, episodes)
         for logger in self.loggers:
             logger.episodes(step, kind, episodes)
@@ -239,7 +239,7 @@ class Run:
         """
         final = self.folder / "checkpoints" / f"step-{step:06d}"
         partial = final.with_name(f".{final.name}.partial")
-        with files.writing(self.folder):
+        with files.explain_write_errors(self.folder):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             try:
