@@ -45,8 +45,8 @@ class OpenAIChat:
         if self.model is None:
             raise UserError("no model is named to chat with; give env.llm.model=NAME")
         rows = [{"role": message.role, "content": message.content} for message in messages]
-        asked = [self.model, self.base_url, self.temperature, self.max_tokens, rows, seed]
-        key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        request = [self.model, self.base_url, self.temperature, self.max_tokens, rows, seed]
+        key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
         if key not in self.answers:
             self._keep(key, self._ask(self.model, rows, seed))
         return self.answers[key]
@@ -56,13 +56,13 @@ class OpenAIChat:
         from openai import OpenAIError  # pyright: ignore[reportMissingImports]
 
         try:
-            done = client.chat.completions.create(
+            response = client.chat.completions.create(
                 model=model, messages=rows, seed=seed % 2**31, temperature=self.temperature,
                 max_tokens=self.max_tokens,
             )  # fmt: skip
         except OpenAIError as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
-        return done.choices[0].message.content or "" if done.choices else ""
+        return response.choices[0].message.content or "" if response.choices else ""
 
     def _keep(self, key: str, answer: str) -> None:
         self.answers[key] = answer

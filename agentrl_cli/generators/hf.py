@@ -20,10 +20,10 @@ from transformers.cache_utils import Cache
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.prefill import Rows, prefill, tensor
-from agentrl_cli.generators.prefixes import Layer, Prefixes, align_right, pad
+from agentrl_cli.generators.prefixes import BatchLayer, PrefixStore, align_right, pad
 
-ROOM = 32  # columns that a batch's buffers leave free at first
-CACHED = {"full_attention", "sliding_attention"}
+FREE_COLUMNS = 32  # columns that a batch's buffers leave free at first
+CACHEABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class Models(Protocol):
@@ -41,27 +41,28 @@ class Models(Protocol):
 
 @dataclass
 class Batch:
-    """Rows being decoded. `live` maps the cache's rows to the batch's; results are of all rows.
-    `width` counts the cache's columns before the prompts' last tokens."""
+    """Rows being sampled: B in all, of which the L `live` ones are still in the cache, padded on
+    the left. `width` counts the cache's columns before the prompts' last tokens; M is the most
+    tokens that are sampled."""
 
-    prompts: list[list[int]]
-    live: Tensor
+    prompts: list[list[int]]  # B
+    live: Tensor  # [L]: the row of the batch
     cache: Cache
-    mask: Tensor
-    last: Tensor
-    positions: Tensor
+    mask: Tensor  # [L, width + 1 + M]: false on padding
+    last_ids: Tensor  # [L]
+    positions: Tensor  # [L]: of the prompt's last token
     width: int
-    uniforms: Tensor
-    tokens: Tensor
-    logprobs: Tensor
-    lengths: Tensor
+    uniforms: Tensor  # [L, M]
+    tokens: Tensor  # [B, M]
+    logprobs: Tensor  # [B, M]
+    lengths: Tensor  # [B]: sampled tokens
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the cache in work."""
         for layer in self.cache.layers:
-            if isinstance(layer, Layer):
+            if isinstance(layer, BatchLayer):
                 layer.select(rows)
-        self.live, self.mask, self.last = self.live[rows], self.mask[rows], self.last[rows]
+        self.live, self.mask, self.last_ids = self.live[rows], self.mask[rows], self.last_ids[rows]
         self.positions, self.uniforms = self.positions[rows], self.uniforms[rows]
 
 
@@ -74,7 +75,7 @@ class HFGenerator(Generator):
     _: KW_ONLY
     max_batch: int
     cache_tokens: int
-    stores: dict[str, Prefixes] = field(default_factory=dict, init=False, repr=False)
+    stores: dict[str, PrefixStore] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, max_batch=self.max_batch)
@@ -90,15 +91,17 @@ class HFGenerator(Generator):
         module, store = self.models.module(model), self._store(model)
         rows = [(i, j) for i in range(len(prompts)) for j in range(sampling.n)]
         rows.sort(key=lambda row: len(prompts[row[0]]))
-        found: dict[tuple[int, int], Completion] = {}
+        completions: dict[tuple[int, int], Completion] = {}
         for start in range(0, len(rows), self.max_batch):
             part = rows[start : start + self.max_batch]
             streams = [(seeds[i], j) for i, j in part]
-            batch = self._open(module, store, [prompts[i] for i, _ in part], streams, sampling)
-            _decode(module, store, batch, sampling)
-            found.update(zip(part, _completions(batch, sampling), strict=True))
+            batch = self._prefilled_batch(
+                module, store, [prompts[i] for i, _ in part], streams, sampling
+            )
+            _sample_all(module, store, batch, sampling)
+            completions.update(zip(part, _completions(batch, sampling), strict=True))
             store.trim()
-        return [[found[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
+        return [[completions[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
 
     @torch.inference_mode()
     def hidden(self, prompts: list[list[int]], model: str = "policy") -> Tensor:
@@ -106,17 +109,16 @@ class HFGenerator(Generator):
         share with anything kept is not read again."""
         module, store = self.models.module(model), self._store(model)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        nothing = Sampling(max_tokens=1, temperature=0.0, stop_ids=())
-        found: list[Tensor] = []
+        greedy = Sampling(max_tokens=1, temperature=0.0, stop_ids=())
+        states: list[Tensor] = []  # [part, width] each
         for start in range(0, len(order), self.max_batch):
             part = [prompts[i] for i in order[start : start + self.max_batch]]
-            batch = self._open(module, store, part, [(0, 0)] * len(part), nothing)
-            found.append(
-                _feed(module, batch, 0, output_hidden_states=True).hidden_states[-1][:, -1]
-            )
+            batch = self._prefilled_batch(module, store, part, [(0, 0)] * len(part), greedy)
+            outputs = _forward(module, batch, 0, output_hidden_states=True)
+            states.append(outputs.hidden_states[-1][:, -1])
             store.trim()
         back = torch.tensor(order, device=store.device).argsort()
-        return torch.cat(found)[back]
+        return torch.cat(states)[back]
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
         """The module is shared, so only what its former weights computed is dropped."""
@@ -129,26 +131,26 @@ class HFGenerator(Generator):
     def cache_bytes(self) -> int:
         """`cache_tokens` times what one token takes, which is known once something is kept."""
         pools = [pair for store in self.stores.values() for pair in store.pool]
-        one = sum(part[:1].nbytes for pair in pools for part in pair)
-        return self.cache_tokens * one // max(1, len(self.stores))
+        token_bytes = sum(part[:1].nbytes for pair in pools for part in pair)
+        return self.cache_tokens * token_bytes // max(1, len(self.stores))
 
-    def _store(self, model: str) -> Prefixes:
+    def _store(self, model: str) -> PrefixStore:
         if model not in self.stores:
             config = self.models.module(model).config.get_text_config(decoder=True)
-            kinds = set(getattr(config, "layer_types", None) or ()) - CACHED
+            kinds = set(getattr(config, "layer_types", None) or ()) - CACHEABLE_LAYERS
             if kinds:
                 raise UserError(
                     f"the model has layers of kind {', '.join(sorted(kinds))}, which the hf "
                     "generator cannot cache; use a model with attention layers only"
                 )
             layers = config.num_hidden_layers
-            self.stores[model] = Prefixes(self.cache_tokens, layers, self.models.device)
+            self.stores[model] = PrefixStore(self.cache_tokens, layers, self.models.device)
         return self.stores[model]
 
-    def _open(
+    def _prefilled_batch(
         self,
         module: PreTrainedModel,
-        store: Prefixes,
+        store: PrefixStore,
         prompts: list[list[int]],
         streams: list[tuple[int, int]],
         sampling: Sampling,
@@ -156,7 +158,7 @@ class HFGenerator(Generator):
         """A batch whose cache holds all but the last token of each prompt, equal prompts read
         once."""
         unique = {key: i for i, key in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        which = np.array([unique[tuple(prompt)] for prompt in prompts])
+        which = np.array([unique[tuple(prompt)] for prompt in prompts])  # [B]: into the unique ones
         ids, lengths = pad([list(prompt[:-1]) for prompt in unique])
         rows = Rows(ids, lengths, store.hash(ids, lengths))
         past, inside = align_right(prefill(module, store, rows, self.max_batch), lengths)
@@ -165,9 +167,9 @@ class HFGenerator(Generator):
         return Batch(
             prompts=prompts,
             live=torch.arange(len(prompts), device=device),
-            cache=store.gather(past[which], min(most, ROOM)),
+            cache=store.gather(past[which], min(most, FREE_COLUMNS)),
             mask=tensor(mask, device),
-            last=torch.tensor([prompt[-1] for prompt in prompts], device=device),
+            last_ids=torch.tensor([prompt[-1] for prompt in prompts], device=device),
             positions=tensor(lengths[which], device),
             width=past.shape[1],
             uniforms=_uniforms(streams, sampling).to(device),
@@ -202,38 +204,40 @@ def _uniforms(streams: list[tuple[int, int]], sampling: Sampling) -> Tensor:
     return torch.from_numpy(np.stack(draws))
 
 
-def _decode(module: PreTrainedModel, store: Prefixes, batch: Batch, sampling: Sampling) -> None:
+def _sample_all(
+    module: PreTrainedModel, store: PrefixStore, batch: Batch, sampling: Sampling
+) -> None:
     """Sample until every row has met a stop token or the limit; all that was read is kept."""
     stop = torch.tensor(sampling.stop_ids, dtype=torch.int64, device=store.device)
     running = torch.ones_like(batch.live, dtype=torch.bool)
     for step in range(sampling.max_tokens):
-        _step(module, batch, sampling.temperature, step)
-        ended = running & torch.isin(batch.last, stop)
+        _sample_next(module, batch, sampling.temperature, step)
+        ended = running & torch.isin(batch.last_ids, stop)
         batch.lengths[batch.live[ended]] = step + 1
         running = running & ~ended
         left = int(running.sum())
         if left == 0:
             break
         if 2 * left <= len(running):
-            _keep(store, batch, torch.nonzero(~running)[:, 0])
+            _keep_prefixes(store, batch, torch.nonzero(~running)[:, 0])
             batch.select(torch.nonzero(running)[:, 0])
             running = running[running]
-    _keep(store, batch, torch.arange(len(batch.live), device=store.device))
+    _keep_prefixes(store, batch, torch.arange(len(batch.live), device=store.device))
 
 
-def _step(module: PreTrainedModel, batch: Batch, temperature: float, step: int) -> None:
+def _sample_next(module: PreTrainedModel, batch: Batch, temperature: float, step: int) -> None:
     """Feed every row's last token and sample the next."""
-    logits = _feed(module, batch, step).logits[:, -1]
+    logits = _forward(module, batch, step).logits[:, -1]
     uniform = batch.uniforms[:, step : step + 1]
-    batch.last, logprobs = draw(logits.float(), temperature, uniform)
-    batch.tokens[batch.live, step] = batch.last
+    batch.last_ids, logprobs = draw(logits.float(), temperature, uniform)
+    batch.tokens[batch.live, step] = batch.last_ids
     batch.logprobs[batch.live, step] = logprobs
 
 
-def _feed(module: PreTrainedModel, batch: Batch, step: int, **options: bool) -> Any:
+def _forward(module: PreTrainedModel, batch: Batch, step: int, **options: bool) -> Any:
     """One pass over every row's last token, the cache before it."""
     return module(
-        input_ids=batch.last[:, None],
+        input_ids=batch.last_ids[:, None],
         attention_mask=batch.mask[:, : batch.width + step + 1],
         position_ids=(batch.positions + step)[:, None],
         past_key_values=batch.cache,
@@ -243,19 +247,19 @@ def _feed(module: PreTrainedModel, batch: Batch, step: int, **options: bool) -> 
     )
 
 
-def _keep(store: Prefixes, batch: Batch, rows: Tensor) -> None:
+def _keep_prefixes(store: PrefixStore, batch: Batch, rows: Tensor) -> None:
     """Keep, for these rows of the cache, the states of the prompt's last token and of all sampled
-    tokens but the last, which was never fed."""
+    tokens but the last, which was never read."""
     members = batch.live[rows]
     counts = batch.lengths[members].cpu().numpy()
     tokens = batch.tokens[members].tolist()
-    played = [
+    read = [
         batch.prompts[i] + ids[: count - 1]
         for i, ids, count in zip(members.tolist(), tokens, counts.tolist(), strict=True)
     ]
-    ids, lengths = pad(played)
+    ids, lengths = pad(read)
     columns = np.arange(int(counts.max()))
-    inside = columns < counts[:, None]
+    inside = columns < counts[:, None]  # [rows, columns]
     at = np.minimum((lengths - counts)[:, None] + columns, ids.shape[1] - 1)
     hashes = np.take_along_axis(store.hash(ids, lengths), at, axis=1)[inside]
     row, column = np.nonzero(inside)
@@ -264,9 +268,9 @@ def _keep(store: Prefixes, batch: Batch, rows: Tensor) -> None:
 
 def _completions(batch: Batch, sampling: Sampling) -> list[Completion]:
     tokens, logprobs = batch.tokens.tolist(), batch.logprobs.tolist()
-    found = []
+    completions = []
     for i, count in enumerate(batch.lengths.tolist()):
         ids = tokens[i][:count]
         finish = "stop" if ids[-1] in sampling.stop_ids else "length"
-        found.append(Completion(ids, logprobs[i][:count], finish))
-    return found
+        completions.append(Completion(ids, logprobs[i][:count], finish))
+    return completions

@@ -34,16 +34,20 @@ class LocalChat:
         model, tokenizer = _load(self.path, self.device)
         rows = [{"role": message.role, "content": message.content} for message in messages]
         text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
-        given = tokenizer(str(text), return_tensors="pt", add_special_tokens=False).to(model.device)
-        how: dict[str, Any] = {"do_sample": False}
+        prompt = tokenizer(str(text), return_tensors="pt", add_special_tokens=False)
+        prompt = prompt.to(model.device)
+        options: dict[str, Any] = {"do_sample": False}
         if self.temperature:
-            how = {"do_sample": True, "temperature": self.temperature, "top_k": 0}
+            options = {"do_sample": True, "temperature": self.temperature, "top_k": 0}
         with torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(seed)
             ids = model.generate(  # pyright: ignore[reportCallIssue]
-                **given, max_new_tokens=self.max_tokens, pad_token_id=tokenizer.pad_token_id, **how
+                **prompt,
+                max_new_tokens=self.max_tokens,
+                pad_token_id=tokenizer.pad_token_id,
+                **options,
             )
-        written = ids[0, given["input_ids"].shape[1] :]
+        written = ids[0, prompt["input_ids"].shape[1] :]
         return str(tokenizer.decode(written, skip_special_tokens=True))
 
 

@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl_cli.generators.prefixes import Hashes, Prefixes, Slots, align_right, first_false
+from agentrl_cli.generators.prefixes import Hashes, Integers, PrefixStore, align_right, first_false
 
 FORWARD_TOKENS = 8192  # of one forward pass: bounds the activations
-WORTH = 0.25  # share of the missing tokens that reading common beginnings first must save
+LEAST_SAVED_SHARE = 0.25  # of the missing tokens, where common beginnings are read first
 
 
 @dataclass
 class Rows:
     """Token sequences: ids and prefix hashes [rows, longest], lengths [rows]."""
 
-    ids: Slots
-    lengths: Slots
+    ids: Integers
+    lengths: Integers
     hashes: Hashes
 
 
@@ -29,49 +29,51 @@ class Rows:
 class Spans:
     """What one pass reads: of row `rows[i]` the tokens from `starts[i]` to before `ends[i]`."""
 
-    rows: Slots
-    starts: Slots
-    ends: Slots
+    rows: Integers
+    starts: Integers
+    ends: Integers
 
-    def select(self, at: Slots | slice) -> Spans:
+    def select(self, at: Integers | slice) -> Spans:
         """These spans only."""
         return Spans(self.rows[at], self.starts[at], self.ends[at])
 
 
-def prefill(module: PreTrainedModel, store: Prefixes, rows: Rows, max_batch: int) -> Slots:
+def prefill(module: PreTrainedModel, store: PrefixStore, rows: Rows, max_batch: int) -> Integers:
     """Read all tokens that are not kept; returns the slots [rows, longest], -1 behind a row's
     end."""
     while True:
-        slots = store.find(rows.hashes)
+        slots = store.find(rows.hashes)  # [rows, longest]
         have = np.minimum(first_false(slots >= 0), rows.lengths)
         missing = np.flatnonzero(have < rows.lengths)
         if not len(missing):
             return slots
-        spans = _share(rows, Spans(missing, have[missing], rows.lengths[missing]))
+        spans = _spans_to_read(rows, Spans(missing, have[missing], rows.lengths[missing]))
         spans = spans.select(np.argsort(spans.starts - spans.ends, kind="stable"))
         while len(spans.rows):
             fit = FORWARD_TOKENS // int(spans.ends[0] - spans.starts[0])
             count = min(max_batch, max(1, fit))
-            _read(module, store, rows, slots, spans.select(slice(count)))
+            _forward(module, store, rows, slots, spans.select(slice(count)))
             spans = spans.select(slice(count, None))
 
 
-def _share(rows: Rows, spans: Spans) -> Spans:
+def _spans_to_read(rows: Rows, spans: Spans) -> Spans:
     """The spans to read next. Where reading what rows share unread once saves enough, that is one
     row of each group up to where the group parts; otherwise all spans as they are."""
     hashes = rows.hashes[spans.rows]
-    heads = hashes[np.arange(len(hashes)), spans.starts]
-    _, first, group = np.unique(heads, return_index=True, return_inverse=True)
+    next_hashes = hashes[np.arange(len(hashes)), spans.starts]  # [spans]: of the first unread token
+    _, first, group = np.unique(next_hashes, return_index=True, return_inverse=True)
     shared = np.minimum(first_false(hashes == hashes[first[group]]), spans.ends)
     ends = spans.ends[first]
     np.minimum.at(ends, group, shared)
     saved = int(((np.bincount(group) - 1) * (ends - spans.starts[first])).sum())
-    if saved < WORTH * int((spans.ends - spans.starts).sum()):
+    if saved < LEAST_SAVED_SHARE * int((spans.ends - spans.starts).sum()):
         return spans
     return Spans(spans.rows[first], spans.starts[first], ends)
 
 
-def _read(module: PreTrainedModel, store: Prefixes, rows: Rows, slots: Slots, spans: Spans) -> None:
+def _forward(
+    module: PreTrainedModel, store: PrefixStore, rows: Rows, slots: Integers, spans: Spans
+) -> None:
     """One forward pass over the spans, padded behind; what it computes is kept."""
     past, inside = align_right(slots[spans.rows], spans.starts)
     columns = spans.starts[:, None] + np.arange(int((spans.ends - spans.starts).max()))

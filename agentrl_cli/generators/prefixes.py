@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 Hashes = NDArray[np.uint64]
-Slots = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
-def pad(rows: list[list[int]]) -> tuple[Slots, Slots]:
+def pad(rows: list[list[int]]) -> tuple[Integers, Integers]:
     """Ids [rows, longest] with 0 behind a row's end, and the lengths [rows]."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     inside = np.arange(int(lengths.max(initial=0))) < lengths[:, None]
@@ -28,13 +28,13 @@ def pad(rows: list[list[int]]) -> tuple[Slots, Slots]:
     return ids, lengths
 
 
-def first_false(claims: NDArray[np.bool_]) -> Slots:
+def first_false(claims: NDArray[np.bool_]) -> Integers:
     """How many leading values of each row [rows, columns] are true."""
     end = np.zeros((len(claims), 1), np.bool_)
     return np.argmin(np.concatenate([claims, end], axis=1), axis=1).astype(np.int64)
 
 
-def align_right(values: Slots, lengths: Slots) -> tuple[Slots, NDArray[np.bool_]]:
+def align_right(values: Integers, lengths: Integers) -> tuple[Integers, NDArray[np.bool_]]:
     """The first lengths[r] values of each row moved to the right edge, and which cells hold one."""
     width = int(lengths.max(initial=0))
     columns = np.arange(width) - (width - lengths)[:, None]
@@ -43,7 +43,7 @@ def align_right(values: Slots, lengths: Slots) -> tuple[Slots, NDArray[np.bool_]
     return np.where(inside, moved, 0), inside
 
 
-class Layer(DynamicLayer):
+class BatchLayer(DynamicLayer):
     """One layer's keys and values of a batch in buffers [rows, columns, heads, size] that leave
     room for the tokens to come, so that a step writes one column and copies nothing."""
 
@@ -51,7 +51,7 @@ class Layer(DynamicLayer):
         super().__init__()
         self.length = length
         if keys is not None and values is not None:
-            self.room = (keys, values)
+            self.buffers = (keys, values)
             self.is_initialized = True
             self.dtype, self.device = keys.dtype, keys.device
 
@@ -62,13 +62,13 @@ class Layer(DynamicLayer):
         new = (key_states.transpose(1, 2), value_states.transpose(1, 2))
         start, self.length = self.length, self.length + key_states.shape[2]
         if not self.is_initialized:
-            self.room = new
+            self.buffers = new
             self.is_initialized = True
         else:
             self._grow()
-            self.room[0][:, start : self.length] = new[0]
-            self.room[1][:, start : self.length] = new[1]
-        keys, values = (part[:, : self.length].transpose(1, 2) for part in self.room)
+            self.buffers[0][:, start : self.length] = new[0]
+            self.buffers[1][:, start : self.length] = new[1]
+        keys, values = (part[:, : self.length].transpose(1, 2) for part in self.buffers)
         return keys, values
 
     def get_seq_length(self) -> int:
@@ -77,79 +77,84 @@ class Layer(DynamicLayer):
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch only."""
-        self.room = (self.room[0].index_select(0, rows), self.room[1].index_select(0, rows))
+        keys, values = self.buffers
+        self.buffers = (keys.index_select(0, rows), values.index_select(0, rows))
 
     def _grow(self) -> None:
-        have = self.room[0].shape[1]
+        """Lengthen the buffers to `length` columns, and by half at least."""
+        have = self.buffers[0].shape[1]
         if self.length > have:
             more = max(self.length - have, have // 2)
-            self.room = tuple(
+            self.buffers = tuple(
                 torch.cat([part, part.new_empty(part.shape[0], more, *part.shape[2:])], 1)
-                for part in self.room
+                for part in self.buffers
             )
 
 
-class Prefixes:
+class PrefixStore:
     """The kept prefixes of one set of weights: at most `limit` tokens between two batches (the
     longest unused go first), more only while one batch needs them."""
 
     def __init__(self, limit: int, layers: int, device: torch.device) -> None:
         self.limit, self.layers, self.device = limit, layers, device
         self.random = np.random.default_rng(0)
-        self.words = self.places = self.hashes = np.zeros(0, np.uint64)
-        self.index: dict[int, int] = {}
-        self.free: list[int] = []
-        self.used = np.zeros(0, np.int64)
-        self.clock = 0
-        self.pool: list[tuple[Tensor, Tensor]] = []
+        self.id_factors = self.position_factors = np.zeros(0, np.uint64)  # by id, by position
+        self.slot_of: dict[int, int] = {}  # by hash
+        self.hashes = np.zeros(0, np.uint64)  # by slot
+        self.last_used = np.zeros(0, np.int64)  # by slot: the batch
+        self.free: list[int] = []  # slots
+        self.clock = 0  # batches so far
+        self.pool: list[tuple[Tensor, Tensor]] = []  # of each layer [slots, heads, size]
 
-    def hash(self, ids: Slots, lengths: Slots) -> Hashes:
-        """The hash of every prefix of ids [rows, longest]; 0 behind a row's end."""
+    def hash(self, ids: Integers, lengths: Integers) -> Hashes:
+        """The hash [rows, longest] of every prefix of ids [rows, longest], which is a sum over its
+        tokens of random factors of id and position; 0 behind a row's end."""
         longest = ids.shape[1]
-        self.words = self._more(self.words, int(ids.max(initial=0)) + 1)
-        self.places = self._more(self.places, longest) | np.uint64(1)
-        hashes = np.cumsum(self.words[ids] * self.places[:longest], axis=1, dtype=np.uint64)
+        self.id_factors = self._extended(self.id_factors, int(ids.max(initial=0)) + 1)
+        self.position_factors = self._extended(self.position_factors, longest) | np.uint64(1)
+        factors = self.id_factors[ids] * self.position_factors[:longest]  # [rows, longest]
+        hashes = np.cumsum(factors, axis=1, dtype=np.uint64)
         return np.where(np.arange(longest) < lengths[:, None], hashes, np.uint64(0))
 
-    def find(self, hashes: Hashes) -> Slots:
+    def find(self, hashes: Hashes) -> Integers:
         """The slot of every prefix, -1 where it is not kept; a found slot counts as used now."""
-        get = self.index.get
+        get = self.slot_of.get
         flat = [get(value, -1) for value in hashes.ravel().tolist()]
         slots = np.array(flat, np.int64).reshape(hashes.shape)
-        self.used[slots[slots >= 0]] = self.clock
+        self.last_used[slots[slots >= 0]] = self.clock
         return slots
 
-    def keep(self, hashes: Hashes, rows: Slots, columns: Slots, cache: Cache) -> None:
+    def keep(self, hashes: Hashes, rows: Integers, columns: Integers, cache: Cache) -> None:
         """Keep the states at (row, column) of a batch's cache under these prefix hashes."""
-        fresh = [i for i, value in enumerate(hashes.tolist()) if value not in self.index]
-        first = {int(hashes[i]): i for i in reversed(fresh)}
-        if not first:
+        fresh = [i for i, value in enumerate(hashes.tolist()) if value not in self.slot_of]
+        first_at = {int(hashes[i]): i for i in reversed(fresh)}
+        if not first_at:
             return
-        picked = np.fromiter(first.values(), np.int64, len(first))
-        layers = [layer for layer in cache.layers if isinstance(layer, Layer)]
+        picked = np.fromiter(first_at.values(), np.int64, len(first_at))
+        layers = [layer for layer in cache.layers if isinstance(layer, BatchLayer)]
         slots = self._take(len(picked), layers)
-        self.hashes[slots], self.used[slots] = hashes[picked], self.clock
-        self.index.update(zip(first, slots.tolist(), strict=True))
+        self.hashes[slots], self.last_used[slots] = hashes[picked], self.clock
+        self.slot_of.update(zip(first_at, slots.tolist(), strict=True))
         at, row, column = (
             torch.from_numpy(part).to(self.device)
             for part in (slots, rows[picked], columns[picked])
         )
         for store, layer in zip(self.pool, layers, strict=True):
-            for kept, room in zip(store, layer.room, strict=True):
-                kept[at] = room[row, column]
+            for kept, buffer in zip(store, layer.buffers, strict=True):
+                kept[at] = buffer[row, column]
 
-    def gather(self, slots: Slots, room: int) -> Cache:
-        """A batch's cache from slots [rows, columns] (any slot where there is padding), with `room`
-        columns for the tokens to come."""
+    def gather(self, slots: Integers, free_columns: int) -> Cache:
+        """A batch's cache from slots [rows, columns] (any slot where there is padding), with
+        `free_columns` for the tokens to come."""
         rows, columns = slots.shape
         if columns == 0:
-            return Cache(layers=[Layer(None, None, 0) for _ in range(self.layers)])
-        padded = np.zeros((rows, columns + room), np.int64)
+            return Cache(layers=[BatchLayer(None, None, 0) for _ in range(self.layers)])
+        padded = np.zeros((rows, columns + free_columns), np.int64)
         padded[:, :columns] = slots
         at = torch.from_numpy(padded.ravel()).to(self.device)
         return Cache(
             layers=[
-                Layer(_pick(keys, at, rows), _pick(values, at, rows), columns)
+                BatchLayer(_gathered(keys, at, rows), _gathered(values, at, rows), columns)
                 for keys, values in self.pool
             ]
         )
@@ -158,42 +163,45 @@ class Prefixes:
         """Drop the longest unused tokens until `limit` is kept (and some more, so that this is
         rare); the next batch begins."""
         self.clock += 1
-        if len(self.index) > self.limit:
-            self._drop(len(self.index) - self.limit + self.limit // 4)
+        if len(self.slot_of) > self.limit:
+            self._drop(len(self.slot_of) - self.limit + self.limit // 4)
 
     def _drop(self, count: int) -> None:
-        kept = np.fromiter(self.index.values(), np.int64, len(self.index))
-        oldest = kept[np.argsort(self.used[kept], kind="stable")[:count]]
+        """Free the slots of the `count` tokens that were unused for longest."""
+        kept = np.fromiter(self.slot_of.values(), np.int64, len(self.slot_of))
+        oldest = kept[np.argsort(self.last_used[kept], kind="stable")[:count]]
         for value in self.hashes[oldest].tolist():
-            del self.index[value]
+            del self.slot_of[value]
         self.free.extend(oldest.tolist())
 
-    def _take(self, count: int, layers: list[Layer]) -> Slots:
+    def _take(self, count: int, layers: list[BatchLayer]) -> Integers:
         """`count` free slots; the pool doubles when there are too few."""
         size = len(self.hashes)
         if count > len(self.free):
             more = max(count - len(self.free), size, 1024)
             self.free.extend(range(size + more - 1, size - 1, -1))
             self.hashes = np.concatenate([self.hashes, np.zeros(more, np.uint64)])
-            self.used = np.concatenate([self.used, np.zeros(more, np.int64)])
+            self.last_used = np.concatenate([self.last_used, np.zeros(more, np.int64)])
             old = self.pool or [_empty(layer) for layer in layers]
             self.pool = [(_longer(keys, more), _longer(values, more)) for keys, values in old]
         taken, self.free = self.free[-count:], self.free[:-count]
         return np.array(taken, np.int64)
 
-    def _more(self, table: Hashes, size: int) -> Hashes:
+    def _extended(self, table: Hashes, size: int) -> Hashes:
+        """The table with at least `size` factors."""
         if size <= len(table):
             return table
         extra = self.random.integers(1, 2**64, max(size, 4096) - len(table), dtype=np.uint64)
         return np.concatenate([table, extra])
 
 
-def _empty(layer: Layer) -> tuple[Tensor, Tensor]:
-    keys, values = layer.room
+def _empty(layer: BatchLayer) -> tuple[Tensor, Tensor]:
+    keys, values = layer.buffers
     return keys.new_empty(0, *keys.shape[2:]), values.new_empty(0, *values.shape[2:])
 
 
-def _pick(part: Tensor, at: Tensor, rows: int) -> Tensor:
+def _gathered(part: Tensor, at: Tensor, rows: int) -> Tensor:
+    """[slots, heads, size] and slots [rows * columns] to [rows, columns, heads, size]."""
     return part.index_select(0, at).view(rows, -1, *part.shape[1:])
 
 

@@ -25,19 +25,31 @@ DENSE_MASK_FAMILIES = (
     "gpt2",
 )  # compute with the mask they are given, so FlexAttention's is none for them
 TOLERANCE = 1e-4  # nats, packed against single passes, in float32
-LAYERS, WORDS, INNER = 2, 128, 64  # of the twin
+TWIN_LAYERS, TWIN_VOCABULARY, TWIN_INNER_SIZE = 2, 128, 64
+CHECKED_PARTS, CHECKED_TOKENS = 3, 7  # of the row on which packed and single passes are compared
 INNER_KEYS = ("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner")
 
 
 def enable_packing(
-    model: PreTrainedModel, critic: list[int], layout: Layout, grad: CriticGrad
+    model: PreTrainedModel, critic_prompt: list[int], layout: Layout, grad: CriticGrad
 ) -> None:
     """Make `model` read packed rows in this layout, for good: a recomputed layer must find it, too.
 
     Raises UserError for a model whose attention cannot be packed, or for which packed and single
-    log-probs differ on two turns with the critic prompt `critic`.
+    log-probs differ on two turns with the ids `critic_prompt`.
     """
     _refuse_unknown(model)
+    _refuse_layout(model, layout, grad)
+    names = {"visible_first": SPLIT[grad], "interleaved": "sdpa", "flex": FLEX}
+    model.set_attn_implementation(names[layout])
+    twin_prompt = [i % TWIN_VOCABULARY for i in critic_prompt]
+    _refuse_gap(packing_gap(twin(model), twin_prompt), TOLERANCE)
+    exact = model.dtype == torch.float32
+    _refuse_gap(packing_gap(model, critic_prompt), TOLERANCE if exact else torch.inf)
+
+
+def _refuse_layout(model: PreTrainedModel, layout: Layout, grad: CriticGrad) -> None:
+    """Raise UserError for a layout that lacks this gradient, or that this model cannot have."""
     if layout != "visible_first" and grad == "detach_prefix":
         raise UserError(
             "algo.critic_grad=detach_prefix needs the layout visible_first; "
@@ -51,11 +63,6 @@ def enable_packing(
             f"algo.layout=flex needs CUDA and a model that takes its mask as a rule, not {where}; "
             "set algo.layout=visible_first"
         )
-    names = {"visible_first": SPLIT[grad], "interleaved": "sdpa", "flex": FLEX}
-    model.set_attn_implementation(names[layout])
-    _refuse_gap(packing_gap(twin(model), [i % WORDS for i in critic]), TOLERANCE)
-    exact = model.dtype == torch.float32
-    _refuse_gap(packing_gap(model, critic), TOLERANCE if exact else torch.inf)
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:
@@ -63,14 +70,14 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
     with random weights of its own; no random stream but a local one moves."""
     config = deepcopy(model.config)
     text = config.get_text_config()
-    text.num_hidden_layers = min(LAYERS, text.num_hidden_layers)
+    text.num_hidden_layers = min(TWIN_LAYERS, text.num_hidden_layers)
     settings = text.to_dict()
     if settings.get("layer_types"):
         text.layer_types = settings["layer_types"][: text.num_hidden_layers]
     for key in INNER_KEYS:
         if key in settings:
-            setattr(text, key, INNER)
-    text.vocab_size, text.pad_token_id = WORDS, None
+            setattr(text, key, TWIN_INNER_SIZE)
+    text.vocab_size, text.pad_token_id = TWIN_VOCABULARY, None
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         made = type(model)(config).float().eval()
     draw = torch.Generator().manual_seed(0)
@@ -81,38 +88,47 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def packing_gap(model: PreTrainedModel, critic: list[int]) -> float:
+def packing_gap(model: PreTrainedModel, critic_prompt: list[int]) -> float:
     """The largest difference in nats between packed and unpacked log-probs of the next token: after
     every token of an episode of two turns, and after every critic prompt."""
-    parts = torch.randint(
-        model.config.get_text_config().vocab_size,
-        (3, 7),
-        generator=torch.Generator().manual_seed(0),
-    )
-    asked = torch.tensor(critic)
-    ids = torch.cat([row for part in parts for row in (part, asked)])[None].to(model.device)
-    labels = [[0] * 7 + [k] * len(critic) for k in range(1, len(parts) + 1)]
-    marks = torch.tensor(labels, device=model.device).flatten()[None]
+    ids, labels = _packed_row(model, critic_prompt)
     length = torch.tensor([ids.shape[1]], device=model.device)
-    packed = _predictions(model, shadow.hidden_states(model, ids, marks, length)[0])
+    packed = _logprobs(model, shadow.hidden_states(model, ids, labels, length)[0])
     columns = torch.arange(ids.shape[1], device=model.device)
+    part_length = CHECKED_TOKENS + len(critic_prompt)
     gaps = []
-    for k in range(1, len(parts) + 1):
-        state = (marks[0] == 0) & (columns < k * len(labels[0]))
-        chosen = state | (marks[0] == k)
-        plain = model.base_model(input_ids=ids[:, chosen], use_cache=False).last_hidden_state
-        gaps.append((_predictions(model, plain[0]) - packed[chosen]).abs().max())
+    for k in range(1, CHECKED_PARTS + 1):
+        state = (labels[0] == 0) & (columns < k * part_length)
+        chosen = state | (labels[0] == k)  # [L]: what the k-th critic prompt may see, and itself
+        hidden = model.base_model(input_ids=ids[:, chosen], use_cache=False).last_hidden_state
+        gaps.append((_logprobs(model, hidden[0]) - packed[chosen]).abs().max())
     return float(torch.stack(gaps).max())
 
 
-def _predictions(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+def _packed_row(model: PreTrainedModel, critic_prompt: list[int]) -> tuple[Tensor, Tensor]:
+    """Ids and labels [1, L] of random visible tokens, the critic prompt behind each part."""
+    parts = torch.randint(
+        model.config.get_text_config().vocab_size,
+        (CHECKED_PARTS, CHECKED_TOKENS),
+        generator=torch.Generator().manual_seed(0),
+    )
+    prompt = torch.tensor(critic_prompt)
+    ids = torch.cat([row for part in parts for row in (part, prompt)])
+    labels = torch.tensor(
+        [[0] * CHECKED_TOKENS + [k] * len(prompt) for k in range(1, CHECKED_PARTS + 1)]
+    )
+    return ids[None].to(model.device), labels.flatten()[None].to(model.device)
+
+
+def _logprobs(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Of every next token: hidden states [L, width] to log-probs [L, vocabulary]."""
     head = model.get_output_embeddings()
     assert head is not None
     return head(hidden).float().log_softmax(-1)
 
 
 def _refuse_gap(gap: float, most: float) -> None:
-    """Also what is no number."""
+    """Raise UserError for a gap above `most`, or one that is no number."""
     if not gap <= most:
         raise UserError(
             f"packed and single log-probs of this model differ by {gap:.2g} nats (at most "

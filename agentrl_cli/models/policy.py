@@ -1,5 +1,5 @@
-"""One pass over packed samples: log-probs of the trained tokens, their entropy, and values where
-there is a head.
+"""One pass over a batch: log-probs of the trained tokens, their entropy, and values where there is
+a head.
 
 Logits exist only at positions that predict a trained token, and only a chunk of them at a time.
 """
@@ -59,11 +59,11 @@ class Outputs:
     values: Tensor | None
 
 
-def pack(samples: list[Sample], pad_id: int = 0) -> Batch:
+def collate(samples: list[Sample], pad_id: int = 0) -> Batch:
     """Right-padded tensors. Raises ValueError where a sample trains its first token or a critic
     prompt, or its lengths differ."""
     for sample in samples:
-        _check(sample)
+        _check_sample(sample)
     lengths = [len(sample.ids) for sample in samples]
     names = sorted({name for sample in samples for name in sample.streams})
     streams = {name: _pad([s.streams[name] for s in samples], max(lengths)) for name in names}
@@ -83,13 +83,14 @@ def forward(
     """
     model = causal_lm(module)
     with _checkpointing(model):
-        hidden, before = _hidden(model, batch)
-    trained = batch.mask.bool()
+        hidden, predictors = _hidden_states(model, batch)  # [B, L, width], [B, L]
+    trained = batch.mask.bool()  # [B, L], N of them true
     trained[:, 0] = False
-    rows, targets = hidden[trained.nonzero()[:, 0], before[trained]], batch.ids[trained]
+    states = hidden[trained.nonzero()[:, 0], predictors[trained]]  # [N, width]
+    targets = batch.ids[trained]  # [N]
     size = max(1, LOGITS_AT_ONCE // model.config.get_text_config().vocab_size)
     read = partial(_read_chunk, vocabulary_head(model), entropy_gradient)
-    logprobs, entropy = _read(read, rows.split(size), targets.split(size))
+    logprobs, entropy = _read_in_chunks(read, states.split(size), targets.split(size))  # [N] each
     zeros = torch.zeros_like(batch.mask)
     return Outputs(
         zeros.masked_scatter(trained, logprobs),
@@ -109,7 +110,7 @@ def token_logprobs(
 
 
 def add_logprobs(module: Module, samples: list[Sample], stream: str) -> None:
-    """Write `score`'s log-probs into the samples' stream of that name."""
+    """Write `token_logprobs` into the samples' stream of that name."""
     for sample, logprobs in zip(samples, token_logprobs(module, samples), strict=True):
         sample.streams[stream] = logprobs
 
@@ -121,11 +122,11 @@ def logprobs_and_values(
     samples: list[Sample],
     tokens_per_batch: int = IDS_AT_ONCE,
 ) -> list[tuple[list[float], Tensor]]:
-    """`score`'s log-probs of each sample, and what the head gives for every token of it, on the CPU
-    (0 without a head)."""
+    """Of each sample in the order given: its `token_logprobs`, and what the head gives for every
+    token, [length] or [length, 2], on the CPU (0 without a head)."""
     found: dict[int, tuple[list[float], Tensor]] = {}
     for rows in micro_batches([[i] for i in range(len(samples))], samples, tokens_per_batch):
-        batch = pack([samples[i] for i in rows]).to(causal_lm(module).device)
+        batch = collate([samples[i] for i in rows]).to(causal_lm(module).device)
         outputs = forward(module, batch, head)
         values = torch.zeros_like(batch.mask) if outputs.values is None else outputs.values
         for i, logprobs, read in zip(rows, outputs.logprobs.tolist(), values.cpu(), strict=True):
@@ -145,12 +146,12 @@ def micro_batches(
     lengths = [max(len(samples[i].ids) for i in group) for group in groups]
     rows: list[int] = []
     longest = 0
-    for place in sorted(range(len(groups)), key=lambda place: -lengths[place]):
-        if rows and (len(rows) + len(groups[place])) * longest > tokens:
+    for g in sorted(range(len(groups)), key=lambda g: -lengths[g]):
+        if rows and (len(rows) + len(groups[g])) * longest > tokens:
             yield rows
             rows = []
-        longest = longest if rows else lengths[place]
-        rows = rows + groups[place]
+        longest = longest if rows else lengths[g]
+        rows = rows + groups[g]
     if rows:
         yield rows
 
@@ -175,7 +176,7 @@ def vocabulary_head(model: PreTrainedModel) -> nn.Module:
     return head
 
 
-def _hidden(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+def _hidden_states(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """Hidden states [B, L, width], and of each token the column [B, L] whose state predicts it."""
     if "shadow" in batch.streams:
         labels = batch.streams["shadow"]
@@ -186,13 +187,14 @@ def _hidden(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
     return hidden, (columns - 1).expand_as(batch.ids)
 
 
-def _read(
+def _read_in_chunks(
     read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    rows: Sequence[Tensor],
+    states: Sequence[Tensor],
     targets: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [N] of predictions made from chunks of rows [N, width]."""
-    pairs = list(zip(rows, targets, strict=True))
+    """Log-probs and entropies [N] of the targets [N] predicted from states [N, width], both in
+    chunks; the logits of more than one chunk are computed again for the backward pass."""
+    pairs = list(zip(states, targets, strict=True))
     if len(pairs) == 1:
         return read(*pairs[0])
     parts = [checkpoint(read, *pair, use_reentrant=False) for pair in pairs]
@@ -200,12 +202,12 @@ def _read(
 
 
 def _read_chunk(
-    head: nn.Module, entropy_gradient: bool, rows: Tensor, targets: Tensor
+    head: nn.Module, entropy_gradient: bool, states: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    every = head(rows).float().log_softmax(-1)
+    logprobs = head(states).float().log_softmax(-1)  # [N, vocabulary]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(every.exp() * every).sum(-1)
-    return every.gather(-1, targets[:, None]).squeeze(-1), entropy
+        entropy = -(logprobs.exp() * logprobs).sum(-1)  # [N]
+    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
 @contextmanager
@@ -226,7 +228,8 @@ def _checkpointing(model: PreTrainedModel) -> Iterator[None]:
             layer.training = False
 
 
-def _check(sample: Sample) -> None:
+def _check_sample(sample: Sample) -> None:
+    """Raise ValueError as `collate` says."""
     sizes = {len(sample.mask), *(len(stream) for stream in sample.streams.values())}
     if sizes != {len(sample.ids)}:
         raise ValueError(
@@ -237,8 +240,8 @@ def _check(sample: Sample) -> None:
         raise ValueError(
             "a sample trains its first token, which nothing predicts; put its context before it"
         )
-    marks = sample.streams.get("shadow", [0.0])
-    if marks[0] or any(m and s for m, s in zip(sample.mask, marks, strict=False)):
+    labels = sample.streams.get("shadow", [0.0])
+    if labels[0] or any(m and k for m, k in zip(sample.mask, labels, strict=False)):
         raise ValueError("a sample begins with a critic prompt or trains one; it is only read")
 
 

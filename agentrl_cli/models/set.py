@@ -44,7 +44,7 @@ class ValueHead(nn.Module):
 
 
 class ActionValueHead(nn.Module):
-    """Two value heads side by side: what an action is worth that ends here, and what a state."""
+    """Two value heads: what an action is worth that ends here, and what a state."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -62,8 +62,8 @@ class ModelSet:
     """Build, name, average, save and load every model that an algorithm declares.
 
     With LoRA each name is an adapter on one base in memory; without, each name is a full copy.
-    Averages of weights in less than float32 are kept in float32 beside them, because small steps
-    would round to nothing.
+    Averages of weights in less than float32 are kept in float32, too, because small steps would
+    round to nothing.
     """
 
     def __init__(
@@ -79,13 +79,18 @@ class ModelSet:
         base, self.tokenizer = load_base(config, self.device, seed)
         width = vocabulary_head(base).get_parameter("weight").shape[1]
         self.heads = {
-            n: HEADS[s.head](width).to(self.device) for n, s in specs.items() if s.head is not None
+            name: HEADS[spec.head](width).to(self.device)
+            for name, spec in specs.items()
+            if spec.head is not None
         }
         self._modules: dict[str, Module] = {}
         if config.lora is None:
-            self._modules = {n: base if n == "policy" else copy.deepcopy(base) for n in specs}
+            self._modules = {
+                name: base if name == "policy" else copy.deepcopy(base) for name in specs
+            }
         else:
-            self._modules = dict.fromkeys(specs, _adapters(base, config.lora, list(specs), seed))
+            adapted = _with_adapters(base, config.lora, list(specs), seed)
+            self._modules = dict.fromkeys(specs, adapted)
         self._versions = dict.fromkeys(specs, 0)
         self._averages: dict[str, dict[str, Tensor]] = {}
         self._active = ""
@@ -93,7 +98,7 @@ class ModelSet:
             for weight in self.weights(name).values():
                 weight.requires_grad_(spec.kind == "trained")
         for name in {"policy", *(spec.follows for spec in specs.values())}:
-            self._follow(name)
+            self._update_followers(name)
 
     @property
     def names(self) -> list[str]:
@@ -134,7 +139,7 @@ class ModelSet:
         of target."""
         source_weights = self.weights(source)
         for key, weight in self.weights(target).items():
-            average = self._average(target, key, weight)
+            average = self._float32_average(target, key, weight)
             average.mul_(rate).add_(source_weights[key].to(average.dtype), alpha=1 - rate)
             if average is not weight:
                 weight.copy_(average)
@@ -145,7 +150,7 @@ class ModelSet:
         return self._versions[name]
 
     def mark_changed(self, name: str) -> None:
-        """Say that `name`'s weights have changed."""
+        """Count a new version of `name`, whose weights were changed from outside."""
         self._versions[name] += 1
 
     def fingerprint(self, name: str) -> str:
@@ -161,18 +166,17 @@ class ModelSet:
     def save(self, folder: Path) -> None:
         """One folder of safetensors per name; without LoRA each is a plain Hugging Face model."""
         for name in self.names:
-            self._save_one(name, folder / name)
+            self._save_model(name, folder / name)
         (folder / "versions.json").write_text(json.dumps(self._versions))
 
     def load(self, folder: Path) -> None:
         """Inverse of `save`. Raises UserError where a file is missing, unreadable or of another
         model."""
         for name in self.names:
-            self._load_one(name, folder / name)
-            if (folder / name / "average.safetensors").exists():
-                self._averages[name] = _read_file(
-                    folder / name / "average.safetensors", self.device
-                )
+            self._load_model(name, folder / name)
+            average = folder / name / "average.safetensors"
+            if average.exists():
+                self._averages[name] = _read_weights(average, self.device)
         self._versions = read_json(folder / "versions.json")
 
     def load_weights(self, name: str, folder: Path) -> None:
@@ -181,11 +185,11 @@ class ModelSet:
 
         A head that the folder lacks keeps its start. Raises UserError as `load` does.
         """
-        self._load_one(name, folder)
+        self._load_model(name, folder)
         self.mark_changed(name)
-        self._follow(name)
+        self._update_followers(name)
 
-    def _save_one(self, name: str, folder: Path) -> None:
+    def _save_model(self, name: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         module = self.module(name)
         if isinstance(module, PeftModel):
@@ -202,41 +206,40 @@ class ModelSet:
         if name in self._averages:
             save_file(self._averages[name], folder / "average.safetensors")
 
-    def _load_one(self, name: str, folder: Path) -> None:
+    def _load_model(self, name: str, folder: Path) -> None:
+        """Body or adapter, and the head where the folder has one."""
         if not folder.is_dir():
             raise UserError(f"'{folder}' does not exist; give a checkpoint that has a '{name}'")
         module = self.module(name)
         if isinstance(module, PeftModel):
-            found = _read_file(folder / "adapter_model.safetensors", self.device)
-            _copy(_adapter_weights(module, name), found, folder)
+            found = _read_weights(folder / "adapter_model.safetensors", self.device)
+            _copy_weights(_adapter_weights(module, name), found, folder)
         else:
             loaded = read_pretrained(folder, self.config, causal_lm(module).dtype)
-            _copy(dict(module.named_parameters()), dict(loaded.named_parameters()), folder)
+            _copy_weights(dict(module.named_parameters()), dict(loaded.named_parameters()), folder)
         head = self.head(name)
         if head is not None and (folder / "head.safetensors").exists():
-            _copy(
-                dict(head.named_parameters()),
-                _read_file(folder / "head.safetensors", self.device),
-                folder,
-            )
+            found = _read_weights(folder / "head.safetensors", self.device)
+            _copy_weights(dict(head.named_parameters()), found, folder)
 
-    def _follow(self, followed: str) -> None:
+    def _update_followers(self, followed: str) -> None:
         """Set every ema and frozen model that follows `followed` to its weights of now, and the
         body of every trained one that begins as it."""
-        weights = self.weights(followed)
+        source = self.weights(followed)
         for name, spec in self.specs.items():
             trained = spec.kind == "trained"
             if followed != (spec.begins_as if trained else spec.follows):
                 continue
-            own = self.weights(name)
-            shared = {key for key in own.keys() & weights.keys() if not (trained and is_head(key))}
+            target = self.weights(name)
             with torch.no_grad():
-                for key in shared:
-                    own[key].copy_(weights[key])
+                for key in target.keys() & source.keys():
+                    if not (trained and is_head(key)):
+                        target[key].copy_(source[key])
             self._averages.pop(name, None)
             self._versions[name] = self._versions[followed]
 
-    def _average(self, name: str, key: str, weight: Tensor) -> Tensor:
+    def _float32_average(self, name: str, key: str, weight: Tensor) -> Tensor:
+        """The weight itself where it is float32, else its average that is kept in float32."""
         if weight.dtype == torch.float32:
             return weight
         return self._averages.setdefault(name, {}).setdefault(key, weight.detach().float())
@@ -247,7 +250,7 @@ def is_head(key: str) -> bool:
     return key.startswith("head.")
 
 
-def _adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -> PeftModel:
+def _with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -> PeftModel:
     """One adapter per name, each from its own random start; its zero half leaves the base
     unchanged."""
     targets = "all-linear" if lora.targets == ["all-linear"] else lora.targets
@@ -278,13 +281,13 @@ def _adapter_weights(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     found: dict[str, nn.Parameter] = {}
     for key, parameter in module.named_parameters():
         parts = key.split(".")
-        for place, part in enumerate(parts[:-1]):
-            if part.startswith("lora_") and parts[place + 1] == name:
-                found[".".join(parts[: place + 1] + parts[place + 2 :])] = parameter
+        for i, part in enumerate(parts[:-1]):
+            if part.startswith("lora_") and parts[i + 1] == name:
+                found[".".join(parts[: i + 1] + parts[i + 2 :])] = parameter
     return found
 
 
-def _read_file(path: Path, device: torch.device) -> dict[str, Tensor]:
+def _read_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
     try:
         return load_file(path, device=str(device))
     except (OSError, SafetensorError) as error:
@@ -294,7 +297,7 @@ def _read_file(path: Path, device: torch.device) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _copy(own: dict[str, nn.Parameter], found: Mapping[str, Tensor], folder: Path) -> None:
+def _copy_weights(own: dict[str, nn.Parameter], found: Mapping[str, Tensor], folder: Path) -> None:
     """Copy by name into `own`. Raises UserError unless names and shapes agree."""
     wrong = sorted(own.keys() ^ found.keys()) or [k for k in own if own[k].shape != found[k].shape]
     if wrong:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample, derive_seed
-from agentrl_cli.models.policy import forward, micro_batches, pack
+from agentrl_cli.models.policy import collate, forward, micro_batches
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.training.optimizer import Optimizer
@@ -176,7 +176,7 @@ class Learner:
         self, phase: Phase, samples: list[Sample], units: float, meter: PhaseMeter
     ) -> None:
         """Add the gradients of one micro-batch's share of the step's loss, which is per unit."""
-        batch = pack(samples).to(self.models.device)
+        batch = collate(samples).to(self.models.device)
         module, head = self.models.module(phase.model), self.models.head(phase.model)
         outputs = forward(module, batch, head, entropy_gradient=phase.entropy_gradient)
         loss, sums = phase.loss(outputs, batch)

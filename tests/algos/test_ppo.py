@@ -11,7 +11,7 @@ import pytest
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.policy import forward, pack, token_logprobs
+from agentrl_cli.models.policy import collate, forward, token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import bound, learner, success_while_learning, with_rewards
@@ -90,7 +90,7 @@ def test_the_value_loss_reaches_the_body_and_the_policy_loss_never_the_head(mode
     gradients = {}
     for part, changes in {"value": {}, "policy": {"value_coef": 0.0}}.items():
         algo, models = ppo_with_values(model_folder, **changes)
-        batch = pack(phase_of(algo, [won()]).samples)
+        batch = collate(phase_of(algo, [won()]).samples)
         if part == "value":
             batch.streams["advantage"].zero_()
         outputs = forward(models.module("policy"), batch, models.head("policy"))

@@ -13,7 +13,7 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.generators.hf import HFGenerator
-from agentrl_cli.models.policy import causal_lm, forward, pack
+from agentrl_cli.models.policy import causal_lm, collate, forward
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.rollout.play import EpisodeStart, play
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -56,7 +56,7 @@ def randomise_heads(models: ModelSet, *names: str) -> None:
 @torch.no_grad()
 def head_values(models: ModelSet, name: str, ids: list[int]) -> list[float]:
     """What the head of a model reads at the last of these ids, in a pass of their own."""
-    batch = pack([Sample(ids, [0] * len(ids))])
+    batch = collate([Sample(ids, [0] * len(ids))])
     values = forward(models.module(name), batch, models.head(name)).values
     assert values is not None
     last = values[0, -1]

@@ -12,7 +12,7 @@ from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.self_ac.algorithm import Advanced, SelfAC
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import Batch, Outputs, forward, pack
+from agentrl_cli.models.policy import Batch, Outputs, collate, forward
 from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -58,13 +58,13 @@ def phase_of(algo: SelfAC, *episodes: Episode) -> Phase:
 
 def forward_pass(models: ModelSet, samples: list[Sample]) -> tuple[Outputs, Batch]:
     """What the learner computes of one micro-batch."""
-    batch = pack(samples)
+    batch = collate(samples)
     return forward(models.module("policy"), batch, models.head("policy")), batch
 
 
 def outputs_with_values(phase: Phase, values: list[list[float]]) -> tuple[Outputs, Batch]:
     """A pass that reads these values in the states of each sample, with the old log-probs."""
-    batch = pack(phase.samples)
+    batch = collate(phase.samples)
     token_values = torch.zeros_like(batch.mask)  # [batch, tokens]
     at_states = batch.streams["value_at"].bool()
     token_values[at_states] = torch.tensor([value for row in values for value in row])

@@ -34,7 +34,7 @@ from transformers import (
 
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models import shadow
-from agentrl_cli.models.policy import forward, pack
+from agentrl_cli.models.policy import collate, forward
 from agentrl_cli.models.set import ValueHead
 
 WORDS = 90
@@ -134,7 +134,7 @@ def row(*lengths: tuple[int, int], prompt: list[int] = PROMPT, seed: int = 0) ->
 
 def read(model: PreTrainedModel, head: nn.Module, rows: list[Row]) -> list[tuple[Tensor, Tensor]]:
     """By one packed pass: log-probs of each row's action tokens, and V_0 … V_n."""
-    batch = pack([one.sample() for one in rows])
+    batch = collate([one.sample() for one in rows])
     outputs = forward(model, batch, head)
     assert outputs.values is not None
     pairs = zip(rows, outputs.logprobs, batch.mask.bool(), outputs.values, strict=True)

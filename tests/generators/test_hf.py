@@ -131,7 +131,7 @@ def test_a_cached_continuation_equals_an_uncached_one(policy, cache_tokens):
         answers = kept.generate(prompts, seeds, SAMPLED)
         same(answers, engine(policy).generate(prompts, seeds, SAMPLED))
         prompts = [p + c.ids + [30, 31, 32] for p, (c,) in zip(prompts, answers, strict=True)]
-        assert len(kept.stores["policy"].index) <= cache_tokens
+        assert len(kept.stores["policy"].slot_of) <= cache_tokens
 
 
 def test_a_continuation_reads_only_what_is_new(policy):

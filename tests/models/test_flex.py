@@ -10,7 +10,7 @@ from torch.nn.attention import flex_attention
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models import packable, shadow
 from agentrl_cli.models.packable import enable_packing, packing_gap
-from agentrl_cli.models.policy import forward, pack
+from agentrl_cli.models.policy import collate, forward
 from agentrl_cli.models.shadow import block_mask, visibility
 from tests.builders.shadow import FAMILIES, PROMPT, fresh, head_of, largest_gap, model_of, row
 
@@ -49,13 +49,13 @@ def test_the_rule_is_the_mask_of_the_dense_reference_padding_apart():
 
 def test_a_rule_that_lets_shadows_see_shadows_is_noticed(monkeypatch: pytest.MonkeyPatch):
     model = model_of("qwen2", "flex")
-    right = shadow._take
+    right = shadow._take_columns
 
     def blind(rows: torch.Tensor, columns: torch.Tensor, missing: int) -> torch.Tensor:
         found = right(rows, columns, missing)
         return found.clamp(max=1) if missing == -1 else found  # all shadows are one
 
-    monkeypatch.setattr(shadow, "_take", blind)
+    monkeypatch.setattr(shadow, "_take_columns", blind)
     assert largest_gap(model, HEAD, ROWS[:1]) > 0.05
 
 
@@ -83,7 +83,7 @@ def test_flex_is_refused_where_it_cannot_train():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_cuda_flex_trains_as_the_dense_reference():
     model, head = FAMILIES["qwen2"]().eval().cuda(), head_of().cuda()
-    batch = pack([one.sample() for one in ROWS]).to(torch.device("cuda"))
+    batch = collate([one.sample() for one in ROWS]).to(torch.device("cuda"))
     grads = []
     for layout in ("interleaved", "flex"):
         enable_packing(model, PROMPT, layout, "full")  # pyright: ignore[reportArgumentType]

@@ -7,7 +7,7 @@ import torch
 
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models import policy
-from agentrl_cli.models.policy import forward, micro_batches, pack, token_logprobs
+from agentrl_cli.models.policy import collate, forward, micro_batches, token_logprobs
 from agentrl_cli.models.set import ModelSet
 from tests.builders.models import LORA, SAMPLES, SPECS, build, disturb, model_config, write_model
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
@@ -35,14 +35,14 @@ def test_logprobs_equal_the_models_own_logits_sample_by_sample(folder):
 
 def test_padding_of_any_kind_reaches_no_trained_token(folder):
     module = build(folder).module("policy")
-    zero, other = forward(module, pack(SAMPLES)), forward(module, pack(SAMPLES, pad_id=77))
+    zero, other = forward(module, collate(SAMPLES)), forward(module, collate(SAMPLES, pad_id=77))
     assert torch.equal(zero.logprobs, other.logprobs)
     assert torch.equal(zero.entropy, other.entropy)
 
 
 def test_entropy_is_the_distributions_and_carries_no_gradient(folder):
     module = build(folder).module("policy")
-    outputs = forward(module, pack(SAMPLES))
+    outputs = forward(module, collate(SAMPLES))
     logits = module(input_ids=torch.tensor([SAMPLES[1].ids])).logits[0]
     expected = torch.distributions.Categorical(logits=logits).entropy()[:2]
     assert outputs.entropy[1].tolist() == pytest.approx([0, *expected.tolist(), 0, 0], abs=1e-5)
@@ -57,7 +57,7 @@ def test_an_entropy_that_is_asked_for_has_the_gradient_of_the_models_own(folder,
         2 * module.config.vocab_size,
     ):  # whole, and two rows at once
         monkeypatch.setattr(policy, "LOGITS_AT_ONCE", chunk)
-        forward(module, pack(SAMPLES[1:2]), entropy_gradient=True).entropy.sum().backward()
+        forward(module, collate(SAMPLES[1:2]), entropy_gradient=True).entropy.sum().backward()
         found.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
         module.zero_grad()
     logits = module(input_ids=torch.tensor([SAMPLES[1].ids])).logits[0]
@@ -74,7 +74,7 @@ def test_chunks_of_the_vocabulary_projection_change_neither_loss_nor_gradient(fo
     module = build(folder).module("policy")
 
     def grads():
-        forward(module, pack(SAMPLES)).logprobs.sum().backward()
+        forward(module, collate(SAMPLES)).logprobs.sum().backward()
         found = [p.grad.clone() for p in module.parameters() if p.grad is not None]
         module.zero_grad()
         return found
@@ -90,10 +90,10 @@ def test_logits_never_exist_for_more_rows_than_a_chunk(folder, monkeypatch):
     seen = []
     head = policy.vocabulary_head(policy.causal_lm(module))
     head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
-    forward(module, pack(SAMPLES))
+    forward(module, collate(SAMPLES))
     assert seen == [5]
     monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 2 * module.config.vocab_size)
-    forward(module, pack(SAMPLES))
+    forward(module, collate(SAMPLES))
     assert seen[1:] == [2, 2, 1]
 
 
@@ -103,7 +103,7 @@ def test_gradient_checkpointing_changes_no_gradient_and_leaves_the_cache_usable(
     saved = ModelSet(model_config(folder, lora=lora, checkpointing=True), SPECS, "cpu", 0)
     grads = []
     for module in (plain, saved.module("policy")):
-        forward(module, pack(SAMPLES)).logprobs.sum().backward()
+        forward(module, collate(SAMPLES)).logprobs.sum().backward()
         grads.append([p.grad for p in module.parameters() if p.grad is not None])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_gradient_checkpointing_changes_no_gradient_and_leaves_the_cache_usable(
 
 def test_a_batch_without_trained_tokens_still_gives_values_with_gradient(folder):
     models = build(folder)
-    batch = pack([Sample([1, 2, 3], [0, 0, 0])])
+    batch = collate([Sample([1, 2, 3], [0, 0, 0])])
     outputs = forward(models.module("critic"), batch, models.head("critic"))
     assert outputs.values is not None
     assert outputs.values.tolist() == [[0, 0, 0]]
@@ -127,7 +127,7 @@ def test_a_value_reads_its_own_token_and_none_after_it(folder):
     models = build(folder)
     disturb(models, "critic")
     ids = [[5, 6, 7, 8], [5, 6, 9, 8]]
-    batch = pack([Sample(row, [0, 0, 0, 0]) for row in ids])
+    batch = collate([Sample(row, [0, 0, 0, 0]) for row in ids])
     values = forward(models.module("critic"), batch, models.head("critic")).values
     assert values is not None
     one, other = values
@@ -137,9 +137,9 @@ def test_a_value_reads_its_own_token_and_none_after_it(folder):
 
 def test_samples_that_train_their_first_token_or_mix_lengths_are_refused():
     with pytest.raises(ValueError, match="first token"):
-        pack([Sample([1, 2], [1, 1])])
+        collate([Sample([1, 2], [1, 1])])
     with pytest.raises(ValueError, match="another length"):
-        pack([Sample([1, 2], [0, 1], {"advantage": [1.0]})])
+        collate([Sample([1, 2], [0, 1], {"advantage": [1.0]})])
 
 
 def test_micro_batches_hold_the_padded_budget_and_every_group_once():
@@ -160,5 +160,5 @@ def test_dropout_is_off_whatever_the_config_says(tmp_path):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     module = ModelSet(model_config(tmp_path, checkpointing=True), SPECS, "cpu", 0).module("policy")
-    one, other = (forward(module, pack(SAMPLES)).logprobs for _ in range(2))
+    one, other = (forward(module, collate(SAMPLES)).logprobs for _ in range(2))
     assert torch.equal(one, other)

@@ -17,8 +17,8 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.models import shadow
 from agentrl_cli.models.packable import enable_packing
-from agentrl_cli.models.policy import forward, pack
-from agentrl_cli.models.shadow import hidden_states, in_blocks, positions, visibility
+from agentrl_cli.models.policy import collate, forward
+from agentrl_cli.models.shadow import hidden_states, positions, split_into_blocks, visibility
 from tests.builders.shadow import (
     FAMILIES,
     LAYOUTS,
@@ -92,8 +92,8 @@ def test_a_block_reaches_no_further_than_its_last_state(monkeypatch: pytest.Monk
     labels = torch.tensor([[0, 0, 1, 1, 0, 2, 2, 2, 0]])
     queries, visible = torch.tensor([[2, 3, 5, 6, 7]]), torch.tensor([[0, 1, 4, 8]])
     whole = visibility(queries, torch.cat([visible, queries], 1), labels)
-    blocks = shadow.in_blocks(queries, labels, shadow.additive(whole, torch.float32)).blocks
-    found = [(block.rows, block.seen, block.own) for block in blocks]
+    blocks = shadow.split_into_blocks(queries, labels, shadow.additive(whole, torch.float32)).blocks
+    found = [(block.rows, block.visible, block.shadows) for block in blocks]
     assert found == [
         (slice(0, 2), 2, slice(0, 2)),
         (slice(2, 4), 3, slice(2, 4)),
@@ -103,10 +103,10 @@ def test_a_block_reaches_no_further_than_its_last_state(monkeypatch: pytest.Monk
 
 
 def too_short(queries: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor):
-    found = in_blocks(queries, labels, mask)
+    found = split_into_blocks(queries, labels, mask)
     for block in found.blocks:
         block.mask = torch.cat([block.mask[..., :1], block.mask[..., 2:]], -1)
-        block.seen -= 1
+        block.visible -= 1
     return found
 
 
@@ -116,7 +116,7 @@ def swapped(block: shadow.Block, query: Any, key: Any, value: Any, scale: Any):
 
 
 def seeing_shadows(queries: torch.Tensor, keys: torch.Tensor, labels: torch.Tensor):
-    of_queries, of_keys = (shadow._take(labels, columns, -1) for columns in (queries, keys))
+    of_queries, of_keys = (shadow._take_columns(labels, columns, -1) for columns in (queries, keys))
     both = (of_queries[:, :, None] > 0) & (of_keys[:, None, :] > 0)
     earlier = keys[:, None, :] <= queries[:, :, None]
     return visibility(queries, keys, labels) | (both & earlier)[:, None]
@@ -141,7 +141,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], str]] = {
     "positions not reused": ("positions", counted, "visible_first"),
     "shadows see shadows": ("visibility", seeing_shadows, "visible_first"),
     "bool mask under eager": ("hidden_states", eager_states, "interleaved"),
-    "a block that stops early": ("in_blocks", too_short, "visible_first"),
+    "a block that stops early": ("split_into_blocks", too_short, "visible_first"),
     "heads out of order": ("Block.attend", swapped, "visible_first"),
 }
 
@@ -161,7 +161,7 @@ def test_a_broken_packing_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch)
 def value_gap(sample: Sample) -> float:
     """The largest difference between single passes and the values where `value_at` reads them."""
     with torch.no_grad():
-        values = forward(model_of("qwen2"), pack([sample]), HEAD).values
+        values = forward(model_of("qwen2"), collate([sample]), HEAD).values
         _, expected = alone(model_of("qwen2"), HEAD, THREE)
     assert values is not None
     found = values[0][torch.tensor(sample.streams["value_at"]).bool()]

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl_cli.models import shadow
-from agentrl_cli.models.policy import forward, pack
+from agentrl_cli.models.policy import collate, forward
 from tests.builders.shadow import (
     LAYOUTS,
     PROMPT,
@@ -73,8 +73,8 @@ def test_a_packed_pass_is_one_call_over_visible_tokens_and_prompts(monkeypatch: 
         lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)),
         with_kwargs=True,
     )
-    forward(model, pack([THREE.sample()]), HEAD)
-    forward(model, pack([THREE.sample(), row((3, 17), prompt=PROMPT * 5).sample()]), HEAD)
+    forward(model, collate([THREE.sample()]), HEAD)
+    forward(model, collate([THREE.sample(), row((3, 17), prompt=PROMPT * 5).sample()]), HEAD)
     hook.remove()
     visible, prompts = len(THREE.state(3)), 4 * len(PROMPT)
     assert sizes == [(1, visible + prompts), (2, 20 + 30)]  # the longest of each part

@@ -22,7 +22,7 @@ from transformers import (
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models.packable import enable_packing, packing_gap, twin
-from agentrl_cli.models.policy import causal_lm, forward, pack
+from agentrl_cli.models.policy import causal_lm, collate, forward
 from tests.builders.shadow import ALIKE, FAMILIES, MIXTRAL, PROMPT, USUAL, WORDS, model_of, row
 
 
@@ -80,7 +80,7 @@ def test_attention_and_layouts_that_cannot_be_packed_are_refused():
     with pytest.raises(UserError, match=r"'eager'.*set model\.attention=sdpa"):
         enable_packing(model, PROMPT, "visible_first", "full")
     with pytest.raises(ValueError, match="'eager'"):
-        forward(model, pack([row((6, 3), (2, 4)).sample()]))
+        forward(model, collate([row((6, 3), (2, 4)).sample()]))
     with pytest.raises(UserError, match=r"set algo\.layout=visible_first"):
         enable_packing(model_of("qwen2"), PROMPT, "interleaved", "detach_prefix")
 
@@ -156,4 +156,4 @@ def test_the_twin_is_small_and_of_the_models_class_and_moves_no_random_stream():
 def test_samples_that_train_a_critic_prompt_or_begin_with_one_are_refused():
     for mask, labels in ([0, 0, 1], [0.0, 0.0, 1.0]), ([0, 0, 1], [1.0, 0.0, 0.0]):
         with pytest.raises(ValueError, match="critic prompt"):
-            pack([Sample([1, 2, 3], mask, {"shadow": labels})])
+            collate([Sample([1, 2, 3], mask, {"shadow": labels})])
