@@ -112,7 +112,7 @@ def dump_failed_batch(run: Run) -> Iterator[None]:
         yield
     except NonFiniteError as error:
         file = run.folder / "failed-batch.json"
-        with files.writing(run.folder):
+        with files.explain_write_errors(run.folder):
             about = {"phase": error.phase, "term": error.term, "samples": error.rows}
             files.write_json(file, about)
         error.add_note(f"the batch is in {file}")

@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 Key = tuple[tuple[str, str, str], ...]
 Tools = Sequence[dict[str, Any]]
 
-MEMO = 1 << 16
+CACHED_ENCODINGS = 1 << 16
 SENTINEL = "qzanswerzq"
 ANCHOR = (("user", "anchor", ""),)
 THOUGHT = "<think>\nA cat, perhaps.\n</think>\n\nIs it  a cat?"
 ANSWERS = ("Is it alive?", THOUGHT, "One line\n\nand two.")
-MARKED = re.compile("\ue000(\\d+)\ue001")  # a special token's name that is only text
+MARKED_TOKEN = re.compile("\ue000(\\d+)\ue001")  # a special token's name that is only text
 
 
 class Chat:
     """One tokenizer and its template. Short observations repeat, so every encoding is memoised.
 
-    `closing` is the token that closes an answer, `stop_ids` those that end its sampling, `lead`
-    what the template itself puts before an answer (mostly nothing). UserError for a template
-    without them.
+    `closing` is the token that closes an answer, `stop_ids` those that end its sampling,
+    `answer_prefix` what the template itself puts before an answer (mostly nothing). UserError for a
+    template without them.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.special: list[str] = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, self.special)) or "(?!)")
-        self._start = lru_cache(MEMO)(self._start_ids)
-        self._tail = lru_cache(MEMO)(self._tail_ids)
-        self._answer = lru_cache(MEMO)(self._answer_ids)
-        self.lead, self.closing = self._frame()
+        self._start = lru_cache(CACHED_ENCODINGS)(self._start_ids)
+        self._tail = lru_cache(CACHED_ENCODINGS)(self._tail_ids)
+        self._answer = lru_cache(CACHED_ENCODINGS)(self._answer_ids)
+        self.answer_prefix, self.closing = self._frame()
         eos: Any = tokenizer.eos_token_id
         ends = [self.closing] if eos is None else [self.closing, int(eos)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
@@ -65,7 +65,9 @@ class Chat:
         ids = self._tail(_key(messages), _dump(tools))
         return list(ids[1:] if last_id == self.closing else ids)
 
-    def role(self, state_ids: list[int], action_ids: list[int], instruction: str) -> list[int]:
+    def role_prompt(
+        self, state_ids: list[int], action_ids: list[int], instruction: str
+    ) -> list[int]:
         """The prompt of a role: what was played, then the instruction as the last user message."""
         last_id = action_ids[-1] if action_ids else None
         return state_ids + action_ids + self.extend([Message("user", instruction)], last_id)
@@ -74,10 +76,10 @@ class Chat:
         """The ids of a whole answer, closing token included, as the model would have sampled it."""
         return list(self._answer(text))
 
-    def raw(self, text: str) -> list[int]:
+    def encode_raw(self, text: str) -> list[int]:
         """The ids of `text` as it stands, special tokens by name and `{closing}` for the one that
         closes an answer; no template."""
-        return list(self._encode(text.replace("{closing}", self.read([self.closing]))))
+        return list(self._encode(text.replace("{closing}", self.text_of([self.closing]))))
 
     def encode_turns(self, turns: list[Turn], tools: Tools = ()) -> list[Turn]:
         """Fill in the ids of scripted turns (text only) in place; their log-probs are 0
@@ -97,9 +99,9 @@ class Chat:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a sampled answer without special tokens."""
-        return self.read(ids, special=False).removeprefix(self.lead)
+        return self.text_of(ids, special=False).removeprefix(self.answer_prefix)
 
-    def read(self, ids: Sequence[int], *, special: bool = True) -> str:
+    def text_of(self, ids: Sequence[int], *, special: bool = True) -> str:
         """The text of any ids, with special tokens by name or without them."""
         text = self.tokenizer.decode(
             list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
@@ -108,7 +110,7 @@ class Chat:
 
     def vocabulary(self) -> list[str]:
         """The text of every token, by id."""
-        return [self.read([i]) for i in range(len(self.tokenizer))]
+        return [self.text_of([i]) for i in range(len(self.tokenizer))]
 
     def check(self, tools: Tools = ()) -> None:
         """Raise UserError with the differing tokens where a dialogue of three turns, rendered
@@ -123,15 +125,15 @@ class Chat:
                 ids = ids + action + self.extend(played[-1:], action[-1], tools)
                 self._compare(self.start(played, tools), ids)
 
-    def _compare(self, whole: list[int], ids: list[int]) -> None:
+    def _compare(self, rendered: list[int], ids: list[int]) -> None:
         """Raise UserError where a dialogue's ids, rendered whole, are not those of its turns."""
-        if whole == ids:
+        if rendered == ids:
             return
-        pairs = enumerate(zip(whole, ids, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(ids)))
+        pairs = enumerate(zip(rendered, ids, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(rendered), len(ids)))
         raise UserError(
             f"the chat template would corrupt training: at token {at} the whole dialogue has "
-            f"{self._show(whole[at:])} where its turns have {self._show(ids[at:])}; "
+            f"{self._show(rendered[at:])} where its turns have {self._show(ids[at:])}; "
             "use a template that only ever appends to a dialogue"
         )
 
@@ -165,7 +167,7 @@ class Chat:
         return self._encode(text.partition(SENTINEL)[2])
 
     def _answer_ids(self, text: str) -> tuple[int, ...]:
-        return (*self._encode(self.lead + self._mark(text)), self.closing)
+        return (*self._encode(self.answer_prefix + self._mark(text)), self.closing)
 
     def _mark(self, text: str) -> str:
         """Text in which the names of special tokens are marked as mere text: no world and no model
@@ -174,7 +176,7 @@ class Chat:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         ids: list[int] = []
-        for i, part in enumerate(MARKED.split(text)):
+        for i, part in enumerate(MARKED_TOKEN.split(text)):
             plain = i % 2 == 1
             part = self.special[int(part)] if plain else part
             ids += self.tokenizer.encode(part, add_special_tokens=False, split_special_tokens=plain)

@@ -80,15 +80,15 @@ class PlayCollector(Collector):
 
     def starts(self, step: int, group_size: int) -> list[EpisodeStart]:
         """What step `step` plays: `group_size` episodes of each of its tasks."""
-        tasks, found = train_tasks(self.make_env()), []
+        tasks, starts = train_tasks(self.make_env()), []
         groups = self.count(group_size) // group_size
         for t in range(groups):
             task = self._task(tasks, step * groups + t)
             group = f"s{step:06d}-t{t:02d}"
             for i in range(group_size):
                 seed = derive_seed(self.seed, "rollout", step, t, task.id, i)
-                found.append(EpisodeStart(task, group, seed, f"{group}-g{i}"))
-        return found
+                starts.append(EpisodeStart(task, group, seed, f"{group}-g{i}"))
+        return starts
 
     def collect(self, step: int, group_size: int) -> list[Episode]:
         """The step's episodes. RuntimeError where more than a fifth of them failed."""
@@ -110,10 +110,10 @@ class PlayCollector(Collector):
 
     def _task(self, tasks: list[Task], position: int) -> Task:
         """The task at a position of the endless stream in which each epoch shuffles all of them."""
-        epoch, at = divmod(position, len(tasks))
+        epoch, index = divmod(position, len(tasks))
         order = list(range(len(tasks)))
         random.Random(derive_seed(self.seed, "data", epoch)).shuffle(order)
-        return tasks[order[at]]
+        return tasks[order[index]]
 
 
 def refuse_failures(episodes: list[Episode]) -> None:

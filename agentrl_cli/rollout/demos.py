@@ -43,7 +43,7 @@ def read_demos(
     """The demonstrations of a source's lines with their token ids.
 
     Raises UserError with number and reason of each line that is refused; with `skip_bad` these are
-    told on stderr and left out. Where no line is good it raises in any case.
+    named on stderr and left out. Where no line is good it raises in any case.
     """
     good: list[Episode] = []
     bad: list[str] = []
@@ -52,9 +52,9 @@ def read_demos(
             good.append(reader.read(line, number))
         except InvalidDemo as reason:
             bad.append(f"{source} line {number}: {reason}")
-    named = bad[:NAMED_LINES] + (
-        [f"{len(bad) - NAMED_LINES} lines more"] if len(bad) > NAMED_LINES else []
-    )
+    named = bad[:NAMED_LINES]
+    if len(bad) > NAMED_LINES:
+        named.append(f"{len(bad) - NAMED_LINES} lines more")
     if bad and not (skip_bad and good):
         raise UserError("\n".join(f"{text}; {REMEDY}" for text in named))
     for text in named:
@@ -68,19 +68,19 @@ class DemoReader:
     def __init__(self, env: Env, chat: Chat, max_context: int) -> None:
         self.chat, self.max_context = chat, max_context
         self.system, self.tools = env.system(), env.tools
-        self.train = {task.id: task for task in env.tasks("train")}
-        self.others = {task.id for task in env.tasks("test")}
+        self.train_tasks = {task.id: task for task in env.tasks("train")}
+        self.test_ids = {task.id for task in env.tasks("test")}
 
     def read(self, line: str, number: int) -> Episode:
-        """The demonstration of a line. Raises Refused with the reason."""
+        """The demonstration of a line. Raises InvalidDemo with the reason."""
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             raise InvalidDemo("it is not JSON") from None
         if isinstance(row, dict) and "turns" in row:
-            episode = self._own(row)
+            episode = self._from_episode(row)
         elif isinstance(row, dict) and "messages" in row:
-            episode = self._dialogue(row, f"line-{number:06d}")
+            episode = self._from_dialogue(row, f"line-{number:06d}")
         else:
             raise InvalidDemo('it has neither "messages" nor "turns"')
         _check(episode)
@@ -89,48 +89,43 @@ class DemoReader:
         self._check_length(episode)
         return episode
 
-    def _own(self, row: dict[str, Any]) -> Episode:
+    def _from_episode(self, row: dict[str, Any]) -> Episode:
+        """The episode of a line in our own format, its texts only."""
         try:
             episode = Episode.from_json(row)
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidDemo(f"it is no episode ({error})") from None
         if episode.error:
             raise InvalidDemo(f"its episode broke ({episode.error})")
-        turns = [_bare(turn) for turn in episode.turns]
+        turns = [_texts_only(turn) for turn in episode.turns]
         return replace(episode, task=self._task(episode.task.id), turns=turns)
 
-    def _dialogue(self, row: dict[str, Any], name: str) -> Episode:
+    def _from_dialogue(self, row: dict[str, Any], name: str) -> Episode:
+        """The episode of a dialogue, called a success, under this name."""
         rows = row["messages"]
-        if not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
+        if not isinstance(rows, list) or not all(isinstance(message, dict) for message in rows):
             raise InvalidDemo("its messages are no list of objects")
-        messages = [_message(one) for one in rows]
+        messages = [_message(message) for message in rows]
         if self.system and messages and messages[0].role != "system":
             messages = [Message("system", self.system), *messages]
-        turns, seen = [], []
-        for message in messages:
-            if message.role != "assistant":
-                seen.append(message)
-                continue
-            if not seen:
-                raise InvalidDemo("two actions follow each other, or one comes first")
-            turns.append(Turn(seen, message.content, [], [], []))
-            seen = []
+        turns, closing = _turns_of(messages)
         task = self._task(row["task"]) if "task" in row else Task(name, "train", {})
         if turns:
             turns[-1].info, turns[-1].done = {"success": True}, True
-        return Episode(name, task, name, 0, turns, closing=seen)
+        return Episode(name, task, name, 0, turns, closing=closing)
 
     def _task(self, name: object) -> Task:
-        known = name if isinstance(name, str) else ""
-        if known in self.others:
+        """The train task of that name. Raises InvalidDemo for any other."""
+        task_id = name if isinstance(name, str) else ""
+        if task_id in self.test_ids:
             raise InvalidDemo(f"its task {name!r} is of the test split")
-        if known not in self.train:
+        if task_id not in self.train_tasks:
             raise InvalidDemo(f"its task {name!r} is of another environment")
-        return self.train[known]
+        return self.train_tasks[task_id]
 
     def _check_system(self, first: list[Message]) -> None:
-        said = [message.content for message in first if message.role == "system"]
-        if said != ([self.system] if self.system else []):
+        found = [message.content for message in first if message.role == "system"]
+        if found != ([self.system] if self.system else []):
             raise InvalidDemo("its system message is that of another environment")
 
     def _encode(self, turns: list[Turn]) -> None:
@@ -165,6 +160,21 @@ def read_lines(file: Path) -> list[str]:
     return lines
 
 
+def _turns_of(messages: list[Message]) -> tuple[list[Turn], list[Message]]:
+    """A dialogue's turns as text, and what follows the last of them."""
+    turns: list[Turn] = []
+    observation: list[Message] = []
+    for message in messages:
+        if message.role != "assistant":
+            observation.append(message)
+            continue
+        if not observation:
+            raise InvalidDemo("two actions follow each other, or one comes first")
+        turns.append(Turn(observation, message.content, [], [], []))
+        observation = []
+    return turns, observation
+
+
 def _message(row: dict[str, Any]) -> Message:
     role, content = row.get("role"), row.get("content")
     if role not in ROLES:
@@ -179,7 +189,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and value == value.encode("utf-8", "ignore").decode()
 
 
-def _bare(turn: Turn) -> Turn:
+def _texts_only(turn: Turn) -> Turn:
     """The turn's texts, and whether it ended in success; nothing else of a file is believed."""
     success = isinstance(turn.info, dict) and turn.info.get("success") is True
     return Turn(turn.observation, turn.action, [], [], [], info={"success": success})

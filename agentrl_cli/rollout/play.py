@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.types import Episode, Message, Step, Task, Turn, derive_seed
+from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.rollout.chat_template import Chat
@@ -22,13 +22,14 @@ Answer = TypeVar("Answer")
 @dataclass
 class EpisodeStart:
     """How an episode begins. `seed` feeds the sampler and, unless `world_seed` is given, the world;
-    `forced` turns are replayed on the fresh world, ids and all, before the generator takes over."""
+    `replayed` turns are played again on the fresh world, ids and all, before the generator takes
+    over."""
 
     task: Task
     group: str
     seed: int
     id: str
-    forced: list[Turn] = field(default_factory=list)
+    replayed: list[Turn] = field(default_factory=list)
     world_seed: int | None = None
 
 
@@ -47,20 +48,20 @@ def play(
     limit), context (`max_tokens` more would exceed `max_context`), diverged (a replayed turn was
     answered differently) or error."""
     sampling = replace(sampling, n=1)
-    seats = [LiveEpisode(start, make_env(), chat, version) for start in starts]
-    for seat in seats:
-        seat.open()
+    begun = [LiveEpisode(start, make_env(), chat, version) for start in starts]
+    for episode in begun:
+        episode.begin()
     while True:
-        for seat in seats:
-            seat.check(max_context - sampling.max_tokens)
-        live = [seat for seat in seats if not seat.over]
+        for episode in begun:
+            episode.end_if_longer_than(max_context - sampling.max_tokens)
+        live = [episode for episode in begun if not episode.ended]
         if not live:
-            return [seat.episode for seat in seats]
-        prompts = [seat.state for seat in live]
-        seeds = [derive_seed(seat.start.seed, len(seat.episode.turns)) for seat in live]
+            return [episode.record for episode in begun]
+        prompts = [episode.state_ids for episode in live]
+        seeds = [derive_seed(episode.start.seed, len(episode.record.turns)) for episode in live]
         answers = generator.generate(prompts, seeds, sampling, model)
-        for seat, (completion,) in zip(live, answers, strict=True):
-            seat.act(completion)
+        for episode, (completion,) in zip(live, answers, strict=True):
+            episode.act(completion)
 
 
 def probe_starts(
@@ -68,20 +69,18 @@ def probe_starts(
 ) -> list[EpisodeStart]:
     """One start a seed: replay the episode's first `turn` turns, act, and let the policy play on.
     The world keeps the episode's seed, so that it answers as it did."""
-    at = episode.turns[turn]
-    forced = [
-        *episode.turns[:turn],
-        Turn(at.observation, action, at.observation_ids, action_ids, [0.0] * len(action_ids)),
-    ]
+    seen, logprobs = episode.turns[turn], [0.0] * len(action_ids)
+    probed = Turn(seen.observation, action, seen.observation_ids, action_ids, logprobs)
+    replayed = [*episode.turns[:turn], probed]
     group = f"{episode.id}-p{turn:02d}"
     return [
-        EpisodeStart(episode.task, group, seed, f"{group}-{k}", forced, world_seed=episode.seed)
+        EpisodeStart(episode.task, group, seed, f"{group}-{k}", replayed, world_seed=episode.seed)
         for k, seed in enumerate(seeds)
     ]
 
 
 def split_into_turns(completion: Completion, delimiter: str, chat: Chat) -> list[Completion]:
-    """The completion, parted behind every token that completes the text `delimiter` ("": never)."""
+    """The completion, cut behind every token that completes the text `delimiter` ("": never)."""
     ids, logprobs = list(completion.ids), list(completion.logprobs)
     ends, begin = [], 0
     if delimiter and delimiter in chat.decode(ids):
@@ -100,47 +99,47 @@ def first_turn(ids: list[int], delimiter: str, chat: Chat) -> list[int]:
 
 
 class LiveEpisode:
-    """One episode in play: its world, what it has seen in tokens, and what it was last told."""
+    """One episode in play: its `record` so far, the ids of its whole context, and the last
+    observation, of which `observation_ids` are what it added to the context."""
 
     def __init__(self, start: EpisodeStart, env: Env, chat: Chat, version: int) -> None:
         seed = start.seed if start.world_seed is None else start.world_seed
         self.start, self.env, self.chat = start, env, chat
-        self.episode = Episode(start.id, start.task, start.group, seed, [], policy_version=version)
-        self.state: list[int] = []
+        self.record = Episode(start.id, start.task, start.group, seed, [], policy_version=version)
+        self.state_ids: list[int] = []
         self.observation: list[Message] = []
-        self.delta: list[int] = []
+        self.observation_ids: list[int] = []
         self.tools: list[dict[str, Any]] = []
-        self.over = False
+        self.ended = False
         self.began = time.perf_counter()
 
-    def open(self) -> None:
-        """Begin the world and replay what is forced."""
-        first = self._world(self._reset)
+    def begin(self) -> None:
+        """Reset the world and replay the turns that the start gives."""
+        first = self._ask_world(self._reset)
         if first is None:
             return
         self.observation = first
-        self.delta = self.chat.start(first, self.tools)
-        self.state = list(self.delta)
-        for turn in self.start.forced:
-            if not self.over:
+        self.observation_ids = self.chat.start(first, self.tools)
+        self.state_ids = list(self.observation_ids)
+        for turn in self.start.replayed:
+            if not self.ended:
                 self._replay(turn)
 
-    def check(self, room: int) -> None:
-        """End the episode where its prompt is longer than `room` tokens."""
-        if not self.over and len(self.state) > room:
+    def end_if_longer_than(self, most: int) -> None:
+        """End the episode where its context has more than `most` tokens."""
+        if not self.ended and len(self.state_ids) > most:
             self._end("context", self.observation)
 
     def act(self, completion: Completion) -> None:
-        """Take a sampled action, cut where the world says so, and hear the world's answers."""
+        """Take a sampled action, cut where the world says so, and observe the world's answers."""
         for part in split_into_turns(completion, self.env.turn_delimiter, self.chat):
-            if not self.over:
-                action, ids, logprobs = self.chat.decode(part.ids), part.ids, part.logprobs
-                seen, delta = self.observation, self.delta
-                self._step(Turn(seen, action, delta, ids, logprobs, finish=part.finish), {})
+            if not self.ended:
+                action = self.chat.decode(part.ids)
+                self._step(self._turn(action, part.ids, part.logprobs, part.finish), {})
 
     def _reset(self) -> list[Message]:
         self.tools = list(self.env.tools)
-        messages = self.env.reset(self.start.task, self.episode.seed)
+        messages = self.env.reset(self.start.task, self.record.seed)
         system = self.env.system()
         return [Message("system", system), *messages] if system else messages
 
@@ -149,41 +148,47 @@ class LiveEpisode:
             self._end("diverged", self.observation)
             return
         ids, logprobs = list(turn.action_ids), list(turn.logprobs)
-        past = Turn(self.observation, turn.action, self.delta, ids, logprobs, finish=turn.finish)
-        self._step(past, {"forced": True})
+        self._step(self._turn(turn.action, ids, logprobs, turn.finish), {"forced": True})
+
+    def _turn(self, action: str, ids: list[int], logprobs: list[float], finish: str) -> Turn:
+        """The action as the answer to the last observation."""
+        seen, seen_ids = self.observation, self.observation_ids
+        return Turn(seen, action, seen_ids, ids, logprobs, finish=finish)
 
     def _step(self, turn: Turn, info: dict[str, Any]) -> None:
         """Play a turn's action; the turn is recorded even where the world fails."""
-        self.episode.turns.append(turn)
+        self.record.turns.append(turn)
         turn.info = info
-        step = self._world(lambda: self.env.step(turn.action))
+        step = self._ask_world(lambda: self.env.step(turn.action))
         if step is None:
             return
         turn.reward, turn.done, turn.info = step.reward, step.done, {**step.info, **info}
         if step.done or step.truncated:
             self._end("done" if step.done else "truncated", step.messages)
         else:
-            self._hear(step, turn.action_ids)
+            self._observe(step.messages, turn.action_ids)
 
-    def _hear(self, step: Step, action_ids: list[int]) -> None:
+    def _observe(self, messages: list[Message], action_ids: list[int]) -> None:
+        """Put an action and the world's answer to it at the end of the context."""
         last_id = action_ids[-1] if action_ids else None
-        self.observation = step.messages
-        self.delta = self.chat.extend(step.messages, last_id, self.tools)
-        self.state = self.state + action_ids + self.delta
+        self.observation = messages
+        self.observation_ids = self.chat.extend(messages, last_id, self.tools)
+        self.state_ids = self.state_ids + action_ids + self.observation_ids
 
-    def _world(self, call: Callable[[], Answer]) -> Answer | None:
-        """Ask the world; any failure but the user's mistake ends the episode and is its record."""
+    def _ask_world(self, call: Callable[[], Answer]) -> Answer | None:
+        """What the call returns; any failure but the user's mistake ends the episode, is noted on
+        its record, and gives None."""
         try:
             return call()
         except UserError:
             raise
         except Exception as error:
-            self.episode.error = f"{type(error).__name__}: {error}"
+            self.record.error = f"{type(error).__name__}: {error}"
             self._end("error", [])
             return None
 
     def _end(self, stop: str, closing: list[Message]) -> None:
-        episode, self.over = self.episode, True
+        episode, self.ended = self.record, True
         episode.stop, episode.closing = stop, closing
         episode.seconds = time.perf_counter() - self.began
         try:

@@ -34,20 +34,20 @@ class ReplayBuffer:
         self.path, self.capacity = path, capacity
         self._episodes: dict[str, Episode] = {}
         self._priorities: dict[str, list[float]] = {}
-        self._starts: dict[str, int] = {}
-        self._end = path.stat().st_size if path is not None and path.exists() else 0
+        self._offsets: dict[str, int] = {}
+        self._file_size = path.stat().st_size if path is not None and path.exists() else 0
 
     def __len__(self) -> int:
-        """The number of episodes held."""
+        """The number of stored episodes."""
         return len(self._episodes)
 
     @property
     def turns(self) -> int:
-        """The number of turns held."""
+        """The number of stored turns."""
         return sum(map(len, self._priorities.values()))
 
     def episodes(self) -> list[Episode]:
-        """The episodes held, oldest first."""
+        """The stored episodes, oldest first."""
         return list(self._episodes.values())
 
     def episode(self, key: TurnKey) -> Episode:
@@ -57,18 +57,18 @@ class ReplayBuffer:
     def add(self, episodes: list[Episode]) -> None:
         """Append; the oldest beyond the capacity are dropped, broken or empty ones never taken in.
 
-        New turns get the greatest priority held (1 in an empty buffer), so each is soon looked at
-        (Schaul et al. 2016). Raises ValueError for an id already held, UserError where the file
-        cannot be written.
+        New turns get the greatest priority stored (1 in an empty buffer), so each is soon looked
+        at (Schaul et al. 2016). Raises ValueError for an id already stored, UserError where the
+        file cannot be written.
         """
         good = [episode for episode in episodes if episode.error is None and episode.turns]
         for episode in good:
             if episode.id in self._episodes:
                 raise ValueError(f"episode '{episode.id}' is already in the buffer")
         highest = max((max(row) for row in self._priorities.values()), default=1.0)
-        starts = self._append(good)
-        for episode, start in zip(good, starts, strict=True):
-            self._hold(episode, [highest] * len(episode.turns), start)
+        offsets = self._append_to_file(good)
+        for episode, offset in zip(good, offsets, strict=True):
+            self._insert(episode, [highest] * len(episode.turns), offset)
 
     def sample_turns(self, n: int, seed: int, exponent: float) -> list[TurnKey]:
         """`n` turns drawn with probability proportional to priority ** exponent (0: uniformly).
@@ -78,22 +78,20 @@ class ReplayBuffer:
         """
         if not self._episodes:
             raise ValueError("the buffer is empty; nothing can be drawn from it")
-        rows = self._priorities.items()
-        every = {TurnKey(name, i): p**exponent for name, row in rows for i, p in enumerate(row)}
-        weights = {key: w for key, w in every.items() if w > 0} or dict.fromkeys(every, 1.0)
-        draw = random.Random(seed)
+        weights = self._positive_weights(exponent)
+        rng = random.Random(seed)
         if n > len(weights):
-            return draw.choices(list(weights), list(weights.values()), k=n)
-        arrivals = {key: -math.log(1.0 - draw.random()) / w for key, w in weights.items()}
+            return rng.choices(list(weights), list(weights.values()), k=n)
+        arrivals = {key: -math.log(1.0 - rng.random()) / w for key, w in weights.items()}
         return sorted(arrivals, key=arrivals.__getitem__)[:n]
 
     def sample_episodes(self, n: int, seed: int) -> list[Episode]:
-        """`n` different episodes at random, or all where fewer are held. Raises ValueError on an
+        """`n` different episodes at random, or all where there are fewer. Raises ValueError on an
         empty buffer."""
         if not self._episodes:
             raise ValueError("the buffer is empty; nothing can be drawn from it")
-        held = self.episodes()
-        return random.Random(seed).sample(held, min(n, len(held)))
+        stored = self.episodes()
+        return random.Random(seed).sample(stored, min(n, len(stored)))
 
     def priority(self, key: TurnKey) -> float:
         """The priority of a turn."""
@@ -113,32 +111,43 @@ class ReplayBuffer:
         state: dict[str, Any] = {"priorities": [list(row) for row in self._priorities.values()]}
         if self.path is None:
             return state | {"episodes": [episode.to_json() for episode in self.episodes()]}
-        return state | {"start": min(self._starts.values(), default=self._end), "end": self._end}
+        return state | {
+            "start": min(self._offsets.values(), default=self._file_size),
+            "end": self._file_size,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Inverse of `state`; what the file holds beyond it is cut off. Raises UserError where the
         file is shorter than the checkpoint says or has an unreadable line."""
-        self._episodes, self._priorities, self._starts = {}, {}, {}
+        self._episodes, self._priorities, self._offsets = {}, {}, {}
         if self.path is None:
-            found = [(0, Episode.from_json(row)) for row in state["episodes"]]
+            stored = [(0, Episode.from_json(row)) for row in state["episodes"]]
         else:
-            self._end = state["end"]
-            files.truncate(self.path, self._end)
-            found = list(_read(self.path, state["start"])) if self._end else []
-        for (start, episode), row in zip(found, state["priorities"], strict=True):
-            self._hold(episode, list(row), start)
+            self._file_size = state["end"]
+            files.truncate(self.path, self._file_size)
+            stored = list(_read_from(self.path, state["start"])) if self._file_size else []
+        for (offset, episode), row in zip(stored, state["priorities"], strict=True):
+            self._insert(episode, list(row), offset)
 
-    def _hold(self, episode: Episode, priorities: list[float], start: int) -> None:
+    def _positive_weights(self, exponent: float) -> dict[TurnKey, float]:
+        """priority ** exponent of the turns for which that is positive; 1 for all where none is."""
+        rows = self._priorities.items()
+        weights = {TurnKey(name, i): p**exponent for name, row in rows for i, p in enumerate(row)}
+        return {key: w for key, w in weights.items() if w > 0} or dict.fromkeys(weights, 1.0)
+
+    def _insert(self, episode: Episode, priorities: list[float], offset: int) -> None:
+        """Store an episode that begins at this byte of the file; drop the oldest beyond the
+        capacity."""
         self._episodes[episode.id] = episode
         self._priorities[episode.id] = priorities
-        self._starts[episode.id] = start
+        self._offsets[episode.id] = offset
         if len(self) > self.capacity:
             oldest = next(iter(self._episodes))
-            for table in (self._episodes, self._priorities, self._starts):
+            for table in (self._episodes, self._priorities, self._offsets):
                 del table[oldest]
 
-    def _append(self, episodes: list[Episode]) -> list[int]:
-        """Write the episodes as one block; the offset of each."""
+    def _append_to_file(self, episodes: list[Episode]) -> list[int]:
+        """Write the episodes as one block; the offset in bytes of each."""
         if self.path is None:
             return [0] * len(episodes)
         lines = [(json.dumps(episode.to_json()) + "\n").encode() for episode in episodes]
@@ -147,12 +156,12 @@ class ReplayBuffer:
                 file.write(b"".join(lines))
         except OSError as error:
             raise UserError(f"cannot write {self.path} ({error.strerror}); make room") from error
-        starts = list(accumulate((len(line) for line in lines), initial=self._end))
-        self._end = starts[-1]
-        return starts[:-1]
+        offsets = list(accumulate((len(line) for line in lines), initial=self._file_size))
+        self._file_size = offsets[-1]
+        return offsets[:-1]
 
 
-def _read(path: Path, start: int) -> Iterator[tuple[int, Episode]]:
+def _read_from(path: Path, start: int) -> Iterator[tuple[int, Episode]]:
     """(offset, episode) of each line from the byte offset `start` on."""
     try:
         data = path.read_bytes()

@@ -35,7 +35,7 @@ def phase_of(algo, episodes: list[Episode]) -> Phase:
 
 
 def action_text(sample: Sample) -> str:
-    return CHAT.read([i for i, m in zip(sample.ids, sample.mask, strict=True) if m])
+    return CHAT.text_of([i for i, m in zip(sample.ids, sample.mask, strict=True) if m])
 
 
 def test_a_failure_is_paired_with_a_demonstration_of_its_task_whole_trajectories_of_both(

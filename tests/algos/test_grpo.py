@@ -73,7 +73,7 @@ def test_an_advantage_is_the_reward_relative_to_its_group(
 
 def test_a_group_that_ended_all_alike_is_not_trained(model_folder: Path):
     algo, _ = grpo(model_folder)
-    names = [CHAT.read(s.ids) for s in phase_of(algo, [ended(*row) for row in BATCH]).samples]
+    names = [CHAT.text_of(s.ids) for s in phase_of(algo, [ended(*row) for row in BATCH]).samples]
     assert len(names) == 3 and not any("Here is b" in name for name in names)
     assert phase_of(algo, [ended(*row) for row in BATCH[3:]]).samples == []
 

@@ -124,7 +124,7 @@ def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_its_last_state(
     (sample,) = phase_of(algo, [played]).samples
     state = played.state_ids(1) + played.turns[1].action_ids
     state += CHAT.extend(played.closing, state[-1])
-    assert sample.ids == state and "Too late." in CHAT.read(state)
+    assert sample.ids == state and "Too late." in CHAT.text_of(state)
     final = played.turns[1].action_ids[-1:]
     at = len(played.state_ids(1)) + len(played.turns[1].action_ids) - len(final)
     read_at = played.state_ids(1) if level == "turn" else state[:at]

@@ -33,7 +33,7 @@ def phase_of(algo: SFT, episodes: list[Episode]) -> Phase:
 
 def trained(sample: Sample) -> str:
     """The text of what is trained."""
-    return CHAT.read([i for i, m in zip(sample.ids, sample.mask, strict=True) if m])
+    return CHAT.text_of([i for i, m in zip(sample.ids, sample.mask, strict=True) if m])
 
 
 BROKEN = replace(WON, id="broken", error="KeyError: 'x'")
@@ -49,7 +49,7 @@ def test_sft_imitates_every_whole_episode():
 def test_rft_imitates_successes_only():
     phase = phase_of(sft(only_success=True), [LOST, WON, BROKEN])
     (sample,) = phase.samples
-    assert "Here is won" in CHAT.read(sample.ids)
+    assert "Here is won" in CHAT.text_of(sample.ids)
     assert phase.metrics["sft/kept_episodes"] == 1 / 3
 
 

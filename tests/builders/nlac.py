@@ -74,7 +74,7 @@ class Troupe(Generator):
     ) -> list[list[Completion]]:
         if not prompts:
             return []
-        texts = [CHAT.read(prompt) for prompt in prompts]
+        texts = [CHAT.text_of(prompt) for prompt in prompts]
         roles = {next((ENDS[e] for e in ENDS if asked(t).endswith(e)), "act") for t in texts}
         assert len(roles) < 2, f"one call mixes the roles {roles}"
         role = "".join(roles)

@@ -35,7 +35,7 @@ GREEDY = Sampling(max_tokens=12, temperature=0.0, stop_ids=())
 def parts_of(run: Run) -> Parts:
     """What the run played with: its models, critics and heads included."""
     parts = assemble(check(load(run.config_file, [])), None)
-    parts.recall(run.latest_checkpoint())
+    parts.restore_models(run.latest_checkpoint())
     return parts
 
 

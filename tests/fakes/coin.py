@@ -68,7 +68,7 @@ class RandomRoleGenerator(Generator):
         """It has no weights."""
 
     def _complete(self, prompt: list[int], draw: random.Random) -> Completion:
-        text = self.chat.read(prompt[-200:])
+        text = self.chat.text_of(prompt[-200:])
         asked = [
             answers
             for end, answers in ROLE_ANSWERS.items()

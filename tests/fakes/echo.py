@@ -68,4 +68,4 @@ def random_sampler() -> HFGenerator:
 
 
 def script(answer):
-    return ScriptedGenerator(answer, read=CHAT.read, write=CHAT.encode_action)
+    return ScriptedGenerator(answer, read=CHAT.text_of, write=CHAT.encode_action)

@@ -23,7 +23,7 @@ class StudentGenerator(RandomRoleGenerator):
     """Writes one of a few replies of which half are right."""
 
     def _complete(self, prompt: list[int], draw: random.Random) -> Completion:
-        text = self.chat.read(prompt[-200:])
+        text = self.chat.text_of(prompt[-200:])
         if any(end in text[-len(end) - MAX_HEADER_LENGTH :] for end in ROLE_ANSWERS):
             return super()._complete(prompt, draw)
         ids = self.chat.encode_action(draw.choice(REPLIES))

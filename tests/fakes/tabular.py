@@ -91,7 +91,7 @@ class TableGenerator(Generator):
         return sum(map(bool, named)) / len(named) if named else 0.5
 
     def _complete(self, prompt: list[int], model: str, draw: random.Random) -> Completion:
-        text = self._say(CHAT.read(prompt), model, draw)
+        text = self._say(CHAT.text_of(prompt), model, draw)
         ids = CHAT.encode_action(text)
         return Completion(ids, [0.0] * len(ids), "stop")
 

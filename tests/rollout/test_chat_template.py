@@ -93,18 +93,18 @@ def test_a_template_that_refuses_a_role_says_which_roles_it_got():
 
 def test_the_newline_between_turns_is_kept_and_the_closing_token_not_repeated(chat):
     text = "\n<|im_start|>user\nYes.<|im_end|>\n<|im_start|>assistant\n"
-    assert chat.read(chat.extend(user("Yes."), chat.closing)) == text
-    assert chat.read(chat.extend(user("Yes."), 99)) == "<|im_end|>" + text
-    assert chat.read(chat.extend(user("Yes."), None)) == "<|im_end|>" + text
+    assert chat.text_of(chat.extend(user("Yes."), chat.closing)) == text
+    assert chat.text_of(chat.extend(user("Yes."), 99)) == "<|im_end|>" + text
+    assert chat.text_of(chat.extend(user("Yes."), None)) == "<|im_end|>" + text
 
 
 def test_a_llama_turn_has_no_newline_behind_its_closing_token(llama):
     text = "<|head|>user<|tail|>\n\nYes.<|eot|><|head|>assistant<|tail|>\n\n"
-    assert llama.read(llama.extend(user("Yes."), llama.closing)) == text
+    assert llama.text_of(llama.extend(user("Yes."), llama.closing)) == text
     assert llama.start(user("Go."))[:2] == llama.tokenizer.convert_tokens_to_ids(
         ["<|begin|>", "<|head|>"]
     )
-    assert llama.read(list(llama.stop_ids)) == "<|eot|><|end|>"
+    assert llama.text_of(list(llama.stop_ids)) == "<|eot|><|end|>"
 
 
 def test_without_messages_the_same_answer_goes_on(chat):
@@ -113,7 +113,7 @@ def test_without_messages_the_same_answer_goes_on(chat):
 
 def test_a_role_prompt_extends_state_and_action(chat):
     state, action = chat.start(user("Begin.")), chat.encode_action("Is it alive?")
-    prompt = chat.role(state, action, "Forecast.")
+    prompt = chat.role_prompt(state, action, "Forecast.")
     assert prompt[: len(state + action)] == state + action
     whole = [*user("Begin."), Message("assistant", "Is it alive?"), *user("Forecast.")]
     assert prompt == chat.start(whole)
@@ -131,7 +131,7 @@ def test_an_answer_decodes_to_its_text_and_memo_is_not_shared(chat):
 
 def test_what_the_template_puts_before_an_answer_belongs_to_the_answer():
     mistral = Chat(tiny_tokenizer(MISTRAL, MISTRAL_SPECIAL, "</s>"))
-    assert mistral.read(mistral.encode_action("Yes")) == " Yes</s>"
+    assert mistral.text_of(mistral.encode_action("Yes")) == " Yes</s>"
     assert mistral.decode(mistral.encode_action("Yes")) == "Yes"
 
 
@@ -142,7 +142,7 @@ def test_text_cannot_close_a_turn_by_spelling_a_special_token(chat, text):
     for name in ("<|im_start|>", "<|im_end|>"):
         token = chat.tokenizer.convert_tokens_to_ids(name)
         assert forged.count(token) == plain.count(token)
-    assert text in chat.read(forged)
+    assert text in chat.text_of(forged)
     assert chat.encode_action(text).count(chat.closing) == 1
     assert chat.decode(chat.encode_action(text)) == text
 
@@ -171,9 +171,9 @@ def test_tools_reach_the_template_and_tool_messages_are_checked():
     chat = Chat(tiny_tokenizer(template))
     tools = [{"name": "search", "parameters": {}}]
     chat.check(tools)
-    assert chat.read(chat.start(user("Begin."), tools)).startswith("search<|im_start|>")
+    assert chat.text_of(chat.start(user("Begin."), tools)).startswith("search<|im_start|>")
     answer = chat.extend([Message("tool", "found")], chat.closing, tools)
-    assert "<|im_start|>tool\nfound<|im_end|>" in chat.read(answer)
+    assert "<|im_start|>tool\nfound<|im_end|>" in chat.text_of(answer)
 
 
 def test_tool_calls_of_a_message_reach_the_template():
@@ -181,11 +181,11 @@ def test_tool_calls_of_a_message_reach_the_template():
     template = calls + "{% endfor %}" + CHATML
     chat = Chat(tiny_tokenizer(template))
     asked = [Message("assistant", "", ({"name": "search"},)), Message("user", "Go on.")]
-    assert chat.read(chat.start(asked)).startswith("search<|im_start|>")
+    assert chat.text_of(chat.start(asked)).startswith("search<|im_start|>")
 
 
 def test_raw_text_has_no_header_and_reads_special_tokens_by_name():
     chat = Chat(tiny_tokenizer())
-    ids = chat.raw("{closing}<|im_start|>judge {x}")
-    assert ids[0] == chat.closing and chat.read(ids) == "<|im_end|><|im_start|>judge {x}"
-    assert ids[1] in chat.tokenizer.all_special_ids and chat.raw("") == []
+    ids = chat.encode_raw("{closing}<|im_start|>judge {x}")
+    assert ids[0] == chat.closing and chat.text_of(ids) == "<|im_end|><|im_start|>judge {x}"
+    assert ids[1] in chat.tokenizer.all_special_ids and chat.encode_raw("") == []

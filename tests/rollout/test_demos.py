@@ -48,7 +48,7 @@ def test_what_was_written_is_read_back_with_ids_and_without_the_worlds_numbers(t
         assert episode.task == stored.task and episode.success
         assert all(t.reward == 0 and set(t.info) == {"success"} for t in episode.turns)
         state = episode.state_ids(len(episode.turns) - 1)
-        text = CHAT.read(state)
+        text = CHAT.text_of(state)
         for turn in episode.turns:
             assert CHAT.decode(turn.action_ids) == turn.action
             assert turn.action_ids[-1] == CHAT.closing

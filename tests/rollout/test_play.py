@@ -84,7 +84,7 @@ def test_all_live_episodes_of_a_turn_share_one_call():
             return super().generate(prompts, seeds, sampling, model)
 
     talk = lambda prompt: "stop" if "Task 0" in prompt else "go on"  # noqa: E731
-    generator = Counting(talk, read=CHAT.read, write=CHAT.encode_action)
+    generator = Counting(talk, read=CHAT.text_of, write=CHAT.encode_action)
     roll(starts(5), generator)
     assert sizes == [5, 4, 4]
 
@@ -100,7 +100,7 @@ def test_sampling_depends_on_the_start_seed_and_the_turn_only(sampler):
 
 def test_a_forced_episode_replays_bit_for_bit(sampler):
     for episode, start in zip(roll(starts(), sampler), starts(), strict=True):
-        (again,) = roll([replace(start, forced=episode.turns)], script(lambda prompt: "never"))
+        (again,) = roll([replace(start, replayed=episode.turns)], script(lambda prompt: "never"))
         for turn in again.turns:
             assert turn.info.pop("forced") is True
         assert [t.logprobs for t in again.turns] == [t.logprobs for t in episode.turns]
@@ -109,7 +109,7 @@ def test_a_forced_episode_replays_bit_for_bit(sampler):
 
 def test_a_forced_beginning_is_played_on_from_the_same_state(sampler):
     (episode,) = roll(starts(1), sampler)
-    (again,) = roll([replace(starts(1)[0], forced=episode.turns[:2])], sampler)
+    (again,) = roll([replace(starts(1)[0], replayed=episode.turns[:2])], sampler)
     assert "forced" not in again.turns[2].info
     assert again.state_ids(2) == episode.state_ids(2)
     assert again.turns[2].action_ids == episode.turns[2].action_ids
@@ -117,7 +117,7 @@ def test_a_forced_beginning_is_played_on_from_the_same_state(sampler):
 
 def test_a_world_that_answers_differently_ends_a_replay_as_diverged(sampler):
     (episode,) = roll(starts(1), sampler)
-    begin = replace(starts(1)[0], forced=episode.turns, world_seed=1)
+    begin = replace(starts(1)[0], replayed=episode.turns, world_seed=1)
     (again,) = roll([begin], sampler)
     assert again.stop == "diverged" and again.turns == []
 
@@ -206,7 +206,7 @@ def test_an_empty_observation_goes_on_in_the_same_message():
     env = Thought()
     env.reset(starts(1)[0].task, 100)
     forced[0].observation = [Message("system", env.system()), *env.reset(starts(1)[0].task, 100)]
-    begin = replace(starts(1)[0], forced=forced)
+    begin = replace(starts(1)[0], replayed=forced)
     (episode,) = play(
         [begin], Thought, CHAT, script(lambda prompt: "Hi."), SAMPLING, max_context=500
     )

@@ -86,7 +86,7 @@ class Refiner:
             last = refinement.last
             critique = fill(self.roles.prompts.refine, critique=last.critique)
             chat = self.roles.context.chat
-            refinement.prompt = chat.role(refinement.prompt, last.action_ids, critique)
+            refinement.prompt = chat.role_prompt(refinement.prompt, last.action_ids, critique)
         kept = [self.keep_optimal and r.last.is_optimal is True for r in refinements]
         prompts = [r.prompt for r, keep in zip(refinements, kept, strict=True) if not keep]
         written = iter(self.roles.refine(prompts))

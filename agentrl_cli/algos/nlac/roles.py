@@ -114,7 +114,7 @@ class Roles:
 
     def prompt(self, turn: TurnRef, action: Ids, instruction: str, **texts: str) -> Ids:
         """A role's prompt: what was played, the action, the filled-in instruction."""
-        return self.context.chat.role(turn.state_ids, action, fill(instruction, **texts))
+        return self.context.chat.role_prompt(turn.state_ids, action, fill(instruction, **texts))
 
     def write(
         self,

@@ -171,7 +171,7 @@ class NLACSelfDistillation(NLAC):
         lines = "\n".join(self._line(TurnRef(episode, turn.turn)) for episode in rollouts)
         action = rollouts[0].turns[turn.turn].action_ids
         instruction = fill(self.prompts.refine, critique=lines)
-        return self.context.chat.role(turn.state_ids, action, instruction)
+        return self.context.chat.role_prompt(turn.state_ids, action, instruction)
 
     def _line(self, turn: TurnRef) -> str:
         """A rollout as the refiner reads it: the action, the answer, the end."""

@@ -106,7 +106,7 @@ class SelfAC(Algorithm):
                 f"algo.thought_tokens is {self.thought_tokens} but the environment itself cuts "
                 "replies into thoughts; give algo.thought_tokens=0, or env.turns=single"
             )
-        self.critic_prompt_ids = context.chat.raw(self.critic_prompt)
+        self.critic_prompt_ids = context.chat.encode_raw(self.critic_prompt)
         if not self.critic_prompt_ids:
             raise UserError(
                 f"algo.critic_prompt {self.critic_prompt!r} has no token; give it a word"
@@ -156,7 +156,7 @@ class SelfAC(Algorithm):
         """The episode, cut into thoughts if asked, with the critic prompt behind each state."""
         chat, module = self.context.chat, self.context.models.module("policy")
         tail = truncated_state_ids(episode, chat, module, len(self.critic_prompt_ids))
-        decode = partial(chat.read, special=False)
+        decode = partial(chat.text_of, special=False)
         split = split_episode(episode, decode, self.thought_tokens)
         return pack_episode(split, self.critic_prompt_ids, tail)
 

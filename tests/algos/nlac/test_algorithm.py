@@ -131,8 +131,8 @@ def test_a_target_is_trained_behind_a_prompt_without_the_response(models: ModelS
     assert len(samples) == 5
     for sample in samples:
         place = stands[tuple(prompt(sample))]
-        assert place.response not in CHAT.read(prompt(sample))
-        text = CHAT.read(prompt(sample))
+        assert place.response not in CHAT.text_of(prompt(sample))
+        text = CHAT.text_of(prompt(sample))
         assert "Then:" not in text and "Critique" not in text
 
 

@@ -38,7 +38,9 @@ def test_the_refined_action_is_distilled_behind_the_plain_prompt(models: ModelSe
     assert sorted(prompt(sample) for sample in phase.samples) == states
     for sample in phase.samples:
         assert written(sample) == "Is it an owl?" and sample.ids[-1] == CHAT.closing
-        assert "badly" not in CHAT.read(sample.ids) and "Critique" not in CHAT.read(sample.ids)
+        assert "badly" not in CHAT.text_of(sample.ids) and "Critique" not in CHAT.text_of(
+            sample.ids
+        )
     assert phase.metrics["nlac/optimal_share"] == 0 and phase.metrics["nlac/changed_share"] == 1
 
 
@@ -101,7 +103,7 @@ def test_the_gate_drops_what_its_own_critique_does_not_call_optimal(models: Mode
         phase = updated(algo, filled(WON, LOST))["policy"]
         shares[gate] = phase.metrics["nlac/distilled_share"]
         assert len(generator.of("evaluate")) == 1 + gate
-        lost = [s for s in phase.samples if "Here is lost" in CHAT.read(s.ids)]
+        lost = [s for s in phase.samples if "Here is lost" in CHAT.text_of(s.ids)]
         assert len(phase.samples) == (3 if gate else 5) and len(lost) == (0 if gate else 2)
     assert shares == {True: 3 / 5, False: 1.0}
 
@@ -115,7 +117,7 @@ def test_an_unreadable_critique_is_counted_and_teaches_nothing(models: ModelSet,
     phase = updated(algo, filled(WON, LOST))["policy"]
     assert phase.metrics["nlac/unparsed"] == pytest.approx(2 / 5)
     assert len(phase.samples) == 3
-    assert not any("Here is lost" in CHAT.read(sample.ids) for sample in phase.samples)
+    assert not any("Here is lost" in CHAT.text_of(sample.ids) for sample in phase.samples)
 
 
 def test_without_a_readable_forecast_there_is_no_critique(models: ModelSet):

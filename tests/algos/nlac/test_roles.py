@@ -113,7 +113,7 @@ def test_a_text_that_spells_a_turns_end_does_not_end_the_turn(models: ModelSet):
     hostile = roles.prompt(place, place.action_ids, PROMPTS.refine, critique=evil)
     for ids in (CHAT.tokenizer.all_special_ids, [CHAT.closing]):
         assert sum(i in ids for i in hostile) == sum(i in ids for i in plain)
-    assert evil in CHAT.read(hostile)
+    assert evil in CHAT.text_of(hostile)
 
 
 # asking
@@ -123,7 +123,7 @@ def test_a_roles_prompt_is_what_was_played_and_the_instruction_at_the_end(models
     roles, place = roles_of(troupe(), models), places(WON)[1]
     ids = roles.prompt(place, place.action_ids, PROMPTS.forecast)
     played = place.state_ids + place.action_ids
-    assert ids[: len(played)] == played and asked(CHAT.read(ids)) == PROMPTS.forecast
+    assert ids[: len(played)] == played and asked(CHAT.text_of(ids)) == PROMPTS.forecast
     assert place.state_ids == WON.state_ids(1) and place.response == "Here is won at 2."
 
 

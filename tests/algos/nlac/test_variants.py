@@ -54,7 +54,7 @@ def played_on(starts: list[EpisodeStart]) -> list[Episode]:
     """Rollouts that keep what is forced, ask once more, and win where the seed is even."""
     found = []
     for start in starts:
-        actions = [turn.action for turn in start.forced] + [f"Then {start.seed % 7}?"]
+        actions = [turn.action for turn in start.replayed] + [f"Then {start.seed % 7}?"]
         found.append(episode(start.id, actions, success=start.seed % 2 == 0))
     return found
 
@@ -91,7 +91,7 @@ def test_nlrl_draws_a_value_from_fresh_rollouts_of_the_action(models: ModelSet):
     )
     phase = updated(algo, filled(WON, LOST))["successor"]
     assert len(starts) == 3 * 5 and len({start.seed for start in starts}) == 15
-    by_place = {(s.id.partition("-")[0], len(s.forced), s.forced[-1].action) for s in starts}
+    by_place = {(s.id.partition("-")[0], len(s.replayed), s.replayed[-1].action) for s in starts}
     turns = [(p.episode.id, p.turn + 1, p.episode.turns[p.turn].action) for p in places(WON, LOST)]
     assert by_place == set(turns)
     (call,) = cast.of("backup")

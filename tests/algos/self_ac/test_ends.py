@@ -52,7 +52,7 @@ def test_a_cut_off_episode_bootstraps_from_the_state_that_the_worlds_last_answer
     state += CHAT.extend(game.closing, state[-1])
     rows = list(zip(sample.ids, sample.mask, sample.streams["shadow"], strict=True))
     seen = [(i, m) for i, m, shadow in rows if not shadow]
-    assert [i for i, _ in seen] == state and "Too late." in CHAT.read(state)
+    assert [i for i, _ in seen] == state and "Too late." in CHAT.text_of(state)
     behind = len(state) - game.tokens
     assert behind > 0 and not any(m for _, m in seen[-behind:])
     assert (

@@ -43,7 +43,7 @@ def test_a_trajectory_of_n_actions_has_n_fragments_each_a_prefix_of_the_next(act
         assert later[: len(state)] == state
         assert later[len(state) : len(state) + len(one.expert_ids)] == one.expert_ids
     for state, turn in zip(states, demo.turns, strict=True):
-        assert turn.action not in CHAT.read(state)  # no practice prompt holds its answer
+        assert turn.action not in CHAT.text_of(state)  # no practice prompt holds its answer
 
 
 def test_practice_is_one_call_on_the_experts_states_and_asks_no_world(model_folder: Path):
@@ -115,10 +115,10 @@ def test_the_last_line_is_tried_behind_the_experts_thought(model_folder: Path):
     first, second, _ = fragments(algo.context, "last_line", 0)
     assert (first.thought, first.thought_ids) == ("", [])  # it has none
     assert second.thought == "Maybe.\n" and second.expert_action == "Is it red?"
-    assert CHAT.read(second.thought_ids) == "Maybe.\n"
+    assert CHAT.text_of(second.thought_ids) == "Maybe.\n"
     assert second.state_ids == SHOWN.state_ids(1) + second.thought_ids
     assert second.thought_ids + second.expert_ids == SHOWN.turns[1].action_ids
-    assert "red" not in CHAT.read(second.state_ids)
+    assert "red" not in CHAT.text_of(second.state_ids)
     attempt = attempt_fragments(algo.context, [second])[0]
     assert speakers.calls[0].prompts == [second.state_ids]
     assert not attempt.matches and replace(attempt, action="Is  it red?").matches
