@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from agentrl_cli.core.types import Episode, Turn, derive_seed
+from agentrl_cli.corpora.base import Corpus
 from agentrl_cli.rollout.collector import Collector
-
-
-class Corpus(Protocol):
-    """Texts as scripted episodes without token ids."""
-
-    def episodes(self, count: int, mixture: dict[str, float], seed: int) -> list[Episode]:
-        """`count` texts of the kinds in proportion to `mixture`, drawn with `seed`."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +39,7 @@ class CorpusCollector(Collector):
 
     def collect(self, step: int, group_size: int) -> list[Episode]:
         """The step's texts with their token ids."""
-        stage = next((one for one in self.stages if step < one.until), self.stages[-1])
+        stage = next((stage for stage in self.stages if step < stage.until), self.stages[-1])
         seed = derive_seed(self.seed, "corpus", step)
         episodes = self.corpus.episodes(self.texts_per_step, stage.mixture, seed)
         for episode in episodes:
@@ -61,5 +53,5 @@ class CorpusCollector(Collector):
         thought, newline, _ = turn.action.rpartition("\n")
         thinking = len(self.chat.encode_action(thought + newline)) - 1 if newline else 0
         weights = [stage.thought_weight] * thinking + [1.0] * (len(turn.action_ids) - thinking)
-        whole = turn.info.get("weight", stage.role_weight if turn.info.get("role") else 1.0)
-        return [weight * whole for weight in weights]
+        turn_weight = turn.info.get("weight", stage.role_weight if turn.info.get("role") else 1.0)
+        return [weight * turn_weight for weight in weights]

@@ -10,6 +10,7 @@ import json
 import math
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
@@ -31,6 +32,15 @@ NONSENSE = (
 )
 MAX_ACTIONS = 1000
 ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass
+class Recording:
+    """A played episode: the first messages, then each action and its step."""
+
+    first: list[Message]
+    actions: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
 
 def check_env(make: EnvFactory, tasks: int = 3) -> list[str]:
@@ -103,7 +113,7 @@ def _contract(make: EnvFactory, task: Task) -> Iterator[str]:
         yield f"the episode still runs after {MAX_ACTIONS} nonsense actions: end it by a limit"
 
 
-def _step(step: Step, goes_on: bool) -> Iterator[str]:
+def _step(step: Step, reply_goes_on: bool) -> Iterator[str]:
     yield from _messages("step", step.messages)
     if type(step.reward) not in (int, float) or not math.isfinite(step.reward):
         yield f"reward is {step.reward!r}: give a finite float"
@@ -111,7 +121,7 @@ def _step(step: Step, goes_on: bool) -> Iterator[str]:
         yield "done or truncated is not a bool: give True or False"
     elif step.done and step.truncated:
         yield "done and truncated are both true: say which one ended the episode"
-    elif not _has_ended(step) and not step.messages and not goes_on:
+    elif not _has_ended(step) and not step.messages and not reply_goes_on:
         yield "step returns no messages while the episode runs: give the agent an observation"
     try:
         json.dumps(step.info)
@@ -131,19 +141,19 @@ def _messages(source: str, messages: list[Message]) -> Iterator[str]:
 
 
 def _same_again(make: EnvFactory, task: Task) -> Iterator[str]:
-    for play in (_nonsense, _shown):
+    for play in (_play_nonsense, _play_expert):
         if play(make(), task) != play(make(), task):
             yield "the same task, seed and actions gave another episode: draw from that seed only"
 
 
 def _after_the_end(make: EnvFactory, task: Task) -> Iterator[str]:
-    for play in (_nonsense, _shown):
+    for play in (_play_nonsense, _play_expert):
         env = make()
         played = play(env, task)
-        if not played or not _has_ended(played[-1][1]):
+        if played is None or not played.steps or not _has_ended(played.steps[-1]):
             continue
         try:
-            step = env.step(played[-1][0])
+            step = env.step(played.actions[-1])
         except RuntimeError:
             continue
         if step.reward or not _has_ended(step):
@@ -155,8 +165,8 @@ def _copies(make: EnvFactory, task: Task) -> Iterator[str]:
     env = make()
     plays, other = copy.copy(env), copy.copy(env)
     first = plays.reset(task, 0)
-    _nonsense(other, task)
-    if [("", first), *_play(plays, cycle(NONSENSE))] != _nonsense(make(), task):
+    _play_nonsense(other, task)
+    if _record(plays, first, cycle(NONSENSE)) != _play_nonsense(make(), task):
         yield "two shallow copies disturb each other: create the episode's state in reset"
 
 
@@ -168,25 +178,32 @@ def _pickles(make: EnvFactory, task: Task) -> Iterator[str]:
     except Exception as error:
         yield f"cannot be pickled ({error}): keep files, locks and lambdas off the instance"
         return
-    if [("", first), *_play(twin, cycle(NONSENSE))] != _nonsense(make(), task):
+    if _record(twin, first, cycle(NONSENSE)) != _play_nonsense(make(), task):
         yield "a pickled episode goes on differently: keep its whole state on the instance"
 
 
 def _expert(make: EnvFactory, task: Task) -> Iterator[str]:
-    played = _shown(make(), task)
-    if played and not (len(played) > 1 and played[-1][1].info.get("success")):
+    played = _play_expert(make(), task)
+    if played and not (played.steps and played.steps[-1].info.get("success")):
         yield f"the expert fails on {task.id}: mend it, or set info['success'] on the last step"
 
 
-def _nonsense(env: Env, task: Task) -> list[tuple[str, Any]]:
-    """The first messages, then each action and step of an episode of nonsense."""
-    return [("", env.reset(task, 0)), *_play(env, cycle(NONSENSE))]
+def _play_nonsense(env: Env, task: Task) -> Recording:
+    return _record(env, env.reset(task, 0), cycle(NONSENSE))
 
 
-def _shown(env: Env, task: Task) -> list[tuple[str, Any]]:
-    """The same for the expert's episode; empty where there is no expert."""
+def _play_expert(env: Env, task: Task) -> Recording | None:
+    """The expert's episode; None where there is no expert."""
     first, actions = env.reset(task, 0), env.expert(task)
-    return [] if actions is None else [("", first), *_play(env, actions)]
+    return None if actions is None else _record(env, first, actions)
+
+
+def _record(env: Env, first: list[Message], actions: Iterator[str]) -> Recording:
+    recording = Recording(first)
+    for action, step in _play(env, actions):
+        recording.actions.append(action)
+        recording.steps.append(step)
+    return recording
 
 
 def _play(env: Env, actions: Iterator[str]) -> Iterator[tuple[str, Step]]:

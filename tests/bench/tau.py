@@ -36,7 +36,7 @@ def run(domain: Domain, actions: list[dict[str, Any]]) -> tuple[Database, list[s
     for action in actions:
         name, arguments = action["name"], action["kwargs"]
         seen.append(call_tool(domain.tools, domain.name, database, name, arguments))
-        if name == domain.terminates:
+        if name == domain.terminal_tool:
             break
     return database, seen
 
@@ -48,7 +48,7 @@ def shas(observations: list[str]) -> list[str]:
 
 def kept(domain: Domain, task: dict[str, Any]) -> list[dict[str, Any]]:
     """The ground-truth actions without transfers."""
-    return [action for action in task["actions"] if action["name"] != domain.terminates]
+    return [action for action in task["actions"] if action["name"] != domain.terminal_tool]
 
 
 def golden(domain: Domain, split: str, cases: list[dict[str, Any]]) -> Iterator[dict[str, bool]]:

@@ -46,31 +46,31 @@ def respond(text: str, *, malformed: bool = False) -> Action:
 
 
 def _parse_react(text: str) -> Action:
-    said = text.rpartition("Action:")[2].strip()
-    value, why = _load_json(said)
+    content = text.rpartition("Action:")[2].strip()
+    value, why = _load_json(content)
     if why or not isinstance(value, dict):
-        return respond(said, malformed=said[:1] == "{")
+        return respond(content, malformed=content[:1] == "{")
     return _from_json_object(value)
 
 
 def _parse_native(text: str) -> Action:
-    said = THINKING.sub("", text).strip()
-    tagged = TAGGED.search(said)
-    value, why = _load_json(tagged[1] if tagged else said)
+    content = THINKING.sub("", text).strip()
+    tagged = TAGGED.search(content)
+    value, why = _load_json(tagged[1] if tagged else content)
     value = value[0] if isinstance(value, list) and value else value
     if isinstance(value, dict) and (tagged or "name" in value or "function" in value):
         return _from_json_object(value)
     if tagged:
         return _malformed(f"the tool call is not JSON ({why})" if why else "it is not an object")
-    return respond(said, malformed=said[:1] == "{")
+    return respond(content, malformed=content[:1] == "{")
 
 
 def _parse_call(text: str, tools: Mapping[str, Tool]) -> Action:
     """A call must be the whole last line; the last parameter of a tool takes all that is left."""
-    said = text.strip().rpartition("\n")[2].strip()
-    match = PLAIN_CALL.match(said)
+    content = text.strip().rpartition("\n")[2].strip()
+    match = PLAIN_CALL.match(content)
     if match is None:
-        return respond(said, malformed=bool(re.match(r"\w+\(", said)))
+        return respond(content, malformed=bool(re.match(r"\w+\(", content)))
     name, given = match[1], match[2].strip()
     if name not in tools:
         return Action(name)

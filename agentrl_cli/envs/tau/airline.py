@@ -85,16 +85,16 @@ def book_reservation(
     }  # fmt: skip
     total = 0
     for flight in flights:
-        wrong = _price_flight(data, flight, cabin, passengers)
-        if wrong:
-            return wrong
+        error = _price_flight(data, flight, cabin, passengers)
+        if error:
+            return error
         total += flight["price"] * len(passengers)
     if insurance == "yes":
         total += INSURANCE * len(passengers)
     total += BAG * nonfree_baggages
-    wrong = _payment_error(data["users"][user_id]["payment_methods"], payment_methods, total)
-    if wrong:
-        return wrong
+    error = _payment_error(data["users"][user_id]["payment_methods"], payment_methods, total)
+    if error:
+        return error
     user = data["users"].edit(user_id)
     _pay(user["payment_methods"], payment_methods)
     data["reservations"].add(reservation["reservation_id"], reservation)
@@ -128,14 +128,14 @@ def update_reservation_flights(
         if kept is not None:
             flight |= {key: kept[key] for key in ("price", "origin", "destination")}
         else:
-            wrong = _price_flight(data, flight, cabin, passengers)
-            if wrong:
-                return wrong
+            error = _price_flight(data, flight, cabin, passengers)
+            if error:
+                return error
         total += flight["price"] * len(passengers)
     total -= sum(flight["price"] for flight in reservation["flights"]) * len(passengers)
-    wrong = _change_payment_error(data, reservation, payment_id, total)
-    if wrong:
-        return wrong
+    error = _change_payment_error(data, reservation, payment_id, total)
+    if error:
+        return error
     reservation = data["reservations"].edit(reservation_id)
     reservation["flights"] = flights
     _charge(data, reservation, payment_id, total)
@@ -150,9 +150,9 @@ def update_reservation_baggages(
         return NO_RESERVATION
     reservation = data["reservations"][reservation_id]
     total = BAG * max(0, nonfree_baggages - reservation["nonfree_baggages"])
-    wrong = _change_payment_error(data, reservation, payment_id, total)
-    if wrong:
-        return wrong
+    error = _change_payment_error(data, reservation, payment_id, total)
+    if error:
+        return error
     reservation = data["reservations"].edit(reservation_id)
     reservation["total_baggages"] = total_baggages
     reservation["nonfree_baggages"] = nonfree_baggages
@@ -175,8 +175,8 @@ def send_certificate(data: Database, user_id: Any, amount: Any) -> str:
     """Give a user a certificate, three at most (the original breaks at a fourth)."""
     if user_id not in data["users"]:
         return "Error: user not found"
-    held = data["users"][user_id]["payment_methods"]
-    name = next((name for name in CERTIFICATE_IDS if name not in held), None)
+    owned = data["users"][user_id]["payment_methods"]
+    name = next((name for name in CERTIFICATE_IDS if name not in owned), None)
     if name is None:
         return "Error: no more certificates"
     methods = data["users"].edit(user_id)["payment_methods"]
@@ -205,10 +205,10 @@ def _connection(first: Record, second: Record, date: Any) -> list[list[Record]]:
 def _unchanged_flight(reservation: Record, flight: Any, cabin: Any) -> Record | None:
     """The reservation's own flight that the wanted one names, if the cabin stays."""
     same = [
-        held
-        for held in reservation["flights"]
-        if held["flight_number"] == flight["flight_number"]
-        and held["date"] == flight["date"]
+        booked
+        for booked in reservation["flights"]
+        if booked["flight_number"] == flight["flight_number"]
+        and booked["date"] == flight["date"]
         and cabin == reservation["cabin"]
     ]
     return same[0] if same else None
@@ -232,13 +232,16 @@ def _price_flight(data: Database, flight: Any, cabin: Any, passengers: Any) -> s
     return ""
 
 
-def _payment_error(held: Record, payments: Any, total: Any) -> str:
-    """What is wrong with the payments for a booking; "" for nothing."""
+def _payment_error(methods: Record, payments: Any, total: Any) -> str:
+    """What is error with the payments for a booking; "" for nothing."""
     for payment in payments:
         name, amount = payment["payment_id"], payment["amount"]
-        if name not in held:
+        if name not in methods:
             return f"Error: payment method {name} not found"
-        if held[name]["source"] in ("gift_card", "certificate") and held[name]["amount"] < amount:
+        if (
+            methods[name]["source"] in ("gift_card", "certificate")
+            and methods[name]["amount"] < amount
+        ):
             return f"Error: not enough balance in payment method {name}"
     paid = sum(payment["amount"] for payment in payments)
     if paid != total:
@@ -246,13 +249,13 @@ def _payment_error(held: Record, payments: Any, total: Any) -> str:
     return ""
 
 
-def _pay(held: Record, payments: Any) -> None:
+def _pay(methods: Record, payments: Any) -> None:
     for payment in payments:
         name = payment["payment_id"]
-        if held[name]["source"] == "gift_card":
-            held[name]["amount"] -= payment["amount"]
-        elif held[name]["source"] == "certificate":
-            del held[name]
+        if methods[name]["source"] == "gift_card":
+            methods[name]["amount"] -= payment["amount"]
+        elif methods[name]["source"] == "certificate":
+            del methods[name]
 
 
 def _change_payment_error(data: Database, reservation: Record, payment_id: Any, total: Any) -> str:

@@ -1,4 +1,4 @@
-"""The state of one conversation: its task, its database, its user, what was said and heard."""
+"""The state of one conversation: its task, its database, its user, what was said."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Conversation:
     task: dict[str, Any]
     database: Database
     user: User
-    said: list[str] = field(default_factory=list)
-    heard: str = ""
-    allowed: bool = False  # the user's last line said yes
+    agent_messages: list[str] = field(default_factory=list)
+    user_message: str = ""  # the last one
+    confirmed: bool = False  # the user's last message said yes
     turn: int = 0
     over: bool = False
-    fault: str = ""  # of the user's first line
+    first_fault: str = ""  # of the user's first message

@@ -44,7 +44,7 @@ DOMAIN_FOLDERS = ("", "tau_bench/envs/", "envs/")  # where a domain's folder may
 @dataclass(frozen=True, eq=False)
 class Domain:
     """A service: its tables, tools, policy and tasks by split. `writes` names the tools that change
-    the database, `terminates` the one that ends an episode."""
+    the database, `terminal_tool` the one that ends an episode."""
 
     name: str
     tables: Tables
@@ -53,7 +53,7 @@ class Domain:
     schemas: tuple[dict[str, Any], ...]
     policy: str
     tasks: Mapping[str, tuple[dict[str, Any], ...]]
-    terminates: str = TERMINAL_TOOL
+    terminal_tool: str = TERMINAL_TOOL
 
 
 @lru_cache(maxsize=8)

@@ -10,12 +10,13 @@ from typing import Any
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
-from agentrl_cli.envs.tau import expert, measures
+from agentrl_cli.envs.tau import measures
 from agentrl_cli.envs.tau.actions import RESPOND, STYLES, Action, parse
 from agentrl_cli.envs.tau.calls import call_tool
 from agentrl_cli.envs.tau.conversation import Conversation
 from agentrl_cli.envs.tau.data import SPLITS, TABLES, Domain, load_domain
 from agentrl_cli.envs.tau.database import Database
+from agentrl_cli.envs.tau.expert import expert_texts
 from agentrl_cli.envs.tau.mini import mini_domain
 from agentrl_cli.envs.tau.mini_user import MiniUser
 from agentrl_cli.envs.tau.retail_user import RetailUser
@@ -89,10 +90,10 @@ class TauBench(Env):
 
     def system(self) -> str:
         """The policy; for `react` also the tools and the form of an action."""
-        service = self.domain_data
+        domain = self.domain_data
         if self.actions == "react":
-            return service.policy + REACT.format(tools=json.dumps(list(service.schemas)))
-        return service.policy
+            return domain.policy + REACT.format(tools=json.dumps(list(domain.schemas)))
+        return domain.policy
 
     def tasks(self, split: str) -> list[Task]:
         """The tasks of train, dev or test; a domain may have none of a split."""
@@ -110,35 +111,35 @@ class TauBench(Env):
         user = self._user(task.data, seed)
         self.conversation = Conversation(task.data, Database(self.domain_data.tables), user)
         first = user.start()
-        self.conversation.heard, self.conversation.fault = first.text, first.fault
+        self.conversation.user_message, self.conversation.first_fault = first.text, first.fault
         return [Message("user", first.text)]
 
     def step(self, action: str) -> Step:
         """A tool call or words for the user. After the end nothing happens: an invalid step without
         reward. RuntimeError before `reset`."""
-        now = self._running()
-        if now.over:
+        conversation = self._running()
+        if conversation.over:
             return Step([Message("user", OVER)], 0.0, True, False, _info("", invalid=True))
-        now.turn += 1
+        conversation.turn += 1
         parsed = parse(action, self.actions, self.domain_data.tools)
         info = _info(encodable(parsed.name), invalid=parsed.malformed)
-        if now.turn == 1 and now.fault:
-            info["fault"] = now.fault
+        if conversation.turn == 1 and conversation.first_fault:
+            info["fault"] = conversation.first_fault
         if parsed.name == RESPOND:
-            message, done = self._speak(parsed.arguments["content"], info)
+            message, done = self._respond(parsed.arguments["content"], info)
         else:
             message, done = self._call(parsed, info)
-        reward = self._judge(info) if done else 0.0
-        truncated = not done and now.turn >= self.turns
-        now.over = done or truncated
-        if now.over:
+        reward = self._reward(info) if done else 0.0
+        truncated = not done and conversation.turn >= self.turns
+        conversation.over = done or truncated
+        if conversation.over:
             info.setdefault("success", False)
         return Step([message], reward, done, truncated, info)
 
     def expert(self, task: Task) -> Iterator[str] | None:
         """The ground-truth actions with the replies that they need. RuntimeError before `reset`."""
-        how = {"domain": self.domain, "user": self.user, "style": self.actions}
-        return expert.expert_actions(self.domain_data, self._running(), **how)
+        conversation = self._running()
+        return expert_texts(self.domain_data, conversation, user=self.user, style=self.actions)
 
     def digest(self) -> str | None:
         """τ-bench's hash of the database as the agent left it."""
@@ -170,38 +171,38 @@ class TauBench(Env):
             raise RuntimeError("no conversation has begun: call reset")
         return self.conversation
 
-    def _speak(self, words: str, info: dict[str, Any]) -> tuple[Message, bool]:
-        now, words = self._running(), encodable(words)
-        now.said.append(words)
-        heard = now.user.reply(words)
-        now.heard, now.allowed = heard.text, agrees(heard.text)
-        if heard.fault:
-            info["fault"] = heard.fault
-        return Message("user", heard.text), heard.stops
+    def _respond(self, words: str, info: dict[str, Any]) -> tuple[Message, bool]:
+        conversation, words = self._running(), encodable(words)
+        conversation.agent_messages.append(words)
+        reply = conversation.user.reply(words)
+        conversation.user_message, conversation.confirmed = reply.text, agrees(reply.text)
+        if reply.fault:
+            info["fault"] = reply.fault
+        return Message("user", reply.text), reply.stops
 
     def _call(self, action: Action, info: dict[str, Any]) -> tuple[Message, bool]:
-        now, service = self._running(), self.domain_data
+        conversation, domain = self._running(), self.domain_data
         if action.problem:
             answer = f"Error: {action.problem}"
         else:
-            info["invalid"] |= action.name not in service.tools
-            info["unconfirmed"] = action.name in service.writes and not now.allowed
+            info["invalid"] |= action.name not in domain.tools
+            info["unconfirmed"] = action.name in domain.writes and not conversation.confirmed
             answer = call_tool(
-                service.tools, service.name, now.database, action.name, action.arguments
+                domain.tools, domain.name, conversation.database, action.name, action.arguments
             )
         answer = encodable(answer)
         info["tool_error"] = answer.startswith("Error")
-        if action.name in service.writes and not info["tool_error"]:
-            now.allowed = False
+        if action.name in domain.writes and not info["tool_error"]:
+            conversation.confirmed = False
         if self.actions == "react":
-            return Message("user", f"API output: {answer}"), action.name == service.terminates
-        return Message("tool", answer), action.name == service.terminates
+            return Message("user", f"API output: {answer}"), action.name == domain.terminal_tool
+        return Message("tool", answer), action.name == domain.terminal_tool
 
-    def _judge(self, info: dict[str, Any]) -> float:
-        now = self._running()
-        found = reward_checks(self.domain_data, now.task, now.database, now.said)
-        info["success"] = all(found.values())
-        info["privileged"] = found
+    def _reward(self, info: dict[str, Any]) -> float:
+        end = self._running()
+        checks = reward_checks(self.domain_data, end.task, end.database, end.agent_messages)
+        info["success"] = all(checks.values())
+        info["privileged"] = checks
         return float(info["success"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl_cli.envs.tau import mini
-from agentrl_cli.envs.tau.actions import RESPOND
+from agentrl_cli.envs.tau.actions import RESPOND, Action, parse, respond
 from agentrl_cli.envs.tau.conversation import Conversation
 from agentrl_cli.envs.tau.data import Domain
 
@@ -15,112 +15,104 @@ ASK_IDENTITY = "Could you tell me your name with your zip code, or your email?"
 DONE = "That is done. Anything else?"
 
 
-def expert_actions(
-    service: Domain, conversation: Conversation, *, domain: str, user: str, style: str
+def expert_texts(
+    domain: Domain, conversation: Conversation, *, user: str, style: str
 ) -> Iterator[str]:
     """The expert's texts in this style until the conversation ends, by its task's ground truth."""
-    task = conversation.task
-    steps = (
-        _conversation_actions(service, conversation)
-        if user != "silent"
-        else _silent_actions(service, task)
-    )
-    if domain == "mini" and user != "silent":
-        steps = map(_read, mini.expert_texts(task, service.tables))
-    for name, arguments in steps:
+    for action in _expert_actions(domain, conversation, user):
         if conversation.over:
             return
-        yield write(style, name, arguments)
+        yield format_action(action, style)
 
 
-def write(style: str, name: str, arguments: dict[str, Any]) -> str:
+def _expert_actions(domain: Domain, conversation: Conversation, user: str) -> Iterator[Action]:
+    if user == "silent":
+        return _silent_actions(domain, conversation.task)
+    if domain.name == "mini":
+        texts = mini.expert_texts(conversation.task, domain.tables)
+        return (parse(text, "call", mini.TOOLS) for text in texts)
+    return _conversation_actions(domain, conversation)
+
+
+def format_action(action: Action, style: str) -> str:
     """An action in a style's form; the inverse of `parse`."""
-    row = {"name": name, "arguments": arguments}
+    call = json.dumps({"name": action.name, "arguments": action.arguments})
     if style == "react":
-        return f"Thought:\nThe next step.\nAction:\n{json.dumps(row)}"
-    if name == RESPOND:
-        return str(arguments["content"])
+        return f"Thought:\nThe next step.\nAction:\n{call}"
+    if action.name == RESPOND:
+        return str(action.arguments["content"])
     if style == "native":
-        return f"<tool_call>\n{json.dumps(row)}\n</tool_call>"
-    return f"{name}({', '.join(map(_plain_text, arguments.values()))})"
+        return f"<tool_call>\n{call}\n</tool_call>"
+    return f"{action.name}({', '.join(map(_plain_text, action.arguments.values()))})"
 
 
-def _conversation_actions(
-    domain: Domain, conversation: Conversation
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    task, ends = conversation.task, None
-    yield _respond(ASK_IDENTITY)
-    yield _identify(domain, task["user_id"], conversation.heard)
+def _conversation_actions(domain: Domain, conversation: Conversation) -> Iterator[Action]:
+    """Every write is proposed before it and reported after it; the transfer comes last."""
+    task, transfer = conversation.task, None
+    yield respond(ASK_IDENTITY)
+    yield _identify(domain, task["user_id"], conversation.user_message)
     for action in task["actions"]:
-        if action["name"] == domain.terminates:
-            ends = action
+        if action["name"] == domain.terminal_tool:
+            transfer = action
             continue
         if action["name"] in domain.writes:
-            yield _respond(_proposal(domain, action))
-        yield action["name"], action["kwargs"]
+            yield respond(_proposal(domain, action))
+        yield Action(action["name"], action["kwargs"])
         if action["name"] in domain.writes:
-            yield _respond(DONE)
+            yield respond(DONE)
     if task["outputs"]:
-        yield _respond(f"To answer you: {'; '.join(task['outputs'])}.")
-    if ends is not None:
-        yield ends["name"], ends["kwargs"]
+        yield respond(f"To answer you: {'; '.join(task['outputs'])}.")
+    if transfer is not None:
+        yield Action(transfer["name"], transfer["kwargs"])
     while True:
-        yield _respond(DONE)
+        yield respond(DONE)
 
 
-def _silent_actions(domain: Domain, task: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _silent_actions(domain: Domain, task: dict[str, Any]) -> Iterator[Action]:
     """The calls alone, then the outputs in one reply: for a user who hangs up at the first."""
     for action in task["actions"]:
-        if action["name"] != domain.terminates:
-            yield action["name"], action["kwargs"]
-    yield _respond("; ".join(task["outputs"]) or DONE)
+        if action["name"] != domain.terminal_tool:
+            yield Action(action["name"], action["kwargs"])
+    yield respond("; ".join(task["outputs"]) or DONE)
 
 
-def _respond(words: str) -> tuple[str, dict[str, Any]]:
-    return RESPOND, {"content": words}
-
-
-def _read(text: str) -> tuple[str, dict[str, Any]]:
-    from agentrl_cli.envs.tau.actions import parse
-
-    action = parse(text, "call", mini.TOOLS)
-    return action.name, action.arguments
-
-
-def _identify(domain: Domain, user_id: str, heard: str) -> tuple[str, dict[str, Any]]:
-    """How the agent learns who the user is, by what it heard and the tables hold."""
+def _identify(domain: Domain, user_id: str, message: str) -> Action:
+    """How the agent learns who the user is, by the user's message and the tables."""
     user = domain.tables["users"][user_id]
-    if user["email"] in heard and "find_user_id_by_email" in domain.tools:
-        return "find_user_id_by_email", {"email": user["email"]}
+    if user["email"] in message and "find_user_id_by_email" in domain.tools:
+        return Action("find_user_id_by_email", {"email": user["email"]})
     if "find_user_id_by_name_zip" not in domain.tools:
-        return "get_user_details", {"user_id": user_id}
-    return "find_user_id_by_name_zip", {**user["name"], "zip": user["address"]["zip"]}
+        return Action("get_user_details", {"user_id": user_id})
+    arguments = {**user["name"], "zip": user["address"]["zip"]}
+    return Action("find_user_id_by_name_zip", arguments)
 
 
 def _proposal(domain: Domain, action: dict[str, Any]) -> str:
     """An action's details and the question whether to go on."""
-    about = action["kwargs"]
-    said = [f"{key.replace('_', ' ')} {_plain_text(value)}" for key, value in about.items()]
-    items = _item_descriptions(domain, about)
+    arguments = action["kwargs"]
+    details = [f"{key.replace('_', ' ')} {_plain_text(value)}" for key, value in arguments.items()]
+    items = _item_descriptions(domain, arguments)
     listed = [f"that is {'; '.join(items)}"] if items else []
-    what = action["name"].replace("_", " ")
-    return f"I will {what}: {', '.join([*said, *listed])}. Do you confirm (yes/no)?"
+    act = action["name"].replace("_", " ")
+    return f"I will {act}: {', '.join([*details, *listed])}. Do you confirm (yes/no)?"
 
 
-def _item_descriptions(domain: Domain, about: dict[str, Any]) -> list[str]:
+def _item_descriptions(domain: Domain, arguments: dict[str, Any]) -> list[str]:
     """The items of a call by name and, where they are swapped, with their new options."""
-    held = domain.tables["orders"][about["order_id"]]["items"] if "item_ids" in about else []
-    products = {item["item_id"]: item for item in held}
-    wanted = dict(zip(about.get("item_ids", []), about.get("new_item_ids", []), strict=False))
-    said = []
-    for item_id in about.get("item_ids", []):
-        item = products[item_id]
+    if "item_ids" not in arguments:
+        return []
+    ordered = domain.tables["orders"][arguments["order_id"]]["items"]
+    items = {item["item_id"]: item for item in ordered}
+    replacements = arguments.get("new_item_ids", [])
+    replaced_by = dict(zip(arguments["item_ids"], replacements, strict=False))
+    descriptions = []
+    for item_id in arguments["item_ids"]:
+        item = items[item_id]
         variants = domain.tables["products"][item["product_id"]]["variants"]
-        options = variants[wanted[item_id]]["options"] if item_id in wanted else {}
-        said.append(
-            f"{item['name']} {_plain_text([f'{k} {v}' for k, v in options.items()])}".strip()
-        )
-    return said
+        options = variants[replaced_by[item_id]]["options"] if item_id in replaced_by else {}
+        words = _plain_text([f"{key} {value}" for key, value in options.items()])
+        descriptions.append(f"{item['name']} {words}".strip())
+    return descriptions
 
 
 def _plain_text(value: Any) -> str:

@@ -109,7 +109,7 @@ def make_shop(rng: random.Random, customers: int, test_customers: int = 0) -> Do
     return Domain(
         name="mini", tables=tables, tools=TOOLS, writes=frozenset({"cancel", "return"}),
         schemas=tuple(map(_schema, TOOLS)), policy=POLICY, tasks=tasks,
-        terminates="transfer",
+        terminal_tool="transfer",
     )  # fmt: skip
 
 

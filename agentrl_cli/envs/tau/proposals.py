@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from agentrl_cli.envs.tau.hearing import CONFIRM, ORDER_ID, REFUSED, YES_NO, sentences
 from agentrl_cli.envs.tau.instruction import Item, Request
+from agentrl_cli.envs.tau.intents import CONFIRM, ORDER_ID, REFUSED, YES_NO, sentences
 
 PAYMENTS = r"\b(?:credit_card|gift_card|paypal)_\d+"
 STREETS = r"\b\d+ [a-z]+ (?:street|avenue|drive|road|lane|boulevard)\b"
@@ -48,14 +48,14 @@ REPLACEMENT = re.compile(
 )
 
 
-def objection(wish: Request, products: list[str], said: str) -> str:
+def objection(wish: Request, products: list[str], proposal: str) -> str:
     """What in a proposal is not what the user wants; "" for nothing. `products` are the names of
     all that the shop sells."""
-    said = YES_NO.sub("", said)
-    part, text = proposed_part(said), proposed_part(said).lower()
-    if any(order != wish.order for order in ORDER_ID.findall(part) or ORDER_ID.findall(said)):
+    proposal = YES_NO.sub("", proposal)
+    part, text = proposed_part(proposal), proposed_part(proposal).lower()
+    if any(order != wish.order for order in ORDER_ID.findall(part) or ORDER_ID.findall(proposal)):
         return "that is not the order I mean"
-    paid = text if re.search(PAYMENTS, text) else said.lower()
+    paid = text if re.search(PAYMENTS, text) else proposal.lower()
     if wish.payment and _names_other(wish.payment, PAYMENTS, paid, moves=wish.kind == "payment"):
         return "that is not the payment method I want"
     other = [reason for reason in REASONS if reason in text and reason != wish.reason]
@@ -67,17 +67,17 @@ def objection(wish: Request, products: list[str], said: str) -> str:
     if street and _names_other(street, STREETS, text, moves=True):
         return "that is not the address I want"
     named = any(contains_words(name, text) for name in products)
-    return _item_objection(wish.items, products, text if named else said.lower())
+    return _item_objection(wish.items, products, text if named else proposal.lower())
 
 
-def proposed_part(said: str) -> str:
+def proposed_part(proposal: str) -> str:
     """From the first sentence that names what the agent will do; without one, the whole text."""
-    parts, acts = sentences(said), "|".join(OWN_WORDS.values())
+    parts, acts = sentences(proposal), "|".join(OWN_WORDS.values())
     for i, sentence in enumerate(parts):
         proposes = OFFERS.search(sentence) or CONFIRM.search(sentence)
         if proposes and re.search(acts, sentence.lower()):
             return "\n".join(parts[i:])
-    return said
+    return proposal
 
 
 def contains_words(words: str, text: str) -> bool:
@@ -124,8 +124,8 @@ def _options_differ(item: Item, products: list[str], text: str) -> bool:
         return False
     after = _text_after(item, products, text)
     where = after if REPLACEMENT.search(after) or _mentions_options(item, after) else text
-    told = where is after or _mentions_options(item, text)
-    return told and not all(contains_words(value, where) for value in item.wanted.values())
+    is_named = where is after or _mentions_options(item, text)
+    return is_named and not all(contains_words(value, where) for value in item.wanted.values())
 
 
 def _mentions_options(item: Item, text: str) -> bool:

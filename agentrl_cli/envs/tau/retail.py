@@ -90,9 +90,9 @@ def exchange_delivered_order_items(
     order = data["orders"][order_id]
     if order["status"] != "delivered":
         return "Error: non-delivered order cannot be exchanged"
-    wrong, difference = _price_difference(data, order, item_ids, new_item_ids)
-    if wrong:
-        return wrong
+    error, difference = _price_difference(data, order, item_ids, new_item_ids)
+    if error:
+        return error
     difference = round(difference, 2)
     methods = data["users"][order["user_id"]]["payment_methods"]
     if payment_method_id not in methods:
@@ -117,9 +117,9 @@ def modify_pending_order_items(
     order = data["orders"][order_id]
     if order["status"] != "pending":
         return "Error: non-pending order cannot be modified"
-    wrong, difference = _price_difference(data, order, item_ids, new_item_ids)
-    if wrong:
-        return wrong
+    error, difference = _price_difference(data, order, item_ids, new_item_ids)
+    if error:
+        return error
     methods = data["users"][order["user_id"]]["payment_methods"]
     if payment_method_id not in methods:
         return NO_PAYMENT
@@ -157,9 +157,9 @@ def modify_pending_order_payment(data: Database, order_id: Any, payment_method_i
     if order_id not in data["orders"]:
         return NO_ORDER
     order = data["orders"][order_id]
-    wrong = _payment_change_error(data, order, payment_method_id)
-    if wrong:
-        return wrong
+    error = _payment_change_error(data, order, payment_method_id)
+    if error:
+        return error
     order = data["orders"].edit(order_id)
     first = order["payment_history"][0]
     amount, before = first["amount"], first["payment_method_id"]
@@ -231,9 +231,9 @@ def _price_difference(
 
 def _missing_item(order: Record, item_ids: Any) -> tuple[Any] | None:
     """The first item asked for more often than the order holds it, if any."""
-    held = [item["item_id"] for item in order["items"]]
+    ordered = [item["item_id"] for item in order["items"]]
     for item_id in item_ids:
-        if item_ids.count(item_id) > held.count(item_id):
+        if item_ids.count(item_id) > ordered.count(item_id):
             return (item_id,)
     return None
 

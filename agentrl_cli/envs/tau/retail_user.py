@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from agentrl_cli.envs.tau import hearing
+from agentrl_cli.envs.tau import intents
 from agentrl_cli.envs.tau.instruction import Instruction, Item, Request, parse_instruction
 from agentrl_cli.envs.tau.proposals import objection
 from agentrl_cli.envs.tau.users import STOP, Reply, User
@@ -24,8 +24,8 @@ class RetailUser(User):
     instruction: Instruction
     products: list[str]
     rng: random.Random
-    at: int = 0
-    agreed: bool = False
+    request_index: int = 0
+    confirmed: bool = False
 
     @classmethod
     def of(cls, text: str, seed: int, products: list[str]) -> RetailUser:
@@ -35,25 +35,25 @@ class RetailUser(User):
     @property
     def request(self) -> Request:
         """The wish in work."""
-        return self.instruction.requests[self.at]
+        return self.instruction.requests[self.request_index]
 
     def start(self) -> Reply:
         """A greeting and the first wish."""
         return Reply(f"{self.rng.choice(OPENERS)} {request_text(self.request)}".strip())
 
-    def reply(self, said: str) -> Reply:
+    def reply(self, message: str) -> Reply:
         """Identity, a yes or a correction, the next wish, or the present one again."""
-        if hearing.asks_identity(said):
+        if intents.asks_identity(message):
             return Reply(self._identify())
-        if hearing.asks_confirmation(said):
-            return Reply(self._confirm(said))
-        if hearing.asks_something(said):
+        if intents.asks_confirmation(message):
+            return Reply(self._confirm(message))
+        if intents.asks_something(message):
             return Reply(request_text(self.request))
-        if hearing.reports_completion(said):
+        if intents.reports_completion(message):
             return self._next()
-        if hearing.asks_for_more(said):
-            return self._next() if self.agreed else Reply("No, only that.")
-        if self.agreed and not hearing.OPEN_QUESTION.search(said):
+        if intents.asks_for_more(message):
+            return self._next() if self.confirmed else Reply("No, only that.")
+        if self.confirmed and not intents.OPEN_QUESTION.search(message):
             return self._next()
         return Reply(request_text(self.request))
 
@@ -63,18 +63,18 @@ class RetailUser(User):
             return f"{known} and my email is {who.email}. I do not remember my zip code."
         return f"{known} and my zip code is {who.zip}. I do not remember my email."
 
-    def _confirm(self, said: str) -> str:
-        wrong = objection(self.request, self.products, said)
+    def _confirm(self, message: str) -> str:
+        wrong = objection(self.request, self.products, message)
         if wrong:
             return f"No, {wrong}. {request_text(self.request)}"
-        self.agreed = True
+        self.confirmed = True
         return self.rng.choice(("Yes, please.", "Yes, that is right.", "Yes, go ahead."))
 
     def _next(self) -> Reply:
-        self.at, self.agreed = self.at + 1, False
-        if self.at < len(self.instruction.requests):
+        self.request_index, self.confirmed = self.request_index + 1, False
+        if self.request_index < len(self.instruction.requests):
             return Reply(request_text(self.request))
-        self.at = len(self.instruction.requests) - 1
+        self.request_index = len(self.instruction.requests) - 1
         return Reply(STOP)
 
 

@@ -1,4 +1,4 @@
-"""τ-bench's reward: the database as the ground-truth actions leave it, and all outputs told."""
+"""τ-bench's reward: the database as the ground-truth actions leave it, and all outputs said."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from agentrl_cli.envs.tau.database import Database
 
 
 def reward_checks(
-    domain: Domain, task: dict[str, Any], database: Database, said: list[str]
+    domain: Domain, task: dict[str, Any], database: Database, agent_messages: list[str]
 ) -> dict[str, bool]:
-    """Whether the `database` is right, and whether every output was `said` to the user; the reward
-    is 1 where both hold, else 0."""
-    right = database.touched() == ground_truth(domain, task).touched()
-    return {"database": right, "outputs": all(is_told(text, said) for text in task["outputs"])}
+    """Whether the `database` is right, and whether the `agent_messages` hold every output; the
+    reward is 1 where both hold, else 0."""
+    return {
+        "database": database.touched() == ground_truth(domain, task).touched(),
+        "outputs": all(mentioned(output, agent_messages) for output in task["outputs"]),
+    }
 
 
-def is_told(output: str, said: list[str]) -> bool:
-    """Whether a reply contains the output, letter case aside and without the reply's commas."""
-    return any(output.lower() in text.lower().replace(",", "") for text in said)
+def mentioned(output: str, agent_messages: list[str]) -> bool:
+    """Whether a message contains the output, letter case aside and without the reply's commas."""
+    return any(output.lower() in text.lower().replace(",", "") for text in agent_messages)
 
 
 def ground_truth(domain: Domain, task: dict[str, Any]) -> Database:
@@ -39,6 +41,6 @@ def won_by_doing_nothing(domain: Domain, task: dict[str, Any]) -> bool:
 def _replayed(domain: Domain, actions: str) -> Database:
     database = Database(domain.tables)
     for action in json.loads(actions):
-        if action["name"] != domain.terminates:
+        if action["name"] != domain.terminal_tool:
             call_tool(domain.tools, domain.name, database, action["name"], action["kwargs"])
     return database

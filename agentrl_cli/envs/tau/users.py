@@ -63,7 +63,7 @@ class User(ABC):
         """The first line."""
 
     @abstractmethod
-    def reply(self, said: str) -> Reply:
+    def reply(self, message: str) -> Reply:
         """The answer to what the agent said."""
 
 
@@ -74,7 +74,7 @@ class SilentUser(User):
         """A greeting."""
         return Reply("Hello.")
 
-    def reply(self, said: str) -> Reply:
+    def reply(self, message: str) -> Reply:
         """The end."""
         return Reply(STOP)
 
@@ -89,9 +89,9 @@ class HumanUser(User):
         """What the person opens with, the instruction shown."""
         return self.reply(self.instruction)
 
-    def reply(self, said: str) -> Reply:
+    def reply(self, message: str) -> Reply:
         """The next line of stdin; the end of the input ends the conversation."""
-        print(f"{said}\nyou are the user; {STOP} ends> ", end="", file=sys.stderr, flush=True)
+        print(f"{message}\nyou are the user; {STOP} ends> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
         return Reply(line.strip() if line else STOP)
 
@@ -112,9 +112,9 @@ class LLMUser(User):
         first = self.reply(GREETING)
         return Reply(first.text, "broke_off") if first.stops and not first.fault else first
 
-    def reply(self, said: str) -> Reply:
+    def reply(self, message: str) -> Reply:
         """The model's next line. A model that fails or says nothing ends the conversation."""
-        self.messages.append(Message("user", said))
+        self.messages.append(Message("user", message))
         try:
             text = self.chat(self.messages, derive_seed(self.seed, len(self.messages))).strip()
         except OSError:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Step
 from agentrl_cli.envs.check import check_env
-from agentrl_cli.envs.tau.actions import RESPOND, parse
+from agentrl_cli.envs.tau.actions import RESPOND, Action, parse
 from agentrl_cli.envs.tau.calls import parameters
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.database import Database
 from agentrl_cli.envs.tau.env import TauBench
-from agentrl_cli.envs.tau.expert import write
+from agentrl_cli.envs.tau.expert import format_action
 from agentrl_cli.envs.tau.mini import mini_domain
 from agentrl_cli.envs.tau.reward import ground_truth
 from agentrl_cli.envs.tau.users import LLMUser
@@ -29,7 +29,7 @@ __all__ = ["services"]
 
 
 def tool(name: str, **arguments: Any) -> str:
-    return write("native", name, arguments)
+    return format_action(Action(name, arguments), "native")
 
 
 def played(env: TauBench, actions: list[str], number: int = 0, split: str = "train") -> list[Step]:

@@ -72,7 +72,7 @@ def test_ground_truth_wins_every_task_and_loses_it_without_its_last_write(name: 
     service, writes = domain(name, DATA), 0
     assert len(tasks(service)) == count
     for task in tasks(service):
-        actions = [a for a in task["actions"] if a["name"] != service.terminates]
+        actions = [a for a in task["actions"] if a["name"] != service.terminal_tool]
         assert reward(service, task, run(service, actions)[0], task["outputs"]) == 1.0
         last = last_write(service, task)
         if last is not None:

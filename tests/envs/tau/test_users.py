@@ -76,7 +76,7 @@ def test_identity_is_told_only_when_asked():
 def test_open_questions_are_answered_with_the_wish_and_nothing_is_agreed_to(said: str):
     customer = user()
     first = customer.start().text
-    assert customer.reply(said).text in first and not customer.agreed
+    assert customer.reply(said).text in first and not customer.confirmed
     assert customer.request.order == "#W2"
 
 

@@ -47,42 +47,51 @@ SENTENCE = re.compile(r"(?<=[.!?])(?<!\s\d\.)\s+(?![\s*•-])|\n+(?!\s*([*•-]|
 ORDER_ID = re.compile(r"#W\d+")
 
 
-def sentences(said: str) -> list[str]:
+def sentences(text: str) -> list[str]:
     """The sentences of a text, lists with the words that open them."""
     found, start = [], 0
-    for gap in SENTENCE.finditer(said):
-        found.append(said[start : gap.start()])
+    for gap in SENTENCE.finditer(text):
+        found.append(text[start : gap.start()])
         start = gap.end()
-    return [*found, said[start:]]
+    return [*found, text[start:]]
 
 
-def asks_identity(said: str) -> bool:
+def asks_identity(text: str) -> bool:
     """Whether a sentence asks who the user is; one that asks for a yes does not."""
-    about = (one for one in sentences(said) if IDENTITY.search(one) and ASKS.search(one))
-    return any(not asks_confirmation(one) for one in about)
+    about = (
+        sentence
+        for sentence in sentences(text)
+        if IDENTITY.search(sentence) and ASKS.search(sentence)
+    )
+    return any(not asks_confirmation(sentence) for sentence in about)
 
 
-def asks_confirmation(said: str) -> bool:
+def asks_confirmation(text: str) -> bool:
     """Whether a sentence asks for a yes; "please confirm the order id" asks for something else."""
-    if YES_NO.search(said):
+    if YES_NO.search(text):
         return True
-    if DETAIL.search(said) and not ORDER_ID.search(said):
+    if DETAIL.search(text) and not ORDER_ID.search(text):
         return False
-    asking = [one for one in sentences(said) if CONFIRM.search(one)]
-    return any(EXPLICIT.search(one) or not OPEN_QUESTION.search(one) for one in asking)
+    asking = [sentence for sentence in sentences(text) if CONFIRM.search(sentence)]
+    return any(
+        EXPLICIT.search(sentence) or not OPEN_QUESTION.search(sentence) for sentence in asking
+    )
 
 
-def asks_something(said: str) -> bool:
+def asks_something(text: str) -> bool:
     """Whether a sentence asks the user for something other than a further wish."""
-    return any(REQUESTS.search(one) and not ANYTHING_ELSE.search(one) for one in sentences(said))
+    return any(
+        REQUESTS.search(sentence) and not ANYTHING_ELSE.search(sentence)
+        for sentence in sentences(text)
+    )
 
 
-def asks_for_more(said: str) -> bool:
+def asks_for_more(text: str) -> bool:
     """Whether the user is asked for a further wish."""
-    return bool(ANYTHING_ELSE.search(said))
+    return bool(ANYTHING_ELSE.search(text))
 
 
-def reports_completion(said: str) -> bool:
+def reports_completion(text: str) -> bool:
     """Whether a sentence that asks nothing says that the wish was fulfilled or refused."""
-    told = (one for one in sentences(said) if not REQUESTS.search(one))
-    return any(DONE.search(one) or REFUSED.search(one) for one in told)
+    statements = (sentence for sentence in sentences(text) if not REQUESTS.search(sentence))
+    return any(DONE.search(sentence) or REFUSED.search(sentence) for sentence in statements)
