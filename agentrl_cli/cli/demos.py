@@ -15,7 +15,7 @@ def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[P
 
     Raises UserError where `n` or `out` is missing or wrong, or the environment has no expert.
     """
-    count, out = _number(_named(overrides, "n")), Path(_named(overrides, "out"))
+    count, out = _whole_number(_value(overrides, "n")), Path(_value(overrides, "out"))
     rest = [text for text in overrides if not text.startswith(("n=", "out="))]
     cfg = check(compose(rest, config_dir), skip=("algo", "hardware", "model", "rollout"))
     if out.exists():
@@ -26,14 +26,14 @@ def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[P
     return out, len(episodes)
 
 
-def _named(overrides: list[str], name: str) -> str:
+def _value(overrides: list[str], name: str) -> str:
     values = [text.partition("=")[2] for text in overrides if text.startswith(f"{name}=")]
     if len(values) != 1 or not values[0]:
         raise UserError("say how many episodes and where to; for example n=128 out=demos.jsonl")
     return values[0]
 
 
-def _number(text: str) -> int:
+def _whole_number(text: str) -> int:
     if not text.isdecimal():
         raise UserError(f"n is '{text}'; give a whole number")
     require_at_least(1, n=int(text))

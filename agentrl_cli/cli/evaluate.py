@@ -20,7 +20,6 @@ def evaluate_command(
 ) -> dict[str, Any]:
     """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None; a run's record
     is appended to its evaluations.jsonl. Raises UserError where there is no such run."""
-
     if ref is None:
         cfg = check(compose(overrides, config_dir))
         parts = assemble(cfg, None, learns=False)
@@ -38,7 +37,6 @@ def evaluate_command(
 
 def evaluate_as_chosen(cfg: DictConfig, parts: Parts, step: int) -> dict[str, Any]:
     """With a search where one is chosen, else as in training."""
-
     if chosen_option(cfg, "search"):
         return compare_search(parts, build(cfg.search))
     return evaluate(parts, None, step)

@@ -48,7 +48,7 @@ def export(ref: str, target: Path) -> tuple[Run, int]:
         plain.to(dtype_of(config.dtype, torch.device(cfg.hardware.device)))  # pyright: ignore[reportArgumentType]
         try:
             plain.save_pretrained(folder)
-        except SafetensorError as error:  # how a full disk is told
+        except SafetensorError as error:  # of a full disk
             raise OSError(str(error)) from error
         models.tokenizer.save_pretrained(folder)
     return run, int(read_checkpoint(checkpoint)["step"])

@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from agentrl_cli import __version__
-from agentrl_cli.cli import help_examples
-from agentrl_cli.cli.read_only import AsJson, ConfigDir, RunRef, looking
+from agentrl_cli.cli import help_examples, read_only
+from agentrl_cli.cli.read_only import AsJson, ConfigDir, RunRef
 from agentrl_cli.core.errors import UserError, require_at_least
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="group=option or key=value")]
@@ -43,15 +43,17 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(f"agentrl {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Train and compare LLM agents beyond plain policy gradients."""
     # Threads that spin while they wait slow a tiny model tenfold beside any other work.
@@ -91,11 +93,11 @@ def sweep_runs(
         return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
 
     folder = sweep(overrides or [], config_dir, name, jobs, ask)
-    lines, undone = summary(folder)
+    lines, unfinished = summary(folder)
     typer.echo("\n".join(lines))
     typer.echo(f"compare them: agentrl report {folder}", err=True)
-    if undone:
-        typer.echo(f"{undone} not done; the same command tries these again", err=True)
+    if unfinished:
+        typer.echo(f"{unfinished} not done; the same command tries these again", err=True)
         raise typer.Exit(1)
 
 
@@ -105,9 +107,9 @@ def resume(
     overrides: Annotated[list[str] | None, typer.Argument(help="steps=N trains it further")] = None,
 ) -> None:
     """Go on from the last checkpoint of a run."""
-    from agentrl_cli.cli.train import resume as go_on
+    from agentrl_cli.cli.train import resume as resume_training
 
-    go_on(run, overrides)
+    resume_training(run, overrides)
 
 
 @app.command("eval", epilog=help_examples.EVAL)
@@ -154,12 +156,12 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
 ) -> None:
     """Write a run's policy as a plain Hugging Face model, adapters merged, critics left out."""
-    from agentrl_cli.cli.export import export as write
+    from agentrl_cli.cli.export import export as export_policy
 
-    found, step = write(run, folder)
+    source, step = export_policy(run, folder)
     typer.echo(folder)
-    again = f"agentrl eval model=hf model.path={folder} env={found.meta['choices']['env']}"
-    typer.echo(f"the policy of {found.name} at step {step}; try it: {again}", err=True)
+    next_command = f"agentrl eval model=hf model.path={folder} env={source.meta['choices']['env']}"
+    typer.echo(f"the policy of {source.name} at step {step}; try it: {next_command}", err=True)
 
 
 @app.command()
@@ -169,8 +171,8 @@ def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
     file, count = write_demos(overrides or [], config_dir)
     typer.echo(file)
-    again = f"agentrl train algo=sft data.demos={file} steps=3 algo.tokens_per_step=4000"
-    typer.echo(f"{count} episodes; learn from them: {again}", err=True)
+    next_command = f"agentrl train algo=sft data.demos={file} steps=3 algo.tokens_per_step=4000"
+    typer.echo(f"{count} episodes; learn from them: {next_command}", err=True)
 
 
 @app.command("reproduce", epilog=help_examples.REPRODUCE)
@@ -182,17 +184,16 @@ def reproduce_preset(
     folder: Annotated[Path, typer.Option(help="Where its runs go.")] = Path("runs/reproduce"),
 ) -> None:
     """Run a preset and compare its result with the stored numbers."""
-    from agentrl_cli.cli.reproduce import reproduce
-    from agentrl_cli.cli.reproduce import smoke as walk
+    from agentrl_cli.cli.reproduce import reproduce, smoke_test
 
     if (name == "all") != smoke:
         raise UserError("give the name of one preset, or: agentrl reproduce all --smoke")
     if smoke:
-        lines, failed = walk(folder / "smoke")
+        lines, failed = smoke_test(folder / "smoke")
     else:
-        verdicts = reproduce(name, seed or [], folder, store)
-        lines = [verdict.line() for verdict in verdicts]
-        failed = sum(verdict.agrees is False for verdict in verdicts)
+        reproductions = reproduce(name, seed or [], folder, store)
+        lines = [reproduction.line() for reproduction in reproductions]
+        failed = sum(reproduction.agrees is False for reproduction in reproductions)
     typer.echo("\n".join(lines))
     if failed:
         raise typer.Exit(1)
@@ -207,10 +208,10 @@ def _print_record(record: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(record))
         return
-    width = max(len(name) for name in record)
+    width = max(map(len, record))
     for name, value in record.items():
-        shown = f"{value:.3f}" if isinstance(value, float) else value
-        typer.echo(f"{name:<{width}}  {shown}")
+        text = f"{value:.3f}" if isinstance(value, float) else value
+        typer.echo(f"{name:<{width}}  {text}")
 
 
-app.add_typer(looking)
+app.add_typer(read_only.app)

@@ -23,25 +23,29 @@ from agentrl_cli.runs.run import Run
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-SPLITS = ("test", "train", "dev")  # where a task is looked for; an unnamed one is of the first
+SPLITS = ("test", "train", "dev")  # where a task is searched; an unnamed one is of the first
 
 
-def play(overrides: list[str], run: str | None, task: str | None, config_dir: Path | None) -> None:
+def play(
+    overrides: list[str], ref: str | None, task_id: str | None, config_dir: Path | None
+) -> None:
     """Play a test task, a random one where none is named."""
-    if run is not None:
-        _play_model(overrides, run, task)
+    if ref is None:
+        env, seed = _environment(overrides, config_dir)
+        play_person(env, find_task(env, task_id), seed)
         return
-    cfg = check(compose(overrides, config_dir), skip=("algo", "hardware", "model", "rollout"))
-    play_person(build(cfg.env), task, cfg.seed)
+    run = find_run(ref)
+    cfg = check(load(run.config_file, overrides))
+    task = find_task(build(cfg.env), task_id)
+    print("\n".join(render(play_with_policy(cfg, run, task), run.name)))
 
 
-def play_person(env: Env, task_id: str | None, seed: int) -> None:
+def play_person(env: Env, task: Task, seed: int) -> None:
     """Show what the world says and send it lines of stdin until the episode or the input ends."""
-    task = find_task(env, task_id)
     first = env.reset(task, seed)
     _show([Message("system", env.system()), *first])
     reward = 0.0
-    for line in _lines():
+    for line in _typed_lines():
         step = env.step(line)
         reward += step.reward
         _show(step.messages)
@@ -76,17 +80,16 @@ def _tasks(env: Env, split: str) -> list[Task]:
 
 def replay_command(
     overrides: list[str],
-    task: str | None,
+    task_id: str | None,
     script: Path | None,
     config_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """`agentrl play --script FILE`: replay actions and print what came of them."""
+    """`agentrl play --script FILE`: replay actions and print what the world answered."""
     if script is None:
         raise UserError("--json prints a replay; name the file of its actions with --script FILE")
-    cfg = check(compose(overrides, config_dir), skip=("algo", "hardware", "model", "rollout"))
-    env: Env = build(cfg.env)
-    record = replay(env, find_task(env, task), read_script(script), cfg.seed)
+    env, seed = _environment(overrides, config_dir)
+    record = replay(env, find_task(env, task_id), read_script(script), seed)
     if as_json:
         print(json.dumps(record))
         return
@@ -103,9 +106,9 @@ def read_script(file: Path) -> list[str]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"script '{file}' cannot be read ({error}); name a text file") from None
-    whole = _json(text)
-    rows = whole if isinstance(whole, list) else [_json(line) for line in text.splitlines()]
-    return [row if isinstance(row, str) else json.dumps(row) for row in rows if row != ""]
+    content = _json(text)
+    actions = content if isinstance(content, list) else map(_json, text.splitlines())
+    return [a if isinstance(a, str) else json.dumps(a) for a in actions if a != ""]
 
 
 def replay(env: Env, task: Task, actions: list[str], seed: int) -> dict[str, Any]:
@@ -137,14 +140,13 @@ def _json(text: str) -> Any:
         return text
 
 
-def _play_model(overrides: list[str], ref: str, task_id: str | None) -> None:
-    run = find_run(ref)
-    cfg = check(load(run.config_file, overrides))
-    task = find_task(build(cfg.env), task_id)
-    print("\n".join(render(play_one(cfg, run, task.id), run.name)))
+def _environment(overrides: list[str], config_dir: Path | None) -> tuple[Env, int]:
+    """The environment of a configuration, whose other parts are not read, and the seed."""
+    cfg = check(compose(overrides, config_dir), skip=("algo", "hardware", "model", "rollout"))
+    return build(cfg.env), cfg.seed
 
 
-def _lines() -> Iterable[str]:
+def _typed_lines() -> Iterable[str]:
     """Lines that a person types; empty ones are asked for again."""
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
@@ -160,20 +162,15 @@ def _show(messages: list[Message]) -> None:
         print("\n".join(labelled(message.role, message.content)))
 
 
-def play_one(cfg: DictConfig, run: Run | None, task_id: str | None) -> Episode:
-    """One episode of a task of the test split (the first one by default) by a run's policy,
-    annotated."""
+def play_with_policy(cfg: DictConfig, run: Run | None, task: Task) -> Episode:
+    """One episode of a task by a run's policy (without a run: by the one that the configuration
+    starts from), annotated."""
     from agentrl_cli.training.assemble import assemble
     from agentrl_cli.training.evaluate import task_starts
 
     parts = assemble(cfg, None, learns=False)
     if run is not None:
         parts.restore_models(run.latest_checkpoint())
-    tasks = [t for split in ("test", "train") for t in parts.make_env().tasks(split)]
-    chosen = [task for task in tasks if task_id in (None, task.id)]
-    if not chosen:
-        raise UserError(f"task '{task_id}' not found; the first is '{tasks[0].id}'")
-    starts = task_starts(parts.seed, chosen[0], 1)
-    episodes = parts.play(starts, parts.collector.sampling)
+    episodes = parts.play(task_starts(parts.seed, task, 1), parts.collector.sampling)
     parts.algo.annotate(episodes)
     return episodes[0]

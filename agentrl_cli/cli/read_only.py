@@ -1,4 +1,4 @@
-"""The verbs that only look: show, report, ls, list, grade. `cli` holds the others and the rules."""
+"""The verbs that change no run: show, report, ls, list, grade. `main` holds the others."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ConfigDir = Annotated[Path | None, typer.Option(help="A folder with groups of yo
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunRef = Annotated[str, typer.Argument(metavar="RUN", help="Folder, unique prefix, or last.")]
 
-looking = typer.Typer()
+app = typer.Typer()
 
 
-@looking.command(epilog=help_examples.SHOW)
+@app.command(epilog=help_examples.SHOW)
 def show(
     run: RunRef,
     episode: Annotated[str | None, typer.Option(help="The id, or how it begins.")] = None,
@@ -37,21 +37,21 @@ def show(
     from agentrl_cli.runs.find import find_run
 
     flags = dict(zip(FILTERS, (won, lost, changed), strict=True))
-    chosen = [name for name, wanted in flags.items() if wanted]
+    filters = [name for name, is_set in flags.items() if is_set]
     source = find_run(run)
-    found = find_episode(source, episode, step, chosen)
+    match = find_episode(source, episode, step, filters)
     if as_json:
-        typer.echo(json.dumps(found.episode.to_json()))
+        typer.echo(json.dumps(match.episode.to_json()))
         return
-    typer.echo("\n".join(render(found.episode, f"{source.name}, {found.file.stem}")))
-    ids = " ".join(entry.id for entry in found.fitting[1:4])
-    kind = f"{' '.join(chosen)} ones" if chosen else "episodes"
-    told = f"one of {len(found.fitting)} {kind} (of {found.total}) in {found.file.stem}"
+    typer.echo("\n".join(render(match.episode, f"{source.name}, {match.file.stem}")))
+    ids = " ".join(entry.id for entry in match.entries[1:4])
+    kind = f"{' '.join(filters)} ones" if filters else "episodes"
+    position = f"one of {len(match.entries)} {kind} (of {match.total}) in {match.file.stem}"
     another = f"agentrl show {source.quoted_folder} --episode ID, like {ids or '...'}"
-    typer.echo(f"{told}; another: {another}", err=True)
+    typer.echo(f"{position}; another: {another}", err=True)
 
 
-@looking.command(epilog=help_examples.REPORT)
+@app.command(epilog=help_examples.REPORT)
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN|FOLDER...", help="Runs, or a sweep.")],
     against: Annotated[
@@ -74,26 +74,26 @@ def report(
 
     if as_json and as_markdown:
         raise UserError("--json and --markdown are two ways to print; give one of them")
-    found = gather(runs, against, threshold)
-    for note in found.notes:
+    comparison = gather(runs, against, threshold)
+    for note in comparison.notes:
         typer.echo(note, err=True)
-    drawn = markdown(found) if as_markdown else render(found, _width())
-    typer.echo(json.dumps(found.to_json()) if as_json else drawn)
-    typer.echo(f"page: {write(found, out or folder_for(runs), pages)}", err=True)
+    text = markdown(comparison) if as_markdown else render(comparison, _width())
+    typer.echo(json.dumps(comparison.to_json()) if as_json else text)
+    typer.echo(f"page: {write(comparison, out or folder_for(runs), pages)}", err=True)
 
 
-@looking.command(epilog=help_examples.LS)
+@app.command(epilog=help_examples.LS)
 def ls(
     folder: Annotated[Path, typer.Argument(help="Where run folders lie.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """List runs, oldest first, and the folders of runs beside them."""
-    from agentrl_cli.report.listing import notes, render, render_folders, row
+    from agentrl_cli.report.listing import notes, render, render_folders, run_row
     from agentrl_cli.runs.find import RUNS, folders_of_runs, list_runs
 
     if not files.is_folder(folder) and (folder != RUNS or folder.exists()):
         raise UserError(f"'{folder}' is no folder; name one with runs in it")
-    rows, folders = [row(run) for run in list_runs(folder)], folders_of_runs(folder)
+    rows, folders = [run_row(run) for run in list_runs(folder)], folders_of_runs(folder)
     for note in notes(rows):
         typer.echo(note, err=True)
     if as_json:
@@ -107,7 +107,7 @@ def ls(
         typer.echo(f"no runs in '{folder}'; start one with agentrl train", err=True)
 
 
-@looking.command("list", epilog=help_examples.LIST)
+@app.command("list", epilog=help_examples.LIST)
 def list_options(
     group: Annotated[str, typer.Argument(help="algo, env, model, hardware, experiment, ...")],
     config_dir: ConfigDir = None,
@@ -120,15 +120,15 @@ def list_options(
     known = groups(config_dir)
     if group not in known:
         raise UserError(f"group '{group}' not found{nearest(group, known)}")
-    found = options(group, config_dir)
+    comments = options(group, config_dir)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(comments))
         return
-    width = max((len(name) for name in found), default=0)
-    typer.echo("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in found.items()))
+    width = max(map(len, comments), default=0)
+    typer.echo("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in comments.items()))
 
 
-@looking.command(  # an answer may be -7
+@app.command(  # an answer may be -7
     epilog=help_examples.GRADE, context_settings={"ignore_unknown_options": True}
 )
 def grade(
@@ -137,13 +137,13 @@ def grade(
     as_json: AsJson = False,
 ) -> None:
     """Say whether an answer is right, as env=math does; a wrong one exits with 0 too."""
-    from agentrl_cli.envs.math import grade as compare
+    from agentrl_cli.envs.math import grade as grade_answer
 
-    found = compare(answer, gold)
+    mark = grade_answer(answer, gold)
     if as_json:
-        typer.echo(json.dumps({"correct": found.correct, "reason": found.reason}))
+        typer.echo(json.dumps({"correct": mark.correct, "reason": mark.reason}))
         return
-    typer.echo(f"{'right' if found.correct else 'wrong'} ({found.reason})")
+    typer.echo(f"{'right' if mark.correct else 'wrong'} ({mark.reason})")
 
 
 def _width() -> int | None:

@@ -11,7 +11,7 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import require_fraction
 from agentrl_cli.report import critic, figures, page, tables
 from agentrl_cli.report.compare import Comparison, World, compare, find_reference, worlds
-from agentrl_cli.report.records import Record, read_all
+from agentrl_cli.report.records import Record, read_records
 from agentrl_cli.report.views import slugs
 
 FILE = "report.html"
@@ -19,7 +19,7 @@ FILE = "report.html"
 
 @dataclass(frozen=True)
 class Report:
-    """What is compared, world by world, and what a reader must be told first."""
+    """What is compared, world by world, and what a reader must know first."""
 
     worlds: list[World]
     comparisons: list[Comparison]
@@ -38,53 +38,57 @@ def gather(
     threshold that is no share."""
     if threshold is not None:
         require_fraction(**{"--threshold": threshold})
-    records = read_all(refs)
-    for record, slug in zip(records, slugs([one.name for one in records]), strict=True):
+    records = read_records(refs)
+    for record, slug in zip(records, slugs(record.name for record in records), strict=True):
         record.slug = slug
-    found = worlds(records)
-    reference = find_reference(found, against)
-    comparisons = [compare(world, reference, threshold) for world in found]
-    return Report(found, comparisons, remarks(found, records))
+    sorted_worlds = worlds(records)
+    reference = find_reference(sorted_worlds, against)
+    comparisons = [compare(world, reference, threshold) for world in sorted_worlds]
+    return Report(sorted_worlds, comparisons, notes(sorted_worlds, records))
 
 
 def folder_for(refs: Sequence[str]) -> Path:
     """Where a report goes by default: `report` in the one folder of runs that is named, else
     here."""
-    alone = len(refs) == 1 and Path(refs[0]).is_dir() and not (Path(refs[0]) / "meta.json").exists()
-    return (Path(refs[0]) if alone else Path()) / "report"
+    folder = Path(refs[0]) if len(refs) == 1 else Path()
+    is_of_runs = folder.is_dir() and not (folder / "meta.json").exists()
+    return (folder if is_of_runs else Path()) / "report"
 
 
 def write(report: Report, folder: Path, pages: bool = False) -> Path:
     """Write the page, the pictures beside it as SVG, and with `pages` one page a run with all its
     episodes. Returns the page. Raises UserError where the folder cannot be written."""
-    texts_left = page.TEXTS // len(report.worlds)
+    characters = page.MAX_CHARACTERS // len(report.worlds)
     pairs = list(zip(report.worlds, report.comparisons, strict=True))
     with files.explain_write_errors(folder, "choose another place with --out"):
         folder.mkdir(parents=True, exist_ok=True)
         views = [
-            page.world_view(world, one, draw(world, one, folder, number), texts_left, pages)
-            for number, (world, one) in enumerate(pairs, start=1)
+            page.world_view(
+                world, comparison, draw(world, comparison, folder, number), characters, pages
+            )
+            for number, (world, comparison) in enumerate(pairs, start=1)
         ]
-        runs = sum(len(group.records) for world in report.worlds for group in world.groups)
-        title = f"{runs} runs, {sum(len(world.groups) for world in report.worlds)} configurations"
+        groups = [group for world in report.worlds for group in world.groups]
+        runs = sum(len(group.records) for group in groups)
+        title = f"{runs} runs, {len(groups)} configurations"
         files.replace_text(folder / FILE, page.render(views, report.notes, [], title))
         if pages:
             write_pages(report.worlds, folder / "pages")
     return folder / FILE
 
 
-def remarks(found: list[World], records: list[Record]) -> list[str]:
+def notes(worlds: list[World], records: list[Record]) -> list[str]:
     """Worlds that cannot be compared, and whatever is wrong with a run."""
-    several = [
-        f"{len(found)} environments or ways to evaluate, each in tables of its own; their numbers"
-        f" do not compare: {'; '.join(world.label for world in found)}"
-    ]
-    return (several if len(found) > 1 else []) + [note for one in records for note in one.notes]
+    several = (
+        f"{len(worlds)} environments or ways to evaluate, each in tables of its own; their numbers"
+        f" do not compare: {'; '.join(world.label for world in worlds)}"
+    )
+    return [*([several] if len(worlds) > 1 else []), *(n for r in records for n in r.notes)]
 
 
 def draw(world: World, comparison: Comparison, folder: Path, number: int) -> dict[str, str]:
     """The pictures of a world by name, written as NAME-NUMBER.svg too."""
-    metrics = critic.trends(record for group in world.groups for record in group.records)
+    metrics = critic.logged_metrics(record for group in world.groups for record in group.records)
     drawn = {
         "finals": figures.finals(world, comparison),
         "curves": figures.curves(world),
@@ -97,10 +101,10 @@ def draw(world: World, comparison: Comparison, folder: Path, number: int) -> dic
     return pictures
 
 
-def write_pages(found: list[World], folder: Path) -> None:
+def write_pages(worlds: list[World], folder: Path) -> None:
     """A page for each run with every kept episode of its last evaluation."""
     folder.mkdir(exist_ok=True)
-    for world in found:
+    for world in worlds:
         for group in world.groups:
             for record in group.records:
                 text = page.run_page(record, group.label)
@@ -108,29 +112,28 @@ def write_pages(found: list[World], folder: Path) -> None:
                     files.replace_text(folder / f"{record.slug}.html", text)
 
 
-def markdown(found: Report) -> str:
+def markdown(report: Report) -> str:
     """The final results as Markdown, a table for each world; of several each under its name."""
-    tabled = [tables.markdown(one) for one in found.comparisons]
-    if len(tabled) > 1:
-        named = zip(found.comparisons, tabled, strict=True)
-        tabled = [[f"**{tables.plain(one.world)}**", "", *lines, ""] for one, lines in named]
-    return "\n".join(line for lines in tabled for line in lines).rstrip("\n")
+    lines: list[str] = []
+    for comparison in report.comparisons:
+        table = tables.markdown(comparison)
+        if len(report.comparisons) > 1:
+            table = [f"**{tables.markdown_cell(comparison.world)}**", "", *table, ""]
+        lines += table
+    return "\n".join(lines).rstrip("\n")
 
 
-def render(found: Report, width: int | None = None) -> str:
+def render(report: Report, width: int | None = None) -> str:
     """What the terminal shows."""
     parts: list[str] = []
-    for one in found.comparisons:
-        if one.rows:
-            parts.append(tables.draw(tables.results(one), one.world, width))
-            parts += tables.remarks(one)
-            if len(played := tables.passes(one)) > 1:
-                parts.append(
-                    tables.draw(played, "one of k, and all of k, episodes of a task", width)
-                )
-            parts.append(
-                tables.draw(tables.spent(one), "what it cost (means over finished runs)", width)
-            )
-        else:
-            parts.append(f"{one.world}: no run has finished")
+    for comparison in report.comparisons:
+        if not comparison.rows:
+            parts.append(f"{comparison.world}: no run has finished")
+            continue
+        parts.append(tables.draw(tables.results(comparison), comparison.world, width))
+        parts += tables.remarks(comparison)
+        if len(passes := tables.passes(comparison)) > 1:
+            parts.append(tables.draw(passes, "one of k, and all of k, episodes of a task", width))
+        costs = tables.costs(comparison)
+        parts.append(tables.draw(costs, "what it cost (means over finished runs)", width))
     return "\n".join(parts)

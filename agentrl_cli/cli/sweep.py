@@ -7,26 +7,36 @@ on a cluster. What a sweep has finished is not done again.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl_cli.cli.sweep_worker import run_point
-from agentrl_cli.config.compose import check, compose, compose_with_hydra, conf_folder, groups
+from agentrl_cli.config.compose import (
+    check,
+    compose,
+    compose_with_hydra,
+    conf_folder,
+    forced,
+    groups,
+    parse_overrides,
+    search_path,
+)
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.report.listing import row
+from agentrl_cli.report.listing import run_row
 from agentrl_cli.report.text import table
 from agentrl_cli.runs.find import list_runs
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-MANY = 100  # points from which a person is asked first
+MANY_RUNS = 100  # from here on a person is asked first
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null")
 PLUGINS = {  # the extra that brings a launcher or sweeper
     "joblib": "sweep", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna",
@@ -35,48 +45,72 @@ PLUGINS = {  # the extra that brings a launcher or sweeper
 
 
 class Sweep:
-    """What was asked for: the sweep's own overrides, those of Hydra, and the folder of its runs."""
+    """A parsed sweep: the overrides of its runs, those of Hydra itself, and the folder of its
+    runs."""
 
     def __init__(self, overrides: list[str], config_dir: Path | None, name: str | None) -> None:
         """Raises UserError for overrides that cannot be read and for names that a sweep gives."""
         self.config_dir = config_dir
-        parsed = [(item, item.input_line or "") for item in _parse(overrides)]
-        self.machinery = [text for item, text in parsed if _is_hydras(item)]
-        self.parsed = [item for item, _ in parsed if not _is_hydras(item)]
-        if any(item.key_or_group == "name" for item in self.parsed):
+        parsed = parse_overrides(overrides, is_sweep=True)
+        self.hydra_overrides = [_text(item) for item in parsed if _is_of_hydra(item)]
+        own = [item for item in parsed if not _is_of_hydra(item)]
+        if any(item.key_or_group == "name" for item in own):
             raise UserError("a sweep names its runs by what varies; give its folder as --name")
-        root = next((str(i.value()) for i in self.parsed if i.key_or_group == "runs"), "runs")
-        self.parsed = [item for item in self.parsed if item.key_or_group != "runs"]
+        root = next((str(item.value()) for item in own if item.key_or_group == "runs"), "runs")
+        self.overrides = [item for item in own if item.key_or_group != "runs"]
+        self.fixed = [item for item in self.overrides if not item.is_sweep_override()]
+        self.varying = [item for item in self.overrides if item.is_sweep_override()]
         self.folder = Path(root) / (name or self._default_name())
 
-    @property
-    def varying(self) -> list[Override]:
-        """The overrides that name several values."""
-        return [item for item in self.parsed if item.is_sweep_override()]
-
-    def points(self) -> int | None:
+    def count_runs(self) -> int | None:
         """How many runs the grid has; None where a sweeper chooses them."""
-        if any(not item.is_discrete_sweep() for item in self.varying) or self._chosen("sweeper"):
+        is_grid = all(item.is_discrete_sweep() for item in self.varying)
+        if not is_grid or self._chosen_plugin("sweeper"):
             return None
-        count = 1
-        for item in self.varying:
-            count *= len(list(item.sweep_string_iterator()))
-        return count
+        return math.prod(len(_values(item)) for item in self.varying)
 
     def check(self) -> None:
         """Check every choice of groups and every single value before anything is started.
 
         Raises one UserError with one line for each mistake.
         """
-        wrong: dict[str, None] = {}
-        for overrides in self._cover():
+        mistakes: dict[str, None] = {}
+        for overrides in self.points_to_check():
             try:
                 check(compose(overrides, self.config_dir))
             except UserError as error:
-                wrong |= dict.fromkeys(str(error).splitlines())
-        if wrong:
-            raise UserError("\n".join(wrong))
+                mistakes |= dict.fromkeys(str(error).splitlines())
+        if mistakes:
+            raise UserError("\n".join(mistakes))
         self._check_plugins()
+
+    def points_to_check(self) -> Iterator[list[str]]:
+        """Points that together hold every combination of group options and every single value."""
+        fixed = [_text(item) for item in self.fixed]
+        discrete = [item for item in self.varying if item.is_discrete_sweep()]
+        values = {item.get_key_element(): _values(item) for item in discrete}
+        choices = [key for key in values if key in groups(self.config_dir)]
+        first = {key: of_key[0] for key, of_key in values.items() if of_key}
+        for options in itertools.product(*(values[key] for key in choices)):
+            yield [*fixed, *_assignments(first | dict(zip(choices, options, strict=True)))]
+        for key in [key for key in values if key not in choices]:
+            for value in values[key][1:]:
+                yield [*fixed, *_assignments(first | {key: value})]
+
+    def _check_plugins(self) -> None:
+        """Raises UserError where a launcher or sweeper is not installed or is set wrongly."""
+        fixed = [_text(item) for item in self.fixed]
+        try:
+            compose_with_hydra([*self.hydra_overrides, *fixed], self.config_dir)
+        except UserError as error:
+            for part in ("launcher", "sweeper"):
+                plugin = self._chosen_plugin(part)
+                if plugin and f"hydra/{part}" in str(error):
+                    extra = PLUGINS.get(plugin)
+                    install = f"pip install 'agentrl-cli[{extra}]'"
+                    remedy = install if extra else "install its plugin"
+                    raise UserError(f"{part} '{plugin}' is not installed; {remedy}") from None
+            raise
 
     def start(self) -> None:
         """Run all points by Hydra's multirun."""
@@ -85,103 +119,80 @@ class Sweep:
         with files.explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         main = hydra.main(version_base=None, config_path=str(conf_folder()), config_name="config")
-        with _arguments(["agentrl", "--multirun", *self.arguments()]):
+        with _command_line(["agentrl", "--multirun", *self.arguments()]):
             main(run_point)()
 
     def arguments(self) -> list[str]:
         """The overrides as Hydra gets them, the runs' folder and names among them."""
         varying = {item.key_or_group for item in self.varying}
-        fixed = [item.key_or_group for item in self.parsed if item.key_or_group not in varying]
-        search = [f"hydra.searchpath=['{_uri(self.config_dir)}']"] if self.config_dir else []
-        threads = ["hardware.threads=1"] if self._is_parallel() else []
-        aside = ",".join([*fixed, "runs", *(["hardware.threads"] if threads else [])])
+        keys = [item.key_or_group for item in self.overrides]
+        one_thread = self._is_parallel() and "hardware.threads" not in keys
+        unnamed = [key for key in keys if key not in varying] + ["runs"]
+        unnamed += ["hardware.threads"] if one_thread else []
         return [
             *QUIET, f"hydra.sweep.dir={self.folder}/.multirun", "hydra.job.chdir=false",
-            f"hydra.job.config.override_dirname.exclude_keys=[{aside}]", *search,
-            *self.machinery, f"runs={self.folder}", *threads,
-            *(_forced(item, self.config_dir) for item in self.parsed),
+            f"hydra.job.config.override_dirname.exclude_keys=[{','.join(unnamed)}]",
+            *search_path(self.config_dir), *self.hydra_overrides, f"runs={self.folder}",
+            *(["hardware.threads=1"] if one_thread else []),
+            *(forced(item, self.config_dir) for item in self.overrides),
         ]  # fmt: skip
 
     def _is_parallel(self) -> bool:
-        told = any(item.key_or_group == "hardware.threads" for item in self.parsed)
-        return self._chosen("launcher") not in (None, "basic") and not told
+        return self._chosen_plugin("launcher") not in (None, "basic")
 
-    def _chosen(self, part: str) -> str | None:
+    def _chosen_plugin(self, part: str) -> str | None:
         """The launcher or sweeper that an override chooses."""
         key = f"hydra/{part}="
-        return next((t.removeprefix(key) for t in self.machinery if t.startswith(key)), None)
-
-    def _cover(self) -> Iterator[list[str]]:
-        """Points that together hold every combination of group options and every single value."""
-        fixed = [item.input_line or "" for item in self.parsed if not item.is_sweep_override()]
-        discrete = [item for item in self.varying if item.is_discrete_sweep()]
-        values = {_key(item): list(item.sweep_string_iterator()) for item in discrete}
-        chosen = [key for key in values if key in groups(self.config_dir)]
-        first = {key: row[0] for key, row in values.items() if row}
-        for combination in itertools.product(*(values[key] for key in chosen)):
-            point = first | dict(zip(chosen, combination, strict=True))
-            yield [*fixed, *(f"{key}={value}" for key, value in point.items())]
-        for key in [key for key in values if key not in chosen]:
-            for value in values[key][1:]:
-                yield [*fixed, *(f"{k}={v}" for k, v in (first | {key: value}).items())]
-
-    def _check_plugins(self) -> None:
-        """Raises UserError where a launcher or sweeper is not there, or is not told as it is."""
-        fixed = [item.input_line or "" for item in self.parsed if not item.is_sweep_override()]
-        try:
-            compose_with_hydra([*self.machinery, *fixed], self.config_dir)
-        except UserError as error:
-            for part in ("launcher", "sweeper"):
-                chosen = self._chosen(part)
-                if chosen and f"hydra/{part}" in str(error):
-                    extra = PLUGINS.get(chosen)
-                    remedy = (
-                        f"pip install 'agentrl-cli[{extra}]'" if extra else "install its plugin"
-                    )
-                    raise UserError(f"{part} '{chosen}' is not installed; {remedy}") from None
-            raise
+        chosen = (text.removeprefix(key) for text in self.hydra_overrides if text.startswith(key))
+        return next(chosen, None)
 
     def _default_name(self) -> str:
-        """The same for the same question, so that asking again goes on."""
-        lines = sorted(item.input_line or "" for item in self.parsed)
+        """The same for the same overrides in any order, so that the same command goes on."""
+        lines = sorted(map(_text, self.overrides))
         digest = blake2b("\n".join(lines).encode(), digest_size=3).hexdigest()
         return f"sweep_{digest}"
 
 
 def sweep(
-    overrides: list[str], config_dir: Path | None, name: str | None, jobs: int, ask: Any
+    overrides: list[str],
+    config_dir: Path | None,
+    name: str | None,
+    jobs: int,
+    confirm: Callable[[str], bool],
 ) -> Path:
-    """Check, ask where there are many points, run what is not done, say how it went; the folder.
+    """Check the sweep, run what is not done, and return its folder. Where there are many points
+    `confirm(question)` answers whether to go on.
 
-    `ask(question)` answers whether to go on. Raises UserError for mistakes and for no points.
+    Raises UserError for mistakes and for no points.
     """
     local = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"] if jobs > 1 else []
-    asked = Sweep([*local, *overrides], config_dir, name)
-    count = asked.points()
+    grid = Sweep([*local, *overrides], config_dir, name)
+    count = grid.count_runs()
     if count == 0:
         raise UserError("the sweep has no points; give each key that varies at least one value")
-    if count is not None and count >= MANY and not ask(f"start {count} runs in {asked.folder}?"):
+    is_large = count is not None and count >= MANY_RUNS
+    if is_large and not confirm(f"start {count} runs in {grid.folder}?"):
         raise UserError(f"{count} runs were not started; narrow the sweep, or say --yes")
-    asked.check()
-    print(f"sweep {asked.folder}: {count or 'as many as its sweeper says'} runs", file=sys.stderr)
-    asked.start()
-    return asked.folder
+    grid.check()
+    print(f"sweep {grid.folder}: {count or 'as many as its sweeper says'} runs", file=sys.stderr)
+    grid.start()
+    return grid.folder
 
 
 def summary(folder: Path) -> tuple[list[str], int]:
     """A line for each run of a sweep, and how many are not done."""
-    rows = [row(run) for run in list_runs(folder)]
-    cells = [[one["run"], one["status"], str(one["step"]), _score(one)] for one in rows]
-    tried = {log.name.removesuffix(".log") for log in folder.glob("*.log")}
-    lost = sorted(tried - {one["run"] for one in rows})
-    cells += [[name, f"failed, see {folder / name}.log", "", ""] for name in lost]
-    undone = sum(one["status"] != "done" for one in rows) + len(lost)
-    return table(["run", "status", "step", "eval"], cells), undone
+    rows = [run_row(run) for run in list_runs(folder)]
+    cells = [[row["run"], row["status"], str(row["step"]), _score(row["eval"])] for row in rows]
+    logged = {log.name.removesuffix(".log") for log in folder.glob("*.log")}
+    never_begun = sorted(logged - {row["run"] for row in rows})
+    cells += [[name, f"failed, see {folder / name}.log", "", ""] for name in never_begun]
+    unfinished = sum(row["status"] != "done" for row in rows) + len(never_begun)
+    return table(["run", "status", "step", "eval"], cells), unfinished
 
 
 @contextmanager
-def _arguments(arguments: list[str]) -> Iterator[None]:
-    """Hydra's entry point reads the command line."""
+def _command_line(arguments: list[str]) -> Iterator[None]:
+    """The process's own inside, since Hydra's entry point reads it."""
     before, sys.argv = sys.argv, arguments
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
@@ -190,41 +201,21 @@ def _arguments(arguments: list[str]) -> Iterator[None]:
         sys.argv = before
 
 
-def _parse(overrides: list[str]) -> list[Override]:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    parser, parsed, errors = OverridesParser.create(), [], []
-    for text in overrides:
-        try:
-            parsed.append(parser.parse_override(text))
-        except HydraException:
-            errors.append(f"override '{text}' cannot be read; write it as key=value or key=a,b")
-    if errors:
-        raise UserError("\n".join(errors))
-    return parsed
-
-
-def _is_hydras(item: Override) -> bool:
+def _is_of_hydra(item: Override) -> bool:
     return item.key_or_group.partition(".")[0].partition("/")[0] == "hydra"
 
 
-def _uri(folder: Path) -> str:
-    """As Hydra and `run_point` read it: a path behind the scheme, nothing percent-encoded."""
-    return f"file://{folder.resolve()}"
+def _text(item: Override) -> str:
+    return item.input_line or ""
 
 
-def _key(item: Override) -> str:
-    return item.get_key_element()
+def _values(item: Override) -> list[str]:
+    return list(item.sweep_string_iterator())
 
 
-def _forced(item: Override, config_dir: Path | None) -> str:
-    """As a plain run takes it: keys that the YAML does not name are allowed, `check` has seen
-    them."""
-    text = item.input_line or ""
-    is_plain = text[0] not in "+~" and item.key_or_group not in groups(config_dir)
-    return f"++{text}" if is_plain else text
+def _assignments(values: dict[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in values.items()]
 
 
-def _score(one: dict[str, Any]) -> str:
-    return "" if one["eval"] is None else f"{one['eval']:.3f}"
+def _score(success: float | None) -> str:
+    return "" if success is None else f"{success:.3f}"

@@ -64,15 +64,13 @@ def resume(ref: str, overrides: list[str] | None = None) -> None:
 def resume_run(run: Run, overrides: list[str] | None) -> None:
     """Restore a run's last checkpoint, put its logs back to there, and train."""
     cfg = check(load(run.config_file, overrides or []))
-    folder = run.latest_checkpoint()
-    step = int(read_checkpoint(folder)["step"])
-    if step >= cfg.steps:
-        line = f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do"
-        raise UserError(f"{line}; agentrl resume {run.quoted_folder} steps=N trains it further")
+    checkpoint = run.latest_checkpoint()
+    step = int(read_checkpoint(checkpoint)["step"])
+    refuse_finished(run, step, cfg.steps)
     refuse_other_demos(run, cfg)
     parts = assemble(cfg, run.folder)
-    parts.restore(folder, step)
-    run.truncate_logs(folder)
+    parts.restore(checkpoint, step)
+    run.truncate_logs(checkpoint)
     run.record_resume(cfg, step)
     print(f"run {run.folder}, from step {step}", file=sys.stderr)
     attach_loggers(run, cfg)
@@ -101,17 +99,24 @@ def refuse_other_changes(overrides: list[str]) -> None:
             raise UserError(f"'{override}' cannot change in a run, only steps can; {remedy}")
 
 
+def refuse_finished(run: Run, step: int, steps: int) -> None:
+    """Raise UserError where a run has taken all of its steps."""
+    if step >= steps:
+        line = f"run '{run.name}' is at step {step} of {steps}: nothing is left to do"
+        raise UserError(f"{line}; agentrl resume {run.quoted_folder} steps=N trains it further")
+
+
 def refuse_other_demos(run: Run, cfg: DictConfig) -> None:
     """Raise UserError where a run's demonstrations are not those that it began with."""
-    before = run.meta.get("demos")
-    if before is not None and fingerprint(cfg.data.demos) != before:
+    original = run.meta.get("demos")
+    if original is not None and fingerprint(cfg.data.demos) != original:
         remedy = "put the file back, or start a new run"
         raise UserError(f"demonstrations '{cfg.data.demos}' have changed; {remedy}")
 
 
 @contextmanager
 def delete_run_on_user_error(run: Run) -> Iterator[None]:
-    """Take back a new run that cannot be built as asked; what else ends it here is recorded."""
+    """Delete a new run that cannot be built as configured; record any other error."""
     try:
         yield
     except UserError:
@@ -124,8 +129,7 @@ def delete_run_on_user_error(run: Run) -> Iterator[None]:
 
 def dry_table(cfg: DictConfig, parts: Parts, episode: Episode) -> str:
     """Derived sizes, predicted memory, and the episode that was played."""
-    module = parts.models.module("policy")
-    weights = sum(p.numel() for p in module.parameters())
+    weights = sum(p.numel() for p in parts.models.module("policy").parameters())
     trained = sum(p.numel() for _, p in parts.models.trainable("policy"))
     per_step = parts.collector.count(parts.algo.group_size) if parts.algo.plays else 0
     played = f"{len(episode.turns)} turns, {episode.tokens} tokens, reward {episode.reward:g}"

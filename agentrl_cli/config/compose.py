@@ -50,11 +50,11 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     Unknown options are refused together with all other mistakes of the command.
     """
     _conf_folders(config_dir)
-    parsed = _parse(overrides)
+    parsed = parse_overrides(overrides)
     lines = {item.key_or_group: _unknown_option(item, config_dir) for item in parsed}
     wrong = {group: line for group, line in lines.items() if line}
     kept = [item for item in parsed if item.key_or_group.partition(".")[0] not in wrong]
-    cfg = _hydra_compose([_with_unknown_key_allowed(item, config_dir) for item in kept], config_dir)
+    cfg = _hydra_compose([forced(item, config_dir) for item in kept], config_dir)
     if wrong:
         raise UserError("\n".join([*wrong.values(), *_validate(cfg)[1]]))
     return cfg
@@ -79,7 +79,9 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
     if not isinstance(cfg, DictConfig):
         raise UserError(f"configuration '{file}' is not a mapping; name the config.yaml of a run")
     _refuse_earlier_version(cfg, file)
-    for item in sorted(_parse(overrides), key=lambda item: item.key_or_group != EVAL_GROUP):
+    for item in sorted(
+        parse_overrides(overrides), key=lambda item: item.key_or_group != EVAL_GROUP
+    ):
         if item.key_or_group == EVAL_GROUP:
             _choose_eval_group(cfg, str(item.input_line))
         elif item.key_or_group in groups():
@@ -217,19 +219,22 @@ def _resolve(cfg: DictConfig, errors: list[str]) -> dict[str, Any]:
     return values
 
 
-def _parse(overrides: list[str]) -> list[Override]:
+def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Override]:
+    """Read `key=value` overrides; those of a sweep may name several values. Raises one UserError
+    with one line for each mistake."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     parsed, errors = [], []
+    form = "key=value or key=a,b" if is_sweep else "key=value"
     for text in overrides:
         try:
             item = OverridesParser.create().parse_override(text)
             parsed.append(item)
         except HydraException:
-            errors.append(f"override '{text}' cannot be read; write it as key=value")
+            errors.append(f"override '{text}' cannot be read; write it as {form}")
             continue
-        if item.is_sweep_override():
+        if item.is_sweep_override() and not is_sweep:
             errors.append(f"override '{text}' names several values; give one, or a list as [a,b]")
     if errors:
         raise UserError("\n".join(errors))
@@ -245,11 +250,17 @@ def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
     return f"{item.key_or_group} '{value}' not found{nearest(str(value), known)}"
 
 
-def _with_unknown_key_allowed(item: Override, config_dir: Path | None) -> str:
-    """Let Hydra take unknown keys, so that `check` can report all of them."""
+def forced(item: Override, config_dir: Path | None) -> str:
+    """The override in the form in which Hydra takes unknown keys, so that `check` can report all of
+    them."""
     text = item.input_line or ""
     is_plain = text[0] not in "+~" and item.key_or_group not in groups(config_dir)
     return f"++{text}" if is_plain else text
+
+
+def search_path(config_dir: Path | None) -> list[str]:
+    """The override that lets Hydra find a user's own groups: a path, nothing percent-encoded."""
+    return [f"hydra.searchpath=['file://{config_dir.resolve()}']"] if config_dir else []
 
 
 def _hydra_compose(overrides: list[str], config_dir: Path | None) -> DictConfig:
@@ -258,10 +269,11 @@ def _hydra_compose(overrides: list[str], config_dir: Path | None) -> DictConfig:
     from omegaconf import open_dict
     from omegaconf.errors import OmegaConfBaseException
 
-    search = [f"hydra.searchpath=['file://{config_dir.resolve()}']"] if config_dir else []
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base=None):
-            cfg = hydra.compose("config", search + overrides, return_hydra_config=True)
+            cfg = hydra.compose(
+                "config", search_path(config_dir) + overrides, return_hydra_config=True
+            )
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"the configuration cannot be composed: {_first_line(error)}") from None
     options_of = cfg.hydra.runtime.choices

@@ -1,6 +1,6 @@
 """Intervals over tasks: episodes of one task are not independent, so tasks are resampled.
 
-What is said of several runs (seeds) is in `seeds`, which draws in the same way.
+Intervals over several runs (seeds) are in `report.seeds`, which resamples in the same way.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-DRAWS = 2000
+RESAMPLES = 2000
 Array = np.ndarray
 
 
@@ -24,7 +24,7 @@ class Interval:
     high: float
 
 
-def clustered(values: Sequence[Sequence[float]], seed: int = 0) -> Interval:
+def cluster_bootstrap(values: Sequence[Sequence[float]], seed: int = 0) -> Interval:
     """Mean and 95 % percentile bootstrap interval, resampling tasks: a list of values for each.
 
     The cluster bootstrap of Davison and Hinkley 1997, section 3.8. Raises ValueError without
@@ -32,36 +32,38 @@ def clustered(values: Sequence[Sequence[float]], seed: int = 0) -> Interval:
     """
     sums = np.array([[sum(row) for row in values]], dtype=float)
     counts = np.array([[len(row) for row in values]], dtype=float)
-    return resampled(sums, counts, seed)
+    return bootstrap_runs_and_tasks(sums, counts, seed)
 
 
-def resampled(sums: Array, counts: Array, seed: int) -> Interval:
-    """The mean of values that are summed and counted by run and task (both runs x tasks), with its
-    interval: runs and tasks are drawn, a task in all runs at once. A single run takes no draw, so
-    its interval is the same wherever it is computed. Raises ValueError without values."""
+def bootstrap_runs_and_tasks(sums: Array, counts: Array, seed: int) -> Interval:
+    """The mean of values, given as their sums and counts by run and task (both [runs, tasks]), with
+    its interval: runs and tasks are drawn, a task in all runs at once. A single run takes no draw,
+    so its interval is the same wherever it is computed. Raises ValueError without values."""
     if not counts.sum():
         raise ValueError("an interval needs at least one value")
     rng = np.random.default_rng(seed)
-    by_run, by_task = weights(rng, sums.shape[0]), weights(rng, sums.shape[1])
+    by_run = resample_counts(rng, sums.shape[0])  # [resamples, runs]
+    by_task = resample_counts(rng, sums.shape[1])  # [resamples, tasks]
     mean = float(sums.sum() / counts.sum())
-    return interval(mean, means(sums, counts, by_run, by_task))
+    return percentile_interval(mean, resampled_means(sums, counts, by_run, by_task))
 
 
-def weights(rng: np.random.Generator, size: int) -> Array:
-    """How often each of `size` things is drawn, in every one of DRAWS resamples (DRAWS x size)."""
-    picks = rng.integers(0, size, (DRAWS, size)) + size * np.arange(DRAWS)[:, None]
-    return np.bincount(picks.ravel(), minlength=DRAWS * size).reshape(DRAWS, size).astype(float)
+def resample_counts(rng: np.random.Generator, size: int) -> Array:
+    """How often each of `size` things is drawn in every resample, [RESAMPLES, size]."""
+    picks = rng.integers(0, size, (RESAMPLES, size)) + size * np.arange(RESAMPLES)[:, None]
+    counts = np.bincount(picks.ravel(), minlength=RESAMPLES * size)  # row by row, offset by size
+    return counts.reshape(RESAMPLES, size).astype(float)
 
 
-def means(sums: Array, counts: Array, by_run: Array, by_task: Array) -> Array:
-    """The mean of each resample; NaN where it drew no value."""
+def resampled_means(sums: Array, counts: Array, by_run: Array, by_task: Array) -> Array:
+    """The mean of each resample, [resamples]; NaN where it drew no value."""
     total = np.einsum("dt,dt->d", by_run @ sums, by_task)
     count = np.einsum("dt,dt->d", by_run @ counts, by_task)
     return total / np.where(count, count, np.nan)
 
 
-def interval(mean: float, draws: Array) -> Interval:
-    """A figure with what 95 % of the resamples lie between."""
+def percentile_interval(mean: float, draws: Array) -> Interval:
+    """A figure with the range in which 95 % of the resamples lie."""
     low, high = np.nanpercentile(draws, [2.5, 97.5])
     return Interval(mean, float(low), float(high))
 

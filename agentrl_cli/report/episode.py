@@ -1,13 +1,13 @@
-"""One episode, turn by turn, for a person: what was seen, done, earned and said of it.
+"""One episode, turn by turn, for a person: what was seen, done, earned and written of it.
 
-`numbers` and `texts` are what there is to tell of a turn; the terminal and the page show both.
+`numbers` and `texts` are all that is shown of a turn; the terminal and the page show both.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,26 +22,26 @@ from agentrl_cli.runs.run import Run, step_of
 
 NUMBERS = ("value", "advantage", "td_error", "ratio")
 COUNTS = ("masked", "discarded")  # of tokens, where an algorithm has recorded them
-TOLD = {*NUMBERS, *COUNTS, "critic", "privileged", "thoughts"}
+NOT_OF_THE_WORLD = {*NUMBERS, *COUNTS, "critic", "privileged", "thoughts"}  # in a turn's info
 VERDICTS = {True: "the action stands", False: "a better action exists", None: "unreadable"}
 FILTERS = ("won", "lost", "changed")
-Facts = list[tuple[str, str]]
+Facts = list[tuple[str, str]]  # labels, each with its text
 
 
 @dataclass(frozen=True)
-class Found:
-    """An episode that was asked for, the file it is in, how many of that file fit the question, and
-    how many there are."""
+class EpisodeMatch:
+    """The first episode that fits a query, the file it is in, all entries of that file that fit,
+    and the number of episodes in it."""
 
     episode: Episode
     file: Path
-    fitting: list[EpisodeEntry]
+    entries: list[EpisodeEntry]
     total: int
 
 
 def find_episode(
     run: Run, ref: str | None, step: int | None, filters: Collection[str] = ()
-) -> Found:
+) -> EpisodeMatch:
     """The episode whose id starts with `ref`, in the newest step that has one.
 
     Without `ref`: the first that a critic has annotated, else the first. `filters` keep the won,
@@ -56,32 +56,31 @@ def find_episode(
         files = [file for file in files if step_of(file) == step_of(files[-1])]
     elif filters:
         files = [file for file in files if file.name.startswith("eval-")]
-    for wanted in (True, False) if ref is None else (False,):
+    base = base_outcomes(run) if files and "changed" in filters else {}
+    for needs_critic in (True, False) if ref is None else (False,):
         for file in reversed(files):
-            fits = keeper(run, file, filters)
-            found = [entry for entry in episode_files.search(file, ref or "") if fits(entry)]
-            first = next((entry for entry in found if entry.annotated or not wanted), None)
+            entries = [e for e in episode_files.search(file, ref or "") if fits(e, filters, base)]
+            first = next((e for e in entries if e.annotated or not needs_critic), None)
             if first is not None:
-                return Found(
-                    episode_files.read(file, first), file, found, episode_files.count(file)
-                )
-    asked = " ".join([*(f"--{name}" for name in filters), *([f"'{ref}'"] if ref else [])])
-    raise UserError(f"run '{run.name}' has no episode {asked}; see {run.folder / 'episodes'}")
+                episode = episode_files.read(file, first)
+                return EpisodeMatch(episode, file, entries, episode_files.count(file))
+    query = " ".join([*(f"--{name}" for name in filters), *([f"'{ref}'"] if ref else [])])
+    raise UserError(f"run '{run.name}' has no episode {query}; see {run.folder / 'episodes'}")
 
 
-def keeper(run: Run, file: Path, filters: Collection[str]) -> Callable[[EpisodeEntry], bool]:
-    """Whether an episode of the file passes all filters."""
-    before = base_outcomes(run) if "changed" in filters else {}
+def fits(entry: EpisodeEntry, filters: Collection[str], base: dict[str, bool]) -> bool:
+    """Whether an episode passes all filters; `base` are the first evaluation's outcomes by id."""
+    passes = {
+        "won": entry.success,
+        "lost": not entry.success,
+        "changed": has_changed(entry, base),
+    }
+    return all(passes[name] for name in filters)
 
-    def fits(entry: EpisodeEntry) -> bool:
-        asked = {
-            "won": entry.success,
-            "lost": not entry.success,
-            "changed": before.get(entry.id, entry.success) != entry.success,
-        }
-        return all(asked[name] for name in filters)
 
-    return fits
+def has_changed(episode: Episode | EpisodeEntry, base: dict[str, bool]) -> bool:
+    """Whether an episode ended otherwise than with the starting weights, where these played it."""
+    return base.get(episode.id, episode.success) != episode.success
 
 
 def base_outcomes(run: Run) -> dict[str, bool]:
@@ -95,24 +94,27 @@ def base_outcomes(run: Run) -> dict[str, bool]:
 
 def render(episode: Episode, source: str) -> list[str]:
     """The lines to print; `source` says where the episode is from."""
-    lines = [line for label, text in summary(episode, source) for line in labelled(label, text)]
-    for number, (turn, earned) in enumerate(with_returns(episode), start=1):
-        lines += ["", *render_turn(number, turn, earned, episode.success)]
-    closing = [labelled(message.role, message.content) for message in episode.closing]
-    return [*lines, *([""] if closing else []), *(line for part in closing for line in part)]
+    lines = _labelled(summary(episode, source))
+    for number, (turn, return_) in enumerate(with_returns(episode), start=1):
+        lines += ["", *render_turn(number, turn, return_, episode.success)]
+    closing = _labelled([(message.role, message.content) for message in episode.closing])
+    return [*lines, *([""] if closing else []), *closing]
 
 
 def render_turn(
-    number: int, turn: Turn, earned: float | None = None, success: bool | None = None
+    number: int, turn: Turn, return_: float | None = None, success: bool | None = None
 ) -> list[str]:
     """A turn's numbers, observation, action and what the critic wrote."""
-    head = "  ".join(f"{name} {value}".strip() for name, value in numbers(turn, earned))
-    body = [line for label, text in texts(turn, success) for line in labelled(label, text)]
-    return [f"turn {number}  {head}", *body]
+    head = "  ".join(f"{name} {value}".strip() for name, value in numbers(turn, return_))
+    return [f"turn {number}  {head}", *_labelled(texts(turn, success))]
+
+
+def _labelled(facts: Facts) -> list[str]:
+    return [line for label, text in facts for line in labelled(label, text)]
 
 
 def summary(episode: Episode, source: str) -> Facts:
-    """What is told of an episode as a whole."""
+    """An episode as a whole: where it is from, its task, how it ended."""
     won = "success" if episode.success else "no success"
     ended = f"{won}, reward {episode.reward:g}, {len(episode.turns)} turns, {episode.stop}"
     return [
@@ -126,88 +128,86 @@ def summary(episode: Episode, source: str) -> Facts:
 
 def with_returns(episode: Episode) -> Iterator[tuple[Turn, float]]:
     """Every turn with its return: the undiscounted sum of the rewards from it on."""
-    earned = episode.reward
+    return_ = episode.reward
     for turn in episode.turns:
-        yield turn, earned
-        earned -= turn.reward
+        yield turn, return_
+        return_ -= turn.reward
 
 
-def numbers(turn: Turn, earned: float | None) -> Facts:
-    """What was earned, what the algorithm recorded of the turn, and how it ended if oddly."""
-    found = [("reward", f"{turn.reward:g}")]
-    found += [("return", f"{earned:g}")] if earned is not None else []
-    found += [(name, f"{turn.info[name]:+.3f}") for name in NUMBERS if name in turn.info]
-    found += [(name, f"{turn.info[name]:g}") for name in COUNTS if turn.info.get(name)]
-    found += [(turn.finish, "")] if turn.finish != "stop" else []
-    return found + ([("restart", "")] if turn.restart else [])
+def numbers(turn: Turn, return_: float | None) -> Facts:
+    """Reward and return, what the algorithm recorded of the turn, and how it ended if oddly."""
+    facts = [("reward", f"{turn.reward:g}")]
+    facts += [("return", f"{return_:g}")] if return_ is not None else []
+    facts += [(name, f"{turn.info[name]:+.3f}") for name in NUMBERS if name in turn.info]
+    facts += [(name, f"{turn.info[name]:g}") for name in COUNTS if turn.info.get(name)]
+    facts += [(turn.finish, "")] if turn.finish != "stop" else []
+    return facts + ([("restart", "")] if turn.restart else [])
 
 
 def texts(turn: Turn, success: bool | None) -> Facts:
-    """What the agent saw and did, what the world notes beside it, what the critic wrote of it."""
-    found: Facts = []
+    """What the agent saw and did, what the world notes of it, what the critic wrote of it."""
+    facts: Facts = []
     for message in turn.observation:
-        found.append((message.role, message.content))
-        found += [("calls", _text(call)) for call in message.tool_calls]
-    found += _action(turn)
-    notes = {key: value for key, value in turn.info.items() if key not in TOLD}
-    found += [("world", _notes(notes))] if notes else []
+        facts.append((message.role, message.content))
+        facts += [("calls", _text(call)) for call in message.tool_calls]
+    facts += _action(turn)
+    notes = {key: value for key, value in turn.info.items() if key not in NOT_OF_THE_WORLD}
+    facts += [("world", _notes(notes))] if notes else []
     hidden = turn.info.get("privileged")
-    found += [("hidden", _notes(hidden))] if hidden else []
-    return found + (_critic(turn.info["critic"], turn.action, success) if _said(turn) else [])
+    facts += [("hidden", _notes(hidden))] if hidden else []
+    critic = turn.info.get("critic")
+    return facts + (_critic(critic, turn.action, success) if isinstance(critic, dict) else [])
 
 
 def _action(turn: Turn) -> Facts:
-    """The action; where a critic took its thoughts one by one, each with what it said of it."""
+    """The action; where a critic judged its thoughts one by one, each with its numbers."""
     thoughts = turn.info.get("thoughts", [])
     if len(thoughts) < 2:
         return [("action", turn.action)]
-    return [("thought", "  ".join([_text(one["text"]).strip(), *_values(one)])) for one in thoughts]
+    return [("thought", _thought(thought)) for thought in thoughts]
 
 
-def _values(said: dict[str, Any]) -> list[str]:
-    return [f"{name} {said[name]:+.3f}" for name in NUMBERS if name in said]
+def _thought(thought: dict[str, Any]) -> str:
+    values = [f"{name} {thought[name]:+.3f}" for name in NUMBERS if name in thought]
+    return "  ".join([_text(thought["text"]).strip(), *values])
 
 
-def _said(turn: Turn) -> bool:
-    return isinstance(turn.info.get("critic"), dict)
-
-
-def _critic(said: dict[str, Any], action: str, success: bool | None) -> Facts:
-    """Forecasts (equal ones counted) and whether they came true, what was made of them, the refined
-    action, and what was made of that."""
-    found: Facts = []
+def _critic(critic: dict[str, Any], action: str, success: bool | None) -> Facts:
+    """Forecasts (equal ones counted) and whether they came true, the critique of the action, the
+    refined action, and its critique."""
+    facts: Facts = []
     for key, label in (("forecasts", "forecast"), ("others", "other")):
-        for text, count in Counter(map(_text, said.get(key, []))).most_common():
-            found.append((label, f"{count} x {text}" if count > 1 else text))
-    found += agreement(map(_text, said.get("forecasts", [])), success)
-    found += _judgement(said, "")
-    if said.get("refined"):
-        same = said["refined"] == action
-        found.append(("refined", "unchanged" if same else _text(said["refined"])))
-        found += _judgement(said, "refined_")
-    return found
+        for text, count in Counter(map(_text, critic.get(key, []))).most_common():
+            facts.append((label, f"{count} x {text}" if count > 1 else text))
+    facts += _agreement(map(_text, critic.get("forecasts", [])), success)
+    facts += _critique(critic, "")
+    if critic.get("refined"):
+        is_same = critic["refined"] == action
+        facts.append(("refined", "unchanged" if is_same else _text(critic["refined"])))
+        facts += _critique(critic, "refined_")
+    return facts
 
 
-def agreement(forecasts: Iterable[str], success: bool | None) -> Facts:
+def _agreement(forecasts: Iterable[str], success: bool | None) -> Facts:
     """How many forecasts named the outcome that came; nothing where it is not known."""
-    named = [said for said in map(outcome, forecasts) if said is not None]
+    named = [forecast for forecast in map(outcome, forecasts) if forecast is not None]
     if success is None or not named:
         return []
-    right, end = sum(said == success for said in named), "won" if success else "lost"
+    right, end = sum(forecast == success for forecast in named), "won" if success else "lost"
     return [("reality", f"{end}, as {right} of {len(named)} forecasts said")]
 
 
-def _judgement(said: dict[str, Any], of: str) -> Facts:
-    """The critique and its verdict; nothing where none was asked for."""
-    if not said.get(f"{of}critique"):
+def _critique(critic: dict[str, Any], prefix: str) -> Facts:
+    """A critique and its verdict; nothing where none was written."""
+    if not critic.get(f"{prefix}critique"):
         return []
-    given = said.get(f"{of}verdict")
-    verdict = VERDICTS[given] if isinstance(given, bool) else VERDICTS[None]
-    return [("critique", _text(said[f"{of}critique"])), ("verdict", verdict)]
+    optimal = critic.get(f"{prefix}verdict")
+    verdict = VERDICTS[optimal if isinstance(optimal, bool) else None]
+    return [("critique", _text(critic[f"{prefix}critique"])), ("verdict", verdict)]
 
 
 def _notes(notes: Any) -> str:
-    """`kind question, repeated false`: what the world says of a turn, in the order it said it."""
+    """`kind question, repeated false`: what the world notes of a turn, in its order."""
     if not isinstance(notes, dict):
         return _text(notes)
     return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in notes.items())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Array
 from agentrl_cli.report import seeds
-from agentrl_cli.report.compare import PHASES, SMOOTH, Comparison, Group, World
+from agentrl_cli.report.compare import PHASES, SMOOTHED_UPDATES, Comparison, World
 from agentrl_cli.report.records import Record
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 AXES = ("episodes", "gradient steps", "seconds")
 POINTS = 80  # of a curve
-LETTERS = 12  # of a label in an inch
-BANDED = 3  # runs from which a band is drawn
+LETTERS_PER_INCH = 12  # of a label
+MIN_RUNS_FOR_BAND = 3
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A", "#7A7A7A")
 DASHES = ("-", "--", "-.", ":")
 PHASE_COLOURS = ("#4C78A8", "#F2A65A", "#59A68F", "#B8B8B8")
@@ -43,24 +44,37 @@ STYLE: Any = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Line:
+    """The curve of one run."""
+
+    xs: Array  # [points]
+    ys: Array  # [points]
+
+
 def curves(world: World) -> Figure | None:
     """Success against episodes, gradient steps and seconds: evaluations above, fresh training
     episodes below (mean of five updates); thick lines are means over seeds, bands their 95 %
     intervals, thin lines single runs. None where nothing was logged."""
-    rows = [name for name in ("evaluation", "training") if any(_drawn(world, name))]
+    records = [record for group in world.groups for record in group.records]
+    rows = []
+    if any(record.evaluations for record in records):
+        rows.append((_evaluated, f"{world.split}, evaluated"))
+    if any("episodes/success" in record.columns for record in records):
+        rows.append((_trained, "train, as played"))
     if not rows:
         return None
-    figure, axes = _grid(len(rows), len(AXES), width=10.2, height=2.5 * len(rows) + 0.55)
-    for row, what in enumerate(rows):
-        for column, name in enumerate(AXES):
+    figure, grid = _grid(len(rows), len(AXES), width=10.2, height=2.5 * len(rows) + 0.55)
+    for axes, (read, title) in zip(grid, rows, strict=True):
+        for axis, name in zip(axes, AXES, strict=True):
             for number, group in enumerate(world.groups):
-                _curve(axes[row][column], group, what, name, world.split, number)
-            axes[row][column].set_xlabel(name if row == len(rows) - 1 else "")
-            axes[row][column].set_xlim(left=0)
-            _share(axes[row][column])
-        split = f"{world.split}, evaluated" if what == "evaluation" else "train, as played"
-        axes[row][0].set_ylabel(f"success ({split})")
-    _legend(figure, axes[0][0])
+                lines = [read(record, name, world.split) for record in group.records]
+                _mean_line(axis, lines, group.label, number, points=read is _evaluated)
+            axis.set_xlabel(name if axes is grid[-1] else "")
+            axis.set_xlim(left=0)
+            axis.yaxis.set_major_formatter(_percent())
+        axes[0].set_ylabel(f"success ({title})")
+    _legend(figure, grid[0][0])
     return figure
 
 
@@ -84,7 +98,7 @@ def finals(world: World, comparison: Comparison) -> Figure | None:
     numbers = {group.label: number for number, group in enumerate(world.groups)}
     if not rows:
         return None
-    width = _beside([row.group for row in rows])
+    width = _width_for([row.group for row in rows])
     figure, ((axis,),) = _grid(1, 1, width=width, height=0.95 + 0.42 * len(rows))
     for number, row in enumerate(rows):
         y, colour = len(rows) - 1 - number, COLOURS[numbers[row.group] % len(COLOURS)]
@@ -109,15 +123,15 @@ def costs(comparison: Comparison) -> Figure | None:
     rows = comparison.rows
     if not rows:
         return None
-    width = _beside([row.group for row in rows])
+    width = _width_for([row.group for row in rows])
     figure, ((axis,),) = _grid(1, 1, width=width, height=1.15 + 0.36 * len(rows))
     left = np.zeros(len(rows))
-    places = np.arange(len(rows))[::-1]
+    ys = np.arange(len(rows))[::-1]
     for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True):
-        spent = np.array([row.cost[f"seconds_{phase}"] for row in rows])
-        axis.barh(places, spent, left=left, height=0.62, color=colour, label=phase)
-        left += spent
-    axis.set_yticks(places, [row.group for row in rows])
+        seconds = np.array([row.cost[f"seconds_{phase}"] for row in rows])
+        axis.barh(ys, seconds, left=left, height=0.62, color=colour, label=phase)
+        left += seconds
+    axis.set_yticks(ys, [row.group for row in rows])
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("seconds of a run (mean over seeds)")
     _legend(figure, axis)
@@ -126,23 +140,22 @@ def costs(comparison: Comparison) -> Figure | None:
 
 def trends(world: World, metrics: Sequence[str]) -> Figure | None:
     """Each metric against updates, a panel each: mean over the seeds of a group, with its band."""
-    shown = [
-        name for name in metrics if any(_series(r, name) for g in world.groups for r in g.records)
-    ]
+    records = [record for group in world.groups for record in group.records]
+    shown = [name for name in metrics if any(_metric(record, name) for record in records)]
     if not shown:
         return None
     across = min(4, len(shown))
     down = math.ceil(len(shown) / across)
     figure, axes = _grid(down, across, width=2.55 * across + 0.3, height=2.1 * down + 0.55)
-    flat = [axis for row in axes for axis in row]
-    for axis, name in zip(flat, shown, strict=False):
+    panels = [axis for row in axes for axis in row]
+    for axis, name in zip(panels, shown, strict=False):
         for number, group in enumerate(world.groups):
-            lines = [found for record in group.records if (found := _series(record, name))]
+            lines = [line for record in group.records if (line := _metric(record, name))]
             _mean_line(axis, lines, group.label, number, points=len(lines) < 3)
         axis.set_title(name)
-    for axis in flat[len(shown) :]:
+    for axis in panels[len(shown) :]:
         axis.set_axis_off()
-    _legend(figure, *flat)
+    _legend(figure, *panels)
     return figure
 
 
@@ -161,67 +174,57 @@ def save(figure: Figure, file: Path) -> None:
         figure.savefig(file.with_suffix(".png"), dpi=160, metadata={"Software": None})
 
 
-def _drawn(world: World, what: str) -> list[bool]:
-    key = "episodes/success"
-    return [
-        bool(record.evaluations) if what == "evaluation" else key in record.columns
-        for group in world.groups
-        for record in group.records
-    ]
-
-
-def _curve(axis: Axes, group: Group, what: str, x: str, split: str, number: int) -> None:
-    read = _evaluated if what == "evaluation" else _trained
-    lines = [line for record in group.records if (line := read(record, x, split)) is not None]
-    _mean_line(axis, lines, group.label, number, points=what == "evaluation")
-
-
 def _mean_line(
-    axis: Axes, lines: Sequence[tuple[Array, Array]], label: str, number: int, points: bool
+    axis: Axes, curves: Sequence[Line | None], label: str, number: int, points: bool
 ) -> None:
     """Every run as a thin line (and its points), their mean as far as all of them came, and from
     three runs on the mean's band."""
+    lines = [line for line in curves if line is not None]
     if not lines:
         return
     colour = COLOURS[number % len(COLOURS)]
     dash = DASHES[number // len(COLOURS) % len(DASHES)]
-    grid = np.linspace(max(xs[0] for xs, _ in lines), min(xs[-1] for xs, _ in lines), POINTS)
-    rows = np.array([np.interp(grid, xs, ys) for xs, ys in lines])
+    start, end = max(line.xs[0] for line in lines), min(line.xs[-1] for line in lines)
+    grid = np.linspace(start, end, POINTS)
+    rows = np.array([np.interp(grid, line.xs, line.ys) for line in lines])  # [runs, POINTS]
     axis.plot(grid, rows.mean(0), dash, color=colour, label=label)
-    if len(lines) >= BANDED:
-        low, high = seeds.band(rows)
+    if len(lines) >= MIN_RUNS_FOR_BAND:
+        low, high = seeds.bootstrap_band(rows)
         axis.fill_between(grid, low, high, color=colour, alpha=0.16, lw=0)
-    for xs, ys in lines:
-        axis.plot(xs, ys, "o-" if points else "-", color=colour, alpha=0.45, lw=0.6, ms=2.8, mew=0)
+    form = "o-" if points else "-"
+    for line in lines:
+        axis.plot(line.xs, line.ys, form, color=colour, alpha=0.45, lw=0.6, ms=2.8, mew=0)
 
 
-def _evaluated(record: Record, x: str, split: str) -> tuple[Array, Array] | None:
-    """Evaluated success where it was measured, against x."""
-    points = sorted((s, record.score(s, split)) for s in record.evaluations)
-    known = [(step, score) for step, score in points if score is not None]
+def _evaluated(record: Record, axis: str, split: str) -> Line | None:
+    """Evaluated success where it was measured, against an axis."""
+    scores = {step: record.score(step, split) for step in sorted(record.evaluations)}
+    known = {step: score for step, score in scores.items() if score is not None}
     if not known:
         return None
     steps = np.concatenate([[0.0], record.steps])
-    spent = np.concatenate([[0.0], record.axis(x)])
-    return np.interp([s for s, _ in known], steps, spent), np.array([y for _, y in known])
+    xs = np.concatenate([[0.0], record.axis(axis)])
+    return Line(np.interp(list(known), steps, xs), np.array(list(known.values())))
 
 
-def _trained(record: Record, x: str, split: str) -> tuple[Array, Array] | None:
-    """Success of fresh episodes, smoothed, against x."""
+def _trained(record: Record, axis: str, split: str) -> Line | None:
+    """Success of fresh episodes, smoothed, against an axis."""
     if "episodes/success" not in record.columns:
         return None
-    return record.axis(x), np.array(seeds.trailing(list(record.total("episodes/success")), SMOOTH))
+    success = list(record.column("episodes/success"))
+    return Line(record.axis(axis), np.array(seeds.moving_average(success, SMOOTHED_UPDATES)))
 
 
-def _series(record: Record, name: str) -> tuple[Array, Array] | None:
+def _metric(record: Record, name: str) -> Line | None:
     """A metric against updates, from the evaluations where these log it, else from the updates."""
-    measured = sorted((s, row[name]) for s, row in record.evaluations.items() if name in row)
-    if measured:
-        return np.array([s for s, _ in measured], float), np.array([y for _, y in measured])
+    steps = [step for step in sorted(record.evaluations) if name in record.evaluations[step]]
+    if steps:
+        values = [record.evaluations[step][name] for step in steps]
+        return Line(np.array(steps, float), np.array(values))
     if name not in record.columns:
         return None
     known = ~np.isnan(record.columns[name])
-    return (record.steps[known], record.columns[name][known]) if known.any() else None
+    return Line(record.steps[known], record.columns[name][known]) if known.any() else None
 
 
 def _grid(
@@ -244,10 +247,6 @@ def _style() -> Any:
     return mpl.rc_context(STYLE)
 
 
-def _share(axis: Axes) -> None:
-    axis.yaxis.set_major_formatter(_percent())
-
-
 def _percent() -> Any:
     from matplotlib.ticker import PercentFormatter
 
@@ -255,20 +254,20 @@ def _percent() -> Any:
 
 
 def _legend(figure: Figure, *axes: Axes) -> None:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for axis in axes:
         handles, labels = axis.get_legend_handles_labels()
-        found |= {label: handle for label, handle in zip(labels, handles, strict=True)}
-    room = figure.get_figwidth() * LETTERS // (max(map(len, found), default=0) + 6)
-    columns = int(max(1, min(room, len(found))))
+        entries |= {label: handle for label, handle in zip(labels, handles, strict=True)}
+    room = figure.get_figwidth() * LETTERS_PER_INCH // (max(map(len, entries), default=0) + 6)
+    columns = int(max(1, min(room, len(entries))))
     figure.legend(
-        list(found.values()), list(found), loc="outside upper left", ncols=columns,
+        list(entries.values()), list(entries), loc="outside upper left", ncols=columns,
         frameon=False, handlelength=1.6, borderaxespad=0.2,
     )  # fmt: skip
-    rows = math.ceil(len(found) / columns)
+    rows = math.ceil(len(entries) / columns)
     figure.set_figheight(figure.get_figheight() + 0.19 * max(0, rows - 1))
 
 
-def _beside(labels: list[str]) -> float:
+def _width_for(labels: list[str]) -> float:
     """The width of a picture whose rows have these labels, in inches."""
-    return min(14.0, 6.6 + max(map(len, labels)) / LETTERS)
+    return min(14.0, 6.6 + max(map(len, labels)) / LETTERS_PER_INCH)

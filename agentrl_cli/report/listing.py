@@ -1,4 +1,5 @@
-"""The runs of a folder as rows: what each is, how far it came and how well it does."""
+"""The runs of a folder as rows: what each is, how far it came and how well it does. The keys of a
+row are those of `agentrl ls --json`."""
 
 from __future__ import annotations
 
@@ -12,20 +13,20 @@ from agentrl_cli.runs.run import Run
 HEADER = ["run", "status", "step", "reward", "eval", "error"]
 
 
-def row(run: Run) -> dict[str, Any]:
-    """One run; reward and evaluated success are the last logged, None before the first; `lost` are
-    the lines of its metrics that cannot be read."""
-    logged, lost = run.readable_metrics()
+def run_row(run: Run) -> dict[str, Any]:
+    """One run; reward and evaluated success are the last logged, None before the first; `lost` is
+    the number of lines of its metrics that cannot be read."""
+    lines, unreadable = run.readable_metrics()
     return {
         "run": run.name,
         "folder": str(run.folder),
         "status": run.meta["status"],
         "created": run.meta["created"],
-        "step": max((line["step"] for line in logged), default=0),
-        "reward": _last(logged, "reward/mean"),
-        "eval": _last(logged, "eval/*_success"),
+        "step": max((line["step"] for line in lines), default=0),
+        "reward": _last(lines, "reward/mean"),
+        "eval": _last(lines, "eval/*_success"),
         "error": run.meta.get("error"),
-        "lost": lost,
+        "lost": unreadable,
     }
 
 
@@ -37,20 +38,20 @@ def render(rows: list[dict[str, Any]]) -> list[str]:
 def notes(rows: list[dict[str, Any]]) -> list[str]:
     """A sentence for each run whose metrics are damaged."""
     return [
-        f"run '{one['run']}': unreadable lines of metrics.jsonl left out: {one['lost']}"
-        for one in rows
-        if one["lost"]
+        f"run '{row['run']}': unreadable lines of metrics.jsonl left out: {row['lost']}"
+        for row in rows
+        if row["lost"]
     ]
 
 
 def render_folders(folders: dict[Path, int]) -> list[str]:
     """The folders that hold runs themselves."""
-    return table(["folder", "runs"], [[str(folder), str(n)] for folder, n in folders.items()])
+    return table(["folder", "runs"], [[str(path), str(count)] for path, count in folders.items()])
 
 
-def _last(logged: list[dict[str, Any]], shape: str) -> float | None:
-    found = (line[key] for line in reversed(logged) for key in fnmatch.filter(line, shape))
-    return next(found, None)
+def _last(lines: list[dict[str, Any]], pattern: str) -> float | None:
+    values = (line[key] for line in reversed(lines) for key in fnmatch.filter(line, pattern))
+    return next(values, None)
 
 
 def _cell(value: Any) -> str:

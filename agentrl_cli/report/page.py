@@ -1,4 +1,5 @@
-"""One HTML file that needs nothing else: tables, pictures as images inside it, episodes to unfold.
+"""One HTML file that needs nothing else: tables, pictures as images inside it, and episodes to
+unfold.
 
 There is no script in it and nothing is fetched: its Content-Security-Policy allows images given as
 data and the one style sheet by its hash. Jinja escapes every text.
@@ -17,16 +18,24 @@ from agentrl_cli import __version__
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report import critic, tables
 from agentrl_cli.report.compare import Comparison, World
-from agentrl_cli.report.critic import Bin, Judgement, Verdicts
+from agentrl_cli.report.critic import Bin, Prediction, Verdicts
 from agentrl_cli.report.records import Record
 from agentrl_cli.report.tables import Cells, share
-from agentrl_cli.report.views import RunView, anchor_of, episode_view, grid, new_view, run_view
-from agentrl_cli.runs import episode_files
+from agentrl_cli.report.views import Limits, RunView, full_run_view, run_view
 
-TEXTS = 2_400_000  # characters of episodes in one page
-GRID = 12_000  # outcomes shown in one page
-WORST = 8
+MAX_CHARACTERS = 2_400_000  # of episodes in one page
+MAX_OUTCOMES = 12_000  # in one page
+WORST_TURNS = 8
 HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class WorstTurn:
+    """A turn of which a critic was very wrong; `anchor` is empty where the page has it not."""
+
+    prediction: Prediction
+    run: str
+    anchor: str
 
 
 @dataclass(frozen=True)
@@ -37,88 +46,72 @@ class CriticView:
     turns: int
     bins: list[Bin]
     verdicts: Verdicts | None
-    worst: list[tuple[Judgement, str, str]]  # and the run, and the turn's anchor
+    worst: list[WorstTurn]
 
 
 @dataclass
 class WorldView:
-    """What the page says of one world."""
+    """What the page shows of one world; `pictures` are images as data by name, `finished` the runs
+    with a final evaluation by group."""
 
     label: str
     results: Cells
     passes: Cells
-    spent: Cells
+    costs: Cells
     remarks: list[str]
-    pictures: list[tuple[str, str]]  # what it shows, and the image as data
+    pictures: dict[str, str]
     critics: list[CriticView]
     runs: list[RunView]
-    seeds: dict[str, list[tuple[int, str]]]  # of each group: the finished runs and their anchors
+    finished: dict[str, list[Record]]
 
 
 def world_view(
-    world: World, comparison: Comparison, pictures: dict[str, str], texts_left: int, pages: bool
+    world: World, comparison: Comparison, pictures: dict[str, str], characters: int, pages: bool
 ) -> WorldView:
-    """Everything of a world; `texts_left` bounds the characters of its episodes."""
+    """Everything of a world, with at most so many `characters` of its episodes; with `pages` its
+    runs have pages of their own to link to."""
+    count = max(1, sum(len(group.records) for group in world.groups))
+    limits = Limits(characters // count, MAX_OUTCOMES // count)
     runs: list[RunView] = []
     critics: list[CriticView] = []
-    records = [(group.label, record) for group in world.groups for record in group.records]
-    each = texts_left // max(1, len(records))
-    outcomes = GRID // max(1, len(records))
     for group in world.groups:
-        found: dict[str, list[Judgement]] = {}
-        for record in group.records:
-            page = f"pages/{record.slug}.html" if pages else ""
-            view, episodes = run_view(record, group.label, page, each, outcomes)
-            runs.append(view)
-            found[view.anchor] = critic.judgements(episodes)
-        if any(found.values()):
-            critics.append(critic_view(group.label, found, runs))
-    images = [(name, data_url(svg)) for name, svg in pictures.items()]
-    cells = tables.results(comparison), tables.passes(comparison), tables.spent(comparison)
-    links = {
-        group.label: [(r.seed, anchor_of(r)) for r in group.finished.values()]
-        for group in world.groups
-    }
-    return WorldView(world.label, *cells, tables.remarks(comparison), images, critics, runs, links)
+        views = [
+            run_view(record, group.label, f"pages/{record.slug}.html" if pages else "", limits)
+            for record in group.records
+        ]
+        runs += views
+        if any(view.predictions for view in views):
+            critics.append(critic_view(group.label, views))
+    return WorldView(
+        world.label, tables.results(comparison), tables.passes(comparison),
+        tables.costs(comparison), tables.remarks(comparison),
+        {name: data_url(svg) for name, svg in pictures.items()}, critics, runs,
+        {group.label: list(group.finished.values()) for group in world.groups},
+    )  # fmt: skip
 
 
-def critic_view(
-    group: str, found: dict[str, list[Judgement]], runs: Sequence[RunView]
-) -> CriticView:
-    """Calibration, verdicts and the worst turns of a group, from what was said in each run, which
-    its anchor names."""
-    names = {run.anchor: run.name for run in runs}
-    anchors = {(run.anchor, one.id): one.anchor for run in runs for one in run.episodes}
-    said = [one for judged in found.values() for one in judged]
-    rows = [(one, run) for run, judged in found.items() for one in critic.most_wrong(judged, WORST)]
-    rows.sort(key=lambda row: -row[0].error)
-    worst = [
-        (
-            one,
-            names[run],
-            f"{anchors[run, one.episode]}-t{one.turn}" if (run, one.episode) in anchors else "",
-        )
-        for one, run in rows[:WORST]
+def critic_view(group: str, runs: Sequence[RunView]) -> CriticView:
+    """Calibration, verdicts and the worst turns of a group's critic."""
+    predictions = [prediction for run in runs for prediction in run.predictions]
+    worst = [turn for run in runs for turn in worst_turns(run)]
+    worst.sort(key=lambda turn: -turn.prediction.error)
+    bins, verdicts = critic.calibration(predictions), critic.verdicts(predictions)
+    return CriticView(group, len(predictions), bins, verdicts, worst[:WORST_TURNS])
+
+
+def worst_turns(run: RunView) -> list[WorstTurn]:
+    """The turns of a run of which its critic was most wrong."""
+    anchors = {episode.id: f"{episode.anchor}-t" for episode in run.episodes}
+    return [
+        WorstTurn(p, run.name, f"{anchors[p.episode]}{p.turn}" if p.episode in anchors else "")
+        for p in critic.most_wrong(run.predictions, WORST_TURNS)
     ]
-    return CriticView(group, len(said), critic.calibration(said), critic.verdicts(said), worst)
 
 
 def run_page(record: Record, group: str) -> str | None:
     """A page of its own with every kept episode of a run's last evaluation; None without one."""
-    step = max((s for s in record.evaluations if record.entries(s)), default=None)
-    if step is None:
-        return None
-    entries, file = record.entries(step), record.episode_file(step)
-    before = {entry.id: entry.success for entry in record.entries(0)} if step else {}
-    view = new_view(record, group)
-    view.total = len(entries)
-    view.episodes = [
-        episode_view(episode_files.read(file, entry), f"{view.anchor}-e{n}", record.name, before)
-        for n, entry in enumerate(entries)
-    ]
-    links = {one.id: f"#{one.anchor}" for one in view.episodes}
-    view.grid, view.cut = grid(entries, before, links, len(entries))
-    return render([], [], [view], record.name)
+    view = full_run_view(record, group)
+    return render([], [], [view], record.name) if view else None
 
 
 def render(

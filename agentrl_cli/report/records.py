@@ -1,8 +1,8 @@
-"""Runs as the report reads them: columns of numbers instead of lines, and what cannot be read is
-counted and said, never guessed.
+"""Runs as the report reads them: columns of numbers instead of lines of JSON. What cannot be read
+is counted and noted, never guessed, and nothing is judged here.
 
-A run belongs to a *world* (environment and how it is evaluated) and within it to a *group* (all of
-its configuration but the seed and what only says where it computes). Nothing is judged here.
+A run belongs to a *world* (its environment and how it is evaluated) and within it to a *group* (all
+of its configuration but the seed and what only says where it computes).
 """
 
 from __future__ import annotations
@@ -23,28 +23,31 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Array, Interval
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.episode_files import EpisodeEntry
-from agentrl_cli.runs.find import NAMED, find_run, folders_of_runs, is_run, list_runs
+from agentrl_cli.runs.find import MAX_NAMED, find_run, folders_of_runs, is_run, list_runs
 from agentrl_cli.runs.run import Run
 
-SPENT = ("time/rollout", "time/algorithm", "time/train")  # learning, without evaluation
-ASIDE = ("seed", "name", "runs", "hardware", "logger", "save_every", "eval_every", "choices")
-WORLD = ("env", "eval")
-WITHOUT = "none"  # how a preset says that it uses none of something
-UNWORLDLY = ("eval.greedy", "eval.baseline")  # what is played besides
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LEARNING_TIMES = ("time/rollout", "time/algorithm", "time/train")  # all but evaluation
+IGNORED_WHEN_GROUPING = (
+    "seed", "name", "runs", "hardware", "logger", "save_every", "eval_every", "choices",
+)  # fmt: skip
+WORLD_NODES = ("env", "eval")  # of the configuration
+IGNORED_WHEN_COMPARING = ("eval.greedy", "eval.baseline")  # they add episodes and change none
+SWITCHED_OFF = "none"  # how a preset says that it uses none of something
+MAX_LABEL_KEYS = 3
+YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass
 class Record:
     """One run. `columns` hold the updates' metrics (NaN where a line has none), `evaluations` the
-    lines of evaluations by step, `lost` the number of lines that could not be read, `slug` its name
-    as an anchor and a file's name, which no other run of a report has."""
+    lines of evaluations by step, `slug` its name as an anchor and a file's name, which no other run
+    of a report has."""
 
     run: Run
     config: dict[str, Any]
     columns: dict[str, Array]
     evaluations: dict[int, dict[str, float]]
-    lost: int
+    unreadable_lines: int
     notes: list[str] = field(default_factory=list)
     slug: str = ""
 
@@ -52,6 +55,11 @@ class Record:
     def name(self) -> str:
         """The run's name."""
         return self.run.name
+
+    @property
+    def anchor(self) -> str:
+        """Where the run is in a page."""
+        return f"run-{self.slug}"
 
     @property
     def status(self) -> str:
@@ -66,28 +74,27 @@ class Record:
     @property
     def algo(self) -> str:
         """The chosen algorithm."""
-        return str(self.run.meta.get("choices", {}).get("algo") or "?")
+        return _choice(self.run, "algo")
 
     @property
     def env(self) -> str:
         """The chosen environment."""
-        return str(self.run.meta.get("choices", {}).get("env") or "?")
+        return _choice(self.run, "env")
 
     @property
     def steps(self) -> Array:
-        """The numbers of the logged updates."""
+        """The numbers of the logged updates, [updates]."""
         return self.columns.get("step", np.array([]))
 
     @property
     def last_step(self) -> int:
-        """How far the run came."""
+        """The last step that logged anything; 0 before the first."""
         return int(max([0, *self.steps[-1:], *self.evaluations]))
 
     @property
     def splits(self) -> list[str]:
         """The evaluated splits, the one whose episodes are kept first."""
-        last = self.evaluations[max(self.evaluations)] if self.evaluations else {}
-        return [k[5:-12] for k in last if k.startswith("eval/") and k.endswith("_success_low")]
+        return evaluated_splits(self.evaluations[max(self.evaluations)]) if self.evaluations else []
 
     @property
     def final_step(self) -> int | None:
@@ -101,21 +108,22 @@ class Record:
 
     def interval(self, split: str) -> Interval | None:
         """The final success with the interval that the run itself has logged; None without one."""
-        row = self.evaluations.get(self.final_step or 0, {})
-        keys = [f"eval/{split}_success{end}" for end in ("", "_low", "_high")]
-        return Interval(*(row[key] for key in keys)) if all(key in row for key in keys) else None
+        try:
+            return success_interval(self.evaluations.get(self.final_step or 0, {}), split)
+        except KeyError:
+            return None
 
     def outcomes(self, step: int) -> dict[str, list[float]] | None:
         """Success of every episode of the first split by task; None where they are not kept."""
-        found: dict[str, list[float]] = {}
+        by_task: dict[str, list[float]] = {}
         for entry in self.entries(step):
-            found.setdefault(entry.task, []).append(float(entry.success))
-        return found or None
+            by_task.setdefault(entry.task, []).append(float(entry.success))
+        return by_task or None
 
     def entries(self, step: int) -> list[EpisodeEntry]:
         """The kept episodes of an evaluation; none where its file is missing or damaged."""
         if step not in self._entries:
-            self._entries[step] = _entries(self.episode_file(step), self.notes, self.name)
+            self._entries[step] = _read_entries(self.episode_file(step), self.notes, self.name)
         return self._entries[step]
 
     def episode_file(self, step: int) -> Path:
@@ -128,151 +136,173 @@ class Record:
 
     def axis(self, name: str) -> Array:
         """The updates against `episodes`, `gradient steps` or `seconds` (without evaluations),
-        summed from the start."""
+        summed from the start, [updates]."""
         if name == "episodes":
-            return np.cumsum(self.total("episodes/count"))
-        if name == "seconds":
-            return np.cumsum(sum((self.total(part) for part in SPENT), np.zeros(len(self.steps))))
-        taken = [key for key in self.columns if key.endswith("/steps")]
-        if not taken:  # a run of an earlier version: one for each update
-            return np.arange(1, len(self.steps) + 1, dtype=float)
-        return np.cumsum(sum((self.total(key) for key in taken), np.zeros(len(self.steps))))
+            return np.cumsum(self.column("episodes/count"))
+        keys: Iterable[str] = LEARNING_TIMES
+        if name == "gradient steps":
+            keys = [key for key in self.columns if key.endswith("/steps")]
+            if not keys:  # a run of an earlier version: one for each update
+                return np.arange(1, len(self.steps) + 1, dtype=float)
+        return np.cumsum(sum((self.column(key) for key in keys), np.zeros(len(self.steps))))
 
-    def total(self, key: str) -> Array:
-        """A column with 0 where nothing was logged."""
+    def column(self, key: str) -> Array:
+        """A metric of the updates with 0 where nothing was logged, [updates]."""
         return np.nan_to_num(self.columns.get(key, np.zeros(len(self.steps))))
 
 
-def read_all(refs: Iterable[str]) -> list[Record]:
+def evaluated_splits(row: dict[str, Any]) -> list[str]:
+    """The splits whose success a line of metrics holds with its interval, in its order."""
+    ends = [key for key in row if key.startswith("eval/") and key.endswith("_success_low")]
+    return [key.removeprefix("eval/").removesuffix("_success_low") for key in ends]
+
+
+def success_interval(row: dict[str, Any], split: str) -> Interval:
+    """The success of a split as a line of metrics holds it. Raises KeyError where it does not."""
+    return Interval(*(row[f"eval/{split}_success{end}"] for end in ("", "_low", "_high")))
+
+
+def read_records(refs: Iterable[str]) -> list[Record]:
     """The runs that are named, and those in the folders that are named; each once, oldest first.
 
     Raises UserError for a folder without runs and for a name that no run has.
     """
-    found: dict[Path, Run] = {}
+    by_folder: dict[Path, Run] = {}
     for ref in refs:
-        for run in runs_of(ref):
-            found.setdefault(run.folder.resolve(), run)
-    return [read(run) for run in sorted(found.values(), key=lambda run: run.meta["created"])]
+        for run in find_runs(ref):
+            by_folder.setdefault(run.folder.resolve(), run)
+    runs = sorted(by_folder.values(), key=lambda run: run.meta["created"])
+    return [read_record(run) for run in runs]
 
 
-def runs_of(ref: str) -> list[Run]:
+def find_runs(ref: str) -> list[Run]:
     """A folder's runs, or the run that a name means."""
     folder = Path(ref)
-    if files.is_folder(folder) and not is_run(folder):
-        inside = list_runs(folder)
-        if not inside:
-            raise UserError(f"folder '{ref}' holds no runs; {_where(folder)}")
-        return inside
-    return [find_run(ref)]
+    if not files.is_folder(folder) or is_run(folder):
+        return [find_run(ref)]
+    if runs := list_runs(folder):
+        return runs
+    examples = ", ".join(map(str, list(folders_of_runs(folder))[:MAX_NAMED]))
+    remedy = "name one with runs in it" + (f", like {examples}" if examples else "")
+    raise UserError(f"folder '{ref}' holds no runs; {remedy}")
 
 
-def _where(folder: Path) -> str:
-    """What to name instead of a folder without runs."""
-    inside = ", ".join(map(str, list(folders_of_runs(folder))[:NAMED]))
-    return f"name one with runs in it, like {inside}" if inside else "name one with runs in it"
-
-
-def read(run: Run) -> Record:
+def read_record(run: Run) -> Record:
     """All that a report needs of a run, with a sentence for whatever is missing."""
-    kept, lost = run.readable_metrics()
-    updates = [row for row in kept if "time/train" in row]
+    rows, unreadable = run.readable_metrics()
+    updates = [row for row in rows if "time/train" in row]
     evaluations = {
-        row["step"]: _numbers(row) for row in kept if any(k.startswith("eval/") for k in row)
+        row["step"]: _numbers(row) for row in rows if any(key.startswith("eval/") for key in row)
     }
     notes: list[str] = []
-    record = Record(run, _config(run, notes), _columns(updates), evaluations, lost, notes)
-    record.notes = [*_state(record), *notes]
+    record = Record(
+        run, _read_config(run, notes), _columns(updates), evaluations, unreadable, notes
+    )
+    record.notes = [*_status_notes(record), *notes]
     return record
 
 
-def flat(node: dict[str, Any], path: str = "") -> dict[str, Any]:
+def flatten(node: dict[str, Any], path: str = "") -> dict[str, Any]:
     """A nested configuration with dotted names."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in node.items():
         name = f"{path}.{key}" if path else str(key)
-        found |= flat(value, name) if isinstance(value, dict) else {name: value}
-    return found
+        flat |= flatten(value, name) if isinstance(value, dict) else {name: value}
+    return flat
 
 
-def world_of(record: Record) -> dict[str, Any]:
+def world_settings(record: Record) -> dict[str, Any]:
     """What must be equal for two runs to be compared."""
-    keys = flat({name: record.config.get(name) for name in WORLD} | {"choice": record.env})
-    return {key: value for key, value in keys.items() if key not in UNWORLDLY}
+    nodes = {name: record.config.get(name) for name in WORLD_NODES}
+    settings = flatten(nodes | {"choice": record.env})
+    return {key: value for key, value in settings.items() if key not in IGNORED_WHEN_COMPARING}
 
 
-def group_of(record: Record) -> dict[str, Any]:
+def group_settings(record: Record) -> dict[str, Any]:
     """What must be equal for two runs to be one configuration. A run that it starts from counts by
     its own configuration, so that each seed may start from a run of its own."""
-    own = _chosen(record.config) | {"choice": record.algo}
-    if start := _start(record):
-        told = str(sorted(flat(_chosen(_config(start, []))).items()))
-        digest = hashlib.blake2b(told.encode(), digest_size=2).hexdigest()
-        own["init"] = f"{start.meta.get('choices', {}).get('algo', '?')}-{digest}"
-    return flat(own)
+    settings = _learning_nodes(record.config) | {"choice": record.algo}
+    if start := _starting_run(record):
+        start_settings = sorted(flatten(_learning_nodes(_read_config(start, []))).items())
+        digest = hashlib.blake2b(str(start_settings).encode(), digest_size=2).hexdigest()
+        settings["init"] = f"{_choice(start, 'algo')}-{digest}"
+    return flatten(settings)
 
 
-def _chosen(config: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in config.items() if k not in ASIDE and k not in WORLD}
+def _learning_nodes(config: dict[str, Any]) -> dict[str, Any]:
+    ignored = (*IGNORED_WHEN_GROUPING, *WORLD_NODES)
+    return {key: value for key, value in config.items() if key not in ignored}
 
 
-def _start(record: Record) -> Run | None:
+def _starting_run(record: Record) -> Run | None:
     """The run that a run starts from; None where there is none or it cannot be read."""
-    named = str(record.config.get("init"))
+    init = str(record.config.get("init"))
     try:
-        places = (Path(named), record.run.folder.parent / named)
-        return next((Run(place) for place in places if is_run(place)), None)
+        folders = (Path(init), record.run.folder.parent / init)
+        return next((Run(folder) for folder in folders if is_run(folder)), None)
     except UserError:
         return None
 
 
-def label(own: dict[str, Any], others: list[dict[str, Any]], most: int = 3) -> str:
+def settings_label(settings: dict[str, Any], all_settings: list[dict[str, Any]]) -> str:
     """The choice, and the keys in which others of the same choice differ: `nlac forecasts=4`; what
-    is switched off (`control=none`) is not told."""
-    rivals = [other for other in others if other["choice"] == own["choice"]]
-    keys = dict.fromkeys(key for one in (own, *rivals) for key in one)
-    apart = [key for key in keys if any(other.get(key) != own.get(key) for other in rivals)]
-    named = [key for key in apart if own.get(key, WITHOUT) != WITHOUT]
-    told = [f"{key.rpartition('.')[2]}={_short(own[key])}" for key in named]
-    more = [f"and {len(told) - most} more"] if len(told) > most else []
-    return " ".join([own["choice"], *told[:most], *more])
+    is switched off (`control=none`) is left out."""
+    same_choice = [other for other in all_settings if other["choice"] == settings["choice"]]
+    keys = dict.fromkeys(key for each in (settings, *same_choice) for key in each)
+    differing = [
+        key for key in keys if any(each.get(key) != settings.get(key) for each in same_choice)
+    ]
+    parts = [
+        f"{key.rpartition('.')[2]}={_short(settings[key])}"
+        for key in differing
+        if settings.get(key, SWITCHED_OFF) != SWITCHED_OFF
+    ]
+    rest = len(parts) - MAX_LABEL_KEYS
+    more = [f"and {rest} more"] if rest > 0 else []
+    return " ".join([settings["choice"], *parts[:MAX_LABEL_KEYS], *more])
 
 
 def _short(value: Any) -> str:
-    text = (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    """A value as YAML writes it, a long one without its middle."""
+    text = str(value)
+    if value is None or isinstance(value, bool):
+        text = "null" if value is None else text.lower()
     return text if len(text) <= 24 else text[:10] + "…" + text[-12:]
 
 
-def _state(record: Record) -> list[str]:
+def _status_notes(record: Record) -> list[str]:
     """A sentence for each thing that makes the run less than a finished one."""
     name, planned = f"run '{record.name}'", record.config.get("steps", "?")
     at = f"step {record.last_step} of {planned}"
     out = "it is in the curves and left out of the final figures"
-    found = []
-    if record.lost:
-        lines = "line" if record.lost == 1 else "lines"
-        found.append(f"{name}: {record.lost} {lines} of metrics.jsonl cannot be read, left out")
+    notes = []
+    if count := record.unreadable_lines:
+        lines = "line" if count == 1 else "lines"
+        notes.append(f"{name}: {count} {lines} of metrics.jsonl cannot be read, left out")
     if record.status in ("started", "running"):
-        found.append(f"{name} is still going, or its machine died ({at}): {out}")
+        notes.append(f"{name} is still going, or its machine died ({at}): {out}")
     elif record.status in ("failed", "stopped"):
         why = str(record.run.meta.get("error") or "").partition("\n")[0]
-        found.append(f"{name} {record.status} at {at}{': ' + why if why else ''}; {out}")
+        notes.append(f"{name} {record.status} at {at}{': ' + why if why else ''}; {out}")
     elif record.final_step is None:
-        found.append(f"{name} has no readable evaluation of its last step ({at}): {out}")
-    return found
+        notes.append(f"{name} has no readable evaluation of its last step ({at}): {out}")
+    return notes
 
 
-def _config(run: Run, notes: list[str]) -> dict[str, Any]:
+def _read_config(run: Run, notes: list[str]) -> dict[str, Any]:
     try:
         with run.config_file.open() as file:
-            content = yaml.load(file, LOADER)
+            content = yaml.load(file, YAML_LOADER)
     except (OSError, yaml.YAMLError):
         content = None
     if isinstance(content, dict):
         return content
     notes.append(f"run '{run.name}': config.yaml cannot be read; it is taken by its choices alone")
-    return {name: run.meta.get("choices", {}).get(name) for name in ("algo", "env", "model")}
+    return {group: run.meta.get("choices", {}).get(group) for group in ("algo", "env", "model")}
+
+
+def _choice(run: Run, group: str) -> str:
+    return str(run.meta.get("choices", {}).get(group) or "?")
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
@@ -291,7 +321,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Array]:
     }
 
 
-def _entries(file: Path, notes: list[str], name: str) -> list[EpisodeEntry]:
+def _read_entries(file: Path, notes: list[str], name: str) -> list[EpisodeEntry]:
     if not file.is_file():
         return []
     try:

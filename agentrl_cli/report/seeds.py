@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.core.statistics import DRAWS, Array, Interval, interval, means, resampled, weights
+from agentrl_cli.core.statistics import (
+    RESAMPLES,
+    Array,
+    Interval,
+    bootstrap_runs_and_tasks,
+    percentile_interval,
+    resample_counts,
+    resampled_means,
+)
 
 Outcomes = Mapping[str, Sequence[float]]  # the values of each task of one run
 
@@ -34,56 +42,63 @@ class Noise:
         return 1.96 * math.sqrt(2) * self.deviation
 
 
-def crossed(runs: Sequence[Outcomes], seed: int = 0) -> Interval:
+def crossed_bootstrap(runs: Sequence[Outcomes], seed: int = 0) -> Interval:
     """Mean success over runs and tasks; both are resampled, a task in all runs at once.
 
-    The product bootstrap of Owen 2007 ("The pigeonhole bootstrap"); of one run it is `clustered`,
-    draw by draw. Raises ValueError without values.
+    The product bootstrap of Owen 2007 ("The pigeonhole bootstrap"); of one run it is
+    `cluster_bootstrap`, draw by draw. Raises ValueError without values.
     """
     tasks = list(dict.fromkeys(task for run in runs for task in run))
-    return resampled(*_table(runs, tasks), seed)
+    return bootstrap_runs_and_tasks(*_sums_and_counts(runs, tasks), seed)
 
 
-def paired(ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes], seed: int = 0) -> Interval:
+def paired_difference(
+    ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes], seed: int = 0
+) -> Interval:
     """Mean difference (ours - theirs) over the tasks that both played; runs are given by seed.
 
     Tasks are resampled together on both sides, and so are runs where both have the same seeds.
     Raises ValueError where no task is common.
     """
-    mine = {task for run in ours.values() for task in run}
-    tasks = sorted(mine & {task for run in theirs.values() for task in run})
+    our_tasks = {task for run in ours.values() for task in run}
+    their_tasks = {task for run in theirs.values() for task in run}
+    tasks = sorted(our_tasks & their_tasks)
     if not tasks:
         raise ValueError("runs that played no common task cannot be compared in pairs")
-    left = _table([ours[s] for s in sorted(ours)], tasks)
-    right = _table([theirs[s] for s in sorted(theirs)], tasks)
+    left = _sums_and_counts([ours[key] for key in sorted(ours)], tasks)
+    right = _sums_and_counts([theirs[key] for key in sorted(theirs)], tasks)
     rng = np.random.default_rng(seed)
-    by_task, by_run = weights(rng, len(tasks)), weights(rng, len(ours))
-    by_other = by_run if set(ours) == set(theirs) else weights(rng, len(theirs))
-    draws = means(*left, by_run, by_task) - means(*right, by_other, by_task)
+    by_task, by_our_run = resample_counts(rng, len(tasks)), resample_counts(rng, len(ours))
+    has_same_seeds = set(ours) == set(theirs)
+    by_their_run = by_our_run if has_same_seeds else resample_counts(rng, len(theirs))
+    draws = resampled_means(*left, by_our_run, by_task)
+    draws -= resampled_means(*right, by_their_run, by_task)
     mean = left[0].sum() / left[1].sum() - right[0].sum() / right[1].sum()
-    return interval(float(mean), draws)
+    return percentile_interval(float(mean), draws)
 
 
 def iqm(scores: Sequence[float], seed: int = 0) -> Interval:
     """Interquartile mean of the runs' scores: the mean without the lowest and the highest quarter
     (of fewer than four: without none), runs resampled. Agarwal et al. 2021, section 4."""
     values = np.asarray(scores, dtype=float)
-    picks = np.random.default_rng(seed).integers(0, len(values), (DRAWS, len(values)))
-    return interval(float(_trimmed(values)), _trimmed(values[picks]))
+    picks = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
+    return percentile_interval(float(_trimmed(values)), _trimmed(values[picks]))
 
 
-def improvement(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> Interval:
+def probability_of_improvement(
+    ours: Sequence[float], theirs: Sequence[float], seed: int = 0
+) -> Interval:
     """The probability that one of our runs scores above one of theirs, ties counting half (the
     Mann-Whitney statistic); runs of both sides are resampled. Agarwal et al. 2021, section 4.2."""
     x, y = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
     above = (x[:, None] > y) + 0.5 * (x[:, None] == y)
     rng = np.random.default_rng(seed)
-    by_x, by_y = weights(rng, len(x)), weights(rng, len(y))
+    by_x, by_y = resample_counts(rng, len(x)), resample_counts(rng, len(y))
     draws = np.einsum("dx,xy,dy->d", by_x, above, by_y) / (len(x) * len(y))
-    return interval(float(above.mean()), draws)
+    return percentile_interval(float(above.mean()), draws)
 
 
-def noise(groups: Sequence[Sequence[float]]) -> Noise | None:
+def seed_noise(groups: Sequence[Sequence[float]]) -> Noise | None:
     """The noise floor from the scores of each configuration's runs; None where no configuration
     has two."""
     several = [np.asarray(group, dtype=float) for group in groups if len(group) > 1]
@@ -94,12 +109,12 @@ def noise(groups: Sequence[Sequence[float]]) -> Noise | None:
     return Noise(math.sqrt(squares / freedom), freedom)
 
 
-def reached(xs: Sequence[float], ys: Sequence[float], threshold: float) -> float | None:
+def first_reached(xs: Sequence[float], ys: Sequence[float], threshold: float) -> float | None:
     """The first x whose y is at least the threshold; None where it is never reached."""
     return next((x for x, y in zip(xs, ys, strict=True) if y >= threshold), None)
 
 
-def trailing(values: Sequence[float], width: int) -> list[float]:
+def moving_average(values: Sequence[float], width: int) -> list[float]:
     """The mean of each value and the `width - 1` before it (of those there are)."""
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])
     ends = np.arange(1, len(values) + 1)
@@ -107,15 +122,15 @@ def trailing(values: Sequence[float], width: int) -> list[float]:
     return list(map(float, (sums[ends] - sums[starts]) / (ends - starts)))
 
 
-def band(rows: Array, seed: int = 0) -> tuple[Array, Array]:
+def bootstrap_band(rows: Array, seed: int = 0) -> tuple[Array, Array]:
     """Low and high of the mean of curves (runs x points): the 95 % bootstrap interval over runs."""
-    draws = weights(np.random.default_rng(seed), len(rows)) @ rows / len(rows)
+    draws = resample_counts(np.random.default_rng(seed), len(rows)) @ rows / len(rows)
     low, high = np.percentile(draws, [2.5, 97.5], axis=0)
     return low, high
 
 
-def _table(runs: Sequence[Outcomes], tasks: Sequence[str]) -> tuple[Array, Array]:
-    """Sums and numbers of values, runs x tasks."""
+def _sums_and_counts(runs: Sequence[Outcomes], tasks: Sequence[str]) -> tuple[Array, Array]:
+    """Sums and numbers of values, both [runs, tasks]."""
     sums = [[float(sum(run.get(task, ()))) for task in tasks] for run in runs]
     counts = [[float(len(run.get(task, ()))) for task in tasks] for run in runs]
     return np.array(sums), np.array(counts)

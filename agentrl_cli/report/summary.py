@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentrl_cli.report.records import evaluated_splits, success_interval
 from agentrl_cli.runs.run import Run
-
-if TYPE_CHECKING:
-    pass
 
 SHARES = ("greedy_success", "invalid", "repeated")
 
@@ -21,9 +19,8 @@ def final_table(run: Run) -> str:
 
 def comparison(base: dict[str, Any], trained: dict[str, Any]) -> list[str]:
     """One line for each measure of each split; success with its 95 % interval clustered by task."""
-    splits = [key[5:-12] for key in trained if key.endswith("_success_low")]
     lines = [f"{'':<24} {'base':>18} {'trained':>18}"]
-    for split in splits:
+    for split in evaluated_splits(trained):
         values = [_interval(row, split) for row in (base, trained)]
         lines.append(f"{split + ' success':<24} {values[0]:>18} {values[1]:>18}")
         for name, form in (("turns_to_success", ".1f"), *((share, ".1%") for share in SHARES)):
@@ -35,5 +32,5 @@ def comparison(base: dict[str, Any], trained: dict[str, Any]) -> list[str]:
 
 
 def _interval(row: dict[str, Any], split: str) -> str:
-    mean, low, high = (row[f"eval/{split}_success{end}"] for end in ("", "_low", "_high"))
-    return f"{mean:.1%} [{low:.1%}, {high:.1%}]".replace("%]", "]").replace("%, ", ", ")
+    success = success_interval(row, split)
+    return f"{success.mean:.1%} [{100 * success.low:.1f}, {100 * success.high:.1f}]"

@@ -2,66 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from agentrl_cli.core.statistics import Interval
 from agentrl_cli.report.compare import Comparison, Figures
 from agentrl_cli.report.text import safe
 
-TRIMMED = 4  # runs from which an IQM differs from the mean
+MIN_RUNS_FOR_IQM = 4  # with fewer it is the mean
 Cells = list[list[str]]
+Columns = dict[str, Callable[[Figures], str]]  # headers, each with what its cells show of a row
 
 
 def results(comparison: Comparison) -> Cells:
-    """Header and rows: base, final, all seeds, gain, IQM, and what is said against the
+    """Header and rows: base, final, all seeds, gain, IQM, and the difference from the
     reference."""
-    rows, against = comparison.rows, comparison.reference
-    columns: list[tuple[str, Any]] = [
-        ("group", lambda row: row.group),
-        ("seeds", lambda row: " ".join(map(str, row.seeds))),
-        ("base", lambda row: share(row.base and row.base.mean)),
-        ("final [95 %]", lambda row: interval(row.final)),
-        ("each seed", lambda row: " ".join(map(share, row.scores))),
-        ("gain [95 %]", lambda row: interval(row.gain, signed=True)),
-    ]
-    if any(len(row.scores) >= TRIMMED for row in rows):
-        columns.append(("IQM [95 %]", lambda row: interval(row.iqm)))
-    if against is not None:
-        columns += [
-            (f"less {against} [95 %]", lambda row: interval(row.difference, signed=True)),
-            (f"P(above {against})", lambda row: probability(row.improvement)),
-        ]
+    rows, reference = comparison.rows, comparison.reference
+    columns: Columns = {
+        "group": lambda row: row.group,
+        "seeds": lambda row: " ".join(map(str, row.seeds)),
+        "base": lambda row: share(row.base and row.base.mean),
+        "final [95 %]": lambda row: interval(row.final),
+        "each seed": lambda row: " ".join(map(share, row.scores)),
+        "gain [95 %]": lambda row: interval(row.gain, signed=True),
+    }
+    if any(len(row.scores) >= MIN_RUNS_FOR_IQM for row in rows):
+        columns["IQM [95 %]"] = lambda row: interval(row.iqm)
+    if reference is not None:
+        columns[f"less {reference} [95 %]"] = lambda row: interval(row.difference, signed=True)
+        columns[f"P(above {reference})"] = lambda row: probability(row.improvement)
     return _cells(columns, rows)
 
 
-def spent(comparison: Comparison) -> Cells:
+def costs(comparison: Comparison) -> Cells:
     """Header and rows: what a run cost, and what it took to reach the threshold."""
     rows = comparison.rows
-    level = next((row.efficiency.threshold for row in rows if row.efficiency), None)
-    columns: list[tuple[str, Any]] = [
-        ("group", lambda row: row.group),
-        ("episodes", lambda row: count(row.cost["episodes"])),
-        ("tokens played", lambda row: count(row.cost["tokens_played"])),
-        ("tokens trained", lambda row: count(row.cost["tokens_trained"])),
-        ("seconds", lambda row: count(row.cost["seconds"])),
-        ("+ evaluation", lambda row: count(row.cost["seconds_eval"])),
-    ]
-    if level is not None:
-        to = f"to {share(level)} %"
-        columns += [
-            (f"episodes {to}", lambda row: _until(row, "episodes")),
-            (f"seconds {to}", lambda row: _until(row, "seconds")),
-            ("reached by", lambda row: _reached(row)),
-        ]
+    threshold = next((row.efficiency.threshold for row in rows if row.efficiency), None)
+    columns: Columns = {
+        "group": lambda row: row.group,
+        "episodes": lambda row: count(row.cost["episodes"]),
+        "tokens played": lambda row: count(row.cost["tokens_played"]),
+        "tokens trained": lambda row: count(row.cost["tokens_trained"]),
+        "seconds": lambda row: count(row.cost["seconds"]),
+        "+ evaluation": lambda row: count(row.cost["seconds_eval"]),
+    }
+    if threshold is not None:
+        to = f"to {share(threshold)} %"
+        columns[f"episodes {to}"] = lambda row: count(row.efficiency and row.efficiency.episodes)
+        columns[f"seconds {to}"] = lambda row: count(row.efficiency and row.efficiency.seconds)
+        columns["reached by"] = _reached
     return _cells(columns, rows)
 
 
 def passes(comparison: Comparison) -> Cells:
     """Header and rows: pass@k and pass^k; the header alone where tasks were played once."""
     names = list(dict.fromkeys(name for row in comparison.rows for name in row.passes))
-    columns: list[tuple[str, Any]] = [("group", lambda row: row.group)]
-    columns += [(name, partial(_passed, name)) for name in sorted(names, key=_by_kind)]
+    columns: Columns = {"group": lambda row: row.group}
+    columns |= {name: partial(_passed, name) for name in sorted(names, key=_kind_and_k)}
     return _cells(columns, comparison.rows if names else [])
 
 
@@ -71,14 +68,13 @@ def remarks(comparison: Comparison) -> list[str]:
         f"Success on {comparison.split} in %. Intervals resample tasks, and seeds where there are"
         " several; with two or three seeds they are too narrow for a new seed."
     ]
-    if comparison.noise is None:
+    if (noise := comparison.noise) is None:
         lines.append("Noise between seeds: unknown, no configuration has two finished runs.")
     else:
-        floor = comparison.noise
         lines.append(
-            f"Noise between seeds: {share(floor.deviation)} points (pooled standard deviation,"
-            f" {floor.freedom} degrees of freedom); two single runs differ by more than"
-            f" {share(floor.least_difference)} points only once in twenty."
+            f"Noise between seeds: {share(noise.deviation)} points (pooled standard deviation,"
+            f" {noise.freedom} degrees of freedom); two single runs differ by more than"
+            f" {share(noise.least_difference)} points only once in twenty."
         )
     few = [row.group for row in comparison.rows if len(row.scores) < 3]
     if few:
@@ -90,15 +86,15 @@ def markdown(comparison: Comparison) -> list[str]:
     """The lines of a Markdown table: every finished group with each seed's final and its interval,
     the mean gain and seconds. A group of other seeds than the most names its own."""
     usual = max((row.seeds for row in comparison.rows), key=len, default=[])
-    columns: list[tuple[str, Any]] = [
-        ("algorithm", lambda row: row.group + ("" if row.seeds == usual else _seeds(row.seeds))),
-        ("base, %", lambda row: share(row.base and row.base.mean)),
-        (f"final, %, seeds {_listed(usual)}", lambda row: ", ".join(map(interval, row.intervals))),
-        ("gain, points", lambda row: share(row.gain and row.gain.mean, signed=True)),
-        ("training seconds", lambda row: count(row.cost["seconds"])),
-    ]
+    columns: Columns = {
+        "algorithm": lambda row: row.group + ("" if row.seeds == usual else _seeds(row.seeds)),
+        "base, %": lambda row: share(row.base and row.base.mean),
+        f"final, %, seeds {_listed(usual)}": lambda row: ", ".join(map(interval, row.intervals)),
+        "gain, points": lambda row: share(row.gain and row.gain.mean, signed=True),
+        "training seconds": lambda row: count(row.cost["seconds"]),
+    }
     header, *rows = _cells(columns, comparison.rows)
-    return [_line(header), "|" + "---|" * len(header), *map(_line, rows)]
+    return [_markdown_row(header), "|" + "---|" * len(header), *map(_markdown_row, rows)]
 
 
 def draw(cells: Cells, title: str, width: int | None = None) -> str:
@@ -121,16 +117,16 @@ def draw(cells: Cells, title: str, width: int | None = None) -> str:
     return captured.get().rstrip("\n")
 
 
-def plain(text: str) -> str:
+def markdown_cell(text: str) -> str:
     """A text as one cell of a Markdown table."""
     return safe(text).replace("\n", " ").replace("|", "\\|")
 
 
-def interval(found: Interval | None, signed: bool = False) -> str:
+def interval(value: Interval | None, signed: bool = False) -> str:
     """`40.8 [33.8, 47.8]`, or a dash."""
-    if found is None:
+    if value is None:
         return "–"
-    mean, low, high = (share(x, signed) for x in (found.mean, found.low, found.high))
+    mean, low, high = (share(x, signed) for x in (value.mean, value.low, value.high))
     return f"{mean} [{low}, {high}]"
 
 
@@ -141,9 +137,9 @@ def share(value: float | None, signed: bool = False) -> str:
     return f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
 
 
-def probability(found: Interval | None) -> str:
+def probability(value: Interval | None) -> str:
     """`0.75 [0.00, 1.00]`, or a dash."""
-    return "–" if found is None else f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    return "–" if value is None else f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
 
 def count(value: float | None) -> str:
@@ -151,8 +147,8 @@ def count(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
-def _line(row: list[str]) -> str:
-    return f"| {' | '.join(map(plain, row))} |"
+def _markdown_row(row: list[str]) -> str:
+    return f"| {' | '.join(map(markdown_cell, row))} |"
 
 
 def _seeds(seeds: list[int]) -> str:
@@ -163,7 +159,7 @@ def _listed(seeds: list[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def _by_kind(name: str) -> tuple[str, int]:
+def _kind_and_k(name: str) -> tuple[str, int]:
     return name[:5], int(name[5:])
 
 
@@ -171,13 +167,9 @@ def _passed(name: str, row: Figures) -> str:
     return interval(row.passes.get(name))
 
 
-def _until(row: Figures, what: str) -> str:
-    return count(getattr(row.efficiency, what)) if row.efficiency else "–"
-
-
 def _reached(row: Figures) -> str:
     return f"{row.efficiency.reached} of {row.efficiency.runs}" if row.efficiency else "–"
 
 
-def _cells(columns: list[tuple[str, Any]], rows: list[Figures]) -> Cells:
-    return [[name for name, _ in columns], *([read(row) for _, read in columns] for row in rows)]
+def _cells(columns: Columns, rows: list[Figures]) -> Cells:
+    return [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]

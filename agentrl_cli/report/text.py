@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
+from itertools import chain, count
 
-LABEL = 10
+LABEL_WIDTH = 10
 
 
 def safe(text: str) -> str:
@@ -14,7 +16,7 @@ def safe(text: str) -> str:
 
 def labelled(label: str, text: str, width: int = 100) -> list[str]:
     """`  label     text`, wrapped, later lines aligned with the first."""
-    head = f"  {safe(label):<{LABEL}}"
+    head = f"  {safe(label):<{LABEL_WIDTH}}"
     room = max(width - len(head), 20)
     paragraphs = safe(text).split("\n") or [""]
     lines = [part for paragraph in paragraphs for part in textwrap.wrap(paragraph, room) or [""]]
@@ -28,6 +30,15 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells
     ]
+
+
+def number_duplicates(names: Iterable[str], suffix: str) -> list[str]:
+    """The names, made different: equal ones get a suffix like `-{}` with a number from 2 on."""
+    distinct: dict[str, None] = {}
+    for name in names:
+        numbered = chain([name], (name + suffix.format(number) for number in count(2)))
+        distinct[next(candidate for candidate in numbered if candidate not in distinct)] = None
+    return list(distinct)
 
 
 def _escape(character: str) -> str:

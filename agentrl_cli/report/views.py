@@ -1,21 +1,31 @@
-"""What the page says of one run: its facts, the outcome of every game, and games turn by turn."""
+"""What the page shows of one run: its facts, the outcome of every game, and games turn by turn."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, count, zip_longest
+from itertools import chain, zip_longest
+from pathlib import Path
 
 from agentrl_cli.core.types import Episode
-from agentrl_cli.report.episode import Facts, numbers, summary, texts, with_returns
+from agentrl_cli.report import critic
+from agentrl_cli.report.episode import (
+    Facts,
+    has_changed,
+    numbers,
+    summary,
+    texts,
+    with_returns,
+)
 from agentrl_cli.report.records import Record
 from agentrl_cli.report.tables import share
+from agentrl_cli.report.text import number_duplicates
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.episode_files import EpisodeEntry
 
 EXAMPLES = 6  # episodes of a run in the report
-LONGEST = 120  # letters of a slug
+MAX_SLUG = 120  # letters
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,7 @@ class EpisodeView:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GridCell:
     """An episode in the grid of outcomes; `link` leads to its turns and is empty where no page
     holds them."""
 
@@ -53,80 +63,102 @@ class Outcome:
 
 @dataclass
 class RunView:
-    """A run: what it is, the command that shows a game of it, its outcomes by task, and episodes
-    of it."""
+    """A run: what it is, the command that shows a game of it, its outcomes by task, episodes of it,
+    and what its critic expected. `page` is the address of its own page, if it has one."""
 
     name: str
     anchor: str
     command: str
     group: str
     facts: Facts
-    grid: dict[str, list[Outcome]] = field(default_factory=dict)
-    cut: int = 0  # tasks that the grid leaves out
+    page: str = ""
+    grid: dict[str, list[GridCell]] = field(default_factory=dict)
+    tasks_left_out: int = 0  # of the grid
     episodes: list[EpisodeView] = field(default_factory=list)
     total: int = 0
-    page: str = ""
+    predictions: list[critic.Prediction] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation whose episodes are kept; `base` are the starting weights' outcomes by id."""
+
+    file: Path
+    entries: list[EpisodeEntry]
+    base: dict[str, bool]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a page may show of each run."""
+
+    characters: int  # of its episodes
+    outcomes: int  # in its grid
 
 
 def slugs(names: Iterable[str]) -> list[str]:
     """Each name in letters that an anchor and a file's name may have; those that come out equal
     are numbered from the second on."""
-    found: dict[str, None] = {}
-    for name in names:
-        plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:LONGEST]
-        numbered = (f"{plain}-{n}" for n in count(2))
-        found[next(one for one in chain([plain], numbered) if one not in found)] = None
-    return list(found)
+    plain = (re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_SLUG] for name in names)
+    return number_duplicates(plain, "-{}")
 
 
-def run_view(
-    record: Record, group: str, page: str, texts_left: int, outcomes_left: int
-) -> tuple[RunView, list[Episode]]:
-    """A run, and the episodes that were read: those shown, and all that a critic annotated. `page`
-    is the address of the run's own page, if it has one."""
-    view = new_view(record, group, page)
-    anchor = view.anchor
-    step = max((s for s in record.evaluations if record.entries(s)), default=None)
+def last_evaluation(record: Record) -> Evaluation | None:
+    """The newest evaluation whose episodes are kept; None without one."""
+    step = max((step for step in record.evaluations if record.entries(step)), default=None)
     if step is None:
-        return view, []
-    entries = record.entries(step)
-    before = {entry.id: entry.success for entry in record.entries(0)} if step else {}
-    chosen = {entry.id for entry in pick(entries, before)}
-    read: list[Episode] = []
-    for number, entry in enumerate(entries):
-        if entry.id in chosen or entry.annotated:
-            read.append(episode_files.read(record.episode_file(step), entry))
-        if entry.id in chosen and read[-1].id == entry.id:
-            shown = episode_view(read[-1], f"{anchor}-e{number}", record.name, before)
-            size = len(str(shown))
-            if size <= texts_left:
+        return None
+    base = {entry.id: entry.success for entry in record.entries(0)} if step else {}
+    return Evaluation(record.episode_file(step), record.entries(step), base)
+
+
+def run_view(record: Record, group: str, page: str, limits: Limits) -> RunView:
+    """A run with a few episodes of its last evaluation, and with all that its critic expected."""
+    view = new_view(record, group, page)
+    evaluation = last_evaluation(record)
+    if evaluation is None:
+        return view
+    examples, characters = {entry.id for entry in choose_examples(evaluation)}, 0
+    for number, entry in enumerate(evaluation.entries):
+        if entry.id not in examples and not entry.annotated:
+            continue
+        episode = episode_files.read(evaluation.file, entry)
+        view.predictions += critic.predictions([episode])
+        if entry.id in examples and episode.id == entry.id:
+            shown = episode_view(episode, f"{view.anchor}-e{number}", view.name, evaluation.base)
+            if characters + len(str(shown)) <= limits.characters:
                 view.episodes.append(shown)
-                texts_left -= size
-    links = {e.id: f"{page}#{anchor}-e{n}" for n, e in enumerate(entries)} if page else {}
-    links |= {one.id: f"#{one.anchor}" for one in view.episodes}
-    view.total = len(entries)
-    view.grid, view.cut = grid(entries, before, links, outcomes_left)
-    return view, read
+                characters += len(str(shown))
+    fill_grid(view, evaluation, limits.outcomes)
+    return view
+
+
+def full_run_view(record: Record, group: str) -> RunView | None:
+    """A run with every kept episode of its last evaluation; None without one."""
+    evaluation = last_evaluation(record)
+    if evaluation is None:
+        return None
+    view = new_view(record, group)
+    for number, entry in enumerate(evaluation.entries):
+        episode = episode_files.read(evaluation.file, entry)
+        anchor = f"{view.anchor}-e{number}"
+        view.episodes.append(episode_view(episode, anchor, view.name, evaluation.base))
+    fill_grid(view, evaluation, len(evaluation.entries))
+    return view
 
 
 def new_view(record: Record, group: str, page: str = "") -> RunView:
     """A run without its episodes."""
     facts = list(_facts(record))
-    return RunView(
-        record.name, anchor_of(record), record.run.quoted_folder, group, facts, page=page
-    )
+    return RunView(record.name, record.anchor, record.run.quoted_folder, group, facts, page)
 
 
-def anchor_of(record: Record) -> str:
-    """Where a run is in a page."""
-    return f"run-{record.slug}"
-
-
-def pick(entries: Sequence[EpisodeEntry], before: dict[str, bool]) -> list[EpisodeEntry]:
+def choose_examples(evaluation: Evaluation) -> list[EpisodeEntry]:
     """A few to show, in turn: newly won, newly lost, annotated, lost, won."""
+    entries, base = evaluation.entries, evaluation.base
     kinds = (
-        [e for e in entries if e.success and before.get(e.id) is False],
-        [e for e in entries if not e.success and before.get(e.id)],
+        [e for e in entries if e.success and base.get(e.id) is False],
+        [e for e in entries if not e.success and base.get(e.id)],
         [e for e in entries if e.annotated],
         [e for e in entries if not e.success],
         [e for e in entries if e.success],
@@ -135,33 +167,32 @@ def pick(entries: Sequence[EpisodeEntry], before: dict[str, bool]) -> list[Episo
     return list({e.id: e for e in turns if e is not None}.values())[:EXAMPLES]
 
 
-def grid(
-    entries: Sequence[EpisodeEntry], before: dict[str, bool], links: dict[str, str], most: int
-) -> tuple[dict[str, list[Outcome]], int]:
-    """Outcomes by task, at most about `most` of them, and how many tasks that leaves out."""
-    tasks: dict[str, list[Outcome]] = {}
-    for entry in entries:
-        changed = before.get(entry.id, entry.success) != entry.success
-        one = Outcome(entry.id, entry.success, changed, links.get(entry.id, ""))
-        tasks.setdefault(entry.task, []).append(one)
-    kept: dict[str, list[Outcome]] = {}
+def fill_grid(view: RunView, evaluation: Evaluation, limit: int) -> None:
+    """Give the view its outcomes by task, at most about `limit` of them."""
+    links: dict[str, str] = {}
+    if view.page:
+        anchors = (f"{view.page}#{view.anchor}-e{n}" for n in range(len(evaluation.entries)))
+        links = {e.id: link for e, link in zip(evaluation.entries, anchors, strict=True)}
+    links |= {episode.id: f"#{episode.anchor}" for episode in view.episodes}
+    tasks: dict[str, list[GridCell]] = {}
+    for entry in evaluation.entries:
+        changed = has_changed(entry, evaluation.base)
+        cell = GridCell(entry.id, entry.success, changed, links.get(entry.id, ""))
+        tasks.setdefault(entry.task, []).append(cell)
     for task, row in tasks.items():
-        if sum(map(len, kept.values())) + len(row) <= most:
-            kept[task] = row
-    return kept, len(tasks) - len(kept)
+        if sum(map(len, view.grid.values())) + len(row) <= limit:
+            view.grid[task] = row
+    view.total, view.tasks_left_out = len(evaluation.entries), len(tasks) - len(view.grid)
 
 
-def episode_view(
-    episode: Episode, anchor: str, source: str, before: dict[str, bool]
-) -> EpisodeView:
+def episode_view(episode: Episode, anchor: str, source: str, base: dict[str, bool]) -> EpisodeView:
     """An episode with all that the terminal shows of it."""
     turns = [
-        TurnView(f"{anchor}-t{n}", numbers(turn, earned), texts(turn, episode.success))
-        for n, (turn, earned) in enumerate(with_returns(episode), start=1)
+        TurnView(f"{anchor}-t{n}", numbers(turn, return_), texts(turn, episode.success))
+        for n, (turn, return_) in enumerate(with_returns(episode), start=1)
     ]
     closing = [(message.role, message.content) for message in episode.closing]
-    changed = before.get(episode.id, episode.success) != episode.success
-    facts = summary(episode, source)
+    facts, changed = summary(episode, source), has_changed(episode, base)
     return EpisodeView(anchor, episode.id, episode.success, changed, facts, turns, closing)
 
 
@@ -175,5 +206,5 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     yield "made by", f"agentrl {meta.get('agentrl', '?')}, commit {git.get('commit', '?')}{dirty}"
     for step in sorted(record.evaluations):
         row = record.evaluations[step]
-        told = [f"{s} {share(row.get(f'eval/{s}_success'))} %" for s in record.splits]
-        yield f"step {step}", ", ".join(told)
+        successes = [f"{s} {share(row.get(f'eval/{s}_success'))} %" for s in record.splits]
+        yield f"step {step}", ", ".join(successes)

@@ -1,5 +1,5 @@
-"""Episode files: one episode a line, and beside each file an index of where every one lies and how
-it ended, so that one episode of a large file is opened without reading the others.
+"""Episode files: one episode a line, and an index file of where every episode lies and how it
+ended, so that one episode of a large file is opened without reading the others.
 
 A file without its index (or with one that belongs to other bytes) is scanned instead.
 """
@@ -17,13 +17,13 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 
-VERSION = 1
-OPENING = b'{"id": "'  # how a line begins that this module wrote
+INDEX_VERSION = 1
+LINE_START = b'{"id": "'  # of what this module wrote
 
 
 @dataclass(frozen=True)
 class EpisodeEntry:
-    """Where an episode lies in its file (bytes) and what is told of it without reading it."""
+    """Where an episode lies in its file (in bytes), and what the index says of it."""
 
     id: str
     task: str
@@ -32,19 +32,19 @@ class EpisodeEntry:
     success: bool
     reward: float
     turns: int
-    annotated: bool  # a critic has said something of it
+    annotated: bool  # by a critic
 
 
 def write(file: Path, episodes: list[Episode]) -> None:
     """Replace the file by one line for each episode, and its index."""
     index_file(file).unlink(missing_ok=True)
-    made = [episode.to_json() for episode in episodes]
-    lines = [files.json_line(row) for row in made]
+    rows = [episode.to_json() for episode in episodes]
+    lines = [files.json_line(row) for row in rows]
     files.replace_text(file, "".join(lines))
     sizes = [len(line.encode()) for line in lines]
     starts = accumulate(sizes, initial=0)
-    rows = [_entry(*row) for row in zip(made, starts, sizes, strict=False)]
-    content = {"version": VERSION, "bytes": sum(sizes), "episodes": [astuple(row) for row in rows]}
+    entries = [astuple(_entry(*line)) for line in zip(rows, starts, sizes, strict=False)]
+    content = {"version": INDEX_VERSION, "bytes": sum(sizes), "episodes": entries}
     files.replace_text(index_file(file), files.json_line(content))
 
 
@@ -61,17 +61,17 @@ def index_file(file: Path) -> Path:
 
 def search(file: Path, ref: str = "") -> Iterator[EpisodeEntry]:
     """The episodes whose id starts with `ref`, in the order of the file. Of a file without its
-    index the others are skipped unread, and these are read for what is told of them."""
-    known = _indexed(file)
-    found = known if known is not None else _scan(file, ref)
-    return (entry for entry in found if entry.id.startswith(ref))
+    index the others are skipped unread."""
+    index = _read_index(file)
+    entries = index if index is not None else _scan(file, ref)
+    return (entry for entry in entries if entry.id.startswith(ref))
 
 
 def count(file: Path) -> int:
     """How many episodes a file holds."""
-    known = _indexed(file)
-    if known is not None:
-        return len(known)
+    index = _read_index(file)
+    if index is not None:
+        return len(index)
     with file.open("rb") as lines:
         return sum(block.count(b"\n") for block in iter(lambda: lines.read(1 << 20), b""))
 
@@ -84,7 +84,7 @@ def read(file: Path, entry: EpisodeEntry) -> Episode:
     try:
         return Episode.from_json(row)
     except (KeyError, TypeError) as error:
-        raise _foreign(file, error) from None
+        raise _no_episodes(file, error) from None
 
 
 def read_all(file: Path) -> list[Episode]:
@@ -92,16 +92,16 @@ def read_all(file: Path) -> list[Episode]:
     try:
         return [Episode.from_json(row) for row in files.read_jsonl(file)]
     except (KeyError, TypeError) as error:
-        raise _foreign(file, error) from None
+        raise _no_episodes(file, error) from None
 
 
-def _indexed(file: Path) -> list[EpisodeEntry] | None:
-    """What the index says; None without one that fits the file's bytes."""
+def _read_index(file: Path) -> list[EpisodeEntry] | None:
+    """The entries of the index; None without one that fits the file's bytes."""
     if not index_file(file).is_file():
         return None
     try:
         content: dict[str, Any] = json.loads(index_file(file).read_text())
-        fits = content["version"] == VERSION and content["bytes"] == file.stat().st_size
+        fits = content["version"] == INDEX_VERSION and content["bytes"] == file.stat().st_size
         return [EpisodeEntry(*row) for row in content["episodes"]] if fits else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -110,29 +110,29 @@ def _indexed(file: Path) -> list[EpisodeEntry] | None:
 def _scan(file: Path, ref: str) -> Iterator[EpisodeEntry]:
     """Entries read off the lines; those whose id does not start with `ref` are skipped unread. A
     line cut off at the end is left out."""
-    wanted = OPENING + json.dumps(ref)[1:-1].encode()
+    wanted = LINE_START + json.dumps(ref)[1:-1].encode()
     start = 0
     try:
         with file.open("rb") as lines:
             for line in lines:
-                other = line.startswith(OPENING) and not line.startswith(wanted)
+                other = line.startswith(LINE_START) and not line.startswith(wanted)
                 if not other and line.endswith(b"\n"):
                     yield _entry(_row(file, line), start, len(line))
                 start += len(line)
     except OSError as error:
         raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
     except (KeyError, TypeError, AttributeError) as error:
-        raise _foreign(file, error) from None
+        raise _no_episodes(file, error) from None
 
 
 def _row(file: Path, line: bytes) -> dict[str, Any]:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise _foreign(file, error) from None
+        raise _no_episodes(file, error) from None
 
 
-def _foreign(file: Path, error: Exception) -> UserError:
+def _no_episodes(file: Path, error: Exception) -> UserError:
     return UserError(f"'{file}' does not hold episodes ({error}); name an episode file")
 
 

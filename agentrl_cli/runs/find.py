@@ -1,9 +1,10 @@
-"""Which runs lie in a folder, and which one a person means. What is in a run, `run` knows."""
+"""Which runs lie in a folder, and which run a name means. What is in a run, `run` knows."""
 
 from __future__ import annotations
 
 import difflib
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Run
 
 RUNS = Path("runs")
-NAMED = 3  # runs or folders that a hint names
+MAX_NAMED = 3  # runs or folders in a hint
 
 
 def list_runs(root: Path) -> list[Run]:
@@ -23,17 +24,14 @@ def list_runs(root: Path) -> list[Run]:
         try:
             runs.append(Run(file.parent))
         except UserError as error:
-            _say(f"left out: {error}")
+            _warn_once(f"left out: {error}")
     return sorted(runs, key=lambda run: run.meta["created"])
 
 
 def folders_of_runs(root: Path) -> dict[Path, int]:
     """The folders under `root` that hold runs themselves, a sweep's say, and how many each."""
-    found: dict[Path, int] = {}
-    for file in sorted(root.glob("*/*/meta.json")):
-        if not (folder := file.parent.parent / "meta.json").exists():
-            found[folder.parent] = found.get(folder.parent, 0) + 1
-    return found
+    runs = sorted(file.parent for file in root.glob("*/*/meta.json"))
+    return dict(Counter(run.parent for run in runs if not (run.parent / "meta.json").exists()))
 
 
 def is_run(folder: Path) -> bool:
@@ -49,35 +47,35 @@ def find_run(ref: str, root: Path = RUNS) -> Run:
     if ref == "last" and runs:
         return runs[-1]
     names = [run.name for run in runs]
-    found = [n for n in names if n == ref] or [n for n in names if _means(ref, n)]
-    if len(found) > 1:
-        raise UserError(f"run '{ref}' is ambiguous; give more letters of {', '.join(found)}")
-    if not found:
+    matches = [n for n in names if n == ref] or [n for n in names if _matches(ref, n)]
+    if len(matches) > 1:
+        raise UserError(f"run '{ref}' is ambiguous; give more letters of {', '.join(matches)}")
+    if not matches:
         raise UserError(f"run '{ref}' not found{_hint(ref, names, root)}")
-    return runs[names.index(found[0])]
+    return runs[names.index(matches[0])]
 
 
 def _hint(ref: str, names: list[str], root: Path) -> str:
     """Where the reference or else the root leads: runs inside, close names, folders of runs."""
     if files.is_folder(Path(ref)) and (inside := list_runs(Path(ref))):
-        some = ", ".join(run.quoted_folder for run in inside[:NAMED])
-        return f": it is a folder with runs in it; name one of the {len(inside)}, like {some}"
+        examples = ", ".join(run.quoted_folder for run in inside[:MAX_NAMED])
+        return f": it is a folder with runs in it; name one of the {len(inside)}, like {examples}"
     close = difflib.get_close_matches(ref, names, n=1, cutoff=0.3)
     if close:
         return f" in '{root}'; did you mean '{close[0]}'?"
     if folders := folders_of_runs(root):
-        some = ", ".join(map(str, list(folders)[:NAMED]))
-        return f" in '{root}'; there are folders of runs in it, see agentrl ls FOLDER: {some}"
+        examples = ", ".join(map(str, list(folders)[:MAX_NAMED]))
+        return f" in '{root}'; there are folders of runs in it, see agentrl ls FOLDER: {examples}"
     if names:
         return f" in '{root}'; see agentrl ls"
     return f": no runs in '{root}'; start one with agentrl train"
 
 
-def _means(ref: str, name: str) -> bool:
+def _matches(ref: str, name: str) -> bool:
     return name.startswith(ref) or name.endswith("_" + ref)
 
 
 @cache
-def _say(sentence: str) -> None:
+def _warn_once(sentence: str) -> None:
     """To stderr, once in a process however often the same folder is listed."""
     print(sentence, file=sys.stderr)

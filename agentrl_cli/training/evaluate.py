@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.core.statistics import clustered
+from agentrl_cli.core.statistics import cluster_bootstrap
 from agentrl_cli.core.types import Episode, Task, derive_seed, evenly_spaced
 from agentrl_cli.rollout.play import EpisodeStart
 
@@ -71,7 +71,7 @@ def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
     by_task: dict[str, list[float]] = {}
     for episode in episodes:
         by_task.setdefault(episode.task.id, []).append(float(episode.success))
-    success = clustered(list(by_task.values()))
+    success = cluster_bootstrap(list(by_task.values()))
     turns = [turn for episode in episodes for turn in episode.turns]
     flags = sorted({k for turn in turns for k, v in turn.info.items() if isinstance(v, bool)})
     shares = {flag: _mean([float(bool(t.info.get(flag))) for t in turns]) for flag in flags}

@@ -226,7 +226,7 @@ def keep(record: dict[str, Any]) -> None:
     """Store the result on test objects for `agentrl reproduce`."""
     if record["split"] == "test":
         found = reproduce.Result(*(record[key] for key in ("split", "final", "low", "high")))
-        reproduce.keep(preset(record), record["seed"], found)
+        reproduce.store_result(preset(record), record["seed"], found)
 
 
 def write(name: str, rows: Rows) -> None:

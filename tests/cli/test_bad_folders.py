@@ -11,7 +11,7 @@ from agentrl_cli.cli.reproduce import reproduce
 from agentrl_cli.config.compose import conf_folder, groups
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report.episode import find_episode
-from agentrl_cli.report.records import read_all
+from agentrl_cli.report.records import read_records
 from agentrl_cli.runs.find import find_run, folders_of_runs, list_runs
 from agentrl_cli.runs.run import Run
 from tests.builders.command_line import agentrl, refused
@@ -47,7 +47,7 @@ def test_a_run_that_cannot_be_read_is_named_and_the_others_are_shown(here: Path,
     (told,) = listed.stderr.splitlines()
     assert told.startswith("left out: 'runs/b/meta.json'")
     assert agentrl("show", "a").exit_code == agentrl("show", "last").exit_code == 0
-    assert [record.name for record in read_all(["runs"])] == ["a"]
+    assert [record.name for record in read_records(["runs"])] == ["a"]
     refused(agentrl("show", "runs/b"), "'runs/b/meta.json'")
     refused(agentrl("report", "runs/b"), "'runs/b/meta.json'")
 
@@ -160,5 +160,5 @@ def test_a_preset_s_runs_go_where_there_was_nothing(here: Path):
     run = write_run(here / "ready")
     kept.mkdir(parents=True)
     run.rename(kept / "twentyq_rft_s0")
-    (verdict,) = reproduce("twentyq_rft", [0], kept, store=False)
-    assert verdict.found.final == 5 / 8
+    (reproduction,) = reproduce("twentyq_rft", [0], kept, store=False)
+    assert reproduction.measured.final == 5 / 8

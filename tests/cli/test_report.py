@@ -24,14 +24,14 @@ def test_a_critic_is_held_against_outcomes_by_hand():
         episode("owl", 0, 0, value=0.25),
         episode("elk", 0, 1, critic={"forecasts": ["?"], "verdict": False}),
     ]
-    said = critic.judgements(played)
-    assert [(one.expected, one.came) for one in said] == [(0.5, True), (1.0, False), (0.25, False)]
-    assert [one.episode for one in critic.most_wrong(said, 2)] == ["t-dog-e00", "t-cat-e00"]
-    bins = critic.calibration(said)
-    assert [(b.low, b.turns, b.came) for b in bins] == [(0.2, 1, 0), (0.4, 1, 1), (0.8, 1, 0)]
-    verdicts = critic.verdicts(said)
+    predictions = critic.predictions(played)
+    assert [(p.expected, p.won) for p in predictions] == [(0.5, True), (1.0, False), (0.25, False)]
+    assert [p.episode for p in critic.most_wrong(predictions, 2)] == ["t-dog-e00", "t-cat-e00"]
+    bins = critic.calibration(predictions)
+    assert [(b.low, b.turns, b.won) for b in bins] == [(0.2, 1, 0), (0.4, 1, 1), (0.8, 1, 0)]
+    verdicts = critic.verdicts(predictions)
     assert verdicts == critic.Verdicts(2, 1.0, 0.5, None)
-    assert critic.verdicts(said[2:]) is None
+    assert critic.verdicts(predictions[2:]) is None
 
 
 def test_the_command_prints_a_table_and_says_where_the_page_is(agentrl: Agentrl, tmp_path: Path):

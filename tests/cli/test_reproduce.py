@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.cli import reproduce as module
-from agentrl_cli.cli.reproduce import Result, Verdict, read_stored, reproduce, result, smoke, toy
+from agentrl_cli.cli.reproduce import (
+    Reproduction,
+    Result,
+    final_result,
+    read_stored,
+    reproduce,
+    smoke_test,
+    toy_overrides,
+)
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Run
@@ -85,17 +93,17 @@ def test_every_stored_number_belongs_to_a_preset():
 
 
 def test_a_result_inside_the_stored_interval_agrees():
-    inside = Verdict("p", 0, Result("test", 0.36, 0.3, 0.4), STORED)
-    outside = Verdict("p", 0, Result("test", 0.46, 0.3, 0.5), STORED)
+    inside = Reproduction("p", 0, Result("test", 0.36, 0.3, 0.4), STORED)
+    outside = Reproduction("p", 0, Result("test", 0.46, 0.3, 0.5), STORED)
     assert (inside.agrees, outside.agrees) == (True, False)
     assert "36.0 % [30.0, 40.0] on test agrees with the stored 40.0 % [35.0" in inside.line()
     assert "DISAGREES" in outside.line()
 
 
 def test_without_a_stored_number_nothing_is_claimed():
-    alone = Verdict("p", 0, STORED, None)
+    alone = Reproduction("p", 0, STORED, None)
     assert alone.agrees is None and "nothing is stored" in alone.line()
-    other = Verdict("p", 0, Result("train", 0.4, 0.3, 0.5), STORED)
+    other = Reproduction("p", 0, Result("train", 0.4, 0.3, 0.5), STORED)
     assert other.agrees is None and "another split" in other.line()
 
 
@@ -104,7 +112,7 @@ def test_a_finished_run_is_compared_and_not_repeated(
 ):
     monkeypatch.setattr(module, "STORED", tmp_path / "stored.json")
     write_run(tmp_path / "twentyq_rft_s3", algo="rft", seed=3)
-    found = result(Run(tmp_path / "twentyq_rft_s3"))
+    found = final_result(Run(tmp_path / "twentyq_rft_s3"))
     assert found.split == "test" and found.final == 5 / 8
     (first,) = reproduce("twentyq_rft", [3], tmp_path, store=True)
     assert first.stored is None
@@ -141,16 +149,18 @@ def test_mistakes_are_one_sentence(tmp_path: Path, agentrl: Agentrl):
 
 
 def test_toy_sizes_are_set_where_a_preset_has_the_key():
-    told = toy(compose(["experiment=twentyq_archer"]))
-    assert {"steps=1", "algo.critic_warmup=0"} <= set(told)
-    assert not any(one.startswith(("algo.turns_per_update", "rollout.texts")) for one in told)
-    assert "init=null" in toy(compose(["experiment=math_stepagent_inverse"]))
+    overrides = toy_overrides(compose(["experiment=twentyq_archer"]))
+    assert {"steps=1", "algo.critic_warmup=0"} <= set(overrides)
+    assert not any(
+        override.startswith(("algo.turns_per_update", "rollout.texts")) for override in overrides
+    )
+    assert "init=null" in toy_overrides(compose(["experiment=math_stepagent_inverse"]))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_path_runs_at_toy_size(tmp_path: Path):
-    lines, failed = smoke(tmp_path)
+    lines, failed = smoke_test(tmp_path)
     assert failed == 0, "\n".join(lines)
     assert "of their numbers this says nothing" in lines[-1] and "paper_twentyq_nlac" in lines[-2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.cli.sweep import Sweep, summary, sweep
-from agentrl_cli.cli.sweep_worker import point_name, todo
+from agentrl_cli.cli.sweep_worker import next_verb, point_name
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.find import list_runs
@@ -19,7 +19,7 @@ from tests.builders.runs import SMALL, folders
 from tests.paths import ROOT
 
 
-def asked(*overrides: str) -> Sweep:
+def grid(*overrides: str) -> Sweep:
     return Sweep(list(overrides), None, "it")
 
 
@@ -39,7 +39,7 @@ def asked(*overrides: str) -> Sweep:
     ],
 )
 def test_points_are_counted_before_they_are_made(overrides: list[str], count: int | None):
-    assert asked(*overrides).points() == count
+    assert grid(*overrides).count_runs() == count
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_every_mistake_is_told_before_the_first_run(
 
 
 def test_every_choice_and_every_value_is_checked_without_the_whole_product():
-    found = asked("algo=sft,rft", "seed=range(50)", "steps=1,2,3", "eval_every=0")
-    points = list(found._cover())
+    sweep_of_all = grid("algo=sft,rft", "seed=range(50)", "steps=1,2,3", "eval_every=0")
+    points = list(sweep_of_all.points_to_check())
     assert len(points) == 2 + 49 + 2
     told = {override for point in points for override in point}
     assert {"algo=rft", "seed=49", "steps=3", "eval_every=0"} <= told
@@ -104,7 +104,7 @@ def test_runs_are_named_by_what_varies():
     assert point_name("++eval.splits=[test]") == "eval.splits-test"
     long = [point_name("++init=" + "x" * 300 + end) for end in "ab"]
     assert long[0] != long[1] and max(map(len, long)) < 140
-    told = asked("algo=sft,rft", "steps=3").arguments()
+    told = grid("algo=sft,rft", "steps=3").arguments()
     assert "hydra.job.config.override_dirname.exclude_keys=[steps,runs]" in told
 
 
@@ -116,9 +116,9 @@ def test_a_folder_of_groups_reaches_hydra_as_it_is_written(tmp_path: Path):
 
 
 def test_runs_side_by_side_get_one_thread_each_unless_told():
-    assert "hardware.threads=1" in asked("seed=0,1", "hydra/launcher=joblib").arguments()
-    assert "hardware.threads=1" not in asked("seed=0,1").arguments()
-    told = asked("seed=0,1", "hydra/launcher=joblib", "hardware.threads=2").arguments()
+    assert "hardware.threads=1" in grid("seed=0,1", "hydra/launcher=joblib").arguments()
+    assert "hardware.threads=1" not in grid("seed=0,1").arguments()
+    told = grid("seed=0,1", "hydra/launcher=joblib", "hardware.threads=2").arguments()
     assert "hardware.threads=1" not in told and "++hardware.threads=2" in told
 
 
@@ -129,9 +129,9 @@ def test_what_is_done_stays_what_was_interrupted_goes_on_and_what_failed_begins_
         run = write_run(tmp_path / f"r-{state}", status=state)
         (run / "checkpoints" / "step-000010").mkdir(parents=True)
     young = write_run(tmp_path / "r-young", status="stopped")
-    assert todo(tmp_path / "r-done") is None and todo(tmp_path / "r-never") == "train"
-    assert todo(tmp_path / "r-stopped") == todo(tmp_path / "r-running") == "resume"
-    assert todo(tmp_path / "r-failed") == todo(young) == "train"
+    assert next_verb(tmp_path / "r-done") is None and next_verb(tmp_path / "r-never") == "train"
+    assert next_verb(tmp_path / "r-stopped") == next_verb(tmp_path / "r-running") == "resume"
+    assert next_verb(tmp_path / "r-failed") == next_verb(young) == "train"
     kept = sorted(folder.name for folder in (tmp_path / "failed").iterdir())
     assert kept == ["r-failed-0", "r-young-1"]
 
@@ -176,16 +176,16 @@ def test_a_sweep_runs_the_grid_skips_what_is_done_and_tries_again_what_failed(
     assert Run(folder / "algo-sft").meta["created"] == before
     assert Run(folder / "algo-rft").meta["created"] > meta["created"]
     assert (folder / "failed" / "algo-rft-0" / "meta.json").is_file()
-    lines, undone = summary(folder)
-    assert len(lines) == 3 and undone == 0
+    lines, unfinished = summary(folder)
+    assert len(lines) == 3 and unfinished == 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_run_that_cannot_start_is_told_and_the_others_go_on(tmp_path: Path):
     folder = run_sweep(tmp_path, "algo=rft", "init=nowhere,null")
-    lines, undone = summary(folder)
-    assert status(folder) == {"init-null": "done"} and undone == 1
+    lines, unfinished = summary(folder)
+    assert status(folder) == {"init-null": "done"} and unfinished == 1
     assert any(f"failed, see {folder}/init-nowhere.log" in line for line in lines)
 
 

@@ -14,7 +14,7 @@ from agentrl_cli.cli.report import FILE, Report, folder_for, gather, render, wri
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report import page
 from agentrl_cli.report.compare import Comparison, compare, worlds
-from agentrl_cli.report.records import read_all
+from agentrl_cli.report.records import read_records
 from tests.builders.report import BASE, BETTER, Page, break_lines, write_run
 
 pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
@@ -41,12 +41,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(gather([str(folder)]), folder_for([str(folder)]), pages=True).parent
 
 
-def told(folder: Path) -> Report:
+def report_of(folder: Path) -> Report:
     return gather([str(folder)])
 
 
 def only(folder: Path, against: str | None = None, threshold: float | None = None) -> Comparison:
-    (world,) = worlds(read_all([str(folder)]))
+    (world,) = worlds(read_records([str(folder)]))
     return compare(world, against, threshold)
 
 
@@ -103,7 +103,7 @@ def test_a_threshold_is_reached_by_the_mean_of_five_updates(two: Path):
 
 
 def test_curves_can_be_read_against_three_axes(two: Path):
-    record = read_all([str(two / "grpo-0")])[0]
+    record = read_records([str(two / "grpo-0")])[0]
     assert [record.axis(x)[-1] for x in ("episodes", "gradient steps", "seconds")] == [200, 40, 60]
 
 
@@ -155,7 +155,7 @@ def test_a_damaged_metrics_file_is_used_as_far_as_it_can_be_read(two: Path):
     break_lines(two / "nlac-0", 3, 4)
     with (two / "nlac-1" / "metrics.jsonl").open("a") as file:
         file.write('[1]\n{"step": "x"}\n\xff\xfe\n{"cut off')
-    found = told(two)
+    found = report_of(two)
     assert "run 'nlac-0': 2 lines of metrics.jsonl cannot be read, left out" in found.notes
     assert "run 'nlac-1': 3 lines of metrics.jsonl cannot be read, left out" in found.notes
     assert [row.scores for row in found.comparisons[0].rows] == [[2 / 8] * 2, [5 / 8] * 2]
@@ -164,7 +164,7 @@ def test_a_damaged_metrics_file_is_used_as_far_as_it_can_be_read(two: Path):
 def test_a_run_that_is_going_or_failed_is_left_out_of_the_finals_and_said(two: Path):
     write_run(two / "young", algo="rft", status="running", seed=3)
     write_run(two / "dead", algo="rft", status="failed", seed=4)
-    found = told(two)
+    found = report_of(two)
     assert [row.group for row in found.comparisons[0].rows] == ["grpo", "nlac"]
     notes = " ".join(found.notes)
     assert "'young' is still going, or its machine died (step 20 of 20)" in notes
@@ -173,14 +173,14 @@ def test_a_run_that_is_going_or_failed_is_left_out_of_the_finals_and_said(two: P
 
 def test_only_unfinished_runs_still_make_a_page(tmp_path: Path):
     write_run(tmp_path / "young", status="running")
-    found = told(tmp_path)
+    found = report_of(tmp_path)
     assert "no run has finished" in render(found)
     assert "No run has finished" in write(found, tmp_path / "out").read_text()
 
 
 def test_runs_of_different_environments_are_kept_apart_and_said(two: Path):
     write_run(two / "else", env="math", seed=5)
-    found = told(two)
+    found = report_of(two)
     assert len(found.comparisons) == 2
     assert "their numbers do not compare: twentyq; math" in found.notes[0]
 
@@ -190,18 +190,18 @@ def test_without_episode_files_runs_are_compared_by_their_means(two: Path):
         file.unlink()
     (two / "grpo-0" / "episodes" / "eval-000020.jsonl").write_text("nothing\n")
     (two / "grpo-0" / "episodes" / "eval-000020.index.json").unlink()
-    (grpo, nlac) = told(two).comparisons[0].rows
+    (grpo, nlac) = report_of(two).comparisons[0].rows
     assert (grpo.final.mean, nlac.final.mean) == (2 / 8, 5 / 8)
 
 
 def test_a_run_without_its_configuration_is_one_sentence(two: Path):
     (two / "nlac-0" / "config.yaml").write_text("{")
-    assert any("config.yaml cannot be read" in note for note in told(two).notes)
+    assert any("config.yaml cannot be read" in note for note in report_of(two).notes)
 
 
 def test_nothing_to_compare_is_one_sentence(tmp_path: Path):
     with pytest.raises(UserError, match="holds no runs"):
-        told(tmp_path)
+        report_of(tmp_path)
     write_run(tmp_path / "a")
     with pytest.raises(UserError, match="--against 'b' is none of the compared; there is grpo"):
         gather([str(tmp_path)], against="b")
@@ -254,15 +254,15 @@ def test_a_page_stays_small_however_long_the_episodes_are(
 ):
     write_run(tmp_path / "long", algo="rft", text="word " * 50_000, seed=7)
     write_run(tmp_path / "short")
-    monkeypatch.setattr(page, "TEXTS", 400_000)
-    text = write(told(tmp_path), tmp_path / "out").read_text()
+    monkeypatch.setattr(page, "MAX_CHARACTERS", 400_000)
+    text = write(report_of(tmp_path), tmp_path / "out").read_text()
     assert len(text) < 1_000_000 and "word word" not in text and "run-short-e0-t1" in text
 
 
 def test_pictures_are_written_beside_the_page_and_the_same_again(made: Path, tmp_path: Path):
     pictures = {file.name: file.read_text() for file in made.glob("*.svg")}
     assert pictures.keys() == {f"{name}-1.svg" for name in ("curves", "finals", "costs", "critic")}
-    write(told(made.parent), tmp_path)
+    write(report_of(made.parent), tmp_path)
     assert pictures == {file.name: file.read_text() for file in tmp_path.glob("*.svg")}
 
 
@@ -270,7 +270,7 @@ def test_without_matplotlib_the_remedy_is_named(tmp_path: Path, monkeypatch: pyt
     write_run(tmp_path / "a")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UserError, match=r"agentrl-cli\[report\]"):
-        write(told(tmp_path), tmp_path / "out")
+        write(report_of(tmp_path), tmp_path / "out")
 
 
 def test_the_page_shows_what_the_critic_knew(made: Path):
@@ -287,7 +287,7 @@ def test_runs_that_each_start_from_a_run_of_their_own_seed_are_one_group(tmp_pat
     write_run(tmp_path / "sft-long", algo="sft", seed=0, steps=30)
     write_run(tmp_path / "dpo-long", algo="dpo", seed=0, init=str(tmp_path / "sft-long"))
     write_run(tmp_path / "dpo-lost", algo="dpo", seed=0, init="gone")
-    (world,) = worlds(read_all([str(tmp_path)]))
+    (world,) = worlds(read_records([str(tmp_path)]))
     found = {group.label: sorted(record.name for record in group.records) for group in world.groups}
     assert ["dpo-s0", "dpo-s1", "dpo-s2"] in found.values()
     assert ["dpo-long"] in found.values() and ["dpo-lost"] in found.values()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from agentrl_cli.core.statistics import clustered
+from agentrl_cli.core.statistics import cluster_bootstrap
 from agentrl_cli.report import seeds
 
 SCORES = [0.31, 0.42, 0.35, 0.58, 0.47, 0.29, 0.44, 0.52, 0.40, 0.38]
@@ -33,20 +33,22 @@ def test_iqm_is_scipys_trimmed_mean(scores: list[float]):
 @given(shares, shares)
 def test_improvement_is_scipys_mann_whitney_statistic(ours: list[float], theirs: list[float]):
     u = stats.mannwhitneyu(ours, theirs, method="asymptotic").statistic
-    assert seeds.improvement(ours, theirs).mean == pytest.approx(u / len(ours) / len(theirs))
+    assert seeds.probability_of_improvement(ours, theirs).mean == pytest.approx(
+        u / len(ours) / len(theirs)
+    )
 
 
 def test_improvement_by_hand_counts_ties_half():
-    found = seeds.improvement([0.5, 0.7], [0.5, 0.6])
+    found = seeds.probability_of_improvement([0.5, 0.7], [0.5, 0.6])
     assert found.mean == pytest.approx((0.5 + 0 + 1 + 1) / 4)
-    certain = seeds.improvement([0.8, 0.9], [0.1, 0.2, 0.3])
+    certain = seeds.probability_of_improvement([0.8, 0.9], [0.1, 0.2, 0.3])
     assert (certain.low, certain.mean, certain.high) == (1, 1, 1)
 
 
 def test_iqm_and_improvement_are_what_rliable_prints():
     """rliable 1.2.0, 20,000 resamples. It is no dependency: its `arch` does not import beside the
     present pandas, and it brings 20 packages."""
-    middle, better = seeds.iqm(SCORES), seeds.improvement(SCORES, OTHERS)
+    middle, better = seeds.iqm(SCORES), seeds.probability_of_improvement(SCORES, OTHERS)
     assert (middle.mean, better.mean) == pytest.approx((0.41, 0.7071428571428572))
     assert (middle.low, middle.high) == pytest.approx((0.35, 0.4767), abs=0.01)
     assert (better.low, better.high) == pytest.approx((0.4286, 0.9286), abs=0.02)
@@ -66,26 +68,26 @@ def test_intervals_over_runs_agree_with_scipys_bootstrap():
 
 def test_of_one_run_the_crossed_interval_is_the_one_clustered_by_task():
     run = {str(task): [1.0] * task + [0.0] * (10 - task) for task in range(11)}
-    ours, theirs = seeds.crossed([run]), clustered(list(run.values()))
+    ours, theirs = seeds.crossed_bootstrap([run]), cluster_bootstrap(list(run.values()))
     assert ours.mean == 0.5 and ours == theirs
 
 
 def test_runs_that_differ_widen_the_interval_and_equal_ones_do_not():
     good, bad = {str(t): [0.9] for t in range(50)}, {str(t): [0.1] for t in range(50)}
-    apart = seeds.crossed([good, bad, good, bad])
+    apart = seeds.crossed_bootstrap([good, bad, good, bad])
     assert apart.mean == pytest.approx(0.5)
     # four runs drawn of two kinds: all of one kind in 2 x 1/16 of the resamples
     assert (apart.low, apart.high) == pytest.approx((0.1, 0.9))
-    same = seeds.crossed([good, good])
+    same = seeds.crossed_bootstrap([good, good])
     assert (same.low, same.high) == pytest.approx((0.9, 0.9))
 
 
 def test_a_paired_difference_forgets_how_hard_the_tasks_are():
     hard = {str(t): [t / 100] for t in range(50)}
     better = {task: [values[0] + 0.05] for task, values in hard.items()}
-    found = seeds.paired({0: better, 1: better}, {0: hard, 1: hard})
+    found = seeds.paired_difference({0: better, 1: better}, {0: hard, 1: hard})
     assert (found.low, found.mean, found.high) == pytest.approx((0.05, 0.05, 0.05))
-    alone = seeds.crossed([better])
+    alone = seeds.crossed_bootstrap([better])
     assert alone.high - alone.low > 0.05  # unpaired, the tasks' spread would hide it
 
 
@@ -93,7 +95,7 @@ def test_a_paired_difference_agrees_with_scipys_over_tasks():
     rng = np.random.default_rng(3)
     a, b = rng.random(40), rng.random(40) * 0.8
     named = [{str(i): [x] for i, x in enumerate(side)} for side in (a, b)]
-    ours = seeds.paired({0: named[0]}, {0: named[1]})
+    ours = seeds.paired_difference({0: named[0]}, {0: named[1]})
     theirs = stats.bootstrap((a - b,), np.mean, method="percentile", n_resamples=20000, rng=1)
     assert ours.mean == pytest.approx(float((a - b).mean()))
     limits = theirs.confidence_interval
@@ -103,33 +105,33 @@ def test_a_paired_difference_agrees_with_scipys_over_tasks():
 def test_seeds_are_paired_only_where_both_sides_have_the_same():
     low, high = {"t": [0.2]}, {"t": [0.6]}
     ours = {0: {"t": [0.3]}, 1: {"t": [0.7]}}
-    together = seeds.paired(ours, {0: low, 1: high})
+    together = seeds.paired_difference(ours, {0: low, 1: high})
     assert together.low == pytest.approx(0.1) and together.high == pytest.approx(0.1)
-    apart = seeds.paired(ours, {0: low, 2: high})
+    apart = seeds.paired_difference(ours, {0: low, 2: high})
     assert apart.mean == pytest.approx(0.1) and apart.high > 0.3 and apart.low < -0.1
 
 
 def test_runs_without_a_common_task_are_no_pair():
     with pytest.raises(ValueError, match="no common task"):
-        seeds.paired({0: {"a": [1.0]}}, {0: {"b": [1.0]}})
+        seeds.paired_difference({0: {"a": [1.0]}}, {0: {"b": [1.0]}})
     with pytest.raises(ValueError, match="at least one"):
-        seeds.crossed([{}])
+        seeds.crossed_bootstrap([{}])
 
 
 def test_noise_is_the_pooled_deviation_between_seeds():
-    floor = seeds.noise([[0.4, 0.44], [0.1, 0.2, 0.3], [0.9]])
+    floor = seeds.seed_noise([[0.4, 0.44], [0.1, 0.2, 0.3], [0.9]])
     assert floor is not None and floor.freedom == 3
     assert floor.deviation == pytest.approx(math.sqrt((2 * 0.02**2 + 2 * 0.1**2) / 3))
     assert floor.least_difference == pytest.approx(1.96 * math.sqrt(2) * floor.deviation)
-    assert seeds.noise([[0.4], [0.1]]) is None
+    assert seeds.seed_noise([[0.4], [0.1]]) is None
 
 
 def test_a_threshold_is_reached_at_its_first_crossing():
-    assert seeds.reached([128, 256, 384], [0.1, 0.5, 0.4], 0.45) == 256
-    assert seeds.reached([128, 256], [0.1, 0.2], 0.45) is None
-    assert seeds.trailing([1.0, 0.0, 0.5, 0.5], 2) == [1.0, 0.5, 0.25, 0.5]
+    assert seeds.first_reached([128, 256, 384], [0.1, 0.5, 0.4], 0.45) == 256
+    assert seeds.first_reached([128, 256], [0.1, 0.2], 0.45) is None
+    assert seeds.moving_average([1.0, 0.0, 0.5, 0.5], 2) == [1.0, 0.5, 0.25, 0.5]
 
 
 def test_a_band_holds_the_mean_and_is_as_narrow_as_the_runs_agree():
-    low, high = seeds.band(np.array([[0.2, 0.4], [0.4, 0.4], [0.3, 0.4]]))
+    low, high = seeds.bootstrap_band(np.array([[0.2, 0.4], [0.4, 0.4], [0.3, 0.4]]))
     assert low[0] < 0.3 < high[0] and (low[1], high[1]) == pytest.approx((0.4, 0.4))

@@ -92,7 +92,7 @@ def test_filters_find_what_was_won_lost_and_changed(tmp_path: Path):
     run = made(tmp_path / "it", {0: before, 20: after})
 
     def ids(*filters: str, step: int | None = None) -> list[str]:
-        return [entry.id for entry in find_episode(run, None, step, filters).fitting]
+        return [entry.id for entry in find_episode(run, None, step, filters).entries]
 
     assert (ids("won"), ids("lost")) == (["a-0", "a-1"], ["b-0", "b-1"])
     assert (ids("changed"), ids("won", "changed")) == (["a-0", "b-1"], ["a-0"])

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.cli.main import app
-from agentrl_cli.cli.play import play_one
-from agentrl_cli.config.compose import as_dataclass, check, compose, load
-from agentrl_cli.core.statistics import clustered, pass_at_k
+from agentrl_cli.cli.play import play_with_policy
+from agentrl_cli.config.compose import as_dataclass, build, check, compose, load
+from agentrl_cli.core.statistics import cluster_bootstrap, pass_at_k
 from agentrl_cli.core.types import Episode, Task, Turn, evenly_spaced
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.assemble import assemble
@@ -52,9 +52,9 @@ def test_without_a_success_no_turns_to_success_are_claimed():
 
 
 def test_episodes_of_one_task_are_no_independent_evidence():
-    alike = clustered([[1.0] * 10] * 5 + [[0.0] * 10] * 5)
-    mixed = clustered([[1.0, 0.0] * 5] * 10)
-    alone = clustered([[1.0]] * 50 + [[0.0]] * 50)
+    alike = cluster_bootstrap([[1.0] * 10] * 5 + [[0.0] * 10] * 5)
+    mixed = cluster_bootstrap([[1.0, 0.0] * 5] * 10)
+    alone = cluster_bootstrap([[1.0]] * 50 + [[0.0]] * 50)
     assert alike.mean == mixed.mean == alone.mean == 0.5
     assert (mixed.low, mixed.high) == (0.5, 0.5)
     # ten tasks: a binomial of ten draws, whose 2.5 % and 97.5 % points are 2 and 8
@@ -63,9 +63,9 @@ def test_episodes_of_one_task_are_no_independent_evidence():
 
 
 def test_an_interval_weighs_tasks_by_their_episodes_and_needs_one():
-    assert clustered([[1.0], [0.0, 0.0, 0.0]]).mean == 0.25
+    assert cluster_bootstrap([[1.0], [0.0, 0.0, 0.0]]).mean == 0.25
     with pytest.raises(ValueError, match="at least one"):
-        clustered([])
+        cluster_bootstrap([])
 
 
 # playing
@@ -156,11 +156,12 @@ def test_the_verb_prints_a_record_or_json(run: Run):
 
 def test_one_episode_is_played_by_a_runs_policy_and_annotated(run: Run):
     cfg = check(load(run.config_file, []))
-    first = play_one(cfg, run, None)
+    (task, *_), train = (build(cfg.env).tasks(split) for split in ("test", "train"))
+    first = play_with_policy(cfg, run, task)
     assert first.task.id == "test-0" and len(first.turns) == 2
-    assert play_one(cfg, run, "train-2").task.id == "train-2"
-    assert play_one(cfg, run, None).turns == first.turns
-    base = play_one(cfg, None, None)
+    assert play_with_policy(cfg, run, train[2]).task.id == "train-2"
+    assert play_with_policy(cfg, run, task).turns == first.turns
+    base = play_with_policy(cfg, None, task)
     assert base.turns[0].action_ids != first.turns[0].action_ids
 
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from agentrl_cli.core.statistics import clustered, pass_at_k
+from agentrl_cli.core.statistics import cluster_bootstrap, pass_at_k
 from agentrl_cli.core.types import Episode
 
 Tasks = list[list[Episode]]
@@ -40,7 +40,7 @@ def accuracy_by_part(tasks: Tasks) -> dict[str, float]:
         parts[f"subject_{_metric_word(str(data['subject']))}"].append(right)
     metrics: dict[str, float] = {}
     for name in sorted(parts):
-        interval = clustered(parts[name])
+        interval = cluster_bootstrap(parts[name])
         bounds = {f"{name}_low": interval.low, f"{name}_high": interval.high}
         metrics |= {name: interval.mean} | bounds
     return metrics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl_cli.core.statistics import clustered, pass_hat_k
+from agentrl_cli.core.statistics import cluster_bootstrap, pass_hat_k
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.reward import won_by_doing_nothing
@@ -46,7 +46,7 @@ def blame(episode: Episode) -> str:
 def _pass_hat_metrics(played: list[list[bool]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for k in range(1, min(LARGEST_K, *map(len, played)) + 1):
-        interval = clustered([[pass_hat_k(successes, k)] for successes in played])
+        interval = cluster_bootstrap([[pass_hat_k(successes, k)] for successes in played])
         found |= {
             f"pass_hat_{k}": interval.mean,
             f"pass_hat_{k}_low": interval.low,
