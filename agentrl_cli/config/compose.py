@@ -54,15 +54,10 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     lines = {item.key_or_group: _unknown_option(item, config_dir) for item in parsed}
     wrong = {group: line for group, line in lines.items() if line}
     kept = [item for item in parsed if item.key_or_group.partition(".")[0] not in wrong]
-    cfg = _hydra_compose([forced(item, config_dir) for item in kept], config_dir)
+    cfg = compose_with_hydra([forced(item, config_dir) for item in kept], config_dir)
     if wrong:
         raise UserError("\n".join([*wrong.values(), *_validate(cfg)[1]]))
     return cfg
-
-
-def compose_with_hydra(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
-    """The groups and overrides as one configuration, Hydra's own nodes checked too."""
-    return _hydra_compose(overrides, config_dir)
 
 
 def load(file: Path, overrides: list[str]) -> DictConfig:
@@ -79,9 +74,8 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
     if not isinstance(cfg, DictConfig):
         raise UserError(f"configuration '{file}' is not a mapping; name the config.yaml of a run")
     _refuse_earlier_version(cfg, file)
-    for item in sorted(
-        parse_overrides(overrides), key=lambda item: item.key_or_group != EVAL_GROUP
-    ):
+    parsed = parse_overrides(overrides)
+    for item in sorted(parsed, key=lambda item: item.key_or_group != EVAL_GROUP):
         if item.key_or_group == EVAL_GROUP:
             _choose_eval_group(cfg, str(item.input_line))
         elif item.key_or_group in groups():
@@ -263,17 +257,17 @@ def search_path(config_dir: Path | None) -> list[str]:
     return [f"hydra.searchpath=['file://{config_dir.resolve()}']"] if config_dir else []
 
 
-def _hydra_compose(overrides: list[str], config_dir: Path | None) -> DictConfig:
+def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictConfig:
+    """The groups and overrides as one configuration, Hydra's own nodes checked too."""
     import hydra
     from hydra.errors import HydraException
     from omegaconf import open_dict
     from omegaconf.errors import OmegaConfBaseException
 
+    overrides = search_path(config_dir) + overrides
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base=None):
-            cfg = hydra.compose(
-                "config", search_path(config_dir) + overrides, return_hydra_config=True
-            )
+            cfg = hydra.compose("config", overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"the configuration cannot be composed: {_first_line(error)}") from None
     options_of = cfg.hydra.runtime.choices

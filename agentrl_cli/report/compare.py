@@ -107,42 +107,32 @@ class Comparison:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Partition:
-    """Records that have the same settings."""
-
-    settings: dict[str, Any]
-    records: list[Record]
-
-
 def worlds(records: Sequence[Record]) -> list[World]:
     """Records sorted into worlds and groups, in the order of their first run."""
-    parts = _partition(records, world_settings)
-    return [_world(label, part.records) for label, part in zip(_labels(parts), parts, strict=True)]
+    return [_world(together) for together in _grouped(records, world_settings)]
 
 
-def _world(label: str, records: list[Record]) -> World:
-    parts = _partition(records, group_settings)
-    labels = number_duplicates(_labels(parts), " ({})")
-    groups = [Group(name, part.records) for name, part in zip(labels, parts, strict=True)]
-    splits = [split for record in records for split in record.splits]
-    return World(label, groups, splits[0] if splits else "test")
+def _world(together: Group) -> World:
+    groups = _grouped(together.records, group_settings)
+    labels = number_duplicates((group.label for group in groups), " ({})")
+    groups = [Group(label, group.records) for label, group in zip(labels, groups, strict=True)]
+    splits = [split for record in together.records for split in record.splits]
+    return World(together.label, groups, splits[0] if splits else "test")
 
 
-def _partition(
+def _grouped(
     records: Sequence[Record], settings_of: Callable[[Record], dict[str, Any]]
-) -> list[Partition]:
-    parts: dict[str, Partition] = {}
+) -> list[Group]:
+    """Records that have the same settings, labelled by what these differ in."""
+    settings: dict[str, dict[str, Any]] = {}
+    members: dict[str, list[Record]] = {}
     for record in records:
-        settings = settings_of(record)
-        key = json.dumps(settings, sort_keys=True, default=str)
-        parts.setdefault(key, Partition(settings, [])).records.append(record)
-    return list(parts.values())
-
-
-def _labels(parts: Sequence[Partition]) -> list[str]:
-    settings = [part.settings for part in parts]
-    return [settings_label(own, settings) for own in settings]
+        own = settings_of(record)
+        key = json.dumps(own, sort_keys=True, default=str)
+        settings.setdefault(key, own)
+        members.setdefault(key, []).append(record)
+    others = list(settings.values())
+    return [Group(settings_label(settings[key], others), members[key]) for key in settings]
 
 
 def find_reference(worlds: Sequence[World], ref: str | None) -> str | None:

@@ -21,8 +21,9 @@ from agentrl_cli.report.compare import Comparison, World
 from agentrl_cli.report.critic import Bin, Prediction, Verdicts
 from agentrl_cli.report.records import Record
 from agentrl_cli.report.tables import Cells, share
-from agentrl_cli.report.views import Limits, RunView, full_run_view, run_view
+from agentrl_cli.report.views import Limits, RunView, run_view
 
+MAX_EPISODES = 6  # of a run in the page of all
 MAX_CHARACTERS = 2_400_000  # of episodes in one page
 MAX_OUTCOMES = 12_000  # in one page
 WORST_TURNS = 8
@@ -71,7 +72,7 @@ def world_view(
     """Everything of a world, with at most so many `characters` of its episodes; with `pages` its
     runs have pages of their own to link to."""
     count = max(1, sum(len(group.records) for group in world.groups))
-    limits = Limits(characters // count, MAX_OUTCOMES // count)
+    limits = Limits(MAX_EPISODES, characters // count, MAX_OUTCOMES // count)
     runs: list[RunView] = []
     critics: list[CriticView] = []
     for group in world.groups:
@@ -110,8 +111,8 @@ def worst_turns(run: RunView) -> list[WorstTurn]:
 
 def run_page(record: Record, group: str) -> str | None:
     """A page of its own with every kept episode of a run's last evaluation; None without one."""
-    view = full_run_view(record, group)
-    return render([], [], [view], record.name) if view else None
+    view = run_view(record, group, "", Limits())
+    return render([], [], [view], record.name) if view.total else None
 
 
 def render(

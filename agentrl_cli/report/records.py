@@ -72,16 +72,6 @@ class Record:
         return int(self.run.meta.get("seed", 0))
 
     @property
-    def algo(self) -> str:
-        """The chosen algorithm."""
-        return _choice(self.run, "algo")
-
-    @property
-    def env(self) -> str:
-        """The chosen environment."""
-        return _choice(self.run, "env")
-
-    @property
     def steps(self) -> Array:
         """The numbers of the logged updates, [updates]."""
         return self.columns.get("step", np.array([]))
@@ -214,14 +204,14 @@ def flatten(node: dict[str, Any], path: str = "") -> dict[str, Any]:
 def world_settings(record: Record) -> dict[str, Any]:
     """What must be equal for two runs to be compared."""
     nodes = {name: record.config.get(name) for name in WORLD_NODES}
-    settings = flatten(nodes | {"choice": record.env})
+    settings = flatten(nodes | {"choice": _choice(record.run, "env")})
     return {key: value for key, value in settings.items() if key not in IGNORED_WHEN_COMPARING}
 
 
 def group_settings(record: Record) -> dict[str, Any]:
     """What must be equal for two runs to be one configuration. A run that it starts from counts by
     its own configuration, so that each seed may start from a run of its own."""
-    settings = _learning_nodes(record.config) | {"choice": record.algo}
+    settings = _learning_nodes(record.config) | {"choice": _choice(record.run, "algo")}
     if start := _starting_run(record):
         start_settings = sorted(flatten(_learning_nodes(_read_config(start, []))).items())
         digest = hashlib.blake2b(str(start_settings).encode(), digest_size=2).hexdigest()

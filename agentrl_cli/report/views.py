@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
@@ -10,21 +11,13 @@ from pathlib import Path
 
 from agentrl_cli.core.types import Episode
 from agentrl_cli.report import critic
-from agentrl_cli.report.episode import (
-    Facts,
-    has_changed,
-    numbers,
-    summary,
-    texts,
-    with_returns,
-)
+from agentrl_cli.report.episode import Facts, has_changed, numbers, summary, texts, with_returns
 from agentrl_cli.report.records import Record
 from agentrl_cli.report.tables import share
 from agentrl_cli.report.text import number_duplicates
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.episode_files import EpisodeEntry
 
-EXAMPLES = 6  # episodes of a run in the report
 MAX_SLUG = 120  # letters
 
 
@@ -90,10 +83,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a page may show of each run."""
+    """How much a page may show of each run; all of it by default."""
 
-    characters: int  # of its episodes
-    outcomes: int  # in its grid
+    episodes: int = sys.maxsize
+    characters: int = sys.maxsize  # of these episodes
+    outcomes: int = sys.maxsize  # in the grid
 
 
 def slugs(names: Iterable[str]) -> list[str]:
@@ -113,12 +107,14 @@ def last_evaluation(record: Record) -> Evaluation | None:
 
 
 def run_view(record: Record, group: str, page: str, limits: Limits) -> RunView:
-    """A run with a few episodes of its last evaluation, and with all that its critic expected."""
-    view = new_view(record, group, page)
+    """A run with episodes of its last evaluation, and with all that its critic expected."""
+    facts, command = list(_facts(record)), record.run.quoted_folder
+    view = RunView(record.name, record.anchor, command, group, facts, page)
     evaluation = last_evaluation(record)
     if evaluation is None:
         return view
-    examples, characters = {entry.id for entry in choose_examples(evaluation)}, 0
+    examples = {entry.id for entry in choose_examples(evaluation, limits.episodes)}
+    characters = 0
     for number, entry in enumerate(evaluation.entries):
         if entry.id not in examples and not entry.annotated:
             continue
@@ -133,28 +129,8 @@ def run_view(record: Record, group: str, page: str, limits: Limits) -> RunView:
     return view
 
 
-def full_run_view(record: Record, group: str) -> RunView | None:
-    """A run with every kept episode of its last evaluation; None without one."""
-    evaluation = last_evaluation(record)
-    if evaluation is None:
-        return None
-    view = new_view(record, group)
-    for number, entry in enumerate(evaluation.entries):
-        episode = episode_files.read(evaluation.file, entry)
-        anchor = f"{view.anchor}-e{number}"
-        view.episodes.append(episode_view(episode, anchor, view.name, evaluation.base))
-    fill_grid(view, evaluation, len(evaluation.entries))
-    return view
-
-
-def new_view(record: Record, group: str, page: str = "") -> RunView:
-    """A run without its episodes."""
-    facts = list(_facts(record))
-    return RunView(record.name, record.anchor, record.run.quoted_folder, group, facts, page)
-
-
-def choose_examples(evaluation: Evaluation) -> list[EpisodeEntry]:
-    """A few to show, in turn: newly won, newly lost, annotated, lost, won."""
+def choose_examples(evaluation: Evaluation, limit: int) -> list[EpisodeEntry]:
+    """Some episodes to show, in turn: newly won, newly lost, annotated, lost, won."""
     entries, base = evaluation.entries, evaluation.base
     kinds = (
         [e for e in entries if e.success and base.get(e.id) is False],
@@ -164,7 +140,7 @@ def choose_examples(evaluation: Evaluation) -> list[EpisodeEntry]:
         [e for e in entries if e.success],
     )
     turns = chain.from_iterable(zip_longest(*kinds))
-    return list({e.id: e for e in turns if e is not None}.values())[:EXAMPLES]
+    return list({e.id: e for e in turns if e is not None}.values())[:limit]
 
 
 def fill_grid(view: RunView, evaluation: Evaluation, limit: int) -> None:

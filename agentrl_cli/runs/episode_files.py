@@ -80,17 +80,17 @@ def read(file: Path, entry: EpisodeEntry) -> Episode:
     """One episode. Raises UserError where the file does not hold it."""
     with file.open("rb") as lines:
         lines.seek(entry.start)
-        row = _row(file, lines.read(entry.size))
-    try:
-        return Episode.from_json(row)
-    except (KeyError, TypeError) as error:
-        raise _no_episodes(file, error) from None
+        return _episode(file, _row(file, lines.read(entry.size)))
 
 
 def read_all(file: Path) -> list[Episode]:
     """The episodes of a file. Raises UserError where a line is not an episode."""
+    return [_episode(file, row) for row in files.read_jsonl(file)]
+
+
+def _episode(file: Path, row: dict[str, Any]) -> Episode:
     try:
-        return [Episode.from_json(row) for row in files.read_jsonl(file)]
+        return Episode.from_json(row)
     except (KeyError, TypeError) as error:
         raise _no_episodes(file, error) from None
 
