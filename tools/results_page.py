@@ -206,7 +206,7 @@ def lead(rows: Sequence[Row], other: str, variant: str = "") -> str:
 
 def noise(rows: Sequence[Row]) -> str:
     """How far runs that differ in their seed alone lie apart."""
-    found = seeds.noise([[row["final"] for row in runs] for runs in configurations(rows)])
+    found = seeds.seed_noise([[row["final"] for row in runs] for runs in configurations(rows)])
     if found is None:
         raise SystemExit("no configuration has two seeds")
     return f"{share(found.deviation)} points ({found.freedom} degrees of freedom)"

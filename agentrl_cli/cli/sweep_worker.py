@@ -9,9 +9,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl_cli.cli.child_process import run_agentrl
 from filelock import FileLock
 
+from agentrl_cli.cli.child_process import run_agentrl
 from agentrl_cli.core.files import try_lock
 from agentrl_cli.report.listing import run_row
 from agentrl_cli.runs.run import Run

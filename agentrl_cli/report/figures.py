@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,12 +67,8 @@ def curves(world: World) -> Figure | None:
     figure, grid = _grid(len(rows), len(AXES), width=10.2, height=2.5 * len(rows) + 0.55)
     for axes, (read, title) in zip(grid, rows, strict=True):
         for axis, name in zip(axes, AXES, strict=True):
-            for number, group in enumerate(world.groups):
-                lines = [read(record, name, world.split) for record in group.records]
-                _mean_line(axis, lines, group.label, number, points=read is _evaluated)
+            _success_curves(axis, world, name, read)
             axis.set_xlabel(name if axes is grid[-1] else "")
-            axis.set_xlim(left=0)
-            axis.yaxis.set_major_formatter(_percent())
         axes[0].set_ylabel(f"success ({title})")
     _legend(figure, grid[0][0])
     return figure
@@ -81,12 +77,9 @@ def curves(world: World) -> Figure | None:
 def learning_curve(world: World) -> Figure:
     """Evaluated success against episodes alone, drawn as in `curves`."""
     figure, ((axis,),) = _grid(1, 1, width=7.2, height=3.4)
-    for number, group in enumerate(world.groups):
-        _curve(axis, group, "evaluation", AXES[0], world.split, number)
+    _success_curves(axis, world, AXES[0], _evaluated)
     axis.set_xlabel(f"training {AXES[0]}")
     axis.set_ylabel(f"success ({world.split})")
-    axis.set_xlim(left=0)
-    _share(axis)
     _legend(figure, axis)
     return figure
 
@@ -172,6 +165,15 @@ def save(figure: Figure, file: Path) -> None:
     file.with_suffix(".svg").write_text(svg(figure))
     with _style():
         figure.savefig(file.with_suffix(".png"), dpi=160, metadata={"Software": None})
+
+
+def _success_curves(axis: Axes, world: World, name: str, read: Callable[..., Line | None]) -> None:
+    """Every group's runs against the axis of that name, by a reader of lines."""
+    for number, group in enumerate(world.groups):
+        lines = [read(record, name, world.split) for record in group.records]
+        _mean_line(axis, lines, group.label, number, points=read is _evaluated)
+    axis.set_xlim(left=0)
+    axis.yaxis.set_major_formatter(_percent())
 
 
 def _mean_line(
