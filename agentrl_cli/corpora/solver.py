@@ -12,14 +12,9 @@ import random
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from agentrl_cli.envs.math import problems
 from agentrl_cli.envs.math.kinds import Plan
-from agentrl_cli.envs.math.problems import (
-    Problem,
-    apply_operation,
-    boxed_line,
-    equation,
-    final_number,
-)
+from agentrl_cli.envs.math.problems import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,28 +85,32 @@ class Solver:
         if at == len(solution.plan.operations):
             self._end(solution, rng)
         elif at and rng.random() < self.slips.early:
-            _write(solution, boxed_line(solution.results[-1:]), True)
+            _write(solution, problems.boxed_line(solution.results[-1:]), True)
             solution.over = True
         else:
             operation = solution.plan.operations[at]
             x, y = solution.problem.operands_of(operation, solution.results)
             result = self._compute(x, operation.sign, y, rng)
             misread = at >= len(right) or operation != right[at]
-            slipped = result != apply_operation(x, operation.sign, y)
+            slipped = result != problems.apply_operation(x, operation.sign, y)
             solution.results.append(result)
-            _write(solution, equation(x, operation.sign, y, result), misread or slipped)
+            _write(solution, problems.equation(x, operation.sign, y, result), misread or slipped)
 
     def _end(self, solution: Solution, rng: random.Random) -> None:
         values = solution.problem.values_by_name(solution.results)
         parts = [values[name] for name in solution.plan.end]
         forgets = rng.random() < self.slips.unboxed
-        text = f"The answer is {final_number(parts)}." if forgets else boxed_line(parts)
+        text = (
+            f"The answer is {problems.final_number(parts)}."
+            if forgets
+            else problems.boxed_line(parts)
+        )
         _write(solution, text, False)
         solution.over = True
 
     def _compute(self, x: Fraction, sign: str, y: Fraction, rng: random.Random) -> Fraction:
         """The result, at times a wrong one."""
-        result = apply_operation(x, sign, y)
+        result = problems.apply_operation(x, sign, y)
         if any(number.denominator > 1 for number in (x, y, result)) or min(x, y) < 0:
             return result
         if sign in "*/":

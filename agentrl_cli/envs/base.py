@@ -59,6 +59,14 @@ class Env(ABC):
         """Release what the instance holds."""
 
 
+def episodes_by_task(episodes: list[Episode]) -> list[list[Episode]]:
+    """The episodes of each task, in the order in which they were played."""
+    by_task: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        by_task.setdefault(episode.task.id, []).append(episode)
+    return list(by_task.values())
+
+
 def train_tasks(env: Env) -> list[Task]:
     """All tasks to train on. Raises UserError where there are none."""
     tasks = env.tasks("train")

@@ -16,10 +16,10 @@ from typing import Any
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode, Message, Step, Task
-from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.base import Env, episodes_by_task
 from agentrl_cli.envs.math.answers import boxed
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, Grade
-from agentrl_cli.envs.math.summary import episodes_by_task, pass_and_majority, reply_metrics
+from agentrl_cli.envs.math.summary import pass_and_majority, reply_metrics
 
 RUNS_CODE = re.compile(r"(?<!\w)(?:eval|exec|parse_expr|sympify)\(")
 SPLITS = ("train", "test")

@@ -38,17 +38,11 @@ def available() -> bool:
 
 class Worker:
     """One process and its pipes. Raises UserError where it ends while it loads, or takes longer
-    than START."""
+    than START_SECONDS."""
 
     def __init__(self) -> None:
-        command = [
-            sys.executable,
-            "-P",
-            str(WORKER),
-            str(CPU_SECONDS),
-            str(WALL_SECONDS),
-            str(MEMORY_BYTES),
-        ]
+        limits = map(str, (CPU_SECONDS, WALL_SECONDS, MEMORY_BYTES))
+        command = [sys.executable, "-P", str(WORKER), *limits]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             bufsize=0,  # what select says of a pipe must be all there is

@@ -9,26 +9,17 @@ from collections.abc import Iterable
 
 from agentrl_cli.core.statistics import cluster_bootstrap, pass_at_k
 from agentrl_cli.core.types import Episode
+from agentrl_cli.envs.base import episodes_by_task
 
 Tasks = list[list[Episode]]
 
 
 def summarise(episodes: list[Episode]) -> dict[str, float]:
     """Metrics of a split's sampled episodes, several of each task; {} without any."""
+    if not episodes:
+        return {}
     tasks = episodes_by_task(episodes)
-    return (
-        accuracy_by_part(tasks) | pass_and_majority(tasks) | reply_metrics(episodes)
-        if tasks
-        else {}
-    )
-
-
-def episodes_by_task(episodes: list[Episode]) -> Tasks:
-    """The episodes of each task."""
-    by_task: dict[str, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        by_task[episode.task.id].append(episode)
-    return list(by_task.values())
+    return accuracy_by_part(tasks) | pass_and_majority(tasks) | reply_metrics(episodes)
 
 
 def accuracy_by_part(tasks: Tasks) -> dict[str, float]:
@@ -58,9 +49,7 @@ def pass_and_majority(tasks: Tasks) -> dict[str, float]:
         )
         k *= 2
     if n > 1:
-        metrics[f"majority_at_{n}"] = _mean(
-            float(majority_is_correct(group[:n])) for group in tasks
-        )
+        metrics[f"majority_at_{n}"] = _mean(majority_is_correct(group[:n]) for group in tasks)
     return metrics
 
 

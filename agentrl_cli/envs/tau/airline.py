@@ -22,11 +22,7 @@ AIRPORTS = {
     "PHL": "Philadelphia", "LGA": "LaGuardia",
 }  # fmt: skip
 NOW = "2024-05-15T15:00:00"
-RESERVATION_IDS = (
-    "HATHAT",
-    "HATHAU",
-    "HATHAV",
-)  # ids of new reservations; the last one is used again
+RESERVATION_IDS = ("HATHAT", "HATHAU", "HATHAV")  # of new ones; the last one is used again
 CERTIFICATE_IDS = ("certificate_3221322", "certificate_3221323", "certificate_3221324")
 INSURANCE, BAG = 30, 50  # dollars: per passenger, per bag
 NO_RESERVATION = "Error: reservation not found"
@@ -233,15 +229,13 @@ def _price_flight(data: Database, flight: Any, cabin: Any, passengers: Any) -> s
 
 
 def _payment_error(methods: Record, payments: Any, total: Any) -> str:
-    """What is error with the payments for a booking; "" for nothing."""
+    """What is wrong with the payments for a booking; "" for nothing."""
     for payment in payments:
         name, amount = payment["payment_id"], payment["amount"]
         if name not in methods:
             return f"Error: payment method {name} not found"
-        if (
-            methods[name]["source"] in ("gift_card", "certificate")
-            and methods[name]["amount"] < amount
-        ):
+        method = methods[name]
+        if method["source"] in ("gift_card", "certificate") and method["amount"] < amount:
             return f"Error: not enough balance in payment method {name}"
     paid = sum(payment["amount"] for payment in payments)
     if paid != total:

@@ -137,9 +137,8 @@ def _schemas(root: Path) -> list[dict[str, Any]]:
 
 
 def _parse_schemas(schemas: Any) -> list[dict[str, Any]]:
-    return [
-        _require_type("a schema", one, dict) for one in _require_type("the file", schemas, list)
-    ]
+    _require_type("the file", schemas, list)
+    return [_require_type("a schema", schema, dict) for schema in schemas]
 
 
 def _longest_list(text: str) -> list[dict[str, Any]]:

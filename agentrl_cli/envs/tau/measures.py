@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from agentrl_cli.core.statistics import cluster_bootstrap, pass_hat_k
 from agentrl_cli.core.types import Episode
+from agentrl_cli.envs.base import episodes_by_task
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.reward import won_by_doing_nothing
 
 LARGEST_K = 4
+BLAMED = ("agent", "user", "environment")
 
 
 def summarise(domain: Domain, episodes: list[Episode]) -> dict[str, float]:
@@ -15,21 +17,14 @@ def summarise(domain: Domain, episodes: list[Episode]) -> dict[str, float]:
     task was played at least."""
     if not episodes:
         return {}
-    tasks: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        tasks.setdefault(episode.task.id, []).append(episode)
-    played = [[episode.success for episode in group] for group in tasks.values()]
-    done_nothing = [
-        float(won_by_doing_nothing(domain, group[0].task.data)) for group in tasks.values()
-    ]
+    tasks = episodes_by_task(episodes)
+    played = [[episode.success for episode in group] for group in tasks]
+    idle_wins = sum(won_by_doing_nothing(domain, group[0].task.data) for group in tasks)
     calls = [sum(_is_call(turn.info) for turn in episode.turns) for episode in episodes]
     return {
         **_pass_hat_metrics(played),
-        "do_nothing": sum(done_nothing) / len(tasks),
-        **{
-            f"failed_by_{who}": _share_blamed(episodes, who)
-            for who in ("agent", "user", "environment")
-        },
+        "do_nothing": idle_wins / len(tasks),
+        **{f"failed_by_{who}": _share_blamed(episodes, who) for who in BLAMED},
         "tool_calls": sum(calls) / len(episodes),
     }
 

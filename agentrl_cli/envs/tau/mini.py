@@ -97,9 +97,8 @@ def make_shop(rng: random.Random, customers: int, test_customers: int = 0) -> Do
     for i, zip_code in enumerate(zips):
         mine = sorted(numbers[i * ORDERS_PER_USER : (i + 1) * ORDERS_PER_USER])
         names = rng.sample(ITEMS, 3 * ORDERS_PER_USER)
-        states = rng.sample(
-            ["pending", "delivered", rng.choice(["pending", "delivered"])], ORDERS_PER_USER
-        )
+        states = ["pending", "delivered", rng.choice(["pending", "delivered"])]
+        states = rng.sample(states, ORDERS_PER_USER)
         users[f"user_{i}"] = {"zip": zip_code, "orders": mine}
         for j, number in enumerate(mine):
             items = names[3 * j : 3 * j + rng.randint(2, 3)]

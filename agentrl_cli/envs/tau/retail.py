@@ -67,16 +67,15 @@ def cancel_pending_order(data: Database, order_id: Any, reason: Any) -> str:
     if reason not in REASONS:
         return "Error: invalid reason"
     order = data["orders"].edit(order_id)
-    paid = list(order["payment_history"])
-    for payment in paid:
+    payments = list(order["payment_history"])
+    for payment in payments:
         if "gift_card" in payment["payment_method_id"]:
             method = _edit_method(data, order, payment["payment_method_id"])
             _add_to_balance(method, payment["amount"])
     order["status"] = "cancelled"
     order["cancel_reason"] = reason
     order["payment_history"] += [
-        _payment_entry("refund", payment["amount"], payment["payment_method_id"])
-        for payment in paid
+        _payment_entry("refund", paid["amount"], paid["payment_method_id"]) for paid in payments
     ]
     return json.dumps(order)
 
