@@ -152,8 +152,15 @@ def validate_target(
 
 
 def is_private(target: str) -> bool:
-    """Whether a target names a file of this package, which may move, and no public name of it."""
-    return target.startswith(f"{PACKAGE}.") and target not in public_names().values()
+    """Whether a target names, by its file, a class of this package that has a public name, or had
+    one in an earlier version. Files may move; one that is added needs no public name."""
+    public, (module, _, name) = public_names(), target.rpartition(".")
+    if not target.startswith(f"{PACKAGE}.") or target in public.values():
+        return False
+    try:
+        return name in public or not hasattr(importlib.import_module(module), name)
+    except ImportError:
+        return True
 
 
 @cache

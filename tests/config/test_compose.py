@@ -17,6 +17,7 @@ from agentrl_cli.config.compose import (
     load,
     options,
 )
+from agentrl_cli.config.schema import is_private, validate_target
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import UserError
 from tests.builders.conf_folder import FILES, NODES
@@ -206,3 +207,34 @@ def test_own_conf_folder_wins_over_the_shipped_one(conf: Path, monkeypatch: pyte
     assert conf_folder() == conf.resolve()
     monkeypatch.chdir(conf.parent.parent)
     assert conf_folder() != conf.resolve()
+
+
+@pytest.mark.parametrize(
+    "target, remedy",
+    [
+        ("agentrl_cli.algos.nlac.NLAC", "write agentrl_cli.algos.NLAC"),
+        ("agentrl_cli.algos.nlac.algorithm.NLAC", "write agentrl_cli.algos.NLAC"),
+        ("agentrl_cli.collect.PlayCollector", "write agentrl_cli.rollout.PlayCollector"),
+        ("agentrl_cli.algos.stepagent.Implicit", "write agentrl_cli.algos.StepAgentImplicit"),
+        ("agentrl_cli.envs.tau.env.Tau", "write agentrl_cli.envs.TauBench"),
+    ],
+)
+def test_a_target_that_names_a_file_is_told_its_public_name(target: str, remedy: str):
+    errors: list[str] = []
+    assert validate_target({"_target_": target}, "algo", errors) is None
+    assert errors == [f"algo._target_ '{target}' is no public name; {remedy}"]
+
+
+def test_a_new_file_of_the_package_needs_no_public_name():
+    assert not is_private("agentrl_cli.envs.math.grader.Grade")
+
+
+def test_a_stored_configuration_of_before_0_2_is_one_sentence(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text(
+        "algo: {_target_: agentrl_cli.algos.grpo.GRPO, kl: 0.0}\n"
+    )
+    (tmp_path / "checkpoints" / "step-000024").mkdir(parents=True)
+    with pytest.raises(UserError) as refused:
+        load(tmp_path / "config.yaml", [])
+    (line,) = str(refused.value).splitlines()
+    assert f"init={tmp_path}" in line and "step-000024/models/policy" in line
