@@ -74,6 +74,7 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
         "episodes/failed": sum(e.error is not None for e in episodes) / len(episodes),
         "episodes/context": sum(e.stop == "context" for e in episodes) / len(episodes),
         "episodes/tokens": float(sum(e.tokens for e in episodes)),
+        "time/env": sum(e.env_seconds for e in episodes),
     }
 
 

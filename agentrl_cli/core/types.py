@@ -61,7 +61,7 @@ class Turn:
 @dataclass
 class Episode:
     """One played task. `stop` is done, truncated, context or error; `closing` is what the world
-    said last."""
+    said last, `seconds` the whole play took and `env_seconds` the world alone."""
 
     id: str
     task: Task
@@ -73,6 +73,7 @@ class Episode:
     policy_version: int = 0
     seconds: float = 0.0
     closing: list[Message] = field(default_factory=list)
+    env_seconds: float = 0.0
 
     @property
     def reward(self) -> float:

@@ -177,7 +177,8 @@ class LiveEpisode:
 
     def _ask_world(self, call: Callable[[], Answer]) -> Answer | None:
         """What the call returns; any failure but the user's mistake ends the episode, is noted on
-        its record, and gives None."""
+        its record, and gives None. Its seconds count as the world's."""
+        began = time.perf_counter()
         try:
             return call()
         except UserError:
@@ -186,6 +187,8 @@ class LiveEpisode:
             self.record.error = f"{type(error).__name__}: {error}"
             self._end("error", [])
             return None
+        finally:
+            self.record.env_seconds += time.perf_counter() - began
 
     def _end(self, stop: str, closing: list[Message]) -> None:
         episode, self.ended = self.record, True

@@ -104,7 +104,7 @@ def timeless(row: dict[str, Any]) -> dict[str, Any]:
 def untimed(value: Any) -> Any:
     """JSON values without the seconds of episodes and the offsets, which depend on them."""
     if isinstance(value, dict):
-        left_out = ("seconds", "start", "end")
+        left_out = ("seconds", "env_seconds", "start", "end")
         return {key: untimed(item) for key, item in value.items() if key not in left_out}
     return [untimed(item) for item in value] if isinstance(value, list) else value
 

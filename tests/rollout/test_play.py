@@ -1,5 +1,6 @@
 """Episodes keep the tokens as sampled, in any batch, replayed or not; failures are recorded."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -34,7 +35,8 @@ def roll(begin, generator, sampling=SAMPLING, max_context=500, **world):
 
 def strip(episode: Episode) -> Episode:
     """What must not depend on the batch: everything but time and the last bits of log-probs."""
-    return replace(episode, turns=[replace(t, logprobs=[]) for t in episode.turns], seconds=0.0)
+    turns = [replace(t, logprobs=[]) for t in episode.turns]
+    return replace(episode, turns=turns, seconds=0.0, env_seconds=0.0)
 
 
 def test_an_episode_is_the_dialogue_the_template_would_render():
@@ -235,3 +237,15 @@ def test_an_action_is_cut_where_the_world_says_and_its_parts_are_what_was_sample
     assert [turn.finish for turn in episode.turns] == ["stop"] * 3
     last = episode.turns[2].action_ids
     assert episode.state_ids(2) == episode.turns[0].observation_ids + whole[: -len(last)]
+
+
+def test_the_seconds_of_the_world_are_counted_apart():
+    class Slow(EchoEnv):
+        def step(self, action: str) -> Step:
+            time.sleep(0.02)
+            return super().step(action)
+
+    (episode,) = play(
+        starts(1), Slow, CHAT, script(lambda prompt: "Hello."), SAMPLING, max_context=500
+    )
+    assert 0.02 * len(episode.turns) <= episode.env_seconds <= episode.seconds
