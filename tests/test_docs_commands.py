@@ -83,6 +83,18 @@ def test_files_that_a_page_names_exist(page: Path):
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_that_a_page_writes_as_code_stand_in_the_code(page: Path):
+    folders = ("agentrl_cli", "conf", "tests", "tools")
+    found = [file for folder in folders for file in (ROOT / folder).rglob("*.[py]*")]
+    code = "\n".join(file.read_text() for file in found if file.suffix in (".py", ".pyi", ".yaml"))
+    named = set(re.findall(r"`([A-Za-z_][\w.]*\w)(?:\(\))?`", page.read_text()))
+    named = {name for name in named if not name.startswith("ENV_")}  # a preset of each world
+    other = ROOT.joinpath("Makefile").read_text() + ROOT.joinpath("pyproject.toml").read_text()
+    gone = [n for n in named if not all(part in code + other for part in n.split("."))]
+    assert gone == []
+
+
 def test_streams_of_the_notation_are_those_of_the_code():
     table = (ROOT / "docs" / "notation.md").read_text().partition("| stream |")[2]
     cells = re.findall(r"^\| ([^|]+) \|", table.partition("\n\n")[0], re.MULTILINE)
