@@ -1,8 +1,6 @@
-"""From YAML groups and overrides to one checked configuration, and from its nodes to objects.
-
-Hydra composes and knows the override grammar; `check` reads everything against the dataclasses that
-will be built and reports all mistakes together. What a value means is not known here.
-"""
+"""From YAML groups and overrides to one checked configuration, and from its nodes to objects. Hydra
+composes and knows the override grammar; `check` reads everything against the dataclasses that will
+be built and reports all mistakes together. What a value means is not known here."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ def options(group: str, config_dir: Path | None = None) -> dict[str, str]:
 
 def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     """The groups and overrides as one configuration, yet unchecked; `choices` says what was chosen.
-
-    Unknown options are refused together with all other mistakes of the command.
-    """
+    Unknown options are refused together with all other mistakes of the command."""
     _conf_folders(config_dir)
     parsed = parse_overrides(overrides)
     lines = {item.key_or_group: _unknown_option(item, config_dir) for item in parsed}
@@ -123,11 +119,9 @@ def chosen_option(cfg: DictConfig, group: str) -> str | None:
 
 
 def check(cfg: DictConfig, skip: Container[str] = ()) -> DictConfig:
-    """The same configuration, resolved, every value of its declared type.
-
-    Raises one UserError with one line for each mistake. Root nodes named in `skip` are left out, so
-    that their classes need not be imported.
-    """
+    """The same configuration, resolved, every value of its declared type. Raises one UserError with
+    one line for each mistake. Root nodes named in `skip` are left out, so that their classes need
+    not be imported."""
     from omegaconf import OmegaConf
 
     values, errors = _validate(cfg, skip)
@@ -139,10 +133,8 @@ def check(cfg: DictConfig, skip: Container[str] = ()) -> DictConfig:
 
 
 def build(node: Any, **injected: Any) -> Any:
-    """Construct the class that `_target_` names from the node's values and the injected ones.
-
-    What is injected wins over the node. Raises UserError with one line for each mistake of it.
-    """
+    """Construct the class that `_target_` names from the node's values and the injected ones. What
+    is injected wins over the node. Raises UserError with one line for each mistake of it."""
     from agentrl_cli.config.schema import validate_target
 
     values, path = _plain_node(node)

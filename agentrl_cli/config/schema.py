@@ -1,9 +1,6 @@
-"""A dataclass is the schema of a node of configuration: values are read against it.
-
-`validate` collects every mistake and never constructs, so a whole configuration can be checked
-before anything is built; `construct` builds what was validated. Nothing here knows files or
-overrides.
-"""
+"""A dataclass is the schema of a node of configuration: values are read against it. `validate`
+collects every mistake and never constructs, so a whole configuration can be checked before anything
+is built; `construct` builds what was validated. Nothing here knows files or overrides."""
 
 from __future__ import annotations
 
@@ -51,9 +48,7 @@ def validate(
     cls: type, node: dict[str, Any], path: str, errors: list[str], not_required: Container[str] = ()
 ) -> Validated:
     """Read `node` as the fields of dataclass `cls`; append one line to `errors` for each mistake.
-
-    Fields named in `not_required` need not be in the node.
-    """
+    Fields named in `not_required` need not be in the node."""
     schema = {field.name: field for field in fields(cls) if field.init}
     for key in node:
         if key not in schema and key != "_target_":

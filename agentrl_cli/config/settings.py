@@ -1,7 +1,5 @@
 """The root settings and the nodes without a `_target_`: each dataclass is the schema of its node.
-
-Numbers live in conf/ only.
-"""
+Numbers live in conf/ only."""
 
 from __future__ import annotations
 
@@ -22,10 +20,8 @@ class LoraConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which causal LM: `path` is `tiny`, a Hugging Face name or a folder.
-
-    `weights` picks an embedded file for `tiny`; null starts from random weights.
-    """
+    """Which causal LM: `path` is `tiny`, a Hugging Face name or a folder. `weights` picks an
+    embedded file for `tiny`; null starts from random weights."""
 
     path: str
     weights: str | None

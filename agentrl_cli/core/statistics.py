@@ -1,7 +1,5 @@
-"""Intervals over tasks: episodes of one task are not independent, so tasks are resampled.
-
-Intervals over several runs (seeds) are in `report.seeds`, which resamples in the same way.
-"""
+"""Intervals over tasks: episodes of one task are not independent, so tasks are resampled. Intervals
+over several runs (seeds) are in `report.seeds`, which resamples in the same way."""
 
 from __future__ import annotations
 
@@ -25,11 +23,8 @@ class Interval:
 
 
 def cluster_bootstrap(values: Sequence[Sequence[float]], seed: int = 0) -> Interval:
-    """Mean and 95 % percentile bootstrap interval, resampling tasks: a list of values for each.
-
-    The cluster bootstrap of Davison and Hinkley 1997, section 3.8. Raises ValueError without
-    values.
-    """
+    """Mean and 95 % percentile bootstrap interval, resampling tasks: a list of values for each. The
+    cluster bootstrap of Davison and Hinkley 1997, section 3.8. Raises ValueError without values."""
     sums = np.array([[sum(row) for row in values]], dtype=float)
     counts = np.array([[len(row) for row in values]], dtype=float)
     return bootstrap_runs_and_tasks(sums, counts, seed)
@@ -69,11 +64,9 @@ def percentile_interval(mean: float, draws: Array) -> Interval:
 
 
 def pass_at_k(correct: int, n: int, k: int) -> float:
-    """An unbiased estimate, from n episodes of one task, of the chance that one of k succeeds.
-
+    """An unbiased estimate, from n episodes of one task, of the chance that one of k succeeds:
     1 - C(n - c, k) / C(n, k) for c successes (Chen et al. 2021, arXiv 2107.03374, equation 1).
-    Raises ValueError where k is not between 1 and n or `correct` not between 0 and n.
-    """
+    Raises ValueError where k is not between 1 and n or `correct` not between 0 and n."""
     if not 1 <= k <= n or not 0 <= correct <= n:
         raise ValueError(f"pass@{k} of {correct} successes in {n} episodes does not exist")
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
@@ -81,10 +74,8 @@ def pass_at_k(correct: int, n: int, k: int) -> float:
 
 def pass_hat_k(successes: Sequence[bool], k: int) -> float:
     """An unbiased estimate, from one task's episodes, of the chance that k of them all succeed.
-
     C(c, k) / C(n, k) for c successes of n episodes (Yao et al. 2024, τ-bench, section 3); a mean
-    over tasks is pass^k. Raises ValueError where k is not between 1 and n.
-    """
+    over tasks is pass^k. Raises ValueError where k is not between 1 and n."""
     if not 1 <= k <= len(successes):
         raise ValueError(f"pass^{k} needs at least {max(1, k)} episodes, not {len(successes)}")
     return math.comb(sum(map(bool, successes)), k) / math.comb(len(successes), k)

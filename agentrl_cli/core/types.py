@@ -39,12 +39,10 @@ class Step:
 @dataclass
 class Turn:
     """An observation and the action that answered it, as text and as tokens exactly as sampled.
-
     `observation_ids` is the delta since the last action (the first turn's holds the whole prompt),
     so an episode's tokens are one flat sequence; `restart` says that the context does not extend
     the last turn's. `logprobs` are the generator's, one per action token. `finish` is stop, length
-    or invalid.
-    """
+    or invalid."""
 
     observation: list[Message]
     action: str

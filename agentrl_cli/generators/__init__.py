@@ -1,7 +1,5 @@
-"""Engines that turn prompts of token ids into completions.
-
-The public names are those of __init__.pyi; each is imported when it is first asked for.
-"""
+"""Engines that turn prompts of token ids into completions. The public names are those of
+__init__.pyi; each is imported when it is first asked for."""
 
 import lazy_loader
 

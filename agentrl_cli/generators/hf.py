@@ -1,9 +1,7 @@
 """Sampling from a Hugging Face causal LM in memory: prefill, then one loop of steps for all rows.
-
 Every token of a prompt but the last is first brought into the store of kept prefixes; a batch is
 then gathered from it, padded on the left. Finished rows leave the batch: the longest is not paid by
-all.
-"""
+all."""
 
 from __future__ import annotations
 

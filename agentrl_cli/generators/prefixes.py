@@ -1,9 +1,6 @@
-"""Keys and values of token prefixes, kept between calls and found again by content.
-
-Every kept token is addressed by a hash of the whole prefix that ends with it, so a prompt that
-shares a beginning with anything seen before finds it, wherever the two part; nothing is stored
-twice.
-"""
+"""Keys and values of token prefixes, kept between calls and found again by content. Every kept
+token is addressed by a hash of the whole prefix that ends with it, so a prompt that shares a
+beginning with anything seen before finds it, wherever the two part; nothing is stored twice."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Which models may read packed rows (shadow.py): an allow-list of families, and a check at the
-start that packed and single passes agree.
-
-Whether packing is right is a matter of the architecture and not of the weights, which in coarse
-numbers differ by rounding alone as much as wrong packing does. So a small twin with random weights
-is compared, in float32, of a model in any numbers.
-"""
+start that packed and single passes agree. Whether packing is right is a matter of the architecture
+and not of the weights, which in coarse numbers differ by rounding alone as much as wrong packing
+does. So a small twin with random weights is compared, in float32, of a model in any numbers."""
 
 from __future__ import annotations
 
@@ -34,10 +31,8 @@ def enable_packing(
     model: PreTrainedModel, critic_prompt: list[int], layout: Layout, grad: CriticGrad
 ) -> None:
     """Make `model` read packed rows in this layout, for good: a recomputed layer must find it, too.
-
     Raises UserError for a model whose attention cannot be packed, or for which packed and single
-    log-probs differ on two turns with the ids `critic_prompt`.
-    """
+    log-probs differ on two turns with the ids `critic_prompt`."""
     _refuse_unknown(model)
     _refuse_layout(model, layout, grad)
     names = {"visible_first": SPLIT[grad], "interleaved": "sdpa", "flex": FLEX}

@@ -1,8 +1,6 @@
 """One pass over a batch: log-probs of the trained tokens, their entropy, and values where there is
-a head.
-
-Logits exist only at positions that predict a trained token, and only a chunk of them at a time.
-"""
+a head. Logits exist only at positions that predict a trained token, and only a chunk of them at a
+time."""
 
 from __future__ import annotations
 
@@ -47,12 +45,9 @@ class Batch:
 
 @dataclass
 class Outputs:
-    """One number per token, [B, L] float32.
-
-    `logprobs[:, t]` is log p(ids[t] | ids[:t]) where the mask is 1 and 0 elsewhere (always 0 at t =
-    0); `entropy` is that distribution's, in nats, without gradient unless asked for; `values[:, t]`
-    reads the prefix ids[:t + 1].
-    """
+    """One number per token, [B, L] float32. `logprobs[:, t]` is log p(ids[t] | ids[:t]) where the
+    mask is 1 and 0 elsewhere (always 0 at t = 0); `entropy` is that distribution's, in nats,
+    without gradient unless asked for; `values[:, t]` reads the prefix ids[:t + 1]."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -76,11 +71,9 @@ def forward(
     module: Module, batch: Batch, head: nn.Module | None = None, *, entropy_gradient: bool = False
 ) -> Outputs:
     """Run the body once and read log-probs, entropy and, with a head, values from its hidden
-    states. With `entropy_gradient` a loss may differentiate the entropy.
-
-    A stream `shadow` marks critic prompts (models/shadow.py). Without one no attention mask is
-    needed: under causal attention the padding on the right reaches no real token.
-    """
+    states. With `entropy_gradient` a loss may differentiate the entropy. A stream `shadow` marks
+    critic prompts (models/shadow.py). Without one no attention mask is needed: under causal
+    attention the padding on the right reaches no real token."""
     model = causal_lm(module)
     with _checkpointing(model):
         hidden, predictors = _hidden_states(model, batch)  # [B, L, width], [B, L]
@@ -139,10 +132,7 @@ def micro_batches(
     groups: list[list[int]], samples: list[Sample], tokens: int
 ) -> Iterator[list[int]]:
     """Sample numbers in micro-batches of at most `tokens` padded ids, longest first; a group is
-    never split.
-
-    A group larger than `tokens` makes a micro-batch of its own.
-    """
+    never split. A group larger than `tokens` makes a micro-batch of its own."""
     lengths = [max(len(samples[i].ids) for i in group) for group in groups]
     rows: list[int] = []
     longest = 0

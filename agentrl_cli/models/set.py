@@ -1,9 +1,6 @@
 """All weights of a run: named models on one base, as LoRA adapters or as copies, each with an
-optional head.
-
-`trained` models learn; `ema` ones begin as the model that they follow and are averaged towards it;
-`frozen` ones stay where it began.
-"""
+optional head. `trained` models learn; `ema` ones begin as the model that they follow and are
+averaged towards it; `frozen` ones stay where it began."""
 
 from __future__ import annotations
 
@@ -59,12 +56,9 @@ HEADS = {"value": ValueHead, "action_value": ActionValueHead}
 
 
 class ModelSet:
-    """Build, name, average, save and load every model that an algorithm declares.
-
-    With LoRA each name is an adapter on one base in memory; without, each name is a full copy.
-    Averages of weights in less than float32 are kept in float32, too, because small steps would
-    round to nothing.
-    """
+    """Build, name, average, save and load every model that an algorithm declares. With LoRA each
+    name is an adapter on one base in memory; without, each name is a full copy. Averages of weights
+    in less than float32 are kept in float32, too, because small steps would round to nothing."""
 
     def __init__(
         self,
@@ -181,10 +175,8 @@ class ModelSet:
 
     def load_weights(self, name: str, folder: Path) -> None:
         """Start `name` from a folder that `save` wrote for one model, and with it the ema and
-        frozen models that follow it.
-
-        A head that the folder lacks keeps its start. Raises UserError as `load` does.
-        """
+        frozen models that follow it. A head that the folder lacks keeps its start. Raises UserError
+        as `load` does."""
         self._load_model(name, folder)
         self.mark_changed(name)
         self._update_followers(name)

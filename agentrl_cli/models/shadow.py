@@ -45,8 +45,7 @@ class Block:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """[B, H, rows, D]: what the rows `query` read of keys and values
         [B, K, visible + shadows, D]. The H / K heads that share keys are rows of one head, which
-        spares a copy of the keys for each; the mask is repeated for them once, in the first
-        layer."""
+        spares a copy of the keys for each; the mask is repeated once, in the first layer."""
         batch, heads, rows, width = query.shape
         sharing = heads // key.shape[1]  # heads that share keys
         if self.mask.shape[-2] != sharing * rows:
@@ -131,11 +130,9 @@ def block_mask(columns: Tensor, labels: Tensor) -> BlockMask:
 
 def hidden_states(model: PreTrainedModel, ids: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
     """Last hidden states [B, L, width] of packed rows, by one call of the model's body; 0 on what
-    the layout leaves out. Raises ValueError for a model that was not enabled.
-
-    Mask and positions are always given: without a mask, positions that are used again would be
-    taken for several documents.
-    """
+    the layout leaves out. Raises ValueError for a model that was not enabled. Mask and positions
+    are always given: without a mask, positions that are used again would be taken for several
+    documents."""
     implementation = model.config._attn_implementation
     if implementation not in READ_PACKED:
         raise ValueError(f"packed rows cannot be read with attention '{implementation}'")

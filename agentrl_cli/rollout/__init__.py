@@ -1,7 +1,5 @@
-"""How episodes come to be: play, the chat template, replay, demonstrations.
-
-The public names are those of __init__.pyi; each is imported when it is first asked for.
-"""
+"""How episodes come to be: play, the chat template, replay, demonstrations. The public names are
+those of __init__.pyi; each is imported when it is first asked for."""
 
 import lazy_loader
 

@@ -1,9 +1,6 @@
-"""Messages to token ids and back by the model's chat template; the only caller of the tokenizer.
-
-A dialogue grows by deltas: what the template puts after an answer, the new messages, the next
-header. Nothing sampled is ever tokenised again; `check` refuses a template for which that is not
-sound.
-"""
+"""Messages to token ids and back by the model's chat template; the only caller of the tokenizer. A
+dialogue grows by deltas: what the template puts after an answer, the new messages, the next header.
+Nothing sampled is ever tokenised again; `check` refuses a template for which that is not sound."""
 
 from __future__ import annotations
 
@@ -32,11 +29,9 @@ MARKED_TOKEN = re.compile("\ue000(\\d+)\ue001")  # a special token's name that i
 
 class Chat:
     """One tokenizer and its template. Short observations repeat, so every encoding is memoised.
-
     `closing` is the token that closes an answer, `stop_ids` those that end its sampling,
     `answer_prefix` what the template itself puts before an answer (mostly nothing). UserError for a
-    template without them.
-    """
+    template without them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer

@@ -1,9 +1,7 @@
 """Demonstrations: from a file of an expert's episodes or of a user's dialogues to checked episodes.
-
 A line is an episode in our own format, or a dialogue `{"messages": [{"role", "content"}, ...]}`
 that may name its `task`. Both are text: the model's chat makes the ids, so one file serves every
-model. Lines are hostile until read here.
-"""
+model. Lines are hostile until read here."""
 
 from __future__ import annotations
 
@@ -40,11 +38,9 @@ def fingerprint(file: str | None) -> str | None:
 def read_demos(
     source: str, lines: list[str], reader: DemoReader, *, skip_bad: bool
 ) -> list[Episode]:
-    """The demonstrations of a source's lines with their token ids.
-
-    Raises UserError with number and reason of each line that is refused; with `skip_bad` these are
-    named on stderr and left out. Where no line is good it raises in any case.
-    """
+    """The demonstrations of a source's lines with their token ids. Raises UserError with number and
+    reason of each line that is refused; with `skip_bad` these are named on stderr and left out.
+    Where no line is good it raises in any case."""
     good: list[Episode] = []
     bad: list[str] = []
     for number, line in enumerate(lines, start=1):

@@ -1,7 +1,5 @@
 """Play tasks with a generator: all live episodes move in lockstep, one `generate` call a turn.
-
-Tokens stay as they were sampled. What fails in a world is recorded on its episode, never raised.
-"""
+Tokens stay as they were sampled. What fails in a world is recorded on its episode, never raised."""
 
 from __future__ import annotations
 
@@ -205,11 +203,9 @@ class LiveEpisode:
 def indistinguishable_tasks(
     episode: Episode, turn: int, tasks: list[Task], make_env: Callable[[], Env]
 ) -> list[Task]:
-    """The tasks in which the episode's actions bring the same observations up to turn `turn`.
-
-    To the agent they are one state: what an action is worth there is its mean over them. The
-    episode's own task is always among them.
-    """
+    """The tasks in which the episode's actions bring the same observations up to turn `turn`. To
+    the agent they are one state: what an action is worth there is its mean over them. The episode's
+    own task is always among them."""
     found = [
         task
         for task in tasks

@@ -56,11 +56,9 @@ class ReplayBuffer:
 
     def add(self, episodes: list[Episode]) -> None:
         """Append; the oldest beyond the capacity are dropped, broken or empty ones never taken in.
-
-        New turns get the greatest priority stored (1 in an empty buffer), so each is soon looked
-        at (Schaul et al. 2016). Raises ValueError for an id already stored, UserError where the
-        file cannot be written.
-        """
+        New turns get the greatest priority stored (1 in an empty buffer), so each is soon looked at
+        (Schaul et al. 2016). Raises ValueError for an id already stored, UserError where the file
+        cannot be written."""
         good = [episode for episode in episodes if episode.error is None and episode.turns]
         for episode in good:
             if episode.id in self._episodes:
@@ -72,10 +70,8 @@ class ReplayBuffer:
 
     def sample_turns(self, n: int, seed: int, exponent: float) -> list[TurnKey]:
         """`n` turns drawn with probability proportional to priority ** exponent (0: uniformly).
-
         Without replacement, by the exponential keys of Efraimidis and Spirakis (2006), as long as
-        there are `n` turns of positive weight; else with. Raises ValueError on an empty buffer.
-        """
+        there are `n` turns of positive weight; else with. Raises ValueError on an empty buffer."""
         if not self._episodes:
             raise ValueError("the buffer is empty; nothing can be drawn from it")
         weights = self._positive_weights(exponent)

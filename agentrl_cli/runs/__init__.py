@@ -1,7 +1,5 @@
-"""The run folder: what is kept of a run, where it lies, who else is told.
-
-The public names are those of __init__.pyi; each is imported when it is first asked for.
-"""
+"""The run folder: what is kept of a run, where it lies, who else is told. The public names are
+those of __init__.pyi; each is imported when it is first asked for."""
 
 import lazy_loader
 

@@ -1,8 +1,6 @@
 """Episode files: one episode a line, and an index file of where every episode lies and how it
-ended, so that one episode of a large file is opened without reading the others.
-
-A file without its index (or with one that belongs to other bytes) is scanned instead.
-"""
+ended, so that one episode of a large file is opened without reading the others. A file without its
+index (or with one that belongs to other bytes) is scanned instead."""
 
 from __future__ import annotations
 

@@ -73,10 +73,8 @@ class Console(Logger):
 @dataclass(kw_only=True)
 class TrackerLogger(Logger):
     """Any tracker of Accelerate, by its name there: metrics by step, and the configuration.
-
     `options` go to its class in accelerate.tracking; in them {run} is the run's name and {folder}
-    its folder.
-    """
+    its folder."""
 
     tracker: str
     options: dict[str, Any]
@@ -114,9 +112,8 @@ class TrackerLogger(Logger):
 @dataclass(kw_only=True)
 class WandbLogger(Logger):
     """Weights & Biases: metrics, configuration, a table of the first `rows` episodes of each file.
-
-    `mode` null follows WANDB_MODE. Its id is kept in meta.json: a resumed run continues the page.
-    """
+    `mode` null follows WANDB_MODE. Its id is kept in meta.json: a resumed run continues the
+    page."""
 
     project: str
     entity: str | None

@@ -1,8 +1,6 @@
 """Run: one folder that holds everything about one training, as JSON lines, YAML and safetensors.
-
 `meta.json` comes first with status `started`, so that a dead machine leaves the truth. Nothing
-outside the folder is needed to read it; what a metric or a checkpoint means is not known here.
-"""
+outside the folder is needed to read it; what a metric or a checkpoint means is not known here."""
 
 from __future__ import annotations
 
@@ -234,9 +232,7 @@ class Run:
     @contextmanager
     def checkpoint(self, step: int) -> Iterator[Path]:
         """Yield a folder to fill; it becomes checkpoints/step-STEP only when nothing was raised.
-
-        run.json is written last with the lengths of the logs. The last two checkpoints are kept.
-        """
+        run.json is written last with the lengths of the logs. The last two checkpoints are kept."""
         final = self.folder / "checkpoints" / f"step-{step:06d}"
         partial = final.with_name(f".{final.name}.partial")
         with files.explain_write_errors(self.folder):

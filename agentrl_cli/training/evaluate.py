@@ -19,10 +19,8 @@ ANNOTATED_EPISODES = 8  # episodes of an evaluation that the algorithm comments 
 
 def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
     """Play every split, sampled and, where `eval.greedy` says so, greedily; write the episodes of
-    the first one to `run`, if any; return metrics `eval/SPLIT_…`.
-
-    Seeds do not depend on the step or the weights, so every evaluation plays the same episodes.
-    """
+    the first one to `run`, if any; return metrics `eval/SPLIT_…`. Seeds do not depend on the step
+    or the weights, so every evaluation plays the same episodes."""
     metrics: dict[str, float] = {}
     first_split: list[Episode] = []
     for split in parts.eval.splits:
@@ -95,10 +93,7 @@ def _mean(values: list[float]) -> float:
 def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:
     """The first split played by plain sampling, by the search, and by best-of-n on whole answers
     with an n that samples about as many tokens: `search/METHOD_…`, tokens and judgements an
-    episode.
-
-    Raises UserError where the run has no critic that values partial answers.
-    """
+    episode. Raises UserError where the run has no critic that values partial answers."""
     sampling = replace(parts.collector.sampling, temperature=parts.eval.temperature)
     split, token_texts = parts.eval.splits[0], parts.chat.vocabulary()
     starts = split_starts(parts, split, parts.eval.episodes_per_task)

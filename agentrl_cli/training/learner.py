@@ -1,7 +1,5 @@
-"""Trains the phases of an algorithm: samples to packed batches to optimizer steps.
-
-It owns every optimizer and is the only user of Accelerate; it knows no algorithm.
-"""
+"""Trains the phases of an algorithm: samples to packed batches to optimizer steps. It owns every
+optimizer and is the only user of Accelerate; it knows no algorithm."""
 
 from __future__ import annotations
 
@@ -75,11 +73,9 @@ class Learner:
         seed: int,
         publish: Callable[[str], None],
     ) -> None:
-        """Built after the models hold the weights to start from.
-
-        `tokens_per_batch` bounds the padded ids of one forward; `publish(name)` is called after a
-        phase that changed a model which generates.
-        """
+        """Built after the models hold the weights to start from. `tokens_per_batch` bounds the
+        padded ids of one forward; `publish(name)` is called after a phase that changed a model
+        which generates."""
         self.models, self.specs, self.publish = models, specs, publish
         self.tokens_per_batch, self.seed = tokens_per_batch, seed
         self.accelerator = Accelerator(cpu=models.device.type == "cpu")
@@ -91,11 +87,8 @@ class Learner:
 
     def run(self, phases: Iterator[Phase], step: int) -> dict[str, float]:
         """Train the phases of update `step`; the metrics of each, and the seconds spent here and in
-        the algorithm.
-
-        Raises NonFiniteError before a weight would be spoiled, ValueError for a step with nothing
-        to train.
-        """
+        the algorithm. Raises NonFiniteError before a weight would be spoiled, ValueError for a step
+        with nothing to train."""
         meters: dict[str, PhaseMeter] = {}
         metrics: dict[str, float] = {}
         began, trained = perf_counter(), 0.0
@@ -190,11 +183,9 @@ class Learner:
 
 def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:
     """Sample numbers of each optimizer step, in groups that stay together, in an order drawn from
-    `seed`.
-
-    At most `tokens_per_step` ids a step (a larger group makes a step of its own), in as few and as
-    even steps as that allows. Raises ValueError where the samples do not divide into whole groups.
-    """
+    `seed`. At most `tokens_per_step` ids a step (a larger group makes a step of its own), in as few
+    and as even steps as that allows. Raises ValueError where the samples do not divide into whole
+    groups."""
     groups = _shuffled_groups(phase, seed)
     if phase.tokens_per_step <= 0:
         return [groups]
@@ -219,10 +210,8 @@ def _shuffled_groups(phase: Phase, seed: int) -> list[list[int]]:
 
 
 def _smallest_sufficient_limit(lengths: list[int], limit: int) -> int:
-    """The smallest limit that needs no more steps than `limit` does, which makes them most even.
-
-    A smaller limit never needs fewer steps, so it is found by halving.
-    """
+    """The smallest limit that needs no more steps than `limit` does, which makes them most even. A
+    smaller limit never needs fewer steps, so it is found by halving."""
     fewest = _count_steps(lengths, limit)
     too_small, sufficient = -1, limit
     while sufficient - too_small > 1:

@@ -29,12 +29,9 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step.
-
-        Each cosine is transformers'. Its warm-up begins at zero and rounds otherwise than what
-        stored runs were trained with, and its cosine_with_restarts goes back to the full rate:
-        these two are written out.
-        """
+        """The learning rate of the next step. Each cosine is transformers'. Its warm-up begins at
+        zero and rounds otherwise than what stored runs were trained with, and its
+        cosine_with_restarts goes back to the full rate: these two are written out."""
         spec, done = self.spec, self.steps
         if done < spec.warmup_steps:
             return spec.lr * (done + 1) / spec.warmup_steps
