@@ -64,9 +64,8 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
     """What a step's fresh episodes were like; nothing where the step played none."""
     if not episodes:
         return {}
-    metrics = {
-        f"episodes/{k}": v for k, v in episode_metrics(episodes).items() if "success_" not in k
-    }
+    found = episode_metrics(episodes)
+    metrics = {f"episodes/{key}": v for key, v in found.items() if "success_" not in key}
     return {
         "reward/mean": metrics.pop("episodes/reward"),
         "episodes/count": metrics.pop("episodes/episodes"),
@@ -113,9 +112,9 @@ def dump_failed_batch(run: Run) -> Iterator[None]:
         yield
     except NonFiniteError as error:
         file = run.folder / "failed-batch.json"
+        batch = {"phase": error.phase, "term": error.term, "samples": error.rows}
         with files.explain_write_errors(run.folder):
-            about = {"phase": error.phase, "term": error.term, "samples": error.rows}
-            files.write_json(file, about)
+            files.write_json(file, batch)
         error.add_note(f"the batch is in {file}")
         raise
 

@@ -141,9 +141,8 @@ def build(node: Any, **injected: Any) -> Any:
     if "_target_" not in values:
         raise UserError(f"{path} has no _target_; name the class it configures")
     errors: list[str] = []
-    return _construct(
-        validate_target(_without(values, injected), path, errors, injected), errors, injected
-    )
+    given = {key: value for key, value in values.items() if key not in injected}
+    return _construct(validate_target(given, path, errors, injected), errors, injected)
 
 
 def as_dataclass(node: Any, schema: type[T]) -> T:
@@ -162,10 +161,6 @@ def _construct(validated: Any, errors: list[str], injected: dict[str, Any]) -> A
         raise UserError("\n".join(errors))
     validated.values |= injected
     return construct(validated)
-
-
-def _without(values: dict[str, Any], injected: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in injected}
 
 
 def _plain_node(node: Any) -> tuple[dict[str, Any], str]:

@@ -12,7 +12,7 @@ import sys
 import types
 import typing
 from collections.abc import Container, Iterable
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,10 @@ def validate(
     values: dict[str, Any] = {}
     for name, field in schema.items():
         kind = hints(cls)[name]
+        required = field.default is MISSING and field.default_factory is MISSING
         if name in node:
             values[name] = validate_value(kind, node[name], _join(path, name), errors)
-        elif name not in not_required and _required(field) and is_leaf(kind):
+        elif name not in not_required and required and is_leaf(kind):
             errors.append(_missing(_join(path, name)))
     return Validated(cls, node.get("_target_"), values)
 
@@ -76,16 +77,12 @@ def validate_value(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
         return validate_target(value, path, errors)
     if is_dataclass(inner) and isinstance(value, dict):
         return validate(typing.cast(type, inner), value, path, errors)
-    if isinstance(value, list) and _holds_objects(inner):
-        return [
-            validate_value(_item(inner), item, f"{path}[{i}]", errors)
-            for i, item in enumerate(value)
-        ]
-    if isinstance(value, dict) and _holds_objects(inner):
-        return {
-            key: validate_value(_item(inner), item, _join(path, key), errors)
-            for key, item in value.items()
-        }
+    if typing.get_origin(inner) in (list, dict) and not is_leaf(inner):
+        part = typing.get_args(inner)[-1]
+        if isinstance(value, list):
+            return [validate_value(part, v, f"{path}[{i}]", errors) for i, v in enumerate(value)]
+        if isinstance(value, dict):
+            return {k: validate_value(part, v, _join(path, k), errors) for k, v in value.items()}
     return _validate_leaf(kind, value, path, errors)
 
 
@@ -191,7 +188,9 @@ def _validate_leaf(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
         errors.append(f"{path} must be {either}, not {value!r}")
         return None
     if typing.get_origin(inner) is typing.Literal:
-        return _validate_literal(typing.get_args(inner), value, path, errors)
+        if value not in (choices := typing.get_args(inner)):
+            errors.append(f"{path} must be one of {', '.join(map(str, choices))}, not {value!r}")
+        return value
     try:
         box = OmegaConf.structured(make_dataclass("Box", [("value", kind)]))
         box.value = value
@@ -200,12 +199,6 @@ def _validate_leaf(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
         return None
     typed = OmegaConf.to_container(box)["value"]  # type: ignore[index, call-overload]
     return tuple(typed) if typing.get_origin(inner) is tuple and typed is not None else typed
-
-
-def _validate_literal(choices: tuple[Any, ...], value: Any, path: str, errors: list[str]) -> Any:
-    if value not in choices:
-        errors.append(f"{path} must be one of {', '.join(map(str, choices))}, not {value!r}")
-    return value
 
 
 def describe(kind: Any) -> str:
@@ -234,18 +227,6 @@ def _strip_optional(kind: Any) -> tuple[Any, bool]:
         return kind, False
     rest = tuple(part for part in parts if part is not type(None))
     return typing.Union[rest], True  # noqa: UP007 - a union of one is that one
-
-
-def _holds_objects(kind: Any) -> bool:
-    return typing.get_origin(kind) in (list, dict) and not is_leaf(kind)
-
-
-def _item(kind: Any) -> Any:
-    return typing.get_args(kind)[-1]
-
-
-def _required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _missing(path: str) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,13 @@ def try_lock(lock: FileLock) -> Iterator[bool]:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The one object of a JSON file. Raises UserError where there is none."""
+    remedy = "name a folder that a run wrote"
     try:
         value = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"'{file}' cannot be read ({error}); name a folder that a run wrote"
-        ) from None
+        raise UserError(f"'{file}' cannot be read ({error}); {remedy}") from None
     if not isinstance(value, dict):
-        raise UserError(f"'{file}' is not a JSON object; name a folder that a run wrote")
+        raise UserError(f"'{file}' is not a JSON object; {remedy}")
     return value
 
 
@@ -65,12 +64,9 @@ def write_json(file: Path, value: dict[str, Any]) -> None:
 
 def read_jsonl(file: Path) -> list[Any]:
     """The lines of a file, less one cut off at the end. Raises UserError for other damage."""
+    lines = _complete_lines(file)
     try:
-        lines = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
-    try:
-        return [json.loads(line) for line in lines[:-1]]
+        return [json.loads(line) for line in lines]
     except ValueError as error:
         raise UserError(f"'{file}' is damaged ({error}); restore it or remove the line") from None
 
@@ -78,17 +74,18 @@ def read_jsonl(file: Path) -> list[Any]:
 def read_jsonl_leniently(file: Path) -> tuple[list[Any], int]:
     """The lines of a file that can be read, and how many cannot; one cut off at the end is not
     counted, since a run that is going may be writing it."""
-    rows, lost = [], 0
+    rows, lines = [], _complete_lines(file)
+    for line in lines:
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows, len(lines) - len(rows)
+
+
+def _complete_lines(file: Path) -> list[bytes]:
     try:
-        lines = file.read_bytes().split(b"\n")
+        return file.read_bytes().split(b"\n")[:-1]
     except OSError as error:
         raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
-    for line in lines[:-1]:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            lost += 1
-    return rows, lost
 
 
 def write_jsonl(file: Path, rows: Iterable[Any]) -> None:
@@ -119,6 +116,15 @@ def null_if_not_finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [null_if_not_finite(item) for item in value]
     return value
+
+
+def flatten(node: Any, path: str = "") -> dict[str, Any]:
+    """A nested mapping with dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        name = f"{path}.{key}" if path else str(key)
+        flat |= flatten(value, name) if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -107,9 +107,8 @@ class Episode:
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Episode:
         """Inverse of `to_json`. Raises KeyError or TypeError where the row is not an episode."""
-        turns = [
-            Turn(**{**turn, "observation": _messages(turn["observation"])}) for turn in row["turns"]
-        ]
+        rows = [{**turn, "observation": _messages(turn["observation"])} for turn in row["turns"]]
+        turns = [Turn(**turn) for turn in rows]
         task, closing = Task(**row["task"]), _messages(row["closing"])
         return cls(**{**row, "task": task, "turns": turns, "closing": closing})
 

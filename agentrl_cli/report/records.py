@@ -192,19 +192,10 @@ def read_record(run: Run) -> Record:
     return record
 
 
-def flatten(node: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """A nested configuration with dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in node.items():
-        name = f"{path}.{key}" if path else str(key)
-        flat |= flatten(value, name) if isinstance(value, dict) else {name: value}
-    return flat
-
-
 def world_settings(record: Record) -> dict[str, Any]:
     """What must be equal for two runs to be compared."""
     nodes = {name: record.config.get(name) for name in WORLD_NODES}
-    settings = flatten(nodes | {"choice": _choice(record.run, "env")})
+    settings = files.flatten(nodes | {"choice": _choice(record.run, "env")})
     return {key: value for key, value in settings.items() if key not in IGNORED_WHEN_COMPARING}
 
 
@@ -213,10 +204,10 @@ def group_settings(record: Record) -> dict[str, Any]:
     its own configuration, so that each seed may start from a run of its own."""
     settings = _learning_nodes(record.config) | {"choice": _choice(record.run, "algo")}
     if start := _starting_run(record):
-        start_settings = sorted(flatten(_learning_nodes(_read_config(start, []))).items())
+        start_settings = sorted(files.flatten(_learning_nodes(_read_config(start, []))).items())
         digest = hashlib.blake2b(str(start_settings).encode(), digest_size=2).hexdigest()
         settings["init"] = f"{_choice(start, 'algo')}-{digest}"
-    return flatten(settings)
+    return files.flatten(settings)
 
 
 def _learning_nodes(config: dict[str, Any]) -> dict[str, Any]:

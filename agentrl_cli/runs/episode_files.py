@@ -136,10 +136,8 @@ def _no_episodes(file: Path, error: Exception) -> UserError:
 
 def _entry(row: dict[str, Any], start: int, size: int) -> EpisodeEntry:
     """An episode's entry from its JSON values, without building its turns."""
-    turns = row["turns"]
+    turns, task = row["turns"], row["task"]["id"]
     success = bool(turns and turns[-1]["info"].get("success", False))
     reward = float(sum(turn["reward"] for turn in turns))
     annotated = any("critic" in turn["info"] or "value" in turn["info"] for turn in turns)
-    return EpisodeEntry(
-        row["id"], row["task"]["id"], start, size, success, reward, len(turns), annotated
-    )
+    return EpisodeEntry(row["id"], task, start, size, success, reward, len(turns), annotated)

@@ -47,7 +47,8 @@ def find_run(ref: str, root: Path = RUNS) -> Run:
     if ref == "last" and runs:
         return runs[-1]
     names = [run.name for run in runs]
-    matches = [n for n in names if n == ref] or [n for n in names if _matches(ref, n)]
+    similar = [name for name in names if name.startswith(ref) or name.endswith("_" + ref)]
+    matches = [name for name in names if name == ref] or similar
     if len(matches) > 1:
         raise UserError(f"run '{ref}' is ambiguous; give more letters of {', '.join(matches)}")
     if not matches:
@@ -69,10 +70,6 @@ def _hint(ref: str, names: list[str], root: Path) -> str:
     if names:
         return f" in '{root}'; see agentrl ls"
     return f": no runs in '{root}'; start one with agentrl train"
-
-
-def _matches(ref: str, name: str) -> bool:
-    return name.startswith(ref) or name.endswith("_" + ref)
 
 
 @cache

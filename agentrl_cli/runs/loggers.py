@@ -3,11 +3,13 @@ Accelerate (TensorBoard, MLflow, Weights & Biases). Another tracker needs a file
 
 from __future__ import annotations
 
-import fnmatch
 import sys
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
+from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs.run import Logger, Run
@@ -88,7 +90,8 @@ class TrackerLogger(Logger):
         options = {key: _filled(value, run) for key, value in self.options.items()}
         if self.tracker == "mlflow":  # a resumed run goes on under the id that MLflow gave it
             options["run_id"] = run.meta.get("mlflow_id")
-        settings = flat_settings(OmegaConf.to_container(cfg, resolve=True))
+        flat = files.flatten(OmegaConf.to_container(cfg, resolve=True))
+        settings = {k: v if isinstance(v, int | float | str) else str(v) for k, v in flat.items()}
         new_tracker = tracker_class(self.tracker)
         try:
             self.client = new_tracker(**options)
@@ -142,9 +145,8 @@ class WandbLogger(Logger):
         try:
             self.client.start()
         except wandb.Error as error:
-            raise UserError(
-                f"wandb refused ({error}); log in or give logger.mode=offline"
-            ) from None
+            remedy = "log in or give logger.mode=offline"
+            raise UserError(f"wandb refused ({error}); {remedy}") from None
         self.client.tracker.define_metric("*", step_metric="step")
         run.update_meta(wandb_id=self.client.tracker.id)
 
@@ -180,22 +182,10 @@ def tracker_class(name: str) -> type[GeneralTracker]:
     return LOGGER_TYPE_TO_CLASS[name]
 
 
-def flat_settings(node: Any, path: str = "") -> dict[str, float | str]:
-    """Nested settings under dotted names; what is neither a number nor text becomes text."""
-    if not isinstance(node, dict):
-        return {path: node if isinstance(node, int | float | str) else str(node)}
-    settings: dict[str, float | str] = {}
-    for key, value in node.items():
-        settings |= flat_settings(value, f"{path}.{key}" if path else str(key))
-    return settings
-
-
 def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
     """`step 12/100  reward/mean 0.43  policy/loss 0.021  rollout 2.1s  update 3.4s`."""
-    shown = [name for name in metrics if not fnmatch.fnmatch(name, HIDDEN_METRICS)]
-    chosen = [
-        name for name in shown if any(fnmatch.fnmatch(name, shape) for shape in SHOWN_METRICS)
-    ]
+    shown = [name for name in metrics if not fnmatch(name, HIDDEN_METRICS)]
+    chosen = [name for name in shown if any(fnmatch(name, shape) for shape in SHOWN_METRICS)]
     parts = [f"{name} {metrics[name]:.3g}" for name in chosen]
     times = [name for name in metrics if name.startswith("time/")]
     parts += [f"{name.removeprefix('time/')} {metrics[name]:.1f}s" for name in times]
@@ -203,29 +193,20 @@ def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
 
 
 def _bar(steps: int) -> Progress:
+    from rich import progress as bars
     from rich.console import Console as Terminal
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), *times)
-    progress = Progress(*columns, console=Terminal(stderr=True), transient=True)
+    times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
+    columns = (bars.SpinnerColumn(), bars.BarColumn(), bars.MofNCompleteColumn(), *times)
+    progress = bars.Progress(*columns, console=Terminal(stderr=True), transient=True)
     progress.add_task("steps", total=steps)
     progress.start()
     return progress
 
 
 def _row(step: int, episode: Episode) -> tuple[Any, ...]:
-    turns = [(*turn.observation, turn.action) for turn in episode.turns]
-    text = "\n".join(
-        part if isinstance(part, str) else part.content for turn in turns for part in turn
-    )
+    turns = [[m.content for m in turn.observation] + [turn.action] for turn in episode.turns]
+    text = "\n".join(chain.from_iterable(turns))
     outcome = (episode.reward, episode.success, episode.stop, len(episode.turns))
     return (step, episode.id, episode.task.id, *outcome, text)
 

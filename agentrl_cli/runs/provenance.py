@@ -11,28 +11,14 @@ from typing import Any
 
 from agentrl_cli import __version__
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "peft",
-    "accelerate",
-    "safetensors",
-    "numpy",
-    "hydra-core",
-    "omegaconf",
-    "wandb",
-)
+PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors")
+PACKAGES += ("numpy", "hydra-core", "omegaconf", "wandb")
 
 
 def facts() -> dict[str, Any]:
     """All of them, as entries of meta.json."""
-    return {
-        "agentrl": __version__,
-        "git": git_state(),
-        "packages": packages(),
-        "machine": machine(),
-    }
+    made_with = {"packages": packages(), "machine": machine()}
+    return {"agentrl": __version__, "git": git_state(), **made_with}
 
 
 def git_state() -> dict[str, Any] | None:
@@ -54,11 +40,8 @@ def packages() -> dict[str, str | None]:
 
 def machine() -> dict[str, Any]:
     """Where it ran."""
-    return {
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-    }
+    python = platform.python_version()
+    return {"platform": platform.platform(), "python": python, "cpus": os.cpu_count()}
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -71,7 +71,10 @@ class Run:
             raise UserError(f"name '{cfg.name}' is not a folder name; use letters, digits, . _ -")
         with files.explain_write_errors(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            _make_new(folder)
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                raise UserError(f"run folder '{folder}' exists; choose another name=") from None
             meta = {
                 "version": 1,
                 **status_change("started"),
@@ -155,22 +158,18 @@ class Run:
     def track(self) -> Iterator[None]:
         """Running inside; afterwards done, stopped (interrupted) or failed with the reason. Raises
         UserError where another process trains the run."""
-        with self.lock(), self._record_status():
-            yield
-
-    @contextmanager
-    def _record_status(self) -> Iterator[None]:
-        self.set_status("running")
-        try:
-            yield
-        except KeyboardInterrupt:
-            self._finish("stopped")
-            raise
-        except BaseException as error:
-            self.append_log(traceback.format_exc())
-            self._finish("failed", f"{type(error).__name__}: {error}")
-            raise
-        self._finish("done")
+        with self.lock():
+            self.set_status("running")
+            try:
+                yield
+            except KeyboardInterrupt:
+                self._finish("stopped")
+                raise
+            except BaseException as error:
+                self.append_log(traceback.format_exc())
+                self._finish("failed", f"{type(error).__name__}: {error}")
+                raise
+            self._finish("done")
 
     def _finish(self, status: str, error: str | None = None) -> None:
         self.set_status(status, error)
@@ -194,8 +193,8 @@ class Run:
         """All logged lines, oldest first. Raises UserError where one of them cannot be read."""
         rows, lost = self.readable_metrics()
         if lost:
-            line = f"'{self.folder / 'metrics.jsonl'}' is damaged (unreadable lines: {lost})"
-            raise UserError(f"{line}; restore it or remove them")
+            damage = f"is damaged (unreadable lines: {lost}); restore it or remove them"
+            raise UserError(f"'{self.folder / 'metrics.jsonl'}' {damage}")
         return rows
 
     def readable_metrics(self) -> tuple[list[dict[str, Any]], int]:
@@ -278,9 +277,8 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     """The run.json of a checkpoint: step and log lengths. Raises UserError for a foreign folder."""
     state = files.read_json(folder / "run.json")
     if state.keys() != {"version", "step", "offsets"} or state["version"] != 1:
-        raise UserError(
-            f"'{folder}' is not a checkpoint of this version; name one that a run wrote"
-        )
+        line = f"'{folder}' is not a checkpoint of this version"
+        raise UserError(f"{line}; name one that a run wrote")
     return state
 
 
@@ -294,13 +292,6 @@ def _numbered(paths: Iterable[Path]) -> Iterator[Path]:
     return (path for path in paths if re.fullmatch(r".*-\d+", path.stem, re.ASCII))
 
 
-def _make_new(folder: Path) -> None:
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        raise UserError(f"run folder '{folder}' exists; choose another name=") from None
-
-
 def _new_name(cfg: DictConfig) -> str:
     parts = (cfg.choices.env, cfg.choices.algo, cfg.choices.model)
     letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(4))
@@ -311,11 +302,8 @@ def read_meta(file: Path) -> dict[str, Any]:
     """A run's meta.json. Raises UserError for a file that cannot be read or says too little."""
     meta = files.read_json(file)
     wrong = [key for key, kind in REQUIRED_META.items() if not isinstance(meta.get(key), kind)]
-    wrong += [
-        key
-        for key, kind in OPTIONAL_META.items()
-        if key in meta and not isinstance(meta[key], kind)
-    ]
+    given = {key: kind for key, kind in OPTIONAL_META.items() if key in meta}
+    wrong += [key for key, kind in given.items() if not isinstance(meta[key], kind)]
     if wrong:
         missing = ", ".join(wrong)
         raise UserError(f"'{file}' does not say a run's {missing}; name a folder that a run wrote")

@@ -115,9 +115,10 @@ def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Pa
     context = _context(cfg, env, models, collector)
     context.demos = load_demonstrations(cfg, algo, env, chat) if learns else []
     algo.bind(context)
+    file = folder / "buffer.jsonl" if folder and algo.replay_capacity else None
     parts = Parts(
         collector=collector, models=models, generator=generator, algo=algo, learner=learner,
-        buffer=_replay_buffer(folder, algo), chat=chat, make_env=make_env,
+        buffer=ReplayBuffer(file, max(1, algo.replay_capacity)), chat=chat, make_env=make_env,
         eval=as_dataclass(cfg.eval, EvalConfig), play=_player(collector), seed=cfg.seed,
         context=context,
     )  # fmt: skip
@@ -164,27 +165,19 @@ def _player(collector: Collector) -> Callable[..., list[Episode]]:
     return play_with
 
 
-def _replay_buffer(folder: Path | None, algo: Algorithm) -> ReplayBuffer:
-    """In the run's folder, where there is one and the algorithm replays."""
-    file = folder / "buffer.jsonl" if folder and algo.replay_capacity else None
-    return ReplayBuffer(file, max(1, algo.replay_capacity))
-
-
 def check_settings(cfg: DictConfig, parts: Parts) -> None:
     """Raise UserError for sizes and splits with which nothing could be done."""
     hardware, max_context = cfg.hardware, parts.collector.max_context
     threads = 1 if hardware.threads is None else hardware.threads
-    require_at_least(
-        1, steps=cfg.steps, threads=threads, tokens_per_batch=hardware.tokens_per_batch
-    )
+    require_at_least(1, steps=cfg.steps, threads=threads)
+    require_at_least(1, tokens_per_batch=hardware.tokens_per_batch)
     require_at_least(0, eval_every=cfg.eval_every, save_every=cfg.save_every)
     if parts.algo.plays:
         require_at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
     most = max_positions(parts.models.module("policy"))
     if max_context > most:
-        raise UserError(
-            f"max_context is {max_context}; give at most the {most} that the model reads"
-        )
+        remedy = f"give at most the {most} that the model reads"
+        raise UserError(f"max_context is {max_context}; {remedy}")
     for split in parts.eval.splits:
         if not parts.make_env().tasks(split):
             raise UserError(f"eval.splits names '{split}', which has no tasks; name another")

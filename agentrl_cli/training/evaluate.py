@@ -110,9 +110,8 @@ def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:
     n = max(2, round(searched["tokens"] / plain["tokens"]))
     best_of_n = measure(replace(tree, expand=n, rounds=1))
     methods = {"sampling": plain, "tree": searched, f"best_of_{n}": best_of_n}
-    for metrics in methods.values():
+    rows: dict[str, Any] = {"search": tree.order, "split": split, "episodes": len(starts)}
+    for name, metrics in methods.items():
         metrics["extra_tokens"] = metrics["tokens"] - plain["tokens"]
-    rows = {
-        f"search/{name}_{k}": v for name, metrics in methods.items() for k, v in metrics.items()
-    }
-    return {"search": tree.order, "split": split, "episodes": len(starts), **rows}
+        rows |= {f"search/{name}_{key}": value for key, value in metrics.items()}
+    return rows

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,9 +30,8 @@ class NonFiniteError(RuntimeError):
     weight was changed by it."""
 
     def __init__(self, phase: str, term: str, samples: list[Sample]) -> None:
-        super().__init__(
-            f"phase '{phase}': {term} is not finite; training stopped before the step was taken"
-        )
+        stopped = "training stopped before the step was taken"
+        super().__init__(f"phase '{phase}': {term} is not finite; {stopped}")
         self.phase, self.term = phase, term
         self.rows = [asdict(sample) for sample in samples]
 
@@ -116,9 +116,8 @@ class Learner:
             for name, optimizer in self.optimizers.items():
                 optimizer.load(load_file(folder / f"{name}.safetensors"), steps[name])
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise UserError(
-                f"cannot read the optimizers in {folder} ({error}); resume from another checkpoint"
-            ) from error
+            line = f"cannot read the optimizers in {folder} ({error})"
+            raise UserError(f"{line}; resume from another checkpoint") from error
 
     def _train_phase(self, phase: Phase, meter: PhaseMeter, step: int) -> None:
         """All epochs of a phase; nothing but a count where it has no samples."""
@@ -141,9 +140,8 @@ class Learner:
         samples = [phase.samples[i] for group in groups for i in group]
         units = sum(map(phase.units, samples))
         if units <= 0:
-            raise ValueError(
-                f"phase '{phase.name}' has a step of {len(samples)} samples with nothing to train"
-            )
+            step = f"a step of {len(samples)} samples with nothing to train"
+            raise ValueError(f"phase '{phase.name}' has {step}")
         optimizer.clear()
         for rows in micro_batches(groups, phase.samples, self.tokens_per_batch):
             self._add_gradients(phase, [phase.samples[i] for i in rows], units, meter)
@@ -190,21 +188,19 @@ def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:
     if phase.tokens_per_step <= 0:
         return [groups]
     lengths = [sum(len(phase.samples[i].ids) for i in group) for group in groups]
-    limit = _smallest_sufficient_limit(lengths, phase.tokens_per_step)
-    steps: list[list[list[int]]] = [[] for _ in range(_count_steps(lengths, limit))]
-    for group, number in zip(groups, _step_numbers(lengths, limit), strict=True):
+    numbers = _step_numbers(lengths, _smallest_sufficient_limit(lengths, phase.tokens_per_step))
+    steps: list[list[list[int]]] = [[] for _ in range(numbers[-1] + 1)]
+    for group, number in zip(groups, numbers, strict=True):
         steps[number].append(group)
     return steps
 
 
 def _shuffled_groups(phase: Phase, seed: int) -> list[list[int]]:
     """Sample numbers in groups of `keep_together`, the groups in an order drawn from `seed`."""
-    size = phase.keep_together
-    if len(phase.samples) % size:
-        raise ValueError(
-            f"phase '{phase.name}' keeps {size} samples together but has {len(phase.samples)}"
-        )
-    groups = [list(range(i, i + size)) for i in range(0, len(phase.samples), size)]
+    size, count = phase.keep_together, len(phase.samples)
+    if count % size:
+        raise ValueError(f"phase '{phase.name}' keeps {size} samples together but has {count}")
+    groups = [list(range(i, i + size)) for i in range(0, count, size)]
     random.Random(seed).shuffle(groups)
     return groups
 
@@ -212,19 +208,8 @@ def _shuffled_groups(phase: Phase, seed: int) -> list[list[int]]:
 def _smallest_sufficient_limit(lengths: list[int], limit: int) -> int:
     """The smallest limit that needs no more steps than `limit` does, which makes them most even. A
     smaller limit never needs fewer steps, so it is found by halving."""
-    fewest = _count_steps(lengths, limit)
-    too_small, sufficient = -1, limit
-    while sufficient - too_small > 1:
-        middle = (too_small + sufficient) // 2
-        if _count_steps(lengths, middle) == fewest:
-            sufficient = middle
-        else:
-            too_small = middle
-    return sufficient
-
-
-def _count_steps(lengths: list[int], limit: int) -> int:
-    return _step_numbers(lengths, limit)[-1] + 1
+    last = _step_numbers(lengths, limit)[-1]
+    return bisect_left(range(limit), True, key=lambda n: _step_numbers(lengths, n)[-1] == last)
 
 
 def _step_numbers(lengths: list[int], limit: int) -> list[int]:

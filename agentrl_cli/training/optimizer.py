@@ -18,12 +18,10 @@ class Optimizer:
 
     def __init__(self, weights: list[tuple[str, nn.Parameter]], spec: OptimizerSpec) -> None:
         self.spec, self.steps, self.weights = spec, 0, dict(weights)
-        self.masters = {
-            key: p if p.dtype == torch.float32 else p.detach().float() for key, p in weights
-        }
-        self.adam = torch.optim.AdamW(
-            self.masters.values(), lr=spec.lr, weight_decay=spec.weight_decay
-        )
+        full = torch.float32
+        self.masters = {k: p if p.dtype == full else p.detach().float() for k, p in weights}
+        masters = self.masters.values()
+        self.adam = torch.optim.AdamW(masters, lr=spec.lr, weight_decay=spec.weight_decay)
         self.decay = _cosine(self.adam, spec.warmup_steps, spec.decay_steps)
         self.restart = _cosine(self.adam, 0, spec.restart_steps)
 
@@ -70,10 +68,8 @@ class Optimizer:
             for key, m in self.masters.items()
             for part, value in self._moments(m).items()
         }
-        masters = {
-            f"{key}|master": m for key, m in self.masters.items() if m is not self.weights[key]
-        }
-        return states | masters
+        own = {key: m for key, m in self.masters.items() if m is not self.weights[key]}
+        return states | {f"{key}|master": m for key, m in own.items()}
 
     def load(self, tensors: dict[str, Tensor], steps: int) -> None:
         """Inverse of `tensors`. Raises KeyError where a tensor belongs to no weight."""
