@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -48,7 +49,10 @@ class OpenAIChat:
         request = [self.model, self.base_url, self.temperature, self.max_tokens, rows, seed]
         key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
         if key not in self.answers:
-            self._keep(key, self._ask(self.model, rows, seed))
+            answer = self.answers[key] = self._ask(self.model, rows, seed)
+            if self.cache:
+                with Path(self.cache).open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"key": key, "answer": answer}) + "\n")
         return self.answers[key]
 
     def _ask(self, model: str, rows: list[Any], seed: int) -> str:
@@ -64,36 +68,26 @@ class OpenAIChat:
             raise OSError(f"{type(error).__name__}: {error}") from error
         return response.choices[0].message.content or "" if response.choices else ""
 
-    def _keep(self, key: str, answer: str) -> None:
-        self.answers[key] = answer
-        if self.cache:
-            with Path(self.cache).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key, "answer": answer}) + "\n")
-
 
 @lru_cache(maxsize=4)
 def _client(base_url: str | None, key_variable: str, timeout: float, retries: int) -> OpenAI:
     try:
         from openai import OpenAI  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise UserError(
-            "chatting with an endpoint needs the client library; pip install 'agentrl-cli[openai]'"
-        ) from None
+        remedy = "pip install 'agentrl-cli[openai]'"
+        raise UserError(f"chatting with an endpoint needs the client library; {remedy}") from None
     key = os.environ.get(key_variable)
     if key is None and base_url is None:
         raise UserError(f"the endpoint needs a key; set {key_variable}, or give env.llm.base_url")
-    return OpenAI(
-        base_url=base_url, api_key=key or "none", timeout=timeout, max_retries=retries
-    )  # fmt: skip
+    options = {"timeout": timeout, "max_retries": retries}
+    return OpenAI(base_url=base_url, api_key=key or "none", **options)
 
 
 def _read(file: Path) -> dict[str, str]:
     """The cached answers of a file; a last line that was cut off is left out."""
     answers: dict[str, str] = {}
     for line in file.read_text(encoding="utf-8").splitlines():
-        try:
+        with suppress(ValueError, KeyError, TypeError):
             row = json.loads(line)
             answers[str(row["key"])] = str(row["answer"])
-        except (ValueError, KeyError, TypeError):
-            continue
     return answers

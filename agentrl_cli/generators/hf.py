@@ -93,9 +93,8 @@ class HFGenerator(Generator):
         for start in range(0, len(rows), self.max_batch):
             part = rows[start : start + self.max_batch]
             streams = [(seeds[i], j) for i, j in part]
-            batch = self._prefilled_batch(
-                module, store, [prompts[i] for i, _ in part], streams, sampling
-            )
+            inputs = [prompts[i] for i, _ in part]
+            batch = self._prefilled_batch(module, store, inputs, streams, sampling)
             _sample_all(module, store, batch, sampling)
             completions.update(zip(part, _completions(batch, sampling), strict=True))
             store.trim()
@@ -137,10 +136,9 @@ class HFGenerator(Generator):
             config = self.models.module(model).config.get_text_config(decoder=True)
             kinds = set(getattr(config, "layer_types", None) or ()) - CACHEABLE_LAYERS
             if kinds:
-                raise UserError(
-                    f"the model has layers of kind {', '.join(sorted(kinds))}, which the hf "
-                    "generator cannot cache; use a model with attention layers only"
-                )
+                line = f"the model has layers of kind {', '.join(sorted(kinds))}"
+                remedy = "use a model with attention layers only"
+                raise UserError(f"{line}, which the hf generator cannot cache; {remedy}")
             layers = config.num_hidden_layers
             self.stores[model] = PrefixStore(self.cache_tokens, layers, self.models.device)
         return self.stores[model]
@@ -209,7 +207,11 @@ def _sample_all(
     stop = torch.tensor(sampling.stop_ids, dtype=torch.int64, device=store.device)
     running = torch.ones_like(batch.live, dtype=torch.bool)
     for step in range(sampling.max_tokens):
-        _sample_next(module, batch, sampling.temperature, step)
+        logits = _forward(module, batch, step).logits[:, -1]
+        uniform = batch.uniforms[:, step : step + 1]
+        batch.last_ids, logprobs = draw(logits.float(), sampling.temperature, uniform)
+        batch.tokens[batch.live, step] = batch.last_ids
+        batch.logprobs[batch.live, step] = logprobs
         ended = running & torch.isin(batch.last_ids, stop)
         batch.lengths[batch.live[ended]] = step + 1
         running = running & ~ended
@@ -221,15 +223,6 @@ def _sample_all(
             batch.select(torch.nonzero(running)[:, 0])
             running = running[running]
     _keep_prefixes(store, batch, torch.arange(len(batch.live), device=store.device))
-
-
-def _sample_next(module: PreTrainedModel, batch: Batch, temperature: float, step: int) -> None:
-    """Feed every row's last token and sample the next."""
-    logits = _forward(module, batch, step).logits[:, -1]
-    uniform = batch.uniforms[:, step : step + 1]
-    batch.last_ids, logprobs = draw(logits.float(), temperature, uniform)
-    batch.tokens[batch.live, step] = batch.last_ids
-    batch.logprobs[batch.live, step] = logprobs
 
 
 def _forward(module: PreTrainedModel, batch: Batch, step: int, **options: bool) -> Any:
@@ -265,10 +258,9 @@ def _keep_prefixes(store: PrefixStore, batch: Batch, rows: Tensor) -> None:
 
 
 def _completions(batch: Batch, sampling: Sampling) -> list[Completion]:
-    tokens, logprobs = batch.tokens.tolist(), batch.logprobs.tolist()
+    columns = (batch.tokens.tolist(), batch.logprobs.tolist(), batch.lengths.tolist())
     completions = []
-    for i, count in enumerate(batch.lengths.tolist()):
-        ids = tokens[i][:count]
-        finish = "stop" if ids[-1] in sampling.stop_ids else "length"
-        completions.append(Completion(ids, logprobs[i][:count], finish))
+    for ids, logprobs, count in zip(*columns, strict=True):
+        finish = "stop" if ids[count - 1] in sampling.stop_ids else "length"
+        completions.append(Completion(ids[:count], logprobs[:count], finish))
     return completions

@@ -36,17 +36,13 @@ class LocalChat:
         text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
         prompt = tokenizer(str(text), return_tensors="pt", add_special_tokens=False)
         prompt = prompt.to(model.device)
-        options: dict[str, Any] = {"do_sample": False}
+        options: dict[str, Any] = {"max_new_tokens": self.max_tokens, "do_sample": False}
         if self.temperature:
-            options = {"do_sample": True, "temperature": self.temperature, "top_k": 0}
+            options |= {"do_sample": True, "temperature": self.temperature, "top_k": 0}
         with torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(seed)
-            ids = model.generate(  # pyright: ignore[reportCallIssue]
-                **prompt,
-                max_new_tokens=self.max_tokens,
-                pad_token_id=tokenizer.pad_token_id,
-                **options,
-            )
+            options["pad_token_id"] = tokenizer.pad_token_id
+            ids = model.generate(**prompt, **options)  # pyright: ignore[reportCallIssue]
         written = ids[0, prompt["input_ids"].shape[1] :]
         return str(tokenizer.decode(written, skip_special_tokens=True))
 

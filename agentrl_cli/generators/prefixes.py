@@ -59,12 +59,11 @@ class BatchLayer(DynamicLayer):
         new = (key_states.transpose(1, 2), value_states.transpose(1, 2))
         start, self.length = self.length, self.length + key_states.shape[2]
         if not self.is_initialized:
-            self.buffers = new
-            self.is_initialized = True
+            self.buffers, self.is_initialized = new, True
         else:
             self._grow()
-            self.buffers[0][:, start : self.length] = new[0]
-            self.buffers[1][:, start : self.length] = new[1]
+            for buffer, states in zip(self.buffers, new, strict=True):
+                buffer[:, start : self.length] = states
         keys, values = (part[:, : self.length].transpose(1, 2) for part in self.buffers)
         return keys, values
 
@@ -132,10 +131,8 @@ class PrefixStore:
         slots = self._take(len(picked), layers)
         self.hashes[slots], self.last_used[slots] = hashes[picked], self.clock
         self.slot_of.update(zip(first_at, slots.tolist(), strict=True))
-        at, row, column = (
-            torch.from_numpy(part).to(self.device)
-            for part in (slots, rows[picked], columns[picked])
-        )
+        places = (slots, rows[picked], columns[picked])
+        at, row, column = (torch.from_numpy(place).to(self.device) for place in places)
         for store, layer in zip(self.pool, layers, strict=True):
             for kept, buffer in zip(store, layer.buffers, strict=True):
                 kept[at] = buffer[row, column]
@@ -149,12 +146,8 @@ class PrefixStore:
         padded = np.zeros((rows, columns + free_columns), np.int64)
         padded[:, :columns] = slots
         at = torch.from_numpy(padded.ravel()).to(self.device)
-        return Cache(
-            layers=[
-                BatchLayer(_gathered(keys, at, rows), _gathered(values, at, rows), columns)
-                for keys, values in self.pool
-            ]
-        )
+        pairs = [[_gathered(part, at, rows) for part in pair] for pair in self.pool]
+        return Cache(layers=[BatchLayer(keys, values, columns) for keys, values in pairs])
 
     def trim(self) -> None:
         """Drop the longest unused tokens until `limit` is kept (and some more, so that this is

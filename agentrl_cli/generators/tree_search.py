@@ -81,13 +81,11 @@ class TreeSearch(Generator):
     def __post_init__(self) -> None:
         require_at_least(1, expand=self.expand, width=self.width, rounds=self.rounds)
 
-    def bind(
-        self, inner: Generator, state_values: StateValues, token_texts: list[str]
-    ) -> TreeSearch:
+    def bind(self, inner: Generator, state_values: StateValues, texts: list[str]) -> TreeSearch:
         """Receive what samples, the critic, and the text of every token."""
-        self.inner, self.state_values, self.token_texts = inner, state_values, token_texts
+        self.inner, self.state_values, self.token_texts = inner, state_values, texts
         end = BOUNDARIES[self.boundary]
-        self.boundary_ids = tuple(i for i, text in enumerate(token_texts) if end in text)
+        self.boundary_ids = tuple(i for i, text in enumerate(texts) if end in text)
         return self
 
     def generate(
@@ -151,8 +149,7 @@ class TreeSearch(Generator):
     ) -> PartialAnswer:
         """The partial answer with what was sampled behind it, up to the thought's end."""
         room = sampling.max_tokens - len(parent.ids)
-        size = len(sampled.ids) if to_the_end else self._thought_length(sampled.ids)
-        size = min(room, size)
+        size = min(room, len(sampled.ids) if to_the_end else self._thought_length(sampled.ids))
         ids = parent.ids + sampled.ids[:size]
         closed = ids[-1] in sampling.stop_ids
         return PartialAnswer(

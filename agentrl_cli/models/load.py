@@ -9,14 +9,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.utils import logging
 
 from agentrl_cli.config.settings import ModelConfig
@@ -31,7 +26,7 @@ UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, Safetens
 
 def load_base(
     config: ModelConfig, device: torch.device, seed: int
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> tuple[PreTrainedModel, Tokenizer]:
     """The model in eval mode, dropout off, on `device`, and its tokenizer. Raises UserError where
     it cannot be read."""
     tokenizer = _read_tokenizer(config)
@@ -58,19 +53,16 @@ def read_pretrained(
             dtype=dtype,
             attn_implementation=config.attention,
             use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=Path(source).exists(),
             output_loading_info=True,
+            **_safely(source),
         )
     except UNREADABLE as error:
         raise _refusal("weights", source, error) from error
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     wrong = sorted(str(key) for kind in kinds for key in report[kind])
     if wrong:
-        raise UserError(
-            f"the weights in '{source}' do not fit its architecture, first at {wrong[0]}; "
-            "give a complete causal language model"
-        )
+        line = f"the weights in '{source}' do not fit its architecture, first at {wrong[0]}"
+        raise UserError(f"{line}; give a complete causal language model")
     return model
 
 
@@ -80,13 +72,12 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
     if config.path != "tiny":
         _refuse_missing_folder(config.path)
         return read_pretrained(config.path, config, dtype)
-    architecture = _read_config(TINY)
+    architecture = _without_dropout(_read_config(TINY))
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": config.attention}
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "init"))
         try:
-            model = AutoModelForCausalLM.from_config(
-                _without_dropout(architecture), dtype=dtype, attn_implementation=config.attention
-            )
+            model = AutoModelForCausalLM.from_config(architecture, **options)
         except (ValueError, ImportError) as error:
             line = f"model.attention '{config.attention}' cannot be used here"
             raise UserError(f"{line}; choose sdpa or eager") from error
@@ -110,25 +101,26 @@ def _read_embedded(model: PreTrainedModel, file: Path) -> None:
         weight.copy_(found[key])
 
 
-def _read_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+def _read_tokenizer(config: ModelConfig) -> Tokenizer:
     if config.path == "tiny":  # as written; by the model's type another class would be chosen
-        return PreTrainedTokenizerFast.from_pretrained(TINY)
+        return FastTokenizer.from_pretrained(TINY)
     _refuse_missing_folder(config.path)
     try:
-        return AutoTokenizer.from_pretrained(
-            config.path, trust_remote_code=False, local_files_only=Path(config.path).exists()
-        )
+        return AutoTokenizer.from_pretrained(config.path, **_safely(config.path))
     except UNREADABLE as error:
         raise _refusal("a tokenizer", config.path, error) from error
 
 
 def _read_config(source: str | Path) -> Any:
     try:
-        return AutoConfig.from_pretrained(
-            source, trust_remote_code=False, local_files_only=Path(source).exists()
-        )
+        return AutoConfig.from_pretrained(source, **_safely(source))
     except UNREADABLE as error:
         raise _refusal("a model", source, error) from error
+
+
+def _safely(source: str | Path) -> dict[str, Any]:
+    """How to read a source: no code of it is run, and nothing is fetched where it is a folder."""
+    return {"trust_remote_code": False, "local_files_only": Path(source).exists()}
 
 
 def _without_dropout(settings: Any) -> Any:
@@ -152,32 +144,27 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 def _refuse_missing_folder(path: str) -> None:
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and not Path(path).is_dir():
-        raise UserError(
-            f"model folder '{path}' does not exist; give a folder, a Hugging Face name, or tiny"
-        )
+        remedy = "give a folder, a Hugging Face name, or tiny"
+        raise UserError(f"model folder '{path}' does not exist; {remedy}")
 
 
 def _refuse_unknown_weights(name: str) -> None:
     if not (TINY / name / "model.safetensors").exists():
         known = sorted(p.parent.name for p in TINY.glob("*/model.safetensors")) or ["none yet"]
-        raise UserError(
-            f"embedded weights '{name}' do not exist; choose null or one of: {', '.join(known)}"
-        )
+        remedy = f"choose null or one of: {', '.join(known)}"
+        raise UserError(f"embedded weights '{name}' do not exist; {remedy}")
 
 
-def _check_vocabulary(
-    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, path: str
-) -> None:
+def _check_vocabulary(tokenizer: Tokenizer, model: PreTrainedModel, path: str) -> None:
     """Ids that the embedding lacks would crash in the middle of a run; special tokens that no
     template writes may be without a row."""
     special = set(tokenizer.all_special_ids)
     largest = max(set(tokenizer.get_vocab().values()) - special)
     rows = model.config.get_text_config().vocab_size
     if largest >= rows:
-        raise UserError(
-            f"the tokenizer of '{path}' has ids up to {largest} but its model has only {rows} "
-            "embeddings; use a model and a tokenizer that belong together"
-        )
+        both = f"has ids up to {largest} but its model has only {rows} embeddings"
+        remedy = "use a model and a tokenizer that belong together"
+        raise UserError(f"the tokenizer of '{path}' {both}; {remedy}")
 
 
 @torch.no_grad()
@@ -188,10 +175,8 @@ def _check_logits(model: PreTrainedModel, path: str) -> None:
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     logits = model(input_ids=ids, use_cache=False).logits
     if not torch.equal(vocabulary_head(model)(hidden), logits):
-        raise UserError(
-            f"model '{path}' scales or caps its logits, which training does not reproduce; "
-            "choose another model"
-        )
+        line = f"model '{path}' scales or caps its logits, which training does not reproduce"
+        raise UserError(f"{line}; choose another model")
 
 
 def _refusal(what: str, source: str | Path, error: BaseException) -> UserError:

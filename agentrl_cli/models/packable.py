@@ -13,14 +13,13 @@ from transformers import PreTrainedModel
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models import shadow
+from agentrl_cli.models.policy import vocabulary_head
 from agentrl_cli.models.shadow import FLEX, READ_PACKED, SPLIT, CriticGrad, Layout
 
 FAMILIES = (
     "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe",
 )  # fmt: skip
-DENSE_MASK_FAMILIES = (
-    "gpt2",
-)  # compute with the mask they are given, so FlexAttention's is none for them
+DENSE_MASK_FAMILIES = ("gpt2",)  # compute with a given mask, which FlexAttention lacks
 TOLERANCE = 1e-4  # nats, packed against single passes, in float32
 TWIN_LAYERS, TWIN_VOCABULARY, TWIN_INNER_SIZE = 2, 128, 64
 CHECKED_PARTS, CHECKED_TOKENS = 3, 7  # of the row on which packed and single passes are compared
@@ -45,19 +44,13 @@ def enable_packing(
 
 def _refuse_layout(model: PreTrainedModel, layout: Layout, grad: CriticGrad) -> None:
     """Raise UserError for a layout that lacks this gradient, or that this model cannot have."""
+    remedy, family, device = "set algo.layout=visible_first", model.config.model_type, model.device
     if layout != "visible_first" and grad == "detach_prefix":
-        raise UserError(
-            "algo.critic_grad=detach_prefix needs the layout visible_first; "
-            "set algo.layout=visible_first"
-        )
-    if layout == "flex" and (
-        model.device.type != "cuda" or model.config.model_type in DENSE_MASK_FAMILIES
-    ):
-        where = f"{model.config.model_type} on {model.device.type}"
-        raise UserError(
-            f"algo.layout=flex needs CUDA and a model that takes its mask as a rule, not {where}; "
-            "set algo.layout=visible_first"
-        )
+        need = "algo.critic_grad=detach_prefix needs the layout visible_first"
+        raise UserError(f"{need}; {remedy}")
+    if layout == "flex" and (device.type != "cuda" or family in DENSE_MASK_FAMILIES):
+        need = "algo.layout=flex needs CUDA and a model that takes its mask as a rule"
+        raise UserError(f"{need}, not {family} on {device.type}; {remedy}")
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:
@@ -102,24 +95,18 @@ def packing_gap(model: PreTrainedModel, critic_prompt: list[int]) -> float:
 
 def _packed_row(model: PreTrainedModel, critic_prompt: list[int]) -> tuple[Tensor, Tensor]:
     """Ids and labels [1, L] of random visible tokens, the critic prompt behind each part."""
-    parts = torch.randint(
-        model.config.get_text_config().vocab_size,
-        (CHECKED_PARTS, CHECKED_TOKENS),
-        generator=torch.Generator().manual_seed(0),
-    )
+    words, generator = model.config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
+    parts = torch.randint(words, (CHECKED_PARTS, CHECKED_TOKENS), generator=generator)
     prompt = torch.tensor(critic_prompt)
     ids = torch.cat([row for part in parts for row in (part, prompt)])
-    labels = torch.tensor(
-        [[0] * CHECKED_TOKENS + [k] * len(prompt) for k in range(1, CHECKED_PARTS + 1)]
-    )
+    numbers = range(1, CHECKED_PARTS + 1)
+    labels = torch.tensor([[0] * CHECKED_TOKENS + [k] * len(prompt) for k in numbers])
     return ids[None].to(model.device), labels.flatten()[None].to(model.device)
 
 
 def _logprobs(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Of every next token: hidden states [L, width] to log-probs [L, vocabulary]."""
-    head = model.get_output_embeddings()
-    assert head is not None
-    return head(hidden).float().log_softmax(-1)
+    return vocabulary_head(model)(hidden).float().log_softmax(-1)
 
 
 def _refuse_gap(gap: float, most: float) -> None:
@@ -149,7 +136,5 @@ def _refuse_unknown(model: PreTrainedModel) -> None:
     if config.model_type in FAMILIES and not other:
         return
     found = f"{config.model_type} with {other[0]}" if other else config.model_type
-    raise UserError(
-        f"prompts cannot be packed for this model ({found}); choose one of "
-        f"{', '.join(FAMILIES)} without a sliding window or router logits"
-    )
+    remedy = f"choose one of {', '.join(FAMILIES)} without a sliding window or router logits"
+    raise UserError(f"prompts cannot be packed for this model ({found}); {remedy}")

@@ -21,10 +21,8 @@ from agentrl_cli.core.types import Sample
 from agentrl_cli.models import shadow
 
 Module = PreTrainedModel | PeftModel
-LOGITS_AT_ONCE = 2**26
-"""Logits that exist at once: 256 MiB of float32."""
-IDS_AT_ONCE = 16384
-"""Ids in one pass without gradient."""
+LOGITS_AT_ONCE = 2**26  # logits that exist at once: 256 MiB of float32
+IDS_AT_ONCE = 16384  # ids in one pass without gradient
 
 
 @dataclass
@@ -97,9 +95,8 @@ def token_logprobs(
 ) -> list[list[float]]:
     """Log-probs of each sample's trained tokens in the order given, 0.0 elsewhere: ready to be a
     stream."""
-    return [
-        logprobs for logprobs, _ in logprobs_and_values(module, None, samples, tokens_per_batch)
-    ]
+    read = logprobs_and_values(module, None, samples, tokens_per_batch)
+    return [logprobs for logprobs, _ in read]
 
 
 def add_logprobs(module: Module, samples: list[Sample], stream: str) -> None:
@@ -204,11 +201,8 @@ def _read_chunk(
 def _checkpointing(model: PreTrainedModel) -> Iterator[None]:
     """Layers checkpoint only while they believe to be training; sampling with a cache needs them
     not to."""
-    layers: list[nn.Module] = []
-    if torch.is_grad_enabled():
-        layers = [
-            layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)
-        ]
+    modules = model.modules() if torch.is_grad_enabled() else ()
+    layers = [part for part in modules if isinstance(part, GradientCheckpointingLayer)]
     for layer in layers:
         layer.training = True
     try:
@@ -222,14 +216,11 @@ def _check_sample(sample: Sample) -> None:
     """Raise ValueError as `collate` says."""
     sizes = {len(sample.mask), *(len(stream) for stream in sample.streams.values())}
     if sizes != {len(sample.ids)}:
-        raise ValueError(
-            f"a sample has {len(sample.ids)} ids but a mask or stream of another length "
-            f"(lengths {sorted(sizes)})"
-        )
+        other = f"a mask or stream of another length (lengths {sorted(sizes)})"
+        raise ValueError(f"a sample has {len(sample.ids)} ids but {other}")
     if sample.mask[0]:
-        raise ValueError(
-            "a sample trains its first token, which nothing predicts; put its context before it"
-        )
+        line = "a sample trains its first token, which nothing predicts"
+        raise ValueError(f"{line}; put its context before it")
     labels = sample.streams.get("shadow", [0.0])
     if labels[0] or any(m and k for m, k in zip(sample.mask, labels, strict=False)):
         raise ValueError("a sample begins with a critic prompt or trains one; it is only read")

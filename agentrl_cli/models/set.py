@@ -77,11 +77,9 @@ class ModelSet:
             for name, spec in specs.items()
             if spec.head is not None
         }
-        self._modules: dict[str, Module] = {}
+        self._modules: dict[str, Module]
         if config.lora is None:
-            self._modules = {
-                name: base if name == "policy" else copy.deepcopy(base) for name in specs
-            }
+            self._modules = {n: base if n == "policy" else copy.deepcopy(base) for n in specs}
         else:
             adapted = _with_adapters(base, config.lora, list(specs), seed)
             self._modules = dict.fromkeys(specs, adapted)
@@ -123,9 +121,7 @@ class ModelSet:
 
     def trainable(self, name: str) -> list[tuple[str, nn.Parameter]]:
         """What `name`'s optimizer steps; empty for ema and frozen models."""
-        if self.specs[name].kind != "trained":
-            return []
-        return list(self.weights(name).items())
+        return list(self.weights(name).items()) if self.specs[name].kind == "trained" else []
 
     @torch.no_grad()
     def ema_update(self, target: str, source: str, rate: float) -> None:
@@ -152,9 +148,8 @@ class ModelSet:
         digest = hashlib.blake2b(digest_size=8)
         for key, weight in sorted(self.weights(name).items()):
             digest.update(key.encode() + str(weight.dtype).encode())
-            digest.update(
-                weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            )
+            values = weight.detach().cpu().contiguous().flatten()
+            digest.update(values.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
@@ -260,10 +255,8 @@ def _with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) 
                 else:
                     model.add_adapter(name, copy.deepcopy(config))
             except ValueError as error:
-                remedy = "name linear layers of it, or all-linear"
-                raise UserError(
-                    f"lora.targets {lora.targets} fit no layer of this model; {remedy}"
-                ) from error
+                line = f"lora.targets {lora.targets} fit no layer of this model"
+                raise UserError(f"{line}; name linear layers of it, or all-linear") from error
     assert model is not None
     return model.eval()
 
@@ -283,9 +276,8 @@ def _read_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
     try:
         return load_file(path, device=str(device))
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"cannot read weights from {path}; give a folder that a run saved"
-        ) from error
+        remedy = "give a folder that a run saved"
+        raise UserError(f"cannot read weights from {path}; {remedy}") from error
 
 
 @torch.no_grad()
@@ -293,8 +285,7 @@ def _copy_weights(own: dict[str, nn.Parameter], found: Mapping[str, Tensor], fol
     """Copy by name into `own`. Raises UserError unless names and shapes agree."""
     wrong = sorted(own.keys() ^ found.keys()) or [k for k in own if own[k].shape != found[k].shape]
     if wrong:
-        raise UserError(
-            f"the weights in {folder} are of another model, first at {wrong[0]}; give matching ones"
-        )
+        line = f"the weights in {folder} are of another model, first at {wrong[0]}"
+        raise UserError(f"{line}; give matching ones")
     for key, weight in own.items():
         weight.copy_(found[key])

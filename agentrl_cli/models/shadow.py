@@ -200,9 +200,8 @@ def split_attention_forward(
         value = torch.cat([values.detach(), value[:, :, count:]], 2)
     queries = query[:, :, count:]
     if isinstance(attention_mask, BlockedMask):
-        shadows = _attend_by_block(
-            attention_mask.blocks, queries, key, value, options.get("scaling")
-        )
+        scale = options.get("scaling")
+        shadows = _attend_by_block(attention_mask.blocks, queries, key, value, scale)
     else:
         shadows, _ = sdpa_attention_forward(module, queries, key, value, attention_mask, **options)
     return torch.cat([visible, shadows], 1), None
@@ -249,9 +248,8 @@ def _compiled_flex() -> Any:
 AttentionInterface.register(FLEX, flex_attention_forward)
 AttentionMaskInterface.register(FLEX, sdpa_mask)
 for _grad, _name in SPLIT.items():  # beyond packed rows these are sdpa: generation does not change
-    AttentionInterface.register(
-        _name, partial(split_attention_forward, detach=_grad == "detach_prefix")
-    )
+    _forward = partial(split_attention_forward, detach=_grad == "detach_prefix")
+    AttentionInterface.register(_name, _forward)
     AttentionMaskInterface.register(_name, sdpa_mask)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Key = tuple[tuple[str, str, str], ...]
 Tools = Sequence[dict[str, Any]]
+Ids = list[int]
 
 CACHED_ENCODINGS = 1 << 16
 SENTINEL = "qzanswerzq"
@@ -49,9 +50,7 @@ class Chat:
         """The ids of the system and first messages and the header of the first answer."""
         return list(self._start(_key(messages), _dump(tools)))
 
-    def extend(
-        self, messages: Sequence[Message], last_id: int | None, tools: Tools = ()
-    ) -> list[int]:
+    def extend(self, messages: Sequence[Message], last_id: int | None, tools: Tools = ()) -> Ids:
         """The delta after an answer whose last sampled token is `last_id`: the closing token unless
         it was sampled, what the template puts behind it, the messages, the next header. Without
         messages the same answer goes on, so nothing is added."""
@@ -60,9 +59,7 @@ class Chat:
         ids = self._tail(_key(messages), _dump(tools))
         return list(ids[1:] if last_id == self.closing else ids)
 
-    def role_prompt(
-        self, state_ids: list[int], action_ids: list[int], instruction: str
-    ) -> list[int]:
+    def role_prompt(self, state_ids: list[int], action_ids: list[int], instruction: str) -> Ids:
         """The prompt of a role: what was played, then the instruction as the last user message."""
         last_id = action_ids[-1] if action_ids else None
         return state_ids + action_ids + self.extend([Message("user", instruction)], last_id)
@@ -98,10 +95,8 @@ class Chat:
 
     def text_of(self, ids: Sequence[int], *, special: bool = True) -> str:
         """The text of any ids, with special tokens by name or without them."""
-        text = self.tokenizer.decode(
-            list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
-        )
-        return str(text)
+        options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(ids), **options))
 
     def vocabulary(self) -> list[str]:
         """The text of every token, by id."""
@@ -141,16 +136,14 @@ class Chat:
         before, _, after = answered.partition(SENTINEL)
         header = self._render(ANCHOR, "", True)
         if not after or not before.startswith(header):
-            raise UserError(
-                f"the chat template heads an answer with {before!r} but prompts for it with "
-                f"{header!r}; use a template that prompts with the header it writes"
-            )
+            line = f"heads an answer with {before!r} but prompts for it with {header!r}"
+            remedy = "use a template that prompts with the header it writes"
+            raise UserError(f"the chat template {line}; {remedy}")
         closing = self._encode(after)[0]
         if closing not in self.tokenizer.all_special_ids:
-            raise UserError(
-                f"the chat template ends an answer with {after[:20]!r}, which is no special token; "
-                "use a template that closes an answer with a special token"
-            )
+            line = f"ends an answer with {after[:20]!r}, which is no special token"
+            remedy = "use a template that closes an answer with a special token"
+            raise UserError(f"the chat template {line}; {remedy}")
         return before[len(header) :], closing
 
     def _start_ids(self, key: Key, tools: str) -> tuple[int, ...]:
@@ -182,19 +175,13 @@ class Chat:
         from jinja2.exceptions import TemplateError
 
         rows = [_row(role, self._mark(content), calls) for role, content, calls in key]
-        schemas = json.loads(tools) if tools else None
+        options = {"tools": json.loads(tools) if tools else None, "add_generation_prompt": prompt}
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    rows, tools=schemas, tokenize=False, add_generation_prompt=prompt
-                )
-            )
+            return str(self.tokenizer.apply_chat_template(rows, tokenize=False, **options))
         except (TemplateError, ValueError) as error:
             roles = ", ".join(role for role, _, _ in key)
-            raise UserError(
-                f"the chat template refuses messages of {roles} ({error}); "
-                "use a template that takes them"
-            ) from error
+            line = f"the chat template refuses messages of {roles} ({error})"
+            raise UserError(f"{line}; use a template that takes them") from error
 
 
 def _key(messages: Sequence[Message]) -> Key:

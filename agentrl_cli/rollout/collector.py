@@ -35,10 +35,8 @@ class Collector(ABC):
         require_at_least(1, max_tokens=self.max_tokens)
         require_at_least(0, temperature=self.temperature)
         if self.max_tokens >= self.max_context:
-            raise UserError(
-                f"max_tokens {self.max_tokens} leaves no room in max_context {self.max_context}; "
-                "give actions fewer tokens or episodes more"
-            )
+            line = f"max_tokens {self.max_tokens} leaves no room in max_context {self.max_context}"
+            raise UserError(f"{line}; give actions fewer tokens or episodes more")
 
     def bind(
         self, *, make_env: Callable[[], Env], chat: Chat, generator: Generator, seed: int
@@ -49,9 +47,8 @@ class Collector(ABC):
     @property
     def sampling(self) -> Sampling:
         """How actions are sampled."""
-        return Sampling(
-            max_tokens=self.max_tokens, temperature=self.temperature, stop_ids=self.chat.stop_ids
-        )
+        most, stop_ids = self.max_tokens, self.chat.stop_ids
+        return Sampling(max_tokens=most, temperature=self.temperature, stop_ids=stop_ids)
 
     @abstractmethod
     def count(self, group_size: int) -> int:
@@ -72,10 +69,8 @@ class PlayCollector(Collector):
     def count(self, group_size: int) -> int:
         """Whole groups, at most `episodes_per_step` episodes. Raises UserError where none fits."""
         if group_size > self.episodes_per_step:
-            raise UserError(
-                f"rollout.episodes_per_step {self.episodes_per_step} holds no group of "
-                f"{group_size}; give at least {group_size}"
-            )
+            line = f"rollout.episodes_per_step {self.episodes_per_step} holds no group of"
+            raise UserError(f"{line} {group_size}; give at least {group_size}")
         return self.episodes_per_step // group_size * group_size
 
     def starts(self, step: int, group_size: int) -> list[EpisodeStart]:
@@ -93,15 +88,9 @@ class PlayCollector(Collector):
     def collect(self, step: int, group_size: int) -> list[Episode]:
         """The step's episodes. RuntimeError where more than a fifth of them failed."""
         self.generator.clear()
-        episodes = play(
-            self.starts(step, group_size),
-            self.make_env,
-            self.chat,
-            self.generator,
-            self.sampling,
-            max_context=self.max_context,
-            version=step,
-        )
+        player = (self.make_env, self.chat, self.generator, self.sampling)
+        starts, limit = self.starts(step, group_size), self.max_context
+        episodes = play(starts, *player, max_context=limit, version=step)
         refuse_failures(episodes)
         if all(episode.stop == "context" and not episode.turns for episode in episodes):
             short = f"rollout.max_context {self.max_context} holds not even the first prompt"
@@ -122,7 +111,5 @@ def refuse_failures(episodes: list[Episode]) -> None:
     failed = sum(errors.values())
     if failed > FAILED_LIMIT * len(episodes):
         error, times = errors.most_common(1)[0]
-        raise RuntimeError(
-            f"{failed} of {len(episodes)} episodes failed, {times} of them with: {error}; "
-            "mend the environment before you go on"
-        )
+        line = f"{failed} of {len(episodes)} episodes failed, {times} of them with: {error}"
+        raise RuntimeError(f"{line}; mend the environment before you go on")

@@ -81,7 +81,10 @@ class DemoReader:
             raise InvalidDemo('it has neither "messages" nor "turns"')
         _check(episode)
         self._check_system(episode.turns[0].observation)
-        self._encode(episode.turns)
+        try:
+            self.chat.encode_turns(episode.turns, self.tools)
+        except UserError as error:
+            raise InvalidDemo(str(error)) from None
         self._check_length(episode)
         return episode
 
@@ -124,21 +127,13 @@ class DemoReader:
         if found != ([self.system] if self.system else []):
             raise InvalidDemo("its system message is that of another environment")
 
-    def _encode(self, turns: list[Turn]) -> None:
-        try:
-            self.chat.encode_turns(turns, self.tools)
-        except UserError as error:
-            raise InvalidDemo(str(error)) from None
-
     def _check_length(self, episode: Episode) -> None:
         length = 0
         for number, turn in enumerate(episode.turns, start=1):
             length += len(turn.observation_ids) + len(turn.action_ids)
             if length > self.max_context:
-                raise InvalidDemo(
-                    f"action {number} ends at token {length}, past rollout.max_context "
-                    f"{self.max_context}"
-                )
+                limit = f"rollout.max_context {self.max_context}"
+                raise InvalidDemo(f"action {number} ends at token {length}, past {limit}")
 
 
 def read_lines(file: Path) -> list[str]:
@@ -147,9 +142,8 @@ def read_lines(file: Path) -> list[str]:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise UserError(
-            f"demonstrations '{file}' cannot be read ({reason}); check data.demos"
-        ) from None
+        line = f"demonstrations '{file}' cannot be read ({reason})"
+        raise UserError(f"{line}; check data.demos") from None
     lines = text.rstrip().split("\n")
     if lines == [""]:
         raise UserError(f"demonstrations '{file}' are empty; write some with agentrl demos")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from contextlib import suppress
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import EpisodeError, UserError
@@ -22,7 +23,10 @@ def expert_episodes(env: Env, count: int, seed: int) -> list[Episode]:
         number = len(won) + lost
         epoch, position = divmod(number, len(tasks))
         order = random.Random(derive_seed(seed, "demos", epoch)).sample(tasks, len(tasks))
-        episode = _played_or_none(env, order[position], seed, number)
+        episode, episode_seed = None, derive_seed(seed, "demos", number)
+        with suppress(EpisodeError):  # one that breaks is lost
+            task, name = order[position], f"demo-{number:06d}"
+            episode = expert_episode(copy.copy(env), task, episode_seed, name)
         if episode is not None and episode.success:
             won.append(episode)
         else:
@@ -32,27 +36,15 @@ def expert_episodes(env: Env, count: int, seed: int) -> list[Episode]:
     return won
 
 
-def _played_or_none(env: Env, task: Task, seed: int, number: int) -> Episode | None:
-    """The expert's episode of that number, None where it broke."""
-    try:
-        return expert_episode(
-            copy.copy(env), task, derive_seed(seed, "demos", number), f"demo-{number:06d}"
-        )
-    except EpisodeError:
-        return None
-
-
 def expert_lines(source: str, env: Env) -> list[str]:
     """The lines of `agentrl demos seed=0` for a source `expert:N`: N episodes, the same for every
     run. Raises UserError where N is no number or the environment's expert cannot."""
     count = source.removeprefix(EXPERT_PREFIX)
     if not count.isdecimal() or int(count) < 1:
-        raise UserError(
-            f"data.demos is '{source}'; give a file, or {EXPERT_PREFIX}128 for 128 episodes"
-        )
-    return [
-        files.json_line(episode.to_json()) for episode in expert_episodes(env, int(count), seed=0)
-    ]
+        remedy = f"give a file, or {EXPERT_PREFIX}128 for 128 episodes"
+        raise UserError(f"data.demos is '{source}'; {remedy}")
+    episodes = expert_episodes(env, int(count), seed=0)
+    return [files.json_line(episode.to_json()) for episode in episodes]
 
 
 def expert_episode(env: Env, task: Task, seed: int, name: str) -> Episode:

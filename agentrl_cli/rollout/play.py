@@ -163,15 +163,11 @@ class LiveEpisode:
         turn.reward, turn.done, turn.info = step.reward, step.done, {**step.info, **info}
         if step.done or step.truncated:
             self._end("done" if step.done else "truncated", step.messages)
-        else:
-            self._observe(step.messages, turn.action_ids)
-
-    def _observe(self, messages: list[Message], action_ids: list[int]) -> None:
-        """Put an action and the world's answer to it at the end of the context."""
-        last_id = action_ids[-1] if action_ids else None
-        self.observation = messages
-        self.observation_ids = self.chat.extend(messages, last_id, self.tools)
-        self.state_ids = self.state_ids + action_ids + self.observation_ids
+            return
+        last_id = turn.action_ids[-1] if turn.action_ids else None
+        self.observation = step.messages
+        self.observation_ids = self.chat.extend(step.messages, last_id, self.tools)
+        self.state_ids = self.state_ids + turn.action_ids + self.observation_ids
 
     def _ask_world(self, call: Callable[[], Answer]) -> Answer | None:
         """What the call returns; any failure but the user's mistake ends the episode, is noted on
@@ -206,11 +202,8 @@ def indistinguishable_tasks(
     """The tasks in which the episode's actions bring the same observations up to turn `turn`. To
     the agent they are one state: what an action is worth there is its mean over them. The episode's
     own task is always among them."""
-    found = [
-        task
-        for task in tasks
-        if task.id != episode.task.id and _same(episode, turn, task, make_env())
-    ]
+    others = [task for task in tasks if task.id != episode.task.id]
+    found = [task for task in others if _same(episode, turn, task, make_env())]
     return [episode.task, *found]
 
 

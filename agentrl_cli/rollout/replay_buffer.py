@@ -107,10 +107,8 @@ class ReplayBuffer:
         state: dict[str, Any] = {"priorities": [list(row) for row in self._priorities.values()]}
         if self.path is None:
             return state | {"episodes": [episode.to_json() for episode in self.episodes()]}
-        return state | {
-            "start": min(self._offsets.values(), default=self._file_size),
-            "end": self._file_size,
-        }
+        start = min(self._offsets.values(), default=self._file_size)
+        return state | {"start": start, "end": self._file_size}
 
     def load(self, state: dict[str, Any]) -> None:
         """Inverse of `state`; what the file holds beyond it is cut off. Raises UserError where the
