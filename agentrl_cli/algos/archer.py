@@ -5,11 +5,11 @@ against a slow target, so play of any policy teaches them. Low level: the policy
 policy gradient whose advantage is their utterance's Q(s, a) - V(s). Our choices: the critic is a
 copy of the language model (its own adapter under LoRA) with two linear heads, Q read at the last
 token of the action and V at the last token of the observation; replay draws whole episodes, for one
-pass reads all their turns, with fresh actions as shadows behind their states (models/shadow.py);
-the actor learns from this step's fresh episodes instead of fresh actions in replayed states; its
-ratio to the weights that played is clipped, which with one optimizer step is REINFORCE. Left out:
-the token-level baseline and, from the authors' code, the second critic whose minimum with the first
-is taken.
+pass reads all their turns, with fresh actions as shadows behind their states
+(models/packed_attention.py); the actor learns from this step's fresh episodes instead of fresh
+actions in replayed states; its ratio to the weights that played is clipped, which with one
+optimizer step is REINFORCE. Left out: the token-level baseline and, from the authors' code, the
+second critic whose minimum with the first is taken.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Which models may read packed rows (shadow.py): an allow-list of families, and a check at the
-start that packed and single passes agree. Whether packing is right is a matter of the architecture
-and not of the weights, which in coarse numbers differ by rounding alone as much as wrong packing
-does. So a small twin with random weights is compared, in float32, of a model in any numbers."""
+"""Which models may read packed rows (packed_attention.py): an allow-list of families, and a check
+at the start that packed and single passes agree. Whether packing is right is a matter of the
+architecture and not of the weights, which in coarse numbers differ by rounding alone as much as
+wrong packing does. So a small twin with random weights is compared, in float32, of a model in any
+numbers."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.models import shadow
+from agentrl_cli.models import packed_attention
+from agentrl_cli.models.packed_attention import FLEX, READ_PACKED, SPLIT, CriticGrad, Layout
 from agentrl_cli.models.policy import vocabulary_head
-from agentrl_cli.models.shadow import FLEX, READ_PACKED, SPLIT, CriticGrad, Layout
 
 FAMILIES = (
     "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe",
@@ -81,7 +82,7 @@ def packing_gap(model: PreTrainedModel, critic_prompt: list[int]) -> float:
     every token of an episode of two turns, and after every critic prompt."""
     ids, labels = _packed_row(model, critic_prompt)
     length = torch.tensor([ids.shape[1]], device=model.device)
-    packed = _logprobs(model, shadow.hidden_states(model, ids, labels, length)[0])
+    packed = _logprobs(model, packed_attention.hidden_states(model, ids, labels, length)[0])
     columns = torch.arange(ids.shape[1], device=model.device)
     part_length = CHECKED_TOKENS + len(critic_prompt)
     gaps = []

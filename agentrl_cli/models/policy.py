@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models import shadow
+from agentrl_cli.models import packed_attention
 
 Module = PreTrainedModel | PeftModel
 LOGITS_AT_ONCE = 2**26  # logits that exist at once: 256 MiB of float32
@@ -70,8 +70,8 @@ def forward(
 ) -> Outputs:
     """Run the body once and read log-probs, entropy and, with a head, values from its hidden
     states. With `entropy_gradient` a loss may differentiate the entropy. A stream `shadow` marks
-    critic prompts (models/shadow.py). Without one no attention mask is needed: under causal
-    attention the padding on the right reaches no real token."""
+    critic prompts (models/packed_attention.py). Without one no attention mask is needed: under
+    causal attention the padding on the right reaches no real token."""
     model = causal_lm(module)
     with _checkpointing(model):
         hidden, predictors = _hidden_states(model, batch)  # [B, L, width], [B, L]
@@ -167,8 +167,8 @@ def _hidden_states(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor
     """Hidden states [B, L, width], and of each token the column [B, L] whose state predicts it."""
     if "shadow" in batch.streams:
         labels = batch.streams["shadow"]
-        hidden = shadow.hidden_states(model, batch.ids, labels, batch.lengths)
-        return hidden, shadow.predecessors(labels)
+        hidden = packed_attention.hidden_states(model, batch.ids, labels, batch.lengths)
+        return hidden, packed_attention.predecessors(labels)
     hidden = model.base_model(input_ids=batch.ids, use_cache=False).last_hidden_state
     columns = torch.arange(batch.ids.shape[1], device=batch.ids.device)
     return hidden, (columns - 1).expand_as(batch.ids)

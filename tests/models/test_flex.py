@@ -8,11 +8,11 @@ import torch
 from torch.nn.attention import flex_attention
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.models import packable, shadow
+from agentrl_cli.models import packable, packed_attention
 from agentrl_cli.models.packable import enable_packing, packing_gap
+from agentrl_cli.models.packed_attention import block_mask, visibility
 from agentrl_cli.models.policy import collate, forward
-from agentrl_cli.models.shadow import block_mask, visibility
-from tests.builders.shadow import FAMILIES, PROMPT, fresh, head_of, largest_gap, model_of, row
+from tests.builders.packed_rows import FAMILIES, PROMPT, fresh, head_of, largest_gap, model_of, row
 
 EXACT = 1e-5
 HEAD = head_of()
@@ -49,13 +49,13 @@ def test_the_rule_is_the_mask_of_the_dense_reference_padding_apart():
 
 def test_a_rule_that_lets_shadows_see_shadows_is_noticed(monkeypatch: pytest.MonkeyPatch):
     model = model_of("qwen2", "flex")
-    right = shadow._take_columns
+    right = packed_attention._take_columns
 
     def blind(rows: torch.Tensor, columns: torch.Tensor, missing: int) -> torch.Tensor:
         found = right(rows, columns, missing)
         return found.clamp(max=1) if missing == -1 else found  # all shadows are one
 
-    monkeypatch.setattr(shadow, "_take_columns", blind)
+    monkeypatch.setattr(packed_attention, "_take_columns", blind)
     assert largest_gap(model, HEAD, ROWS[:1]) > 0.05
 
 

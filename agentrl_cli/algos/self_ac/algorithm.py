@@ -2,11 +2,11 @@
 
 After every state of an episode a critic prompt puts the model in the critic's role; a linear head
 reads V at the prompt's last token. The prompts are shadows that nothing later sees (models/
-shadow.py), so one forward pass trains the critic on all states of an episode and the actor on all
-its turns. Known to us from slides only, without a paper; choices where they are silent: the
-advantage is GAE over turns (arXiv 1506.02438), an episode that was cut off bootstraps from its
-last value, a turn's ratio may be its geometric mean (arXiv 2507.18071). The slides name three
-agents: ReAct, whose turns are those of the world; CoT (`thought_tokens`), whose turns are the
+packed_attention.py), so one forward pass trains the critic on all states of an episode and the
+actor on all its turns. Known to us from slides only, without a paper; choices where they are
+silent: the advantage is GAE over turns (arXiv 1506.02438), an episode that was cut off bootstraps
+from its last value, a turn's ratio may be its geometric mean (arXiv 2507.18071). The slides name
+three agents: ReAct, whose turns are those of the world; CoT (`thought_tokens`), whose turns are the
 thoughts of an answer; ToT, which searches with the trained critic (generators/tree_search.py) and
 trains nothing.
 """
@@ -38,8 +38,8 @@ from agentrl_cli.algos.value_spans import left_out_metrics, truncated_state_ids,
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.packable import enable_packing
+from agentrl_cli.models.packed_attention import CriticGrad, Layout
 from agentrl_cli.models.policy import Batch, Outputs, causal_lm, logprobs_and_values, max_positions
-from agentrl_cli.models.shadow import CriticGrad, Layout
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 

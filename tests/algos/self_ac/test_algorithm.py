@@ -14,8 +14,8 @@ from agentrl_cli.algos.self_ac.packing import trained_turns
 from agentrl_cli.algos.value_spans import LEFT_OUT_REASONS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
+from agentrl_cli.models.packed_attention import SPLIT
 from agentrl_cli.models.policy import causal_lm, logprobs_and_values
-from agentrl_cli.models.shadow import SPLIT
 from agentrl_cli.report.episode import render_turn
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner

@@ -33,7 +33,7 @@ from transformers import (
 )
 
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models import shadow
+from agentrl_cli.models import packed_attention
 from agentrl_cli.models.policy import collate, forward
 from agentrl_cli.models.set import ValueHead
 
@@ -79,7 +79,11 @@ def fresh(family: str) -> PreTrainedModel:
 def model_of(family: str, layout: str = "visible_first", grad: str = "full") -> PreTrainedModel:
     """The family's random model, set to a layout; one model for all tests, never trained."""
     model = fresh(family)
-    names = {"visible_first": shadow.SPLIT[grad], "interleaved": "sdpa", "flex": shadow.FLEX}
+    names = {
+        "visible_first": packed_attention.SPLIT[grad],
+        "interleaved": "sdpa",
+        "flex": packed_attention.FLEX,
+    }
     model.set_attn_implementation(names[layout])
     model.zero_grad()
     return model

@@ -15,11 +15,16 @@ from transformers import PreTrainedModel
 from agentrl_cli.algos.self_ac.packing import pack_episode
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
-from agentrl_cli.models import shadow
+from agentrl_cli.models import packed_attention
 from agentrl_cli.models.packable import enable_packing
+from agentrl_cli.models.packed_attention import (
+    hidden_states,
+    positions,
+    split_into_blocks,
+    visibility,
+)
 from agentrl_cli.models.policy import collate, forward
-from agentrl_cli.models.shadow import hidden_states, positions, split_into_blocks, visibility
-from tests.builders.shadow import (
+from tests.builders.packed_rows import (
     FAMILIES,
     LAYOUTS,
     PROMPT,
@@ -43,7 +48,7 @@ SHAPES = [
 ]
 THREE = row((6, 3), (2, 4), (0, 2))
 HEAD = head_of()
-attend = shadow.Block.attend
+attend = packed_attention.Block.attend
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -80,7 +85,7 @@ def test_rows_of_any_shape_in_any_batch_equal_single_passes(drawn: Any, prompt: 
 def test_shadows_in_blocks_of_any_size_equal_single_passes(
     family: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(shadow, "BLOCK_ROWS", rows)
+    monkeypatch.setattr(packed_attention, "BLOCK_ROWS", rows)
     batch = [row(*turns) for turns in SHAPES]
     assert largest_gap(model_of(family), HEAD, batch) < EXACT
     for one in batch:
@@ -88,11 +93,13 @@ def test_shadows_in_blocks_of_any_size_equal_single_passes(
 
 
 def test_a_block_reaches_no_further_than_its_last_state(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shadow, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(packed_attention, "BLOCK_ROWS", 2)
     labels = torch.tensor([[0, 0, 1, 1, 0, 2, 2, 2, 0]])
     queries, visible = torch.tensor([[2, 3, 5, 6, 7]]), torch.tensor([[0, 1, 4, 8]])
     whole = visibility(queries, torch.cat([visible, queries], 1), labels)
-    blocks = shadow.split_into_blocks(queries, labels, shadow.additive(whole, torch.float32)).blocks
+    blocks = packed_attention.split_into_blocks(
+        queries, labels, packed_attention.additive(whole, torch.float32)
+    ).blocks
     found = [(block.rows, block.visible, block.shadows) for block in blocks]
     assert found == [
         (slice(0, 2), 2, slice(0, 2)),
@@ -110,13 +117,15 @@ def too_short(queries: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor):
     return found
 
 
-def swapped(block: shadow.Block, query: Any, key: Any, value: Any, scale: Any):
+def swapped(block: packed_attention.Block, query: Any, key: Any, value: Any, scale: Any):
     found = attend(block, query, key, value, scale)
     return found.flip(1)
 
 
 def seeing_shadows(queries: torch.Tensor, keys: torch.Tensor, labels: torch.Tensor):
-    of_queries, of_keys = (shadow._take_columns(labels, columns, -1) for columns in (queries, keys))
+    of_queries, of_keys = (
+        packed_attention._take_columns(labels, columns, -1) for columns in (queries, keys)
+    )
     both = (of_queries[:, :, None] > 0) & (of_keys[:, None, :] > 0)
     earlier = keys[:, None, :] <= queries[:, :, None]
     return visibility(queries, keys, labels) | (both & earlier)[:, None]
@@ -151,7 +160,7 @@ def test_a_broken_packing_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch)
     part, broken, layout = BROKEN[name]
     model = model_of("qwen2", layout)
     assert largest_gap(model, HEAD, [THREE]) < EXACT
-    monkeypatch.setattr(f"agentrl_cli.models.shadow.{part}", broken)
+    monkeypatch.setattr(f"agentrl_cli.models.packed_attention.{part}", broken)
     assert largest_gap(model, HEAD, [THREE]) > 0.05
     if part != "predecessors":  # labels are no matter of the model
         with pytest.raises(UserError, match="would corrupt training"):

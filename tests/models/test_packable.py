@@ -23,7 +23,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models.packable import enable_packing, packing_gap, twin
 from agentrl_cli.models.policy import causal_lm, collate, forward
-from tests.builders.shadow import ALIKE, FAMILIES, MIXTRAL, PROMPT, USUAL, WORDS, model_of, row
+from tests.builders.packed_rows import ALIKE, FAMILIES, MIXTRAL, PROMPT, USUAL, WORDS, model_of, row
 
 
 def test_plain_and_generating_passes_stay_torchs_own_attention_bit_for_bit():

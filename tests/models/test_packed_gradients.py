@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from agentrl_cli.models import shadow
+from agentrl_cli.models import packed_attention
 from agentrl_cli.models.policy import collate, forward
-from tests.builders.shadow import (
+from tests.builders.packed_rows import (
     LAYOUTS,
     PROMPT,
     alone,
@@ -37,7 +37,7 @@ def assert_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 @pytest.fixture(autouse=True, params=[2, 128], ids="blocks of {}".format)
 def rows_of_a_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shadow, "BLOCK_ROWS", request.param)
+    monkeypatch.setattr(packed_attention, "BLOCK_ROWS", request.param)
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "checkpointed"])
@@ -55,7 +55,9 @@ def test_gradients_are_the_sum_of_those_of_single_passes(layout: str):
 
 
 def test_a_detached_prefix_gets_no_gradient_from_values_and_changes_none_of_them():
-    full, cut = (read(model_of("qwen2", grad=g), HEAD, [THREE])[0][1] for g in shadow.SPLIT)
+    full, cut = (
+        read(model_of("qwen2", grad=g), HEAD, [THREE])[0][1] for g in packed_attention.SPLIT
+    )
     assert torch.equal(full, cut)
     model = model_of("qwen2", grad="detach_prefix")
     found = gradients(model, read(model, HEAD, [THREE])[0][1].sum())
