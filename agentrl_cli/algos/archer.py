@@ -21,19 +21,11 @@ from typing import Literal
 
 from torch import Tensor
 
+from agentrl_cli.algos import value_spans
 from agentrl_cli.algos.base import Algorithm, Context, Phase
-from agentrl_cli.algos.losses import clipped_ratio, standardise
+from agentrl_cli.algos.losses import Loss, clipped_ratio, standardise
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.algos.value_spans import (
-    StepSpan,
-    by_segment,
-    left_out_metrics,
-    truncated_state_ids,
-    turn_spans,
-    value_metrics,
-    with_fresh_actions,
-    without_faults,
-)
+from agentrl_cli.algos.value_spans import by_segment, turn_spans, with_fresh_actions, without_faults
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Sample, derive_seed
 from agentrl_cli.models.packable import enable_packing
@@ -118,15 +110,13 @@ class ArCHer(Algorithm):
             yield Phase(
                 "critic", samples, td_loss, model="critic", units=trained_turns,
                 tokens_per_step=self.tokens_per_step,
-                metrics=left_out_metrics("archer", episodes),
+                metrics=value_spans.left_out_metrics("archer", episodes),
             )  # fmt: skip
             self.context.models.ema_update("target", "critic", self.ema_decay)
         played = without_faults(episodes)
         self.estimate_advantages(played)
         if self.context.step >= self.critic_warmup:
             yield self._actor_phase(played)
-
-    # the critic
 
     def transitions(self, episodes: list[Episode], update: int) -> list[Sample]:
         """One sample for each unbroken segment of an episode, with the targets of every turn:
@@ -146,8 +136,8 @@ class ArCHer(Algorithm):
     def _critic_samples(self, episode: Episode) -> list[Sample]:
         """The episode's samples, untrained, the last with the state in which it was cut off."""
         samples = episode_samples(episode)
-        tail = truncated_state_ids(episode, self.context.chat, self.context.models.module("target"))
-        samples[-1].ids += tail
+        chat, target = self.context.chat, self.context.models.module("target")
+        samples[-1].ids += value_spans.truncated_state_ids(episode, chat, target)
         for sample in samples:
             sample.mask = [0] * len(sample.ids)
             sample.streams = {name: [0.0] * len(sample.ids) for name in STREAMS}
@@ -163,30 +153,26 @@ class ArCHer(Algorithm):
         return [row[0].ids for row in completions]
 
     def _target_values(
-        self, segments: list[list[StepSpan]], fresh_actions: list[list[int]] | None
+        self, segments: list[list[value_spans.StepSpan]], fresh_actions: list[list[int]] | None
     ) -> list[TargetValues]:
         """The slow target's values of every turn, by one pass over all segments."""
         if fresh_actions is not None:
             actions = iter(fresh_actions)
             segments = [with_fresh_actions(row, [next(actions) for _ in row]) for row in segments]
         tables = self._q_and_v("target", [spans[0].sample for spans in segments])
-        return [
-            TargetValues(
-                v=float(table[span.state_at, V]),
-                q=float(table[span.action_at, Q]),
-                v_at_end=float(table[-1, V]),
-            )
-            for spans, table in zip(segments, tables, strict=True)
-            for span in spans
-        ]
+        values = []
+        for spans, table in zip(segments, tables, strict=True):
+            at_end = float(table[-1, V])
+            for span in spans:
+                v, q = float(table[span.state_at, V]), float(table[span.action_at, Q])
+                values.append(TargetValues(v, q, at_end))
+        return values
 
     def _q_and_v(self, model: str, samples: list[Sample]) -> list[Tensor]:
         """What `model` reads at every token of each sample, [tokens, 2]: columns Q and V."""
         models = self.context.models
         rows = logprobs_and_values(models.module(model), models.head(model), samples)
         return [table for _, table in rows]
-
-    # the actor: a policy gradient with A(s, a) = Q(s, a) - V(s)
 
     def estimate_advantages(self, episodes: list[Episode]) -> None:
         """Write V(s) as `value` and Q(s, a) - V(s) as `advantage` into every turn's info."""
@@ -219,11 +205,9 @@ class ArCHer(Algorithm):
             tokens_per_step=self.tokens_per_step, metrics={"policy/advantage_std": std},
         )  # fmt: skip
 
-    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """The actor's: the clipped surrogate per token."""
         return clipped_ratio(outputs, batch, self.clip)
-
-    # what a reader sees
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""
@@ -232,20 +216,20 @@ class ArCHer(Algorithm):
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Do the values foresee what was still earned; every turn's is noted in it."""
         self.annotate(episodes)
-        return value_metrics(without_faults(episodes), self.discount, lambda turn: 1)
+        return value_spans.value_metrics(without_faults(episodes), self.discount, lambda turn: 1)
 
     def _seed(self, *parts: object) -> int:
         return derive_seed(self.context.seed, "archer", self.context.step, *parts)
 
 
-def write_targets(span: StepSpan, *, q_target: float, v_target: float) -> None:
+def write_targets(span: value_spans.StepSpan, *, q_target: float, v_target: float) -> None:
     """Write what Q and V are to become into the streams, where the two are read."""
     streams = span.sample.streams
     streams["q_at"][span.action_at], streams["q_target"][span.action_at] = 1.0, q_target
     streams["v_at"][span.state_at], streams["v_target"][span.state_at] = 1.0, v_target
 
 
-def td_loss(outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def td_loss(outputs: Outputs, batch: Batch) -> Loss:
     """The critic's: squared errors of Q and of V against their targets, summed over turns (Zhou et
     al. 2024). Streams: `q_at` and `v_at`, 1 where they are read, `q_target` and `v_target`."""
     assert outputs.values is not None

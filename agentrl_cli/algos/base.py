@@ -81,26 +81,10 @@ class Algorithm(ABC):
     """Subclasses are keyword-only dataclasses without defaults; their fields are the schema."""
 
     context: Context
-
-    @property
-    def plays(self) -> bool:
-        """Whether the loop collects fresh episodes before each update."""
-        return True
-
-    @property
-    def group_size(self) -> int:
-        """How many episodes of one task are played side by side."""
-        return 1
-
-    @property
-    def replay_capacity(self) -> int:
-        """How many episodes the buffer keeps for replay; 0 for algorithms that never look back."""
-        return 0
-
-    @property
-    def demo_use(self) -> Literal["never", "may", "must"]:
-        """Whether it learns from demonstrations."""
-        return "never"
+    plays = True  # whether the loop collects fresh episodes before each update
+    group_size = 1  # how many episodes of one task are played side by side
+    replay_capacity = 0  # how many episodes the buffer keeps for replay; 0: it never looks back
+    demo_use: Literal["never", "may", "must"] = "never"  # whether it learns from demonstrations
 
     @abstractmethod
     def models(self) -> dict[str, ModelSpec]:

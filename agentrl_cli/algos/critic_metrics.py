@@ -4,6 +4,8 @@ followed. Nothing here trains."""
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,9 +38,9 @@ def critic_metrics(states: Sequence[ValuedState]) -> dict[str, float]:
 
 def rank_same_turn(states: Sequence[ValuedState]) -> float:
     """The mean rank correlation among states of one turn number, weighted by their number."""
-    turns: dict[int, list[ValuedState]] = {}
+    turns: dict[int, list[ValuedState]] = defaultdict(list)
     for state in states:
-        turns.setdefault(state.turn, []).append(state)
+        turns[state.turn].append(state)
     total = 0.0
     for row in turns.values():
         values, returns = [s.value for s in row], [s.return_to_go for s in row]
@@ -58,16 +60,8 @@ def rank_correlation(xs: Numbers, ys: Numbers) -> float:
 
 def ranks(numbers: Numbers) -> list[float]:
     """The rank of each number from 1 up; equal numbers share the mean of their ranks."""
-    order = sorted(range(len(numbers)), key=numbers.__getitem__)
-    result, start = [0.0] * len(numbers), 0
-    while start < len(order):
-        end = start + 1
-        while end < len(order) and numbers[order[end]] == numbers[order[start]]:
-            end += 1
-        for index in order[start:end]:
-            result[index] = (start + 1 + end) / 2
-        start = end
-    return result
+    order = sorted(numbers)
+    return [(bisect_left(order, n) + 1 + bisect_right(order, n)) / 2 for n in numbers]
 
 
 def brier(values: Numbers, outcomes: Numbers) -> float:

@@ -41,15 +41,12 @@ class DPO(Algorithm):
     tokens_per_step: int
     optimizer: OptimizerSpec
 
+    demo_use = "must"  # they are what is preferred
+
     def __post_init__(self) -> None:
         require_at_least(1, epochs=self.epochs)
         require_at_least(0, beta=self.beta, imitation_coef=self.imitation_coef)
         require_at_least(0, tokens_per_step=self.tokens_per_step)
-
-    @property
-    def demo_use(self) -> Literal["never", "may", "must"]:
-        """They are what is preferred."""
-        return "must"
 
     def models(self) -> dict[str, ModelSpec]:
         """The policy and its reference."""

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from agentrl_cli.algos.base import Algorithm, Phase
-from agentrl_cli.algos.losses import clipped_ratio, group_advantages, with_kl
+from agentrl_cli.algos.losses import Loss, clipped_ratio, group_advantages, with_kl
 from agentrl_cli.algos.samples import episode_samples, turn_advantage
 from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import Episode, Sample
@@ -37,9 +35,8 @@ class GRPO(Algorithm):
     def __post_init__(self) -> None:
         require_at_least(2, episodes_per_group=self.episodes_per_group)
         require_at_least(1, epochs=self.epochs)
-        require_at_least(
-            0, clip=self.clip, kl_coef=self.kl_coef, tokens_per_step=self.tokens_per_step
-        )
+        require_at_least(0, clip=self.clip, kl_coef=self.kl_coef)
+        require_at_least(0, tokens_per_step=self.tokens_per_step)
 
     @property
     def group_size(self) -> int:
@@ -73,8 +70,7 @@ class GRPO(Algorithm):
             metrics={"policy/informative_episodes": informative},
         )  # fmt: skip
 
-    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """The clipped surrogate plus `kl_coef` times the k3 estimate of KL from the reference (Shao
         et al. 2024, eq. 3 and 4)."""
-        surrogate = clipped_ratio(outputs, batch, self.clip)
-        return with_kl(surrogate, outputs, batch, self.kl_coef)
+        return with_kl(clipped_ratio(outputs, batch, self.clip), outputs, batch, self.kl_coef)

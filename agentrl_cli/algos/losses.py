@@ -9,6 +9,7 @@ loss reads is named in its docstring.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 
 import torch
 from torch import Tensor
@@ -18,9 +19,6 @@ from agentrl_cli.models.policy import Batch, Outputs
 
 Loss = tuple[Tensor, dict[str, Tensor]]  # a scalar to differentiate, detached scalars by metric
 MAX_LOG_RATIO = 20.0  # nats
-
-
-# likelihood
 
 
 def nll(outputs: Outputs, batch: Batch) -> Loss:
@@ -48,15 +46,9 @@ def dpo(outputs: Outputs, batch: Batch, beta: float, imitation_coef: float = 0.0
     row_nll = -(outputs.logprobs * batch.mask).sum(-1) / batch.mask.sum(-1).clamp(min=1)
     preferred_nll = row_nll[0::2].sum()
     loss = -logsigmoid(margin).sum() + imitation_coef * preferred_nll
-    metrics = {
-        "margin": margin.sum(),
-        "accuracy": (margin > 0).float().sum(),
-        "preferred_nll": preferred_nll,
-    }
+    right = (margin > 0).float().sum()
+    metrics = {"margin": margin.sum(), "accuracy": right, "preferred_nll": preferred_nll}
     return loss, {name: value.detach() for name, value in metrics.items()}
-
-
-# the policy gradient
 
 
 def clipped_ratio(
@@ -94,9 +86,8 @@ def clipped_turns(
         weight, advantages = token_share, advantages.gather(1, turn)
     else:  # everything becomes [batch, turns]
         weight = (lengths > 0).float()
-        log_ratio = sum_by_turn(
-            log_ratio * token_share if ratio == "turn_geo" else log_ratio, batch
-        )
+        weighed = log_ratio * token_share if ratio == "turn_geo" else log_ratio
+        log_ratio = sum_by_turn(weighed, batch)
     clamped = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     loss, metrics = _clipped_surrogate(clamped, advantages, weight, low=clip, high=clip)
     return loss, metrics | {"entropy": entropy}
@@ -108,10 +99,10 @@ def _clipped_surrogate(
     """The negated sum of weight * min(r A, clamp(r, 1 - low, 1 + high) A), r = exp(log_ratio), and
     its metrics; all of one shape."""
     ratio = log_ratio.exp()
-    clamped = ratio.clamp(1 - low, 1 + high)
-    surrogate = torch.minimum(ratio * advantages, clamped * advantages)
+    free, clamped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
+    surrogate = torch.minimum(free, clamped)
     metrics = {
-        "clip_fraction": (clamped * advantages < ratio * advantages) * weight,
+        "clip_fraction": (clamped < free) * weight,
         "approx_kl": (ratio - 1 - log_ratio) * weight,
         "ratio": ratio * weight,
     }
@@ -145,9 +136,6 @@ def with_entropy(loss: Loss, outputs: Outputs, entropy_coef: float) -> Loss:
     return (loss[0] - entropy_coef * outputs.entropy.sum(), loss[1]) if entropy_coef else loss
 
 
-# the critic
-
-
 def value_error(outputs: Outputs, batch: Batch, clip: float) -> Loss:
     """Squared error of the head's values against stream `return`, weighed by stream `value_at`.
 
@@ -171,10 +159,8 @@ def value_error(outputs: Outputs, batch: Batch, clip: float) -> Loss:
 
 def bce(outputs: Outputs, batch: Batch) -> Loss:
     """Binary cross-entropy of the head's values as logits, weighed by stream `value_at`, against
-    stream `label` (Goodfellow et al. 2014, eq. 1, for a discriminator).
-
-    Raises ValueError where the model has no head.
-    """
+    stream `label` (Goodfellow et al. 2014, eq. 1, for a discriminator). Raises ValueError where
+    the model has no head."""
     if outputs.values is None:
         raise ValueError("bce needs a model with a head; set ModelSpec.head")
     weight, label = batch.streams["value_at"], batch.streams["label"]
@@ -195,9 +181,6 @@ def expert_rewards(logits: list[float], form: str, clip: float) -> list[float]:
     return forms[form].clamp(-clip, clip).tolist()
 
 
-# advantages and returns over a list of turns
-
-
 def standardise(numbers: list[float]) -> list[float]:
     """Less their mean, over their population standard deviation unless that is 0."""
     mean = statistics.fmean(numbers) if numbers else 0.0
@@ -206,19 +189,13 @@ def standardise(numbers: list[float]) -> list[float]:
 
 
 def group_advantages(rewards: list[float], groups: list[str], normalise: bool) -> list[float]:
-    """Reward minus the mean of its group, over the group's population standard deviation if
-    `normalise`.
-
-    Shao et al. 2024 (GRPO), section 4.1. Groups of equal rewards get zeros.
-    """
-    members: dict[str, list[float]] = {}
+    """Reward minus the mean of its group, over its population standard deviation if `normalise`
+    (Shao et al. 2024, GRPO, section 4.1). Groups of equal rewards get zeros."""
+    members: dict[str, list[float]] = defaultdict(list)
     for reward, group in zip(rewards, groups, strict=True):
-        members.setdefault(group, []).append(reward)
-    mean = {group: statistics.mean(row) for group, row in members.items()}
-    std = {
-        group: (statistics.pstdev(row) or 1.0) if normalise else 1.0
-        for group, row in members.items()
-    }
+        members[group].append(reward)
+    mean = {g: statistics.mean(row) for g, row in members.items()}
+    std = {g: (statistics.pstdev(row) if normalise else 1.0) or 1.0 for g, row in members.items()}
     return [(r - mean[g]) / std[g] for r, g in zip(rewards, groups, strict=True)]
 
 
@@ -242,9 +219,6 @@ def gae(
         advantage = td_error + discount * gae_lambda * not_done * advantage
         advantages[t] = advantage
     return advantages, [a + v for a, v in zip(advantages, values[:-1], strict=True)]
-
-
-# advantages and targets over the states of packed episodes
 
 
 def sum_by_turn(numbers: Tensor, batch: Batch) -> Tensor:

@@ -17,28 +17,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from torch import Tensor
-
+from agentrl_cli.algos import losses, value_spans
 from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.critic_metrics import explained_variance
-from agentrl_cli.algos.losses import (
-    clipped_ratio,
-    gae,
-    standardise,
-    value_error,
-    with_entropy,
-    with_kl,
-)
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.algos.value_spans import (
-    StepSpan,
-    left_out_metrics,
-    token_spans,
-    truncated_state_ids,
-    turn_spans,
-    value_metrics,
-    without_faults,
-)
+from agentrl_cli.algos.value_spans import StepSpan
 from agentrl_cli.core.errors import require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, logprobs_and_values
@@ -90,22 +73,17 @@ class PPO(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """One phase in which policy and value learn from the same pass."""
-        samples, estimates = self.estimate_advantages(without_faults(episodes))
+        samples, estimates = self.estimate_advantages(value_spans.without_faults(episodes))
         self._write_streams(estimates)
         if self.kl_coef:
-            reference = self.context.models.module("reference")
-            add_logprobs(reference, samples, "reference_logprob")
-        explained = explained_variance(
-            [e.value for e in estimates], [e.value_target for e in estimates]
-        )
+            add_logprobs(self.context.models.module("reference"), samples, "reference_logprob")
+        values, returns = [e.value for e in estimates], [e.value_target for e in estimates]
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
             entropy_gradient=self.entropy_coef > 0,
-            metrics={"policy/explained_variance": explained}
-            | left_out_metrics("ppo", episodes),
+            metrics={"policy/explained_variance": explained_variance(values, returns)}
+            | value_spans.left_out_metrics("ppo", episodes),
         )  # fmt: skip
-
-    # advantages, from values that were read before the update
 
     def estimate_advantages(
         self, episodes: list[Episode]
@@ -130,7 +108,7 @@ class PPO(Algorithm):
         stands for the rest."""
         samples = episode_samples(episode)
         policy = self.context.models.module("policy")
-        tail = truncated_state_ids(episode, self.context.chat, policy)
+        tail = value_spans.truncated_state_ids(episode, self.context.chat, policy)
         samples[-1].ids += tail
         samples[-1].mask += [0] * len(tail)
         return samples
@@ -145,25 +123,23 @@ class PPO(Algorithm):
 
     def _gae(self, episode: Episode, samples: list[Sample]) -> list[StepEstimate]:
         """The estimates of the episode's steps, by generalised advantage estimation."""
-        turns = turn_spans(episode, samples)
-        spans = turns if self.level == "turn" else token_spans(turns)
+        turns = value_spans.turn_spans(episode, samples)
+        spans = turns if self.level == "turn" else value_spans.token_spans(turns)
         rewards = [span.reward for span in spans]
         values = [span.sample.streams["old_value"][span.state_at] for span in spans]
         last_value = samples[-1].streams["old_value"][-1]
         dones = [False] * (len(spans) - 1) + [episode.stop == "done"]
-        advantages, returns = gae(
+        advantages, returns = losses.gae(
             rewards, [*values, last_value], dones, self.discount, self.gae_lambda
         )
         return list(map(StepEstimate, spans, values, advantages, returns))
-
-    # the loss
 
     def _write_streams(self, estimates: list[StepEstimate]) -> None:
         """Write each step's advantage on its tokens, its return where its state is read; there
         `value_at` is the number of its tokens."""
         advantages = [estimate.advantage for estimate in estimates]
         if self.normalise_advantages:
-            advantages = standardise(advantages)
+            advantages = losses.standardise(advantages)
         for estimate, advantage in zip(estimates, advantages, strict=True):
             span, streams = estimate.span, estimate.span.sample.streams
             for name in ("advantage", "return", "value_at"):
@@ -172,38 +148,32 @@ class PPO(Algorithm):
             streams["return"][span.state_at] = estimate.value_target
             streams["value_at"][span.state_at] = float(span.size)
 
-    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, outputs: Outputs, batch: Batch) -> losses.Loss:
         """The clipped surrogate, `value_coef` times the value's error, `kl_coef` times the k3
         estimate of the KL from the reference, less `entropy_coef` times the entropy (Schulman et
         al. 2017, eq. 9)."""
-        actor, actor_metrics = clipped_ratio(outputs, batch, self.clip)
-        critic, critic_metrics = value_error(outputs, batch, self.value_clip)
+        actor, actor_metrics = losses.clipped_ratio(outputs, batch, self.clip)
+        critic, critic_metrics = losses.value_error(outputs, batch, self.value_clip)
         both = actor + self.value_coef * critic, actor_metrics | critic_metrics
-        return with_entropy(with_kl(both, outputs, batch, self.kl_coef), outputs, self.entropy_coef)
-
-    # what a reader sees
+        anchored = losses.with_kl(both, outputs, batch, self.kl_coef)
+        return losses.with_entropy(anchored, outputs, self.entropy_coef)
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""
-        self.estimate_advantages(without_faults(episodes))
+        self.estimate_advantages(value_spans.without_faults(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Do the values foresee what was still earned; every turn's is noted in it."""
         self.annotate(episodes)
-        by_turn = self.level == "turn"
-        return value_metrics(
-            without_faults(episodes),
-            self.discount,
-            lambda turn: 1 if by_turn else len(turn.action_ids),
+        sound, by_turn = value_spans.without_faults(episodes), self.level == "turn"
+        return value_spans.value_metrics(
+            sound, self.discount, lambda turn: 1 if by_turn else len(turn.action_ids)
         )
 
 
 def write_info(estimates: list[StepEstimate]) -> None:
-    """Write the value before a turn's first step and the mean advantage of its steps into the
-    turn's info."""
+    """Note in every turn the value before its first step and the mean advantage of its steps."""
     for _, group in groupby(estimates, key=lambda estimate: id(estimate.span.turn)):
         steps = list(group)
-        steps[0].span.turn.info |= {
-            "value": steps[0].value,
-            "advantage": statistics.fmean(step.advantage for step in steps),
-        }
+        advantage = statistics.fmean(step.advantage for step in steps)
+        steps[0].span.turn.info |= {"value": steps[0].value, "advantage": advantage}

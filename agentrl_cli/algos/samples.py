@@ -45,6 +45,15 @@ def _append(sample: Sample, turn: Turn, streams: Streams) -> None:
         sample.streams.setdefault(name, []).extend([0.0] * observed + row)
 
 
+def append_tokens(sample: Sample, ids: list[int], trained: int = 0, **numbers: float) -> None:
+    """Append ids, with one number for all of them in each stream that the sample has, 0 unless
+    given."""
+    sample.ids += ids
+    sample.mask += [trained] * len(ids)
+    for name, row in sample.streams.items():
+        row += [float(numbers.get(name, 0))] * len(ids)
+
+
 def completion_sample(prompt: list[int], completion: list[int]) -> Sample:
     """A prompt and the text to learn behind it: gradient only through the text's tokens."""
     return Sample(prompt + completion, [0] * len(prompt) + [1] * len(completion))

@@ -9,12 +9,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.critic_metrics import ValuedState, critic_metrics
+from agentrl_cli.algos.samples import append_tokens
 from agentrl_cli.core.types import Episode, Sample, Turn
 from agentrl_cli.models.policy import Module, max_positions
 
 if TYPE_CHECKING:
     from agentrl_cli.rollout.chat_template import Chat
-
 
 LEFT_OUT_REASONS = ("broken", "empty")
 Reason = Callable[[Episode], str | None]
@@ -47,9 +47,6 @@ class StepSpan:
         return self.end - self.start
 
 
-# which episodes a critic can read
-
-
 def left_out_reason(episode: Episode) -> str | None:
     """Why no critic can read an episode: it is `broken`, or has an `empty` action, behind which is
     no state of its own; None for a sound one."""
@@ -64,22 +61,13 @@ def without_faults(episodes: list[Episode]) -> list[Episode]:
 
 
 def left_out_metrics(
-    part: str,
-    episodes: list[Episode],
-    reason: Reason = left_out_reason,
-    more_reasons: Sequence[str] = (),
+    part: str, episodes: list[Episode], reason: Reason = left_out_reason, more: Sequence[str] = ()
 ) -> dict[str, float]:
     """The share of the episodes that is not trained, for each reason, as metrics
-    `PART/left_out_REASON`; `reason` names an episode's, one of `LEFT_OUT_REASONS` or of
-    `more_reasons`."""
+    `PART/left_out_REASON`; `reason` names an episode's, one of `LEFT_OUT_REASONS` or `more`."""
     reasons, total = [reason(episode) for episode in episodes], max(1, len(episodes))
-    return {
-        f"{part}/left_out_{name}": reasons.count(name) / total
-        for name in (*LEFT_OUT_REASONS, *more_reasons)
-    }
-
-
-# where it is read
+    names = (*LEFT_OUT_REASONS, *more)
+    return {f"{part}/left_out_{name}": reasons.count(name) / total for name in names}
 
 
 def turn_spans(episode: Episode, samples: list[Sample]) -> list[StepSpan]:
@@ -116,18 +104,12 @@ def with_fresh_actions(spans: list[StepSpan], actions: list[list[int]]) -> list[
     packed = Sample([], [], {"shadow": []})
     fresh, copied = [], 0
     for label, (span, action) in enumerate(zip(spans, actions, strict=True), 1):
-        _append(packed, stored_ids[copied : span.start], shadow=0)
-        _append(packed, action, shadow=label)
+        append_tokens(packed, stored_ids[copied : span.start])
+        append_tokens(packed, action, shadow=label)
         copied, end = span.start, len(packed.ids)
         fresh.append(replace(span, sample=packed, start=end - len(action), end=end))
-    _append(packed, stored_ids[copied:], shadow=0)
+    append_tokens(packed, stored_ids[copied:])
     return fresh
-
-
-def _append(sample: Sample, ids: list[int], shadow: int) -> None:
-    sample.ids += ids
-    sample.mask += [0] * len(ids)
-    sample.streams["shadow"] += [float(shadow)] * len(ids)
 
 
 def truncated_state_ids(
@@ -142,9 +124,6 @@ def truncated_state_ids(
     played = len(episode.state_ids(last)) + len(episode.turns[last].action_ids)
     room = max(0, max_positions(module) - reserved - played)
     return chat.extend(episode.closing, episode.turns[last].action_ids[-1])[:room]
-
-
-# what the values are worth
 
 
 def value_metrics(

@@ -17,19 +17,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torch import Tensor
-
 from agentrl_cli.algos.base import Algorithm, Context, Phase
-from agentrl_cli.algos.losses import nll, with_kl
+from agentrl_cli.algos.losses import Loss, nll, with_kl
 from agentrl_cli.algos.nlac.backup import LanguageBackup, Target
 from agentrl_cli.algos.nlac.monitor import Monitor, annotate, improvement
 from agentrl_cli.algos.nlac.prompts import Prompts, fill
-from agentrl_cli.algos.nlac.refine import RefinedPlay, Refinement, Refiner
+from agentrl_cli.algos.nlac.refine import RefinedPlay, Refiner
 from agentrl_cli.algos.nlac.roles import Ids, Roles
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.errors import require_at_least, require_fraction
-from agentrl_cli.core.types import Episode, Sample
+from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, token_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
@@ -132,15 +130,12 @@ class NLAC(Algorithm):
 
         if self.context.step >= self.critic_warmup:
             lessons, metrics = self.improve(turns)
-            yield self._phase("policy", self._distillation(lessons), metrics)
+            yield self._distillation(lessons, metrics)
 
     def sample_turns(self, buffer: ReplayBuffer, priority_exponent: float) -> list[TurnKey]:
         """The replayed turns of this update."""
-        return buffer.sample_turns(
-            self.turns_per_update, self.roles.seed("replay"), priority_exponent
-        )
-
-    # policy evaluation
+        seed = self.roles.seed("replay")
+        return buffer.sample_turns(self.turns_per_update, seed, priority_exponent)
 
     def language_backup(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Target]:
         """Targets y ~ Backup(s, a, s', d') with d' ~ M(s', a') and a' ~ policy(s'), M and Backup by
@@ -170,24 +165,19 @@ class NLAC(Algorithm):
     def _evaluate_policy(
         self, keys: list[TurnKey], turns: list[TurnRef], targets: list[Target], buffer: ReplayBuffer
     ) -> Phase:
-        """L1 = -log M(y | s, a) on the valid targets; their losses become replay priorities."""
-        valid_targets = [row for row in zip(keys, turns, targets, strict=True) if row[2]]
-        samples = [self._successor_sample(turn, y) for _, turn, y in valid_targets if y]
+        """L1 = -log M(y | s, a) on the valid targets; their losses per token become priorities."""
+        valid = [(k, t, y) for k, t, y in zip(keys, turns, targets, strict=True) if y]
+        forecast = self.prompts.forecast
+        prompts = [self.roles.prompt(turn, turn.action_ids, forecast) for _, turn, _ in valid]
+        samples = [completion_sample(p, y) for p, (_, _, y) in zip(prompts, valid, strict=True)]
         if self.priority_exponent:
-            losses = self._losses(samples)
-            buffer.set_priorities([key for key, _, _ in valid_targets], losses)
-        unparsed_share = 1 - len(samples) / len(turns)
-        return self._phase("successor", samples, {"nlac/unparsed_targets": unparsed_share})
-
-    def _successor_sample(self, turn: TurnRef, target: Ids) -> Sample:
-        """The target's tokens behind the forecast prompt."""
-        prompt = self.roles.prompt(turn, turn.action_ids, self.prompts.forecast)
-        return completion_sample(prompt, target)
-
-    def _losses(self, samples: list[Sample]) -> list[float]:
-        """The mean loss per token of each target: its turn's priority in the replay."""
-        logprobs = token_logprobs(self.context.models.module("policy"), samples)
-        return [-sum(row) / sum(s.mask) for row, s in zip(logprobs, samples, strict=True)]
+            logprobs = token_logprobs(self.context.models.module("policy"), samples)
+            losses = [-sum(row) / sum(s.mask) for row, s in zip(logprobs, samples, strict=True)]
+            buffer.set_priorities([key for key, _, _ in valid], losses)
+        return Phase(
+            "successor", samples, nll, tokens_per_step=self.advanced.successor_tokens_per_step,
+            metrics={"nlac/unparsed_targets": 1 - len(samples) / len(turns)},
+        )  # fmt: skip
 
     def _move_target(self) -> None:
         """The target moves towards the policy that has just learned."""
@@ -195,43 +185,28 @@ class NLAC(Algorithm):
         models.ema_update("target", "policy", self.ema_decay)
         self.context.generator.load("target", models.version("target"))
 
-    # policy improvement
-
     def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
         """The actions to distil, refined by `rounds` critiques and passed by the gate; metrics."""
         fresh = self.advanced.first_action == "fresh"
         first = self.roles.act(turns) if fresh else [turn.action_ids for turn in turns]
         refinements = self.refiner.refine(turns, first)
-        passed = [refinement for refinement in refinements if self.refiner.passes(refinement)]
+        passed = [r for r in refinements if self.refiner.passes(r)]
         lessons = [Lesson(r.turn, r.last.action_ids) for r in passed]
-        return lessons, self._improvement_metrics(refinements, lessons, turns)
+        return lessons, improvement(refinements, len(lessons), len(turns), self.forecasts)
 
-    def _improvement_metrics(
-        self, refinements: list[Refinement], lessons: list[Lesson], turns: list[TurnRef]
-    ) -> dict[str, float]:
-        counts = {"lessons": len(lessons), "turns": len(turns), "forecasts": self.forecasts}
-        return improvement(refinements, **counts)
-
-    def _distillation(self, lessons: list[Lesson]) -> list[Sample]:
+    def _distillation(self, lessons: list[Lesson], metrics: dict[str, float]) -> Phase:
         """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""
         samples = [completion_sample(x.turn.state_ids, x.action_ids) for x in lessons]
         if self.kl_coef:
-            start = self.context.models.module("reference")
-            add_logprobs(start, samples, "reference_logprob")
-        return samples
+            add_logprobs(self.context.models.module("reference"), samples, "reference_logprob")
+        return Phase(
+            "policy", samples, self.distillation_loss,
+            tokens_per_step=self.advanced.tokens_per_step, metrics=metrics,
+        )  # fmt: skip
 
-    def distillation_loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def distillation_loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """L2 = -log policy(a_{m+1} | s), and `kl_coef` times the divergence from the start."""
         return with_kl(nll(outputs, batch), outputs, batch, self.kl_coef)
-
-    def _phase(self, name: str, samples: list[Sample], metrics: dict[str, float]) -> Phase:
-        if name == "successor":
-            size = self.advanced.successor_tokens_per_step
-            return Phase(name, samples, nll, tokens_per_step=size, metrics=metrics)
-        size = self.advanced.tokens_per_step
-        return Phase(name, samples, self.distillation_loss, tokens_per_step=size, metrics=metrics)
-
-    # around the paper
 
     def bind(self, context: Context) -> None:
         """Receive the given objects; the roles speak through them."""

@@ -52,11 +52,8 @@ class Monitor:
         if not turns or not self.states:
             return {}
         sampled = rng.sample(turns, min(len(turns), CALIBRATION_STATES * self.states))
-        measured = (
-            self.calibration(sampled)
-            | self.discrimination(sampled[: self.states])
-            | drift(self.roles.context, episodes)
-        )
+        measured = self.calibration(sampled) | self.discrimination(sampled[: self.states])
+        measured |= drift(self.roles.context, episodes)
         start = self.calibration(sampled, "reference")
         return measured | {"nlac/brier_start": start["nlac/brier"]}
 
@@ -79,7 +76,7 @@ class Monitor:
         states = [turn for turn in turns for _ in range(self.actions)]
         actions = self.roles.act(states)
         forecasts = self.roles.forecast(states, actions, FORECASTS)
-        fresh = [CritiquedAction(*row) for row in zip(states, actions, forecasts, strict=True)]
+        fresh = list(map(CritiquedAction, states, actions, forecasts))
         refined = self.refiner.refine(turns, actions[:: self.actions])
         wanted = [(a.turn, a.action_ids) for a in fresh]
         wanted += [(refinement.turn, refinement.last.action_ids) for refinement in refined]
@@ -165,7 +162,7 @@ def auc(pairs: Sequence[tuple[float, float]]) -> float:
 def drift(context: Context, episodes: list[Episode]) -> dict[str, float]:
     """KL(policy || start) per sampled token by the k3 estimator (Schulman 2020)."""
     chosen = evenly_spaced(episodes, DRIFT_EPISODES)
-    samples = [sample for e in chosen for sample in episode_samples(e, lambda i, turn: {})]
+    samples = [sample for episode in chosen for sample in episode_samples(episode)]
     now = token_logprobs(context.models.module("policy"), samples)
     start = token_logprobs(context.models.module("reference"), samples)
     gaps = [

@@ -83,9 +83,8 @@ class Refiner:
     def _write_again(self, refinements: list[Refinement]) -> list[Ids]:
         """The next action of each refinement, behind all of its actions and critiques so far."""
         for refinement in refinements:
-            last = refinement.last
+            last, chat = refinement.last, self.roles.context.chat
             critique = fill(self.roles.prompts.refine, critique=last.critique)
-            chat = self.roles.context.chat
             refinement.prompt = chat.role_prompt(refinement.prompt, last.action_ids, critique)
         kept = [self.keep_optimal and r.last.is_optimal is True for r in refinements]
         prompts = [r.prompt for r, keep in zip(refinements, kept, strict=True) if not keep]
@@ -108,7 +107,7 @@ class Refiner:
         if with_critique and changed:
             critiqued = self._critique(turns, new, [alternatives[i] for i in changed])
         else:
-            critiqued = [CritiquedAction(*pair) for pair in zip(turns, new, strict=True)]
+            critiqued = list(map(CritiquedAction, turns, new))
         following = dict(zip(changed, critiqued, strict=True))
         for i, refinement in enumerate(refinements):
             refinement.actions.append(following.get(i, refinement.last))
@@ -128,8 +127,8 @@ class Refiner:
     def _is_readable(self, refinement: Refinement) -> bool:
         """Whether every critique that was asked for has a verdict."""
         asked = refinement.actions if self.gate else refinement.actions[:-1]
-        empty = self.control == "empty_critiques"
-        return empty or all(action.is_optimal is not None for action in asked)
+        readable = all(action.is_optimal is not None for action in asked)
+        return readable or self.control == "empty_critiques"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,17 +145,14 @@ class RefinedPlay(Generator):
         """One action behind each prompt, no more than one turn; of rewritten ones the log-probs are
         not known (NaN)."""
         context = self.refiner.roles.context
-        replies = self.generator.generate(prompts, seeds, sampling, model)
         delimiter, chat = context.turn_delimiter, context.chat
+        replies = self.generator.generate(prompts, seeds, sampling, model)
         first = [split_into_turns(reply, delimiter, chat)[0] for (reply, *_) in replies]
         turns = [TurnRef.from_state(ids) for ids in prompts]
         refinements = self.refiner.refine(turns, [completion.ids for completion in first])
-        passed = [refinement for refinement in refinements if self.refiner.passes(refinement)]
-        refined = {refinement.turn: refinement.last.action_ids for refinement in passed}
-        return [
-            [_rewritten(completion, refined.get(turn, completion.ids))]
-            for turn, completion in zip(turns, first, strict=True)
-        ]
+        refined = {r.turn: r.last.action_ids for r in refinements if self.refiner.passes(r)}
+        pairs = zip(turns, first, strict=True)
+        return [[_rewritten(reply, refined.get(turn, reply.ids))] for turn, reply in pairs]
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
         """Hand on to the generator inside."""

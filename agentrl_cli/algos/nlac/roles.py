@@ -73,10 +73,9 @@ class Roles:
         self, turns: list[TurnRef], actions: list[Ids], count: int, model: str = "policy"
     ) -> list[list[str]]:
         """d ~ M(s, a): `count` forecasts of each action, those without an outcome left out."""
-        prompts = [
-            self.prompt(turn, action, self.prompts.forecast)
-            for turn, action in zip(turns, actions, strict=True)
-        ]
+        instruction = self.prompts.forecast
+        pairs = zip(turns, actions, strict=True)
+        prompts = [self.prompt(turn, action, instruction) for turn, action in pairs]
         texts = [[self.decode(ids) for ids in row] for row in self.write(prompts, count, model)]
         return [[text for text in row if outcome(text) is not None] for row in texts]
 
@@ -89,8 +88,7 @@ class Roles:
     ) -> list[CritiquedAction]:
         """Forecast each action `count` times and let the evaluator write its critique."""
         forecasts = self.forecast(turns, actions, count)
-        rows = zip(turns, actions, forecasts, alternative_forecasts, strict=True)
-        critiqued = [CritiquedAction(*row) for row in rows]
+        critiqued = list(map(CritiquedAction, turns, actions, forecasts, alternative_forecasts))
         self.evaluate(critiqued)
         return critiqued
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC, Lesson
 from agentrl_cli.algos.nlac.backup import Target
-from agentrl_cli.algos.nlac.monitor import annotate, drift, mean
+from agentrl_cli.algos.nlac.monitor import annotate, drift, improvement, mean
 from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.algos.nlac.refine import Refinement
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids
@@ -31,7 +31,7 @@ class NLACMonteCarlo(NLAC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_control(self, "shuffled_outcomes")
+        refuse(self, "control=shuffled_outcomes")
 
     def language_backup(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Target]:
         """What the world answered and how the episode ended; None where it was cut off."""
@@ -51,7 +51,7 @@ class NLRL(NLAC):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, rollouts=self.rollouts)
-        refuse_control(self, "shuffled_outcomes")
+        refuse(self, "control=shuffled_outcomes")
 
     def language_backup(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Target]:
         """One forecast of each turn, written from what came of it in fresh rollouts; None where the
@@ -77,31 +77,25 @@ class NLQL(NLAC):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(2, candidates=self.candidates)
-        refuse_keep_optimal(self)
+        refuse(self, "keep_optimal=true")
 
     def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
-        """The best of the candidates at each turn; turns without a readable critique are left
-        out."""
+        """The best of the candidates at each turn; turns without a readable critique drop out."""
         groups = self._critiqued_candidates(turns)
         choices = [(group[0], best) for group in groups if (best := best_of(group)) is not None]
         chosen = [Refinement([first, best], prompt=[]) for first, best in choices]
-        lessons = [
-            Lesson(choice.turn, choice.last.action_ids)
-            for choice in chosen
-            if self.roles.is_complete(choice.last.action_ids)
-        ]
-        return lessons, self._improvement_metrics(chosen, lessons, turns)
+        complete = [c for c in chosen if self.roles.is_complete(c.last.action_ids)]
+        lessons = [Lesson(choice.turn, choice.last.action_ids) for choice in complete]
+        return lessons, improvement(chosen, len(lessons), len(turns), self.forecasts)
 
     def _critiqued_candidates(self, turns: list[TurnRef]) -> list[list[CritiquedAction]]:
         """`candidates` fresh actions of each turn with their critiques."""
         states = [turn for turn in turns for _ in range(self.candidates)]
         actions = self.roles.act(states)
         forecasts = self.roles.forecast(states, actions, self.forecasts)
-        rows = zip(states, actions, forecasts, strict=True)
-        candidates = [CritiquedAction(*row) for row in rows]
-        groups = [
-            candidates[i : i + self.candidates] for i in range(0, len(states), self.candidates)
-        ]
+        candidates = list(map(CritiquedAction, states, actions, forecasts))
+        size = self.candidates
+        groups = [candidates[i : i + size] for i in range(0, len(states), size)]
         for group in groups:
             for action, alternative in zip(group, [*group[1:], group[0]], strict=True):
                 action.alternative_forecasts = alternative.forecasts
@@ -128,11 +122,10 @@ class NLACSelfDistillation(NLAC):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, rollouts=self.rollouts)
-        for control in ("shuffled_outcomes", "shuffled_critiques", "empty_critiques"):
-            refuse_control(self, control)
+        controls = ("shuffled_outcomes", "shuffled_critiques", "empty_critiques")
+        refuse(self, *(f"control={control}" for control in controls), "keep_optimal=true")
         if self.advanced.role_weights == "target":
             raise UserError("algo.advanced.role_weights is target, of which there is none here")
-        refuse_keep_optimal(self)
 
     def models(self) -> dict[str, ModelSpec]:
         """The policy and its start."""
@@ -143,7 +136,7 @@ class NLACSelfDistillation(NLAC):
         self.roles.begin_stream("nlac", self.context.step)
         keys = self.sample_turns(buffer, priority_exponent=0.0)
         lessons, metrics = self.improve([TurnRef(buffer.episode(k), k.turn) for k in keys])
-        yield self._phase("policy", self._distillation(lessons), metrics)
+        yield self._distillation(lessons, metrics)
 
     def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
         """The rewritten actions; rollouts that broke before they acted are left out."""
@@ -152,14 +145,11 @@ class NLACSelfDistillation(NLAC):
             [episode for episode in of_turn if len(episode.turns) > turn.turn]
             for turn, of_turn in zip(turns, rollouts, strict=True)
         ]
-        rows = [(turn, of_turn) for turn, of_turn in zip(turns, acted, strict=True) if of_turn]
+        rows = [row for row in zip(turns, acted, strict=True) if row[1]]
         first = [of_turn[0].turns[turn.turn].action_ids for turn, of_turn in rows]
         refined = self.roles.refine([self._prompt(*row) for row in rows])
-        lessons = [
-            Lesson(turn, ids)
-            for (turn, _), ids in zip(rows, refined, strict=True)
-            if self.roles.is_complete(ids)
-        ]
+        written = [Lesson(turn, ids) for (turn, _), ids in zip(rows, refined, strict=True)]
+        lessons = [lesson for lesson in written if self.roles.is_complete(lesson.action_ids)]
         changed = [a != b for a, b in zip(first, refined, strict=True)]
         return lessons, {
             "nlac/changed_share": mean(changed),
@@ -207,18 +197,13 @@ def rollouts_of(
     return [list(of_turn) for of_turn in zip(*rounds, strict=True)]
 
 
-def refuse_control(algo: NLAC, control: str) -> None:
-    """Raise UserError where a control spoils what the variant does not have."""
-    if algo.advanced.control == control:
-        name = type(algo).__name__
-        raise UserError(f"algo.advanced.control={control} means nothing to {name}; use algo=nlac")
-
-
-def refuse_keep_optimal(algo: NLAC) -> None:
-    """Raise UserError where `keep_optimal` is asked of a variant without critiques to refine by."""
-    if algo.advanced.keep_optimal:
-        name = type(algo).__name__
-        raise UserError(f"algo.advanced.keep_optimal=true means nothing to {name}; use algo=nlac")
+def refuse(algo: NLAC, *settings: str) -> None:
+    """Raise UserError where a setting asks for, or spoils, a part that the variant lacks."""
+    advanced, name = algo.advanced, type(algo).__name__
+    given = (f"control={advanced.control}", f"keep_optimal={advanced.keep_optimal}".lower())
+    for setting in settings:
+        if setting in given:
+            raise UserError(f"algo.advanced.{setting} means nothing to {name}; use algo=nlac")
 
 
 def _start(algo: NLAC, turn: TurnRef, number: int, action: Ids | None) -> EpisodeStart:

@@ -24,15 +24,8 @@ from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.losses import clipped_turns, sum_by_turn, td_targets, turn_advantages
-from agentrl_cli.algos.self_ac.packing import (
-    PackedEpisode,
-    at_states,
-    batch_states,
-    bootstrap_across_restarts,
-    left_out_reason,
-    pack_episode,
-    trained_turns,
-)
+from agentrl_cli.algos.self_ac import packing
+from agentrl_cli.algos.self_ac.packing import PackedEpisode
 from agentrl_cli.algos.self_ac.thoughts import merge_info, split_episode
 from agentrl_cli.algos.value_spans import left_out_metrics, truncated_state_ids, value_metrics
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
@@ -108,9 +101,8 @@ class SelfAC(Algorithm):
             )
         self.critic_prompt_ids = context.chat.encode_raw(self.critic_prompt)
         if not self.critic_prompt_ids:
-            raise UserError(
-                f"algo.critic_prompt {self.critic_prompt!r} has no token; give it a word"
-            )
+            prompt = repr(self.critic_prompt)
+            raise UserError(f"algo.critic_prompt {prompt} has no token; give it a word")
         policy = causal_lm(context.models.module("policy"))
         enable_packing(policy, self.critic_prompt_ids, self.layout, self.critic_grad)
 
@@ -122,23 +114,20 @@ class SelfAC(Algorithm):
         self.scale = advantage_scale(packed_episodes) if normalise else AdvantageScale()
         yield Phase(
             "actor_critic", samples, self.loss, epochs=self.epochs,
-            tokens_per_step=self.tokens_per_step, units=trained_turns,
+            tokens_per_step=self.tokens_per_step, units=packing.trained_turns,
             metrics=thoughts_per_turn(packed_episodes)
-            | left_out_metrics("self_ac", episodes, self._left_out_reason, more_reasons=("long",)),
+            | left_out_metrics("self_ac", episodes, self._left_out_reason, more=("long",)),
         )  # fmt: skip
-
-    # packed episodes, with the values before the update
 
     def pack(self, episodes: list[Episode]) -> list[PackedEpisode]:
         """The episodes that can be trained, packed, with values and old log-probs by the trainer's
-        own pass; their turns' `info` gets `value`, `advantage` and `td_error`; `thoughts`, too,
-        where cut."""
+        own pass; turns' `info` gets `value`, `advantage`, `td_error` and, if cut, `thoughts`."""
         trainable = [episode for episode in episodes if self._left_out_reason(episode) is None]
         packed_episodes = [self._pack_episode(episode) for episode in trainable]
         self._add_old_values(packed_episodes)
         for packed in packed_episodes:
             advantages, td_errors = packed.estimate_advantages(self.discount, self.gae_lambda)
-            bootstrap_across_restarts(packed, advantages, self.gae_lambda)
+            packing.bootstrap_across_restarts(packed, advantages, self.gae_lambda)
             turns = packed.episode.turns
             notes = zip(turns, packed.values[:-1], advantages, td_errors, strict=True)
             for turn, value, advantage, td_error in notes:
@@ -150,7 +139,7 @@ class SelfAC(Algorithm):
 
     def _left_out_reason(self, episode: Episode) -> str | None:
         positions = max_positions(self.context.models.module("policy"))
-        return left_out_reason(episode, len(self.critic_prompt_ids), positions)
+        return packing.left_out_reason(episode, len(self.critic_prompt_ids), positions)
 
     def _pack_episode(self, episode: Episode) -> PackedEpisode:
         """The episode, cut into thoughts if asked, with the critic prompt behind each state."""
@@ -158,7 +147,7 @@ class SelfAC(Algorithm):
         tail = truncated_state_ids(episode, chat, module, len(self.critic_prompt_ids))
         decode = partial(chat.text_of, special=False)
         split = split_episode(episode, decode, self.thought_tokens)
-        return pack_episode(split, self.critic_prompt_ids, tail)
+        return packing.pack_episode(split, self.critic_prompt_ids, tail)
 
     def _add_old_values(self, packed_episodes: list[PackedEpisode]) -> None:
         """Streams `old_logprob` and `old_value`, and each episode's values, by one pass."""
@@ -170,33 +159,27 @@ class SelfAC(Algorithm):
             value_at = torch.tensor(sample.streams["value_at"])  # [tokens]
             sample.streams["old_value"] = (values * value_at).tolist()
         for packed in packed_episodes:
-            packed.values = at_states(packed.samples, "old_value")
-
-    # the loss
+            packed.values = packing.at_states(packed.samples, "old_value")
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """L = alpha L_critic + (1 - alpha) L_actor, summed over turns. The V in targets and
         advantages is this pass's own, or the one from before the update."""
         assert outputs.values is not None
-        states = batch_states(batch)
+        states = packing.batch_states(batch)
         values = sum_by_turn(outputs.values * batch.streams["value_at"], batch)  # [batch, states]
-
-        if self.advanced.values == "frozen":
-            target_values = sum_by_turn(batch.streams["old_value"], batch)
-        else:
-            target_values = values.detach()
+        frozen = self.advanced.values == "frozen"
+        old = batch.streams["old_value"]
+        target_values = sum_by_turn(old, batch) if frozen else values.detach()
         # a segment's last reward is the outcome, or V of that state where the episode was cut off
         rewards = torch.where(states.cut_off, target_values, states.rewards)
         # an end whose V is not trained (a cut-off, a restart) counts in targets as its reward
         target_values = torch.where(states.ends & ~states.trained, rewards, target_values)
-
         # [td_steps, batch, states]
         targets = td_targets(rewards, target_values, self.discount, self.td_steps)
         # [batch, states], 0 where a segment ends
         advantages, _ = turn_advantages(
             rewards, target_values, states.ends, self.discount, self.gae_lambda
         )
-
         critic = td_loss(values, targets, states.trained)
         normalised = (advantages - self.scale.mean) / self.scale.std
         actor, metrics = clipped_turns(outputs, batch, normalised, self.clip, self.ratio)
@@ -207,8 +190,6 @@ class SelfAC(Algorithm):
             "advantage": advantages[states.acted].sum(),
         }
         return self.alpha * critic + (1 - self.alpha) * actor, metrics
-
-    # what a reader sees, and a search
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value`, `advantage` and `td_error` into every turn's info."""
@@ -247,11 +228,9 @@ def thoughts_per_turn(packed_episodes: list[PackedEpisode]) -> dict[str, float]:
 
 
 def advantage_scale(packed_episodes: list[PackedEpisode]) -> AdvantageScale:
-    """Mean and population deviation of the advantages of all turns; a deviation of 0 counts as
-    1."""
-    advantages = [
-        turn.info["advantage"] for packed in packed_episodes for turn in packed.episode.turns
-    ]
-    if not advantages:
+    """Mean and population deviation of all turns' advantages; a deviation of 0 counts as 1."""
+    turns = [turn for packed in packed_episodes for turn in packed.episode.turns]
+    if not turns:
         return AdvantageScale()
+    advantages = [turn.info["advantage"] for turn in turns]
     return AdvantageScale(statistics.fmean(advantages), statistics.pstdev(advantages) or 1.0)

@@ -4,12 +4,14 @@ shadow, at whose last token its value is read. What is trained on them, algorith
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import compress
 
 import torch
 from torch import Tensor
 
 from agentrl_cli.algos import value_spans
 from agentrl_cli.algos.losses import shift_left, sum_by_turn, turn_advantages
+from agentrl_cli.algos.samples import append_tokens
 from agentrl_cli.core.types import Episode, Sample, Turn
 from agentrl_cli.models.policy import Batch
 
@@ -44,11 +46,11 @@ def left_out_reason(episode: Episode, prompt_length: int, max_positions: int) ->
     prompt are too `long` for the model; None for a sound one."""
     if reason := value_spans.left_out_reason(episode):
         return reason
-    lengths = [sum(map(_length, turns)) for turns in segments(episode)]
+    lengths = [
+        sum(len(turn.observation_ids) + len(turn.action_ids) for turn in turns)
+        for turns in segments(episode)
+    ]
     return "long" if max(lengths) + prompt_length > max_positions else None
-
-
-# to samples
 
 
 def pack_episode(
@@ -68,10 +70,8 @@ def pack_episode(
     samples, begin, parts = [], 0, segments(episode)
     for i, turns in enumerate(parts):
         end, last = begin + len(turns), i == len(parts) - 1
-        segment_rewards = [*rewards[begin:end], rewards[-1] if last else 0.0]
-        sample = _pack_segment(
-            turns, segment_rewards, critic_prompt, truncated_state if last else []
-        )
+        earned = [*rewards[begin:end], rewards[-1] if last else 0.0]
+        sample = _pack_segment(turns, earned, critic_prompt, truncated_state if last else [])
         sample.streams["value_mask"][-1] = float(last and done)
         sample.streams["cut_off"][-1] = float(last and not done)
         samples.append(sample)
@@ -82,24 +82,16 @@ def pack_episode(
 def _pack_segment(
     turns: list[Turn], rewards: list[float], critic_prompt: list[int], last_observation: list[int]
 ) -> Sample:
-    """s_0 cp_0 a_0 o_0 cp_1 … a_{n-1} o_{n-1} cp_n: a segment of n turns, its n + 1 rewards and its
-    last observation."""
+    """s_0 cp_0 a_0 o_0 cp_1 … a_{n-1} o_{n-1} cp_n: n turns, n + 1 rewards, a last observation."""
     sample = Sample([], [], {name: [] for name in STREAMS})
     for k, reward in enumerate(rewards):
-        _append(sample, turns[k].observation_ids if k < len(turns) else last_observation)
-        _append(sample, critic_prompt, shadow=k + 1)
+        append_tokens(sample, turns[k].observation_ids if k < len(turns) else last_observation)
+        append_tokens(sample, critic_prompt, shadow=k + 1)
         at_last_token = {"turn": k, "value_at": 1, "reward": reward, "value_mask": 1}
         for name, number in at_last_token.items():
             sample.streams[name][-1] = float(number)
-        _append(sample, turns[k].action_ids if k < len(turns) else [], trained=1, turn=k)
+        append_tokens(sample, turns[k].action_ids if k < len(turns) else [], trained=1, turn=k)
     return sample
-
-
-def _append(sample: Sample, ids: list[int], trained: int = 0, **numbers: int) -> None:
-    sample.ids += ids
-    sample.mask += [trained] * len(ids)
-    for name, row in sample.streams.items():
-        row += [float(numbers.get(name, 0))] * len(ids)
 
 
 def bootstrap_across_restarts(
@@ -125,13 +117,6 @@ def segments(episode: Episode) -> list[list[Turn]]:
     return parts
 
 
-def _length(turn: Turn) -> int:
-    return len(turn.observation_ids) + len(turn.action_ids)
-
-
-# back to states
-
-
 def trained_turns(sample: Sample) -> int:
     """How many actions a packed sample has: one fewer than states."""
     return int(sum(sample.streams["value_at"])) - 1
@@ -142,8 +127,7 @@ def at_states(samples: list[Sample], stream: str) -> list[float]:
     does not count."""
     numbers: list[float] = []
     for sample in samples:
-        at_state, row = sample.streams["value_at"], sample.streams[stream]
-        here = [number for number, at in zip(row, at_state, strict=True) if at]
+        here = compress(sample.streams[stream], sample.streams["value_at"])
         numbers = [*numbers[:-1], *here]
     return numbers
 

@@ -26,13 +26,8 @@ def split_turn(turn: Turn, decode: Decode, min_tokens: int) -> list[Turn]:
     """The turn as one turn for each thought: the first has its observation, the last its reward and
     its end. `decode` gives the text of ids."""
     bounds = [0, *thought_ends([decode([i]) for i in turn.action_ids], min_tokens)]
-    parts = [
-        Turn(
-            [], decode(turn.action_ids[begin:end]), [], turn.action_ids[begin:end],
-            turn.logprobs[begin:end],
-        )
-        for begin, end in pairwise(bounds)
-    ]  # fmt: skip
+    cuts = [(turn.action_ids[i:k], turn.logprobs[i:k]) for i, k in pairwise(bounds)]
+    parts = [Turn([], decode(ids), [], ids, logprobs) for ids, logprobs in cuts]
     first, last = parts[0], parts[-1]
     first.observation, first.observation_ids = turn.observation, turn.observation_ids
     first.restart = turn.restart

@@ -27,22 +27,8 @@ from agentrl_cli.algos.dpo import Pair, preference_phase, renew_reference, with_
 from agentrl_cli.algos.losses import bce, dpo, expert_rewards
 from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.algos.samples import completion_sample
-from agentrl_cli.algos.stepagent.policy_loss import (
-    leave_one_out,
-    shrink_to_unit_std,
-    surrogate_phase,
-    with_expert_likelihood,
-    with_rewards,
-)
-from agentrl_cli.algos.stepagent.practice import (
-    Attempt,
-    StateAction,
-    attempt_fragments,
-    discriminator_halves,
-    encode_action,
-    fragments,
-    match_metrics,
-)
+from agentrl_cli.algos.stepagent import policy_loss, practice
+from agentrl_cli.algos.stepagent.practice import Attempt, StateAction
 from agentrl_cli.algos.turns import all_turns
 from agentrl_cli.algos.value_spans import without_faults
 from agentrl_cli.core.errors import require_at_least
@@ -68,21 +54,14 @@ class StepAgentImplicit(Algorithm):
     tokens_per_step: int
     optimizer: OptimizerSpec
 
+    demo_use = "must"  # they are what is practised
+    plays = False  # practice needs no world
+
     def __post_init__(self) -> None:
         require_at_least(1, epochs=self.epochs)
         require_at_least(0, beta=self.beta, imitation_coef=self.imitation_coef)
         require_at_least(0, fragments_per_update=self.fragments_per_update)
         require_at_least(0, tokens_per_step=self.tokens_per_step)
-
-    @property
-    def demo_use(self) -> Literal["never", "may", "must"]:
-        """They are what is practised."""
-        return "must"
-
-    @property
-    def plays(self) -> bool:
-        """Practice needs no world."""
-        return False
 
     def models(self) -> dict[str, ModelSpec]:
         """The policy and its reference."""
@@ -90,8 +69,8 @@ class StepAgentImplicit(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Practise, then one phase of pairs."""
-        attempts = attempt_fragments(
-            self.context, fragments(self.context, self.attempt, self.fragments_per_update)
+        attempts = practice.attempt_fragments(
+            self.context, practice.fragments(self.context, self.attempt, self.fragments_per_update)
         )
         pairs = [preference_pair(attempt) for attempt in attempts if not attempt.matches]
         renew_reference(self.context.models, self.reference)
@@ -99,7 +78,7 @@ class StepAgentImplicit(Algorithm):
         loss = partial(dpo, beta=self.beta, imitation_coef=self.imitation_coef)
         yield preference_phase(
             self.context.models, pairs, loss, epochs=self.epochs,
-            tokens_per_step=self.tokens_per_step, metrics=match_metrics(attempts) | equal,
+            tokens_per_step=self.tokens_per_step, metrics=practice.match_metrics(attempts) | equal,
         )  # fmt: skip
 
 
@@ -122,17 +101,14 @@ class StepAgentInverse(Algorithm):
     discriminator_optimizer: OptimizerSpec
     ppo: PPO
 
+    demo_use = "must"  # they are what the discriminator is shown
+
     def __post_init__(self) -> None:
         require_at_least(1, discriminator_epochs=self.discriminator_epochs)
         require_at_least(2, attempts=self.attempts)
         require_at_least(0, fragments_per_update=self.fragments_per_update)
         require_at_least(0, discriminator_tokens_per_step=self.discriminator_tokens_per_step)
         require_at_least(0, reward_clip=self.reward_clip, imitation_coef=self.imitation_coef)
-
-    @property
-    def demo_use(self) -> Literal["never", "may", "must"]:
-        """They are what the discriminator is shown."""
-        return "must"
 
     @property
     def plays(self) -> bool:
@@ -157,31 +133,31 @@ class StepAgentInverse(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The discriminator first, then the policy for the rewards that it now gives."""
-        yield from (
-            self._played(without_faults(episodes), buffer) if self.plays else self._practised()
-        )
+        played = without_faults(episodes)
+        yield from self._played(played, buffer) if self.plays else self._practised()
 
     def _practised(self) -> Iterator[Phase]:
-        """The discriminator learns at half of the fragments and rewards the attempts at the
-        others."""
-        cuts = fragments(self.context, self.attempt, self.fragments_per_update, self.attempts)
-        attempts = attempt_fragments(self.context, [f for f in cuts for _ in range(self.attempts)])
-        seen, unseen = discriminator_halves(attempts, self.attempts, self.context)
-        expert_seen, own_seen = self._expert_at(seen), state_actions(seen)
-        yield self._discrimination(expert_seen, own_seen, match_metrics(attempts))
+        """The discriminator learns at half of the fragments, rewards the attempts at the others."""
+        context, count = self.context, self.fragments_per_update
+        cuts = practice.fragments(context, self.attempt, count, self.attempts)
+        attempted = [fragment for fragment in cuts for _ in range(self.attempts)]
+        attempts = practice.attempt_fragments(context, attempted)
+        seen, unseen = practice.discriminator_halves(attempts, self.attempts, context)
+        expert_seen, own_seen = self._expert_at(seen), [a.state_action for a in seen]
+        yield self._discrimination(expert_seen, own_seen, practice.match_metrics(attempts))
 
-        rewards = self.rewards(state_actions(unseen))
+        rewards = self.rewards([attempt.state_action for attempt in unseen])
         states = [attempt.fragment.state_ids for attempt in unseen]
-        advantages = shrink_to_unit_std(leave_one_out(rewards, states))
+        advantages = policy_loss.shrink_to_unit_std(policy_loss.leave_one_out(rewards, states))
         own = [completion_sample(a.fragment.state_ids, a.action_ids) for a in unseen]
-        phase = surrogate_phase(own, advantages, self.ppo)
+        phase = policy_loss.surrogate_phase(own, advantages, self.ppo)
         phase.metrics = {
             "stepagent/reward_gap": self._gap(expert_seen, self.rewards(own_seen)),
             "stepagent/heldout_gap": self._gap(self._expert_at(unseen), rewards),
         }
         practised = [attempt.fragment for attempt in unseen[:: self.attempts]]
         shown = [completion_sample(f.state_ids, f.expert_ids) for f in practised]
-        yield self._with_expert(phase, shown)
+        yield policy_loss.with_expert_likelihood(phase, shown, self.imitation_coef)
 
     def _played(self, own: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The discriminator learns from all turns of the episodes and as many of the expert's, and
@@ -193,22 +169,16 @@ class StepAgentInverse(Algorithm):
         yield self._discrimination(expert, acted, {})
 
         rewards = self.rewards(acted)
-        centred = shrink_to_unit_std([reward - mean(rewards) for reward in rewards])
-        for phase in self.ppo.update(with_rewards(own, centred), buffer):
+        centred = policy_loss.shrink_to_unit_std([reward - mean(rewards) for reward in rewards])
+        for phase in self.ppo.update(policy_loss.with_rewards(own, centred), buffer):
             phase.metrics["stepagent/reward_gap"] = self._gap(expert, rewards)
-            shown = expert_turns[: len(phase.samples)]
-            yield self._with_expert(
-                phase, [completion_sample(turn.state_ids, turn.action_ids) for turn in shown]
-            )
+            turns = expert_turns[: len(phase.samples)]
+            shown = [completion_sample(turn.state_ids, turn.action_ids) for turn in turns]
+            yield policy_loss.with_expert_likelihood(phase, shown, self.imitation_coef)
 
     def _expert_at(self, attempts: list[Attempt]) -> list[StateAction]:
         """The expert's turns at the fragments of these attempts."""
         return [StateAction.played(a.fragment.turn) for a in attempts[:: self.attempts]]
-
-    def _with_expert(self, phase: Phase, shown: list[Sample]) -> Phase:
-        if not self.imitation_coef:
-            return phase
-        return with_expert_likelihood(phase, shown, self.imitation_coef)
 
     def _discrimination(
         self, expert: list[StateAction], own: list[StateAction], metrics: dict[str, float]
@@ -232,7 +202,7 @@ class StepAgentInverse(Algorithm):
         layout tells."""
         samples = []
         for act in acts:
-            ids = act.state_ids + encode_action(act.action, self.context)
+            ids = act.state_ids + practice.encode_action(act.action, self.context)
             before = [0.0] * (len(ids) - 1)
             streams = {"value_at": [*before, weight], "label": [*before, label]}
             samples.append(Sample(ids, [0] * len(ids), streams))
@@ -244,11 +214,6 @@ class StepAgentInverse(Algorithm):
         module, head = models.module("discriminator"), models.head("discriminator")
         logits = [float(values[-1]) for _, values in logprobs_and_values(module, head, samples)]
         return expert_rewards(logits, self.reward, self.reward_clip)
-
-
-def state_actions(attempts: list[Attempt]) -> list[StateAction]:
-    """What the agent did at the fragments."""
-    return [attempt.state_action for attempt in attempts]
 
 
 def preference_pair(attempt: Attempt) -> Pair:

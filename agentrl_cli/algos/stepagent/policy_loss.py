@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.losses import Loss, clipped_ratio, with_entropy, with_kl
@@ -39,10 +40,8 @@ def shrink_to_unit_std(numbers: list[float]) -> list[float]:
 def with_rewards(episodes: list[Episode], rewards: list[float]) -> list[Episode]:
     """Copies of the episodes with these rewards, one a turn, in place of the world's."""
     given = iter(rewards)
-    return [
-        replace(e, turns=[replace(turn, reward=next(given), info={}) for turn in e.turns])
-        for e in episodes
-    ]
+    turns_of = [[replace(t, reward=next(given), info={}) for t in e.turns] for e in episodes]
+    return [replace(e, turns=turns) for e, turns in zip(episodes, turns_of, strict=True)]
 
 
 def surrogate_phase(samples: list[Sample], advantages: list[float], ppo: PPO) -> Phase:
@@ -69,7 +68,7 @@ def with_expert_likelihood(phase: Phase, shown: list[Sample], weight: float) -> 
     """The phase with the expert's actions among its samples, each behind an equal share of them,
     and `weight` times their negative log-likelihood per token, a mean over actions, in its loss.
     Raises ValueError where the samples cannot be shared out."""
-    if not phase.samples:
+    if not (weight and phase.samples):
         return phase
     size, rest = divmod(len(phase.samples), len(shown))
     if rest:
@@ -86,22 +85,19 @@ def with_expert_likelihood(phase: Phase, shown: list[Sample], weight: float) -> 
         streams = {**zeros, "shown": [share * trained for trained in expert.mask]}
         samples += [*own, replace(expert, streams=streams)]
     return replace(
-        phase, samples=samples, loss=_both(phase.loss, weight), keep_together=size + 1,
+        phase, samples=samples, keep_together=size + 1,
+        loss=partial(_both, loss=phase.loss, weight=weight),
         units=lambda sample: 0.0 if any(sample.streams["shown"]) else phase.units(sample),
     )  # fmt: skip
 
 
 def _both(
-    loss: Callable[[Outputs, Batch], Loss], weight: float
-) -> Callable[[Outputs, Batch], Loss]:
-    """A loss that sees the policy's own tokens only, and beside it the likelihood of the others."""
-
-    def total(outputs: Outputs, batch: Batch) -> Loss:
-        shown = batch.streams["shown"]
-        own = (shown == 0).float()
-        mine = replace(outputs, entropy=outputs.entropy * own)
-        found, metrics = loss(mine, replace(batch, mask=batch.mask * own))
-        unlikely = -(outputs.logprobs * shown).sum()
-        return found + weight * unlikely, metrics | {"expert_nll": unlikely.detach()}
-
-    return total
+    outputs: Outputs, batch: Batch, loss: Callable[[Outputs, Batch], Loss], weight: float
+) -> Loss:
+    """`loss` on the policy's own tokens only, and beside it the likelihood of the others."""
+    shown = batch.streams["shown"]
+    own = (shown == 0).float()
+    mine = replace(outputs, entropy=outputs.entropy * own)
+    found, metrics = loss(mine, replace(batch, mask=batch.mask * own))
+    unlikely = -(outputs.logprobs * shown).sum()
+    return found + weight * unlikely, metrics | {"expert_nll": unlikely.detach()}

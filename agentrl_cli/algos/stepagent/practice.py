@@ -82,8 +82,9 @@ class Attempt:
     @property
     def last_line_matches(self) -> bool:
         """The same of the last lines, which leaves what stands before them out."""
-        expert = _last_line(self.fragment.expert_action)
-        return self._ends_like_expert and _last_line(self.action) == expert
+        texts = (self.action, self.fragment.expert_action)
+        own, expert = (without_layout(text).rpartition("\n")[2] for text in texts)
+        return self._ends_like_expert and own == expert
 
     @property
     def _ends_like_expert(self) -> bool:
@@ -96,10 +97,6 @@ def without_layout(text: str) -> str:
     """The text without what only a layout tells: single blanks, no empty lines, no margins."""
     lines = (" ".join(line.split()) for line in text.splitlines())
     return "\n".join(line for line in lines if line)
-
-
-def _last_line(text: str) -> str:
-    return without_layout(text).rpartition("\n")[2]
 
 
 def encode_action(text: str, context: Context) -> list[int]:
@@ -115,12 +112,11 @@ def fragment_at(turn: TurnRef, chat: Chat, attempted: Attempted) -> Fragment:
     """The cut before a turn of an expert or, where only its `last_line` is attempted, behind its
     thought. A thought whose ids do not stand alone is attempted with the rest."""
     thought, newline, last_line = turn.action.rpartition("\n")
-    if attempted == "turn" or not newline or not last_line.strip():
-        return Fragment(turn, "", [])
-    thought_ids = chat.encode_action(thought + newline)[:-1]
-    if turn.action_ids[: len(thought_ids)] != thought_ids:
-        return Fragment(turn, "", [])
-    return Fragment(turn, thought + newline, thought_ids)
+    if attempted == "last_line" and newline and last_line.strip():
+        thought_ids = chat.encode_action(thought + newline)[:-1]
+        if turn.action_ids[: len(thought_ids)] == thought_ids:
+            return Fragment(turn, thought + newline, thought_ids)
+    return Fragment(turn, "", [])
 
 
 def fragments(
@@ -146,10 +142,8 @@ def attempt_fragments(context: Context, fragments: list[Fragment]) -> list[Attem
     replies = context.generator.generate(states, seeds, context.sampling)
     delimiter, chat = context.turn_delimiter, context.chat
     actions = [first_turn(reply.ids, delimiter, chat) for (reply, *_) in replies]
-    return [
-        Attempt(fragment, ids, chat.decode(ids), delimiter)
-        for fragment, ids in zip(fragments, actions, strict=True)
-    ]
+    pairs = zip(fragments, actions, strict=True)
+    return [Attempt(fragment, ids, chat.decode(ids), delimiter) for fragment, ids in pairs]
 
 
 def discriminator_halves(
