@@ -39,8 +39,7 @@ STREAMS = ("q_at", "q_target", "v_at", "v_target")
 
 @dataclass(frozen=True)
 class TargetValues:
-    """What the slow target says of a turn: V'(s), Q'(s, a'), and V' of the state in which the
-    turn's segment ends."""
+    """The slow target's V'(s) and Q'(s, a') of a turn, and V' where the turn's segment ends."""
 
     v: float
     q: float

@@ -37,9 +37,8 @@ def dpo(outputs: Outputs, batch: Batch, beta: float, imitation_coef: float = 0.0
     Raises ValueError for an odd number of rows.
     """
     if len(batch.ids) % 2:
-        raise ValueError(
-            f"dpo got {len(batch.ids)} rows, which do not pair up; set keep_together=2"
-        )
+        rows = len(batch.ids)
+        raise ValueError(f"dpo got {rows} rows, which do not pair up; set keep_together=2")
     log_ratio = (outputs.logprobs - batch.streams["reference_logprob"]) * batch.mask
     row_log_ratio = log_ratio.sum(-1)  # [batch]
     margin = beta * (row_log_ratio[0::2] - row_log_ratio[1::2])  # [batch / 2]
@@ -96,8 +95,7 @@ def clipped_turns(
 def _clipped_surrogate(
     log_ratio: Tensor, advantages: Tensor, weight: Tensor, *, low: float, high: float
 ) -> Loss:
-    """The negated sum of weight * min(r A, clamp(r, 1 - low, 1 + high) A), r = exp(log_ratio), and
-    its metrics; all of one shape."""
+    """-sum(weight * min(r A, clamp(r, 1 - low, 1 + high) A)), r = exp(log_ratio); all one shape."""
     ratio = log_ratio.exp()
     free, clamped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
     surrogate = torch.minimum(free, clamped)
@@ -131,8 +129,7 @@ def with_kl(loss: Loss, outputs: Outputs, batch: Batch, kl_coef: float) -> Loss:
 
 def with_entropy(loss: Loss, outputs: Outputs, entropy_coef: float) -> Loss:
     """`loss` less `entropy_coef` times the entropy of the trained tokens' distributions, in nats
-    (Schulman et al. 2017, eq. 9); the pass must have been made with its gradient
-    (`Phase.entropy_gradient`)."""
+    (Schulman et al. 2017, eq. 9), in a pass with its gradient (`Phase.entropy_gradient`)."""
     return (loss[0] - entropy_coef * outputs.entropy.sum(), loss[1]) if entropy_coef else loss
 
 
@@ -171,11 +168,9 @@ def bce(outputs: Outputs, batch: Batch) -> Loss:
 
 def expert_rewards(logits: list[float], form: str, clip: float) -> list[float]:
     """Rewards that rise with expert-likeness, from the logits of D(s, a), the chance that the agent
-    and not the expert acted (Ho and Ermon 2016, with other forms of the same sign).
-
-    `form` is `logit`, log(1 - D) - log D; `unlike_agent`, -log D; or `like_expert`, log(1 - D). All
-    are clamped to +-`clip`.
-    """
+    and not the expert acted (Ho and Ermon 2016, with other forms of the same sign). `form` is
+    `logit`, log(1 - D) - log D; `unlike_agent`, -log D; or `like_expert`, log(1 - D). All are
+    clamped to +-`clip`."""
     logit = torch.tensor(logits)
     forms = {"logit": -logit, "unlike_agent": -logsigmoid(logit), "like_expert": logsigmoid(-logit)}
     return forms[form].clamp(-clip, clip).tolist()
@@ -208,10 +203,8 @@ def gae(
     if that was done. Raises ValueError where lengths do not match.
     """
     if not len(rewards) == len(dones) == len(values) - 1:
-        raise ValueError(
-            f"{len(rewards)} rewards need as many dones and one value more, "
-            f"got {len(dones)} and {len(values)}"
-        )
+        got = f"got {len(dones)} and {len(values)}"
+        raise ValueError(f"{len(rewards)} rewards need as many dones and one value more, {got}")
     advantages, advantage = [0.0] * len(rewards), 0.0
     for t in reversed(range(len(rewards))):
         not_done = 0.0 if dones[t] else 1.0
@@ -222,8 +215,7 @@ def gae(
 
 
 def sum_by_turn(numbers: Tensor, batch: Batch) -> Tensor:
-    """Sums [batch, turns] of `numbers` [batch, tokens] over the tokens of each turn that stream
-    `turn` names."""
+    """Sums [batch, turns] of `numbers` [batch, tokens] over each turn's tokens (stream `turn`)."""
     turn = batch.streams["turn"].long()
     sums = numbers.new_zeros(len(turn), int(turn.max()) + 1)
     return sums.scatter_add(1, turn, numbers)

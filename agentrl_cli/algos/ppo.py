@@ -31,8 +31,7 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """A step with the value of the state before it, its advantage, and its return, which that value
-    is trained towards."""
+    """A step, the value of the state before it, its advantage, and that value's training target."""
 
     span: StepSpan
     value: float
@@ -88,26 +87,19 @@ class PPO(Algorithm):
     def estimate_advantages(
         self, episodes: list[Episode]
     ) -> tuple[list[Sample], list[StepEstimate]]:
-        """Samples with old log-probs and values, and the estimates of every step in them.
-
-        Every turn's info gets the value of its state and the mean advantage of its steps.
-        """
+        """Samples with old log-probs and values, and the estimates of every step in them. Every
+        turn's info gets the value of its state and the mean advantage of its steps."""
         samples_of = [self._samples(episode) for episode in episodes]
         samples = [sample for row in samples_of for sample in row]
         self._add_old_values(samples)
-        estimates = [
-            estimate
-            for episode, row in zip(episodes, samples_of, strict=True)
-            for estimate in self._gae(episode, row)
-        ]
+        pairs = zip(episodes, samples_of, strict=True)
+        estimates = [e for episode, row in pairs for e in self._gae(episode, row)]
         write_info(estimates)
         return samples, estimates
 
     def _samples(self, episode: Episode) -> list[Sample]:
-        """The episode's samples, the last with the state in which it was cut off, whose value
-        stands for the rest."""
-        samples = episode_samples(episode)
-        policy = self.context.models.module("policy")
+        """The episode's samples, the last with the state (for its value) in which it was cut off."""
+        samples, policy = episode_samples(episode), self.context.models.module("policy")
         tail = value_spans.truncated_state_ids(episode, self.context.chat, policy)
         samples[-1].ids += tail
         samples[-1].mask += [0] * len(tail)

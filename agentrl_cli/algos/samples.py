@@ -9,18 +9,13 @@ from agentrl_cli.core.types import Episode, Sample, Turn
 Streams = Mapping[str, float | list[float]]
 
 
-def no_streams(index: int, turn: Turn) -> Streams:
-    """A sample with ids and mask only."""
-    return {}
-
-
 def turn_advantage(index: int, turn: Turn) -> Streams:
     """Every token carries the advantage of its turn."""
     return {"advantage": float(turn.info["advantage"])}
 
 
 def episode_samples(
-    episode: Episode, streams_of: Callable[[int, Turn], Streams] = no_streams
+    episode: Episode, streams_of: Callable[[int, Turn], Streams] = lambda index, turn: {}
 ) -> list[Sample]:
     """One sample for each unbroken segment of the episode; its action tokens are trained.
 
@@ -46,8 +41,7 @@ def _append(sample: Sample, turn: Turn, streams: Streams) -> None:
 
 
 def append_tokens(sample: Sample, ids: list[int], trained: int = 0, **numbers: float) -> None:
-    """Append ids, with one number for all of them in each stream that the sample has, 0 unless
-    given."""
+    """Append ids; every stream of the sample gets one number for all of them, 0 unless given."""
     sample.ids += ids
     sample.mask += [trained] * len(ids)
     for name, row in sample.streams.items():

@@ -55,8 +55,7 @@ class SFT(Algorithm):
         return {"policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """One phase on the demonstrations, or on the good episodes of this step; episodes that
-        broke are left out."""
+        """One phase on the demonstrations, or on this step's good episodes; broken ones drop out."""
         episodes = self.demos or episodes
         kept = [e for e in episodes if not e.error and (e.success or not self.only_success)]
         samples = [sample for e in kept for sample in episode_samples(e, turn_weight)]
@@ -67,6 +66,5 @@ class SFT(Algorithm):
 
 
 def turn_weight(index: int, turn: Turn) -> Streams:
-    """The weight that a demonstration gives a turn or each of its tokens (`info["weight"]`), else
-    1."""
+    """The weight of a demonstration's turn or of each of its tokens (`info["weight"]`), else 1."""
     return {"weight": turn.info.get("weight", 1.0)}

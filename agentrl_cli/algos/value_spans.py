@@ -22,8 +22,7 @@ Reason = Callable[[Episode], str | None]
 
 @dataclass(frozen=True)
 class StepSpan:
-    """One step of `turn`: its action tokens are ids[start:end] of `sample`, and `reward` is what
-    they earned."""
+    """A step of `turn`: its action tokens are ids[start:end] of `sample`, which earned `reward`."""
 
     turn: Turn
     sample: Sample

@@ -30,11 +30,6 @@ class Chain:
     text: str = ""
     target: Target = None
 
-    @property
-    def turn(self) -> TurnRef:
-        """The turn before the one that `text` tells of: the next to be backed up to."""
-        return TurnRef(self.goal.episode, self.at - 1)
-
 
 @dataclass(frozen=True)
 class LanguageBackup:
@@ -69,11 +64,9 @@ class LanguageBackup:
     ) -> list[Chain]:
         """The chains that begin at a true end, which is told as a forecast of that turn."""
         for chain in chains:
-            chain.target = true_end(chain.start) if chain.start.is_last else None
-        ended = [chain for chain in chains if chain.target]
-        for chain in ended:
-            chain.at, chain.text = chain.start.turn, self.roles.decode(chain.target or [])
-        return ended
+            if chain.start.is_last and (end := true_end(chain.start)):
+                chain.target, chain.at, chain.text = end, chain.start.turn, self.roles.decode(end)
+        return [chain for chain in chains if chain.target]
 
     def _forecast_next_turns(self, chains: list[Chain]) -> list[Chain]:
         """The chains that begin before the end of the episode, at a forecast of the next turn;
@@ -88,7 +81,7 @@ class LanguageBackup:
 
     def _back_up(self, chains: list[Chain]) -> None:
         """y ~ Backup(s, a, s', d'): one turn back, each from the text of the turn after it."""
-        prompts = [self.prompt(chain.turn, chain.text) for chain in chains]
+        prompts = [self.prompt(TurnRef(c.goal.episode, c.at - 1), c.text) for c in chains]
         for chain, (ids,) in zip(chains, self.roles.write(prompts, 1, "target"), strict=True):
             chain.target = self.if_readable(ids)
             chain.at, chain.text = chain.at - 1, self.roles.decode(chain.target or [])

@@ -19,8 +19,7 @@ from agentrl_cli.rollout.play import split_into_turns
 
 @dataclass
 class Refinement:
-    """The actions a_1, …, a_{m+1} of one turn with their critiques, and the prompt in which the
-    last one was written."""
+    """A turn's actions a_1, …, a_{m+1} with their critiques, and the prompt of the last action."""
 
     actions: list[CritiquedAction]
     prompt: Ids
@@ -68,8 +67,7 @@ class Refiner:
         return [refinement for refinement in refinements if self._is_readable(refinement)]
 
     def passes(self, refinement: Refinement) -> bool:
-        """Whether to distil a_{m+1}: a complete turn that, under the gate, its own critique calls
-        optimal."""
+        """Whether to distil a_{m+1}: complete and, under the gate, optimal by its own critique."""
         gated = self.gate and self.control != "empty_critiques"
         approved = refinement.last.is_optimal is True or not gated
         return self.roles.is_complete(refinement.last.action_ids) and approved
@@ -142,8 +140,7 @@ class RefinedPlay(Generator):
     def generate(
         self, prompts: list[Ids], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """One action behind each prompt, no more than one turn; of rewritten ones the log-probs are
-        not known (NaN)."""
+        """One action behind each prompt, a turn at most; the log-probs of rewritten ones are NaN."""
         context = self.refiner.roles.context
         delimiter, chat = context.turn_delimiter, context.chat
         replies = self.generator.generate(prompts, seeds, sampling, model)

@@ -80,15 +80,11 @@ class Roles:
         return [[text for text in row if outcome(text) is not None] for row in texts]
 
     def critique(
-        self,
-        turns: list[TurnRef],
-        actions: list[Ids],
-        alternative_forecasts: list[list[str]],
-        count: int,
+        self, turns: list[TurnRef], actions: list[Ids], alternatives: list[list[str]], count: int
     ) -> list[CritiquedAction]:
         """Forecast each action `count` times and let the evaluator write its critique."""
         forecasts = self.forecast(turns, actions, count)
-        critiqued = list(map(CritiquedAction, turns, actions, forecasts, alternative_forecasts))
+        critiqued = list(map(CritiquedAction, turns, actions, forecasts, alternatives))
         self.evaluate(critiqued)
         return critiqued
 

@@ -46,10 +46,8 @@ def left_out_reason(episode: Episode, prompt_length: int, max_positions: int) ->
     prompt are too `long` for the model; None for a sound one."""
     if reason := value_spans.left_out_reason(episode):
         return reason
-    lengths = [
-        sum(len(turn.observation_ids) + len(turn.action_ids) for turn in turns)
-        for turns in segments(episode)
-    ]
+    parts = segments(episode)
+    lengths = [sum(len(t.observation_ids) + len(t.action_ids) for t in part) for part in parts]
     return "long" if max(lengths) + prompt_length > max_positions else None
 
 
@@ -107,8 +105,7 @@ def bootstrap_across_restarts(
 
 def segments(episode: Episode) -> list[list[Turn]]:
     """The episode's turns, cut where the context was begun anew: by a world or generator of one's
-    own, since play here never does it (chat_template.py refuses a template that rewrites
-    history)."""
+    own, as play here never does it (chat_template.py refuses a template that rewrites history)."""
     parts: list[list[Turn]] = []
     for i, turn in enumerate(episode.turns):
         if i == 0 or turn.restart:

@@ -4,7 +4,7 @@ observation and a credit of its own. Where a turn's reward and answer belong, is
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -51,12 +51,14 @@ def thought_ends(texts: Sequence[str], min_tokens: int) -> list[int]:
 
 
 def merge_info(episode: Episode, split: Episode, discount: float) -> None:
-    """Write into each turn's `info` what was noted of its thoughts in the `split` episode: the
-    value before the first, the mean advantage, the TD error over all of them, and every thought's
-    own."""
+    """Write into each turn's `info` what was noted of its thoughts in the `split` episode: the first
+    value, the mean advantage, the TD error over all of them, and every thought's own."""
     thoughts = iter(split.turns)
     for turn in episode.turns:
-        parts = _next_parts(thoughts, len(turn.action_ids))
+        parts, length = [], 0
+        while length < len(turn.action_ids):
+            parts.append(next(thoughts))
+            length += len(parts[-1].action_ids)
         notes = [part.info for part in parts]
         turn.info |= {
             "value": notes[0]["value"],
@@ -64,12 +66,3 @@ def merge_info(episode: Episode, split: Episode, discount: float) -> None:
             "td_error": sum(discount**k * note["td_error"] for k, note in enumerate(notes)),
             "thoughts": [{"text": part.action, **part.info} for part in parts],
         }
-
-
-def _next_parts(thoughts: Iterator[Turn], tokens: int) -> list[Turn]:
-    """The next thoughts that have so many tokens in all."""
-    parts, length = [], 0
-    while length < tokens:
-        parts.append(next(thoughts))
-        length += len(parts[-1].action_ids)
-    return parts

@@ -69,9 +69,8 @@ class StepAgentImplicit(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Practise, then one phase of pairs."""
-        attempts = practice.attempt_fragments(
-            self.context, practice.fragments(self.context, self.attempt, self.fragments_per_update)
-        )
+        cuts = practice.fragments(self.context, self.attempt, self.fragments_per_update)
+        attempts = practice.attempt_fragments(self.context, cuts)
         pairs = [preference_pair(attempt) for attempt in attempts if not attempt.matches]
         renew_reference(self.context.models, self.reference)
         equal = {"stepagent/dropped": float(len(attempts) - len(pairs))}
@@ -160,8 +159,7 @@ class StepAgentInverse(Algorithm):
         yield policy_loss.with_expert_likelihood(phase, shown, self.imitation_coef)
 
     def _played(self, own: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """The discriminator learns from all turns of the episodes and as many of the expert's, and
-        rewards these turns."""
+        """The discriminator learns from all turns and as many of the expert's; it rewards them."""
         acted = [StateAction.played(turn) for turn in all_turns(own)]
         draw = random.Random(derive_seed(self.context.seed, "experts", self.context.step))
         expert_turns = draw.choices(all_turns(self.context.demos), k=len(acted))
@@ -197,9 +195,8 @@ class StepAgentInverse(Algorithm):
         return mean(self.rewards(expert)) - mean(own_rewards)
 
     def labelled(self, acts: list[StateAction], label: float, weight: float = 1.0) -> list[Sample]:
-        """Samples [state; action] that the discriminator reads at the last token: label 1 for the
-        agent's actions, 0 for the expert's. Actions are written anew without what only their
-        layout tells."""
+        """Samples [state; action] for the discriminator, read at the last token: label 1 for the
+        agent's actions, 0 for the expert's, written anew without what only their layout tells."""
         samples = []
         for act in acts:
             ids = act.state_ids + practice.encode_action(act.action, self.context)

@@ -45,8 +45,7 @@ def with_rewards(episodes: list[Episode], rewards: list[float]) -> list[Episode]
 
 
 def surrogate_phase(samples: list[Sample], advantages: list[float], ppo: PPO) -> Phase:
-    """PPO's phase on actions with these advantages, without a value: its clipped ratio, KL and
-    entropy, and its numbers."""
+    """PPO's phase on actions with these advantages: its clipped ratio, KL and entropy, no value."""
     for sample, advantage in zip(samples, advantages, strict=True):
         sample.streams["advantage"] = [advantage * trained for trained in sample.mask]
     models = ppo.context.models

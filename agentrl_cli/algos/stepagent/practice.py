@@ -60,8 +60,7 @@ class Fragment:
 
 @dataclass
 class Attempt:
-    """What the agent itself does at a fragment; its reply goes on where the text ends in
-    `turn_delimiter`."""
+    """The agent's own act at a fragment; its reply goes on where it ends in `turn_delimiter`."""
 
     fragment: Fragment
     action_ids: list[int]
