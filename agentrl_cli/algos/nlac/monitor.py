@@ -113,7 +113,7 @@ class Monitor:
 def improvement(
     refinements: list[Refinement], lessons: int, turns: int, forecasts: int
 ) -> dict[str, float]:
-    """How critic and refiner did in an update of `turns` turns, of which `lessons` are distilled."""
+    """How critic and refiner did in an update; `lessons` of its `turns` turns are distilled."""
     changed = [r.last.action_ids != r.first.action_ids for r in refinements]
     optimal = [r.first.is_optimal is True for r in refinements]
     kept = [not c for c, is_optimal in zip(changed, optimal, strict=True) if is_optimal]

@@ -140,7 +140,7 @@ class RefinedPlay(Generator):
     def generate(
         self, prompts: list[Ids], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """One action behind each prompt, a turn at most; the log-probs of rewritten ones are NaN."""
+        """One action behind each prompt, a turn at most; log-probs of rewritten ones are NaN."""
         context = self.refiner.roles.context
         delimiter, chat = context.turn_delimiter, context.chat
         replies = self.generator.generate(prompts, seeds, sampling, model)

@@ -196,7 +196,7 @@ class StepAgentInverse(Algorithm):
 
     def labelled(self, acts: list[StateAction], label: float, weight: float = 1.0) -> list[Sample]:
         """Samples [state; action] for the discriminator, read at the last token: label 1 for the
-        agent's actions, 0 for the expert's, written anew without what only their layout tells."""
+        agent's actions, 0 for the expert's; all written anew without what only layout tells."""
         samples = []
         for act in acts:
             ids = act.state_ids + practice.encode_action(act.action, self.context)
