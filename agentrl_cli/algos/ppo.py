@@ -98,7 +98,7 @@ class PPO(Algorithm):
         return samples, estimates
 
     def _samples(self, episode: Episode) -> list[Sample]:
-        """The episode's samples, the last with the state whose value stands for what was cut off."""
+        """The episode's samples, the last with the state whose value stands for what is cut off."""
         samples, policy = episode_samples(episode), self.context.models.module("policy")
         tail = value_spans.truncated_state_ids(episode, self.context.chat, policy)
         samples[-1].ids += tail

@@ -55,7 +55,7 @@ class SFT(Algorithm):
         return {"policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """One phase on the demonstrations, or on this step's good episodes; broken ones are dropped."""
+        """One phase on the demonstrations, or on this step's good episodes; not on broken ones."""
         episodes = self.demos or episodes
         kept = [e for e in episodes if not e.error and (e.success or not self.only_success)]
         samples = [sample for e in kept for sample in episode_samples(e, turn_weight)]

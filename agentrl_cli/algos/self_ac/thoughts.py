@@ -51,8 +51,8 @@ def thought_ends(texts: Sequence[str], min_tokens: int) -> list[int]:
 
 
 def merge_info(episode: Episode, split: Episode, discount: float) -> None:
-    """Write into each turn's `info` what was noted of its thoughts in the `split` episode: the value
-    before the first, the mean advantage, the TD error over all, and every thought's own."""
+    """Write into each turn's `info` what was noted of its thoughts in the `split` episode: the
+    value before the first, the mean advantage, the TD error over all, and every thought's own."""
     thoughts = iter(split.turns)
     for turn in episode.turns:
         parts, length = [], 0

@@ -66,7 +66,7 @@ def surrogate_phase(samples: list[Sample], advantages: list[float], ppo: PPO) ->
 def with_expert_likelihood(phase: Phase, shown: list[Sample], weight: float) -> Phase:
     """The phase with the expert's actions among its samples, each behind an equal share of them,
     and `weight` times their negative log-likelihood per token, a mean over actions, in its loss.
-    The phase itself without samples or weight. Raises ValueError where they cannot be shared out."""
+    Itself without samples or weight. Raises ValueError where the samples cannot be shared out."""
     if not (weight and phase.samples):
         return phase
     size, rest = divmod(len(phase.samples), len(shown))
