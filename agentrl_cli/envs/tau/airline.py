@@ -25,7 +25,6 @@ NOW = "2024-05-15T15:00:00"
 RESERVATION_IDS = ("HATHAT", "HATHAU", "HATHAV")  # of new ones; the last one is used again
 CERTIFICATE_IDS = ("certificate_3221322", "certificate_3221323", "certificate_3221324")
 INSURANCE, BAG = 30, 50  # dollars: per passenger, per bag
-NO_RESERVATION = "Error: reservation not found"
 
 
 def list_all_airports(data: Database) -> str:
@@ -35,9 +34,7 @@ def list_all_airports(data: Database) -> str:
 
 def get_reservation_details(data: Database, reservation_id: Any) -> str:
     """The reservation's record."""
-    if reservation_id in data["reservations"]:
-        return json.dumps(data["reservations"][reservation_id])
-    return "Error: user not found"
+    return json.dumps(data.find("reservations", reservation_id, "user"))
 
 
 def search_direct_flight(data: Database, origin: Any, destination: Any, date: Any) -> str:
@@ -69,8 +66,7 @@ def book_reservation(
     nonfree_baggages: Any, insurance: Any,
 ) -> str:  # fmt: skip
     """Book flights; gift cards are charged, certificates used up."""
-    if user_id not in data["users"]:
-        return "Error: user not found"
+    owned = data.find("users", user_id, "user")["payment_methods"]
     free = [name for name in RESERVATION_IDS if name not in data["reservations"]]
     reservation = {
         "reservation_id": [*free, RESERVATION_IDS[-1]][0], "user_id": user_id, "origin": origin,
@@ -81,16 +77,12 @@ def book_reservation(
     }  # fmt: skip
     total = 0
     for flight in flights:
-        error = _price_flight(data, flight, cabin, passengers)
-        if error:
-            return error
+        _price_flight(data, flight, cabin, passengers)
         total += flight["price"] * len(passengers)
     if insurance == "yes":
         total += INSURANCE * len(passengers)
     total += BAG * nonfree_baggages
-    error = _payment_error(data["users"][user_id]["payment_methods"], payment_methods, total)
-    if error:
-        return error
+    _check_payments(owned, payment_methods, total)
     user = data["users"].edit(user_id)
     _pay(user["payment_methods"], payment_methods)
     data["reservations"].add(reservation["reservation_id"], reservation)
@@ -100,8 +92,7 @@ def book_reservation(
 
 def cancel_reservation(data: Database, reservation_id: Any) -> str:
     """Cancel and take every payment back."""
-    if reservation_id not in data["reservations"]:
-        return NO_RESERVATION
+    _reservation(data, reservation_id)
     reservation = data["reservations"].edit(reservation_id)
     reservation["payment_history"] += [
         {"payment_id": payment["payment_id"], "amount": -payment["amount"]}
@@ -115,23 +106,17 @@ def update_reservation_flights(
     data: Database, reservation_id: Any, cabin: Any, flights: Any, payment_id: Any
 ) -> str:
     """Replace all flights; those kept in the same cabin keep their price."""
-    if reservation_id not in data["reservations"]:
-        return NO_RESERVATION
-    reservation, total = data["reservations"][reservation_id], 0
+    reservation, total = _reservation(data, reservation_id), 0
     passengers = reservation["passengers"]
     for flight in flights:
         kept = _unchanged_flight(reservation, flight, cabin)
-        if kept is not None:
-            flight |= {key: kept[key] for key in ("price", "origin", "destination")}
+        if kept is None:
+            _price_flight(data, flight, cabin, passengers)
         else:
-            error = _price_flight(data, flight, cabin, passengers)
-            if error:
-                return error
+            flight |= {key: kept[key] for key in ("price", "origin", "destination")}
         total += flight["price"] * len(passengers)
     total -= sum(flight["price"] for flight in reservation["flights"]) * len(passengers)
-    error = _change_payment_error(data, reservation, payment_id, total)
-    if error:
-        return error
+    _check_change_payment(data, reservation, payment_id, total)
     reservation = data["reservations"].edit(reservation_id)
     reservation["flights"] = flights
     _charge(data, reservation, payment_id, total)
@@ -142,13 +127,9 @@ def update_reservation_baggages(
     data: Database, reservation_id: Any, total_baggages: Any, nonfree_baggages: Any, payment_id: Any
 ) -> str:
     """Change the number of bags and charge what is added."""
-    if reservation_id not in data["reservations"]:
-        return NO_RESERVATION
-    reservation = data["reservations"][reservation_id]
+    reservation = _reservation(data, reservation_id)
     total = BAG * max(0, nonfree_baggages - reservation["nonfree_baggages"])
-    error = _change_payment_error(data, reservation, payment_id, total)
-    if error:
-        return error
+    _check_change_payment(data, reservation, payment_id, total)
     reservation = data["reservations"].edit(reservation_id)
     reservation["total_baggages"] = total_baggages
     reservation["nonfree_baggages"] = nonfree_baggages
@@ -158,10 +139,9 @@ def update_reservation_baggages(
 
 def update_reservation_passengers(data: Database, reservation_id: Any, passengers: Any) -> str:
     """Name other passengers, as many as before."""
-    if reservation_id not in data["reservations"]:
-        return NO_RESERVATION
-    if len(passengers) != len(data["reservations"][reservation_id]["passengers"]):
-        return "Error: number of passengers does not match"
+    named = _reservation(data, reservation_id)["passengers"]
+    if len(passengers) != len(named):
+        raise ValueError("number of passengers does not match")
     reservation = data["reservations"].edit(reservation_id)
     reservation["passengers"] = passengers
     return json.dumps(reservation)
@@ -169,15 +149,17 @@ def update_reservation_passengers(data: Database, reservation_id: Any, passenger
 
 def send_certificate(data: Database, user_id: Any, amount: Any) -> str:
     """Give a user a certificate, three at most (the original breaks at a fourth)."""
-    if user_id not in data["users"]:
-        return "Error: user not found"
-    owned = data["users"][user_id]["payment_methods"]
+    owned = data.find("users", user_id, "user")["payment_methods"]
     name = next((name for name in CERTIFICATE_IDS if name not in owned), None)
     if name is None:
-        return "Error: no more certificates"
+        raise ValueError("no more certificates")
     methods = data["users"].edit(user_id)["payment_methods"]
     methods[name] = {"source": "certificate", "amount": amount, "id": name}
     return f"Certificate {name} added to user {user_id} with amount {amount}."
+
+
+def _reservation(data: Database, reservation_id: Any) -> Record:
+    return data.find("reservations", reservation_id, "reservation")
 
 
 def _on_date(flight: Record, date: Any) -> Record:
@@ -200,47 +182,42 @@ def _connection(first: Record, second: Record, date: Any) -> list[list[Record]]:
 
 def _unchanged_flight(reservation: Record, flight: Any, cabin: Any) -> Record | None:
     """The reservation's own flight that the wanted one names, if the cabin stays."""
-    same = [
-        booked
-        for booked in reservation["flights"]
-        if booked["flight_number"] == flight["flight_number"]
-        and booked["date"] == flight["date"]
-        and cabin == reservation["cabin"]
-    ]
-    return same[0] if same else None
+    for booked in reservation["flights"]:
+        same = all(booked[key] == flight[key] for key in ("flight_number", "date"))
+        if same and cabin == reservation["cabin"]:
+            return booked
+    return None
 
 
-def _price_flight(data: Database, flight: Any, cabin: Any, passengers: Any) -> str:
-    """Write price and airports into a wanted flight; what keeps it from being booked, or ""."""
+def _price_flight(data: Database, flight: Any, cabin: Any, passengers: Any) -> None:
+    """Write price and airports into a wanted flight. ValueError where it cannot be booked."""
     number = flight["flight_number"]
     if number not in data["flights"]:
-        return f"Error: flight {number} not found"
+        raise ValueError(f"flight {number} not found")
     known = data["flights"][number]
     if flight["date"] not in known["dates"]:
-        return f"Error: flight {number} not found on date {flight['date']}"
+        raise ValueError(f"flight {number} not found on date {flight['date']}")
     day = known["dates"][flight["date"]]
     if day["status"] != "available":
-        return f"Error: flight {number} not available on date {flight['date']}"
+        raise ValueError(f"flight {number} not available on date {flight['date']}")
     if day["available_seats"][cabin] < len(passengers):
-        return f"Error: not enough seats on flight {number}"
+        raise ValueError(f"not enough seats on flight {number}")
     flight["price"] = day["prices"][cabin]
     flight["origin"], flight["destination"] = known["origin"], known["destination"]
-    return ""
 
 
-def _payment_error(methods: Record, payments: Any, total: Any) -> str:
-    """What is wrong with the payments for a booking; "" for nothing."""
+def _check_payments(methods: Record, payments: Any, total: Any) -> None:
+    """ValueError says what is wrong with the payments for a booking."""
     for payment in payments:
         name, amount = payment["payment_id"], payment["amount"]
         if name not in methods:
-            return f"Error: payment method {name} not found"
+            raise ValueError(f"payment method {name} not found")
         method = methods[name]
         if method["source"] in ("gift_card", "certificate") and method["amount"] < amount:
-            return f"Error: not enough balance in payment method {name}"
+            raise ValueError(f"not enough balance in payment method {name}")
     paid = sum(payment["amount"] for payment in payments)
     if paid != total:
-        return f"Error: payment amount does not add up, total price is {total}, but paid {paid}"
-    return ""
+        raise ValueError(f"payment amount does not add up, total price is {total}, but paid {paid}")
 
 
 def _pay(methods: Record, payments: Any) -> None:
@@ -252,17 +229,16 @@ def _pay(methods: Record, payments: Any) -> None:
             del methods[name]
 
 
-def _change_payment_error(data: Database, reservation: Record, payment_id: Any, total: Any) -> str:
-    """Why a change cannot be paid by this method; "" where it can."""
+def _check_change_payment(data: Database, reservation: Record, payment_id: Any, total: Any) -> None:
+    """ValueError says why a change cannot be paid by this method."""
     methods = data["users"][reservation["user_id"]]["payment_methods"]
     if payment_id not in methods:
-        return "Error: payment method not found"
+        raise ValueError("payment method not found")
     method = methods[payment_id]
     if method["source"] == "certificate":
-        return "Error: certificate cannot be used to update reservation"
+        raise ValueError("certificate cannot be used to update reservation")
     if method["source"] == "gift_card" and method["amount"] < total:
-        return "Error: gift card balance is not enough"
-    return ""
+        raise ValueError("gift card balance is not enough")
 
 
 def _charge(data: Database, reservation: Record, payment_id: str, total: Any) -> None:

@@ -58,18 +58,15 @@ class Table(Mapping[str, Record]):
 
     def touched(self) -> dict[str, str]:
         """The canonical text of every record that differs from the shared one."""
+        before = {key: canonical_text(self.base[key]) for key in self.changed if key in self.base}
         now = {key: canonical_text(record) for key, record in self.changed.items()}
-        return {k: text for k, text in now.items() if text != self._before(k)}
+        return {key: text for key, text in now.items() if text != before.get(key)}
 
     def text(self) -> str:
         """The canonical text of the whole table."""
-        texts = self.base.texts | {
-            key: canonical_text(record) for key, record in self.changed.items()
-        }
+        changed = {key: canonical_text(record) for key, record in self.changed.items()}
+        texts = self.base.texts | changed
         return _tuple([f"({key!r}, {texts[key]})" for key in sorted(texts)])
-
-    def _before(self, key: str) -> str | None:
-        return canonical_text(self.base[key]) if key in self.base else None
 
 
 class Database:
@@ -80,6 +77,12 @@ class Database:
 
     def __getitem__(self, name: str) -> Table:
         return self.tables[name]
+
+    def find(self, table: str, key: Any, noun: str) -> Record:
+        """A shared record by its key. ValueError says that the `noun` is not there."""
+        if key not in self[table]:
+            raise ValueError(f"{noun} not found")
+        return self[table][key]
 
     def touched(self) -> dict[str, dict[str, str]]:
         """What differs from the shared tables. Two views of the same tables are equal exactly where

@@ -37,25 +37,20 @@ def find(data: Database, zip: Any) -> str:
     for user in data["users"].values():
         if user["zip"] == str(zip).strip():
             return f"orders {' '.join(user['orders'])}"
-    return "Error: user not found"
+    raise ValueError("user not found")
 
 
 def get(data: Database, order: Any) -> str:
     """An order's status and items."""
     number = str(order).strip()
-    return (
-        _order_text(data["orders"][number], number)
-        if number in data["orders"]
-        else _order_not_found(number)
-    )
+    record = _find_order(data, number)
+    return f"{number} {record['status']}: {', '.join(record['items'])}."
 
 
 def cancel(data: Database, order: Any) -> str:
     """Cancel a pending order."""
     number = str(order).strip()
-    error = _status_error(data, number, "pending")
-    if error:
-        return error
+    _find_order(data, number, "pending")
     data["orders"].edit(number)["status"] = "cancelled"
     return f"{number} cancelled."
 
@@ -63,12 +58,9 @@ def cancel(data: Database, order: Any) -> str:
 def return_items(data: Database, order: Any, items: Any) -> str:
     """Return items of a delivered order, once."""
     number, wanted = str(order).strip(), _item_names(items)
-    error = _status_error(data, number, "delivered")
-    if error:
-        return error
-    items_of_order = data["orders"][number]["items"]
-    if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(items_of_order):
-        return "Error: items not found"
+    ordered = _find_order(data, number, "delivered")["items"]
+    if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(ordered):
+        raise ValueError("items not found")
     record = data["orders"].edit(number)
     record |= {"status": "returned", "returned": sorted(wanted)}
     return f"{number} returned: {', '.join(wanted)}."
@@ -92,8 +84,7 @@ def make_shop(rng: random.Random, customers: int, test_customers: int = 0) -> Do
     """A shop with so many customers, of whom the last `test_customers` have the tasks of `test`."""
     numbers = [str(n) for n in rng.sample(range(10, 100), customers * ORDERS_PER_USER)]
     zips = [str(n) for n in rng.sample(range(10, 100), customers)]
-    users: dict[str, Record] = {}
-    orders: dict[str, Record] = {}
+    users, orders = SharedTable(), SharedTable()
     for i, zip_code in enumerate(zips):
         mine = sorted(numbers[i * ORDERS_PER_USER : (i + 1) * ORDERS_PER_USER])
         names = rng.sample(ITEMS, 3 * ORDERS_PER_USER)
@@ -103,7 +94,7 @@ def make_shop(rng: random.Random, customers: int, test_customers: int = 0) -> Do
         for j, number in enumerate(mine):
             items = names[3 * j : 3 * j + rng.randint(2, 3)]
             orders[number] = {"user": f"user_{i}", "status": states[j], "items": items}
-    tables = {"users": SharedTable(users), "orders": SharedTable(orders)}
+    tables = {"users": users, "orders": orders}
     tasks = _tasks(tables, rng, customers - test_customers)
     return Domain(
         name="mini", tables=tables, tools=TOOLS, writes=frozenset({"cancel", "return"}),
@@ -201,30 +192,21 @@ def wish_sentence(wish: dict[str, Any], please: str = "Please") -> str:
 
 
 def _schema(name: str) -> dict[str, Any]:
-    tool = TOOLS[name]
     known = {"find": ["zip"], "return": ["order", "items"], "transfer": []}.get(name, ["order"])
     kinds = {key: {"type": "string"} for key in known}
     about = {"type": "object", "properties": kinds, "required": known}
-    words = (tool.__doc__ or "").strip()
-    return {
-        "type": "function",
-        "function": {"name": name, "description": words, "parameters": about},
-    }
+    words = {"name": name, "description": TOOLS[name].__doc__ or "", "parameters": about}
+    return {"type": "function", "function": words}
 
 
-def _status_error(data: Database, number: str, needed: str) -> str:
+def _find_order(data: Database, number: str, status: str = "") -> Record:
+    """The order's record. ValueError where there is none, or none with this status."""
     if number not in data["orders"]:
-        return _order_not_found(number)
-    status = data["orders"][number]["status"]
-    return "" if status == needed else f"Error: {number} is {status}"
-
-
-def _order_not_found(number: str) -> str:
-    return f"Error: order {number[:8]} not found"
-
-
-def _order_text(order: Record, number: str) -> str:
-    return f"{number} {order['status']}: {', '.join(order['items'])}."
+        raise ValueError(f"order {number[:8]} not found")
+    order = data["orders"][number]
+    if status and order["status"] != status:
+        raise ValueError(f"{number} is {order['status']}")
+    return order
 
 
 def _item_names(items: Any) -> list[str]:

@@ -13,8 +13,6 @@ from agentrl_cli.envs.tau.database import Database, Record
 from agentrl_cli.envs.tau.shared import calculate, get_user_details, think, transfer_to_human_agents
 
 REASONS = ["no longer needed", "ordered by mistake"]
-NO_ORDER = "Error: order not found"
-NO_PAYMENT = "Error: payment method not found"
 
 
 def find_user_id_by_email(data: Database, email: Any) -> str:
@@ -22,7 +20,7 @@ def find_user_id_by_email(data: Database, email: Any) -> str:
     for user_id, user in data["users"].items():
         if user["email"].lower() == email.lower():
             return user_id
-    return "Error: user not found"
+    raise ValueError("user not found")
 
 
 def find_user_id_by_name_zip(data: Database, first_name: Any, last_name: Any, zip: Any) -> str:
@@ -35,21 +33,17 @@ def find_user_id_by_name_zip(data: Database, first_name: Any, last_name: Any, zi
             and user["address"]["zip"] == zip
         ):
             return user_id
-    return "Error: user not found"
+    raise ValueError("user not found")
 
 
 def get_order_details(data: Database, order_id: Any) -> str:
     """The order's record."""
-    if order_id in data["orders"]:
-        return json.dumps(data["orders"][order_id])
-    return NO_ORDER
+    return json.dumps(data.find("orders", order_id, "order"))
 
 
 def get_product_details(data: Database, product_id: Any) -> str:
     """The product's record with all its variants."""
-    if product_id in data["products"]:
-        return json.dumps(data["products"][product_id])
-    return "Error: product not found"
+    return json.dumps(data.find("products", product_id, "product"))
 
 
 def list_all_product_types(data: Database) -> str:
@@ -60,18 +54,14 @@ def list_all_product_types(data: Database) -> str:
 
 def cancel_pending_order(data: Database, order_id: Any, reason: Any) -> str:
     """Cancel and refund; a gift card has its money back at once."""
-    if order_id not in data["orders"]:
-        return NO_ORDER
-    if data["orders"][order_id]["status"] != "pending":
-        return "Error: non-pending order cannot be cancelled"
+    _order_with_status(data, order_id, "pending", "cancelled")
     if reason not in REASONS:
-        return "Error: invalid reason"
+        raise ValueError("invalid reason")
     order = data["orders"].edit(order_id)
     payments = list(order["payment_history"])
     for payment in payments:
         if "gift_card" in payment["payment_method_id"]:
-            method = _edit_method(data, order, payment["payment_method_id"])
-            _add_to_balance(method, payment["amount"])
+            _add_to_balance(data, order, payment["payment_method_id"], payment["amount"])
     order["status"] = "cancelled"
     order["cancel_reason"] = reason
     order["payment_history"] += [
@@ -84,20 +74,10 @@ def exchange_delivered_order_items(
     data: Database, order_id: Any, item_ids: Any, new_item_ids: Any, payment_method_id: Any
 ) -> str:
     """Request an exchange; nothing is paid yet."""
-    if order_id not in data["orders"]:
-        return NO_ORDER
-    order = data["orders"][order_id]
-    if order["status"] != "delivered":
-        return "Error: non-delivered order cannot be exchanged"
-    error, difference = _price_difference(data, order, item_ids, new_item_ids)
-    if error:
-        return error
-    difference = round(difference, 2)
-    methods = data["users"][order["user_id"]]["payment_methods"]
-    if payment_method_id not in methods:
-        return NO_PAYMENT
-    if _insufficient_balance(methods[payment_method_id], difference):
-        return "Error: insufficient gift card balance to pay for the price difference"
+    order = _order_with_status(data, order_id, "delivered", "exchanged")
+    difference = round(_price_difference(data, order, item_ids, new_item_ids), 2)
+    method = _payment_method(data, order, payment_method_id)
+    _require_balance(method, difference, "the price difference")
     order = data["orders"].edit(order_id)
     order["status"] = "exchange requested"
     order["exchange_items"] = sorted(item_ids)
@@ -111,24 +91,15 @@ def modify_pending_order_items(
     data: Database, order_id: Any, item_ids: Any, new_item_ids: Any, payment_method_id: Any
 ) -> str:
     """Swap items for other variants and settle the difference, which is not rounded here."""
-    if order_id not in data["orders"]:
-        return NO_ORDER
-    order = data["orders"][order_id]
-    if order["status"] != "pending":
-        return "Error: non-pending order cannot be modified"
-    error, difference = _price_difference(data, order, item_ids, new_item_ids)
-    if error:
-        return error
-    methods = data["users"][order["user_id"]]["payment_methods"]
-    if payment_method_id not in methods:
-        return NO_PAYMENT
-    if _insufficient_balance(methods[payment_method_id], difference):
-        return "Error: insufficient gift card balance to pay for the new item"
+    order = _order_with_status(data, order_id, "pending", "modified")
+    difference = _price_difference(data, order, item_ids, new_item_ids)
+    method = _payment_method(data, order, payment_method_id)
+    _require_balance(method, difference, "the new item")
     order = data["orders"].edit(order_id)
     kind = "payment" if difference > 0 else "refund"
     order["payment_history"].append(_payment_entry(kind, abs(difference), payment_method_id))
-    if methods[payment_method_id]["source"] == "gift_card":
-        _add_to_balance(_edit_method(data, order, payment_method_id), -difference)
+    if method["source"] == "gift_card":
+        _add_to_balance(data, order, payment_method_id, -difference)
     for item_id, new_item_id in zip(item_ids, new_item_ids, strict=False):
         item = _item(order, item_id)
         variant = data["products"][item["product_id"]]["variants"][new_item_id]
@@ -142,10 +113,7 @@ def modify_pending_order_address(
     country: Any, zip: Any,
 ) -> str:  # fmt: skip
     """Send a pending order elsewhere."""
-    if order_id not in data["orders"]:
-        return NO_ORDER
-    if data["orders"][order_id]["status"] != "pending":
-        return "Error: non-pending order cannot be modified"
+    _order_with_status(data, order_id, "pending", "modified")
     order = data["orders"].edit(order_id)
     order["address"] = _address(address1, address2, city, state, country, zip)
     return json.dumps(order)
@@ -153,24 +121,23 @@ def modify_pending_order_address(
 
 def modify_pending_order_payment(data: Database, order_id: Any, payment_method_id: Any) -> str:
     """Pay a pending order by another method; gift cards are settled at once."""
-    if order_id not in data["orders"]:
-        return NO_ORDER
-    order = data["orders"][order_id]
-    error = _payment_change_error(data, order, payment_method_id)
-    if error:
-        return error
+    order = _order_with_status(data, order_id, "pending", "modified")
+    method, paid = _payment_method(data, order, payment_method_id), order["payment_history"]
+    if len(paid) > 1 or paid[0]["transaction_type"] != "payment":
+        raise ValueError("there should be exactly one payment for a pending order")
+    amount, before = paid[0]["amount"], paid[0]["payment_method_id"]
+    if before == payment_method_id:
+        raise ValueError("the new payment method should be different from the current one")
+    _require_balance(method, amount, "the order")
     order = data["orders"].edit(order_id)
-    first = order["payment_history"][0]
-    amount, before = first["amount"], first["payment_method_id"]
     order["payment_history"] += [
         _payment_entry("payment", amount, payment_method_id),
         _payment_entry("refund", amount, before),
     ]
-    method = _edit_method(data, order, payment_method_id)
     if method["source"] == "gift_card":
-        _add_to_balance(method, -amount)
+        _add_to_balance(data, order, payment_method_id, -amount)
     if "gift_card" in before:
-        _add_to_balance(_edit_method(data, order, before), amount)
+        _add_to_balance(data, order, before, amount)
     return json.dumps(order)
 
 
@@ -179,8 +146,7 @@ def modify_user_address(
     country: Any, zip: Any,
 ) -> str:  # fmt: skip
     """Change a user's default address."""
-    if user_id not in data["users"]:
-        return "Error: user not found"
+    data.find("users", user_id, "user")
     user = data["users"].edit(user_id)
     user["address"] = _address(address1, address2, city, state, country, zip)
     return json.dumps(user)
@@ -190,18 +156,15 @@ def return_delivered_order_items(
     data: Database, order_id: Any, item_ids: Any, payment_method_id: Any
 ) -> str:
     """Request a return, refunded to the original payment method or to a gift card."""
-    if order_id not in data["orders"]:
-        return NO_ORDER
-    order = data["orders"][order_id]
-    if order["status"] != "delivered":
-        return "Error: non-delivered order cannot be returned"
-    if payment_method_id not in data["users"][order["user_id"]]["payment_methods"]:
-        return NO_PAYMENT
+    order = _order_with_status(data, order_id, "delivered", "returned")
+    _payment_method(data, order, payment_method_id)
     paid_by = order["payment_history"][0]["payment_method_id"]
     if "gift_card" not in payment_method_id and payment_method_id != paid_by:
-        return "Error: payment method should be either the original payment method or a gift card"
-    if _missing_item(order, item_ids) is not None:
-        return "Error: some item not found"
+        raise ValueError(
+            "payment method should be either the original payment method or a gift card"
+        )
+    if _missing_items(order, item_ids):
+        raise ValueError("some item not found")
     order = data["orders"].edit(order_id)
     order["status"] = "return requested"
     order["return_items"] = sorted(item_ids)
@@ -209,64 +172,56 @@ def return_delivered_order_items(
     return json.dumps(order)
 
 
+def _order_with_status(data: Database, order_id: Any, status: str, deed: str) -> Record:
+    order = data.find("orders", order_id, "order")
+    if order["status"] != status:
+        raise ValueError(f"non-{status} order cannot be {deed}")
+    return order
+
+
 def _price_difference(
     data: Database, order: Record, item_ids: Any, new_item_ids: Any
-) -> tuple[str, int | float]:
-    """What is wrong with a swap of items ("" for nothing) and what it costs."""
-    absent = _missing_item(order, item_ids)
-    if absent is not None:
-        return f"Error: {absent[0]} not found", 0
+) -> int | float:
+    """What a swap of items costs. ValueError says what is wrong with it."""
+    missing = _missing_items(order, item_ids)
+    if missing:
+        raise ValueError(f"{missing[0]} not found")
     if len(item_ids) != len(new_item_ids):
-        return "Error: the number of items to be exchanged should match", 0
+        raise ValueError("the number of items to be exchanged should match")
     difference: int | float = 0
     for item_id, new_item_id in zip(item_ids, new_item_ids, strict=False):
         item = _item(order, item_id)
         variants = data["products"][item["product_id"]]["variants"]
         if not (new_item_id in variants and variants[new_item_id]["available"]):
-            return f"Error: new item {new_item_id} not found or available", 0
+            raise ValueError(f"new item {new_item_id} not found or available")
         difference += variants[new_item_id]["price"] - item["price"]
-    return "", difference
+    return difference
 
 
-def _missing_item(order: Record, item_ids: Any) -> tuple[Any] | None:
-    """The first item asked for more often than the order holds it, if any."""
+def _missing_items(order: Record, item_ids: Any) -> list[Any]:
+    """The items asked for more often than the order holds them."""
     ordered = [item["item_id"] for item in order["items"]]
-    for item_id in item_ids:
-        if item_ids.count(item_id) > ordered.count(item_id):
-            return (item_id,)
-    return None
-
-
-def _payment_change_error(data: Database, order: Record, method_id: Any) -> str:
-    """Why the order cannot be paid by this method instead; "" where it can."""
-    if order["status"] != "pending":
-        return "Error: non-pending order cannot be modified"
-    methods = data["users"][order["user_id"]]["payment_methods"]
-    if method_id not in methods:
-        return NO_PAYMENT
-    paid = order["payment_history"]
-    if len(paid) > 1 or paid[0]["transaction_type"] != "payment":
-        return "Error: there should be exactly one payment for a pending order"
-    if paid[0]["payment_method_id"] == method_id:
-        return "Error: the new payment method should be different from the current one"
-    if _insufficient_balance(methods[method_id], paid[0]["amount"]):
-        return "Error: insufficient gift card balance to pay for the order"
-    return ""
+    return [wanted for wanted in item_ids if item_ids.count(wanted) > ordered.count(wanted)]
 
 
 def _item(order: Record, item_id: Any) -> Record:
     return [item for item in order["items"] if item["item_id"] == item_id][0]  # noqa: RUF015
 
 
-def _insufficient_balance(method: Record, amount: int | float) -> bool:
-    return method["source"] == "gift_card" and method["balance"] < amount
+def _payment_method(data: Database, order: Record, method_id: Any) -> Record:
+    methods = data["users"][order["user_id"]]["payment_methods"]
+    if method_id not in methods:
+        raise ValueError("payment method not found")
+    return methods[method_id]
 
 
-def _edit_method(data: Database, order: Record, method_id: str) -> Record:
-    return data["users"].edit(order["user_id"])["payment_methods"][method_id]
+def _require_balance(method: Record, amount: int | float, purpose: str) -> None:
+    if method["source"] == "gift_card" and method["balance"] < amount:
+        raise ValueError(f"insufficient gift card balance to pay for {purpose}")
 
 
-def _add_to_balance(method: Record, amount: int | float) -> None:
+def _add_to_balance(data: Database, order: Record, method_id: str, amount: int | float) -> None:
+    method = data["users"].edit(order["user_id"])["payment_methods"][method_id]
     method["balance"] = round(method["balance"] + amount, 2)
 
 

@@ -1,4 +1,7 @@
-"""Tools that retail and airline share: arithmetic, a thought, the transfer, a user's details."""
+"""Tools that retail and airline share: arithmetic, a thought, the transfer, a user's details.
+
+What a tool raises becomes the observation `Error: …`, see calls.py.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,8 @@ TERMINAL_TOOL = "transfer_to_human_agents"
 def calculate(data: Database, expression: Any) -> str:
     """The value of an arithmetic expression, rounded to two places."""
     if not all(char in ALLOWED_CHARACTERS for char in expression):
-        return "Error: invalid characters in expression"
-    try:
-        return str(round(float(evaluate(expression)), 2))
-    except Exception as error:
-        return f"Error: {error}"
+        raise ValueError("invalid characters in expression")
+    return str(round(float(evaluate(expression)), 2))
 
 
 def think(data: Database, thought: Any) -> str:
@@ -34,6 +34,4 @@ def transfer_to_human_agents(data: Database, summary: Any) -> str:
 
 def get_user_details(data: Database, user_id: Any) -> str:
     """The user's record."""
-    if user_id in data["users"]:
-        return json.dumps(data["users"][user_id])
-    return "Error: user not found"
+    return json.dumps(data.find("users", user_id, "user"))
