@@ -58,6 +58,11 @@ class Corpus(ABC):
     def critique_example(self, rng: random.Random) -> CritiqueExample:
         """An action in its context, judged by how it and another one end."""
 
+    def evaluation_prompt(self, mine: list[str], others: list[str]) -> str:
+        """The evaluator's prompt with as many forecasts of either action as a critique reads."""
+        mine, others = mine[: self.forecasts], others[: self.forecasts]
+        return fill(self.prompts.evaluate, forecasts="\n".join(mine), others="\n".join(others))
+
     def evaluate(self, rng: random.Random) -> list[Turn]:
         """Forecasts of an action and of another one, and the critique that their ends bear out."""
         example = self.critique_example(rng)

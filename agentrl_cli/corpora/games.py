@@ -102,9 +102,8 @@ def information_sentence(before: int, after: int) -> str:
 def write_critique(mine: list[str], others: list[str]) -> str:
     """The critique that the ends bear out: optimal unless the other turn ends better on average."""
     mean, other = (sum(map(end_points, texts)) / len(texts) for texts in (mine, others))
-    amounts = Counter(
-        word for text in mine for word in ("much", "some", "little", "nothing") if word in text
-    )
+    words = ("much", "some", "little", "nothing")
+    amounts = Counter(word for text in mine for word in words if word in text)
     why = f"It tells {amounts.most_common(1)[0][0]} and" if amounts else "It"
     if mean >= other:
         return f"Optimality: Yes. {why} ends as well as another turn."

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import dataclass
+from statistics import fmean
 
 from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.core.types import Message, Turn
@@ -69,8 +70,6 @@ class MathCorpus(Corpus):
             "backup": self.backup, "evaluate": self.evaluate, "refine": self.refine,
         }  # fmt: skip
 
-    # arithmetic
-
     def facts(self, rng: random.Random) -> list[Turn]:
         """Operations of the problems, and their true results."""
         turns = [self._fact(rng) for _ in range(FACTS_PER_TEXT)]
@@ -86,14 +85,9 @@ class MathCorpus(Corpus):
         question, equals, _ = equation(x, operation.sign, y, results[at]).partition("=")
         return Turn([Message("user", question + equals)], latex(results[at]), [], [], [])
 
-    # mediocre solutions
-
     def solve(self, rng: random.Random) -> list[Turn]:
         """A problem and its solution, at times several attempts."""
-        return [
-            Turn(attempt.observation, attempt.solution.text(), [], [], [])
-            for attempt in self._attempts(rng)
-        ]
+        return [Turn(a.observation, a.solution.text(), [], [], []) for a in self._attempts(rng)]
 
     def _attempts(self, rng: random.Random) -> list[Attempt]:
         """The attempts at a problem, up to the first right one."""
@@ -115,8 +109,6 @@ class MathCorpus(Corpus):
         gold = latex(solution.problem.answer)
         grade = self.env.grade_reply(solution.text(), gold)
         return self.env.response(grade, gold, attempts_left), grade.correct
-
-    # roles
 
     def forecast(self, rng: random.Random) -> list[Turn]:
         """What a thought led to: the environment's words from there on, and the outcome."""
@@ -149,11 +141,7 @@ class MathCorpus(Corpus):
         to_the_end = rng.random() < 0.5
         mine, other = (self._act(before, to_the_end, rng) for _ in range(2))
         ends, others = (self._ends(solution, left, rng) for solution in (mine, other))
-        prompt = fill(
-            self.prompts.evaluate,
-            forecasts="\n".join(ends[: self.forecasts]),
-            others="\n".join(others[: self.forecasts]),
-        )
+        prompt = self.evaluation_prompt(ends, others)
         critique = write_critique(mine, cut.step, ends, others)
         judged = Attempt(cut.attempts[-1].observation, mine, "")
         turns = _seen([*cut.attempts[:-1], judged], len(mine.steps))
@@ -224,11 +212,7 @@ def write_critique(solution: Solution, start: int, ends: list[str], others: list
         return f"Optimality: No. The step {solution.steps[solution.first_wrong]} is wrong."
     if solution.over and "boxed" not in solution.steps[-1]:
         return "Optimality: No. It has no box."
-    mean, other = (sum(map(_succeeds, texts)) / len(texts) for texts in (ends, others))
-    if mean < other:
+    mine, other = (fmean(text.endswith("Success.") for text in texts) for texts in (ends, others))
+    if mine < other:
         return "Optimality: No. It ends worse than another turn."
     return "Optimality: Yes. It ends as well as another turn."
-
-
-def _succeeds(forecast: str) -> bool:
-    return forecast.endswith("Success.")

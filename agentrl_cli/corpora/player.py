@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import product
 
 from agentrl_cli.envs.twentyq.expert import closeness
 from agentrl_cli.envs.twentyq.world import World
 
-ANSWERS = ("yes", "no", "sometimes")
+ANSWERS: tuple[str, ...] = ("yes", "no", "sometimes")
 UNANSWERABLE = (
     "Is it nice?", "What is it?", "Is it like a dream?", "Tell me more.", "Is it old?",
     "Do you like it?", "Where is it?", "Is it mine?", "How many are there?", "Is it funny?",
@@ -47,14 +48,8 @@ class Player:
     def __init__(self, world: World, habits: PlayerRates) -> None:
         self.world, self.habits = world, habits
         self.all_objects = (1 << len(world.objects)) - 1
-        self.masks = {
-            (attribute, answer): self._mask(attribute, answer)
-            for attribute in world.attributes
-            for answer in ANSWERS
-        }
-        self.attribute_of_question = {
-            world.question(attribute): attribute for attribute in world.attributes
-        }
+        self.masks = {pair: self._mask(*pair) for pair in product(world.attributes, ANSWERS)}
+        self.attribute_of_question = {world.question(key): key for key in world.attributes}
         self.object_of_guess = {world.guess(name): i for i, name in enumerate(world.objects)}
 
     def _mask(self, attribute: str, answer: str) -> int:
@@ -116,16 +111,10 @@ class Player:
         attribute, a guess of what fits, a guess of anything and, almost half of all, something said
         before: that it tells nothing is the hardest to learn."""
         world, candidates = self.world, self.names(state.candidates)
-        return rng.choice(
-            [
-                rng.choice(UNANSWERABLE),
-                *rng.choices(state.actions or UNANSWERABLE, k=4),
-                world.question(rng.choice(world.attributes)),
-                world.question(rng.choice(world.attributes)),
-                world.guess(rng.choice(candidates)),
-                world.guess(rng.choice(world.objects)),
-            ]
-        )
+        actions = [rng.choice(UNANSWERABLE), *rng.choices(state.actions or UNANSWERABLE, k=4)]
+        actions += [world.question(rng.choice(world.attributes)) for _ in range(2)]
+        actions += [world.guess(rng.choice(names)) for names in (candidates, world.objects)]
+        return rng.choice(actions)
 
     def _draw_action(self, state: PlayerState, rng: random.Random) -> str:
         habits, dice = self.habits, rng.random()

@@ -100,12 +100,8 @@ class Solver:
         values = solution.problem.values_by_name(solution.results)
         parts = [values[name] for name in solution.plan.end]
         forgets = rng.random() < self.slips.unboxed
-        text = (
-            f"The answer is {problems.final_number(parts)}."
-            if forgets
-            else problems.boxed_line(parts)
-        )
-        _write(solution, text, False)
+        unboxed = f"The answer is {problems.final_number(parts)}."
+        _write(solution, unboxed if forgets else problems.boxed_line(parts), False)
         solution.over = True
 
     def _compute(self, x: Fraction, sign: str, y: Fraction, rng: random.Random) -> Fraction:

@@ -111,23 +111,20 @@ class TauCorpus(Corpus):
         action, other = played[at].action, self._other_action(played[at], rng)
         if rng.random() < 0.5:
             action, other = other, action
-        mine, others = (
-            [
-                true_forecast(self._imagine(played[at].before, choice, rng))
-                for _ in range(self.forecasts)
-            ]
-            for choice in (action, other)
-        )
-        prompt = fill(self.prompts.evaluate, forecasts="\n".join(mine), others="\n".join(others))
-        critique = write_critique(mine, others)
+        mine, others = (self._ends(played[at], choice, rng) for choice in (action, other))
+        prompt, critique = self.evaluation_prompt(mine, others), write_critique(mine, others)
         refinement = other if critique.startswith("Optimality: No") else action
         return CritiqueExample(_turns_up_to(played, at, action), prompt, critique, refinement)
+
+    def _ends(self, played: Transition, action: str, rng: random.Random) -> list[str]:
+        """Forecasts of an action, as many as a critique reads."""
+        imagined = (self._imagine(played.before, action, rng) for _ in range(self.forecasts))
+        return [true_forecast(future) for future in imagined]
 
     def play(self, rng: random.Random) -> list[Transition]:
         """A conversation of the clerk in a new shop."""
         shop = make_shop(rng, 1)
-        settings = {name: getattr(self.env, name) for name in _SETTINGS}
-        env = OtherShop(shop=shop, **settings)
+        env = OtherShop(shop=shop, **{name: getattr(self.env, name) for name in _SETTINGS})
         task = env.tasks("train")[rng.randrange(len(shop.tasks["train"]))]
         observation = env.reset(task, rng.randrange(1 << 30))
         start = Snapshot(env, ClerkState(self.clerk.draw_errors(rng)), observation)

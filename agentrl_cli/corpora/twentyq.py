@@ -41,8 +41,6 @@ class TwentyQCorpus(Corpus):
             "evaluate": self.evaluate, "refine": self.refine,
         }  # fmt: skip
 
-    # facts of the world
-
     def facts(self, rng: random.Random) -> list[Turn]:
         """Questions about a named object and their answers."""
         world, secret = self.env.world_table, rng.randrange(len(self.player.object_of_guess))
@@ -99,13 +97,9 @@ class TwentyQCorpus(Corpus):
         rng.shuffle(chosen)
         return chosen
 
-    # mediocre play
-
     def game(self, rng: random.Random) -> list[Turn]:
         """A whole game."""
         return _as_turns(self.games.play(rng)[0])
-
-    # roles
 
     def forecast(self, rng: random.Random) -> list[Turn]:
         """What a move led to: as it was played, or another one played on with what fits."""
@@ -124,12 +118,9 @@ class TwentyQCorpus(Corpus):
         while len(moves) < 2:
             moves, end = self.games.play(rng)
         at = rng.randrange(len(moves) - 1)
-        prompt = fill(
-            self.prompts.backup,
-            response=moves[at].response[0].content,
-            forecast=self.games.describe(moves[at + 1], end),
-        )
-        forecast = self.games.describe(moves[at], end)
+        forecast, later = (self.games.describe(move, end) for move in moves[at : at + 2])
+        response = moves[at].response[0].content
+        prompt = fill(self.prompts.backup, response=response, forecast=later)
         return role_turns(_as_turns(moves[: at + 1]), prompt, forecast)
 
     def critique_example(self, rng: random.Random) -> CritiqueExample:
@@ -142,12 +133,7 @@ class TwentyQCorpus(Corpus):
         action = self._played_or_explored(moves[at], rng)
         other = self.player.choose_action(state, rng, without=(action,))
         mine, others = (self._imagined(moves, at, choice, rng) for choice in (action, other))
-        prompt = fill(
-            self.prompts.evaluate,
-            forecasts="\n".join(mine[: self.forecasts]),
-            others="\n".join(others[: self.forecasts]),
-        )
-        critique = write_critique(mine, others)
+        prompt, critique = self.evaluation_prompt(mine, others), write_critique(mine, others)
         turns = self._turns_up_to(moves, at, action, rng)
         refinement = turns[-1].action
         if critique.startswith("Optimality: No"):

@@ -10,7 +10,7 @@ import json
 import math
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
@@ -39,8 +39,7 @@ class Recording:
     """A played episode: the first messages, then each action and its step."""
 
     first: list[Message]
-    actions: list[str] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    turns: list[tuple[str, Step]]
 
 
 def check_env(make: EnvFactory, tasks: int = 3) -> list[str]:
@@ -60,8 +59,7 @@ def _run(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
     """The messages of a check; an exception of the environment is one."""
     found: list[str] = []
     try:
-        for text in check(*arguments):
-            found.append(text)
+        found.extend(check(*arguments))
     except Exception as error:
         what = check.__name__.strip("_").replace("_", " ")
         found.append(f"raised {error!r} in the check of {what}: report trouble as an observation")
@@ -150,10 +148,10 @@ def _after_the_end(make: EnvFactory, task: Task) -> Iterator[str]:
     for play in (_play_nonsense, _play_expert):
         env = make()
         played = play(env, task)
-        if played is None or not played.steps or not _has_ended(played.steps[-1]):
+        if played is None or not played.turns or not _has_ended(played.turns[-1][1]):
             continue
         try:
-            step = env.step(played.actions[-1])
+            step = env.step(played.turns[-1][0])
         except RuntimeError:
             continue
         if step.reward or not _has_ended(step):
@@ -166,7 +164,7 @@ def _copies(make: EnvFactory, task: Task) -> Iterator[str]:
     plays, other = copy.copy(env), copy.copy(env)
     first = plays.reset(task, 0)
     _play_nonsense(other, task)
-    if _record(plays, first, cycle(NONSENSE)) != _play_nonsense(make(), task):
+    if Recording(first, list(_play(plays, cycle(NONSENSE)))) != _play_nonsense(make(), task):
         yield "two shallow copies disturb each other: create the episode's state in reset"
 
 
@@ -178,36 +176,28 @@ def _pickles(make: EnvFactory, task: Task) -> Iterator[str]:
     except Exception as error:
         yield f"cannot be pickled ({error}): keep files, locks and lambdas off the instance"
         return
-    if _record(twin, first, cycle(NONSENSE)) != _play_nonsense(make(), task):
+    if Recording(first, list(_play(twin, cycle(NONSENSE)))) != _play_nonsense(make(), task):
         yield "a pickled episode goes on differently: keep its whole state on the instance"
 
 
 def _expert(make: EnvFactory, task: Task) -> Iterator[str]:
     played = _play_expert(make(), task)
-    if played and not (played.steps and played.steps[-1].info.get("success")):
+    if played and not (played.turns and played.turns[-1][1].info.get("success")):
         yield f"the expert fails on {task.id}: mend it, or set info['success'] on the last step"
 
 
 def _play_nonsense(env: Env, task: Task) -> Recording:
-    return _record(env, env.reset(task, 0), cycle(NONSENSE))
+    return Recording(env.reset(task, 0), list(_play(env, cycle(NONSENSE))))
 
 
 def _play_expert(env: Env, task: Task) -> Recording | None:
     """The expert's episode; None where there is no expert."""
     first, actions = env.reset(task, 0), env.expert(task)
-    return None if actions is None else _record(env, first, actions)
-
-
-def _record(env: Env, first: list[Message], actions: Iterator[str]) -> Recording:
-    recording = Recording(first)
-    for action, step in _play(env, actions):
-        recording.actions.append(action)
-        recording.steps.append(step)
-    return recording
+    return None if actions is None else Recording(first, list(_play(env, actions)))
 
 
 def _play(env: Env, actions: Iterator[str]) -> Iterator[tuple[str, Step]]:
-    """Each action and its step up to the end of the episode, `LONGEST` at most."""
+    """Each action and its step up to the end of the episode, MAX_ACTIONS at most."""
     for action in islice(actions, MAX_ACTIONS):
         step = env.step(action)
         yield action, step

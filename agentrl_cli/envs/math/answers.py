@@ -54,14 +54,11 @@ THOUSANDS = re.compile(r"^-?\d{1,3}(?:,\d{3})+(?:\.\d+)?$", re.ASCII)
 # spaces that stay: between numbers, behind a comma that would else part thousands, as in \pi r
 SPACE = re.compile(r"(\\[A-Za-z]+) (?=[A-Za-z])|(?<=,) (?!\d{3}(?!\d))|(?<![0-9,]) | (?![0-9])")
 
-INTEGER = r"\d+"
 DECIMAL = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)$", re.ASCII)
 REPEATING = re.compile(r"^([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}$", re.ASCII)
-RATIO = re.compile(rf"^([+-]?)\(?({INTEGER})/({INTEGER})\)?$", re.ASCII)
-FRACTION = re.compile(
-    rf"^([+-]?)({INTEGER})?\\frac\{{([+-]?{INTEGER})\}}\{{([+-]?{INTEGER})\}}$", re.ASCII
-)
-MIXED = re.compile(rf"^([+-]?)({INTEGER}) ({INTEGER})/({INTEGER})$", re.ASCII)
+RATIO = re.compile(r"^([+-]?)\(?(\d+)/(\d+)\)?$", re.ASCII)
+FRACTION = re.compile(r"^([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{([+-]?\d+)\}$", re.ASCII)
+MIXED = re.compile(r"^([+-]?)(\d+) (\d+)/(\d+)$", re.ASCII)
 POWER = re.compile(
     r"^([+-]?(?:\d+\.?\d*|\.\d+))\\(?:times|cdot)10\^\{?([+-]?\d{1,2})\}?$", re.ASCII
 )
@@ -132,7 +129,9 @@ def _number(text: str) -> Fraction | None:
     if DECIMAL.match(text):
         return Fraction(text)
     if found := REPEATING.match(text):
-        return _repeating(found[1], found[2], found[3], found[4])
+        sign, before, after, period = found.groups()
+        head, scale = int(f"0{before}{after}"), 10 ** len(after) * (10 ** len(period) - 1)
+        return _signed(sign, Fraction(int(f"0{before}{after}{period}") - head, scale))
     if found := RATIO.match(text):
         return _signed(found[1], Fraction(int(found[2]), int(found[3])))
     if found := FRACTION.match(text):
@@ -142,14 +141,6 @@ def _number(text: str) -> Fraction | None:
     if found := POWER.match(text):
         return Fraction(found[1]) * Fraction(10) ** int(found[2])
     return None
-
-
-def _repeating(sign: str, before: str, after: str, period: str) -> Fraction:
-    """The decimal before.after with `period` repeated for ever."""
-    head = int(f"0{before}{after}")
-    scale = 10 ** len(after) * (10 ** len(period) - 1)
-    whole = int(f"0{before}{after}{period}") - head
-    return _signed(sign, Fraction(whole, scale))
 
 
 def _signed(sign: str, value: Fraction) -> Fraction:

@@ -51,17 +51,13 @@ def _plan(*operations: str, end: str = "r") -> Plan:
     return Plan(tuple(Operation(*text) for text in operations), tuple(end))
 
 
-def _pair(low: int, high: int, second: tuple[int, int]) -> OperandSampler:
-    return lambda rng: (rng.randint(low, high), rng.randint(*second))
+def _within(*bounds: tuple[int, int]) -> OperandSampler:
+    return lambda rng: tuple(rng.randint(low, high) for low, high in bounds)
 
 
 def _difference(rng: random.Random) -> tuple[int, ...]:
     a = rng.randint(11, 40)
     return a, rng.randint(2, min(20, a - 1))
-
-
-def _triple(first: tuple[int, int], last: tuple[int, int]) -> OperandSampler:
-    return lambda rng: (rng.randint(*first), rng.randint(*first), rng.randint(*last))
 
 
 def _product_less(rng: random.Random) -> tuple[int, ...]:
@@ -75,8 +71,7 @@ def _like_fractions(rng: random.Random) -> tuple[int, ...]:
 
 
 def _unit_fractions(rng: random.Random) -> tuple[int, ...]:
-    a, b = rng.sample(range(2, 10), 2)
-    return a, b
+    return tuple(rng.sample(range(2, 10), 2))
 
 
 def _part_of_number(rng: random.Random) -> tuple[int, ...]:
@@ -105,26 +100,26 @@ def _equal_shares(rng: random.Random) -> tuple[int, ...]:
     return a, people * each - a, people
 
 
-SUM, DIFFERENCE, PRODUCT = _plan("a+b"), _plan("a-b"), _plan("a*b")
+DIGIT = (2, 9)  # bounds of an operand
+SUM, LESS, TIMES = _plan("a+b"), _plan("a-b"), _plan("a*b")
 PROBLEM_KINDS = (
-    ProblemKind("sum", 1, "Arithmetic", "What is {}+{}?", _pair(2, 20, (2, 20)), SUM, SUM, True),
     ProblemKind(
-        "difference", 1, "Arithmetic", "What is {}-{}?", _difference, DIFFERENCE, DIFFERENCE
+        "sum", 1, "Arithmetic", "What is {}+{}?", _within((2, 20), (2, 20)), SUM, SUM, True
+    ),
+    ProblemKind("difference", 1, "Arithmetic", "What is {}-{}?", _difference, LESS, LESS),
+    ProblemKind(
+        "product", 1, "Arithmetic", r"What is {}\cdot{}?", _within(DIGIT, DIGIT), TIMES, TIMES, True
     ),
     ProblemKind(
-        "product", 1, "Arithmetic", r"What is {}\cdot{}?", _pair(2, 9, (2, 9)), PRODUCT, PRODUCT,
-        True,
-    ),
-    ProblemKind(
-        "product_sum", 2, "Arithmetic", r"What is {}\cdot{}+{}?", _triple((2, 9), (2, 12)),
+        "product_sum", 2, "Arithmetic", r"What is {}\cdot{}+{}?", _within(DIGIT, DIGIT, (2, 12)),
         _plan("a*b", "r+c"), _plan("b+c", "a*r"), True,
     ),
     ProblemKind(
-        "sum_product", 2, "Arithmetic", r"What is {}+{}\cdot{}?", _triple((2, 9), (2, 9)),
+        "sum_product", 2, "Arithmetic", r"What is {}+{}\cdot{}?", _within(DIGIT, DIGIT, DIGIT),
         _plan("b*c", "a+r"), _plan("a+b", "r*c"),
     ),
     ProblemKind(
-        "group", 2, "Arithmetic", r"What is ({}+{})\cdot{}?", _triple((2, 9), (2, 9)),
+        "group", 2, "Arithmetic", r"What is ({}+{})\cdot{}?", _within(DIGIT, DIGIT, DIGIT),
         _plan("a+b", "r*c"), _plan("b*c", "a+r"), True,
     ),
     ProblemKind(
@@ -159,7 +154,7 @@ PROBLEM_KINDS = (
     ProblemKind(
         "cost", 5, "Word Problems",
         "A book costs {} dollars. How much are {} books and a card of {} dollars?",
-        _triple((2, 9), (2, 12)), _plan("a*b", "r+c"), _plan("a+c", "r*b"),
+        _within(DIGIT, DIGIT, (2, 12)), _plan("a*b", "r+c"), _plan("a+c", "r*b"),
     ),
     ProblemKind(
         "share", 5, "Word Problems",

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import chain, cycle, zip_longest
 from typing import Any, TypeVar
 
@@ -44,8 +44,7 @@ class Problem:
     def answer(self) -> Fraction:
         """The exact answer."""
         values = self.values_by_name(plan_results(self.kind.plan, self))
-        top, *bottom = (values[name] for name in self.kind.plan.end)
-        return top / bottom[0] if bottom else top
+        return reduce(operator.truediv, (values[name] for name in self.kind.plan.end))
 
     def values_by_name(self, results: Sequence[Fraction]) -> dict[str, Fraction]:
         """The numbers behind the names of a plan, after operations with these results."""
@@ -72,9 +71,9 @@ class Problem:
 def latex(value: Fraction | int) -> str:
     """A number as MATH writes it: a whole number or a reduced fraction."""
     value = Fraction(value)
-    sign = "-" if value < 0 else ""
     if value.denominator == 1:
         return str(value)
+    sign = "-" if value < 0 else ""
     return rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
 
 
@@ -214,7 +213,5 @@ def split_of(problem: Problem, seed: int) -> str:
 
 def canonical_operands(problem: Problem) -> tuple[int, ...]:
     """The operands, those that commute in order."""
-    a, b, *rest = problem.operands
-    if problem.kind.commutes and a > b:
-        a, b = b, a
-    return (a, b, *rest)
+    pair, rest = problem.operands[:2], problem.operands[2:]
+    return (*(sorted(pair) if problem.kind.commutes else pair), *rest)

@@ -31,18 +31,15 @@ def read_splits(
     of `data`; or a share of the rows, drawn by problem. Raises UserError for what cannot be read.
     """
     splits = _parse_splits(data)
-    everything = list(chain(*splits.values()))
+    rows = list(chain(*splits.values()))
     if test_data is not None:
         test = list(chain(*_parse_splits(test_data).values()))
-        tested = {row["problem"] for row in test}
-        train = [row for row in everything if row["problem"] not in tested]
     elif {"train", "test"} <= splits.keys():
-        train, test = splits["train"], splits["test"]
+        return {"train": splits["train"], "test": splits["test"]}
     else:
-        is_test = [_is_test_problem(row["problem"], test_share, seed) for row in everything]
-        test = [row for row, chosen in zip(everything, is_test, strict=True) if chosen]
-        train = [row for row, chosen in zip(everything, is_test, strict=True) if not chosen]
-    return {"train": train, "test": test}
+        test = [row for row in rows if _is_test_problem(row["problem"], test_share, seed)]
+    tested = {row["problem"] for row in test}
+    return {"train": [row for row in rows if row["problem"] not in tested], "test": test}
 
 
 def parse_rows(source: str, rows: Iterable[tuple[int, Any]]) -> Iterable[Row]:
@@ -62,11 +59,10 @@ def parse_rows(source: str, rows: Iterable[tuple[int, Any]]) -> Iterable[Row]:
 def _parse_splits(data: str) -> dict[str, list[Row]]:
     """Every split's rows; where there are several, the ids of one begin with its name."""
     splits = {name: list(parse_rows(data, rows)) for name, rows in _numbered_rows(data).items()}
-    if len(splits) == 1:
-        return splits
-    return {
-        name: [row | {"id": f"{name}-{row['id']}"} for row in rows] for name, rows in splits.items()
-    }
+    if len(splits) > 1:
+        for name, rows in splits.items():
+            splits[name] = [row | {"id": f"{name}-{row['id']}"} for row in rows]
+    return splits
 
 
 def solution_steps(row: Row) -> list[str]:
@@ -139,8 +135,8 @@ def _parquet(path: Path) -> list[Any]:
     try:
         return parquet.read_table(path).to_pylist()
     except (OSError, ArrowException) as error:
-        reason = _first_line(error)
-        raise UserError(f"cannot read '{path}' ({reason}); give a Parquet file") from None
+        why = _first_line(error)
+        raise UserError(f"cannot read '{path}' ({why}); give a Parquet file") from None
 
 
 def _dataset(data: str) -> dict[str, Iterable[Any]]:

@@ -32,8 +32,8 @@ def accuracy_by_part(tasks: Tasks) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name in sorted(parts):
         interval = cluster_bootstrap(parts[name])
-        bounds = {f"{name}_low": interval.low, f"{name}_high": interval.high}
-        metrics |= {name: interval.mean} | bounds
+        metrics[name] = interval.mean
+        metrics[f"{name}_low"], metrics[f"{name}_high"] = interval.low, interval.high
     return metrics
 
 
@@ -55,7 +55,8 @@ def pass_and_majority(tasks: Tasks) -> dict[str, float]:
 
 def majority_is_correct(group: list[Episode]) -> bool:
     """Whether the commonest answer is right; of equally common ones the first; no box, no vote."""
-    votes = [(str(e.turns[-1].info["answer"]), e) for e in group if _answered(e)]
+    boxed = [e for e in group if e.turns and e.turns[-1].info.get("answer")]
+    votes = [(str(e.turns[-1].info["answer"]), e) for e in boxed]
     if not votes:
         return False
     winner = Counter(answer for answer, _ in votes).most_common(1)[0][0]
@@ -73,10 +74,6 @@ def reply_metrics(episodes: list[Episode]) -> dict[str, float]:
         "replies_timed_out": _mean(float(reason == "timeout") for reason in reasons),
         "replies_crashed": _mean(float(reason == "crash") for reason in reasons),
     }
-
-
-def _answered(episode: Episode) -> bool:
-    return bool(episode.turns) and bool(episode.turns[-1].info.get("answer"))
 
 
 def _metric_word(text: str) -> str:

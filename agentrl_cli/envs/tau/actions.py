@@ -112,9 +112,8 @@ def _load_json(text: str) -> tuple[Any, str]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return None, str(error)
-    return (
-        (None, f"deeper than {MAX_CALL_DEPTH}") if _depth(value) > MAX_CALL_DEPTH else (value, "")
-    )
+    too_deep = _depth(value) > MAX_CALL_DEPTH
+    return (None, f"deeper than {MAX_CALL_DEPTH}") if too_deep else (value, "")
 
 
 def _depth(value: Any) -> int:

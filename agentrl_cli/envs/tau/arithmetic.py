@@ -8,14 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_BITS = 1 << 22  # bits of all integers on the way; no float holds nearly as many
-BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
-}
-UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
@@ -74,7 +72,7 @@ def _apply(node: ast.expr, given: list[Any]) -> Any:
     if isinstance(node, ast.BinOp):
         return _binary(node.op, *given)
     if isinstance(node, ast.UnaryOp):
-        return UNARY[type(node.op)](*given)
+        return OPERATORS[type(node.op)](*given)
     if isinstance(node, ast.Call):
         raise _not_callable(node, *given)
     if isinstance(node, ast.Tuple) and not node.elts:
@@ -97,7 +95,7 @@ def _not_callable(node: ast.Call, called: Any, argument: Any = ()) -> TypeError:
 
 def _binary(kind: ast.operator, left: Any, right: Any) -> Any:
     if not isinstance(kind, ast.Pow):
-        return BINARY[type(kind)](left, right)
+        return OPERATORS[type(kind)](left, right)
     whole = isinstance(left, int) and isinstance(right, int)
     if whole and right > 0 and left.bit_length() * right > MAX_BITS and abs(left) > 1:
         raise OverflowError("int too large to convert to float")

@@ -68,7 +68,7 @@ def load_domain(name: str, folder: str) -> Domain:
         tools={tool.__name__: tool for tool in (*reads, *writes)},
         writes=frozenset(tool.__name__ for tool in writes),
         schemas=tuple(_schemas(root)),
-        policy=_text(_first_existing(root / "policy.md", root / "wiki.md")),
+        policy=_read_file(_first_existing(root / "policy.md", root / "wiki.md"), str),
         tasks={split: tuple(_tasks(root, split, tables["users"])) for split in SPLITS},
     )
 
@@ -174,10 +174,6 @@ def _literal(node: ast.AST | None) -> Any:
 
 def _first_existing(*files: Path) -> Path:
     return next((file for file in files if file.is_file()), files[0])
-
-
-def _text(file: Path) -> str:
-    return _read_file(file, str)
 
 
 def _read_file(file: Path, read: Callable[[str], Any]) -> Any:

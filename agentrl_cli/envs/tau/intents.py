@@ -58,11 +58,7 @@ def sentences(text: str) -> list[str]:
 
 def asks_identity(text: str) -> bool:
     """Whether a sentence asks who the user is; one that asks for a yes does not."""
-    about = (
-        sentence
-        for sentence in sentences(text)
-        if IDENTITY.search(sentence) and ASKS.search(sentence)
-    )
+    about = [s for s in sentences(text) if IDENTITY.search(s) and ASKS.search(s)]
     return any(not asks_confirmation(sentence) for sentence in about)
 
 
@@ -72,18 +68,13 @@ def asks_confirmation(text: str) -> bool:
         return True
     if DETAIL.search(text) and not ORDER_ID.search(text):
         return False
-    asking = [sentence for sentence in sentences(text) if CONFIRM.search(sentence)]
-    return any(
-        EXPLICIT.search(sentence) or not OPEN_QUESTION.search(sentence) for sentence in asking
-    )
+    asking = [s for s in sentences(text) if CONFIRM.search(s)]
+    return any(EXPLICIT.search(s) or not OPEN_QUESTION.search(s) for s in asking)
 
 
 def asks_something(text: str) -> bool:
     """Whether a sentence asks the user for something other than a further wish."""
-    return any(
-        REQUESTS.search(sentence) and not ANYTHING_ELSE.search(sentence)
-        for sentence in sentences(text)
-    )
+    return any(REQUESTS.search(s) and not ANYTHING_ELSE.search(s) for s in sentences(text))
 
 
 def asks_for_more(text: str) -> bool:

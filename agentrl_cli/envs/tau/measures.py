@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from agentrl_cli.core.statistics import cluster_bootstrap, pass_hat_k
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import episodes_by_task
@@ -20,12 +22,13 @@ def summarise(domain: Domain, episodes: list[Episode]) -> dict[str, float]:
     tasks = episodes_by_task(episodes)
     played = [[episode.success for episode in group] for group in tasks]
     idle_wins = sum(won_by_doing_nothing(domain, group[0].task.data) for group in tasks)
-    calls = [sum(_is_call(turn.info) for turn in episode.turns) for episode in episodes]
+    tools = [turn.info.get("tool") for episode in episodes for turn in episode.turns]
+    blamed = Counter(map(blame, episodes))
     return {
         **_pass_hat_metrics(played),
         "do_nothing": idle_wins / len(tasks),
-        **{f"failed_by_{who}": _share_blamed(episodes, who) for who in BLAMED},
-        "tool_calls": sum(calls) / len(episodes),
+        **{f"failed_by_{who}": blamed[who] / len(episodes) for who in BLAMED},
+        "tool_calls": sum(tool not in (None, "", "respond") for tool in tools) / len(episodes),
     }
 
 
@@ -42,17 +45,6 @@ def _pass_hat_metrics(played: list[list[bool]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for k in range(1, min(LARGEST_K, *map(len, played)) + 1):
         interval = cluster_bootstrap([[pass_hat_k(successes, k)] for successes in played])
-        found |= {
-            f"pass_hat_{k}": interval.mean,
-            f"pass_hat_{k}_low": interval.low,
-            f"pass_hat_{k}_high": interval.high,
-        }
+        found[f"pass_hat_{k}"] = interval.mean
+        found[f"pass_hat_{k}_low"], found[f"pass_hat_{k}_high"] = interval.low, interval.high
     return found
-
-
-def _share_blamed(episodes: list[Episode], who: str) -> float:
-    return sum(blame(episode) == who for episode in episodes) / len(episodes)
-
-
-def _is_call(info: dict[str, object]) -> bool:
-    return info.get("tool") not in (None, "", "respond")

@@ -36,9 +36,8 @@ class MiniUser(User):
             return Reply(self._confirm(words))
         if re.search(r"\bmore\b", words):
             return Reply(self._more())
-        if COMPLETION.search(words) or (
-            self.wishes[0]["kind"] == "status" and STATUS.search(words)
-        ):
+        asks_status = self.wishes[0]["kind"] == "status"
+        if COMPLETION.search(words) or (asks_status and STATUS.search(words)):
             return self._next()
         return Reply(self._state())
 

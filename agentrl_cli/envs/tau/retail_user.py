@@ -96,12 +96,8 @@ def request_text(wish: Request) -> str:
 
 
 def _item_text(item: Item) -> str:
-    now = f" ({_options_text(item.options)})" if item.options else ""
-    return (
-        f"{item.name}{now} for one with {_options_text(item.wanted)}"
-        if item.wanted
-        else item.name + now
-    )
+    text = f"{item.name} ({_options_text(item.options)})" if item.options else item.name
+    return f"{text} for one with {_options_text(item.wanted)}" if item.wanted else text
 
 
 def _options_text(options: dict[str, str]) -> str:

@@ -67,7 +67,8 @@ class TwentyQ(Env):
     def tasks(self, split: str) -> list[Task]:
         """One task per object of the split."""
         names = self.world_table.split(split, self.test_objects, self.split_seed)
-        return [Task(self._id(name), split, {"object": name}) for name in names]
+        stem = f"twentyq-{Path(self.world).stem}"
+        return [Task(f"{stem}-{name.replace(' ', '-')}", split, {"object": name}) for name in names]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
         """Hide the task's object. Only the expert draws from the seed."""
@@ -106,9 +107,6 @@ class TwentyQ(Env):
             draw = random.Random(derive_seed("twentyq", "expert", game.seed, game.turn))
             yield expert_turn(self.world_table, game.candidates, self.turns - game.turn, draw)
 
-    def _id(self, name: str) -> str:
-        return f"twentyq-{Path(self.world).stem}-{name.replace(' ', '-')}"
-
     def _running(self) -> Game:
         if self.game is None or self.game.over:
             raise RuntimeError("no game is running: call reset on a fresh instance")
@@ -142,10 +140,8 @@ class TwentyQ(Env):
         """The objects that also fit the true answer to what was asked."""
         game, answers = self._running(), self.world_table.answers
         if isinstance(parsed, Question):
-            answer = answers[game.secret][parsed.attribute]
-            return tuple(
-                name for name in game.candidates if answers[name][parsed.attribute] == answer
-            )
+            key, answer = parsed.attribute, answers[game.secret][parsed.attribute]
+            return tuple(name for name in game.candidates if answers[name][key] == answer)
         if parsed == Guess(game.secret):
             return (game.secret,)
         return tuple(name for name in game.candidates if parsed != Guess(name))

@@ -21,9 +21,8 @@ def expert_turn(
     world: World, candidates: tuple[str, ...], turns_left: int, draw: random.Random
 ) -> str:
     """A whole turn: the thought (the object to be guessed, or any that fits) and the action."""
-    attributes = (
-        best_attributes(world, candidates) if len(candidates) > 2 and turns_left > 1 else ()
-    )
+    asks = len(candidates) > 2 and turns_left > 1
+    attributes = best_attributes(world, candidates) if asks else ()
     name = draw.choice(candidates)
     action = world.question(draw.choice(attributes)) if attributes else world.guess(name)
     return f"Maybe {world.nouns[name]}. {closeness(len(candidates))}\n{action}"

@@ -97,15 +97,11 @@ def _questions(world: World) -> dict[str, Question]:
 def _names(world: World) -> dict[str, str]:
     """From every key of every form of a name to its object; an object's own name goes first."""
     found: dict[str, str] = {}
-    for forms in (_own_forms, _other_forms):
-        for name in world.objects:
-            for form in forms(world, name):
-                found.setdefault(_name_key(normalise(form) or ""), name)
+    own = [(name, form) for name in world.objects for form in (name, world.nouns[name])]
+    other = [(name, form) for name in world.objects for form in _other_forms(world, name)]
+    for name, form in own + other:
+        found.setdefault(_name_key(normalise(form) or ""), name)
     return found
-
-
-def _own_forms(world: World, name: str) -> list[str]:
-    return [name, world.nouns[name]]
 
 
 def _other_forms(world: World, name: str) -> list[str]:

@@ -52,8 +52,7 @@ class World:
     def phrasings(self, attribute: str) -> tuple[tuple[str, bool], ...]:
         """All questions for an attribute as (text, negated): as written, then their negations."""
         plain = self.texts[attribute]
-        negated = ((table.negate(text), True) for text in plain)
-        return (*((text, False) for text in plain), *negated)
+        return tuple([(t, False) for t in plain] + [(table.negate(t), True) for t in plain])
 
     def guess(self, object: str) -> str:
         """The question that guesses an object."""
@@ -113,9 +112,7 @@ def _from_table(name: str) -> World:
         nouns={thing.name: thing.noun for thing in things},
         variants={thing.name: thing.variants for thing in things},
         texts=texts,
-        answers={
-            thing.name: {key: thing.cells.get(key, "no") for key in texts} for thing in things
-        },
+        answers={row.name: {key: row.cells.get(key, "no") for key in texts} for row in things},
     )
 
 
