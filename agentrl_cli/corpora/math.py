@@ -114,7 +114,7 @@ class MathCorpus(Corpus):
         """What a thought led to: the environment's words from there on, and the outcome."""
         attempts = self._attempts(rng)
         cut = _draw_cut(attempts, rng)
-        forecast = _true_forecast(_responses(attempts[len(cut.attempts) - 1 :]))
+        forecast = _true_forecast([a.response for a in attempts[len(cut.attempts) - 1 :]])
         return role_turns(_seen(cut.attempts, cut.step + 1), self.prompts.forecast, forecast)
 
     def backup(self, rng: random.Random) -> list[Turn]:
@@ -125,7 +125,7 @@ class MathCorpus(Corpus):
             is_last_step = cut.step + 1 == len(cut.solution.steps)
             if not is_last_step or len(cut.attempts) < len(attempts):
                 break
-        responses = _responses(attempts[len(cut.attempts) - 1 :])
+        responses = [attempt.response for attempt in attempts[len(cut.attempts) - 1 :]]
         response = responses[0] if is_last_step else ""
         later = _true_forecast(responses[1:] if is_last_step else responses)
         prompt = fill(self.prompts.backup, response=response, forecast=later)
@@ -193,10 +193,6 @@ def _seen(attempts: list[Attempt], end: int) -> list[Turn]:
     for turn in turns:
         turn.info = dict(UNTRAINED)
     return turns
-
-
-def _responses(attempts: list[Attempt]) -> list[str]:
-    return [attempt.response for attempt in attempts]
 
 
 def _true_forecast(responses: list[str]) -> str:

@@ -50,8 +50,7 @@ class Solution:
 
     def before(self, step: int) -> Solution:
         """What was written before that step."""
-        first = self.first_wrong
-        first = first if first is not None and first < step else None
+        first = None if self.first_wrong is None or self.first_wrong >= step else self.first_wrong
         return Solution(self.problem, self.plan, self.results[:step], self.steps[:step], first)
 
 

@@ -188,9 +188,8 @@ def true_forecast(played: list[Transition]) -> str:
     """A forecast that came true: the response, what was then written, and how it ended."""
     response = played[0].step.messages[-1].content.split("\n")[0]
     writes = [later.step.messages[-1].content for later in played[1:] if _is_write(later)]
-    rest = f" {writes[-1]}" if writes else ""
-    end = SUCCESS if played[-1].step.reward else FAILURE
-    return f"{response}{rest} {end}" if not played[0].step.done else f"{response} {end}"
+    written = writes[-1:] if not played[0].step.done else []
+    return " ".join([response, *written, SUCCESS if played[-1].step.reward else FAILURE])
 
 
 def write_critique(mine: list[str], others: list[str]) -> str:
@@ -207,8 +206,7 @@ def _is_write(played: Transition) -> bool:
 
 def _as_turns(played: list[Transition]) -> list[Turn]:
     turns = [Turn(list(t.before.observation), t.action, [], [], []) for t in played]
-    system = Message("system", played[0].before.env.system())
-    turns[0].observation = [system, *turns[0].observation]
+    turns[0].observation.insert(0, Message("system", played[0].before.env.system()))
     return turns
 
 

@@ -50,10 +50,8 @@ class TwentyQCorpus(Corpus):
             question = world.question(attribute)
             answer = answer_sentence(self.player.answer(question, secret))
             turns.append(Turn([Message("user", question)], answer, [], [], []))
-        first = turns[0].observation[0].content
-        turns[0].observation = [
-            Message("system", "Answer the questions."), Message("user", f"{fact} {first}"),
-        ]  # fmt: skip
+        first = Message("user", f"{fact} {turns[0].observation[0].content}")
+        turns[0].observation = [Message("system", "Answer the questions."), first]
         return turns
 
     def fits(self, rng: random.Random) -> list[Turn]:

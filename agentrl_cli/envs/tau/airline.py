@@ -39,12 +39,9 @@ def get_reservation_details(data: Database, reservation_id: Any) -> str:
 
 def search_direct_flight(data: Database, origin: Any, destination: Any, date: Any) -> str:
     """Flights that can be booked on that day."""
-    found = []
-    for flight in data["flights"].values():
-        if flight["origin"] == origin and flight["destination"] == destination:
-            if date in flight["dates"] and flight["dates"][date]["status"] == "available":
-                found.append(_on_date(flight, date))
-    return json.dumps(found)
+    flights = data["flights"].values()
+    found = [f for f in flights if f["origin"] == origin and f["destination"] == destination]
+    return json.dumps([_on_date(flight, date) for flight in found if _is_available(flight, date)])
 
 
 def search_onestop_flight(data: Database, origin: Any, destination: Any, date: Any) -> str:
@@ -167,15 +164,16 @@ def _on_date(flight: Record, date: Any) -> Record:
     return {key: value for key, value in flight.items() if key != "dates"} | flight["dates"][date]
 
 
+def _is_available(flight: Record, date: Any) -> bool:
+    return date in flight["dates"] and flight["dates"][date]["status"] == "available"
+
+
 def _connection(first: Record, second: Record, date: Any) -> list[list[Record]]:
     arrival = first["scheduled_arrival_time_est"]
     following = f"2024-05-{int(date[-2:]) + 1}" if "+1" in arrival else date
     if arrival > second["scheduled_departure_time_est"]:
         return []
-    if date not in first["dates"] or following not in second["dates"]:
-        return []
-    days = first["dates"][date], second["dates"][following]
-    if any(day["status"] != "available" for day in days):
+    if not (_is_available(first, date) and _is_available(second, following)):
         return []
     return [[_on_date(first, date) | {"date": date}, _on_date(second, date) | {"date": following}]]
 

@@ -91,20 +91,19 @@ class TauBench(Env):
     def system(self) -> str:
         """The policy; for `react` also the tools and the form of an action."""
         domain = self.domain_data
-        if self.actions == "react":
-            return domain.policy + REACT.format(tools=json.dumps(list(domain.schemas)))
-        return domain.policy
+        form = REACT.format(tools=json.dumps(domain.schemas)) if self.actions == "react" else ""
+        return domain.policy + form
 
     def tasks(self, split: str) -> list[Task]:
         """The tasks of train, dev or test; a domain may have none of a split."""
         if split not in SPLITS:
             raise UserError(f"split '{split}' is unknown; use one of {', '.join(SPLITS)}")
-        tasks = self.domain_data.tasks
-        if self.user != "scripted" or not self.holdout:
-            return self._tasks(tasks[split], split, split)
-        rows, kept = tasks["train"], max(0, len(tasks["train"]) - self.holdout)
-        chosen = {"train": rows[:kept], "dev": (), "test": rows[kept:]}[split]
-        return self._tasks(chosen, "train", split)
+        source, rows = split, self.domain_data.tasks[split]
+        if self.user == "scripted" and self.holdout:
+            source, rows = "train", self.domain_data.tasks["train"]
+            kept = max(0, len(rows) - self.holdout)
+            rows = {"train": rows[:kept], "dev": (), "test": rows[kept:]}[split]
+        return [Task(f"{self.domain}-{source}-{row['id']}", split, row) for row in rows]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
         """A fresh database and a user who speaks first."""
@@ -149,9 +148,6 @@ class TauBench(Env):
         """pass^k, whose fault failures were, and what doing nothing would have won."""
         return measures.summarise(self.domain_data, episodes)
 
-    def _tasks(self, rows: tuple[dict[str, Any], ...], source: str, split: str) -> list[Task]:
-        return [Task(f"{self.domain}-{source}-{row['id']}", split, row) for row in rows]
-
     def _user(self, task: dict[str, Any], seed: int) -> User:
         if self.user == "silent":
             return SilentUser()
@@ -187,16 +183,15 @@ class TauBench(Env):
         else:
             info["invalid"] |= action.name not in domain.tools
             info["unconfirmed"] = action.name in domain.writes and not conversation.confirmed
-            answer = call_tool(
-                domain.tools, domain.name, conversation.database, action.name, action.arguments
-            )
+            data, arguments = conversation.database, action.arguments
+            answer = call_tool(domain.tools, domain.name, data, action.name, arguments)
         answer = encodable(answer)
         info["tool_error"] = answer.startswith("Error")
         if action.name in domain.writes and not info["tool_error"]:
             conversation.confirmed = False
-        if self.actions == "react":
-            return Message("user", f"API output: {answer}"), action.name == domain.terminal_tool
-        return Message("tool", answer), action.name == domain.terminal_tool
+        is_react = self.actions == "react"
+        message = Message("user", f"API output: {answer}") if is_react else Message("tool", answer)
+        return message, action.name == domain.terminal_tool
 
     def _reward(self, info: dict[str, Any]) -> float:
         end = self._running()

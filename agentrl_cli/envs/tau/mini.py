@@ -103,7 +103,7 @@ def make_shop(rng: random.Random, customers: int, test_customers: int = 0) -> Do
     )  # fmt: skip
 
 
-def expert_texts(task: dict[str, Any], tables: Tables) -> Iterator[str]:
+def expert_texts(task: Record, tables: Tables) -> Iterator[str]:
     """The right actions for a task of a shop, to be sent one by one."""
     yield "What is your zip?"
     yield f"find({task['zip']})"
@@ -118,7 +118,7 @@ def expert_texts(task: dict[str, Any], tables: Tables) -> Iterator[str]:
                 break
 
 
-def _fulfil(wish: dict[str, Any], number: str, status: str) -> Iterator[str]:
+def _fulfil(wish: Record, number: str, status: str) -> Iterator[str]:
     if wish["kind"] == "status":
         yield f"It is {status}."
     elif status != REQUIRED_STATUS[wish["kind"]]:
@@ -137,8 +137,8 @@ def _fulfil(wish: dict[str, Any], number: str, status: str) -> Iterator[str]:
 
 def _tasks(
     tables: Tables, rng: random.Random, train_customers: int
-) -> dict[str, tuple[dict[str, Any], ...]]:
-    rows: dict[str, list[dict[str, Any]]] = {"train": [], "dev": [], "test": []}
+) -> dict[str, tuple[Record, ...]]:
+    rows: dict[str, list[Record]] = {"train": [], "dev": [], "test": []}
     for i, (user_id, user) in enumerate(tables["users"].items()):
         tasks = rows["train" if i < train_customers else "test"]
         for kind in (*TASK_KINDS, RARE_TASK_KINDS[i % len(RARE_TASK_KINDS)]):
@@ -147,14 +147,11 @@ def _tasks(
     return {split: tuple(tasks) for split, tasks in rows.items()}
 
 
-def _wishes(
-    kind: str, orders: list[tuple[str, Record]], rng: random.Random
-) -> list[dict[str, Any]]:
+def _wishes(kind: str, orders: list[tuple[str, Record]], rng: random.Random) -> list[Record]:
     """What the user asks for one after the other, with the number of the order it is in."""
     status = {"cancel": "pending", "late": "delivered", "early": "pending"}.get(kind, "delivered")
     if kind == "both":
-        pair = [*_wishes("more", orders, rng), *_wishes("cancel", orders, rng)]
-        return rng.sample(pair, 2)
+        return rng.sample(_wishes("more", orders, rng) + _wishes("cancel", orders, rng), 2)
     fitting = [pair for pair in orders if kind == "status" or pair[1]["status"] == status]
     number, order = rng.choice(fitting)
     item, *others = rng.sample(order["items"], len(order["items"]))
@@ -163,10 +160,10 @@ def _wishes(
     return [{"kind": act, "item": item, "more": more, "order": number, "right": order["status"]}]
 
 
-def _task(number: int, user_id: str, zip: str, wishes: list[dict[str, Any]]) -> dict[str, Any]:
+def _task(number: int, user_id: str, zip: str, wishes: list[Record]) -> Record:
     actions, outputs, sentences = [], [], []
     for wish in wishes:
-        arguments: dict[str, Any] = {"order": wish["order"]}
+        arguments: Record = {"order": wish["order"]}
         if wish["kind"] == "return":
             arguments["items"] = [wish["item"], *wish["more"]]
         if wish["kind"] == "status":
@@ -182,7 +179,7 @@ def _task(number: int, user_id: str, zip: str, wishes: list[dict[str, Any]]) -> 
     }  # fmt: skip
 
 
-def wish_sentence(wish: dict[str, Any], please: str = "Please") -> str:
+def wish_sentence(wish: Record, please: str = "Please") -> str:
     """A wish in a customer's words, all but what it wants more."""
     return {
         "return": f"{please} return my {wish['item']}.",
@@ -191,7 +188,7 @@ def wish_sentence(wish: dict[str, Any], please: str = "Please") -> str:
     }[wish["kind"]]
 
 
-def _schema(name: str) -> dict[str, Any]:
+def _schema(name: str) -> Record:
     known = {"find": ["zip"], "return": ["order", "items"], "transfer": []}.get(name, ["order"])
     kinds = {key: {"type": "string"} for key in known}
     about = {"type": "object", "properties": kinds, "required": known}

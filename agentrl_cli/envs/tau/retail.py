@@ -12,6 +12,7 @@ from agentrl_cli.envs.tau.calls import Tool
 from agentrl_cli.envs.tau.database import Database, Record
 from agentrl_cli.envs.tau.shared import calculate, get_user_details, think, transfer_to_human_agents
 
+ADDRESS = ("address1", "address2", "city", "state", "country", "zip")
 REASONS = ["no longer needed", "ordered by mistake"]
 
 
@@ -229,13 +230,8 @@ def _payment_entry(kind: str, amount: int | float, method_id: Any) -> Record:
     return {"transaction_type": kind, "amount": amount, "payment_method_id": method_id}
 
 
-def _address(
-    address1: Any, address2: Any, city: Any, state: Any, country: Any, zip: Any
-) -> Record:  # fmt: skip
-    return {
-        "address1": address1, "address2": address2, "city": city, "state": state,
-        "country": country, "zip": zip,
-    }  # fmt: skip
+def _address(*parts: Any) -> Record:
+    return dict(zip(ADDRESS, parts, strict=True))
 
 
 READS: tuple[Tool, ...] = (
