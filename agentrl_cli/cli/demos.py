@@ -11,16 +11,17 @@ from agentrl_cli.rollout.expert_demos import expert_episodes
 
 
 def write_demos(overrides: list[str], config_dir: Path | None = None) -> tuple[Path, int]:
-    """`agentrl demos env=... n=... out=...`: the file, and how many episodes it holds.
-
-    Raises UserError where `n` or `out` is missing or wrong, or the environment has no expert.
-    """
-    count, out = _whole_number(_value(overrides, "n")), Path(_value(overrides, "out"))
+    """`agentrl demos env=... n=... out=...`: the file, and how many episodes it holds. Raises
+    UserError where `n` or `out` is missing or wrong, or the environment has no expert."""
+    number, out = _value(overrides, "n"), Path(_value(overrides, "out"))
+    if not number.isdecimal():
+        raise UserError(f"n is '{number}'; give a whole number")
+    require_at_least(1, n=int(number))
     rest = [text for text in overrides if not text.startswith(("n=", "out="))]
     cfg = check(compose(rest, config_dir), skip=("algo", "hardware", "model", "rollout"))
     if out.exists():
         raise UserError(f"'{out}' exists; choose another out=")
-    episodes = expert_episodes(build(cfg.env), count, cfg.seed)
+    episodes = expert_episodes(build(cfg.env), int(number), cfg.seed)
     with files.explain_write_errors(out.parent, "choose another out="):
         files.write_jsonl(out, (episode.to_json() for episode in episodes))
     return out, len(episodes)
@@ -31,10 +32,3 @@ def _value(overrides: list[str], name: str) -> str:
     if len(values) != 1 or not values[0]:
         raise UserError("say how many episodes and where to; for example n=128 out=demos.jsonl")
     return values[0]
-
-
-def _whole_number(text: str) -> int:
-    if not text.isdecimal():
-        raise UserError(f"n is '{text}'; give a whole number")
-    require_at_least(1, n=int(text))
-    return int(text)

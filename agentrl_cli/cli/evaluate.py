@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from omegaconf import DictConfig
 
 from agentrl_cli.config.compose import build, check, chosen_option, compose, load
 from agentrl_cli.runs.find import find_run
@@ -11,22 +13,17 @@ from agentrl_cli.runs.run import read_checkpoint
 from agentrl_cli.training.assemble import Parts, assemble
 from agentrl_cli.training.evaluate import compare_search, evaluate
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
 
 def evaluate_command(
     ref: str | None, overrides: list[str], config_dir: Path | None = None
 ) -> dict[str, Any]:
     """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None; a run's record
     is appended to its evaluations.jsonl. Raises UserError where there is no such run."""
-    if ref is None:
-        cfg = check(compose(overrides, config_dir))
-        parts = assemble(cfg, None, learns=False)
-        return {"model": "base", **evaluate_as_chosen(cfg, parts, 0)}
-    run = find_run(ref, Path("runs"))
-    cfg = check(load(run.config_file, overrides))
+    run = find_run(ref) if ref is not None else None
+    cfg = check(load(run.config_file, overrides) if run else compose(overrides, config_dir))
     parts = assemble(cfg, None, learns=False)
+    if run is None:
+        return {"model": "base", **evaluate_as_chosen(cfg, parts, 0)}
     folder = run.latest_checkpoint()
     step = int(read_checkpoint(folder)["step"])
     parts.restore_models(folder)

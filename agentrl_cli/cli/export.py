@@ -31,10 +31,8 @@ TOLERANCE = 1e-3  # of a logit, merged against adapted, in float32
 
 def export(ref: str, target: Path) -> tuple[Run, int]:
     """Write the policy to `target` in the number format that it trained in; the run, and the step.
-
     Raises UserError for an unknown run, a `target` that holds something or cannot be written, and
-    an adapter that cannot be merged; `target` then is as it was.
-    """
+    an adapter that cannot be merged; `target` then is as it was."""
     run = find_run(ref)
     checkpoint = run.latest_checkpoint()
     cfg = check(load(run.config_file, []), skip=UNUSED)

@@ -1,7 +1,5 @@
 """The verbs. Results go to stdout, talk to stderr; what a verb does is imported when it is called.
-
-Exit codes: 0 done, 1 the run failed, 2 an impossible request, 130 interrupted after saving.
-"""
+Exit codes: 0 done, 1 the run failed, 2 an impossible request, 130 interrupted after saving."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ app = typer.Typer(
 )
 
 
-def _print_version(is_set: bool) -> None:
+def _version(is_set: bool) -> None:
     if is_set:
         typer.echo(f"agentrl {__version__}")
         raise typer.Exit
@@ -51,9 +49,7 @@ def _print_version(is_set: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True)
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
 ) -> None:
     """Train and compare LLM agents beyond plain policy gradients."""
     # Threads that spin while they wait slow a tiny model tenfold beside any other work.
@@ -205,13 +201,10 @@ def _refuse_groups(config_dir: Path | None, reason: str) -> None:
 
 
 def _print_record(record: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(record))
-        return
     width = max(map(len, record))
-    for name, value in record.items():
-        text = f"{value:.3f}" if isinstance(value, float) else value
-        typer.echo(f"{name:<{width}}  {text}")
+    texts = {k: f"{v:.3f}" if isinstance(v, float) else v for k, v in record.items()}
+    lines = [f"{name:<{width}}  {text}" for name, text in texts.items()]
+    typer.echo(json.dumps(record) if as_json else "\n".join(lines))
 
 
 app.add_typer(read_only.app)

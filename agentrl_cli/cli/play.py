@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from omegaconf import DictConfig
 
 from agentrl_cli.config.compose import build, check, compose, load
 from agentrl_cli.config.schema import nearest
@@ -19,9 +21,6 @@ from agentrl_cli.report.episode import render
 from agentrl_cli.report.text import labelled, safe
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import Run
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 SPLITS = ("test", "train", "dev")  # where a task is searched; an unnamed one is of the first
 
@@ -42,9 +41,8 @@ def play(
 
 def play_person(env: Env, task: Task, seed: int) -> None:
     """Show what the world says and send it lines of stdin until the episode or the input ends."""
-    first = env.reset(task, seed)
+    first, reward = env.reset(task, seed), 0.0
     _show([Message("system", env.system()), *first])
-    reward = 0.0
     for line in _typed_lines():
         step = env.step(line)
         reward += step.reward
@@ -163,8 +161,7 @@ def _show(messages: list[Message]) -> None:
 
 
 def play_with_policy(cfg: DictConfig, run: Run | None, task: Task) -> Episode:
-    """One episode of a task by a run's policy (without a run: by the one that the configuration
-    starts from), annotated."""
+    """One annotated episode of a task by a run's policy, or by the starting one without a run."""
     from agentrl_cli.training.assemble import assemble
     from agentrl_cli.training.evaluate import task_starts
 

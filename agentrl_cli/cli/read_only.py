@@ -36,8 +36,7 @@ def show(
     from agentrl_cli.report.episode import FILTERS, find_episode, render
     from agentrl_cli.runs.find import find_run
 
-    flags = dict(zip(FILTERS, (won, lost, changed), strict=True))
-    filters = [name for name, is_set in flags.items() if is_set]
+    filters = [name for name, is_set in zip(FILTERS, (won, lost, changed), strict=True) if is_set]
     source = find_run(run)
     match = find_episode(source, episode, step, filters)
     if as_json:
@@ -77,7 +76,8 @@ def report(
     comparison = gather(runs, against, threshold)
     for note in comparison.notes:
         typer.echo(note, err=True)
-    text = markdown(comparison) if as_markdown else render(comparison, _width())
+    width = None if sys.stdout.isatty() else 200  # wide enough for any table in a pipe
+    text = markdown(comparison) if as_markdown else render(comparison, width)
     typer.echo(json.dumps(comparison.to_json()) if as_json else text)
     typer.echo(f"page: {write(comparison, out or folder_for(runs), pages)}", err=True)
 
@@ -96,14 +96,12 @@ def ls(
     rows, folders = [run_row(run) for run in list_runs(folder)], folders_of_runs(folder)
     for note in notes(rows):
         typer.echo(note, err=True)
+    tables = [*([render(rows)] if rows else []), *([render_folders(folders)] if folders else [])]
     if as_json:
         typer.echo(json.dumps(rows))
-        return
-    if rows:
-        typer.echo("\n".join(render(rows)))
-    if folders:
-        typer.echo("\n".join([*([""] if rows else []), *render_folders(folders)]))
-    if not rows and not folders:
+    elif tables:
+        typer.echo("\n\n".join(map("\n".join, tables)))
+    else:
         typer.echo(f"no runs in '{folder}'; start one with agentrl train", err=True)
 
 
@@ -121,11 +119,9 @@ def list_options(
     if group not in known:
         raise UserError(f"group '{group}' not found{nearest(group, known)}")
     comments = options(group, config_dir)
-    if as_json:
-        typer.echo(json.dumps(comments))
-        return
     width = max(map(len, comments), default=0)
-    typer.echo("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in comments.items()))
+    lines = [f"{name:<{width}}  {text}".rstrip() for name, text in comments.items()]
+    typer.echo(json.dumps(comments) if as_json else "\n".join(lines))
 
 
 @app.command(  # an answer may be -7
@@ -140,12 +136,5 @@ def grade(
     from agentrl_cli.envs.math import grade as grade_answer
 
     mark = grade_answer(answer, gold)
-    if as_json:
-        typer.echo(json.dumps({"correct": mark.correct, "reason": mark.reason}))
-        return
-    typer.echo(f"{'right' if mark.correct else 'wrong'} ({mark.reason})")
-
-
-def _width() -> int | None:
-    """The terminal's, or wide enough for any table in a pipe."""
-    return None if sys.stdout.isatty() else 200
+    fields = json.dumps({"correct": mark.correct, "reason": mark.reason})
+    typer.echo(fields if as_json else f"{'right' if mark.correct else 'wrong'} ({mark.reason})")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import require_fraction
 from agentrl_cli.report import critic, figures, page, tables
-from agentrl_cli.report.compare import Comparison, World, compare, find_reference, worlds
+from agentrl_cli.report.compare import Comparison, Group, World, compare, find_reference, worlds
 from agentrl_cli.report.records import Record, read_records
 from agentrl_cli.report.views import slugs
 
@@ -27,15 +27,14 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; numbers that are not finite are null."""
-        rows = [comparison.to_json() for comparison in self.comparisons]
+        rows = [asdict(comparison) for comparison in self.comparisons]
         return files.null_if_not_finite({"notes": self.notes, "worlds": rows})
 
 
 def gather(
     refs: Sequence[str], against: str | None = None, threshold: float | None = None
 ) -> Report:
-    """Read and compare runs. Raises UserError where there is nothing to compare, and for a
-    threshold that is no share."""
+    """Read and compare runs. Raises UserError for no runs and for a threshold that is no share."""
     if threshold is not None:
         require_fraction(**{"--threshold": threshold})
     records = read_records(refs)
@@ -48,8 +47,7 @@ def gather(
 
 
 def folder_for(refs: Sequence[str]) -> Path:
-    """Where a report goes by default: `report` in the one folder of runs that is named, else
-    here."""
+    """Where a report goes by default: `report` in the one folder of runs named, else here."""
     folder = Path(refs[0]) if len(refs) == 1 else Path()
     is_of_runs = folder.is_dir() and not (folder / "meta.json").exists()
     return (folder if is_of_runs else Path()) / "report"
@@ -59,21 +57,17 @@ def write(report: Report, folder: Path, pages: bool = False) -> Path:
     """Write the page, the pictures beside it as SVG, and with `pages` one page a run with all its
     episodes. Returns the page. Raises UserError where the folder cannot be written."""
     characters = page.MAX_CHARACTERS // len(report.worlds)
-    pairs = list(zip(report.worlds, report.comparisons, strict=True))
+    views: list[page.WorldView] = []
     with files.explain_write_errors(folder, "choose another place with --out"):
         folder.mkdir(parents=True, exist_ok=True)
-        views = [
-            page.world_view(
-                world, comparison, draw(world, comparison, folder, number), characters, pages
-            )
-            for number, (world, comparison) in enumerate(pairs, start=1)
-        ]
+        for world, comparison in zip(report.worlds, report.comparisons, strict=True):
+            pictures = draw(world, comparison, folder, len(views) + 1)
+            views.append(page.world_view(world, comparison, pictures, characters, pages))
         groups = [group for world in report.worlds for group in world.groups]
-        runs = sum(len(group.records) for group in groups)
-        title = f"{runs} runs, {len(groups)} configurations"
+        title = f"{sum(len(g.records) for g in groups)} runs, {len(groups)} configurations"
         files.replace_text(folder / FILE, page.render(views, report.notes, [], title))
         if pages:
-            write_pages(report.worlds, folder / "pages")
+            write_pages(groups, folder / "pages")
     return folder / FILE
 
 
@@ -101,15 +95,13 @@ def draw(world: World, comparison: Comparison, folder: Path, number: int) -> dic
     return pictures
 
 
-def write_pages(worlds: list[World], folder: Path) -> None:
+def write_pages(groups: list[Group], folder: Path) -> None:
     """A page for each run with every kept episode of its last evaluation."""
     folder.mkdir(exist_ok=True)
-    for world in worlds:
-        for group in world.groups:
-            for record in group.records:
-                text = page.run_page(record, group.label)
-                if text is not None:
-                    files.replace_text(folder / f"{record.slug}.html", text)
+    for group in groups:
+        for record in group.records:
+            if text := page.run_page(record, group.label):
+                files.replace_text(folder / f"{record.slug}.html", text)
 
 
 def markdown(report: Report) -> str:

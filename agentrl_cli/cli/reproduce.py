@@ -1,8 +1,6 @@
-"""`agentrl reproduce`: run a shipped preset and compare its result with the stored numbers.
-
-The numbers lie in reproduce.json: for each preset and seed the final success and its interval, from
-runs with --store. A smoke test runs every preset at toy size and claims nothing of numbers.
-"""
+"""`agentrl reproduce`: run a shipped preset and compare its result with the stored numbers. The
+numbers lie in reproduce.json: for each preset and seed the final success and its interval, from
+runs with --store. A smoke test runs every preset at toy size and claims nothing of numbers."""
 
 from __future__ import annotations
 
@@ -12,18 +10,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentrl_cli.cli.child_process import run_agentrl
+from omegaconf import DictConfig, OmegaConf
+
+from agentrl_cli.cli.sweep_worker import run_agentrl
 from agentrl_cli.config.compose import check, compose, options
 from agentrl_cli.config.schema import nearest
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report.records import evaluated_splits, success_interval
 from agentrl_cli.runs.run import Run
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 STORED = Path(__file__).parent / "reproduce.json"
 GROUP = "experiment"
@@ -59,8 +56,7 @@ class Reproduction:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the result lies in the stored interval; None where nothing is stored of its
-        split."""
+        """Whether the result lies in the stored interval; None where its split has none stored."""
         if self.stored is None or self.stored.split != self.measured.split:
             return None
         return self.stored.low <= self.measured.final <= self.stored.high
@@ -73,14 +69,6 @@ class Reproduction:
             return f"{line}; nothing is stored for this seed, keep it with --store"
         word = {True: "agrees with", False: "DISAGREES with", None: "is another split than"}
         return f"{line} {word[self.agrees]} the stored {_percent(self.stored)}"
-
-
-@dataclass(frozen=True)
-class SmokeResult:
-    """Whether a preset runs at toy size, and the line that says so."""
-
-    passed: bool
-    line: str
 
 
 def reproduce(preset: str, seeds: list[int], folder: Path, store: bool) -> list[Reproduction]:
@@ -106,13 +94,15 @@ def finished_run(preset: str, seed: int, folder: Path) -> Run:
     """The run of a preset in the folder, trained now unless it is done; what it starts from (its
     `init`, the same seed of another preset) comes first. Raises UserError where a run failed."""
     run = folder / f"{preset}_s{seed}"
-    if _is_done(run):
-        return Run(run)
+    if run.exists():
+        if Run(run).meta["status"] == "done":
+            return Run(run)
+        raise UserError(f"'{run}' is there and not done; agentrl resume {run}, or remove it")
     overrides = [f"{GROUP}={preset}", f"seed={seed}", f"runs={folder}", f"name={run.name}"]
     if start := compose(overrides).init:
         finished_run(Path(start).name.removesuffix(f"_s{seed}"), seed, folder)
     print(f"run {run}, log in {run}.log", file=sys.stderr, flush=True)
-    if not _train(overrides, folder / f"{run.name}.log"):
+    if run_agentrl(["train", *overrides], folder / f"{run.name}.log") != 0:
         raise UserError(f"the run failed; its last words are in {run}.log")
     return Run(run)
 
@@ -128,32 +118,30 @@ def smoke_test(folder: Path) -> tuple[list[str], int]:
     with files.explain_write_errors(folder, FOLDER_REMEDY):
         folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(lambda preset: _smoke(preset, overrides[preset], folder), embedded))
+        lines = list(pool.map(lambda preset: _smoke(preset, overrides[preset], folder), embedded))
+    failed = sum(line.startswith("failed") for line in lines)
     minutes = (time.perf_counter() - began) / 60
-    larger = sorted(set(composed) - set(embedded))
-    lines = [result.line for result in results]
-    if larger:
+    if larger := sorted(set(composed) - set(embedded)):
         lines.append(f"left out: {len(larger)} presets of larger models ({', '.join(larger)})")
     lines.append(
-        f"walked {len(results)} presets at toy size in {minutes:.1f} minutes: their paths run or do"
-        " not; of their numbers this says nothing"
+        f"walked {len(embedded)} presets at toy size in {minutes:.1f} minutes: their paths run or"
+        " do not; of their numbers this says nothing"
     )
-    return lines, sum(not result.passed for result in results)
+    return lines, failed
 
 
-def _smoke(preset: str, overrides: list[str], folder: Path) -> SmokeResult:
+def _smoke(preset: str, overrides: list[str], folder: Path) -> str:
+    """The line that says whether a preset runs at toy size: `ok` or `failed`."""
     began = time.perf_counter()
     run = f"{preset}-{time.time_ns():x}"
-    first = [f"{GROUP}={preset}", f"runs={folder}", f"name={run}"]
-    if not _train([*first, *overrides], folder / f"{run}.log"):
-        return SmokeResult(False, f"failed  {preset}, see {folder}/{run}.log")
-    return SmokeResult(True, f"ok      {preset}  {time.perf_counter() - began:.0f} s")
+    first = ["train", f"{GROUP}={preset}", f"runs={folder}", f"name={run}"]
+    if run_agentrl([*first, *overrides], folder / f"{run}.log") != 0:
+        return f"failed  {preset}, see {folder}/{run}.log"
+    return f"ok      {preset}  {time.perf_counter() - began:.0f} s"
 
 
 def toy_overrides(cfg: DictConfig) -> list[str]:
     """The overrides that make a preset tiny, of those keys that it has."""
-    from omegaconf import OmegaConf
-
     missing = object()
     has = {key: OmegaConf.select(cfg, key, default=missing) is not missing for key in TOY_SIZES}
     overrides = [f"{key}={value}" for key, value in TOY_SIZES.items() if has[key]]
@@ -182,18 +170,6 @@ def store_result(preset: str, seed: int, result: Result) -> None:
     stored.setdefault(preset, {})[str(seed)] = vars(result)
     with files.explain_write_errors(STORED.parent, "make the package's folder writable"):
         files.write_json(STORED, dict(sorted(stored.items())))
-
-
-def _is_done(run: Path) -> bool:
-    if not run.exists():
-        return False
-    if Run(run).meta["status"] == "done":
-        return True
-    raise UserError(f"'{run}' is there and not done; agentrl resume {run}, or remove it")
-
-
-def _train(overrides: list[str], log: Path) -> bool:
-    return run_agentrl(["train", *overrides], log) == 0
 
 
 def _percent(result: Result) -> str:

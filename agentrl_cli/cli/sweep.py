@@ -1,8 +1,6 @@
 """`agentrl sweep`: a grid of runs through Hydra's own multirun, with its launchers and sweepers.
-
 Hydra splits the overrides into points and hands each to `run_point`, here, in a worker process or
-on a cluster. What a sweep has finished is not done again.
-"""
+on a cluster. What a sweep has finished is not done again."""
 
 from __future__ import annotations
 
@@ -14,27 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import hydra
+from hydra.core.override_parser.types import Override
 
 from agentrl_cli.cli.sweep_worker import run_point
-from agentrl_cli.config.compose import (
-    check,
-    compose,
-    compose_with_hydra,
-    conf_folder,
-    forced,
-    groups,
-    parse_overrides,
-    search_path,
-)
+from agentrl_cli.config import compose as config
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.report.listing import run_row
+from agentrl_cli.report.listing import cell, run_row
 from agentrl_cli.report.text import table
 from agentrl_cli.runs.find import list_runs
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
 
 MANY_RUNS = 100  # from here on a person is asked first
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null")
@@ -45,13 +33,12 @@ PLUGINS = {  # the extra that brings a launcher or sweeper
 
 
 class Sweep:
-    """A parsed sweep: the overrides of its runs, those of Hydra itself, and the folder of its
-    runs."""
+    """A parsed sweep: its runs' overrides, those of Hydra itself, and its runs' folder."""
 
     def __init__(self, overrides: list[str], config_dir: Path | None, name: str | None) -> None:
         """Raises UserError for overrides that cannot be read and for names that a sweep gives."""
         self.config_dir = config_dir
-        parsed = parse_overrides(overrides, is_sweep=True)
+        parsed = config.parse_overrides(overrides, is_sweep=True)
         self.hydra_overrides = [_text(item) for item in parsed if _is_of_hydra(item)]
         own = [item for item in parsed if not _is_of_hydra(item)]
         if any(item.key_or_group == "name" for item in own):
@@ -60,7 +47,10 @@ class Sweep:
         self.overrides = [item for item in own if item.key_or_group != "runs"]
         self.fixed = [item for item in self.overrides if not item.is_sweep_override()]
         self.varying = [item for item in self.overrides if item.is_sweep_override()]
-        self.folder = Path(root) / (name or self._default_name())
+        # the same for the same overrides in any order, so that the same command goes on
+        text = "\n".join(sorted(map(_text, self.overrides)))
+        digest = blake2b(text.encode(), digest_size=3).hexdigest()
+        self.folder = Path(root) / (name or f"sweep_{digest}")
 
     def count_runs(self) -> int | None:
         """How many runs the grid has; None where a sweeper chooses them."""
@@ -70,14 +60,12 @@ class Sweep:
         return math.prod(len(_values(item)) for item in self.varying)
 
     def check(self) -> None:
-        """Check every choice of groups and every single value before anything is started.
-
-        Raises one UserError with one line for each mistake.
-        """
+        """Check every choice of groups and every single value before anything is started. Raises
+        one UserError with one line for each mistake."""
         mistakes: dict[str, None] = {}
         for overrides in self.points_to_check():
             try:
-                check(compose(overrides, self.config_dir))
+                config.check(config.compose(overrides, self.config_dir))
             except UserError as error:
                 mistakes |= dict.fromkeys(str(error).splitlines())
         if mistakes:
@@ -89,19 +77,19 @@ class Sweep:
         fixed = [_text(item) for item in self.fixed]
         discrete = [item for item in self.varying if item.is_discrete_sweep()]
         values = {item.get_key_element(): _values(item) for item in discrete}
-        choices = [key for key in values if key in groups(self.config_dir)]
+        choices = [key for key in values if key in config.groups(self.config_dir)]
         first = {key: of_key[0] for key, of_key in values.items() if of_key}
-        for options in itertools.product(*(values[key] for key in choices)):
-            yield [*fixed, *_assignments(first | dict(zip(choices, options, strict=True)))]
-        for key in [key for key in values if key not in choices]:
-            for value in values[key][1:]:
-                yield [*fixed, *_assignments(first | {key: value})]
+        products = itertools.product(*(values[key] for key in choices))
+        points = [dict(zip(choices, options, strict=True)) for options in products]
+        points += [{k: v} for k in values if k not in choices for v in values[k][1:]]
+        for point in points:
+            yield [*fixed, *(f"{key}={value}" for key, value in (first | point).items())]
 
     def _check_plugins(self) -> None:
         """Raises UserError where a launcher or sweeper is not installed or is set wrongly."""
         fixed = [_text(item) for item in self.fixed]
         try:
-            compose_with_hydra([*self.hydra_overrides, *fixed], self.config_dir)
+            config.compose_with_hydra([*self.hydra_overrides, *fixed], self.config_dir)
         except UserError as error:
             for part in ("launcher", "sweeper"):
                 plugin = self._chosen_plugin(part)
@@ -114,11 +102,10 @@ class Sweep:
 
     def start(self) -> None:
         """Run all points by Hydra's multirun."""
-        import hydra
-
         with files.explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        main = hydra.main(version_base=None, config_path=str(conf_folder()), config_name="config")
+        folder = str(config.conf_folder())
+        main = hydra.main(version_base=None, config_path=folder, config_name="config")
         with _command_line(["agentrl", "--multirun", *self.arguments()]):
             main(run_point)()
 
@@ -126,31 +113,23 @@ class Sweep:
         """The overrides as Hydra gets them, the runs' folder and names among them."""
         varying = {item.key_or_group for item in self.varying}
         keys = [item.key_or_group for item in self.overrides]
-        one_thread = self._is_parallel() and "hardware.threads" not in keys
+        is_parallel = self._chosen_plugin("launcher") not in (None, "basic")
+        one_thread = is_parallel and "hardware.threads" not in keys
         unnamed = [key for key in keys if key not in varying] + ["runs"]
         unnamed += ["hardware.threads"] if one_thread else []
         return [
             *QUIET, f"hydra.sweep.dir={self.folder}/.multirun", "hydra.job.chdir=false",
             f"hydra.job.config.override_dirname.exclude_keys=[{','.join(unnamed)}]",
-            *search_path(self.config_dir), *self.hydra_overrides, f"runs={self.folder}",
+            *config.search_path(self.config_dir), *self.hydra_overrides, f"runs={self.folder}",
             *(["hardware.threads=1"] if one_thread else []),
-            *(forced(item, self.config_dir) for item in self.overrides),
+            *(config.forced(item, self.config_dir) for item in self.overrides),
         ]  # fmt: skip
-
-    def _is_parallel(self) -> bool:
-        return self._chosen_plugin("launcher") not in (None, "basic")
 
     def _chosen_plugin(self, part: str) -> str | None:
         """The launcher or sweeper that an override chooses."""
         key = f"hydra/{part}="
         chosen = (text.removeprefix(key) for text in self.hydra_overrides if text.startswith(key))
         return next(chosen, None)
-
-    def _default_name(self) -> str:
-        """The same for the same overrides in any order, so that the same command goes on."""
-        lines = sorted(map(_text, self.overrides))
-        digest = blake2b("\n".join(lines).encode(), digest_size=3).hexdigest()
-        return f"sweep_{digest}"
 
 
 def sweep(
@@ -161,10 +140,8 @@ def sweep(
     confirm: Callable[[str], bool],
 ) -> Path:
     """Check the sweep, run what is not done, and return its folder. Where there are many points
-    `confirm(question)` answers whether to go on.
-
-    Raises UserError for mistakes and for no points.
-    """
+    `confirm(question)` answers whether to go on. Raises UserError for mistakes and for no
+    points."""
     local = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"] if jobs > 1 else []
     grid = Sweep([*local, *overrides], config_dir, name)
     count = grid.count_runs()
@@ -182,12 +159,13 @@ def sweep(
 def summary(folder: Path) -> tuple[list[str], int]:
     """A line for each run of a sweep, and how many are not done."""
     rows = [run_row(run) for run in list_runs(folder)]
-    cells = [[row["run"], row["status"], str(row["step"]), _score(row["eval"])] for row in rows]
+    header = ["run", "status", "step", "eval"]
+    cells = [[cell(row[name]) for name in header] for row in rows]
     logged = {log.name.removesuffix(".log") for log in folder.glob("*.log")}
     never_begun = sorted(logged - {row["run"] for row in rows})
     cells += [[name, f"failed, see {folder / name}.log", "", ""] for name in never_begun]
     unfinished = sum(row["status"] != "done" for row in rows) + len(never_begun)
-    return table(["run", "status", "step", "eval"], cells), unfinished
+    return table(header, cells), unfinished
 
 
 @contextmanager
@@ -211,11 +189,3 @@ def _text(item: Override) -> str:
 
 def _values(item: Override) -> list[str]:
     return list(item.sweep_string_iterator())
-
-
-def _assignments(values: dict[str, str]) -> list[str]:
-    return [f"{key}={value}" for key, value in values.items()]
-
-
-def _score(success: float | None) -> str:
-    return "" if success is None else f"{success:.3f}"

@@ -4,31 +4,25 @@ takes nothing with it."""
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
-from agentrl_cli.cli.child_process import run_agentrl
 from agentrl_cli.core.files import try_lock
 from agentrl_cli.report.listing import run_row
 from agentrl_cli.runs.run import Run
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 MAX_NAME = 120  # letters of a run's name
 
 
 def run_point(cfg: DictConfig) -> float:
-    """One point, wherever the launcher has put it: train it unless it is done.
-
-    Returns the last evaluated success, which a sweeper may maximise; NaN where there is none.
-    """
-    from hydra.core.hydra_config import HydraConfig
-
+    """One point, wherever the launcher has put it: train it unless it is done. Returns the last
+    evaluated success, which a sweeper may maximise; NaN where there is none."""
     hydra_cfg = HydraConfig.get()
     folder = Path(cfg.runs)
     name = point_name(hydra_cfg.job.override_dirname)
@@ -61,9 +55,7 @@ def point_name(overrides: str) -> str:
 
 def score(run: Path) -> float:
     """The last evaluated success of a run; NaN where there is none."""
-    if not (run / "meta.json").is_file():
-        return float("nan")
-    success = run_row(Run(run))["eval"]
+    success = run_row(Run(run))["eval"] if (run / "meta.json").is_file() else None
     return float("nan") if success is None else float(success)
 
 
@@ -82,6 +74,14 @@ def next_verb(folder: Path) -> str | None:
     failed.mkdir(exist_ok=True)
     folder.rename(failed / f"{folder.name}-{len(list(failed.iterdir()))}")
     return "train"
+
+
+def run_agentrl(arguments: list[str], log: Path) -> int:
+    """Run `agentrl ARGUMENTS` in a process of its own with its output in `log`; its exit code."""
+    command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
+    with log.open("w") as file:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    return done.returncode
 
 
 def _run_logged(arguments: list[str], log: Path) -> None:

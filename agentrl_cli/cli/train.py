@@ -7,13 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from omegaconf import DictConfig
 
 from agentrl_cli.config.compose import build, check, chosen_option, compose, load
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import train_tasks
 from agentrl_cli.report.summary import final_table
 from agentrl_cli.rollout.demos import fingerprint
@@ -23,9 +22,6 @@ from agentrl_cli.runs.loggers import Console
 from agentrl_cli.runs.run import Run, read_checkpoint
 from agentrl_cli.train import train
 from agentrl_cli.training.assemble import Parts, assemble
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 
 def start(
@@ -54,8 +50,11 @@ def start(
 def resume(ref: str, overrides: list[str] | None = None) -> None:
     """`agentrl resume`: go on from the last checkpoint, with `steps=N` further than was planned.
     UserError where nothing is left to do, anything else is to change, or the run is training."""
-    run = find_run(ref, Path("runs"))
-    refuse_other_changes(overrides or [])
+    run = find_run(ref)
+    for override in overrides or []:
+        if not override.startswith("steps="):
+            remedy = "start a new run from its weights with agentrl train init=RUN"
+            raise UserError(f"'{override}' cannot change in a run, only steps can; {remedy}")
     with run.lock():
         resume_run(run, overrides)
     print(final_table(run))
@@ -66,7 +65,9 @@ def resume_run(run: Run, overrides: list[str] | None) -> None:
     cfg = check(load(run.config_file, overrides or []))
     checkpoint = run.latest_checkpoint()
     step = int(read_checkpoint(checkpoint)["step"])
-    refuse_finished(run, step, cfg.steps)
+    if step >= cfg.steps:
+        line = f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do"
+        raise UserError(f"{line}; agentrl resume {run.quoted_folder} steps=N trains it further")
     refuse_other_demos(run, cfg)
     parts = assemble(cfg, run.folder)
     parts.restore(checkpoint, step)
@@ -78,32 +79,30 @@ def resume_run(run: Run, overrides: list[str] | None) -> None:
 
 
 def dry_run(cfg: DictConfig) -> None:
-    """`--dry`: build everything, play one episode, print what follows from the configuration."""
+    """`--dry`: build everything, play one episode; print it, derived sizes, predicted memory."""
     parts = assemble(cfg, None)
     task = train_tasks(parts.make_env())[0]
     (episode,) = parts.play([EpisodeStart(task, "dry", cfg.seed, "dry")], parts.collector.sampling)
-    print(dry_table(cfg, parts, episode))
+    weights = sum(p.numel() for p in parts.models.module("policy").parameters())
+    trained = sum(p.numel() for _, p in parts.models.trainable("policy"))
+    per_step = parts.collector.count(parts.algo.group_size) if parts.algo.plays else 0
+    played = f"{len(episode.turns)} turns, {episode.tokens} tokens, reward {episode.reward:g}"
+    rows = {
+        "algorithm": cfg.choices.algo,
+        "models": ", ".join(f"{name} ({spec.kind})" for name, spec in parts.algo.models().items()),
+        "parameters": f"{weights:,}, of them trained {trained:,}",
+        "episodes a step": per_step,
+        "episodes in all": per_step * cfg.steps,
+        "predicted peak memory": f"{predicted_bytes(parts) / 2**30:.2f} GiB",
+        "one episode": played,
+    }
+    print("\n".join(f"{name:<22} {value}" for name, value in rows.items()))
 
 
 def attach_loggers(run: Run, cfg: DictConfig) -> None:
     """Give the run its loggers: the console, and the chosen one."""
     run.update_meta(threads=torch.get_num_threads(), demos=fingerprint(cfg.data.demos))
     run.attach([Console(), build(cfg.logger)], cfg)
-
-
-def refuse_other_changes(overrides: list[str]) -> None:
-    """Raise UserError where a run is to go on with another setting than `steps`."""
-    for override in overrides:
-        if not override.startswith("steps="):
-            remedy = "start a new run from its weights with agentrl train init=RUN"
-            raise UserError(f"'{override}' cannot change in a run, only steps can; {remedy}")
-
-
-def refuse_finished(run: Run, step: int, steps: int) -> None:
-    """Raise UserError where a run has taken all of its steps."""
-    if step >= steps:
-        line = f"run '{run.name}' is at step {step} of {steps}: nothing is left to do"
-        raise UserError(f"{line}; agentrl resume {run.quoted_folder} steps=N trains it further")
 
 
 def refuse_other_demos(run: Run, cfg: DictConfig) -> None:
@@ -125,24 +124,6 @@ def delete_run_on_user_error(run: Run) -> Iterator[None]:
     except BaseException as error:
         run.set_status("failed", f"{type(error).__name__}: {error}")
         raise
-
-
-def dry_table(cfg: DictConfig, parts: Parts, episode: Episode) -> str:
-    """Derived sizes, predicted memory, and the episode that was played."""
-    weights = sum(p.numel() for p in parts.models.module("policy").parameters())
-    trained = sum(p.numel() for _, p in parts.models.trainable("policy"))
-    per_step = parts.collector.count(parts.algo.group_size) if parts.algo.plays else 0
-    played = f"{len(episode.turns)} turns, {episode.tokens} tokens, reward {episode.reward:g}"
-    rows = {
-        "algorithm": cfg.choices.algo,
-        "models": ", ".join(f"{name} ({spec.kind})" for name, spec in parts.algo.models().items()),
-        "parameters": f"{weights:,}, of them trained {trained:,}",
-        "episodes a step": per_step,
-        "episodes in all": per_step * cfg.steps,
-        "predicted peak memory": f"{predicted_bytes(parts) / 2**30:.2f} GiB",
-        "one episode": played,
-    }
-    return "\n".join(f"{name:<22} {value}" for name, value in rows.items())
 
 
 def predicted_bytes(parts: Parts) -> float:

@@ -4,8 +4,10 @@ fields of `Figures` and `Comparison` are those of `agentrl report --json`."""
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import chain, count
 from statistics import fmean, median
 from typing import Any
 
@@ -22,14 +24,8 @@ SMOOTHED_UPDATES = 5  # whose mean success is compared with the threshold
 PASS_K = (2, 4, 8)  # k of pass@k and pass^k, where tasks were played that often
 PHASES = ("rollout", "algorithm", "train", "eval")
 ALL_TASKS = ""  # the one task of a run whose outcomes are known by their mean alone
-
-
-@dataclass(frozen=True, order=True)
-class RunKey:
-    """A finished run of a group: its seed, and its number among the group's runs of that seed."""
-
-    seed: int
-    copy: int
+RunKey = tuple[int, int]  # a run's seed, and its number among the group's runs of that seed
+OutcomesByRun = dict[RunKey, Outcomes]
 
 
 @dataclass
@@ -42,12 +38,9 @@ class Group:
     @property
     def finished(self) -> dict[RunKey, Record]:
         """The runs with a final evaluation."""
-        runs: dict[RunKey, Record] = {}
-        for record in self.records:
-            if record.final_step is not None:
-                copies = sum(key.seed == record.seed for key in runs)
-                runs[RunKey(record.seed, copies)] = record
-        return runs
+        finished = [record for record in self.records if record.final_step is not None]
+        copies: dict[int, count[int]] = defaultdict(count)  # the next number of each seed
+        return {(record.seed, next(copies[record.seed])): record for record in finished}
 
 
 @dataclass
@@ -102,10 +95,6 @@ class Comparison:
     noise: Noise | None
     rows: list[Figures]
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON values."""
-        return asdict(self)
-
 
 def worlds(records: Sequence[Record]) -> list[World]:
     """Records sorted into worlds and groups, in the order of their first run."""
@@ -140,19 +129,16 @@ def find_reference(worlds: Sequence[World], ref: str | None) -> str | None:
     if ref is None:
         return None
     groups = [group for world in worlds for group in world.groups]
-    for group in groups:
-        if ref == group.label or any(ref == record.name for record in group.records):
-            return group.label
-    close = [group.label for group in groups if group.label.startswith(ref)]
-    if len(close) == 1:
-        return close[0]
-    choice = ", ".join(group.label for group in groups)
-    raise UserError(f"--against '{ref}' is none of the compared; there is {choice}")
+    labels = [group.label for group in groups]
+    called = [g.label for g in groups if ref in (g.label, *(record.name for record in g.records))]
+    close = [label for label in labels if label.startswith(ref)]
+    if called or len(close) == 1:
+        return (called or close)[0]
+    raise UserError(f"--against '{ref}' is none of the compared; there is {', '.join(labels)}")
 
 
 def compare(world: World, reference: str | None, threshold: float | None) -> Comparison:
-    """The table of a world. Without a threshold it lies halfway between base and the best group's
-    mean."""
+    """A world's table; without a threshold it is halfway from the base to the best group's mean."""
     groups = [group for group in world.groups if group.finished]
     against = next((group for group in groups if group.label == reference), None)
     if threshold is None:
@@ -170,7 +156,7 @@ def _figures(group: Group, against: Group | None, split: str, threshold: float |
     has_spread = min(len(scores), len(other_scores)) > 1
     return Figures(
         group=group.label,
-        seeds=[key.seed for key in group.finished],
+        seeds=[seed for seed, _ in group.finished],
         scores=scores,
         intervals=[run.interval(split) for run in runs],
         base=seeds.crossed_bootstrap(list(base.values())) if base else None,
@@ -185,23 +171,20 @@ def _figures(group: Group, against: Group | None, split: str, threshold: float |
     )
 
 
-def _base_outcomes(group: Group, split: str) -> dict[RunKey, Outcomes] | None:
+def _base_outcomes(group: Group, split: str) -> OutcomesByRun | None:
     """Every run's outcomes before training; None where they are not known of all."""
-    by_run = {key: outcomes(record, 0, split) for key, record in group.finished.items()}
+    by_run = {key: outcomes(run, 0, split) for key, run in group.finished.items()}
     known = {key: run for key, run in by_run.items() if run}
     return known if len(known) == len(by_run) else None
 
 
-def _final_outcomes(group: Group, split: str) -> dict[RunKey, Outcomes]:
-    """Every run's outcomes after training, by their means alone where one run's tasks are not
-    known."""
-    by_run = {
-        key: outcomes(record, record.final_step or 0, split)
-        for key, record in group.finished.items()
-    }
-    known = {key: run for key, run in by_run.items() if run}
+def _final_outcomes(group: Group, split: str) -> OutcomesByRun:
+    """Every run's outcomes after training, by their means alone where one's tasks are not known."""
+    finals = {key: outcomes(r, r.final_step or 0, split) for key, r in group.finished.items()}
+    known = {key: run for key, run in finals.items() if run}
     if any(ALL_TASKS in run for run in known.values()):
-        return {key: {ALL_TASKS: [_mean(run)]} for key, run in known.items()}
+        means = {key: np.mean(list(chain(*run.values()))) for key, run in known.items()}
+        return {key: {ALL_TASKS: [float(mean)]} for key, mean in means.items()}
     return known
 
 
@@ -212,18 +195,12 @@ def outcomes(record: Record, step: int, split: str) -> Outcomes | None:
     return by_task or ({ALL_TASKS: [score]} if score is not None else None)
 
 
-def _mean(run: Outcomes) -> float:
-    return float(np.mean(np.concatenate([np.array(values) for values in run.values()])))
-
-
 def _scores(group: Group, split: str) -> list[float]:
     scores = [record.score(record.final_step or 0, split) for record in group.finished.values()]
     return [score for score in scores if score is not None]
 
 
-def _paired_difference(
-    ours: dict[RunKey, Outcomes], theirs: dict[RunKey, Outcomes]
-) -> Interval | None:
+def _paired_difference(ours: OutcomesByRun, theirs: OutcomesByRun) -> Interval | None:
     try:
         return seeds.paired_difference(ours, theirs)
     except ValueError:  # they played no common task

@@ -1,14 +1,11 @@
 """How far a critic could be trusted, from what runs have kept: metrics over training, and the turns
-of which a critic was most wrong.
-
-A language critic named success or failure in each forecast, a scalar one gave a value; both are
-compared with how the episode ended. Turns of one episode share its end: they are examples, no
-sample.
-"""
+of which a critic was most wrong. A language critic named success or failure in each forecast, a
+scalar one gave a value; both are compared with how the episode ended. Turns of one episode share
+its end: they are examples, no sample."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl_cli.algos.nlac.prompts import outcome
@@ -42,8 +39,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Bin:
-    """Turns with an expectation between two shares: how many, the mean expectation, and the share
-    that was won."""
+    """Turns with an expectation in a range: how many, the mean expectation, and the share won."""
 
     low: float
     high: float
@@ -65,7 +61,15 @@ class Verdicts:
 
 def predictions(episodes: Iterable[Episode]) -> list[Prediction]:
     """Every turn for which a critic's expectation can be compared with the outcome."""
-    return [prediction for episode in episodes for prediction in _of_episode(episode)]
+    found: list[Prediction] = []
+    for episode in episodes:
+        for number, turn in enumerate(episode.turns, start=1):
+            expected, critic = expected_success(turn), turn.info.get("critic")
+            if expected is not None:
+                verdict = critic.get("verdict") if isinstance(critic, dict) else None
+                optimal = verdict if isinstance(verdict, bool) else None
+                found.append(Prediction(episode.id, number, expected, optimal, episode.success))
+    return found
 
 
 def most_wrong(predictions: list[Prediction], count: int) -> list[Prediction]:
@@ -95,10 +99,8 @@ def verdicts(predictions: list[Prediction]) -> Verdicts | None:
     turns = len(optimal) + len(other)
     if not turns:
         return None
-    won_if_optimal = _win_rate(optimal) if optimal else None
-    return Verdicts(
-        turns, len(optimal) / turns, won_if_optimal, _win_rate(other) if other else None
-    )
+    rates = [_win_rate(some) if some else None for some in (optimal, other)]
+    return Verdicts(turns, len(optimal) / turns, *rates)
 
 
 def logged_metrics(records: Iterable[Record]) -> list[str]:
@@ -107,16 +109,6 @@ def logged_metrics(records: Iterable[Record]) -> list[str]:
     for record in records:
         logged = logged.union(record.columns, *record.evaluations.values())
     return [name for name in CRITIC_METRICS if name in logged]
-
-
-def _of_episode(episode: Episode) -> Iterator[Prediction]:
-    for number, turn in enumerate(episode.turns, start=1):
-        expected = expected_success(turn)
-        if expected is not None:
-            critic = turn.info.get("critic")
-            verdict = critic.get("verdict") if isinstance(critic, dict) else None
-            optimal = verdict if isinstance(verdict, bool) else None
-            yield Prediction(episode.id, number, expected, optimal, episode.success)
 
 
 def expected_success(turn: Turn) -> float | None:

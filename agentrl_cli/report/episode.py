@@ -1,7 +1,5 @@
-"""One episode, turn by turn, for a person: what was seen, done, earned and written of it.
-
-`numbers` and `texts` are all that is shown of a turn; the terminal and the page show both.
-"""
+"""One episode, turn by turn, for a person: what was seen, done, earned and written of it. `numbers`
+and `texts` are all that is shown of a turn; the terminal and the page show both."""
 
 from __future__ import annotations
 
@@ -42,12 +40,9 @@ class EpisodeMatch:
 def find_episode(
     run: Run, ref: str | None, step: int | None, filters: Collection[str] = ()
 ) -> EpisodeMatch:
-    """The episode whose id starts with `ref`, in the newest step that has one.
-
-    Without `ref`: the first that a critic has annotated, else the first. `filters` keep the won,
-    the lost, or those whose outcome differs from the first evaluation's. Raises UserError where
-    there is none.
-    """
+    """The episode whose id starts with `ref`, in the newest step that has one. Without `ref`: the
+    first that a critic has annotated, else the first. `filters` keep the won, the lost, or those
+    whose outcome differs from the first evaluation's. Raises UserError where there is none."""
     files = [file for file in run.episode_files() if step in (None, step_of(file))]
     if not files:
         when = "yet; wait for its first evaluation" if step is None else f"of step {step}"
@@ -70,11 +65,8 @@ def find_episode(
 
 def fits(entry: EpisodeEntry, filters: Collection[str], base: dict[str, bool]) -> bool:
     """Whether an episode passes all filters; `base` are the first evaluation's outcomes by id."""
-    passes = {
-        "won": entry.success,
-        "lost": not entry.success,
-        "changed": has_changed(entry, base),
-    }
+    is_changed = has_changed(entry, base)
+    passes = {"won": entry.success, "lost": not entry.success, "changed": is_changed}
     return all(passes[name] for name in filters)
 
 
@@ -84,8 +76,7 @@ def has_changed(episode: Episode | EpisodeEntry, base: dict[str, bool]) -> bool:
 
 
 def base_outcomes(run: Run) -> dict[str, bool]:
-    """Which episodes of the evaluation of the starting weights were won. Raises UserError without
-    one."""
+    """Which episodes the starting weights won when evaluated. Raises UserError where none were."""
     file = run.folder / "episodes" / "eval-000000.jsonl"
     if not file.is_file():
         raise UserError(f"run '{run.name}' did not play its base; --changed needs eval.baseline")
@@ -98,7 +89,7 @@ def render(episode: Episode, source: str) -> list[str]:
     for number, (turn, return_) in enumerate(with_returns(episode), start=1):
         lines += ["", *render_turn(number, turn, return_, episode.success)]
     closing = _labelled([(message.role, message.content) for message in episode.closing])
-    return [*lines, *([""] if closing else []), *closing]
+    return [*lines, "", *closing] if closing else lines
 
 
 def render_turn(
@@ -117,13 +108,10 @@ def summary(episode: Episode, source: str) -> Facts:
     """An episode as a whole: where it is from, its task, how it ended."""
     won = "success" if episode.success else "no success"
     ended = f"{won}, reward {episode.reward:g}, {len(episode.turns)} turns, {episode.stop}"
-    return [
-        ("from", source),
-        ("episode", f"{episode.id}, {episode.tokens} tokens, seed {episode.seed}"),
-        ("task", f"{episode.task.id} ({episode.task.split})"),
-        ("outcome", ended),
-        *([("error", episode.error)] if episode.error else []),
-    ]
+    facts = [("from", source)]
+    facts += [("episode", f"{episode.id}, {episode.tokens} tokens, seed {episode.seed}")]
+    facts += [("task", f"{episode.task.id} ({episode.task.split})"), ("outcome", ended)]
+    return facts + ([("error", episode.error)] if episode.error else [])
 
 
 def with_returns(episode: Episode) -> Iterator[tuple[Turn, float]]:
@@ -162,14 +150,11 @@ def texts(turn: Turn, success: bool | None) -> Facts:
 def _action(turn: Turn) -> Facts:
     """The action; where a critic judged its thoughts one by one, each with its numbers."""
     thoughts = turn.info.get("thoughts", [])
-    if len(thoughts) < 2:
-        return [("action", turn.action)]
-    return [("thought", _thought(thought)) for thought in thoughts]
-
-
-def _thought(thought: dict[str, Any]) -> str:
-    values = [f"{name} {thought[name]:+.3f}" for name in NUMBERS if name in thought]
-    return "  ".join([_text(thought["text"]).strip(), *values])
+    facts: Facts = []
+    for thought in thoughts:
+        values = [f"{name} {thought[name]:+.3f}" for name in NUMBERS if name in thought]
+        facts.append(("thought", "  ".join([_text(thought["text"]).strip(), *values])))
+    return facts if len(thoughts) > 1 else [("action", turn.action)]
 
 
 def _critic(critic: dict[str, Any], action: str, success: bool | None) -> Facts:

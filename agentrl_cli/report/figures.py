@@ -1,8 +1,5 @@
-"""Pictures of a comparison, drawn by matplotlib: learning curves, finals, cost, the critic.
-
-Each function gives a figure; `save` writes it as SVG and PNG, `svg` as text to embed. What the
-numbers are is decided elsewhere.
-"""
+"""Pictures of a comparison, drawn by matplotlib: learning curves, finals, cost, the critic. Each
+function gives a figure, `svg` its text to embed. What the numbers are is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +14,7 @@ import numpy as np
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Array
 from agentrl_cli.report import seeds
-from agentrl_cli.report.compare import PHASES, SMOOTHED_UPDATES, Comparison, World
+from agentrl_cli.report.compare import PHASES, SMOOTHED_UPDATES, Comparison, Figures, World
 from agentrl_cli.report.records import Record
 
 if TYPE_CHECKING:
@@ -91,8 +87,7 @@ def finals(world: World, comparison: Comparison) -> Figure | None:
     numbers = {group.label: number for number, group in enumerate(world.groups)}
     if not rows:
         return None
-    width = _width_for([row.group for row in rows])
-    figure, ((axis,),) = _grid(1, 1, width=width, height=0.95 + 0.42 * len(rows))
+    figure, axis = _bars(rows, height=0.95 + 0.42 * len(rows))
     for number, row in enumerate(rows):
         y, colour = len(rows) - 1 - number, COLOURS[numbers[row.group] % len(COLOURS)]
         axis.plot([row.final.low, row.final.high], [y, y], color=colour, lw=6, alpha=0.28,
@@ -104,7 +99,6 @@ def finals(world: World, comparison: Comparison) -> Figure | None:
             axis.plot([row.base.mean] * 2, [y - 0.3, y + 0.3], color="#8a949e", lw=1.2, ls=":")
     axis.set_yticks(range(len(rows)), [row.group for row in reversed(rows)])
     axis.set_ylim(-0.6, len(rows) - 0.4)
-    axis.grid(axis="y", visible=False)
     axis.set_xlabel(f"final success ({comparison.split}); dots: seeds, bar: 95 %, dotted: base")
     axis.xaxis.set_major_formatter(_percent())
     axis.locator_params(axis="x", nbins=7)
@@ -116,16 +110,13 @@ def costs(comparison: Comparison) -> Figure | None:
     rows = comparison.rows
     if not rows:
         return None
-    width = _width_for([row.group for row in rows])
-    figure, ((axis,),) = _grid(1, 1, width=width, height=1.15 + 0.36 * len(rows))
-    left = np.zeros(len(rows))
-    ys = np.arange(len(rows))[::-1]
+    figure, axis = _bars(rows, height=1.15 + 0.36 * len(rows))
+    left, ys = np.zeros(len(rows)), np.arange(len(rows))[::-1]
     for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True):
         seconds = np.array([row.cost[f"seconds_{phase}"] for row in rows])
         axis.barh(ys, seconds, left=left, height=0.62, color=colour, label=phase)
         left += seconds
     axis.set_yticks(ys, [row.group for row in rows])
-    axis.grid(axis="y", visible=False)
     axis.set_xlabel("seconds of a run (mean over seeds)")
     _legend(figure, axis)
     return figure
@@ -160,28 +151,18 @@ def svg(figure: Figure) -> str:
     return buffer.getvalue()
 
 
-def save(figure: Figure, file: Path) -> None:
-    """Write FILE.svg and FILE.png."""
-    file.with_suffix(".svg").write_text(svg(figure))
-    with _style():
-        figure.savefig(file.with_suffix(".png"), dpi=160, metadata={"Software": None})
-
-
 def _success_curves(axis: Axes, world: World, name: str, read: Callable[..., Line | None]) -> None:
     """Every group's runs against the axis of that name, by a reader of lines."""
     for number, group in enumerate(world.groups):
-        lines = [read(record, name, world.split) for record in group.records]
+        lines = [line for record in group.records if (line := read(record, name, world.split))]
         _mean_line(axis, lines, group.label, number, points=read is _evaluated)
     axis.set_xlim(left=0)
     axis.yaxis.set_major_formatter(_percent())
 
 
-def _mean_line(
-    axis: Axes, curves: Sequence[Line | None], label: str, number: int, points: bool
-) -> None:
+def _mean_line(axis: Axes, lines: list[Line], label: str, number: int, points: bool) -> None:
     """Every run as a thin line (and its points), their mean as far as all of them came, and from
     three runs on the mean's band."""
-    lines = [line for line in curves if line is not None]
     if not lines:
         return
     colour = COLOURS[number % len(COLOURS)]
@@ -229,9 +210,7 @@ def _metric(record: Record, name: str) -> Line | None:
     return Line(record.steps[known], record.columns[name][known]) if known.any() else None
 
 
-def _grid(
-    down: int, across: int, *, width: float, height: float
-) -> tuple[Figure, list[list[Axes]]]:
+def _grid(down: int, across: int, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -270,6 +249,9 @@ def _legend(figure: Figure, *axes: Axes) -> None:
     figure.set_figheight(figure.get_figheight() + 0.19 * max(0, rows - 1))
 
 
-def _width_for(labels: list[str]) -> float:
-    """The width of a picture whose rows have these labels, in inches."""
-    return min(14.0, 6.6 + max(map(len, labels)) / LETTERS_PER_INCH)
+def _bars(rows: list[Figures], height: float) -> tuple[Figure, Axes]:
+    """An empty picture, wide enough for the labels of these rows, with no grid between them."""
+    width = min(14.0, 6.6 + max(len(row.group) for row in rows) / LETTERS_PER_INCH)
+    figure, ((axis,),) = _grid(1, 1, width, height)
+    axis.grid(axis="y", visible=False)
+    return figure, axis

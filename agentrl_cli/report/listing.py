@@ -32,7 +32,7 @@ def run_row(run: Run) -> dict[str, Any]:
 
 def render(rows: list[dict[str, Any]]) -> list[str]:
     """The rows as a table."""
-    return table(HEADER, [[_cell(row[name]) for name in HEADER] for row in rows])
+    return table(HEADER, [[cell(row[name]) for name in HEADER] for row in rows])
 
 
 def notes(rows: list[dict[str, Any]]) -> list[str]:
@@ -54,7 +54,8 @@ def _last(lines: list[dict[str, Any]], pattern: str) -> float | None:
     return next(values, None)
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A value of a row as text: three decimals, nothing for None, the first line of a text."""
     if isinstance(value, float):
         return f"{value:.3f}"
     return "" if value is None else str(value).partition("\n")[0]

@@ -1,9 +1,6 @@
 """One HTML file that needs nothing else: tables, pictures as images inside it, and episodes to
-unfold.
-
-There is no script in it and nothing is fetched: its Content-Security-Policy allows images given as
-data and the one style sheet by its hash. Jinja escapes every text.
-"""
+unfold. There is no script in it and nothing is fetched: its Content-Security-Policy allows images
+given as data and the one style sheet by its hash. Jinja escapes every text."""
 
 from __future__ import annotations
 

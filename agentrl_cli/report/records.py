@@ -1,9 +1,7 @@
 """Runs as the report reads them: columns of numbers instead of lines of JSON. What cannot be read
-is counted and noted, never guessed, and nothing is judged here.
-
-A run belongs to a *world* (its environment and how it is evaluated) and within it to a *group* (all
-of its configuration but the seed and what only says where it computes).
-"""
+is counted and noted, never guessed, and nothing is judged here. A run belongs to a *world* (its
+environment and how it is evaluated) and within it to a *group* (all of its configuration but the
+seed and what only says where it computes)."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +47,7 @@ class Record:
     unreadable_lines: int
     notes: list[str] = field(default_factory=list)
     slug: str = ""
+    _entries: dict[int, list[EpisodeEntry]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -120,10 +118,6 @@ class Record:
         """Where the episodes of an evaluation are kept."""
         return self.run.folder / "episodes" / f"eval-{step:06d}.jsonl"
 
-    @cached_property
-    def _entries(self) -> dict[int, list[EpisodeEntry]]:
-        return {}
-
     def axis(self, name: str) -> Array:
         """The updates against `episodes`, `gradient steps` or `seconds` (without evaluations),
         summed from the start, [updates]."""
@@ -154,9 +148,7 @@ def success_interval(row: dict[str, Any], split: str) -> Interval:
 
 def read_records(refs: Iterable[str]) -> list[Record]:
     """The runs that are named, and those in the folders that are named; each once, oldest first.
-
-    Raises UserError for a folder without runs and for a name that no run has.
-    """
+    Raises UserError for a folder without runs and for a name that no run has."""
     by_folder: dict[Path, Run] = {}
     for ref in refs:
         for run in find_runs(ref):
@@ -181,13 +173,13 @@ def read_record(run: Run) -> Record:
     """All that a report needs of a run, with a sentence for whatever is missing."""
     rows, unreadable = run.readable_metrics()
     updates = [row for row in rows if "time/train" in row]
+    evaluated = [row for row in rows if any(key.startswith("eval/") for key in row)]
     evaluations = {
-        row["step"]: _numbers(row) for row in rows if any(key.startswith("eval/") for key in row)
+        row["step"]: {key: float(value) for key, value in row.items() if _is_number(value)}
+        for row in evaluated
     }
     notes: list[str] = []
-    record = Record(
-        run, _read_config(run, notes), _columns(updates), evaluations, unreadable, notes
-    )
+    record = Record(run, _read_config(run, notes), _columns(updates), evaluations, unreadable)
     record.notes = [*_status_notes(record), *notes]
     return record
 
@@ -284,10 +276,6 @@ def _read_config(run: Run, notes: list[str]) -> dict[str, Any]:
 
 def _choice(run: Run, group: str) -> str:
     return str(run.meta.get("choices", {}).get(group) or "?")
-
-
-def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    return {key: float(value) for key, value in row.items() if _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:

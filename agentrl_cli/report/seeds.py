@@ -1,10 +1,8 @@
-"""What several runs of one configuration say together, and against those of another.
-
-Runs differ by their seed; all play the same tasks. An interval here resamples runs and tasks, so it
-holds for new seeds and new tasks; with two or three runs it is still too narrow, since so few runs
-cannot show how far a fourth would fall. IQM and probability of improvement are those of Agarwal et
-al. 2021 (rliable). No figure is ever that of the best run.
-"""
+"""What several runs of one configuration say together, and against those of another. Runs differ by
+their seed; all play the same tasks. An interval here resamples runs and tasks, so it holds for new
+seeds and new tasks; with two or three runs it is still too narrow, since so few runs cannot show
+how far a fourth would fall. IQM and probability of improvement are those of Agarwal et al. 2021
+(rliable). No figure is ever that of the best run."""
 
 from __future__ import annotations
 
@@ -15,15 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.core.statistics import (
-    RESAMPLES,
-    Array,
-    Interval,
-    bootstrap_runs_and_tasks,
-    percentile_interval,
-    resample_counts,
-    resampled_means,
-)
+from agentrl_cli.core import statistics
+from agentrl_cli.core.statistics import Array, Interval, percentile_interval, resample_counts
 
 Outcomes = Mapping[str, Sequence[float]]  # the values of each task of one run
 
@@ -43,23 +34,19 @@ class Noise:
 
 
 def crossed_bootstrap(runs: Sequence[Outcomes], seed: int = 0) -> Interval:
-    """Mean success over runs and tasks; both are resampled, a task in all runs at once.
-
-    The product bootstrap of Owen 2007 ("The pigeonhole bootstrap"); of one run it is
-    `cluster_bootstrap`, draw by draw. Raises ValueError without values.
-    """
+    """Mean success over runs and tasks; both are resampled, a task in all runs at once. The product
+    bootstrap of Owen 2007 ("The pigeonhole bootstrap"); of one run it is `cluster_bootstrap`, draw
+    by draw. Raises ValueError without values."""
     tasks = list(dict.fromkeys(task for run in runs for task in run))
-    return bootstrap_runs_and_tasks(*_sums_and_counts(runs, tasks), seed)
+    return statistics.bootstrap_runs_and_tasks(*_sums_and_counts(runs, tasks), seed)
 
 
 def paired_difference(
     ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes], seed: int = 0
 ) -> Interval:
     """Mean difference (ours - theirs) over the tasks that both played; runs are given by seed.
-
     Tasks are resampled together on both sides, and so are runs where both have the same seeds.
-    Raises ValueError where no task is common.
-    """
+    Raises ValueError where no task is common."""
     our_tasks = {task for run in ours.values() for task in run}
     their_tasks = {task for run in theirs.values() for task in run}
     tasks = sorted(our_tasks & their_tasks)
@@ -71,8 +58,8 @@ def paired_difference(
     by_task, by_our_run = resample_counts(rng, len(tasks)), resample_counts(rng, len(ours))
     has_same_seeds = set(ours) == set(theirs)
     by_their_run = by_our_run if has_same_seeds else resample_counts(rng, len(theirs))
-    draws = resampled_means(*left, by_our_run, by_task)
-    draws -= resampled_means(*right, by_their_run, by_task)
+    draws = statistics.resampled_means(*left, by_our_run, by_task)
+    draws -= statistics.resampled_means(*right, by_their_run, by_task)
     mean = left[0].sum() / left[1].sum() - right[0].sum() / right[1].sum()
     return percentile_interval(float(mean), draws)
 
@@ -81,7 +68,8 @@ def iqm(scores: Sequence[float], seed: int = 0) -> Interval:
     """Interquartile mean of the runs' scores: the mean without the lowest and the highest quarter
     (of fewer than four: without none), runs resampled. Agarwal et al. 2021, section 4."""
     values = np.asarray(scores, dtype=float)
-    picks = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
+    shape = (statistics.RESAMPLES, len(values))
+    picks = np.random.default_rng(seed).integers(0, len(values), shape)
     return percentile_interval(float(_trimmed(values)), _trimmed(values[picks]))
 
 
@@ -99,8 +87,7 @@ def probability_of_improvement(
 
 
 def seed_noise(groups: Sequence[Sequence[float]]) -> Noise | None:
-    """The noise floor from the scores of each configuration's runs; None where no configuration
-    has two."""
+    """The noise floor from each configuration's scores; None where no configuration has two."""
     several = [np.asarray(group, dtype=float) for group in groups if len(group) > 1]
     freedom = sum(len(group) - 1 for group in several)
     if not freedom:

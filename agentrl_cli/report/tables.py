@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from agentrl_cli.core.statistics import Interval
 from agentrl_cli.report.compare import Comparison, Figures
@@ -15,8 +14,7 @@ Columns = dict[str, Callable[[Figures], str]]  # headers, each with what its cel
 
 
 def results(comparison: Comparison) -> Cells:
-    """Header and rows: base, final, all seeds, gain, IQM, and the difference from the
-    reference."""
+    """Header and rows: base, final, all seeds, gain, IQM, the difference from the reference."""
     rows, reference = comparison.rows, comparison.reference
     columns: Columns = {
         "group": lambda row: row.group,
@@ -58,7 +56,8 @@ def passes(comparison: Comparison) -> Cells:
     """Header and rows: pass@k and pass^k; the header alone where tasks were played once."""
     names = list(dict.fromkeys(name for row in comparison.rows for name in row.passes))
     columns: Columns = {"group": lambda row: row.group}
-    columns |= {name: partial(_passed, name) for name in sorted(names, key=_kind_and_k)}
+    for name in sorted(names, key=lambda name: (name[:5], int(name[5:]))):  # by kind, then k
+        columns[name] = lambda row, name=name: interval(row.passes.get(name))
     return _cells(columns, comparison.rows if names else [])
 
 
@@ -76,8 +75,7 @@ def remarks(comparison: Comparison) -> list[str]:
             f" {noise.freedom} degrees of freedom); two single runs differ by more than"
             f" {share(noise.least_difference)} points only once in twenty."
         )
-    few = [row.group for row in comparison.rows if len(row.scores) < 3]
-    if few:
+    if few := [row.group for row in comparison.rows if len(row.scores) < 3]:
         lines.append(f"Fewer than three seeds, leads and no results: {', '.join(few)}.")
     return lines
 
@@ -105,13 +103,12 @@ def draw(cells: Cells, title: str, width: int | None = None) -> str:
     from rich.text import Text
 
     table = Table(title=Text(safe(title), style="bold"), box=box.SIMPLE_HEAD, title_justify="left")
-    for number, name in enumerate(cells[0]):
-        table.add_column(
-            Text(safe(name)), justify="left" if number == 0 else "right", overflow="fold"
-        )
+    for name in cells[0]:
+        justify = "right" if table.columns else "left"
+        table.add_column(Text(safe(name)), justify=justify, overflow="fold")
     for row in cells[1:]:
         table.add_row(*(Text(safe(cell)) for cell in row))
-    console = Console(width=width) if width else Console()
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(table)
     return captured.get().rstrip("\n")
@@ -132,9 +129,7 @@ def interval(value: Interval | None, signed: bool = False) -> str:
 
 def share(value: float | None, signed: bool = False) -> str:
     """A share in percent with one decimal, or a dash."""
-    if value is None:
-        return "–"
-    return f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
+    return "–" if value is None else f"{100 * value:{'+' if signed else ''}.1f}"
 
 
 def probability(value: Interval | None) -> str:
@@ -157,14 +152,6 @@ def _seeds(seeds: list[int]) -> str:
 
 def _listed(seeds: list[int]) -> str:
     return ", ".join(map(str, seeds))
-
-
-def _kind_and_k(name: str) -> tuple[str, int]:
-    return name[:5], int(name[5:])
-
-
-def _passed(name: str, row: Figures) -> str:
-    return interval(row.passes.get(name))
 
 
 def _reached(row: Figures) -> str:

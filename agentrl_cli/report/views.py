@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
-from pathlib import Path
 
 from agentrl_cli.core.types import Episode
 from agentrl_cli.report import critic
@@ -19,6 +18,7 @@ from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.episode_files import EpisodeEntry
 
 MAX_SLUG = 120  # letters
+Entries = list[EpisodeEntry]  # of one evaluation, in its order
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,6 @@ class RunView:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """An evaluation whose episodes are kept; `base` are the starting weights' outcomes by id."""
-
-    file: Path
-    entries: list[EpisodeEntry]
-    base: dict[str, bool]
-
-
-@dataclass(frozen=True)
 class Limits:
     """How much a page may show of each run; all of it by default."""
 
@@ -97,41 +88,34 @@ def slugs(names: Iterable[str]) -> list[str]:
     return number_duplicates(plain, "-{}")
 
 
-def last_evaluation(record: Record) -> Evaluation | None:
-    """The newest evaluation whose episodes are kept; None without one."""
-    step = max((step for step in record.evaluations if record.entries(step)), default=None)
-    if step is None:
-        return None
-    base = {entry.id: entry.success for entry in record.entries(0)} if step else {}
-    return Evaluation(record.episode_file(step), record.entries(step), base)
-
-
 def run_view(record: Record, group: str, page: str, limits: Limits) -> RunView:
     """A run with episodes of its last evaluation, and with all that its critic expected."""
     facts, command = list(_facts(record)), record.run.quoted_folder
     view = RunView(record.name, record.anchor, command, group, facts, page)
-    evaluation = last_evaluation(record)
-    if evaluation is None:
+    step = max((step for step in record.evaluations if record.entries(step)), default=None)
+    if step is None:
         return view
-    examples = {entry.id for entry in choose_examples(evaluation, limits.episodes)}
+    base = {entry.id: entry.success for entry in record.entries(0)} if step else {}
+    file, entries = record.episode_file(step), record.entries(step)
+    examples = {entry.id for entry in choose_examples(entries, base, limits.episodes)}
     characters = 0
-    for number, entry in enumerate(evaluation.entries):
+    for number, entry in enumerate(entries):
         if entry.id not in examples and not entry.annotated:
             continue
-        episode = episode_files.read(evaluation.file, entry)
+        episode = episode_files.read(file, entry)
         view.predictions += critic.predictions([episode])
         if entry.id in examples and episode.id == entry.id:
-            shown = episode_view(episode, f"{view.anchor}-e{number}", view.name, evaluation.base)
+            shown = episode_view(episode, f"{view.anchor}-e{number}", view.name, base)
             if characters + len(str(shown)) <= limits.characters:
                 view.episodes.append(shown)
                 characters += len(str(shown))
-    fill_grid(view, evaluation, limits.outcomes)
+    fill_grid(view, entries, base, limits.outcomes)
     return view
 
 
-def choose_examples(evaluation: Evaluation, limit: int) -> list[EpisodeEntry]:
-    """Some episodes to show, in turn: newly won, newly lost, annotated, lost, won."""
-    entries, base = evaluation.entries, evaluation.base
+def choose_examples(entries: Entries, base: dict[str, bool], limit: int) -> Entries:
+    """Some episodes to show, in turn: newly won, newly lost, annotated, lost, won. `base` are the
+    starting weights' outcomes by id."""
     kinds = (
         [e for e in entries if e.success and base.get(e.id) is False],
         [e for e in entries if not e.success and base.get(e.id)],
@@ -143,22 +127,20 @@ def choose_examples(evaluation: Evaluation, limit: int) -> list[EpisodeEntry]:
     return list({e.id: e for e in turns if e is not None}.values())[:limit]
 
 
-def fill_grid(view: RunView, evaluation: Evaluation, limit: int) -> None:
+def fill_grid(view: RunView, entries: Entries, base: dict[str, bool], limit: int) -> None:
     """Give the view its outcomes by task, at most about `limit` of them."""
-    links: dict[str, str] = {}
-    if view.page:
-        anchors = (f"{view.page}#{view.anchor}-e{n}" for n in range(len(evaluation.entries)))
-        links = {e.id: link for e, link in zip(evaluation.entries, anchors, strict=True)}
+    own = f"{view.page}#{view.anchor}-e"
+    links = {entry.id: f"{own}{n}" for n, entry in enumerate(entries) if view.page}
     links |= {episode.id: f"#{episode.anchor}" for episode in view.episodes}
     tasks: dict[str, list[GridCell]] = {}
-    for entry in evaluation.entries:
-        changed = has_changed(entry, evaluation.base)
-        cell = GridCell(entry.id, entry.success, changed, links.get(entry.id, ""))
+    for entry in entries:
+        link = links.get(entry.id, "")
+        cell = GridCell(entry.id, entry.success, has_changed(entry, base), link)
         tasks.setdefault(entry.task, []).append(cell)
     for task, row in tasks.items():
         if sum(map(len, view.grid.values())) + len(row) <= limit:
             view.grid[task] = row
-    view.total, view.tasks_left_out = len(evaluation.entries), len(tasks) - len(view.grid)
+    view.total, view.tasks_left_out = len(entries), len(tasks) - len(view.grid)
 
 
 def episode_view(episode: Episode, anchor: str, source: str, base: dict[str, bool]) -> EpisodeView:

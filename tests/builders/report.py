@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -58,9 +57,7 @@ def write_run(
     node = {"env": {"name": env}, "eval": {"tasks": None}, "algo": {"name": algo}, **config}
     (folder / "config.yaml").write_text(yaml.safe_dump({"steps": steps, "seed": seed, **node}))
     evaluations = {0: BASE, steps: BETTER if final is None else final}
-    rows = [_evaluation(0, BASE)]
-    for step in range(1, steps + 1):
-        rows.append(_update(step))
+    rows = [_evaluation(0, BASE), *map(_update, range(1, steps + 1))]
     rows += [_evaluation(steps, evaluations[steps])] if status == "done" else []
     files.write_jsonl(folder / "metrics.jsonl", rows)
     for step, outcomes in evaluations.items():
@@ -93,11 +90,6 @@ def break_lines(folder: Path, *numbers: int) -> None:
     for number in numbers:
         lines[number] = lines[number][: len(lines[number]) // 2]
     file.write_text("\n".join(lines) + "\n")
-
-
-def loads(file: Path) -> Any:
-    """The JSON of a file."""
-    return json.loads(file.read_text())
 
 
 class Page(HTMLParser):
