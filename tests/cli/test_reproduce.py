@@ -124,12 +124,12 @@ def test_a_finished_run_is_compared_and_not_repeated(
 def test_what_a_preset_starts_from_is_run_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trained: list[str] = []
 
-    def train(overrides: list[str], log: Path) -> bool:
+    def train(arguments: list[str], log: Path) -> int:
         trained.append(log.stem)
         write_run(tmp_path / log.stem, algo="sft", seed=4)
-        return True
+        return 0
 
-    monkeypatch.setattr(module, "_train", train)
+    monkeypatch.setattr(module, "run_agentrl", train)
     reproduce("math_stepagent_inverse", [4], tmp_path, store=False)
     assert trained == ["math_sft_s4", "math_stepagent_inverse_s4"]
     started = compose(["experiment=math_stepagent_inverse", "seed=4", "runs=x"])
