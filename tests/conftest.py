@@ -12,7 +12,7 @@ import torch
 
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.corpora.twentyq import TwentyQCorpus
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from tests.builders.models import write_model
 from tests.builders.nlac import nlac, weights
 from tests.builders.runs import Agentrl

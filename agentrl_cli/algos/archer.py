@@ -23,9 +23,10 @@ from torch import Tensor
 
 from agentrl_cli.algos import value_spans
 from agentrl_cli.algos.base import Algorithm, Context, Phase
+from agentrl_cli.algos.left_out import left_out_metrics, without_left_out
 from agentrl_cli.algos.losses import Loss, clipped_ratio, standardise
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.algos.value_spans import by_segment, turn_spans, with_fresh_actions, without_faults
+from agentrl_cli.algos.value_spans import by_segment, turn_spans, with_fresh_actions
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Sample, derive_seed
 from agentrl_cli.models.packable import enable_packing
@@ -105,14 +106,14 @@ class ArCHer(Algorithm):
         """The critic from replay, then its slow target; then the actor, once the critic is warm."""
         for i in range(self.critic_updates):
             drawn = buffer.sample_episodes(self.episodes_per_update, self._seed(i, "replay"))
-            samples = self.transitions(without_faults(drawn), i)
+            samples = self.transitions(without_left_out(drawn), i)
             yield Phase(
                 "critic", samples, td_loss, model="critic", units=trained_turns,
                 tokens_per_step=self.tokens_per_step,
-                metrics=value_spans.left_out_metrics("archer", episodes),
+                metrics=left_out_metrics("archer", episodes),
             )  # fmt: skip
             self.context.models.ema_update("target", "critic", self.ema_decay)
-        played = without_faults(episodes)
+        played = without_left_out(episodes)
         self.estimate_advantages(played)
         if self.context.step >= self.critic_warmup:
             yield self._actor_phase(played)
@@ -210,12 +211,12 @@ class ArCHer(Algorithm):
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""
-        self.estimate_advantages(without_faults(episodes))
+        self.estimate_advantages(without_left_out(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Do the values foresee what was still earned; every turn's is noted in it."""
         self.annotate(episodes)
-        return value_spans.value_metrics(without_faults(episodes), self.discount, lambda turn: 1)
+        return value_spans.value_metrics(without_left_out(episodes), self.discount, lambda turn: 1)
 
     def _seed(self, *parts: object) -> int:
         return derive_seed(self.context.seed, "archer", self.context.step, *parts)

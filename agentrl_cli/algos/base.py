@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl_cli.generators.base import Generator, Sampling
+    from agentrl_cli.models.model_set import ModelSet
     from agentrl_cli.models.policy import Batch, Outputs
-    from agentrl_cli.models.set import ModelSet
     from agentrl_cli.rollout.chat_template import Chat
     from agentrl_cli.rollout.play import EpisodeStart
     from agentrl_cli.rollout.replay_buffer import ReplayBuffer

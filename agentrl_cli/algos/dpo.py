@@ -24,7 +24,7 @@ from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 if TYPE_CHECKING:
-    from agentrl_cli.models.set import ModelSet
+    from agentrl_cli.models.model_set import ModelSet
 
 Pair = tuple[Sample, Sample]  # preferred, dispreferred
 

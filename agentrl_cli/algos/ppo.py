@@ -20,6 +20,7 @@ from typing import Literal
 from agentrl_cli.algos import losses, value_spans
 from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.critic_metrics import explained_variance
+from agentrl_cli.algos.left_out import left_out_metrics, without_left_out
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.value_spans import StepSpan
 from agentrl_cli.core.errors import require_at_least, require_fraction
@@ -72,7 +73,7 @@ class PPO(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """One phase in which policy and value learn from the same pass."""
-        samples, estimates = self.estimate_advantages(value_spans.without_faults(episodes))
+        samples, estimates = self.estimate_advantages(without_left_out(episodes))
         self._write_streams(estimates)
         if self.kl_coef:
             add_logprobs(self.context.models.module("reference"), samples, "reference_logprob")
@@ -81,7 +82,7 @@ class PPO(Algorithm):
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
             entropy_gradient=self.entropy_coef > 0,
             metrics={"policy/explained_variance": explained_variance(values, returns)}
-            | value_spans.left_out_metrics("ppo", episodes),
+            | left_out_metrics("ppo", episodes),
         )  # fmt: skip
 
     def estimate_advantages(
@@ -152,12 +153,12 @@ class PPO(Algorithm):
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""
-        self.estimate_advantages(value_spans.without_faults(episodes))
+        self.estimate_advantages(without_left_out(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Do the values foresee what was still earned; every turn's is noted in it."""
         self.annotate(episodes)
-        sound, by_turn = value_spans.without_faults(episodes), self.level == "turn"
+        sound, by_turn = without_left_out(episodes), self.level == "turn"
         return value_spans.value_metrics(
             sound, self.discount, lambda turn: 1 if by_turn else len(turn.action_ids)
         )

@@ -20,7 +20,7 @@ from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.load import dtype_of
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import Run, read_checkpoint

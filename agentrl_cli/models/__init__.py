@@ -1,5 +1,5 @@
-"""All weights of a run: the named models (`set`), one differentiable pass (`policy`). The public
-names are those of __init__.pyi; each is imported when it is first asked for."""
+"""All weights of a run: the named models (`model_set`), one differentiable pass (`policy`). The
+public names are those of __init__.pyi; each is imported when it is first asked for."""
 
 import lazy_loader
 

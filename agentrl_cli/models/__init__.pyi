@@ -1,3 +1,3 @@
-from .set import ModelSet as ModelSet
+from .model_set import ModelSet as ModelSet
 from .specs import ModelSpec as ModelSpec
 from .specs import OptimizerSpec as OptimizerSpec

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample, derive_seed
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import collate, forward, micro_batches
-from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.training.optimizer import Optimizer
 

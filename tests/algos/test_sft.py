@@ -12,8 +12,8 @@ from agentrl_cli.algos.samples import completion_sample, episode_samples
 from agentrl_cli.algos.sft import SFT
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import token_logprobs
-from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner

@@ -22,7 +22,7 @@ from agentrl_cli.config.compose import as_dataclass, build, check, compose
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.generators.base import Completion, Sampling
 from agentrl_cli.generators.hf import HFGenerator
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.expert_demos import expert_episodes

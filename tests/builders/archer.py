@@ -11,7 +11,7 @@ from agentrl_cli.algos.archer import ArCHer
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import bound, learner, randomise_heads

@@ -8,7 +8,7 @@ import torch
 
 from agentrl_cli.config.settings import LoraConfig, ModelConfig
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 

@@ -14,7 +14,7 @@ from agentrl_cli.algos.nlac.prompts import Prompts
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
 from agentrl_cli.generators.base import Completion, Generator, Sampling
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer

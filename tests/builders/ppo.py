@@ -9,7 +9,7 @@ from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Message
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import bound, randomise_heads, with_rewards

@@ -12,8 +12,8 @@ from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.self_ac.algorithm import Advanced, SelfAC
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Sample
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import Batch, Outputs, collate, forward
-from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import bound

@@ -9,7 +9,7 @@ from pathlib import Path
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Completion, Generator, Sampling
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.chat_template import Chat
 
 ROLE_ANSWERS = {  # what an instruction of conf/algo/nlac.yaml ends with, and an answer in form

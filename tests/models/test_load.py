@@ -13,7 +13,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.load import TINY
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from tests.builders.models import LORA, SPECS, build, model_config, write_model
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 

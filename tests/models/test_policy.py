@@ -7,8 +7,8 @@ import torch
 
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models import policy
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import collate, forward, micro_batches, token_logprobs
-from agentrl_cli.models.set import ModelSet
 from tests.builders.models import LORA, SAMPLES, SPECS, build, disturb, model_config, write_model
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 

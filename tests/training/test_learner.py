@@ -14,8 +14,8 @@ from agentrl_cli.algos.losses import bce, clipped_ratio, dpo, nll
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import token_logprobs
-from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.training import learner as learner_module
 from agentrl_cli.training.learner import Learner, NonFiniteError, split_steps

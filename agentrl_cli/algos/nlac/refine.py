@@ -114,7 +114,7 @@ class Refiner:
         self, turns: list[TurnRef], actions: list[Ids], alternatives: list[list[str]]
     ) -> list[CritiquedAction]:
         """Criticise, and spoil the critiques where a control says so."""
-        critiqued = self.roles.critique(turns, actions, alternatives, self.forecasts)
+        critiqued = self.roles.forecast_and_critique(turns, actions, alternatives, self.forecasts)
         critiques = [action.critique for action in critiqued]
         if self.control == "shuffled_critiques":
             random.Random(self.roles.seed("critiques")).shuffle(critiques)

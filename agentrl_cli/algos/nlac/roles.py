@@ -79,16 +79,16 @@ class Roles:
         texts = [[self.decode(ids) for ids in row] for row in self.write(prompts, count, model)]
         return [[text for text in row if outcome(text) is not None] for row in texts]
 
-    def critique(
+    def forecast_and_critique(
         self, turns: list[TurnRef], actions: list[Ids], alternatives: list[list[str]], count: int
     ) -> list[CritiquedAction]:
         """Forecast each action `count` times and let the evaluator write its critique."""
         forecasts = self.forecast(turns, actions, count)
         critiqued = list(map(CritiquedAction, turns, actions, forecasts, alternatives))
-        self.evaluate(critiqued)
+        self.write_critiques(critiqued)
         return critiqued
 
-    def evaluate(self, actions: list[CritiquedAction]) -> None:
+    def write_critiques(self, actions: list[CritiquedAction]) -> None:
         """q ~ evaluator(s, a, d): write the critique of each; none where no forecast was read."""
         prompts = [
             self.prompt(

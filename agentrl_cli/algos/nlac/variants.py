@@ -99,7 +99,7 @@ class NLQL(NLAC):
         for group in groups:
             for action, alternative in zip(group, [*group[1:], group[0]], strict=True):
                 action.alternative_forecasts = alternative.forecasts
-        self.roles.evaluate(candidates)
+        self.roles.write_critiques(candidates)
         return groups
 
     def annotate(self, episodes: list[Episode]) -> None:
@@ -108,7 +108,9 @@ class NLQL(NLAC):
         turns = all_turns(episodes)
         actions = [turn.action_ids for turn in turns]
         alternatives = self.roles.forecast(turns, self.roles.act(turns), self.forecasts)
-        for action in self.roles.critique(turns, actions, alternatives, self.forecasts):
+        for action in self.roles.forecast_and_critique(
+            turns, actions, alternatives, self.forecasts
+        ):
             annotate(action, replace(action, action_ids=[], critique=""), self.roles)
 
 

@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
+from agentrl_cli.algos.left_out import left_out_metrics
 from agentrl_cli.algos.losses import clipped_turns, sum_by_turn, td_targets, turn_advantages
 from agentrl_cli.algos.self_ac import packing
 from agentrl_cli.algos.self_ac.packing import PackedEpisode
 from agentrl_cli.algos.self_ac.thoughts import merge_info, split_episode
-from agentrl_cli.algos.value_spans import left_out_metrics, truncated_state_ids, value_metrics
+from agentrl_cli.algos.value_spans import truncated_state_ids, value_metrics
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.packable import enable_packing

@@ -9,7 +9,7 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from agentrl_cli.algos import value_spans
+from agentrl_cli.algos import left_out
 from agentrl_cli.algos.losses import shift_left, sum_by_turn, turn_advantages
 from agentrl_cli.algos.samples import append_tokens
 from agentrl_cli.core.types import Episode, Sample, Turn
@@ -44,7 +44,7 @@ class PackedEpisode:
 def left_out_reason(episode: Episode, prompt_length: int, max_positions: int) -> str | None:
     """Why an episode is not trained: `broken`, an `empty` action, or states that with the critic
     prompt are too `long` for the model; None for a sound one."""
-    if reason := value_spans.left_out_reason(episode):
+    if reason := left_out.left_out_reason(episode):
         return reason
     parts = segments(episode)
     lengths = [sum(len(t.observation_ids) + len(t.action_ids) for t in part) for part in parts]

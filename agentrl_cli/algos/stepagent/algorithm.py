@@ -24,13 +24,13 @@ from typing import Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.dpo import Pair, preference_phase, renew_reference, with_reference
+from agentrl_cli.algos.left_out import without_left_out
 from agentrl_cli.algos.losses import bce, dpo, expert_rewards
 from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.stepagent import policy_loss, practice
 from agentrl_cli.algos.stepagent.practice import Attempt, StateAction
 from agentrl_cli.algos.turns import all_turns
-from agentrl_cli.algos.value_spans import without_faults
 from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import Episode, Sample, derive_seed
 from agentrl_cli.models.policy import logprobs_and_values
@@ -132,7 +132,7 @@ class StepAgentInverse(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The discriminator first, then the policy for the rewards that it now gives."""
-        played = without_faults(episodes)
+        played = without_left_out(episodes)
         yield from self._played(played, buffer) if self.plays else self._practised()
 
     def _practised(self) -> Iterator[Phase]:

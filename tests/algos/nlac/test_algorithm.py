@@ -9,7 +9,7 @@ import torch
 
 from agentrl_cli.algos.nlac import monitor
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner
 from tests.builders.nlac import (

@@ -20,7 +20,7 @@ from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.env import TwentyQ
 from agentrl_cli.generators.base import Generator
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks, play
 from tests.builders.models import disturb
 from tests.builders.nlac import (

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.refine import Refinement
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from tests.builders.nlac import (
     CHAT,
     LOST,

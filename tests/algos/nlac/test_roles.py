@@ -13,7 +13,7 @@ from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from tests.builders.nlac import (
     CHAT,
     PROMPTS,
@@ -157,7 +157,7 @@ def test_a_critique_has_a_temperature_of_its_own(models: ModelSet):
     generator = troupe()
     rare = {"role_temperature": 0.25, "critique_temperature": 0.0}
     roles = bound(nlac(advanced=rare), generator, models).roles
-    roles.critique(
+    roles.forecast_and_critique(
         places(WON), [place.action_ids for place in places(WON)], [[] for _ in places(WON)], 2
     )
     forecast, critique = generator.calls

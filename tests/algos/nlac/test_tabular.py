@@ -11,7 +11,7 @@ from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.prompts import outcome
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.play import EpisodeStart, play
 from tests.builders.nlac import CHAT, SAMPLING, bound, nlac, places, weights
 from tests.fakes.tabular import GO, JUMP, CorridorEnv, Pair, TableGenerator, kendall, pair_of

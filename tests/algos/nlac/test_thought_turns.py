@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from tests.builders.nlac import (
     CHAT,
     LOST,

@@ -13,7 +13,7 @@ from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.variants import NLQL, NLRL, NLACMonteCarlo, NLACSelfDistillation
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.play import EpisodeStart
 from tests.builders.nlac import (
     CHAT,

@@ -9,9 +9,9 @@ from typing import Literal
 import pytest
 import torch
 
+from agentrl_cli.algos.left_out import LEFT_OUT_REASONS
 from agentrl_cli.algos.self_ac.algorithm import Advanced, AdvantageScale
 from agentrl_cli.algos.self_ac.packing import trained_turns
-from agentrl_cli.algos.value_spans import LEFT_OUT_REASONS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.packed_attention import SPLIT

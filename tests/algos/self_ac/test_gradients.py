@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import causal_lm
-from agentrl_cli.models.set import ModelSet
 from tests.builders.models import disturb
 from tests.builders.self_ac import forward_pass, outputs_with_values, phase_of, played, self_ac
 

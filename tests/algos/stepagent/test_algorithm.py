@@ -20,8 +20,8 @@ from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import token_logprobs
-from agentrl_cli.models.set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from tests.builders.critics import learner
 from tests.builders.models import LORA

@@ -18,7 +18,7 @@ from agentrl_cli.algos.stepagent.practice import (
 )
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode
-from agentrl_cli.models.set import ModelSet
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from tests.builders.critics import learner
 from tests.builders.nlac import LOST, WON, episode, prompt, troupe, written
