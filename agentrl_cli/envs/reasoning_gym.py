@@ -124,7 +124,7 @@ def open_dataset(name: str, options: str, seed: int, size: int) -> Any:
         extra = "pip install 'agentrl-cli[reasoning-gym]'"
         raise UserError(f"env=reasoning_gym needs reasoning-gym: {extra}") from None
     try:
-        dataset: Any = reasoning_gym.create_dataset(
+        dataset: Any = reasoning_gym.create_dataset(  # pyright: ignore[reportAttributeAccessIssue]
             name, seed=seed, size=size, **json.loads(options)
         )
     except (ValueError, TypeError, AssertionError) as error:

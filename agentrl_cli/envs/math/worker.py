@@ -35,7 +35,11 @@ Check = Callable[[str, str], bool]
 def load_checker() -> Check:
     """math-verify's comparison of (answer, gold), on LaTeX alone: its reader of plain expressions
     goes through Python's `eval`."""
-    from math_verify import LatexExtractionConfig, parse, verify
+    from math_verify import (  # pyright: ignore[reportMissingImports]
+        LatexExtractionConfig,
+        parse,
+        verify,
+    )
 
     logging.disable(logging.CRITICAL)
     latex = [LatexExtractionConfig()]
