@@ -27,7 +27,8 @@ class Message:
 
 @dataclass
 class Step:
-    """What an environment answers; `done` is said by the world, `truncated` by a limit."""
+    """What an environment answers. `done`: the world has ended the episode, at a limit of its own
+    too; `truncated`: it was stopped from outside, and how it would have ended is unknown."""
 
     messages: list[Message]
     reward: float

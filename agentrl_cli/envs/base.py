@@ -40,7 +40,9 @@ class Env(ABC):
 
     @abstractmethod
     def step(self, action: str) -> Step:
-        """Answer the agent's raw text. Text that cannot be parsed is reported, never raised for."""
+        """Answer the agent's raw text. Text that cannot be parsed is reported, never raised for.
+        Every end that the world itself has an outcome for is `done`, its own limit of turns among
+        them; `truncated` says that the outcome stays unknown."""
 
     def expert(self, task: Task) -> Iterator[str] | None:
         """Expert actions for this instance's episode in progress; None without an expert."""

@@ -108,7 +108,7 @@ def _contract(make: EnvFactory, task: Task) -> Iterator[str]:
             return
         yield from _step(step, bool(env.turn_delimiter) and action.endswith(env.turn_delimiter))
     if not _has_ended(step):
-        yield f"the episode still runs after {MAX_ACTIONS} nonsense actions: end it by a limit"
+        yield f"the episode still runs after {MAX_ACTIONS} nonsense actions: be done at a limit"
 
 
 def _step(step: Step, reply_goes_on: bool) -> Iterator[str]:
@@ -119,6 +119,8 @@ def _step(step: Step, reply_goes_on: bool) -> Iterator[str]:
         yield "done or truncated is not a bool: give True or False"
     elif step.done and step.truncated:
         yield "done and truncated are both true: say which one ended the episode"
+    elif step.truncated and "success" in step.info:
+        yield "truncated with info['success']: an end that has an outcome, as by a limit, is done"
     elif not _has_ended(step) and not step.messages and not reply_goes_on:
         yield "step returns no messages while the episode runs: give the agent an observation"
     try:

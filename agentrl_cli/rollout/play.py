@@ -42,9 +42,9 @@ def play(
     version: int = 0,
     model: str = "policy",
 ) -> list[Episode]:
-    """One episode for each start, in order. An episode stops as done, truncated (the world's
-    limit), context (`max_tokens` more would exceed `max_context`), diverged (a replayed turn was
-    answered differently) or error."""
+    """One episode for each start, in order. An episode stops as done, truncated (the world says
+    that its outcome is unknown), context (`max_tokens` more would exceed `max_context`), diverged
+    (a replayed turn was answered differently) or error."""
     sampling = replace(sampling, n=1)
     begun = [LiveEpisode(start, make_env(), chat, version) for start in starts]
     for episode in begun:

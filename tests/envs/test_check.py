@@ -154,6 +154,13 @@ class DoneAndTruncated(Sound):
         return Step(step.messages, 0.0, step.truncated, step.truncated)
 
 
+class TruncatedAndLost(Sound):
+    def step(self, action: str) -> Step:
+        step = super().step(action)
+        info = {"success": step.done} if step.done or step.truncated else {}
+        return Step(step.messages, step.reward, step.done, step.truncated, info)
+
+
 class SilentStep(Sound):
     def step(self, action: str) -> Step:
         step = super().step(action)
@@ -253,6 +260,7 @@ BROKEN = {
     RewardIsNan: "reward is nan",
     DoneIsNumber: "not a bool",
     DoneAndTruncated: "both true",
+    TruncatedAndLost: "truncated with info['success']",
     SilentStep: "no messages while the episode runs",
     InfoHoldsObjects: "info cannot be written as JSON",
     StepIsTuple: "step returns tuple",

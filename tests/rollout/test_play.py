@@ -151,7 +151,7 @@ def test_an_episode_that_would_not_fit_stops_as_context_with_the_unanswered_obse
     assert (none.stop, none.turns, none.reward) == ("context", [], 0)
 
 
-def test_a_limit_of_the_world_is_truncated_not_done():
+def test_where_a_world_says_truncated_the_episode_is_not_done():
     (episode,) = roll(starts(1), script(lambda prompt: "Hello."), limit=2)
     assert episode.stop == "truncated" and not episode.turns[-1].done
 

@@ -96,13 +96,13 @@ class MathEnv(Env):
         return [Message("user", task.data["problem"])]
 
     def step(self, action: str) -> Step:
-        """Let a thought go on, or grade the reply that ends here. Raises RuntimeError before
-        `reset` and after the end."""
+        """Let a thought go on, or grade the reply that ends here, at MAX_THOUGHTS as it stands.
+        Raises RuntimeError before `reset` and after the end."""
         state = self._running()
         state.thoughts.append(action)
-        if self.turn_delimiter and action.endswith(self.turn_delimiter):
-            state.over = len(state.thoughts) >= MAX_THOUGHTS
-            return Step([], 0.0, False, state.over, {})
+        goes_on = self.turn_delimiter and action.endswith(self.turn_delimiter)
+        if goes_on and len(state.thoughts) < MAX_THOUGHTS:
+            return Step([], 0.0, False, False, {})
         text, gold = "".join(state.thoughts), state.task.data["answer"]
         result = self.grade_reply(text, gold)
         feedback = [Message("user", self.response(result, gold, state.attempts_left))]

@@ -114,8 +114,9 @@ class TauBench(Env):
         return [Message("user", first.text)]
 
     def step(self, action: str) -> Step:
-        """A tool call or words for the user. After the end nothing happens: an invalid step without
-        reward. RuntimeError before `reset`."""
+        """A tool call or words for the user; the last of `turns` ends the conversation, which is
+        lost. After the end nothing happens: an invalid step without reward. RuntimeError before
+        `reset`."""
         conversation = self._running()
         if conversation.over:
             return Step([Message("user", OVER)], 0.0, True, False, _info("", invalid=True))
@@ -125,15 +126,14 @@ class TauBench(Env):
         if conversation.turn == 1 and conversation.first_fault:
             info["fault"] = conversation.first_fault
         if parsed.name == RESPOND:
-            message, done = self._respond(parsed.arguments["content"], info)
+            message, finished = self._respond(parsed.arguments["content"], info)
         else:
-            message, done = self._call(parsed, info)
-        reward = self._reward(info) if done else 0.0
-        truncated = not done and conversation.turn >= self.turns
-        conversation.over = done or truncated
+            message, finished = self._call(parsed, info)
+        reward = self._reward(info) if finished else 0.0
+        conversation.over = finished or conversation.turn >= self.turns
         if conversation.over:
             info.setdefault("success", False)
-        return Step([message], reward, done, truncated, info)
+        return Step([message], reward, conversation.over, False, info)
 
     def expert(self, task: Task) -> Iterator[str] | None:
         """The ground-truth actions with the replies that they need. RuntimeError before `reset`."""

@@ -1,7 +1,5 @@
-"""Twenty Questions: a hidden object, questions answered from a table, one guess at a time.
-
-Running out of turns is a rule of the game: it ends as done and lost, never as truncated.
-"""
+"""Twenty Questions: a hidden object, questions answered from a table, one guess at a time. A game
+that runs out of turns is lost."""
 
 from __future__ import annotations
 

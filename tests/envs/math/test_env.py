@@ -73,7 +73,10 @@ def test_a_reply_may_end_behind_a_blank_line():
 def test_thoughts_do_not_go_on_for_ever():
     env = opened("turns=thoughts")
     steps = [env.step("Well.\n\n") for _ in range(MAX_THOUGHTS)]
-    assert [step.truncated for step in steps] == [False] * (MAX_THOUGHTS - 1) + [True]
+    assert [step.done for step in steps] == [False] * (MAX_THOUGHTS - 1) + [True]
+    last = steps[-1]
+    assert not last.truncated and last.reward == 0.0 and last.info["success"] is False
+    assert last.messages[0].content == "No box. It is 12."
     with pytest.raises(RuntimeError):
         env.step("more")
 

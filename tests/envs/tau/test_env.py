@@ -104,10 +104,12 @@ def test_outputs_must_be_said(services: Path):
     assert played(env, ["It was $5.25, thanks."], split="test")[-1].reward == 1.0
 
 
-def test_the_end_by_the_limit_is_truncated_without_reward(services: Path):
-    env = tau_env("retail", services, turns=2)
-    steps = played(env, [tool("think", thought="a")] * 2)
-    assert [(s.done, s.truncated, s.reward) for s in steps] == [(False, False, 0), (False, True, 0)]
+@pytest.mark.parametrize("domain", ["retail", "airline", "mini"])
+def test_at_its_limit_the_conversation_is_done_and_lost(services: Path, domain: str):
+    env = tau_env(domain, services, turns=2, user="scripted" if domain == "mini" else "silent")
+    steps = played(env, [tool("think", thought="a")] * 2, split="test")
+    assert [(s.done, s.truncated, s.reward) for s in steps] == [(False, False, 0), (True, False, 0)]
+    assert steps[-1].info["success"] is False
 
 
 def test_after_the_end_nothing_happens_and_nothing_is_raised(services: Path):

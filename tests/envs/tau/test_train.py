@@ -52,7 +52,7 @@ def test_nlac_trains_on_retail_with_the_scripted_user(folder: Path, tmp_path: Pa
     assert rows[-1]["eval/test_pass_hat_2"] == 0.0 and rows[0]["eval/test_do_nothing"] == 0.0
     played = [json.loads(line) for file in run.folder.glob("episodes/*.jsonl")
               for line in file.read_text().splitlines()]  # fmt: skip
-    assert {episode["stop"] for episode in played} == {"truncated"}
+    assert {episode["stop"] for episode in played} == {"done"}
     assert all(len(episode["turns"][0]["observation_ids"]) > 4000 for episode in played)
 
 
