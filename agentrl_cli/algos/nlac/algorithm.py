@@ -27,7 +27,7 @@ from agentrl_cli.algos.nlac.roles import Ids, Roles
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.errors import require_at_least, require_fraction
-from agentrl_cli.core.types import Episode
+from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, token_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
@@ -165,19 +165,29 @@ class NLAC(Algorithm):
     def _evaluate_policy(
         self, keys: list[TurnKey], turns: list[TurnRef], targets: list[Target], buffer: ReplayBuffer
     ) -> Phase:
-        """L1 = -log M(y | s, a) on the valid targets; their losses per token become priorities."""
+        """L1 = -log M(y | s, a) on the valid targets."""
         valid = [(k, t, y) for k, t, y in zip(keys, turns, targets, strict=True) if y]
         forecast = self.prompts.forecast
         prompts = [self.roles.prompt(turn, turn.action_ids, forecast) for _, turn, _ in valid]
         samples = [completion_sample(p, y) for p, (_, _, y) in zip(prompts, valid, strict=True)]
         if self.priority_exponent:
-            logprobs = token_logprobs(self.context.models.module("policy"), samples)
-            losses = [-sum(row) / sum(s.mask) for row, s in zip(logprobs, samples, strict=True)]
-            buffer.set_priorities([key for key, _, _ in valid], losses)
+            self._set_priorities(keys, [key for key, _, _ in valid], samples, buffer)
         return Phase(
             "successor", samples, nll, tokens_per_step=self.advanced.successor_tokens_per_step,
             metrics={"nlac/unparsed_targets": 1 - len(samples) / len(turns)},
         )  # fmt: skip
+
+    def _set_priorities(
+        self, keys: list[TurnKey], valid: list[TurnKey], samples: list[Sample], buffer: ReplayBuffer
+    ) -> None:
+        """The priority of a turn is its target's loss per token, as the error is in Schaul et al.
+        (2016). A turn that got no target may get one later: it takes the lowest loss of this
+        update, or where nothing was learned the lowest priority of the turns that were drawn."""
+        logprobs = token_logprobs(self.context.models.module("policy"), samples)
+        losses = [-sum(row) / sum(s.mask) for row, s in zip(logprobs, samples, strict=True)]
+        lowest = min(losses or [buffer.priority(key) for key in keys])
+        missed = [key for key in keys if key not in valid]
+        buffer.set_priorities(missed + valid, [lowest] * len(missed) + losses)
 
     def _move_target(self) -> None:
         """The target moves towards the policy that has just learned."""

@@ -10,7 +10,8 @@ import torch
 from agentrl_cli.algos.nlac import monitor
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.models.policy import token_logprobs
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
 from agentrl_cli.training.learner import Learner
 from tests.builders.nlac import (
     CHAT,
@@ -236,6 +237,41 @@ def test_a_priority_is_the_mean_loss_of_the_turns_target(models: ModelSet):
     losses = [-float(logits[i - 1].log_softmax(-1)[sample.ids[i]]) for i in at]
     (drawn,) = [p for row in buffer.state()["priorities"] for p in row if p != 1.0]
     assert drawn == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+def test_a_turn_without_a_target_is_not_preferred_to_one_with_a_target(models: ModelSet):
+    cut = episode("cut", ["Is it big?", "Is it red?", "Is it old?"], success=False, stop="context")
+    algo, buffer = bound(nlac(turns_per_update=3), troupe(), models), filled(cut)
+    buffer.set_priorities([TurnKey("cut", turn) for turn in range(3)], [100.0] * 3)
+    assert len(updated(algo, buffer)["successor"].samples) == 2  # the last turn has no target
+    first, second, last = (buffer.priority(TurnKey("cut", turn)) for turn in range(3))
+    assert 0 < last == min(first, second) < 100.0
+
+
+def test_a_turn_that_is_drawn_with_and_without_a_target_keeps_the_loss_of_the_target(
+    models: ModelSet,
+):
+    game = episode("a", ["Is it big?", "Is it red?"], success=True)
+    texts = iter(["It may end.", *["So. Success."] * 9])
+    algo = nlac(turns_per_update=10)
+    bound(algo, troupe(backup=lambda prompt, draw: next(texts, "It may end.")), models)
+    buffer = filled(game)
+    samples = updated(algo, buffer)["successor"].samples
+    losses = [-sum(row) for row in token_logprobs(models.module("policy"), samples)]
+    per_token = {written(s): x / sum(s.mask) for s, x in zip(samples, losses, strict=True)}
+    assert len(samples) < 10 and len(per_token) == 2
+    found = [buffer.priority(TurnKey("a", turn)) for turn in range(2)]
+    told = [per_token["So. Success."], per_token["The end of a. Success."]]
+    assert found == pytest.approx(told, rel=1e-5)
+
+
+def test_where_no_turn_has_a_target_none_keeps_a_priority_above_the_others(models: ModelSet):
+    algo = bound(nlac(turns_per_update=2), troupe(backup="It may end."), models)
+    cut = episode("cut", ["Is it big?", "Is it red?"], success=False, stop="context")
+    buffer = filled(cut)
+    buffer.set_priorities([TurnKey("cut", 0)], [0.5])
+    updated(algo, buffer)
+    assert buffer.state()["priorities"] == [[0.5, 0.5]]
 
 
 def test_priorities_stay_alone_where_replay_is_uniform(models: ModelSet):
