@@ -33,7 +33,7 @@ STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")
 PAIRS = "nlac/auc_pairs"
 WRITTEN = {
     "nlac/brier": "Brier score", "nlac/optimism": "optimism", "nlac/auc_within": "AUC in a state",
-    PAIRS: "pairs", "nlac/auc_all": "AUC over all", "nlac/refined_gain": "refined gain",
+    PAIRS: "pairs", "nlac/auc_all": "AUC over all", "nlac/refined_gain_all": "refined gain",
 }  # fmt: skip
 SCALAR = {
     "critic/brier": "Brier score", "critic/optimism": "optimism",

@@ -14,8 +14,8 @@ from agentrl_cli.report.records import Record
 
 CRITIC_METRICS = (
     "nlac/brier", "nlac/optimism", "nlac/auc_within", "nlac/auc_all", "nlac/optimal_share",
-    "nlac/refined_gain", "nlac/kept_when_optimal", "nlac/valid_forecasts", "critic/brier",
-    "critic/optimism", "critic/rank_correlation", "critic/rank_same_turn",
+    "nlac/refined_gain", "nlac/refined_gain_all", "nlac/kept_when_optimal", "nlac/valid_forecasts",
+    "critic/brier", "critic/optimism", "critic/rank_correlation", "critic/rank_same_turn",
 )  # fmt: skip
 BINS = 5
 

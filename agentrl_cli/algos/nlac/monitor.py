@@ -72,7 +72,8 @@ class Monitor:
 
     def discrimination(self, turns: list[TurnRef]) -> dict[str, float]:
         """Forecast values of several actions of each state against their probed values; and the
-        refined action's probed gain over the fresh action that it was made from."""
+        refined action's probed gain over the fresh action that it was made from, of those that
+        would be distilled and of all."""
         states = [turn for turn in turns for _ in range(self.actions)]
         actions = self.roles.act(states)
         forecasts = self.roles.forecast(states, actions, FORECASTS)
@@ -85,12 +86,14 @@ class Monitor:
         groups = [probed[i : i + self.actions] for i in range(0, len(probed), self.actions)]
         before = {group[0].action.turn: group[0].success for group in groups}
         after = zip(refined, success[len(fresh) :], strict=True)
+        gains = [(value - before[r.turn], self.refiner.passes(r)) for r, value in after]
         within = [pair for group in groups for pair in ranked_pairs(group)]
         return {
             "nlac/auc_within": auc(within),
             "nlac/auc_pairs": float(len(within)),
             "nlac/auc_all": auc(ranked_pairs(probed)),
-            "nlac/refined_gain": mean([value - before[r.turn] for r, value in after]),
+            "nlac/refined_gain": mean([gain for gain, passes in gains if passes]),
+            "nlac/refined_gain_all": mean([gain for gain, _ in gains]),
         }
 
     def probe(self, wanted: list[tuple[TurnRef, Ids]]) -> list[float]:

@@ -196,6 +196,22 @@ def test_the_refined_gain_is_the_probed_difference_to_the_action_it_was_made_fro
     assert algo.critic_monitor.discrimination(rows)["nlac/refined_gain"] == gain
 
 
+def test_the_refined_gain_counts_only_what_would_be_distilled(models: ModelSet):
+    leap = "I leap."  # as good as a jump
+    generator = walker(JUMP, RIGHT | {leap: "Success."})
+    refined = iter([GO, JUMP, leap, GO])
+    generator.lines["refine"] = lambda text, draw: next(refined)
+    generator.lines["evaluate"] = lambda text, draw: (
+        "Optimality: No. So." if f"{JUMP}<|im_end|>" in text else "Optimality: Yes. So."
+    )
+    algo = watching(nlac(gate=True), PATH, generator, models)
+    starts = [EpisodeStart(PATH.tasks("train")[0], "g", seed, f"e{seed}") for seed in range(4)]
+    rows = [place for place in places(*rolled(PATH, generator, starts)) if place.turn == 0]
+    found = algo.critic_monitor.discrimination(rows)
+    assert found["nlac/refined_gain"] == 2 / 3  # who goes on wins, who leaps does not
+    assert found["nlac/refined_gain_all"] == 2 / 4  # the jump that the gate keeps out, too
+
+
 def test_probing_plays_an_action_over_all_tasks_that_look_alike(models: ModelSet):
     generator = troupe(act="Is it nice?")
     tasks = GAME.tasks("train")
