@@ -227,13 +227,17 @@ class NLAC(Algorithm):
             advanced.critique_temperature, advanced.role_weights,
         )  # fmt: skip
         self.backup = LanguageBackup(self.roles, self.prompts.backup, self.trace)
-        self.refiner = Refiner(
-            roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, compare=self.compare,
-            gate=self.gate, keep_optimal=advanced.keep_optimal, control=advanced.control,
-        )  # fmt: skip
+        self.refiner = self.make_refiner()
         self.critic_monitor = Monitor(
             roles=self.roles, refiner=self.refiner, states=advanced.monitored_states,
             actions=advanced.monitored_actions, probes=advanced.probes,
+        )  # fmt: skip
+
+    def make_refiner(self) -> Refiner:
+        """Who makes the actions that are distilled."""
+        return Refiner(
+            roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, compare=self.compare,
+            gate=self.gate, keep_optimal=self.advanced.keep_optimal, control=self.advanced.control,
         )  # fmt: skip
 
     def refined_generator(self) -> Generator:

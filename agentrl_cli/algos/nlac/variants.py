@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC, Lesson
 from agentrl_cli.algos.nlac.backup import Target
-from agentrl_cli.algos.nlac.monitor import annotate, drift, improvement, mean
+from agentrl_cli.algos.nlac.monitor import annotate, drift, mean
 from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.algos.nlac.refine import Refinement
+from agentrl_cli.algos.nlac.refine import Refinement, Refiner
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids
 from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.errors import UserError, require_at_least
@@ -66,41 +67,54 @@ class NLRL(NLAC):
         return self.outcome_text(TurnRef(episode, len(episode.turns) - 1).response, episode)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BestOf(Refiner):
+    """In place of a refiner: of each turn's action and `candidates` - 1 fresh ones the one whose
+    critique is best. Each is judged beside the forecasts of the next one."""
+
+    candidates: int
+
+    def refine(self, turns: list[TurnRef], actions: list[Ids]) -> list[Refinement]:
+        """The given action and the best one; turns without a readable critique are left out."""
+        groups = self._critiqued_candidates(turns, actions)
+        choices = [(group[0], best) for group in groups if (best := best_of(group)) is not None]
+        return [Refinement([first, best], prompt=[]) for first, best in choices]
+
+    def _critiqued_candidates(
+        self, turns: list[TurnRef], actions: list[Ids]
+    ) -> list[list[CritiquedAction]]:
+        """The candidates of each turn with their critiques, the given action first."""
+        fresh = iter(self.roles.act([t for t in turns for _ in range(self.candidates - 1)]))
+        rows = [[action, *islice(fresh, self.candidates - 1)] for action in actions]
+        states = [turn for turn in turns for _ in range(self.candidates)]
+        ids = [action for row in rows for action in row]
+        forecasts = self.roles.forecast(states, ids, self.forecasts)
+        critiqued = list(map(CritiquedAction, states, ids, forecasts))
+        size = self.candidates
+        groups = [critiqued[i : i + size] for i in range(0, len(states), size)]
+        for group in groups:
+            for action, alternative in zip(group, [*group[1:], group[0]], strict=True):
+                action.alternative_forecasts = alternative.forecasts
+        self.roles.write_critiques(critiqued)
+        return groups
+
+
 @dataclass(kw_only=True)
 class NLQL(NLAC):
     """Natural language Q-learning: no refiner; of `candidates` fresh actions the one whose critique
-    is best is distilled (called optimal first, then by the share of forecast success). Each is
-    judged beside the forecasts of the next one."""
+    is best is distilled (called optimal first, then by the share of forecast success), under the
+    gate only where it is called optimal."""
 
     candidates: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(2, candidates=self.candidates)
-        refuse(self, "keep_optimal=true")
+        refuse(self, "control=shuffled_critiques", "control=empty_critiques", "keep_optimal=true")
 
-    def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
-        """The best of the candidates at each turn; turns without a readable critique drop out."""
-        groups = self._critiqued_candidates(turns)
-        choices = [(group[0], best) for group in groups if (best := best_of(group)) is not None]
-        chosen = [Refinement([first, best], prompt=[]) for first, best in choices]
-        complete = [c for c in chosen if self.roles.is_complete(c.last.action_ids)]
-        lessons = [Lesson(choice.turn, choice.last.action_ids) for choice in complete]
-        return lessons, improvement(chosen, len(lessons), len(turns), self.forecasts)
-
-    def _critiqued_candidates(self, turns: list[TurnRef]) -> list[list[CritiquedAction]]:
-        """`candidates` fresh actions of each turn with their critiques."""
-        states = [turn for turn in turns for _ in range(self.candidates)]
-        actions = self.roles.act(states)
-        forecasts = self.roles.forecast(states, actions, self.forecasts)
-        candidates = list(map(CritiquedAction, states, actions, forecasts))
-        size = self.candidates
-        groups = [candidates[i : i + size] for i in range(0, len(states), size)]
-        for group in groups:
-            for action, alternative in zip(group, [*group[1:], group[0]], strict=True):
-                action.alternative_forecasts = alternative.forecasts
-        self.roles.write_critiques(candidates)
-        return groups
+    def make_refiner(self) -> Refiner:
+        """The choice among candidates."""
+        return BestOf(**vars(super().make_refiner()), candidates=self.candidates)
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Forecasts and critique of every action; nothing is refined."""

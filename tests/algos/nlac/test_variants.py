@@ -11,6 +11,7 @@ import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.variants import NLQL, NLRL, NLACMonteCarlo, NLACSelfDistillation
+from agentrl_cli.config.compose import compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.model_set import ModelSet
@@ -149,6 +150,33 @@ def test_nlql_judges_each_candidate_beside_the_forecasts_of_the_next(models: Mod
             assert ("barks" in part) == ("dog" in action) != ("purrs" in part)
 
 
+@pytest.mark.parametrize(("gate", "distilled"), [(True, 0), (False, 3)])
+def test_nlql_with_the_gate_distils_only_what_is_called_optimal(
+    models: ModelSet, gate: bool, distilled: int
+):
+    cast = troupe(evaluate="Optimality: No. It loses.")
+    algo = bound(variant(NLQL, gate=gate, candidates=2), cast, models)
+    lessons, metrics = algo.improve(places(WON))
+    assert len(lessons) == distilled and metrics["nlac/distilled_share"] == distilled / 3
+
+
+def test_nlql_measures_and_plays_the_chosen_action_and_refines_nothing(models: ModelSet):
+    def judge(prompt: str, draw: Any) -> str:
+        good = "Is it a cat?" in prompt.split("<|im_start|>assistant")[-2]
+        return "Optimality: Yes." if good else "Optimality: No."
+
+    cast = troupe(evaluate=judge)
+    algo = wired(variant(NLQL, candidates=12), cast, models, played_on)
+    assert play(algo, [place.state_ids for place in places(WON)]) == ["Is it a cat?"] * 3
+    assert "nlac/refined_gain" in algo.critic_monitor.discrimination(places(WON))
+    assert not cast.of("refine")
+
+
+@pytest.mark.parametrize("name", ["twentyq_nlql", "paper_twentyq_nlql"])
+def test_a_preset_of_nlql_distils_the_best_whatever_its_critique_says(name: str):
+    assert compose([f"experiment={name}"]).algo.gate is False
+
+
 def test_nlql_annotates_without_a_refined_action(models: ModelSet):
     game = episode("a", ["Is it big?"], success=True)
     bound(variant(NLQL, candidates=2), troupe(), models).annotate([game])
@@ -193,6 +221,8 @@ def test_self_distillation_leaves_out_rollouts_that_broke(models: ModelSet):
         (NLACSelfDistillation, {"role_weights": "target"}, {"rollouts": 2}),
         (NLACSelfDistillation, {"keep_optimal": True}, {"rollouts": 2}),
         (NLQL, {"keep_optimal": True}, {"candidates": 2}),
+        (NLQL, {"control": "shuffled_critiques"}, {"candidates": 2}),
+        (NLQL, {"control": "empty_critiques"}, {"candidates": 2}),
         (NLQL, {}, {"candidates": 1}),
         (NLRL, {}, {"rollouts": 0}),
     ],
