@@ -28,6 +28,8 @@ PROMPTS = Prompts(
     backup="Seen: {response}\nThen: {forecast}\nBack it up.",
     evaluate="Mine:\n{forecasts}\nOthers:\n{others}\nEvaluate it.",
     refine="Critique: {critique}\nRefine it.",
+    refine_by_rollouts="Plays:\n{rollouts}\nRefine it by them.",
+    aggregate="Seen: {response}\nPlays:\n{rollouts}\nDraw it together.",
     terminal="{response} {outcome}",
 )
 ENDS = {
@@ -35,6 +37,8 @@ ENDS = {
     "Back it up.": "backup",
     "Evaluate it.": "evaluate",
     "Refine it.": "refine",
+    "Refine it by them.": "refine",
+    "Draw it together.": "backup",
 }
 Line = Callable[[str, random.Random], str]
 

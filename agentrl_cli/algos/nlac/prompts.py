@@ -16,6 +16,8 @@ FILLED = {
     "backup": ("response", "forecast"),
     "evaluate": ("forecasts", "others"),
     "refine": ("critique",),
+    "refine_by_rollouts": ("rollouts",),
+    "aggregate": ("response", "rollouts"),
     "terminal": ("response", "outcome"),
 }
 
@@ -24,13 +26,17 @@ FILLED = {
 class Prompts:
     """The roles' instructions, sent as a user message behind what was played; `{…}` are filled in.
 
-    `terminal` is the one text that code composes: the true end of an episode as a forecast.
+    `refine_by_rollouts` is Self-Distillation's and `aggregate` NLRL's; their `rollouts` are plays
+    that ended, one a line. `terminal` is the one text that code composes: the true end of an
+    episode as a forecast.
     """
 
     forecast: str
     backup: str
     evaluate: str
     refine: str
+    refine_by_rollouts: str
+    aggregate: str
     terminal: str
 
     def __post_init__(self) -> None:

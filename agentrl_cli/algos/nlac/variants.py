@@ -14,7 +14,6 @@ from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC, Lesson
 from agentrl_cli.algos.nlac.backup import Target
 from agentrl_cli.algos.nlac.monitor import annotate, drift, mean
-from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.algos.nlac.refine import Refinement, Refiner
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids
 from agentrl_cli.algos.turns import TurnRef, all_turns
@@ -60,8 +59,12 @@ class NLRL(NLAC):
         actions = [turn.action_ids for turn in turns]
         rollouts = rollouts_of(self, turns, self.rollouts, actions)
         ends = ["\n".join(map(self._end, of_turn)) for of_turn in rollouts]
-        prompts = [self.backup.prompt(*pair) for pair in zip(turns, ends, strict=True)]
+        prompts = [self._prompt(turn, lines) for turn, lines in zip(turns, ends, strict=True)]
         return [self.backup.if_readable(y) for (y,) in self.roles.write(prompts, 1, "target")]
+
+    def _prompt(self, turn: TurnRef, ends: str) -> Ids:
+        texts = {"response": turn.response, "rollouts": ends}
+        return self.roles.prompt(turn, turn.action_ids, self.prompts.aggregate, **texts)
 
     def _end(self, episode: Episode) -> str:
         return self.outcome_text(TurnRef(episode, len(episode.turns) - 1).response, episode)
@@ -176,8 +179,7 @@ class NLACSelfDistillation(NLAC):
         """The refiner's prompt: the first rollout's action, then all rollouts in a line each."""
         lines = "\n".join(self._line(TurnRef(episode, turn.turn)) for episode in rollouts)
         action = rollouts[0].turns[turn.turn].action_ids
-        instruction = fill(self.prompts.refine, critique=lines)
-        return self.context.chat.role_prompt(turn.state_ids, action, instruction)
+        return self.roles.prompt(turn, action, self.prompts.refine_by_rollouts, rollouts=lines)
 
     def _line(self, turn: TurnRef) -> str:
         """A rollout as the refiner reads it: the action, the answer, the end."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.nlac.prompts import fill, outcome, verdict
+from agentrl_cli.algos.nlac.prompts import FILLED, fill, outcome, verdict
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.errors import UserError
@@ -100,7 +100,7 @@ def test_braces_that_name_nothing_stay(text: str):
     assert fill("A {} b { c } {critique}", critique=text) == f"A {{}} b {{ c }} {text}"
 
 
-@pytest.mark.parametrize("role", ["forecast", "backup", "evaluate", "refine", "terminal"])
+@pytest.mark.parametrize("role", FILLED)
 def test_a_prompt_that_asks_for_what_nobody_gives_is_refused(role: str):
     with pytest.raises(UserError, match=f"prompts.{role} asks for 'wrong'"):
         replace(PROMPTS, **{role: "Say {wrong}."})

@@ -100,6 +100,11 @@ def test_nlrl_draws_a_value_from_fresh_rollouts_of_the_action(models: ModelSet):
     ends = [asked(text).count("Success.") + asked(text).count("Failure.") for text in call.texts]
     assert ends == [3] * 5
     assert set(map(written, phase.samples)) == {"It mostly fails. Failure."}
+    responses = {p.response for p in places(WON, LOST)}
+    for text in call.texts:
+        seen, plays, *lines, instruction = asked(text).splitlines()
+        assert seen.removeprefix("Seen: ") in responses and plays == "Plays:"
+        assert len(lines) == 3 and instruction == "Draw it together."
 
 
 def test_nlrl_leaves_out_what_names_no_outcome(models: ModelSet):
@@ -197,10 +202,21 @@ def test_self_distillation_refines_by_rollouts_and_has_no_critic(models: ModelSe
     assert set(phases) == {"policy"}
     assert {call.role for call in cast.calls} == {"refine"}
     for text in cast.of("refine")[0].texts:
+        assert asked(text).startswith("Plays:\n") and "Critique" not in asked(text)
         assert asked(text).count("Then") == 4  # each rollout's own action
         assert asked(text).count("Success.") + asked(text).count("Failure.") == 4
     assert set(map(written, phases["policy"].samples)) == {"Is it an owl?"}
     assert phases["policy"].metrics["nlac/distilled_share"] == 1
+
+
+@pytest.mark.parametrize("preset", ["twentyq", "paper_twentyq"])
+@pytest.mark.parametrize(
+    ("name", "prompt", "wrong"),
+    [("self_distillation", "refine_by_rollouts", "ritique"), ("nlrl", "aggregate", "orecast from")],
+)
+def test_presets_show_rollouts_as_what_they_are(preset: str, name: str, prompt: str, wrong: str):
+    algo = compose([f"experiment={preset}_{name}"]).algo
+    assert "{rollouts}" in algo.prompts[prompt] and wrong not in algo.prompts[prompt]
 
 
 def test_self_distillation_leaves_out_rollouts_that_broke(models: ModelSet):
