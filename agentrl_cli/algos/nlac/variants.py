@@ -55,15 +55,16 @@ class NLRL(NLAC):
 
     def language_backup(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Target]:
         """One forecast of each turn, written from what came of it in fresh rollouts; None where the
-        text names no outcome or was cut off."""
+        text names no outcome or was cut off, or where no rollout ended."""
         actions = [turn.action_ids for turn in turns]
         rollouts = rollouts_of(self, turns, self.rollouts, actions)
-        ends = ["\n".join(map(self._end, of_turn)) for of_turn in rollouts]
-        prompts = [self._prompt(turn, lines) for turn, lines in zip(turns, ends, strict=True)]
-        return [self.backup.if_readable(y) for (y,) in self.roles.write(prompts, 1, "target")]
+        prompts = [self._prompt(*row) for row in zip(turns, rollouts, strict=True) if row[1]]
+        written = iter(self.roles.write(prompts, 1, "target"))
+        return [self.backup.if_readable(next(written)[0]) if row else None for row in rollouts]
 
-    def _prompt(self, turn: TurnRef, ends: str) -> Ids:
-        texts = {"response": turn.response, "rollouts": ends}
+    def _prompt(self, turn: TurnRef, rollouts: list[Episode]) -> Ids:
+        """The action, what the world answered to it, and how each rollout ended."""
+        texts = {"response": turn.response, "rollouts": "\n".join(map(self._end, rollouts))}
         return self.roles.prompt(turn, turn.action_ids, self.prompts.aggregate, **texts)
 
     def _end(self, episode: Episode) -> str:
@@ -158,13 +159,9 @@ class NLACSelfDistillation(NLAC):
         yield self._distillation(lessons, metrics)
 
     def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
-        """The rewritten actions; rollouts that broke before they acted are left out."""
+        """The rewritten actions; a turn none of whose rollouts ended drops out."""
         rollouts = rollouts_of(self, turns, self.rollouts, None)
-        acted = [
-            [episode for episode in of_turn if len(episode.turns) > turn.turn]
-            for turn, of_turn in zip(turns, rollouts, strict=True)
-        ]
-        rows = [row for row in zip(turns, acted, strict=True) if row[1]]
+        rows = [row for row in zip(turns, rollouts, strict=True) if row[1]]
         first = [of_turn[0].turns[turn.turn].action_ids for turn, of_turn in rows]
         refined = self.roles.refine([self._prompt(*row) for row in rows])
         written = [Lesson(turn, ids) for (turn, _), ids in zip(rows, refined, strict=True)]
@@ -205,14 +202,18 @@ def best_of(group: list[CritiquedAction]) -> CritiquedAction | None:
 def rollouts_of(
     algo: NLAC, turns: list[TurnRef], count: int, actions: list[Ids] | None
 ) -> list[list[Episode]]:
-    """[turns, count]: fresh plays of the current policy from each turn's state, after the given
-    action or, where none are given, one of its own."""
+    """For each turn `count` fresh plays of the current policy from its state, after the given
+    action or, where none are given, one of its own; those that broke or were cut off have no
+    outcome and are left out."""
     rounds = []
     for k in range(count):
         given = actions or [None] * len(turns)
         starts = [_start(algo, turn, k, ids) for turn, ids in zip(turns, given, strict=True)]
         rounds.append(algo.context.probe(starts))
-    return [list(of_turn) for of_turn in zip(*rounds, strict=True)]
+    return [
+        [e for e in of_turn if e.stop == "done" and len(e.turns) > turn.turn]
+        for turn, of_turn in zip(turns, zip(*rounds, strict=True), strict=True)
+    ]
 
 
 def refuse(algo: NLAC, *settings: str) -> None:

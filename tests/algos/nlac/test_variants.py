@@ -219,13 +219,38 @@ def test_presets_show_rollouts_as_what_they_are(preset: str, name: str, prompt: 
     assert "{rollouts}" in algo.prompts[prompt] and wrong not in algo.prompts[prompt]
 
 
-def test_self_distillation_leaves_out_rollouts_that_broke(models: ModelSet):
+# rollouts without an outcome
+
+UNENDED = [{"stop": "error", "error": "KeyError"}, {"stop": "context"}, {"stop": "truncated"}]
+
+
+@pytest.mark.parametrize("how", UNENDED, ids=lambda how: how["stop"])
+def test_a_rollout_without_an_outcome_is_shown_to_nobody(models: ModelSet, how: dict[str, Any]):
+    for cls, role in ((NLACSelfDistillation, "refine"), (NLRL, "backup")):
+        rounds, cast = iter([how, {}]), troupe()  # the first rollout of a turn, and the second
+
+        def half(starts: list[EpisodeStart], rounds: Any = rounds) -> list[Episode]:
+            changes = next(rounds)
+            return [replace(one, **changes) for one in played_on(starts)]
+
+        algo = wired(variant(cls, turns_per_update=3, rollouts=2), cast, models, half)
+        updated(algo, filled(WON))
+        texts = [asked(text) for text in cast.of(role)[0].texts]
+        told = [text.count("Success.") + text.count("Failure.") for text in texts]
+        assert told == [1] * 3
+
+
+@pytest.mark.parametrize("how", [*UNENDED, {"turns": []}])
+def test_a_turn_whose_rollouts_have_no_outcome_drops_out(models: ModelSet, how: dict[str, Any]):
     def broken(starts: list[EpisodeStart]) -> list[Episode]:
-        return [replace(one, turns=[]) for one in played_on(starts)]
+        return [replace(one, **how) for one in played_on(starts)]
 
     algo = wired(variant(NLACSelfDistillation, rollouts=2), troupe(), models, broken)
     phase = updated(algo, filled(WON))["policy"]
     assert phase.samples == [] and phase.metrics["nlac/distilled_share"] == 0
+    algo = wired(variant(NLRL, rollouts=2, critic_warmup=9), troupe(), models, broken)
+    phase = updated(algo, filled(WON))["successor"]
+    assert phase.samples == [] and phase.metrics["nlac/unparsed_targets"] == 1
 
 
 @pytest.mark.parametrize(
