@@ -44,7 +44,7 @@ class CritiquedAction:
 class Roles:
     """Every call samples from a random stream of its own; `begin_stream` names those of what
     follows. `role_weights` names the model that writes critiques and refinements; `max_tokens`
-    bounds every text of a role."""
+    bounds every text of a role but an action, which may be as long as the policy's."""
 
     context: Context
     prompts: Prompts
@@ -104,7 +104,9 @@ class Roles:
 
     def refine(self, prompts: list[Ids]) -> list[Ids]:
         """a' ~ refiner(s, a, q): the action that is written behind each prompt."""
-        return [self._first_turn(ids) for (ids,) in self.write(prompts, 1, self.role_weights)]
+        longest = self.context.sampling.max_tokens
+        written = self.write(prompts, 1, self.role_weights, max_tokens=longest)
+        return [self._first_turn(ids) for (ids,) in written]
 
     def prompt(self, turn: TurnRef, action: Ids, instruction: str, **texts: str) -> Ids:
         """A role's prompt: what was played, the action, the filled-in instruction."""
@@ -116,10 +118,13 @@ class Roles:
         count: int = 1,
         model: str = "policy",
         temperature: float | None = None,
+        max_tokens: int | None = None,
     ) -> list[list[Ids]]:
-        """`count` texts behind each prompt; at the roles' temperature unless one is given."""
+        """`count` texts behind each prompt; at the roles' temperature and of their length unless
+        others are given."""
         sampling = replace(
-            self.context.sampling, n=count, max_tokens=self.max_tokens,
+            self.context.sampling, n=count,
+            max_tokens=self.max_tokens if max_tokens is None else max_tokens,
             temperature=self.temperature if temperature is None else temperature,
         )  # fmt: skip
         seeds = self._next_seeds(prompts)

@@ -153,6 +153,16 @@ def test_roles_write_with_their_own_length_and_temperature_and_act_with_the_poli
     assert (act.model, forecast.model) == ("policy", "target")
 
 
+def test_a_refined_action_may_be_as_long_as_the_policys(models: ModelSet):
+    generator = troupe()
+    rare = {"role_tokens": 7, "role_temperature": 0.25}
+    algo = bound(nlac(advanced=rare), generator, models)
+    algo.improve(places(WON))
+    (refine,), (critique,) = generator.of("refine"), generator.of("evaluate")
+    assert refine.sampling == replace(SAMPLING, temperature=0.25)
+    assert critique.sampling.max_tokens == 7
+
+
 def test_a_critique_has_a_temperature_of_its_own(models: ModelSet):
     generator = troupe()
     rare = {"role_temperature": 0.25, "critique_temperature": 0.0}
