@@ -79,6 +79,7 @@ class SelfAC(Algorithm):
     advanced: Advanced
     critic_prompt_ids: list[int] = field(init=False, repr=False)
     scale: AdvantageScale = field(init=False, default=AdvantageScale(), repr=False)
+    turns_per_state: float = field(init=False, default=1.0, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, td_steps=self.td_steps, epochs=self.epochs)
@@ -113,6 +114,7 @@ class SelfAC(Algorithm):
         samples = [sample for packed in packed_episodes for sample in packed.samples]
         normalise = self.advanced.normalise_advantages
         self.scale = advantage_scale(packed_episodes) if normalise else AdvantageScale()
+        self.turns_per_state = packing.turns_per_state(samples)
         yield Phase(
             "actor_critic", samples, self.loss, epochs=self.epochs,
             tokens_per_step=self.tokens_per_step, units=packing.trained_turns,
@@ -163,8 +165,11 @@ class SelfAC(Algorithm):
             packed.values = packing.at_states(packed.samples, "old_value")
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = alpha L_critic + (1 - alpha) L_actor, summed over turns. The V in targets and
-        advantages is this pass's own, or the one from before the update."""
+        """L = alpha L_critic + (1 - alpha) L_actor, the slides' sum of two means: the critic's over
+        the states whose value is trained, one more than turns in an episode that is done, the
+        actor's over turns. The learner divides both by turns, so the critic's sum is first
+        multiplied by the update's turns per such state. The V in targets and advantages is this
+        pass's own, or the one from before the update."""
         assert outputs.values is not None
         states = packing.batch_states(batch)
         values = sum_by_turn(outputs.values * batch.streams["value_at"], batch)  # [batch, states]
@@ -181,7 +186,7 @@ class SelfAC(Algorithm):
         advantages, _ = turn_advantages(
             rewards, target_values, states.ends, self.discount, self.gae_lambda
         )
-        critic = td_loss(values, targets, states.trained)
+        critic = self.turns_per_state * td_loss(values, targets, states.trained)
         normalised = (advantages - self.scale.mean) / self.scale.std
         actor, metrics = clipped_turns(outputs, batch, normalised, self.clip, self.ratio)
         metrics |= {

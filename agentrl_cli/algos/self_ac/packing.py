@@ -119,6 +119,12 @@ def trained_turns(sample: Sample) -> int:
     return int(sum(sample.streams["value_at"])) - 1
 
 
+def turns_per_state(samples: list[Sample]) -> float:
+    """How many turns the samples have for each state whose value is trained."""
+    states = sum(sum(sample.streams["value_mask"]) for sample in samples)
+    return sum(map(trained_turns, samples)) / max(1.0, states)
+
+
 def at_states(samples: list[Sample], stream: str) -> list[float]:
     """A stream's numbers at the states s_0 … s_n of an episode; a state that a restart replaced
     does not count."""

@@ -55,7 +55,7 @@ def test_the_loss_of_a_won_episode_by_hand(model_folder: Path):
     # targets of V_0: V_1, V_2, then 1 thrice; of V_1: V_2, then 1 four times; of V_2: 1
     first = (0.1 - 0.2) ** 2 + (0.1 - 0.4) ** 2 + 3 * (0.1 - 1) ** 2
     second = (0.2 - 0.4) ** 2 + 4 * (0.2 - 1) ** 2
-    critic = (first + second) / 5 + (0.4 - 1) ** 2
+    critic = 2 * ((first + second) / 5 + (0.4 - 1) ** 2) / 3  # two turns' worth of a state's mean
     actor = -((1 - 0.1) + (1 - 0.2))
     assert metrics["critic_loss"].item() == pytest.approx(critic, abs=1e-6)
     assert metrics["actor_loss"].item() == pytest.approx(actor, abs=1e-6)
@@ -77,7 +77,7 @@ def test_frozen_values_are_those_from_before_the_update_in_targets_and_advantage
     v0, v1, v2 = (0.25, 0.25, 0.25) if values == "frozen" else (0.1, 0.2, 0.4)
     first = (0.1 - v1) ** 2 + (0.1 - v2) ** 2 + 3 * (0.1 - 1) ** 2
     second = (0.2 - v2) ** 2 + 4 * (0.2 - 1) ** 2
-    critic = (first + second) / 5 + (0.4 - 1) ** 2
+    critic = 2 * ((first + second) / 5 + (0.4 - 1) ** 2) / 3
     assert won["critic_loss"].item() == pytest.approx(critic, abs=1e-5)
     assert won["advantage"].item() == pytest.approx(2 - v0 - v1, abs=1e-5)
     phase = phase_of(algo, played("b", [0.5], stop="truncated"))
@@ -113,6 +113,21 @@ def test_micro_batches_of_any_size_train_alike(model_folder: Path):
         assert rows[-1]["actor_critic/ratio"] != 1
     names = [name for name in rows[0] if not name.startswith("time/")]
     assert [rows[0][n] for n in names] == pytest.approx([rows[1][n] for n in names], abs=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])
+def test_the_critics_loss_is_a_mean_over_states_and_the_actors_one_over_turns(
+    model_folder: Path, alpha: float
+):
+    algo, models = self_ac(model_folder, alpha=alpha, td_steps=1)
+    learner = Learner(models, algo.models(), tokens_per_batch=1, seed=0, publish=print)
+    games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0])]  # every first value is 0
+    metrics = learner.run(algo.update(games, ReplayBuffer(None, 1)), 0)
+    critic, actor = 1 / 6, -3 / 4  # one of six states is off by 1; three of four turns have A = 1
+    assert metrics["actor_critic/critic_loss"] == pytest.approx(critic, abs=1e-5)
+    assert metrics["actor_critic/actor_loss"] == pytest.approx(actor, abs=1e-5)
+    both = alpha * critic + (1 - alpha) * actor
+    assert metrics["actor_critic/loss"] == pytest.approx(both, abs=1e-5)
 
 
 def test_both_layouts_train_alike(model_folder: Path):

@@ -68,10 +68,10 @@ def test_nothing_flows_through_targets_and_advantages(model_folder: Path):
         algo.loss(outputs, batch)[0].backward()
         assert outputs.values is not None and outputs.values.grad is not None
         found = outputs.values.grad[batch.streams["value_at"].bool()].tolist()
-        # 2 (V - mean target), the targets detached
+        # 2 (V - mean target), the targets detached, times three turns over five states
         means = [(0.2 + 0.4 + 3) / 5, (0.4 + 4) / 5, 1.0, -0.6 / 5, 0.0]
         flat = [v for row in values for v in row]
-        expected = [2 * alpha * (v - m) for v, m in zip(flat, means, strict=True)]
+        expected = [2 * alpha * (v - m) * 3 / 5 for v, m in zip(flat, means, strict=True)]
         assert found == pytest.approx(expected, abs=1e-6)
 
 
