@@ -13,7 +13,7 @@ from agentrl_cli.algos.value_spans import StepSpan, with_fresh_actions
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Sample
-from agentrl_cli.models.policy import Batch, Outputs
+from agentrl_cli.models.policy import Batch, Outputs, collate
 from agentrl_cli.models.specs import OptimizerSpec
 from tests.builders.archer import ACTION, archer, archer_with_values, phases, run_update, targets
 from tests.builders.critics import bound, head_values, learner, with_rewards
@@ -48,6 +48,20 @@ def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_its_last_state(
     state += CHAT.extend(played.closing, state[-1])
     expected = 0.5 + 0.9 * head_values(models, "target", state)[V]
     assert targets(samples, "q")[1] == pytest.approx(expected, abs=1e-5) != 0.5
+
+
+def test_nothing_flows_through_the_value_that_stands_for_what_was_cut_off(model_folder: Path):
+    algo, _, _ = archer_with_values(model_folder)
+    played = episode("cut", ["Is it big?", "Is it red?"], success=False, stop="truncated")
+    batch = collate(algo.transitions([with_rewards(played, 0.0, 0.5)], 0))
+    streams = batch.streams
+    values = torch.full((*batch.ids.shape, 2), 0.25, requires_grad=True)
+    loss, _ = td_loss(Outputs(torch.zeros_like(batch.mask), batch.mask, values), batch)
+    loss.backward()
+    assert values.grad is not None and not values.grad[0, -1].any()  # neither its Q nor its V
+    for column, x in enumerate("qv"):
+        expected = 2 * (0.25 - streams[f"{x}_target"]) * streams[f"{x}_at"]
+        assert torch.allclose(values.grad[..., column], expected, atol=1e-6)
 
 
 def test_a_state_that_follows_a_restart_is_read_in_its_own_segment(model_folder: Path):

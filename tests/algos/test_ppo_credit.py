@@ -6,8 +6,10 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import torch
 
 from agentrl_cli.algos.losses import standardise
+from agentrl_cli.models.policy import Outputs, collate
 from tests.builders.critics import head_values, with_rewards
 from tests.builders.nlac import CHAT, LOST
 from tests.builders.ppo import LEVELS, cut, phase_of, ppo_with_values, won
@@ -139,6 +141,22 @@ def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_its_last_state(
     assert len(whole.ids) < len(sample.ids)
     ended = 0.5 - head_values(models, "policy", read_at)[0]
     assert whole.streams["advantage"][at] == pytest.approx(ended, abs=1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_nothing_flows_through_the_value_that_stands_for_what_was_cut_off(
+    model_folder: Path, level: str
+):
+    algo, _ = ppo_with_values(model_folder, level=level)
+    batch = collate(phase_of(algo, [cut()]).samples)
+    streams = batch.streams
+    values = (streams["old_value"] + 0.5).requires_grad_()  # [1, tokens]
+    logprobs = streams["old_logprob"].clone().requires_grad_()
+    loss, _ = algo.loss(Outputs(logprobs, torch.zeros_like(logprobs), values), batch)
+    loss.backward()
+    assert values.grad is not None and not values.grad[0, -1] and streams["old_value"][0, -1]
+    expected = algo.value_coef * 2 * (values.detach() - streams["return"]) * streams["value_at"]
+    assert torch.allclose(values.grad, expected, atol=1e-6)
 
 
 def test_a_last_state_beyond_the_models_positions_is_read_as_far_as_they_go(model_folder: Path):

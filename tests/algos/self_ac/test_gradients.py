@@ -75,6 +75,19 @@ def test_nothing_flows_through_targets_and_advantages(model_folder: Path):
         assert found == pytest.approx(expected, abs=1e-6)
 
 
+def test_nothing_flows_through_the_value_that_stands_for_what_was_cut_off(model_folder: Path):
+    for alpha in (0.0, 1.0):
+        algo, _ = self_ac(model_folder, alpha=alpha)
+        games = played("a", [0.0, 1.0], stop="truncated"), played("b", [0.0], stop="context")
+        outputs, batch = outputs_with_values(phase_of(algo, *games), [[0.1, 0.2, 0.4], [0.3, -0.6]])
+        algo.loss(outputs, batch)[0].backward()
+        assert outputs.values is not None and outputs.values.grad is not None
+        found = outputs.values.grad[batch.streams["value_at"].bool()].tolist()
+        # V_0's targets: V_1, then 1 + V_2 four times; 2 (V - mean target), 0 for the last V
+        errors = [0.1 - (0.2 + 4 * 1.4) / 5, 0.2 - 1.4, 0.0, 0.3 + 0.6, 0.0]
+        assert found == pytest.approx([2 * alpha * error for error in errors], abs=1e-6)
+
+
 def test_the_first_pass_has_ratio_one_and_its_gradient_is_reinforces(model_folder: Path):
     algo, models = self_ac(model_folder, alpha=0.0)
     disturb(models, "policy")
