@@ -158,7 +158,8 @@ def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
         "first_action": "fresh", "keep_optimal": False, "role_weights": "policy", "control": "none",
         "role_tokens": 40,
         "role_temperature": 1.0, "critique_temperature": 1.0, "tokens_per_step": 0,
-        "successor_tokens_per_step": 0, "monitored_states": 4, "monitored_actions": 2, "probes": 4,
+        "successor_tokens_per_step": 0, "monitored_states": 4, "monitored_actions": 2,
+        "monitored_forecasts": 16, "probes": 4,
     }  # fmt: skip
     return NLAC(**{**usual, **changes}, advanced=Advanced(**{**rare, **(advanced or {})}))
 

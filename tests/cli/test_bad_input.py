@@ -103,6 +103,7 @@ NLAC = {
     "algo.ema_decay=1.5": "ema_decay is 1.5: a share is at most 1",
     "algo.kl_coef=-0.1": "kl_coef is -0.1; give at least 0",
     "algo.advanced.probes=0": "probes is 0; give at least 1",
+    "algo.advanced.monitored_forecasts=0": "monitored_forecasts is 0; give at least 1",
     "algo.advanced.control=all": "algo.advanced.control must be one of none, shuffled_outcomes",
     "algo.prompts.refine='{critic}'": "prompts.refine asks for 'critic'; it can be given critique",
 }

@@ -51,7 +51,8 @@ class Advanced:
     `control` spoils one part on purpose: what NLAC gains over it is that part's work.
     The successor's targets are mostly one sampled outcome each, so one step on all of them
     (`successor_tokens_per_step` 0) follows their noise less than many small ones.
-    `monitored_states`, `monitored_actions` and `probes` size the measurements at evaluation."""
+    `monitored_states`, `monitored_actions` of each, `monitored_forecasts` and `probes` of each
+    action size the measurements at evaluation."""
 
     first_action: Literal["fresh", "stored"]
     keep_optimal: bool
@@ -64,11 +65,12 @@ class Advanced:
     successor_tokens_per_step: int
     monitored_states: int
     monitored_actions: int
+    monitored_forecasts: int
     probes: int
 
     def __post_init__(self) -> None:
         require_at_least(1, role_tokens=self.role_tokens, monitored_actions=self.monitored_actions)
-        require_at_least(1, probes=self.probes)
+        require_at_least(1, monitored_forecasts=self.monitored_forecasts, probes=self.probes)
         require_at_least(0, role_temperature=self.role_temperature)
         require_at_least(0, monitored_states=self.monitored_states)
         require_at_least(0, critique_temperature=self.critique_temperature)
@@ -230,7 +232,8 @@ class NLAC(Algorithm):
         self.refiner = self.make_refiner()
         self.critic_monitor = Monitor(
             roles=self.roles, refiner=self.refiner, states=advanced.monitored_states,
-            actions=advanced.monitored_actions, probes=advanced.probes,
+            actions=advanced.monitored_actions, forecasts=advanced.monitored_forecasts,
+            probes=advanced.probes,
         )  # fmt: skip
 
     def make_refiner(self) -> Refiner:

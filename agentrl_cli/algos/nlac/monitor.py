@@ -21,7 +21,6 @@ from agentrl_cli.core.types import Episode, evenly_spaced
 from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.rollout.play import probe_starts
 
-FORECASTS = 16  # of an action, when its value is measured
 DIFFERENT = 0.2  # probed success rates closer than this do not count as different
 CALIBRATION_STATES = 4  # for each state at which actions are probed
 DRIFT_EPISODES = 64
@@ -38,12 +37,13 @@ class ProbedAction:
 @dataclass(frozen=True, kw_only=True)
 class Monitor:
     """Measures a critic at `states` states (0: never), at each of `actions` fresh actions that are
-    played out `probes` times."""
+    forecast `forecasts` times and played out `probes` times."""
 
     roles: Roles
     refiner: Refiner
     states: int
     actions: int
+    forecasts: int
     probes: int
 
     def measure(self, episodes: list[Episode]) -> dict[str, float]:
@@ -60,14 +60,14 @@ class Monitor:
     def calibration(self, turns: list[TurnRef], model: str = "policy") -> dict[str, float]:
         """The Brier score of forecast success against how episodes ended (0.25: a coin's)."""
         actions = [turn.action_ids for turn in turns]
-        forecasts = self.roles.forecast(turns, actions, FORECASTS, model)
+        forecasts = self.roles.forecast(turns, actions, self.forecasts, model)
         rows = zip(turns, actions, forecasts, strict=True)
         forecast = [CritiquedAction(*row) for row in rows if row[-1]]
         errors = [a.forecast_success - float(a.turn.episode.success) for a in forecast]
         return {
             "nlac/brier": mean([error**2 for error in errors]),
             "nlac/optimism": mean(errors),
-            "nlac/valid_forecasts": sum(map(len, forecasts)) / (FORECASTS * len(turns)),
+            "nlac/valid_forecasts": sum(map(len, forecasts)) / (self.forecasts * len(turns)),
         }
 
     def discrimination(self, turns: list[TurnRef]) -> dict[str, float]:
@@ -76,7 +76,7 @@ class Monitor:
         would be distilled and of all."""
         states = [turn for turn in turns for _ in range(self.actions)]
         actions = self.roles.act(states)
-        forecasts = self.roles.forecast(states, actions, FORECASTS)
+        forecasts = self.roles.forecast(states, actions, self.forecasts)
         fresh = list(map(CritiquedAction, states, actions, forecasts))
         refined = self.refiner.refine(turns, actions[:: self.actions])
         wanted = [(a.turn, a.action_ids) for a in fresh]

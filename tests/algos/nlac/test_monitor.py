@@ -125,6 +125,18 @@ def test_calibration_sets_forecasts_against_how_episodes_ended(models: ModelSet)
     assert found["nlac/valid_forecasts"] == (12 + 16) / 32
 
 
+def test_a_measurement_reads_as_many_forecasts_as_is_set(models: ModelSet):
+    generator = walker([JUMP, GO], RIGHT)
+    algo = watching(nlac({"monitored_forecasts": 3}), PATH, generator, models)
+    start = EpisodeStart(PATH.tasks("train")[0], "g", 0, "e")
+    rows = places(*rolled(PATH, generator, [start]))[:1]
+    generator.calls.clear()
+    assert algo.critic_monitor.calibration(rows)["nlac/valid_forecasts"] == 1.0
+    algo.critic_monitor.discrimination(rows)
+    counts = [call.sampling.n for call in generator.of("forecast")]
+    assert counts == [3, 3, algo.forecasts]  # the refiner's critique reads its own k
+
+
 def test_drift_is_the_divergence_from_the_start_on_played_tokens(model_folder: Path):
     models = weights(nlac(), model_folder)
     algo = bound(nlac(), troupe(), models)
