@@ -67,8 +67,9 @@ class ModelSet:
         device: torch.device | str,
         seed: int,
     ) -> None:
-        """Raises UserError where the base cannot be loaded, KeyError where no model is called
-        `policy` or as one that another follows."""
+        """Raises UserError where the base cannot be loaded or models begin as each other, KeyError
+        where one begins as a model that is not declared."""
+        refuse_cycles(specs)
         self.config, self.specs, self.device = config, specs, torch.device(device)
         base, self.tokenizer = load_base(config, self.device, seed)
         width = vocabulary_head(base).get_parameter("weight").shape[1]
@@ -89,8 +90,9 @@ class ModelSet:
         for name, spec in specs.items():
             for weight in self.weights(name).values():
                 weight.requires_grad_(spec.kind == "trained")
-        for name in {"policy", *(spec.follows for spec in specs.values())}:
-            self._update_followers(name)
+        for name, spec in specs.items():
+            if spec.origin is None:
+                self._update_followers(name)
 
     @property
     def names(self) -> list[str]:
@@ -169,9 +171,9 @@ class ModelSet:
         self._versions = read_json(folder / "versions.json")
 
     def load_weights(self, name: str, folder: Path) -> None:
-        """Start `name` from a folder that `save` wrote for one model, and with it the ema and
-        frozen models that follow it. A head that the folder lacks keeps its start. Raises UserError
-        as `load` does."""
+        """Start `name` from a folder that `save` wrote for one model, and with it all models that
+        begin as it, or as one of those. A head that the folder lacks keeps its start. Raises
+        UserError as `load` does."""
         self._load_model(name, folder)
         self.mark_changed(name)
         self._update_followers(name)
@@ -211,25 +213,37 @@ class ModelSet:
 
     def _update_followers(self, followed: str) -> None:
         """Set every ema and frozen model that follows `followed` to its weights of now, and the
-        body of every trained one that begins as it."""
+        body of every trained one that begins as it; then what follows those."""
         source = self.weights(followed)
         for name, spec in self.specs.items():
-            trained = spec.kind == "trained"
-            if followed != (spec.begins_as if trained else spec.follows):
+            if spec.origin != followed:
                 continue
             target = self.weights(name)
             with torch.no_grad():
                 for key in target.keys() & source.keys():
-                    if not (trained and is_head(key)):
+                    if not (spec.kind == "trained" and is_head(key)):
                         target[key].copy_(source[key])
             self._averages.pop(name, None)
             self._versions[name] = self._versions[followed]
+            self._update_followers(name)
 
     def _float32_average(self, name: str, key: str, weight: Tensor) -> Tensor:
         """The weight itself where it is float32, else its average that is kept in float32."""
         if weight.dtype == torch.float32:
             return weight
         return self._averages.setdefault(name, {}).setdefault(key, weight.detach().float())
+
+
+def refuse_cycles(specs: dict[str, ModelSpec]) -> None:
+    """Raises UserError where models begin as each other, KeyError where one begins as none of
+    them."""
+    for name in specs:
+        chain = [name]
+        while (origin := specs[chain[-1]].origin) is not None:
+            if origin in chain:
+                line = " -> ".join([*chain, origin])
+                raise UserError(f"the models {line} begin as each other; let one begin as the base")
+            chain.append(origin)
 
 
 def is_head(key: str) -> bool:

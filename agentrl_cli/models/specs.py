@@ -38,3 +38,8 @@ class ModelSpec:
     head: str | None = None
     follows: str = "policy"
     begins_as: str | None = None
+
+    @property
+    def origin(self) -> str | None:
+        """The model that this one begins as; None where that is the base."""
+        return self.begins_as if self.kind == "trained" else self.follows

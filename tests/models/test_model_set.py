@@ -6,8 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import logprobs_and_values, token_logprobs
-from tests.builders.models import LORA, SAMPLES, build, disturb, write_model
+from agentrl_cli.models.specs import ModelSpec
+from tests.builders.models import ADAM, LORA, SAMPLES, build, disturb, model_config, write_model
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,42 @@ def test_a_head_is_as_wide_as_what_the_vocabulary_is_read_from(folder, tmp_path)
     models = build(tmp_path)
     read = logprobs_and_values(models.module("critic"), models.head("critic"), SAMPLES, 99)
     assert [values.tolist() for _, values in read] == [[0.0] * len(s.ids) for s in SAMPLES]
+
+
+CHAIN = {  # declared against the order in which they begin
+    "target": ModelSpec(kind="ema", generates=False, head="value", follows="critic"),
+    "critic": ModelSpec(
+        kind="trained", generates=False, optimizer=ADAM, head="value", begins_as="policy"
+    ),
+    "policy": ModelSpec(kind="trained", generates=True, optimizer=ADAM),
+}
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_chain_of_models_begins_as_its_first_and_again_where_that_is_loaded(
+    folder, lora, tmp_path
+):
+    models = ModelSet(model_config(folder, lora=lora), CHAIN, "cpu", 0)
+    other = build(folder, lora)
+    disturb(other, "policy")
+    other.save(tmp_path)
+    for load in (lambda: None, lambda: models.load_weights("policy", tmp_path / "policy")):
+        load()
+        begin = models.weights("policy")
+        for name in ("critic", "target"):
+            own = models.weights(name)
+            assert all(torch.equal(own[key], weight) for key, weight in begin.items()), name
+    assert [models.version(name) for name in CHAIN] == [1, 1, 1]
+    loaded = other.weights("policy")
+    assert all(torch.equal(w, loaded[key]) for key, w in models.weights("policy").items())
+
+
+def test_models_that_begin_as_each_other_are_refused(folder):
+    specs = CHAIN | {
+        "critic": ModelSpec(kind="trained", generates=False, optimizer=ADAM, begins_as="target")
+    }
+    with pytest.raises(UserError, match="target -> critic -> target"):
+        ModelSet(model_config(folder), specs, "cpu", 0)
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
