@@ -29,11 +29,19 @@ from agentrl_cli.algos.losses import bce, dpo, expert_rewards
 from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.stepagent import policy_loss, practice
+from agentrl_cli.algos.stepagent.discriminator import (
+    judgements,
+    labelled_actions,
+    labelled_episodes,
+    logits,
+    weighed,
+)
 from agentrl_cli.algos.stepagent.practice import Attempt, StateAction
 from agentrl_cli.algos.turns import all_turns
-from agentrl_cli.core.errors import require_at_least
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode, Sample, derive_seed
-from agentrl_cli.models.policy import logprobs_and_values
+from agentrl_cli.models.packable import enable_packing
+from agentrl_cli.models.policy import causal_lm
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -126,9 +134,17 @@ class StepAgentInverse(Algorithm):
         return {**found, "policy": policy, "discriminator": judge}
 
     def bind(self, context: Context) -> None:
-        """Receive the given objects; PPO uses the same."""
+        """Receive the given objects; PPO uses the same. Raises UserError where the discriminator
+        cannot read the turns of an episode packed."""
         super().bind(context)
         self.ppo.bind(context)
+        if self.plays:
+            judge = causal_lm(context.models.module("discriminator"))
+            try:
+                enable_packing(judge, [context.chat.closing], "visible_first", "full")
+            except UserError as error:
+                remedy = "or set algo.rollout=fragment"
+                raise UserError(f"algo.rollout=environment: {error}; {remedy}") from error
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The discriminator first, then the policy for the rewards that it now gives."""
@@ -142,10 +158,12 @@ class StepAgentInverse(Algorithm):
         attempted = [fragment for fragment in cuts for _ in range(self.attempts)]
         attempts = practice.attempt_fragments(context, attempted)
         seen, unseen = practice.discriminator_halves(attempts, self.attempts, context)
-        expert_seen, own_seen = self._expert_at(seen), [a.state_action for a in seen]
+        expert_seen = self._expert_at(seen)
+        own_seen = labelled_actions([a.state_action for a in seen], 1.0, context)
         yield self._discrimination(expert_seen, own_seen, practice.match_metrics(attempts))
 
-        rewards = self.rewards([attempt.state_action for attempt in unseen])
+        own_unseen = labelled_actions([a.state_action for a in unseen], 1.0, context)
+        rewards = self.rewards(own_unseen)
         states = [attempt.fragment.state_ids for attempt in unseen]
         advantages = policy_loss.shrink_to_unit_std(policy_loss.leave_one_out(rewards, states))
         own = [completion_sample(a.fragment.state_ids, a.action_ids) for a in unseen]
@@ -159,69 +177,55 @@ class StepAgentInverse(Algorithm):
         yield policy_loss.with_expert_likelihood(phase, shown, self.imitation_coef)
 
     def _played(self, own: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """The discriminator learns from all turns and as many of the expert's; it rewards them."""
-        acted = [StateAction.played(turn) for turn in all_turns(own)]
+        """The discriminator learns from all turns, and from those of at most as many
+        demonstrations, drawn anew in every update; it rewards the former."""
+        demos = self.context.demos
         draw = random.Random(derive_seed(self.context.seed, "experts", self.context.step))
-        expert_turns = draw.choices(all_turns(self.context.demos), k=len(acted))
-        expert = [StateAction.played(turn) for turn in expert_turns]
+        drawn = draw.sample(demos, min(len(own), len(demos)))
+        expert = labelled_episodes(drawn, 0.0, self.context)
+        acted = labelled_episodes(own, 1.0, self.context)
         yield self._discrimination(expert, acted, {})
 
         rewards = self.rewards(acted)
         centred = policy_loss.shrink_to_unit_std([reward - mean(rewards) for reward in rewards])
         for phase in self.ppo.update(policy_loss.with_rewards(own, centred), buffer):
             phase.metrics["stepagent/reward_gap"] = self._gap(expert, rewards)
-            turns = expert_turns[: len(phase.samples)]
+            turns = draw.choices(all_turns(demos), k=len(phase.samples))
             shown = [completion_sample(turn.state_ids, turn.action_ids) for turn in turns]
             yield policy_loss.with_expert_likelihood(phase, shown, self.imitation_coef)
 
-    def _expert_at(self, attempts: list[Attempt]) -> list[StateAction]:
+    def _expert_at(self, attempts: list[Attempt]) -> list[Sample]:
         """The expert's turns at the fragments of these attempts."""
-        return [StateAction.played(a.fragment.turn) for a in attempts[:: self.attempts]]
+        firsts = attempts[:: self.attempts]
+        acts = [StateAction.played(attempt.fragment.turn) for attempt in firsts]
+        return labelled_actions(acts, 0.0, self.context)
 
     def _discrimination(
-        self, expert: list[StateAction], own: list[StateAction], metrics: dict[str, float]
+        self, expert: list[Sample], own: list[Sample], metrics: dict[str, float]
     ) -> Phase:
-        """Both sides count alike, however many attempts there are to one action of the expert."""
-        weight = len(own) / max(1, len(expert))
-        samples = self.labelled(own, 1.0) + self.labelled(expert, 0.0, weight)
+        """Both sides count alike, however many actions there are of one and of the other."""
+        weight = sum(map(judgements, own)) / max(1, sum(map(judgements, expert)))
         return Phase(
-            "discriminator", samples, bce,
-            model="discriminator", epochs=self.discriminator_epochs, units=label_weight,
-            tokens_per_step=self.discriminator_tokens_per_step, metrics=metrics,
+            "discriminator", [*own, *weighed(expert, weight)], bce,
+            model="discriminator", epochs=self.discriminator_epochs,
+            units=judgements, tokens_per_step=self.discriminator_tokens_per_step,
+            metrics=metrics,
         )  # fmt: skip
 
-    def _gap(self, expert: list[StateAction], own_rewards: list[float]) -> float:
+    def _gap(self, expert: list[Sample], own_rewards: list[float]) -> float:
         """How much more the expert's turns earn in the mean than the agent's own."""
         return mean(self.rewards(expert)) - mean(own_rewards)
 
-    def labelled(self, acts: list[StateAction], label: float, weight: float = 1.0) -> list[Sample]:
-        """Samples [state; action] for the discriminator, read at the last token: label 1 for the
-        agent's actions, 0 for the expert's; all written anew without what only layout tells."""
-        samples = []
-        for act in acts:
-            ids = act.state_ids + practice.encode_action(act.action, self.context)
-            before = [0.0] * (len(ids) - 1)
-            streams = {"value_at": [*before, weight], "label": [*before, label]}
-            samples.append(Sample(ids, [0] * len(ids), streams))
-        return samples
-
-    def rewards(self, acts: list[StateAction]) -> list[float]:
-        """What the discriminator gives for each action."""
-        models, samples = self.context.models, self.labelled(acts, label=0.0)
-        module, head = models.module("discriminator"), models.head("discriminator")
-        logits = [float(values[-1]) for _, values in logprobs_and_values(module, head, samples)]
-        return expert_rewards(logits, self.reward, self.reward_clip)
+    def rewards(self, samples: list[Sample]) -> list[float]:
+        """What the discriminator gives for each action that is judged in the samples, in order."""
+        found = logits(self.context.models, samples)
+        return expert_rewards(found, self.reward, self.reward_clip)
 
 
 def preference_pair(attempt: Attempt) -> Pair:
     """The expert's action and the agent's own behind the same state."""
     state, expert = attempt.fragment.state_ids, attempt.fragment.expert_ids
     return completion_sample(state, expert), completion_sample(state, attempt.action_ids)
-
-
-def label_weight(sample: Sample) -> float:
-    """The unit of the discriminator's loss: what its one judgement counts."""
-    return sample.streams["value_at"][-1]
 
 
 def mean(numbers: list[float]) -> float:

@@ -15,8 +15,8 @@ from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.dpo import per_pair_half, preference_phase
 from agentrl_cli.algos.losses import dpo
 from agentrl_cli.algos.samples import completion_sample
+from agentrl_cli.algos.stepagent.discriminator import labelled_actions
 from agentrl_cli.algos.stepagent.practice import StateAction
-from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
@@ -25,7 +25,7 @@ from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from tests.builders.critics import learner
 from tests.builders.models import LORA
-from tests.builders.nlac import CHAT, episode, prompt, troupe, written
+from tests.builders.nlac import CHAT, episode, places, prompt, troupe, written
 from tests.builders.stepagent import (
     EXPERT,
     FORMS,
@@ -197,7 +197,7 @@ def test_layout_does_not_tell_agent_from_expert(model_folder: Path):
     algo, state = inverse(), SHOWN.state_ids(1)
     shown(algo, model_folder, [SHOWN])
     texts = ("Maybe.\nIs it red?", " Maybe. \n\n Is  it red? ")
-    rows = [algo.labelled([StateAction(state, text)], label=0.0) for text in texts]
+    rows = [labelled_actions([StateAction(state, text)], 0.0, algo.context) for text in texts]
     assert rows[0] == rows[1] and rows[0][0].ids == state + SHOWN.turns[1].action_ids
 
 
@@ -221,7 +221,11 @@ def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict,
     found = learner(algo, models).run(algo.update([], buffer()), 0)
     agents = [episode(f"d{i}", [own], success=True) for i in range(12)]
     mine, theirs = (
-        fmean(algo.rewards([StateAction.played(TurnRef(e, 0)) for e in row]))
+        fmean(
+            algo.rewards(
+                labelled_actions(list(map(StateAction.played, places(*row))), 0.0, algo.context)
+            )
+        )
         for row in (agents, demos)
     )
     return found, mine, theirs

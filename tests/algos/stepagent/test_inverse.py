@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
 
 from agentrl_cli.algos.base import Phase
+from agentrl_cli.algos.stepagent.discriminator import labelled_actions
 from agentrl_cli.algos.stepagent.practice import (
     StateAction,
     attempt_fragments,
     discriminator_halves,
     fragments,
 )
-from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from tests.builders.critics import learner
-from tests.builders.nlac import LOST, WON, episode, prompt, troupe, written
-from tests.builders.stepagent import OTHER, SHOWN, buffer, inverse, phases, shown
+from tests.builders.nlac import LOST, WON, episode, places, prompt, troupe, written
+from tests.builders.stepagent import OTHER, SHOWN, buffer, inverse, shown
 
 # inverse: the policy
 
@@ -43,7 +42,7 @@ def test_a_try_earns_its_reward_less_that_of_the_others_there(model_folder: Path
     phase = policy_phase(algo, models)
     assert len(phase.samples) == 9  # of three fragments; two have trained the discriminator
     acts = [StateAction(prompt(sample), written(sample)) for sample in phase.samples]
-    rewards = algo.rewards(acts)
+    rewards = algo.rewards(labelled_actions(acts, 1.0, algo.context))
     for begin in range(0, 9, 3):
         row = rewards[begin : begin + 3]
         for k, sample in enumerate(phase.samples[begin : begin + 3]):
@@ -86,23 +85,13 @@ def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(mod
     before = deepcopy(played)
     phase = policy_phase(algo, models, played)
     assert played == before  # the world's own rewards stay in the record
-    own = [StateAction.played(TurnRef(e, t)) for e in played for t in range(len(e.turns))]
-    raw = algo.rewards(own)
+    own = [StateAction.played(turn) for turn in places(*played)]
+    raw = algo.rewards(labelled_actions(own, 1.0, algo.context))
     assert pstdev(raw) < 1
     rewards = [r - fmean(raw) for r in raw]
     returns = [[r for r in s.streams["return"] if r] for s in phase.samples]
     assert returns[0] == pytest.approx([sum(rewards[i:3]) for i in range(3)], abs=1e-4)
     assert returns[1] == pytest.approx([sum(rewards[i:5]) for i in (3, 4)], abs=1e-4)
-
-
-def test_in_the_environment_as_many_expert_turns_are_judged_as_own_ones(model_folder: Path):
-    algo = inverse(rollout="environment")
-    shown(algo, model_folder, [OTHER])
-    assert algo.plays and not inverse().plays
-    phase = phases(algo, [WON, LOST])["discriminator"]
-    assert [s.streams["label"][-1] for s in phase.samples] == [1.0] * 5 + [0.0] * 5
-    broken = replace(WON, error="KeyError: 1")
-    assert phases(algo, [broken])["discriminator"].samples == []
 
 
 def test_the_entropy_bonus_reaches_the_weights(model_folder: Path):

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl_cli.algos.stepagent.algorithm import StepAgentInverse
+from agentrl_cli.algos.stepagent.discriminator import labelled_actions
 from agentrl_cli.algos.stepagent.practice import (
     Attempt,
     Fragment,
@@ -213,7 +214,7 @@ def test_the_experts_thought_said_by_oneself_matches_whatever_follows_it(model_f
 def test_a_thought_is_judged_as_one_that_goes_on(model_folder: Path):
     algo = thinking(model_folder, REPLY)
     for one in fragments(algo.context, "turn", 0):
-        (sample,) = algo.labelled([StateAction.played(one.turn)], 0.0)
+        (sample,) = labelled_actions([StateAction.played(one.turn)], 0.0, algo.context)
         assert sample.ids == one.state_ids + one.expert_ids
         assert (sample.ids[-1] == CHAT.closing) == (not one.expert_action.endswith("\n\n"))
 

@@ -1,0 +1,78 @@
+"""What the discriminator of inverse StepAgent reads: an action behind its state, written anew
+without what only layout tells, judged at its last token. An action is a sample of its own, or all
+turns of an episode are one. What is trained on them, algorithm.py says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import compress
+
+from agentrl_cli.algos.base import Context
+from agentrl_cli.algos.samples import append_tokens
+from agentrl_cli.algos.stepagent.practice import StateAction, encode_action
+from agentrl_cli.core.types import Episode, Sample, Turn
+from agentrl_cli.models.model_set import ModelSet
+from agentrl_cli.models.policy import logprobs_and_values
+
+
+def labelled_actions(acts: list[StateAction], label: float, context: Context) -> list[Sample]:
+    """One sample [state; action] each. Streams: `value_at` is 1 and `label` that number at the last
+    token, 1 for the agent's actions, 0 for the expert's."""
+    samples = []
+    for act in acts:
+        sample = Sample([], [], {"value_at": [], "label": []})
+        append_tokens(sample, act.state_ids)
+        _append_judged(sample, encode_action(act.action, context), label)
+        samples.append(sample)
+    return samples
+
+
+def labelled_episodes(episodes: list[Episode], label: float, context: Context) -> list[Sample]:
+    """One sample for each unbroken segment of an episode, with the streams of `labelled_actions` at
+    every turn's action, in order. Where an action was not played as it is judged, what is judged is
+    a shadow behind the state (models/packed_attention.py), the played one stays for later turns."""
+    samples: list[Sample] = []
+    for episode in episodes:
+        for i, turn in enumerate(episode.turns):
+            if i == 0 or turn.restart:
+                samples.append(Sample([], [], {"value_at": [], "label": [], "shadow": []}))
+            _append_turn(samples[-1], turn, encode_action(turn.action, context), label, i + 1)
+    return samples
+
+
+def _append_turn(sample: Sample, turn: Turn, judged: list[int], label: float, shadow: int) -> None:
+    append_tokens(sample, turn.observation_ids)
+    if judged == turn.action_ids:
+        _append_judged(sample, judged, label)
+    else:
+        _append_judged(sample, judged, label, shadow=shadow)
+        append_tokens(sample, turn.action_ids)
+
+
+def _append_judged(sample: Sample, ids: list[int], label: float, **numbers: float) -> None:
+    append_tokens(sample, ids, **numbers)
+    sample.streams["value_at"][-1], sample.streams["label"][-1] = 1.0, label
+
+
+def judgements(sample: Sample) -> float:
+    """The unit of the discriminator's loss: what the sample's judgements count together."""
+    return sum(sample.streams["value_at"])
+
+
+def weighed(samples: list[Sample], weight: float) -> list[Sample]:
+    """Copies of the samples in which every judgement counts so much."""
+    streams_of = [
+        {**s.streams, "value_at": [weight * at for at in s.streams["value_at"]]} for s in samples
+    ]
+    return [replace(s, streams=streams) for s, streams in zip(samples, streams_of, strict=True)]
+
+
+def logits(models: ModelSet, samples: list[Sample]) -> list[float]:
+    """Of D(s, a), the chance that the agent and not the expert acted, at every judgement of the
+    samples, in order."""
+    module, head = models.module("discriminator"), models.head("discriminator")
+    found: list[float] = []
+    rows = logprobs_and_values(module, head, samples)
+    for sample, (_, values) in zip(samples, rows, strict=True):  # values: [tokens]
+        found += compress(values.tolist(), sample.streams["value_at"])
+    return found

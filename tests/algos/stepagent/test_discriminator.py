@@ -1,0 +1,149 @@
+"""Inverse StepAgent in the environment: one pass of the discriminator over all of an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from statistics import pstdev
+
+import pytest
+
+from agentrl_cli.algos.base import Phase
+from agentrl_cli.algos.stepagent.algorithm import StepAgentInverse
+from agentrl_cli.algos.stepagent.discriminator import labelled_actions, labelled_episodes, logits
+from agentrl_cli.algos.stepagent.practice import StateAction
+from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode
+from agentrl_cli.models.model_set import ModelSet
+from tests.builders.critics import bound, learner
+from tests.builders.models import LORA, disturb
+from tests.builders.nlac import LOST, WON, episode, places
+from tests.builders.stepagent import OTHER, SHOWN, STILL, buffer, inverse, phases, shown
+
+
+def test_an_episode_is_one_sample_judged_at_the_last_token_of_each_action(model_folder: Path):
+    algo = inverse(rollout="environment")
+    shown(algo, model_folder, [OTHER])
+    assert algo.plays and not inverse().plays
+    phase = phases(algo, [WON])["discriminator"]
+    for sample, played, label in zip(phase.samples, (WON, OTHER), (1.0, 0.0), strict=True):
+        last = len(played.turns) - 1
+        assert sample.ids == played.state_ids(last) + played.turns[last].action_ids
+        ends = [len(played.state_ids(k)) + len(played.turns[k].action_ids) for k in range(last + 1)]
+        judged = {end - 1: label for end in ends}
+        at, labels = sample.streams["value_at"], sample.streams["label"]
+        assert {i: labels[i] for i, count in enumerate(at) if count} == judged
+        assert not any(sample.mask) and not any(sample.streams["shadow"])
+
+
+def test_own_actions_and_the_experts_count_alike(model_folder: Path):
+    algo = inverse(rollout="environment")
+    shown(algo, model_folder, [OTHER])
+    phase = phases(algo, [WON, LOST])["discriminator"]
+    assert [phase.units(sample) for sample in phase.samples] == [3, 2, 5]
+    broken = replace(WON, error="KeyError: 1")
+    assert phases(algo, [broken])["discriminator"].samples == []
+
+
+def test_at_most_as_many_demonstrations_are_drawn_as_episodes_were_played(model_folder: Path):
+    algo, firsts = inverse(rollout="environment"), set()
+    shown(algo, model_folder, [episode(f"d{i}", ["Is it red?"], success=True) for i in range(9)])
+    for algo.context.step in range(4):
+        samples = phases(algo, [WON, LOST])["discriminator"].samples
+        assert len({tuple(sample.ids) for sample in samples}) == 4
+        firsts.add(tuple(samples[2].ids))
+    assert len(firsts) > 1
+
+
+def untidy(
+    folder: Path, algo: StepAgentInverse, lora: LoraConfig | None = None
+) -> tuple[ModelSet, list[Episode]]:
+    """A trained discriminator, and episodes of unequal length, one with a restart, some of whose
+    actions were not played as they are judged: other blanks, cut off before the closing token."""
+    models = shown(algo, folder, [SHOWN, OTHER], lora=lora)
+    blanks = episode("blanks", [" Is it  big? ", "Hm.\n\nIs it red?", "Is it old?"], success=True)
+    cut = episode("cut", ["Is it big?", "Is it red?", "Is it"], success=False, stop="truncated")
+    cut.turns[2].action_ids.pop()
+    again = deepcopy(WON)
+    again.turns[1].observation_ids = LOST.turns[0].observation_ids
+    again.turns[1].restart = True
+    for model_name in models.names:
+        disturb(models, model_name)
+    return models, [blanks, cut, again, LOST]
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_one_pass_over_an_episode_judges_as_a_pass_for_each_action(
+    model_folder: Path, lora: LoraConfig | None
+):
+    algo = inverse(rollout="environment")
+    models, played = untidy(model_folder, algo, lora)
+    packed = labelled_episodes(played, 1.0, algo.context)
+    assert len(packed) == 5 and sum(any(s.streams["shadow"]) for s in packed) == 2
+    acts = [StateAction.played(turn) for turn in places(*played)]
+    found = logits(models, packed)
+    assert len(found) == 11 and pstdev(found) > 0.1
+    alone = labelled_actions(acts, 1.0, algo.context)
+    assert found == pytest.approx([logits(models, [one])[0] for one in alone], abs=1e-5)
+
+
+def test_one_pass_over_an_episode_has_the_gradients_of_a_pass_for_each_action(model_folder: Path):
+    algo, norms, losses = inverse(rollout="environment"), [], []
+    models, played = untidy(model_folder, algo)
+    acts = [StateAction.played(turn) for turn in places(*played)]
+    packed = labelled_episodes(played, 1.0, algo.context)
+    for samples in (packed, labelled_actions(acts, 1.0, algo.context)):
+        phase = replace(phases(algo, [WON])["discriminator"], samples=samples)
+        still = replace(algo, discriminator_optimizer=STILL)
+        found = learner(still, models).run(iter([phase]), 0)
+        norms.append(found["discriminator/grad_norm"])
+        losses.append(found["discriminator/loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 0.01
+
+
+def test_one_call_of_the_body_judges_all_turns_of_the_episodes(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    algo = inverse(rollout="environment")
+    models = shown(algo, model_folder, [OTHER])
+    calls, body = [], models.module("discriminator").base_model.forward
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs["input_ids"].shape)
+        return body(*args, **kwargs)
+
+    monkeypatch.setattr(models.module("discriminator").base_model, "forward", counted)
+    algo.rewards(labelled_episodes([WON, LOST], 1.0, algo.context))
+    assert calls == [(2, WON.tokens)]
+
+
+def test_only_episodes_of_its_own_need_a_discriminator_that_reads_them_packed(model_folder: Path):
+    words = r"^algo\.rollout=environment: .* or set algo\.rollout=fragment$"
+    with pytest.raises(UserError, match=words):
+        bound(inverse(rollout="environment"), model_folder, attention="eager")
+    bound(inverse(), model_folder, attention="eager")
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_in_the_environment_each_phase_moves_its_own_model_only(
+    model_folder: Path, lora: LoraConfig | None
+):
+    algo = inverse({"kl_coef": 0.1}, rollout="environment", imitation_coef=1.0)
+    models, marks = shown(algo, model_folder, [SHOWN, OTHER], lora=lora), []
+
+    def watched() -> Iterator[Phase]:
+        for phase in algo.update([WON, LOST], buffer()):
+            yield phase
+            marks.append({name: models.fingerprint(name) for name in models.names})
+
+    start = {name: models.fingerprint(name) for name in models.names}
+    learner(algo, models).run(watched(), 0)
+    changed = [
+        {name for name in models.names if now[name] != then[name]}
+        for then, now in zip([start, *marks], marks, strict=False)
+    ]
+    assert changed == [{"discriminator"}, {"policy"}]
