@@ -24,7 +24,7 @@ from typing import Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.dpo import Pair, preference_phase, renew_reference, with_reference
-from agentrl_cli.algos.left_out import without_left_out
+from agentrl_cli.algos.left_out import left_out_metrics, without_left_out
 from agentrl_cli.algos.losses import bce, dpo, expert_rewards
 from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.algos.samples import completion_sample
@@ -148,8 +148,7 @@ class StepAgentInverse(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The discriminator first, then the policy for the rewards that it now gives."""
-        played = without_left_out(episodes)
-        yield from self._played(played, buffer) if self.plays else self._practised()
+        yield from self._played(episodes, buffer) if self.plays else self._practised()
 
     def _practised(self) -> Iterator[Phase]:
         """The discriminator learns at half of the fragments, rewards the attempts at the others."""
@@ -176,21 +175,28 @@ class StepAgentInverse(Algorithm):
         shown = [completion_sample(f.state_ids, f.expert_ids) for f in practised]
         yield policy_loss.with_expert_likelihood(phase, shown, self.imitation_coef)
 
-    def _played(self, own: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """The discriminator learns from all turns, and from those of at most as many
-        demonstrations, drawn anew in every update; it rewards the former."""
-        demos = self.context.demos
-        draw = random.Random(derive_seed(self.context.seed, "experts", self.context.step))
-        drawn = draw.sample(demos, min(len(own), len(demos)))
-        expert = labelled_episodes(drawn, 0.0, self.context)
-        acted = labelled_episodes(own, 1.0, self.context)
-        yield self._discrimination(expert, acted, {})
+    def _played(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """The discriminator learns from half of the episodes and from at most as many
+        demonstrations, all drawn anew in every update; it rewards the turns of the other half."""
+        context, played = self.context, without_left_out(episodes)
+        draw = random.Random(derive_seed(context.seed, "episodes", context.step))
+        order, demos = (draw.sample(row, len(row)) for row in (played, context.demos))
+        own_count, unseen = len(order) // 2, order[len(order) // 2 :]
+        count = min(own_count, -(-len(demos) // 2))
+        own_seen = labelled_episodes(order[:own_count], 1.0, context)
+        own_unseen = labelled_episodes(unseen, 1.0, context)
+        expert_seen = labelled_episodes(demos[:count], 0.0, context)
+        expert_unseen = labelled_episodes(demos[count : 2 * count], 0.0, context)
+        yield self._discrimination(expert_seen, own_seen, {})
 
-        rewards = self.rewards(acted)
-        centred = policy_loss.shrink_to_unit_std([reward - mean(rewards) for reward in rewards])
-        for phase in self.ppo.update(policy_loss.with_rewards(own, centred), buffer):
-            phase.metrics["stepagent/reward_gap"] = self._gap(expert, rewards)
-            turns = draw.choices(all_turns(demos), k=len(phase.samples))
+        rewards = self.rewards(own_unseen)
+        gaps = {
+            "stepagent/reward_gap": self._gap(expert_seen, self.rewards(own_seen)),
+            "stepagent/heldout_gap": self._gap(expert_unseen, rewards),
+        }
+        for phase in self.ppo.update(policy_loss.with_rewards(unseen, rewards), buffer):
+            phase.metrics |= gaps | left_out_metrics("ppo", episodes)
+            turns = draw.choices(all_turns(context.demos), k=len(phase.samples))
             shown = [completion_sample(turn.state_ids, turn.action_ids) for turn in turns]
             yield policy_loss.with_expert_likelihood(phase, shown, self.imitation_coef)
 

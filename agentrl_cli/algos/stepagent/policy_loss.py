@@ -38,9 +38,21 @@ def shrink_to_unit_std(numbers: list[float]) -> list[float]:
 
 
 def with_rewards(episodes: list[Episode], rewards: list[float]) -> list[Episode]:
-    """Copies of the episodes with these rewards, one a turn, in place of the world's."""
-    given = iter(rewards)
-    turns_of = [[replace(t, reward=next(given), info={}) for t in e.turns] for e in episodes]
+    """Copies of the episodes with these rewards, one a turn, in place of the world's: less their
+    mean, so that no turn is worth living for or dying for as such, and made smaller where what is
+    still to be earned in an episode, which the value must learn, spreads by more than 1."""
+    average = statistics.fmean(rewards) if rewards else 0.0
+    given = (reward - average for reward in rewards)
+    rows = [[next(given) for _ in episode.turns] for episode in episodes]
+    returns = [sum(row[i:]) for row in rows for i in range(len(row))]
+    scale = max(1.0, statistics.pstdev(returns)) if returns else 1.0
+    turns_of = [
+        [
+            replace(turn, reward=reward / scale, info={})
+            for turn, reward in zip(e.turns, row, strict=True)
+        ]
+        for e, row in zip(episodes, rows, strict=True)
+    ]
     return [replace(e, turns=turns) for e, turns in zip(episodes, turns_of, strict=True)]
 
 

@@ -28,7 +28,7 @@ def test_an_episode_is_one_sample_judged_at_the_last_token_of_each_action(model_
     algo = inverse(rollout="environment")
     shown(algo, model_folder, [OTHER])
     assert algo.plays and not inverse().plays
-    phase = phases(algo, [WON])["discriminator"]
+    phase = phases(algo, [WON, WON])["discriminator"]
     for sample, played, label in zip(phase.samples, (WON, OTHER), (1.0, 0.0), strict=True):
         last = len(played.turns) - 1
         assert sample.ids == played.state_ids(last) + played.turns[last].action_ids
@@ -42,20 +42,20 @@ def test_an_episode_is_one_sample_judged_at_the_last_token_of_each_action(model_
 def test_own_actions_and_the_experts_count_alike(model_folder: Path):
     algo = inverse(rollout="environment")
     shown(algo, model_folder, [OTHER])
-    phase = phases(algo, [WON, LOST])["discriminator"]
-    assert [phase.units(sample) for sample in phase.samples] == [3, 2, 5]
+    phase = phases(algo, [WON, WON])["discriminator"]
+    assert [phase.units(sample) for sample in phase.samples] == [3, 3]
     broken = replace(WON, error="KeyError: 1")
     assert phases(algo, [broken])["discriminator"].samples == []
 
 
-def test_at_most_as_many_demonstrations_are_drawn_as_episodes_were_played(model_folder: Path):
-    algo, firsts = inverse(rollout="environment"), set()
+def test_as_many_demonstrations_as_episodes_are_drawn_anew_in_every_update(model_folder: Path):
+    algo, drawn = inverse(rollout="environment"), set()
     shown(algo, model_folder, [episode(f"d{i}", ["Is it red?"], success=True) for i in range(9)])
     for algo.context.step in range(4):
-        samples = phases(algo, [WON, LOST])["discriminator"].samples
-        assert len({tuple(sample.ids) for sample in samples}) == 4
-        firsts.add(tuple(samples[2].ids))
-    assert len(firsts) > 1
+        samples = phases(algo, [WON, LOST, WON, LOST])["discriminator"].samples
+        assert [s.streams["label"][-1] for s in samples] == [1, 1, 0, 0]
+        drawn.add(tuple(samples[2].ids))
+    assert len(drawn) > 1
 
 
 def untidy(
@@ -96,7 +96,7 @@ def test_one_pass_over_an_episode_has_the_gradients_of_a_pass_for_each_action(mo
     acts = [StateAction.played(turn) for turn in places(*played)]
     packed = labelled_episodes(played, 1.0, algo.context)
     for samples in (packed, labelled_actions(acts, 1.0, algo.context)):
-        phase = replace(phases(algo, [WON])["discriminator"], samples=samples)
+        phase = replace(phases(algo, [WON, LOST])["discriminator"], samples=samples)
         still = replace(algo, discriminator_optimizer=STILL)
         found = learner(still, models).run(iter([phase]), 0)
         norms.append(found["discriminator/grad_norm"])

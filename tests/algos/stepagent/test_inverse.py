@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.stepagent.discriminator import labelled_actions
+from agentrl_cli.algos.stepagent.discriminator import labelled_actions, labelled_episodes
+from agentrl_cli.algos.stepagent.policy_loss import with_rewards
 from agentrl_cli.algos.stepagent.practice import (
     StateAction,
     attempt_fragments,
@@ -20,7 +22,7 @@ from agentrl_cli.core.types import Episode
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from tests.builders.critics import learner
-from tests.builders.nlac import LOST, WON, episode, places, prompt, troupe, written
+from tests.builders.nlac import LOST, WON, episode, prompt, troupe, written
 from tests.builders.stepagent import OTHER, SHOWN, buffer, inverse, shown
 
 # inverse: the policy
@@ -78,20 +80,68 @@ def test_the_halves_change_places_in_the_next_update(model_folder: Path):
     assert rows[0] != rows[2] or rows[0] != rows[4]
 
 
+# in the environment
+
+
+def rewarded(phase: Phase, played: list[Episode]) -> list[Episode]:
+    """Of these episodes those whose actions the policy is trained on."""
+    trained = {tuple(sample.ids) for sample in phase.samples}
+    last = [(e, e.state_ids(len(e.turns) - 1) + e.turns[-1].action_ids) for e in played]
+    return [game for game, ids in last if tuple(ids) in trained]
+
+
 def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(model_folder: Path):
     algo = inverse({"discount": 1.0, "gae_lambda": 1.0}, rollout="environment")
     models = shown(algo, model_folder, [SHOWN, OTHER])
-    played = [deepcopy(WON), deepcopy(LOST)]
+    played = [deepcopy(WON), deepcopy(LOST), deepcopy(SHOWN)]
     before = deepcopy(played)
     phase = policy_phase(algo, models, played)
     assert played == before  # the world's own rewards stay in the record
-    own = [StateAction.played(turn) for turn in places(*played)]
-    raw = algo.rewards(labelled_actions(own, 1.0, algo.context))
-    assert pstdev(raw) < 1
-    rewards = [r - fmean(raw) for r in raw]
-    returns = [[r for r in s.streams["return"] if r] for s in phase.samples]
-    assert returns[0] == pytest.approx([sum(rewards[i:3]) for i in range(3)], abs=1e-4)
-    assert returns[1] == pytest.approx([sum(rewards[i:5]) for i in (3, 4)], abs=1e-4)
+    learned = rewarded(phase, played)
+    assert len(learned) == 2
+    raw = algo.rewards(labelled_episodes(learned, 1.0, algo.context))
+    rewards = iter([reward - fmean(raw) for reward in raw])
+    for game in learned:
+        row, start = [next(rewards) for _ in game.turns], game.state_ids(0)
+        (sample,) = [s for s in phase.samples if s.ids[: len(start)] == start]
+        returns = [r for r in sample.streams["return"] if r]
+        assert returns == pytest.approx([sum(row[i:]) for i in range(len(row))], abs=1e-4)
+
+
+def test_what_is_still_to_be_earned_spreads_by_at_most_one(model_folder: Path):
+    games = [episode(f"g{i}", ["Is it?"] * 8, success=True) for i in range(4)]
+    earned = [2.0 if turn < 16 else -2.0 for turn in range(32)]
+    rows = [[turn.reward for turn in game.turns] for game in with_rewards(games, earned)]
+    returns = [sum(row[i:]) for row in rows for i in range(8)]
+    assert pstdev(returns) == pytest.approx(1) and sum(map(sum, rows)) == pytest.approx(0)
+    assert [row[0] > 0 for row in rows] == [True, True, False, False]
+    few = with_rewards(games[:2], [0.1] * 8 + [0.3] * 8)  # noise is not enlarged
+    assert [turn.reward for turn in few[0].turns] == pytest.approx([-0.1] * 8)
+
+
+def test_in_the_environment_rewards_go_to_episodes_the_discriminator_has_not_learned_from(
+    model_folder: Path,
+):
+    algo, drawn = inverse(rollout="environment"), set()
+    demos = [episode(f"d{i}", ["Is it red?"], success=True) for i in range(9)]
+    models = shown(algo, model_folder, demos)
+    played = [episode(f"own{i}", ["Is it big?", "Is it?"], success=False) for i in range(5)]
+    for algo.context.step in range(3):
+        studied = {tuple(s.ids) for s in next(algo.update(played, buffer())).samples}
+        phase = policy_phase(algo, models, played)
+        taught = {tuple(s.ids) for s in phase.samples}
+        assert (len(studied), len(taught)) == (4, 3) and not studied & taught
+        drawn.add(frozenset(taught))
+        assert phase.metrics["stepagent/heldout_gap"] != phase.metrics["stepagent/reward_gap"]
+    assert len(drawn) > 1
+
+
+def test_in_the_environment_episodes_that_teach_nothing_are_counted(model_folder: Path):
+    algo = inverse(rollout="environment")
+    models = shown(algo, model_folder, [SHOWN])
+    broken = replace(WON, error="KeyError: 1")
+    phase = policy_phase(algo, models, [WON, broken, LOST, SHOWN])
+    assert phase.metrics["ppo/left_out_broken"] == 0.25
 
 
 def test_the_entropy_bonus_reaches_the_weights(model_folder: Path):
