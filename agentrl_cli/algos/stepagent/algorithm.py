@@ -8,9 +8,10 @@ the policy learns by PPO to be taken for the expert.
 
 Our choices: the expert's own probabilities are not known, so the reference of DPO is the model that
 the run started from, which should be an SFT on the same demonstrations (`init`). A try at a
-fragment is an episode of one turn whose baseline is what the other tries in its state earn; rewards
-come from a discriminator that was trained at other fragments. One update is one cycle. Left out:
-training the discriminator to convergence before every cycle.
+fragment is an episode of one turn whose baseline is what the other tries in its state earn; in
+episodes of its own it is a learned value. Rewards come from a discriminator that was trained at
+other fragments, or on other episodes, which it reads in one pass (models/packed_attention.py). One
+update is one cycle. Left out: training the discriminator to convergence before every cycle.
 """
 
 from __future__ import annotations
@@ -180,11 +181,11 @@ class StepAgentInverse(Algorithm):
         demonstrations, all drawn anew in every update; it rewards the turns of the other half."""
         context, played = self.context, without_left_out(episodes)
         draw = random.Random(derive_seed(context.seed, "episodes", context.step))
-        order, demos = (draw.sample(row, len(row)) for row in (played, context.demos))
-        own_count, unseen = len(order) // 2, order[len(order) // 2 :]
-        count = min(own_count, -(-len(demos) // 2))
-        own_seen = labelled_episodes(order[:own_count], 1.0, context)
-        own_unseen = labelled_episodes(unseen, 1.0, context)
+        played, demos = (draw.sample(row, len(row)) for row in (played, context.demos))
+        middle = len(played) // 2
+        seen, unseen = played[:middle], played[middle:]
+        own_seen, own_unseen = (labelled_episodes(row, 1.0, context) for row in (seen, unseen))
+        count = min(middle, -(-len(demos) // 2))
         expert_seen = labelled_episodes(demos[:count], 0.0, context)
         expert_unseen = labelled_episodes(demos[count : 2 * count], 0.0, context)
         yield self._discrimination(expert_seen, own_seen, {})
@@ -195,6 +196,7 @@ class StepAgentInverse(Algorithm):
             "stepagent/heldout_gap": self._gap(expert_unseen, rewards),
         }
         for phase in self.ppo.update(policy_loss.with_rewards(unseen, rewards), buffer):
+            policy_loss.centre_advantages(phase.samples)
             phase.metrics |= gaps | left_out_metrics("ppo", episodes)
             turns = draw.choices(all_turns(context.demos), k=len(phase.samples))
             shown = [completion_sample(turn.state_ids, turn.action_ids) for turn in turns]

@@ -49,8 +49,8 @@ def _append_turn(sample: Sample, turn: Turn, judged: list[int], label: float, sh
         append_tokens(sample, turn.action_ids)
 
 
-def _append_judged(sample: Sample, ids: list[int], label: float, **numbers: float) -> None:
-    append_tokens(sample, ids, **numbers)
+def _append_judged(sample: Sample, ids: list[int], label: float, shadow: int = 0) -> None:
+    append_tokens(sample, ids, shadow=shadow)
     sample.streams["value_at"][-1], sample.streams["label"][-1] = 1.0, label
 
 

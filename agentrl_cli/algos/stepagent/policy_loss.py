@@ -56,6 +56,16 @@ def with_rewards(episodes: list[Episode], rewards: list[float]) -> list[Episode]
     return [replace(e, turns=turns) for e, turns in zip(episodes, turns_of, strict=True)]
 
 
+def centre_advantages(samples: list[Sample]) -> None:
+    """Take from every trained token's advantage their mean, a baseline that biases nothing: while
+    the value knows little, what all turns have in common would only make all actions unlikely."""
+    numbers = [a for s in samples for a, m in zip(s.streams["advantage"], s.mask, strict=True) if m]
+    average = statistics.fmean(numbers) if numbers else 0.0
+    for s in samples:
+        pairs = zip(s.streams["advantage"], s.mask, strict=True)
+        s.streams["advantage"] = [(advantage - average) * trained for advantage, trained in pairs]
+
+
 def surrogate_phase(samples: list[Sample], advantages: list[float], ppo: PPO) -> Phase:
     """PPO's phase on actions with these advantages: its clipped ratio, KL and entropy, no value."""
     for sample, advantage in zip(samples, advantages, strict=True):

@@ -108,6 +108,17 @@ def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(mod
         assert returns == pytest.approx([sum(row[i:]) for i in range(len(row))], abs=1e-4)
 
 
+def test_in_the_environment_no_advantage_is_shared_by_all_tokens(model_folder: Path):
+    algo = inverse({"discount": 1.0, "gae_lambda": 0.5}, rollout="environment")
+    models = shown(algo, model_folder, [SHOWN, OTHER])
+    games = [episode(f"g{i}", ["Is it big?", "Hm?"] * (1 + i), success=True) for i in range(4)]
+    phase = policy_phase(algo, models, games)
+    pairs = [p for s in phase.samples for p in zip(s.streams["advantage"], s.mask, strict=True)]
+    trained = [advantage for advantage, mask in pairs if mask]
+    assert fmean(trained) == pytest.approx(0, abs=1e-6) and pstdev(trained) > 1e-3
+    assert not any(advantage for advantage, mask in pairs if not mask)
+
+
 def test_what_is_still_to_be_earned_spreads_by_at_most_one(model_folder: Path):
     games = [episode(f"g{i}", ["Is it?"] * 8, success=True) for i in range(4)]
     earned = [2.0 if turn < 16 else -2.0 for turn in range(32)]
