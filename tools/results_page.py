@@ -216,6 +216,7 @@ def page() -> str:
     """docs/results.md."""
     found = {world: load(world) for world in WORLDS}
     flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
+    flat += ("stepagent_cost",)
     twentyq, credit = found["twentyq"], load("delayed_credit")
     parts = {f"{world}_players": learning(rows, _plays) for world, rows in found.items()}
     parts |= {f"{world}_students": learning(rows, _studies) for world, rows in found.items()}
