@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl_cli.generators.prefixes import Hashes, Integers, PrefixStore, align_right, first_false
+from agentrl_cli.generators.prefixes import (
+    AllKept,
+    Hashes,
+    Integers,
+    PrefixStore,
+    align_right,
+    first_false,
+)
 
 FORWARD_TOKENS = 8192  # of one forward pass: bounds the activations
 LEAST_SAVED_SHARE = 0.25  # of the missing tokens, where common beginnings are read first
@@ -74,20 +82,22 @@ def _spans_to_read(rows: Rows, spans: Spans) -> Spans:
 def _forward(
     module: PreTrainedModel, store: PrefixStore, rows: Rows, slots: Integers, spans: Spans
 ) -> None:
-    """One forward pass over the spans, padded behind; what it computes is kept."""
+    """One forward pass over the spans, padded behind, up to the last layer's keys and values; what
+    it computes is kept."""
     past, inside = align_right(slots[spans.rows], spans.starts)
     columns = spans.starts[:, None] + np.arange(int((spans.ends - spans.starts).max()))
     new = columns < spans.ends[:, None]
     columns = np.minimum(columns, spans.ends[:, None] - 1)
-    cache = store.gather(past, columns.shape[1])
-    module(
-        input_ids=tensor(np.take_along_axis(rows.ids[spans.rows], columns, axis=1), store.device),
-        attention_mask=tensor(np.concatenate([inside, new], axis=1), store.device),
-        position_ids=tensor(columns, store.device),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
+    cache = store.gather(past, columns.shape[1], ends_pass=True)
+    with suppress(AllKept):
+        module(
+            input_ids=tensor(np.take_along_axis(rows.ids[spans.rows], columns, 1), store.device),
+            attention_mask=tensor(np.concatenate([inside, new], axis=1), store.device),
+            position_ids=tensor(columns, store.device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
     row, column = np.nonzero(new)
     hashes = np.take_along_axis(rows.hashes[spans.rows], columns, axis=1)[new]
     store.keep(hashes, row, column + past.shape[1], cache)

@@ -40,13 +40,19 @@ def align_right(values: Integers, lengths: Integers) -> tuple[Integers, NDArray[
     return np.where(inside, moved, 0), inside
 
 
+class AllKept(Exception):
+    """The last layer's keys and values are in the cache: the rest of a forward pass only makes
+    hidden states."""
+
+
 class BatchLayer(DynamicLayer):
     """One layer's keys and values of a batch in buffers [rows, columns, heads, size] that leave
-    room for the tokens to come, so that a step writes one column and copies nothing."""
+    room for the tokens to come, so that a step writes one column and copies nothing. With
+    `ends_pass` an update raises AllKept."""
 
     def __init__(self, keys: Tensor | None, values: Tensor | None, length: int) -> None:
         super().__init__()
-        self.length = length
+        self.length, self.ends_pass = length, False
         if keys is not None and values is not None:
             self.buffers = (keys, values)
             self.is_initialized = True
@@ -64,6 +70,8 @@ class BatchLayer(DynamicLayer):
             self._grow()
             for buffer, states in zip(self.buffers, new, strict=True):
                 buffer[:, start : self.length] = states
+        if self.ends_pass:
+            raise AllKept
         keys, values = (part[:, : self.length].transpose(1, 2) for part in self.buffers)
         return keys, values
 
@@ -137,17 +145,22 @@ class PrefixStore:
             for kept, buffer in zip(store, layer.buffers, strict=True):
                 kept[at] = buffer[row, column]
 
-    def gather(self, slots: Integers, free_columns: int) -> Cache:
+    def gather(self, slots: Integers, free_columns: int, *, ends_pass: bool = False) -> Cache:
         """A batch's cache from slots [rows, columns] (any slot where there is padding), with
-        `free_columns` for the tokens to come."""
+        `free_columns` for the tokens to come; with `ends_pass` its last layer raises AllKept."""
+        layers = self._gather_layers(slots, free_columns)
+        layers[-1].ends_pass = ends_pass
+        return Cache(layers=layers)  # pyright: ignore[reportArgumentType]
+
+    def _gather_layers(self, slots: Integers, free_columns: int) -> list[BatchLayer]:
         rows, columns = slots.shape
         if columns == 0:
-            return Cache(layers=[BatchLayer(None, None, 0) for _ in range(self.layers)])
+            return [BatchLayer(None, None, 0) for _ in range(self.layers)]
         padded = np.zeros((rows, columns + free_columns), np.int64)
         padded[:, :columns] = slots
         at = torch.from_numpy(padded.ravel()).to(self.device)
         pairs = [[_gathered(part, at, rows) for part in pair] for pair in self.pool]
-        return Cache(layers=[BatchLayer(keys, values, columns) for keys, values in pairs])
+        return [BatchLayer(keys, values, columns) for keys, values in pairs]
 
     def trim(self) -> None:
         """Drop the longest unused tokens until `limit` is kept (and some more, so that this is

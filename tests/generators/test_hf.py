@@ -164,6 +164,20 @@ def test_a_common_beginning_is_read_once_in_a_call(policy):
         agrees_with_forward(policy, prompt, answer)
 
 
+def test_reading_a_prompt_ends_at_the_last_layers_keys_and_values(policy):
+    layers, counts = policy.modules["policy"].model.layers, [0, 0]
+    hooks = [
+        layer.mlp.register_forward_hook(
+            lambda mlp, args, out, i=i: counts.__setitem__(i, counts[i] + args[0].shape[1])
+        )
+        for i, layer in enumerate(layers)
+    ]
+    engine(policy).generate([[*range(20, 40)]], [0], dataclasses.replace(GREEDY, max_tokens=1))
+    for hook in hooks:
+        hook.remove()
+    assert counts == [20, 1]
+
+
 def test_n_completions_read_the_prompt_once_and_differ_by_their_streams(policy):
     prompts, n = some_prompts(3, 20, 30), 4
     policy.read = 0
