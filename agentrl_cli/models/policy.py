@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agentrl_cli.core.batching import cheapest_slices, pass_cost
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models import packed_attention
 
@@ -115,8 +116,10 @@ def logprobs_and_values(
     """Of each sample in the order given: its `token_logprobs`, and what the head gives for every
     token, [length] or [length, 2], on the CPU (0 without a head)."""
     found: dict[int, tuple[list[float], Tensor]] = {}
-    for rows in micro_batches([[i] for i in range(len(samples))], samples, tokens_per_batch):
-        batch = collate([samples[i] for i in rows]).to(causal_lm(module).device)
+    device = causal_lm(module).device
+    singles = [[i] for i in range(len(samples))]
+    for rows in micro_batches(singles, samples, tokens_per_batch, pass_cost(device.type)):
+        batch = collate([samples[i] for i in rows]).to(device)
         outputs = forward(module, batch, head)
         values = torch.zeros_like(batch.mask) if outputs.values is None else outputs.values
         for i, logprobs, read in zip(rows, outputs.logprobs.tolist(), values.cpu(), strict=True):
@@ -126,21 +129,16 @@ def logprobs_and_values(
 
 
 def micro_batches(
-    groups: list[list[int]], samples: list[Sample], tokens: int
-) -> Iterator[list[int]]:
-    """Sample numbers in micro-batches of at most `tokens` padded ids, longest first; a group is
-    never split. A group larger than `tokens` makes a micro-batch of its own."""
+    groups: list[list[int]], samples: list[Sample], tokens: int, pass_cost: int
+) -> list[list[int]]:
+    """Sample numbers in micro-batches of at most `tokens` padded ids, longest first, so that
+    padding and micro-batches at `pass_cost` ids each cost least; a group is never split. A group
+    larger than `tokens` makes a micro-batch of its own."""
     lengths = [max(len(samples[i].ids) for i in group) for group in groups]
-    rows: list[int] = []
-    longest = 0
-    for g in sorted(range(len(groups)), key=lambda g: -lengths[g]):
-        if rows and (len(rows) + len(groups[g])) * longest > tokens:
-            yield rows
-            rows = []
-        longest = longest if rows else lengths[g]
-        rows = rows + groups[g]
-    if rows:
-        yield rows
+    order = sorted(range(len(groups)), key=lambda g: -lengths[g])
+    by_length, rows = [lengths[g] for g in order], [len(groups[g]) for g in order]
+    slices = cheapest_slices(by_length, rows, tokens, pass_cost)
+    return [[i for g in order[part] for i in groups[g]] for part in slices]
 
 
 def causal_lm(module: Module) -> PreTrainedModel:

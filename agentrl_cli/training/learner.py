@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from agentrl_cli.algos.base import Phase
+from agentrl_cli.core.batching import pass_cost
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample, derive_seed
 from agentrl_cli.models.model_set import ModelSet
@@ -143,7 +144,8 @@ class Learner:
             step = f"a step of {len(samples)} samples with nothing to train"
             raise ValueError(f"phase '{phase.name}' has {step}")
         optimizer.clear()
-        for rows in micro_batches(groups, phase.samples, self.tokens_per_batch):
+        cost = pass_cost(self.models.device.type)
+        for rows in micro_batches(groups, phase.samples, self.tokens_per_batch, cost):
             self._add_gradients(phase, [phase.samples[i] for i in rows], units, meter)
         norm = self._clip_gradients(optimizer)
         if not math.isfinite(norm):

@@ -146,7 +146,7 @@ def test_micro_batches_hold_the_padded_budget_and_every_group_once():
     lengths = [3, 9, 4, 1, 7, 7, 2, 20]
     samples = [Sample([1] * n, [0] * n) for n in lengths]
     groups = [[0, 1], [2, 3], [4, 5], [6, 7]]
-    found = list(micro_batches(groups, samples, 18))
+    found = list(micro_batches(groups, samples, 18, 0))
     assert sorted(i for rows in found for i in rows) == list(range(8))
     for rows in found:
         assert rows in groups or max(lengths[i] for i in rows) * len(rows) <= 18
