@@ -157,7 +157,7 @@ class HFGenerator(Generator):
         which = np.array([unique[tuple(prompt)] for prompt in prompts])  # [B]: into the unique ones
         ids, lengths = pad([list(prompt[:-1]) for prompt in unique])
         rows = Rows(ids, lengths, store.hash(ids, lengths))
-        past, inside = align_right(prefill(module, store, rows, self.max_batch), lengths)
+        past, inside = align_right(prefill(module, store, rows), lengths)
         device, most = store.device, sampling.max_tokens
         mask = np.pad(inside[which], ((0, 0), (0, most)), constant_values=True)
         return Batch(

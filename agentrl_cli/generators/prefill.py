@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentrl_cli.core.batching import cheapest_slices, pass_cost
 from agentrl_cli.generators.prefixes import (
     AllKept,
     Hashes,
@@ -21,7 +22,7 @@ from agentrl_cli.generators.prefixes import (
 )
 
 FORWARD_TOKENS = 8192  # of one forward pass: bounds the activations
-LEAST_SAVED_SHARE = 0.25  # of the missing tokens, where common beginnings are read first
+LEAST_SAVED = 256  # tokens that a further round has to save
 
 
 @dataclass
@@ -46,37 +47,50 @@ class Spans:
         return Spans(self.rows[at], self.starts[at], self.ends[at])
 
 
-def prefill(module: PreTrainedModel, store: PrefixStore, rows: Rows, max_batch: int) -> Integers:
+def prefill(module: PreTrainedModel, store: PrefixStore, rows: Rows) -> Integers:
     """Read all tokens that are not kept; returns the slots [rows, longest], -1 behind a row's
     end."""
-    while True:
-        slots = store.find(rows.hashes)  # [rows, longest]
-        have = np.minimum(first_false(slots >= 0), rows.lengths)
-        missing = np.flatnonzero(have < rows.lengths)
-        if not len(missing):
-            return slots
-        spans = _spans_to_read(rows, Spans(missing, have[missing], rows.lengths[missing]))
-        spans = spans.select(np.argsort(spans.starts - spans.ends, kind="stable"))
-        while len(spans.rows):
-            fit = FORWARD_TOKENS // int(spans.ends[0] - spans.starts[0])
-            count = min(max_batch, max(1, fit))
-            _forward(module, store, rows, slots, spans.select(slice(count)))
-            spans = spans.select(slice(count, None))
+    slots = store.find(rows.hashes)  # [rows, longest]
+    have = np.minimum(first_false(slots >= 0), rows.lengths)
+    for spans in plan_rounds(rows, have):
+        lengths, ones = (spans.ends - spans.starts).tolist(), [1] * len(spans.rows)
+        for part in cheapest_slices(lengths, ones, FORWARD_TOKENS, pass_cost(store.device.type)):
+            _forward(module, store, rows, slots, spans.select(part))
+        slots = store.find(rows.hashes)
+    return slots
 
 
-def _spans_to_read(rows: Rows, spans: Spans) -> Spans:
-    """The spans to read next. Where reading what rows share unread once saves enough, that is one
-    row of each group up to where the group parts; otherwise all spans as they are."""
-    hashes = rows.hashes[spans.rows]
-    next_hashes = hashes[np.arange(len(hashes)), spans.starts]  # [spans]: of the first unread token
-    _, first, group = np.unique(next_hashes, return_index=True, return_inverse=True)
-    shared = np.minimum(first_false(hashes == hashes[first[group]]), spans.ends)
-    ends = spans.ends[first]
-    np.minimum.at(ends, group, shared)
-    saved = int(((np.bincount(group) - 1) * (ends - spans.starts[first])).sum())
-    if saved < LEAST_SAVED_SHARE * int((spans.ends - spans.starts).sum()):
-        return spans
-    return Spans(spans.rows[first], spans.starts[first], ends)
+def plan_rounds(rows: Rows, have: Integers) -> list[Spans]:
+    """What is to be read, of each row behind its `have` kept tokens, in rounds that read behind
+    what earlier ones have read; longest spans first. A token that rows share is read once, in the
+    longest of them, where that saves enough; otherwise all is one round."""
+    missing = np.flatnonzero(have < rows.lengths)
+    by_length = missing[np.argsort(-rows.lengths[missing], kind="stable")]
+    every = Spans(by_length, have[by_length], rows.lengths[by_length])
+    owners = _owners(rows.hashes[by_length], every)
+    owned = owners == np.arange(len(owners))[:, None]
+    starts = np.where(owned.any(1), owned.argmax(1), every.ends)
+    rounds = np.zeros(len(starts), np.int64)
+    for i in np.flatnonzero(starts > every.starts):
+        rounds[i] = 1 + rounds[owners[i, starts[i] - 1]]
+    if (starts - every.starts).sum() < LEAST_SAVED * int(rounds.max(initial=0)):
+        starts, rounds = every.starts, np.zeros_like(rounds)
+    order = np.argsort(starts - every.ends, kind="stable")
+    spans, rounds = Spans(by_length, starts, every.ends).select(order), rounds[order]
+    unread = spans.starts < spans.ends
+    numbers = np.unique(rounds[unread])
+    return [spans.select(np.flatnonzero(unread & (rounds == number))) for number in numbers]
+
+
+def _owners(hashes: Hashes, spans: Spans) -> Integers:
+    """For each token [spans, longest] that is to be read the first span that has it; -1 for any
+    other."""
+    columns = np.arange(hashes.shape[1])
+    unread = (columns >= spans.starts[:, None]) & (columns < spans.ends[:, None])
+    _, first, which = np.unique(hashes[unread], return_index=True, return_inverse=True)
+    owners = np.full(hashes.shape, -1)
+    owners[unread] = np.nonzero(unread)[0][first[which]]
+    return owners
 
 
 def _forward(

@@ -164,6 +164,17 @@ def test_a_common_beginning_is_read_once_in_a_call(policy):
         agrees_with_forward(policy, prompt, answer)
 
 
+def test_beginnings_that_part_more_than_once_are_read_once_each(policy):
+    head, *rest = some_prompts(21, 150, 151)
+    branches, tails = [row[:100] for row in rest[:4]], [row[:50] for row in rest[4:]]
+    prompts = [head + branches[i // 4] + tail for i, tail in enumerate(tails)]
+    policy.read = 0
+    answers = engine(policy).generate(prompts, [0] * 16, dataclasses.replace(GREEDY, max_tokens=1))
+    assert policy.read == 150 + 4 * 100 + 16 * 50
+    for prompt, (answer,) in zip(prompts, answers, strict=True):
+        agrees_with_forward(policy, prompt, answer)
+
+
 def test_reading_a_prompt_ends_at_the_last_layers_keys_and_values(policy):
     layers, counts = policy.modules["policy"].model.layers, [0, 0]
     hooks = [
