@@ -18,9 +18,11 @@ from transformers.cache_utils import Cache
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.prefill import Rows, prefill, tensor
-from agentrl_cli.generators.prefixes import BatchLayer, PrefixStore, align_right, pad
+from agentrl_cli.generators.prefixes import BatchLayer, Integers, PrefixStore, align_right, pad
 
 FREE_COLUMNS = 32  # columns that a batch's buffers leave free at first
+SAMPLES_TOGETHER = 8  # samples of one prompt that share a row of the cache
+ROTARY_FAMILIES = {"llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"}
 CACHEABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -39,29 +41,34 @@ class Models(Protocol):
 
 @dataclass
 class Batch:
-    """Rows being sampled: B in all, of which the L `live` ones are still in the cache, padded on
-    the left. `width` counts the cache's columns before the prompts' last tokens; M is the most
-    tokens that are sampled."""
+    """B rows being sampled. They stand in a grid of G rows of the cache, padded on the left, and N
+    samples that share the prompt of their row: each sees the prompt and its own tokens. M is the
+    most tokens that are sampled; row B of a tensor takes what nobody needs."""
 
     prompts: list[list[int]]  # B
-    live: Tensor  # [L]: the row of the batch
+    cells: Tensor  # [G, N]: the row of the batch, B where there is none
     cache: Cache
-    mask: Tensor  # [L, width + 1 + M]: false on padding
-    last_ids: Tensor  # [L]
-    positions: Tensor  # [L]: of the prompt's last token
-    width: int
-    uniforms: Tensor  # [L, M]
-    tokens: Tensor  # [B, M]
-    logprobs: Tensor  # [B, M]
-    lengths: Tensor  # [B]: sampled tokens
+    mask: Tensor  # [G, N, columns of the cache]: what a sample sees
+    last_ids: Tensor  # [G, N]
+    positions: Tensor  # [G]: of the prompt's last token
+    uniforms: Tensor  # [B + 1, M]
+    columns: Tensor  # [B + 1, M]: of the cache, where the token that a step read lies
+    tokens: Tensor  # [B + 1, M]
+    logprobs: Tensor  # [B + 1, M]
+    lengths: Tensor  # [B + 1]: sampled tokens
 
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows of the cache in work."""
+    def select(self, chosen: Tensor) -> None:
+        """Keep the chosen cells [G, N], as far left as they go, and the cache's rows that have
+        any."""
+        rows, most = torch.nonzero(chosen.any(1))[:, 0], int(chosen.sum(1).max())
         for layer in self.cache.layers:
             if isinstance(layer, BatchLayer):
                 layer.select(rows)
-        self.live, self.mask, self.last_ids = self.live[rows], self.mask[rows], self.last_ids[rows]
-        self.positions, self.uniforms = self.positions[rows], self.uniforms[rows]
+        order = (~chosen[rows]).int().argsort(stable=True, dim=1)[:, :most]
+        kept = chosen[rows].gather(1, order)
+        self.cells = self.cells[rows].gather(1, order).where(kept, len(self.prompts))
+        self.last_ids, self.positions = self.last_ids[rows].gather(1, order), self.positions[rows]
+        self.mask = self.mask[rows[:, None], order]
 
 
 @dataclass
@@ -154,25 +161,51 @@ class HFGenerator(Generator):
         """A batch whose cache holds all but the last token of each prompt, equal prompts read
         once."""
         unique = {key: i for i, key in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        which = np.array([unique[tuple(prompt)] for prompt in prompts])  # [B]: into the unique ones
+        which = [unique[tuple(prompt)] for prompt in prompts]  # [B]: into the unique ones
         ids, lengths = pad([list(prompt[:-1]) for prompt in unique])
         rows = Rows(ids, lengths, store.hash(ids, lengths))
         past, inside = align_right(prefill(module, store, rows), lengths)
         device, most = store.device, sampling.max_tokens
-        mask = np.pad(inside[which], ((0, 0), (0, most)), constant_values=True)
+        together = SAMPLES_TOGETHER if sampling.n > 1 and reads_samples_together(module) else 1
+        cells = _grid(which, together)  # [G, N]
+        heads = np.array(which)[cells[:, 0]]  # [G]: into the unique ones
+        last_ids = torch.tensor([prompt[-1] for prompt in unique], device=device)[heads]
+        shape = (len(prompts) + 1, most)
         return Batch(
             prompts=prompts,
-            live=torch.arange(len(prompts), device=device),
-            cache=store.gather(past[which], min(most, FREE_COLUMNS)),
-            mask=tensor(mask, device),
-            last_ids=torch.tensor([prompt[-1] for prompt in prompts], device=device),
-            positions=tensor(lengths[which], device),
-            width=past.shape[1],
-            uniforms=_uniforms(streams, sampling).to(device),
-            tokens=torch.zeros(len(prompts), most, dtype=torch.int64, device=device),
-            logprobs=torch.zeros(len(prompts), most, device=device),
-            lengths=torch.full((len(prompts),), most, device=device),
+            cells=tensor(cells, device),
+            cache=store.gather(past[heads], min(most, FREE_COLUMNS) * cells.shape[1]),
+            mask=tensor(inside[heads], device)[:, None].repeat(1, cells.shape[1], 1),
+            last_ids=last_ids[:, None].repeat(1, cells.shape[1]),
+            positions=tensor(lengths[heads], device),
+            uniforms=_uniforms([*streams, (0, 0)], sampling).to(device),
+            columns=torch.zeros(*shape, dtype=torch.int64, device=device),
+            tokens=torch.zeros(*shape, dtype=torch.int64, device=device),
+            logprobs=torch.zeros(*shape, device=device),
+            lengths=torch.full((shape[0],), most, device=device),
         )
+
+
+def reads_samples_together(module: PreTrainedModel) -> bool:
+    """Whether several samples may follow one row of the cache: the model's attention takes a mask
+    of its own for each, in every layer, and positions come from their numbers alone."""
+    config = module.config.get_text_config(decoder=True)
+    layers = getattr(config, "layer_types", None) or ["full_attention"]
+    window = getattr(config, "sliding_window", None)
+    full = set(layers) == {"full_attention"} and not window
+    dense = str(config._attn_implementation).startswith(("sdpa", "eager", "agentrl_shadow"))
+    return full and dense and config.model_type in ROTARY_FAMILIES
+
+
+def _grid(which: list[int], most: int) -> Integers:
+    """Rows [G, N] with the same number in `which` side by side, `most` at a time, len(which) where
+    there are fewer; in the order of their first ones."""
+    rows_of: dict[int, list[int]] = {}
+    for row, number in enumerate(which):
+        rows_of.setdefault(number, []).append(row)
+    parts = [rows[i : i + most] for rows in rows_of.values() for i in range(0, len(rows), most)]
+    rows, lengths = pad(sorted(parts))
+    return np.where(np.arange(rows.shape[1]) < lengths[:, None], rows, len(which))
 
 
 def draw(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,43 +238,55 @@ def _sample_all(
 ) -> None:
     """Sample until every row has met a stop token or the limit; all that was read is kept."""
     stop = torch.tensor(sampling.stop_ids, dtype=torch.int64, device=store.device)
-    running = torch.ones_like(batch.live, dtype=torch.bool)
+    none = len(batch.prompts)
+    running = torch.arange(none + 1, device=store.device) < none  # [B + 1]
     for step in range(sampling.max_tokens):
-        logits = _forward(module, batch, step).logits[:, -1]
-        uniform = batch.uniforms[:, step : step + 1]
-        batch.last_ids, logprobs = draw(logits.float(), sampling.temperature, uniform)
-        batch.tokens[batch.live, step] = batch.last_ids
-        batch.logprobs[batch.live, step] = logprobs
-        ended = running & torch.isin(batch.last_ids, stop)
-        batch.lengths[batch.live[ended]] = step + 1
-        running = running & ~ended
-        left = int(running.sum())
-        if left == 0:
+        logits = _forward(module, batch, step).logits.flatten(0, 1)  # [G * N, words]
+        rows = batch.cells.flatten()
+        uniform = batch.uniforms[rows, step : step + 1]
+        ids, logprobs = draw(logits.float(), sampling.temperature, uniform)
+        batch.last_ids = ids.view_as(batch.cells)
+        batch.tokens[rows, step], batch.logprobs[rows, step] = ids, logprobs
+        ended = rows[torch.isin(ids, stop) & running[rows]]
+        batch.lengths[ended], running[ended] = step + 1, False
+        left = running[batch.cells]  # [G, N]
+        samples = int(left.sum(1).max())
+        if samples == 0:
             break
-        if 2 * left <= len(running):
-            _keep_prefixes(store, batch, torch.nonzero(~running)[:, 0])
-            batch.select(torch.nonzero(running)[:, 0])
-            running = running[running]
-    _keep_prefixes(store, batch, torch.arange(len(batch.live), device=store.device))
+        if 2 * int(left.any(1).sum()) * samples <= left.numel():
+            _keep_prefixes(store, batch, ~left & (batch.cells < none))
+            batch.select(left)
+    _keep_prefixes(store, batch, batch.cells < none)
 
 
 def _forward(module: PreTrainedModel, batch: Batch, step: int, **options: bool) -> Any:
-    """One pass over every row's last token, the cache before it."""
+    """One pass over every sample's last token, the cache before it."""
+    count, samples, start = *batch.cells.shape, batch.mask.shape[-1]
+    at = torch.arange(samples, device=batch.mask.device)
+    batch.columns[batch.cells, step] = start + at
+    itself = (at == at[:, None]).expand(count, -1, -1)  # [G, N, N]
+    batch.mask = torch.cat([batch.mask, itself], -1)
     return module(
-        input_ids=batch.last_ids[:, None],
-        attention_mask=batch.mask[:, : batch.width + step + 1],
-        position_ids=(batch.positions + step)[:, None],
+        input_ids=batch.last_ids,
+        attention_mask=batch.mask[:, 0] if samples == 1 else _additive(batch.mask, module.dtype),
+        position_ids=(batch.positions + step)[:, None].expand(-1, samples),
         past_key_values=batch.cache,
         use_cache=True,
-        logits_to_keep=1,
+        logits_to_keep=samples,
         **options,
     )
 
 
-def _keep_prefixes(store: PrefixStore, batch: Batch, rows: Tensor) -> None:
-    """Keep, for these rows of the cache, the states of the prompt's last token and of all sampled
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """[G, 1, N, columns]: what is added to attention scores for a bool mask [G, N, columns]."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)[:, None]
+
+
+def _keep_prefixes(store: PrefixStore, batch: Batch, chosen: Tensor) -> None:
+    """Keep, for the chosen cells [G, N], the states of the prompt's last token and of all sampled
     tokens but the last, which was never read."""
-    members = batch.live[rows]
+    cache_rows = torch.nonzero(chosen)[:, 0].cpu().numpy()
+    members = batch.cells[chosen]
     counts = batch.lengths[members].cpu().numpy()
     tokens = batch.tokens[members].tolist()
     read = [
@@ -249,18 +294,18 @@ def _keep_prefixes(store: PrefixStore, batch: Batch, rows: Tensor) -> None:
         for i, ids, count in zip(members.tolist(), tokens, counts.tolist(), strict=True)
     ]
     ids, lengths = pad(read)
-    columns = np.arange(int(counts.max()))
-    inside = columns < counts[:, None]  # [rows, columns]
-    at = np.minimum((lengths - counts)[:, None] + columns, ids.shape[1] - 1)
+    steps = np.arange(int(counts.max(initial=0)))
+    inside = steps < counts[:, None]  # [rows, steps]
+    at = np.minimum((lengths - counts)[:, None] + steps, ids.shape[1] - 1)
     hashes = np.take_along_axis(store.hash(ids, lengths), at, axis=1)[inside]
-    row, column = np.nonzero(inside)
-    store.keep(hashes, rows.cpu().numpy()[row], column + batch.width, batch.cache)
+    columns = batch.columns[members].cpu().numpy()[:, : len(steps)][inside]
+    store.keep(hashes, cache_rows[np.nonzero(inside)[0]], columns, batch.cache)
 
 
 def _completions(batch: Batch, sampling: Sampling) -> list[Completion]:
     columns = (batch.tokens.tolist(), batch.logprobs.tolist(), batch.lengths.tolist())
     completions = []
-    for ids, logprobs, count in zip(*columns, strict=True):
+    for ids, logprobs, count in list(zip(*columns, strict=True))[:-1]:
         finish = "stop" if ids[count - 1] in sampling.stop_ids else "length"
         completions.append(Completion(ids[:count], logprobs[:count], finish))
     return completions

@@ -201,6 +201,45 @@ def test_n_completions_read_the_prompt_once_and_differ_by_their_streams(policy):
     same([[row[0]] for row in answers], alone)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_samples_that_share_a_row_of_the_cache_are_as_if_each_had_its_own(weights, attention):
+    module = weights.module("policy")
+    prompts, seeds = some_prompts(7), list(range(7))
+    sampling = dataclasses.replace(SAMPLED, n=11, max_tokens=20)
+    engines = [engine(weights, max_batch) for max_batch in (64, 5)]
+    module.set_attn_implementation(attention)
+    answers, again = [kept.generate(prompts, seeds, sampling) for kept in engines]
+    module.set_attn_implementation("sdpa")
+    same(answers, again)
+    for j in (0, 10):
+        same(
+            [[row[j]] for row in answers],
+            [
+                [engine(weights).generate([p], [s], sampling)[0][j]]
+                for p, s in zip(prompts, seeds, strict=True)
+            ],
+        )
+    longer = [p + row[3].ids + [30] for p, row in zip(prompts, answers, strict=True)]
+    resumed = engines[0].generate(longer, seeds, sampling)
+    for prompt, (answer, *_) in zip(longer, resumed, strict=True):
+        agrees_with_forward(weights, prompt, answer)
+
+
+def test_samples_of_one_prompt_share_its_keys(policy):
+    prompts, sampling = some_prompts(3, 30, 31), dataclasses.replace(SAMPLED, n=8)
+    shapes = []
+    hook = policy.modules["policy"].register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    kept = engine(policy)
+    kept.generate(prompts, [0] * 3, dataclasses.replace(sampling, n=1))
+    shapes.clear()
+    kept.generate(prompts, [1] * 3, sampling)
+    hook.remove()
+    assert shapes[0] == (3, 8)
+
+
 def test_equal_prompts_with_equal_seeds_get_equal_answers(policy):
     prompt = some_prompts(1)[0]
     answers = engine(policy).generate([prompt] * 4, [5, 6, 5, 7], SAMPLED)
