@@ -206,19 +206,11 @@ def test_samples_that_share_a_row_of_the_cache_are_as_if_each_had_its_own(weight
     module = weights.module("policy")
     prompts, seeds = some_prompts(7), list(range(7))
     sampling = dataclasses.replace(SAMPLED, n=11, max_tokens=20)
-    engines = [engine(weights, max_batch) for max_batch in (64, 5)]
+    engines = [engine(weights, max_batch) for max_batch in (64, 1)]
     module.set_attn_implementation(attention)
     answers, again = [kept.generate(prompts, seeds, sampling) for kept in engines]
     module.set_attn_implementation("sdpa")
     same(answers, again)
-    for j in (0, 10):
-        same(
-            [[row[j]] for row in answers],
-            [
-                [engine(weights).generate([p], [s], sampling)[0][j]]
-                for p, s in zip(prompts, seeds, strict=True)
-            ],
-        )
     longer = [p + row[3].ids + [30] for p, row in zip(prompts, answers, strict=True)]
     resumed = engines[0].generate(longer, seeds, sampling)
     for prompt, (answer, *_) in zip(longer, resumed, strict=True):
