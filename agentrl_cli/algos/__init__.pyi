@@ -4,7 +4,6 @@ from .base import Phase as Phase
 from .dpo import DPO as DPO
 from .grpo import GRPO as GRPO
 from .nlac.algorithm import NLAC as NLAC
-from .nlac.variants import NLQL as NLQL
 from .nlac.variants import NLRL as NLRL
 from .nlac.variants import NLACMonteCarlo as NLACMonteCarlo
 from .nlac.variants import NLACSelfDistillation as NLACSelfDistillation

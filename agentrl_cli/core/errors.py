@@ -16,6 +16,13 @@ def require_at_least(least: float, **values: float) -> None:
             raise UserError(f"{name} is {value}; give at least {least}")
 
 
+def require_above(limit: float, **values: float) -> None:
+    """Raise UserError for the first value that is not above `limit`, under its name."""
+    for name, value in values.items():
+        if not value > limit:
+            raise UserError(f"{name} is {value}; give more than {limit}")
+
+
 def require_fraction(**values: float) -> None:
     """Raise UserError for the first value outside of 0 to 1, under its name."""
     require_at_least(0, **values)

@@ -10,7 +10,9 @@ from typing import Any
 
 from agentrl_cli.algos.base import Context, Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC, Advanced
+from agentrl_cli.algos.nlac.choice import Candidate
 from agentrl_cli.algos.nlac.prompts import Prompts
+from agentrl_cli.algos.nlac.roles import Forecast
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
 from agentrl_cli.generators.base import Completion, Generator, Sampling
@@ -139,6 +141,12 @@ def places(*episodes: Episode) -> list[TurnRef]:
     return [TurnRef(e, t) for e in episodes for t in range(len(e.turns))]
 
 
+def candidate(text: str, draws: int, *success: float, critique: str = "") -> Candidate:
+    """An action that was drawn so often, with forecasts that hold success that likely."""
+    forecasts = [Forecast("It goes on.", each) for each in success]
+    return Candidate(CHAT.encode_action(text), draws, forecasts, critique)
+
+
 def filled(*episodes: Episode) -> ReplayBuffer:
     """A buffer of these episodes."""
     buffer = ReplayBuffer(None, 100)
@@ -150,6 +158,8 @@ def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
     """The algorithm with plain settings: one forecast, one round, no gate, nothing beside."""
     usual: dict[str, Any] = {
         "turns_per_update": 4, "forecasts": 1, "rounds": 1, "compare": False, "gate": False,
+        "improvement": "refinement", "candidates": 1 + changes.get("compare", False),
+        "choice_temperature": 0.3, "critic": "shared", "guard": None,
         "ema_decay": 0.9, "trace": 0.0, "priority_exponent": 0.5, "kl_coef": 0.0,
         "critic_warmup": 0, "buffer_size": 100,
         "optimizer": OptimizerSpec(lr=1e-2), "prompts": PROMPTS,

@@ -14,32 +14,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.losses import Loss, nll, with_kl
 from agentrl_cli.algos.nlac.backup import LanguageBackup, Target
+from agentrl_cli.algos.nlac.choice import Chooser, Control, Improvement, Lesson
+from agentrl_cli.algos.nlac.guard import Guard, GuardSettings
 from agentrl_cli.algos.nlac.monitor import Monitor, annotate, improvement
 from agentrl_cli.algos.nlac.prompts import Prompts, fill
-from agentrl_cli.algos.nlac.refine import RefinedPlay, Refiner
+from agentrl_cli.algos.nlac.refine import Refiner
+from agentrl_cli.algos.nlac.refined_play import RefinedPlay
 from agentrl_cli.algos.nlac.roles import Ids, Roles
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.turns import TurnRef, all_turns
-from agentrl_cli.core.errors import require_at_least, require_fraction
+from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, token_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """An action to distil in the state of a turn."""
-
-    turn: TurnRef
-    action_ids: Ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +43,7 @@ class Advanced:
     else the refiner is asked all the same. `role_weights` names the model that writes critiques
     and refinements: nothing trains these roles, so the live policy forgets them and its start
     (reference) does not.
-    `control` spoils one part on purpose: what NLAC gains over it is that part's work.
+    `control` spoils or leaves out one part on purpose: what NLAC gains over it is that part's work.
     The successor's targets are mostly one sampled outcome each, so one step on all of them
     (`successor_tokens_per_step` 0) follows their noise less than many small ones.
     `monitored_states`, `monitored_actions` of each, `monitored_forecasts` and `probes` of each
@@ -57,7 +52,7 @@ class Advanced:
     first_action: Literal["fresh", "stored"]
     keep_optimal: bool
     role_weights: Literal["policy", "target", "reference"]
-    control: Literal["none", "shuffled_outcomes", "shuffled_critiques", "empty_critiques"]
+    control: Control
     role_tokens: int
     role_temperature: float
     critique_temperature: float
@@ -79,11 +74,20 @@ class Advanced:
 @dataclass(kw_only=True)
 class NLAC(Algorithm):
     """`forecasts` is the paper's k, `rounds` its m; `ema_decay` is the share that the target keeps;
-    `trace` chains backups along what was played (0: the paper's single one)."""
+    `trace` chains backups along what was played (0: the paper's single one). `improvement` says
+    what is distilled: the `refinement` of an action (the paper's), or the best `choice` among
+    `candidates` fresh actions and the refined one (choice.py); `contrast` weighs all of them. The
+    `critic`, who forecasts, shares the policy's weights or has its own; `guard` (null: none) lets
+    the policy wait while what it would learn is not shown to be better than what it plays."""
 
     turns_per_update: int
     forecasts: int
     rounds: int
+    improvement: Improvement
+    candidates: int
+    choice_temperature: float
+    critic: Literal["shared", "own"]
+    guard: GuardSettings | None
     compare: bool
     gate: bool
     ema_decay: float
@@ -97,8 +101,9 @@ class NLAC(Algorithm):
     prompts: Prompts
     roles: Roles = field(init=False, repr=False)
     backup: LanguageBackup = field(init=False, repr=False)
-    refiner: Refiner = field(init=False, repr=False)
+    chooser: Chooser = field(init=False, repr=False)
     critic_monitor: Monitor = field(init=False, repr=False)
+    watchman: Guard = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, turns_per_update=self.turns_per_update, buffer_size=self.buffer_size)
@@ -106,6 +111,34 @@ class NLAC(Algorithm):
         require_at_least(0, priority_exponent=self.priority_exponent, kl_coef=self.kl_coef)
         require_at_least(0, critic_warmup=self.critic_warmup)
         require_fraction(ema_decay=self.ema_decay, trace=self.trace)
+        compares = self.compare or self.improvement != "refinement"
+        require_at_least(2 if compares else 1, candidates=self.candidates)
+        require_above(0, choice_temperature=self.choice_temperature)
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        """Raise UserError for settings that mean nothing beside each other."""
+        improvement, control = self.improvement, self.advanced.control
+        if self.guard and self.critic == "shared":
+            line = "algo.guard needs algo.critic=own: with shared weights a policy that waits"
+            raise UserError(f"{line} would still move; set algo.critic=own")
+        if self.gate and improvement in ("choice", "contrast"):
+            line = f"algo.gate=true means nothing to algo.improvement={improvement}"
+            raise UserError(f"{line}, which compares values; set algo.gate=false")
+        if control == "majority" and improvement != "choice":
+            line = "algo.advanced.control=majority needs algo.improvement=choice"
+            raise UserError(f"{line}; set that, too")
+        if control == "empty_critiques" and improvement in ("critique", "contrast"):
+            line = f"algo.advanced.control=empty_critiques leaves algo.improvement={improvement}"
+            raise UserError(f"{line} nothing to learn; use shuffled_critiques")
+        if self.advanced.keep_optimal and improvement == "critique":
+            line = "algo.advanced.keep_optimal=true means nothing to algo.improvement=critique"
+            raise UserError(f"{line}, which refines nothing; set it to false")
+
+    @property
+    def critic_name(self) -> str:
+        """The model that forecasts and is trained to."""
+        return "critic" if self.critic == "own" else "policy"
 
     @property
     def replay_capacity(self) -> int:
@@ -113,10 +146,14 @@ class NLAC(Algorithm):
         return self.buffer_size
 
     def models(self) -> dict[str, ModelSpec]:
-        """The policy speaks all roles; the target writes backups; the reference is the start."""
+        """The critic forecasts (the policy, where they share weights); the target, which follows
+        it, writes backups; the reference is the start."""
+        trained = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)
+        own = {"critic": replace(trained, begins_as="policy")} if self.critic == "own" else {}
         return {
-            "policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer),
-            "target": ModelSpec(kind="ema", generates=True),
+            "policy": trained,
+            **own,
+            "target": ModelSpec(kind="ema", generates=True, follows=self.critic_name),
             "reference": ModelSpec(kind="frozen", generates=True),
         }
 
@@ -126,12 +163,16 @@ class NLAC(Algorithm):
         keys = self.sample_turns(buffer, self.priority_exponent)
         turns = [TurnRef(buffer.episode(key), key.turn) for key in keys]
 
-        targets = self.language_backup(turns, buffer.episodes())
-        yield self._evaluate_policy(keys, turns, targets, buffer)
-        self._move_target()
+        if self.advanced.control != "frozen_critic":
+            targets = self.language_backup(turns, buffer.episodes())
+            yield self._evaluate_policy(keys, turns, targets, buffer)
+            self._move_target()
 
         if self.context.step >= self.critic_warmup:
             lessons, metrics = self.improve(turns)
+            if self.guard:
+                metrics |= self.watchman.check(self.context.step, lessons)
+                lessons = lessons if self.watchman.is_open else []
             yield self._distillation(lessons, metrics)
 
     def sample_turns(self, buffer: ReplayBuffer, priority_exponent: float) -> list[TurnKey]:
@@ -175,7 +216,8 @@ class NLAC(Algorithm):
         if self.priority_exponent:
             self._set_priorities(keys, [key for key, _, _ in valid], samples, buffer)
         return Phase(
-            "successor", samples, nll, tokens_per_step=self.advanced.successor_tokens_per_step,
+            "successor", samples, nll, model=self.critic_name,
+            tokens_per_step=self.advanced.successor_tokens_per_step,
             metrics={"nlac/unparsed_targets": 1 - len(samples) / len(turns)},
         )  # fmt: skip
 
@@ -185,30 +227,30 @@ class NLAC(Algorithm):
         """The priority of a turn is its target's loss per token, as the error is in Schaul et al.
         (2016). A turn that got no target may get one later: it takes the lowest loss of this
         update, or where nothing was learned the lowest priority of the turns that were drawn."""
-        logprobs = token_logprobs(self.context.models.module("policy"), samples)
+        logprobs = token_logprobs(self.context.models.module(self.critic_name), samples)
         losses = [-sum(row) / sum(s.mask) for row, s in zip(logprobs, samples, strict=True)]
         lowest = min(losses or [buffer.priority(key) for key in keys])
         missed = [key for key in keys if key not in valid]
         buffer.set_priorities(missed + valid, [lowest] * len(missed) + losses)
 
     def _move_target(self) -> None:
-        """The target moves towards the policy that has just learned."""
+        """The target moves towards the critic that has just learned."""
         models = self.context.models
-        models.ema_update("target", "policy", self.ema_decay)
+        models.ema_update("target", self.critic_name, self.ema_decay)
         self.context.generator.load("target", models.version("target"))
 
     def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
-        """The actions to distil, refined by `rounds` critiques and passed by the gate; metrics."""
-        fresh = self.advanced.first_action == "fresh"
-        first = self.roles.act(turns) if fresh else [turn.action_ids for turn in turns]
-        refinements = self.refiner.refine(turns, first)
-        passed = [r for r in refinements if self.refiner.passes(r)]
-        lessons = [Lesson(r.turn, r.last.action_ids) for r in passed]
-        return lessons, improvement(refinements, len(lessons), len(turns), self.forecasts)
+        """What is learnt from fresh candidates of each turn (choice.py); metrics."""
+        stored = self.advanced.first_action == "stored"
+        groups = self.chooser.draw(turns, [t.action_ids for t in turns] if stored else None)
+        lessons = [lesson for group in groups for lesson in self.chooser.lessons(group)]
+        return lessons, improvement(groups, lessons, self.forecasts)
 
     def _distillation(self, lessons: list[Lesson], metrics: dict[str, float]) -> Phase:
-        """L2: the refined action behind the plain prompt; the start's log-probs for the anchor."""
+        """L2: what is learnt behind the plain prompt; the start's log-probs for the anchor."""
         samples = [completion_sample(x.turn.state_ids, x.action_ids) for x in lessons]
+        for sample, lesson in zip(samples, lessons, strict=True):
+            sample.streams["weight"] = [lesson.weight * trained for trained in sample.mask]
         if self.kl_coef:
             add_logprobs(self.context.models.module("reference"), samples, "reference_logprob")
         return Phase(
@@ -217,7 +259,7 @@ class NLAC(Algorithm):
         )  # fmt: skip
 
     def distillation_loss(self, outputs: Outputs, batch: Batch) -> Loss:
-        """L2 = -log policy(a_{m+1} | s), and `kl_coef` times the divergence from the start."""
+        """L2 = -log policy(a | s), weighed, and `kl_coef` times the divergence from the start."""
         return with_kl(nll(outputs, batch), outputs, batch, self.kl_coef)
 
     def bind(self, context: Context) -> None:
@@ -226,34 +268,48 @@ class NLAC(Algorithm):
         advanced = self.advanced
         self.roles = Roles(
             context, self.prompts, advanced.role_tokens, advanced.role_temperature,
-            advanced.critique_temperature, advanced.role_weights,
+            advanced.critique_temperature, self.critic_name, advanced.role_weights,
         )  # fmt: skip
         self.backup = LanguageBackup(self.roles, self.prompts.backup, self.trace)
-        self.refiner = self.make_refiner()
+        refiner = Refiner(
+            roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, gate=self.gate,
+            keep_optimal=advanced.keep_optimal, control=advanced.control,
+        )  # fmt: skip
+        self.chooser = Chooser(
+            roles=self.roles, refiner=refiner, improvement=self.improvement,
+            candidates=self.candidates, forecasts=self.forecasts,
+            temperature=self.choice_temperature, compare=self.compare, control=advanced.control,
+        )  # fmt: skip
         self.critic_monitor = Monitor(
-            roles=self.roles, refiner=self.refiner, states=advanced.monitored_states,
-            actions=advanced.monitored_actions, forecasts=advanced.monitored_forecasts,
-            probes=advanced.probes,
+            chooser=replace(
+                self.chooser, candidates=advanced.monitored_actions,
+                forecasts=advanced.monitored_forecasts,
+            ),
+            states=advanced.monitored_states, probes=advanced.probes,
         )  # fmt: skip
-
-    def make_refiner(self) -> Refiner:
-        """Who makes the actions that are distilled."""
-        return Refiner(
-            roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, compare=self.compare,
-            gate=self.gate, keep_optimal=self.advanced.keep_optimal, control=self.advanced.control,
-        )  # fmt: skip
+        if self.guard:
+            self.watchman = Guard(self.guard, self.roles)
 
     def refined_generator(self) -> Generator:
-        """Plays refined actions with the present weights, without distilling them."""
+        """Plays what would be distilled with the present weights, without distilling it."""
         self.roles.begin_stream("refined")
-        return RefinedPlay(refiner=self.refiner, generator=self.context.generator)
+        return RefinedPlay(chooser=self.chooser, generator=self.context.generator)
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write forecasts, critique and refined action into `info["critic"]` of every turn."""
         self.roles.begin_stream("annotate", self.context.step)
         turns = all_turns(episodes)
-        for refinement in self.refiner.refine(turns, [turn.action_ids for turn in turns]):
-            annotate(refinement.first, refinement.last, self.roles)
+        for group in self.chooser.draw(turns, [turn.action_ids for turn in turns]):
+            annotate(group, self.chooser)
+
+    def state(self) -> dict[str, Any]:
+        """What the guard has measured."""
+        return {"guard": self.watchman.gains} if self.guard else {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Inverse of `state`."""
+        if self.guard:
+            self.watchman.gains = state["guard"]
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Calibration and within-state discrimination of forecasts, gain of refining, drift."""

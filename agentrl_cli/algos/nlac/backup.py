@@ -75,8 +75,8 @@ class LanguageBackup:
         next_turns = [chain.start.next for chain in chains]
         actions = self.roles.act(next_turns)
         forecasts = self.roles.forecast(next_turns, actions, 1, "target")
-        for chain, turn, texts in zip(chains, next_turns, forecasts, strict=True):
-            chain.at, chain.text = turn.turn, texts[0] if texts else ""
+        for chain, turn, found in zip(chains, next_turns, forecasts, strict=True):
+            chain.at, chain.text = turn.turn, found[0].text if found else ""
         return [chain for chain in chains if chain.text]
 
     def _back_up(self, chains: list[Chain]) -> None:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids, Roles
 from agentrl_cli.algos.turns import TurnRef
-from agentrl_cli.generators.base import Completion, Generator, Sampling
-from agentrl_cli.rollout.play import split_into_turns
 
 
 @dataclass
@@ -42,28 +39,26 @@ class Refinement:
 
 @dataclass(frozen=True, kw_only=True)
 class Refiner:
-    """`rounds` is m, `forecasts` is k. With `compare` the evaluator also reads forecasts of another
-    action of the same state; with `gate` the last action needs a critique that calls it optimal;
-    with `keep_optimal` an action that its critique calls optimal is not written again. `control`
-    spoils critiques on purpose."""
+    """`rounds` is m, `forecasts` is k. With `gate` the last action needs a critique that calls it
+    optimal; with `keep_optimal` an action that its critique calls optimal is not written again.
+    `control` spoils critiques on purpose."""
 
     roles: Roles
     forecasts: int
     rounds: int
-    compare: bool
     gate: bool
     keep_optimal: bool
     control: str
 
-    def refine(self, turns: list[TurnRef], actions: list[Ids]) -> list[Refinement]:
-        """A refinement of each turn's action; all its actions but the last are criticised, under
-        the gate the last one too. Turns where a critique could not be read are left out."""
-        alternatives = self._alternative_forecasts(turns)
-        first = self._critique(turns, actions, alternatives)
+    def refine(self, first: list[CritiquedAction]) -> list[Refinement]:
+        """A refinement of each action, which comes with its forecasts and those of an alternative.
+        All its actions but the last are criticised, under the gate the last one too. Turns where a
+        critique could not be read are left out."""
+        first = self._criticise(first)
         refinements = [Refinement([action], action.turn.state_ids) for action in first]
         for i in range(self.rounds):
             actions = self._write_again(refinements)
-            self._extend(refinements, actions, alternatives, self.gate or i + 1 < self.rounds)
+            self._extend(refinements, actions, self.gate or i + 1 < self.rounds)
         return [refinement for refinement in refinements if self._is_readable(refinement)]
 
     def passes(self, refinement: Refinement) -> bool:
@@ -71,12 +66,6 @@ class Refiner:
         gated = self.gate and self.control != "empty_critiques"
         approved = refinement.last.is_optimal is True or not gated
         return self.roles.is_complete(refinement.last.action_ids) and approved
-
-    def _alternative_forecasts(self, turns: list[TurnRef]) -> list[list[str]]:
-        """With `compare` k forecasts of a fresh action of each turn's state, else none."""
-        if not self.compare:
-            return [[] for _ in turns]
-        return self.roles.forecast(turns, self.roles.act(turns), self.forecasts)
 
     def _write_again(self, refinements: list[Refinement]) -> list[Ids]:
         """The next action of each refinement, behind all of its actions and critiques so far."""
@@ -96,67 +85,34 @@ class Refiner:
         self,
         refinements: list[Refinement],
         actions: list[Ids],
-        alternatives: list[list[str]],
         with_critique: bool,
     ) -> None:
         """Append the next action of each; one that the refiner kept keeps its critique too."""
         changed = [i for i, ids in enumerate(actions) if ids != refinements[i].last.action_ids]
         turns, new = [refinements[i].turn for i in changed], [actions[i] for i in changed]
         if with_critique and changed:
-            critiqued = self._critique(turns, new, [alternatives[i] for i in changed])
+            forecasts = self.roles.forecast(turns, new, self.forecasts)
+            others = [refinements[i].first.alternative_forecasts for i in changed]
+            rows = zip(turns, new, forecasts, others, strict=True)
+            critiqued = self._criticise([CritiquedAction(*row) for row in rows])
         else:
             critiqued = list(map(CritiquedAction, turns, new))
         following = dict(zip(changed, critiqued, strict=True))
         for i, refinement in enumerate(refinements):
             refinement.actions.append(following.get(i, refinement.last))
 
-    def _critique(
-        self, turns: list[TurnRef], actions: list[Ids], alternatives: list[list[str]]
-    ) -> list[CritiquedAction]:
-        """Criticise, and spoil the critiques where a control says so."""
-        critiqued = self.roles.forecast_and_critique(turns, actions, alternatives, self.forecasts)
-        critiques = [action.critique for action in critiqued]
+    def _criticise(self, actions: list[CritiquedAction]) -> list[CritiquedAction]:
+        """Let the evaluator write critiques, and spoil them where a control says so."""
+        self.roles.write_critiques(actions)
+        critiques = [action.critique for action in actions]
         if self.control == "shuffled_critiques":
             random.Random(self.roles.seed("critiques")).shuffle(critiques)
         if self.control == "empty_critiques":
-            critiques = [""] * len(critiqued)
-        return [replace(a, critique=text) for a, text in zip(critiqued, critiques, strict=True)]
+            critiques = [""] * len(actions)
+        return [replace(a, critique=text) for a, text in zip(actions, critiques, strict=True)]
 
     def _is_readable(self, refinement: Refinement) -> bool:
         """Whether every critique that was asked for has a verdict."""
         asked = refinement.actions if self.gate else refinement.actions[:-1]
         readable = all(action.is_optimal is not None for action in asked)
         return readable or self.control == "empty_critiques"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefinedPlay(Generator):
-    """A generator that plays the refined action instead of distilling it: each of the policy's
-    actions is criticised and written again, and kept where the result does not pass."""
-
-    refiner: Refiner
-    generator: Generator
-
-    def generate(
-        self, prompts: list[Ids], seeds: list[int], sampling: Sampling, model: str = "policy"
-    ) -> list[list[Completion]]:
-        """One action behind each prompt, a turn at most; log-probs of rewritten ones are NaN."""
-        context = self.refiner.roles.context
-        delimiter, chat = context.turn_delimiter, context.chat
-        replies = self.generator.generate(prompts, seeds, sampling, model)
-        first = [split_into_turns(reply, delimiter, chat)[0] for (reply, *_) in replies]
-        turns = [TurnRef.from_state(ids) for ids in prompts]
-        refinements = self.refiner.refine(turns, [completion.ids for completion in first])
-        refined = {r.turn: r.last.action_ids for r in refinements if self.refiner.passes(r)}
-        pairs = zip(turns, first, strict=True)
-        return [[_rewritten(reply, refined.get(turn, reply.ids))] for turn, reply in pairs]
-
-    def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Hand on to the generator inside."""
-        self.generator.load(model, version, path)
-
-
-def _rewritten(completion: Completion, ids: Ids) -> Completion:
-    if ids == completion.ids:
-        return completion
-    return replace(completion, ids=ids, logprobs=[float("nan")] * len(ids), finish="stop")

@@ -6,15 +6,29 @@ share the episode's cached prefix. What the roles write is sampled; here it is o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from agentrl_cli.algos.base import Context
-from agentrl_cli.algos.nlac.prompts import Prompts, fill, outcome, verdict
+from agentrl_cli.algos.nlac.prompts import Prompts, fill, outcome, outcome_span, verdict
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import derive_seed
+from agentrl_cli.generators.base import Completion
 from agentrl_cli.rollout.play import first_turn
 
 Ids = list[int]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What was foretold, and how likely the forecaster held success when it came to name the
+    outcome: the probability of that word, or what it leaves where the word was Failure. It
+    estimates the same as the word does, with less noise; 1 or 0 where no probability is known."""
+
+    text: str
+    success: float
 
 
 @dataclass
@@ -24,8 +38,8 @@ class CritiquedAction:
 
     turn: TurnRef
     action_ids: Ids
-    forecasts: list[str] = field(default_factory=list)
-    alternative_forecasts: list[str] = field(default_factory=list)
+    forecasts: list[Forecast] = field(default_factory=list)
+    alternative_forecasts: list[Forecast] = field(default_factory=list)
     critique: str = ""
 
     @property
@@ -35,22 +49,28 @@ class CritiquedAction:
 
     @property
     def forecast_success(self) -> float:
-        """The share of the forecasts that name success; 0.5 without forecasts."""
-        outcomes = [outcome(text) for text in self.forecasts]
-        return sum(map(bool, outcomes)) / len(outcomes) if outcomes else 0.5
+        """The mean success that the forecasts foretell; 0.5 without forecasts."""
+        return mean_success(self.forecasts)
+
+
+def mean_success(forecasts: Sequence[Forecast]) -> float:
+    """The mean success that forecasts foretell; 0.5 without forecasts."""
+    return fmean(forecast.success for forecast in forecasts) if forecasts else 0.5
 
 
 @dataclass
 class Roles:
     """Every call samples from a random stream of its own; `begin_stream` names those of what
-    follows. `role_weights` names the model that writes critiques and refinements; `max_tokens`
-    bounds every text of a role but an action, which may be as long as the policy's."""
+    follows. `critic` names the model that forecasts, `role_weights` the one that writes critiques
+    and refinements; `max_tokens` bounds every text of a role but an action, which may be as long as
+    the policy's."""
 
     context: Context
     prompts: Prompts
     max_tokens: int
     temperature: float
     critique_temperature: float
+    critic: str
     role_weights: str
     stream: tuple[object, ...] = ()
     calls: int = 0
@@ -70,31 +90,45 @@ class Roles:
         return [self._first_turn(completion.ids) for (completion,) in replies]
 
     def forecast(
-        self, turns: list[TurnRef], actions: list[Ids], count: int, model: str = "policy"
-    ) -> list[list[str]]:
-        """d ~ M(s, a): `count` forecasts of each action, those without an outcome left out."""
+        self, turns: list[TurnRef], actions: list[Ids], count: int, model: str | None = None
+    ) -> list[list[Forecast]]:
+        """d ~ M(s, a): `count` forecasts of each action, by the critic unless another model is
+        named; those without an outcome are left out."""
         instruction = self.prompts.forecast
         pairs = zip(turns, actions, strict=True)
         prompts = [self.prompt(turn, action, instruction) for turn, action in pairs]
-        texts = [[self.decode(ids) for ids in row] for row in self.write(prompts, count, model)]
-        return [[text for text in row if outcome(text) is not None] for row in texts]
+        rows = self.complete(prompts, count, model or self.critic)
+        read = [[self._read_forecast(completion) for completion in row] for row in rows]
+        return [[forecast for forecast in row if forecast is not None] for row in read]
 
-    def forecast_and_critique(
-        self, turns: list[TurnRef], actions: list[Ids], alternatives: list[list[str]], count: int
-    ) -> list[CritiquedAction]:
-        """Forecast each action `count` times and let the evaluator write its critique."""
-        forecasts = self.forecast(turns, actions, count)
-        critiqued = list(map(CritiquedAction, turns, actions, forecasts, alternatives))
-        self.write_critiques(critiqued)
-        return critiqued
+    def _read_forecast(self, completion: Completion) -> Forecast | None:
+        """The forecast; None where it names no outcome."""
+        text = self.decode(completion.ids)
+        foretold = outcome(text)
+        if foretold is None:
+            return None
+        first, last = self._ids_of(completion.ids, *outcome_span(text))
+        likely = math.exp(sum(completion.logprobs[first:last]))
+        likely = 1.0 if math.isnan(likely) else likely
+        return Forecast(text, likely if foretold else 1.0 - likely)
+
+    def _ids_of(self, ids: Ids, begin: int, end: int) -> tuple[int, int]:
+        """From which id to which the text between two places is written."""
+        last = len(ids)
+        while len(self.decode(ids[: last - 1])) >= end:
+            last -= 1
+        first = last - 1
+        while first > 0 and len(self.decode(ids[:first])) > begin:
+            first -= 1
+        return first, last
 
     def write_critiques(self, actions: list[CritiquedAction]) -> None:
         """q ~ evaluator(s, a, d): write the critique of each; none where no forecast was read."""
         prompts = [
             self.prompt(
                 action.turn, action.action_ids, self.prompts.evaluate,
-                forecasts="\n".join(action.forecasts),
-                others="\n".join(action.alternative_forecasts) or "none",
+                forecasts="\n".join(f.text for f in action.forecasts),
+                others="\n".join(f.text for f in action.alternative_forecasts) or "none",
             )
             for action in actions
         ]  # fmt: skip
@@ -120,6 +154,18 @@ class Roles:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> list[list[Ids]]:
+        """`complete`, the ids alone."""
+        rows = self.complete(prompts, count, model, temperature, max_tokens)
+        return [[completion.ids for completion in row] for row in rows]
+
+    def complete(
+        self,
+        prompts: list[Ids],
+        count: int,
+        model: str,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[list[Completion]]:
         """`count` texts behind each prompt; at the roles' temperature and of their length unless
         others are given."""
         sampling = replace(
@@ -128,8 +174,7 @@ class Roles:
             temperature=self.temperature if temperature is None else temperature,
         )  # fmt: skip
         seeds = self._next_seeds(prompts)
-        rows = self.context.generator.generate(prompts, seeds, sampling, model)
-        return [[completion.ids for completion in row] for row in rows]
+        return self.context.generator.generate(prompts, seeds, sampling, model)
 
     def decode(self, ids: Ids) -> str:
         """The text of sampled ids."""

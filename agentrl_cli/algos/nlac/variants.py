@@ -7,20 +7,21 @@ replay, controls) need no class; conf/experiment/ has a preset for each.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
+from typing import get_args
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.nlac.algorithm import NLAC, Lesson
+from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.backup import Target
-from agentrl_cli.algos.nlac.monitor import annotate, drift, mean
-from agentrl_cli.algos.nlac.refine import Refinement, Refiner
-from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids
-from agentrl_cli.algos.turns import TurnRef, all_turns
+from agentrl_cli.algos.nlac.choice import Control, Lesson
+from agentrl_cli.algos.nlac.monitor import drift
+from agentrl_cli.algos.nlac.probe import mean, start_from
+from agentrl_cli.algos.nlac.roles import Ids
+from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.specs import ModelSpec
-from agentrl_cli.rollout.play import EpisodeStart, probe_starts
+from agentrl_cli.rollout.play import EpisodeStart
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
@@ -71,67 +72,6 @@ class NLRL(NLAC):
         return self.outcome_text(TurnRef(episode, len(episode.turns) - 1).response, episode)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BestOf(Refiner):
-    """In place of a refiner: of each turn's action and `candidates` - 1 fresh ones the one whose
-    critique is best. Each is judged beside the forecasts of the next one."""
-
-    candidates: int
-
-    def refine(self, turns: list[TurnRef], actions: list[Ids]) -> list[Refinement]:
-        """The given action and the best one; turns without a readable critique are left out."""
-        groups = self._critiqued_candidates(turns, actions)
-        choices = [(group[0], best) for group in groups if (best := best_of(group)) is not None]
-        return [Refinement([first, best], prompt=[]) for first, best in choices]
-
-    def _critiqued_candidates(
-        self, turns: list[TurnRef], actions: list[Ids]
-    ) -> list[list[CritiquedAction]]:
-        """The candidates of each turn with their critiques, the given action first."""
-        fresh = iter(self.roles.act([t for t in turns for _ in range(self.candidates - 1)]))
-        rows = [[action, *islice(fresh, self.candidates - 1)] for action in actions]
-        states = [turn for turn in turns for _ in range(self.candidates)]
-        ids = [action for row in rows for action in row]
-        forecasts = self.roles.forecast(states, ids, self.forecasts)
-        critiqued = list(map(CritiquedAction, states, ids, forecasts))
-        size = self.candidates
-        groups = [critiqued[i : i + size] for i in range(0, len(states), size)]
-        for group in groups:
-            for action, alternative in zip(group, [*group[1:], group[0]], strict=True):
-                action.alternative_forecasts = alternative.forecasts
-        self.roles.write_critiques(critiqued)
-        return groups
-
-
-@dataclass(kw_only=True)
-class NLQL(NLAC):
-    """Natural language Q-learning: no refiner; of `candidates` fresh actions the one whose critique
-    is best is distilled (called optimal first, then by the share of forecast success), under the
-    gate only where it is called optimal."""
-
-    candidates: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(2, candidates=self.candidates)
-        refuse(self, "control=shuffled_critiques", "control=empty_critiques", "keep_optimal=true")
-
-    def make_refiner(self) -> Refiner:
-        """The choice among candidates."""
-        return BestOf(**vars(super().make_refiner()), candidates=self.candidates)
-
-    def annotate(self, episodes: list[Episode]) -> None:
-        """Forecasts and critique of every action; nothing is refined."""
-        self.roles.begin_stream("annotate", self.context.step)
-        turns = all_turns(episodes)
-        actions = [turn.action_ids for turn in turns]
-        alternatives = self.roles.forecast(turns, self.roles.act(turns), self.forecasts)
-        for action in self.roles.forecast_and_critique(
-            turns, actions, alternatives, self.forecasts
-        ):
-            annotate(action, replace(action, action_ids=[], critique=""), self.roles)
-
-
 @dataclass(kw_only=True)
 class NLACSelfDistillation(NLAC):
     """No successor model and no critique: the refiner reads `rollouts` fresh on-policy rollouts
@@ -142,14 +82,17 @@ class NLACSelfDistillation(NLAC):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, rollouts=self.rollouts)
-        controls = ("shuffled_outcomes", "shuffled_critiques", "empty_critiques")
+        controls = [c for c in get_args(Control) if c != "none"]
         refuse(self, *(f"control={control}" for control in controls), "keep_optimal=true")
+        if self.guard or self.critic == "own" or self.improvement != "refinement":
+            line = "NLACSelfDistillation has no critic: it takes no algo.guard, no algo.critic=own"
+            raise UserError(f"{line} and no algo.improvement but refinement; use algo=nlac")
         if self.advanced.role_weights == "target":
             raise UserError("algo.advanced.role_weights is target, of which there is none here")
 
     def models(self) -> dict[str, ModelSpec]:
         """The policy and its start."""
-        return {name: spec for name, spec in super().models().items() if name != "target"}
+        return {k: spec for k, spec in super().models().items() if k in ("policy", "reference")}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Improvement alone."""
@@ -190,15 +133,6 @@ class NLACSelfDistillation(NLAC):
         return drift(self.context, episodes) if self.advanced.monitored_states else {}
 
 
-def best_of(group: list[CritiquedAction]) -> CritiquedAction | None:
-    """The action whose critique is best; the first of equals, None where none can be read."""
-    readable = [action for action in group if action.is_optimal is not None]
-    return max(
-        readable, key=lambda action: (action.is_optimal is True, action.forecast_success),
-        default=None,
-    )  # fmt: skip
-
-
 def rollouts_of(
     algo: NLAC, turns: list[TurnRef], count: int, actions: list[Ids] | None
 ) -> list[list[Episode]]:
@@ -226,11 +160,5 @@ def refuse(algo: NLAC, *settings: str) -> None:
 
 
 def _start(algo: NLAC, turn: TurnRef, number: int, action: Ids | None) -> EpisodeStart:
-    episode = turn.episode
-    seed = algo.roles.seed("rollout", episode.id, turn.turn, number)
-    if action is not None:
-        text = algo.context.chat.decode(action)
-        return probe_starts(episode, turn.turn, text, action, [seed])[0]
-    forced = episode.turns[: turn.turn]
-    name = f"{episode.id}-r{turn.turn:02d}-{number}"
-    return EpisodeStart(episode.task, name, seed, name, forced, world_seed=episode.seed)
+    seed = algo.roles.seed("rollout", turn.episode.id, turn.turn, number)
+    return start_from(algo.context.chat, turn, action, seed, number)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac import monitor
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.nlac.monitor import ProbedAction
+from agentrl_cli.algos.nlac.choice import Candidate, Candidates, Lesson
+from agentrl_cli.algos.nlac.probe import probe
 from agentrl_cli.algos.nlac.refine import Refinement
 from agentrl_cli.algos.nlac.roles import CritiquedAction
 from agentrl_cli.core.types import Episode, Task
@@ -31,6 +32,7 @@ from tests.builders.nlac import (
     Troupe,
     asked,
     bound,
+    candidate,
     nlac,
     places,
     troupe,
@@ -42,12 +44,6 @@ GAME = TwentyQ(
     world="small", turns=4, reward="win", test_objects=40, split_seed=0, show_turns_left=True
 )
 PATH = CorridorEnv(jump=(0.0, 1.0), last=0.0)  # jumping loses at once, going on and jumping wins
-
-
-def judged(value: float) -> CritiquedAction:
-    """A judged action of that value, in quarters."""
-    wins = int(value * 4)
-    return CritiquedAction(places(WON)[0], [], ["Success."] * wins + ["Failure."] * (4 - wins))
 
 
 def rolled(env: Env, generator: Generator, starts: list[EpisodeStart]) -> list[Episode]:
@@ -81,34 +77,53 @@ def test_auc_of_the_opposite_opinion_is_its_complement(ranked: list[tuple[float,
 
 
 def test_only_actions_that_truly_differ_make_pairs_the_worse_one_first():
-    a, b, c = judged(0.75), judged(0.25), judged(0.5)
-    probed = [ProbedAction(a, 0.5), ProbedAction(b, 0.75), ProbedAction(c, 0.65)]
-    assert monitor.ranked_pairs(probed) == [(0.75, 0.25)]  # 0.15 apart is not different, 0.25 is
-    probed = [ProbedAction(b, 0.9), ProbedAction(a, 0.1), ProbedAction(c, 0.5)]
-    assert monitor.ranked_pairs(probed) == [(0.75, 0.25), (0.5, 0.25), (0.75, 0.5)]
+    a, b, c = (candidate(text, 1, value) for text, value in (("a", 0.75), ("b", 0.25), ("c", 0.5)))
+    probed = [(a, 0.5), (b, 0.75), (c, 0.65)]
+    # two standard errors of the difference, 2 sqrt(2 p (1 - p) / 50), are 0.19 about p = 0.625
+    assert monitor.ranked_pairs(probed, 50) == [(0.75, 0.25)]  # 0.15 apart is not different
+    assert monitor.ranked_pairs(probed, 10) == []  # nor is 0.25 with as few probes
+    probed = [(b, 0.9), (a, 0.1), (c, 0.5)]
+    assert monitor.ranked_pairs(probed, 50) == [(0.75, 0.25), (0.5, 0.25), (0.75, 0.5)]
 
 
 def test_improvement_counts_what_was_said_and_done():
-    place = places(WON)[0]
+    def group(critique: str, kept: bool, *success: float) -> Candidates:
+        place = places(WON)[0]  # of its own: turns are compared by identity
+        first = candidate("a", 1, *success, critique=critique)
+        judged = CritiquedAction(place, first.action_ids, first.forecasts, critique=critique)
+        last = CritiquedAction(place, first.action_ids if kept else [2])
+        refinement = Refinement([judged, last], prompt=[])
+        return Candidates(place, [first, Candidate([2], 0)], refinement)
 
-    def refinement(critique: str, kept: bool, forecasts: list[str]) -> Refinement:
-        first = CritiquedAction(place, [1], forecasts, critique=critique)
-        return Refinement([first, CritiquedAction(place, [1] if kept else [2])], prompt=[])
-
-    refinements = [
-        refinement("Optimality: Yes.", True, ["Success."]),
-        refinement("Optimality: Yes.", False, ["Failure."]),
-        refinement("Optimality: No.", False, ["Success.", "Failure."]),
+    groups = [
+        group("Optimality: Yes.", True, 1.0),
+        group("Optimality: Yes.", False, 0.0),
+        group("Optimality: No.", False, 0.75, 0.25),
+        Candidates(
+            places(WON)[0], [candidate("a", 1)]
+        ),  # no forecast was read, so there is no critique
     ]
-    assert monitor.improvement(refinements, lessons=2, turns=4, forecasts=2) == {
+    lessons = [Lesson(group.turn, [1]) for group in groups[:2]]
+    more = [Lesson(groups[0].turn, [2]), Lesson(groups[2].turn, [1], -1.0)]
+    assert monitor.improvement(groups, [*lessons, *more], forecasts=2) == {
         "nlac/unparsed": 1 / 4,
-        "nlac/valid_forecasts": (1 / 2 + 1 / 2 + 1) / 3,
+        "nlac/valid_forecasts": (1 / 2 + 1 / 2 + 1 + 0) / 4,
         "nlac/optimal_share": 2 / 3,
         "nlac/changed_share": 2 / 3,
         "nlac/kept_when_optimal": 1 / 2,
-        "nlac/distilled_share": 1 / 2,
-        "nlac/forecast_success": (1 + 0 + 0.5) / 3,
+        "nlac/distilled_share": 2 / 4,  # two lessons of a turn are one, an unlearnt one is none
+        "nlac/forecast_success": (1 + 0 + 0.5 + 0.5) / 4,
     }
+
+
+def test_critiques_of_candidates_are_counted_where_nothing_is_refined():
+    texts = ("Optimality: Yes.", "Optimality: No.", "Hm.")
+    groups = [
+        Candidates(place, [candidate("a", 2, 0.5, critique=text)])
+        for place, text in zip(places(WON), texts, strict=True)
+    ]
+    found = monitor.improvement(groups, [], forecasts=1)
+    assert (found["nlac/unparsed"], found["nlac/optimal_share"]) == (pytest.approx(1 / 3), 1 / 2)
 
 
 def test_calibration_sets_forecasts_against_how_episodes_ended(models: ModelSet):
@@ -133,8 +148,10 @@ def test_a_measurement_reads_as_many_forecasts_as_is_set(models: ModelSet):
     generator.calls.clear()
     assert algo.critic_monitor.calibration(rows)["nlac/valid_forecasts"] == 1.0
     algo.critic_monitor.discrimination(rows)
-    counts = [call.sampling.n for call in generator.of("forecast")]
-    assert counts == [3, 3, algo.forecasts]  # the refiner's critique reads its own k
+    assert [call.sampling.n for call in generator.of("forecast")] == [3, 3]
+    assert algo.forecasts == 1  # what the critique reads of them
+    assert {asked(text).count("Success.") + asked(text).count("Failure.")
+            for call in generator.of("evaluate") for text in call.texts} == {1}  # fmt: skip
 
 
 def test_drift_is_the_divergence_from_the_start_on_played_tokens(model_folder: Path):
@@ -231,7 +248,7 @@ def test_probing_plays_an_action_over_all_tasks_that_look_alike(models: ModelSet
     (episode,) = rolled(GAME, generator, [EpisodeStart(tasks[3], "g", 0, "e")])
     place, guess = places(episode)[1], GAME.world_table.guess(tasks[7].data["object"])
     wanted = [(place, CHAT.encode_action(text)) for text in (guess, "Is it nice?")]
-    assert algo.critic_monitor.probe(wanted) == [1 / len(tasks), 0.0]
+    assert probe(algo.roles, wanted, len(tasks)) == [1 / len(tasks), 0.0]
 
 
 def test_watching_measures_nothing_where_no_state_is_watched_and_changes_no_weight(

@@ -71,7 +71,8 @@ def refined(algo: NLAC, generator: Troupe) -> list[Refinement]:
     place = places(WON)[0]
     algo.roles.begin_stream("test")
     generator.calls.clear()
-    return algo.refiner.refine([place], [place.action_ids])
+    groups = algo.chooser.draw([place], [place.action_ids])
+    return [group.refinement for group in groups if group.refinement]
 
 
 @pytest.mark.parametrize("compare", [True, False])
@@ -157,7 +158,7 @@ def test_the_anchor_carries_the_starts_log_probs(models: ModelSet):
     row = sample.streams["reference_logprob"]
     assert [bool(x) for x in row] == [bool(m) for m in sample.mask]
     free = updated(bound(nlac(), troupe(), models), filled(WON))["policy"]
-    assert all(not sample.streams for sample in free.samples)
+    assert all("reference_logprob" not in sample.streams for sample in free.samples)
 
 
 @pytest.mark.parametrize("writer", ["policy", "target", "reference"])
@@ -270,10 +271,9 @@ def test_an_annotation_shows_what_the_critique_compared_with(models: ModelSet):
 
     generator = troupe(act="Is it a fish?", forecast=forecast)
     algo = bound(nlac(compare=True, gate=True, forecasts=2, rounds=2), generator, models)
-    for refinement in algo.refiner.refine(places(WON)[:1], [places(WON)[0].action_ids]):
-        assert [a.alternative_forecasts for a in refinement.actions] == [
-            ["Other. Failure."] * 2
-        ] * 3
+    (refinement,) = refined(algo, generator)
+    others = [[f.text for f in a.alternative_forecasts] for a in refinement.actions]
+    assert others == [["Other. Failure."] * 2] * 3
     played = episode("seen", ["Is it big?"], success=True)
     algo.annotate([played])
     said = played.turns[0].info["critic"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac.prompts import FILLED, fill, outcome, verdict
-from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles
+from agentrl_cli.algos.nlac.roles import CritiquedAction, Forecast, Roles
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
@@ -167,9 +167,9 @@ def test_a_critique_has_a_temperature_of_its_own(models: ModelSet):
     generator = troupe()
     rare = {"role_temperature": 0.25, "critique_temperature": 0.0}
     roles = bound(nlac(advanced=rare), generator, models).roles
-    roles.forecast_and_critique(
-        places(WON), [place.action_ids for place in places(WON)], [[] for _ in places(WON)], 2
-    )
+    actions = [place.action_ids for place in places(WON)]
+    forecasts = roles.forecast(places(WON), actions, 2)
+    roles.write_critiques(list(map(CritiquedAction, places(WON), actions, forecasts)))
     forecast, critique = generator.calls
     assert (forecast.sampling.temperature, critique.sampling.temperature) == (0.25, 0.0)
 
@@ -195,13 +195,15 @@ def test_forecasts_without_an_outcome_are_left_out_one_by_one(models: ModelSet):
     lines = iter(["A. Success.", "Perhaps.", "B. Failure."] * 3)
     roles = roles_of(troupe(forecast=lambda text, draw: next(lines)), models)
     rows = roles.forecast(places(WON), [place.action_ids for place in places(WON)], 3)
-    assert rows == [["A. Success.", "B. Failure."]] * 3
+    assert [[forecast.text for forecast in row] for row in rows] == [
+        ["A. Success.", "B. Failure."]
+    ] * 3
 
 
-def test_a_value_is_the_share_of_forecasts_that_succeed_and_one_half_of_none():
+def test_a_value_is_the_mean_success_of_the_forecasts_and_one_half_of_none():
     place = places(WON)[0]
-    forecasts = ["A. Success.", "B. Failure.", "C. Failure.", "D. Failure."]
-    assert CritiquedAction(place, [], forecasts).forecast_success == 0.25
+    forecasts = [Forecast("A. Success.", 0.75), Forecast("B. Failure.", 0.25), Forecast("C.", 0.0)]
+    assert CritiquedAction(place, [], forecasts).forecast_success == pytest.approx(1 / 3)
     assert CritiquedAction(place, []).forecast_success == 0.5
     assert CritiquedAction(place, [], critique="Optimality: No.").is_optimal is False
     assert CritiquedAction(place, []).is_optimal is None

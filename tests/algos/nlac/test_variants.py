@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.nlac.variants import NLQL, NLRL, NLACMonteCarlo, NLACSelfDistillation
+from agentrl_cli.algos.nlac.variants import NLRL, NLACMonteCarlo, NLACSelfDistillation
 from agentrl_cli.config.compose import compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
@@ -26,7 +26,6 @@ from tests.builders.nlac import (
     bound,
     episode,
     filled,
-    messages,
     nlac,
     places,
     troupe,
@@ -115,80 +114,6 @@ def test_nlrl_leaves_out_what_names_no_outcome(models: ModelSet):
     assert phase.samples == [] and phase.metrics["nlac/unparsed_targets"] == 1
 
 
-# NLQL
-
-
-def test_nlql_distils_the_action_that_is_judged_best(models: ModelSet):
-    def judge(prompt: str, draw: Any) -> str:
-        good = "Is it a cat?" in prompt.split("<|im_start|>assistant")[-2]
-        return "Optimality: Yes." if good else "Optimality: No."
-
-    cast = troupe(evaluate=judge)
-    algo = bound(variant(NLQL, turns_per_update=5, candidates=8), cast, models)
-    phase = updated(algo, filled(WON, LOST))["policy"]
-    # of eight draws of two actions the good one is missing in one of 256 places
-    assert set(map(written, phase.samples)) == {"Is it a cat?"}
-    assert not cast.of("refine")
-    assert [len(call.prompts) for call in cast.of("evaluate")] == [40]
-
-
-def test_nlql_breaks_ties_by_what_is_forecast(models: ModelSet):
-    def forecast(prompt: str, draw: Any) -> str:
-        return "Success." if "Is it a dog?" in prompt else "Failure."
-
-    algo = bound(variant(NLQL, turns_per_update=5, candidates=8), troupe(forecast=forecast), models)
-    lessons, _ = algo.improve(places(WON))
-    assert {CHAT.decode(lesson.action_ids) for lesson in lessons} == {"Is it a dog?"}
-
-
-def test_nlql_judges_each_candidate_beside_the_forecasts_of_the_next(models: ModelSet):
-    def forecast(prompt: str, draw: Any) -> str:
-        return "It barks. Success." if "Is it a dog?" in prompt else "It purrs. Failure."
-
-    cast = troupe(forecast=forecast)
-    algo = bound(variant(NLQL, candidates=3), cast, models)
-    algo.improve(places(WON)[:1])
-    actions = [messages(text)[-2] for text in cast.of("evaluate")[0].texts]
-    for i, text in enumerate(cast.of("evaluate")[0].texts):
-        mine, others = asked(text).split("Others:")
-        for part, action in ((mine, actions[i]), (others, actions[(i + 1) % 3])):
-            assert ("barks" in part) == ("dog" in action) != ("purrs" in part)
-
-
-@pytest.mark.parametrize(("gate", "distilled"), [(True, 0), (False, 3)])
-def test_nlql_with_the_gate_distils_only_what_is_called_optimal(
-    models: ModelSet, gate: bool, distilled: int
-):
-    cast = troupe(evaluate="Optimality: No. It loses.")
-    algo = bound(variant(NLQL, gate=gate, candidates=2), cast, models)
-    lessons, metrics = algo.improve(places(WON))
-    assert len(lessons) == distilled and metrics["nlac/distilled_share"] == distilled / 3
-
-
-def test_nlql_measures_and_plays_the_chosen_action_and_refines_nothing(models: ModelSet):
-    def judge(prompt: str, draw: Any) -> str:
-        good = "Is it a cat?" in prompt.split("<|im_start|>assistant")[-2]
-        return "Optimality: Yes." if good else "Optimality: No."
-
-    cast = troupe(evaluate=judge)
-    algo = wired(variant(NLQL, candidates=12), cast, models, played_on)
-    assert play(algo, [place.state_ids for place in places(WON)]) == ["Is it a cat?"] * 3
-    assert "nlac/refined_gain" in algo.critic_monitor.discrimination(places(WON))
-    assert not cast.of("refine")
-
-
-@pytest.mark.parametrize("name", ["twentyq_nlql", "paper_twentyq_nlql"])
-def test_a_preset_of_nlql_distils_the_best_whatever_its_critique_says(name: str):
-    assert compose([f"experiment={name}"]).algo.gate is False
-
-
-def test_nlql_annotates_without_a_refined_action(models: ModelSet):
-    game = episode("a", ["Is it big?"], success=True)
-    bound(variant(NLQL, candidates=2), troupe(), models).annotate([game])
-    said = game.turns[0].info["critic"]
-    assert said["critique"] == "Optimality: Yes. It wins." and said["refined"] == ""
-
-
 # Self-Distillation
 
 
@@ -261,10 +186,8 @@ def test_a_turn_whose_rollouts_have_no_outcome_drops_out(models: ModelSet, how: 
         (NLACSelfDistillation, {"control": "empty_critiques"}, {"rollouts": 2}),
         (NLACSelfDistillation, {"role_weights": "target"}, {"rollouts": 2}),
         (NLACSelfDistillation, {"keep_optimal": True}, {"rollouts": 2}),
-        (NLQL, {"keep_optimal": True}, {"candidates": 2}),
-        (NLQL, {"control": "shuffled_critiques"}, {"candidates": 2}),
-        (NLQL, {"control": "empty_critiques"}, {"candidates": 2}),
-        (NLQL, {}, {"candidates": 1}),
+        (NLACSelfDistillation, {}, {"rollouts": 2, "improvement": "choice", "candidates": 2}),
+        (NLACSelfDistillation, {}, {"rollouts": 2, "critic": "own"}),
         (NLRL, {}, {"rollouts": 0}),
     ],
 )

@@ -1,0 +1,54 @@
+"""What an action is really worth: the world is replayed up to its turn, and the policy plays on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
+
+from agentrl_cli.algos.nlac.roles import Ids, Roles
+from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.rollout.chat_template import Chat
+from agentrl_cli.rollout.play import EpisodeStart, probe_starts
+
+
+def probe(roles: Roles, wanted: Sequence[tuple[TurnRef, Ids | None]], count: int) -> list[float]:
+    """The success rate of each action, played out `count` times by the current policy over the
+    tasks that look alike up to its state; None is whatever the policy does there. Equal actions of
+    a turn share their probes' seeds. Raises UserError where no world could be replayed."""
+    context = roles.context
+    tasks = {t: context.indistinguishable_tasks(t.episode, t.turn) for t, _ in wanted}
+    starts = [
+        replace(start_from(context.chat, turn, action, seed, k), task=task)
+        for turn, action in wanted
+        for k, (seed, task) in enumerate(zip(_seeds(roles, turn, count), cycle(tasks[turn])))
+    ]
+    episodes = context.probe(starts)
+    if episodes and all(episode.stop == "diverged" for episode in episodes):
+        line = "this world answers otherwise when it is replayed, so actions cannot be probed"
+        raise UserError(f"{line}; set algo.guard=null and algo.advanced.monitored_states=0")
+    ends = [float(episode.success) for episode in episodes]
+    return [mean(ends[i : i + count]) for i in range(0, len(wanted) * count, count)]
+
+
+def start_from(
+    chat: Chat, turn: TurnRef, action: Ids | None, seed: int, number: int
+) -> EpisodeStart:
+    """Replay what led to the turn, act as given or, for None, as the policy does, and play on."""
+    episode = turn.episode
+    if action is not None:
+        text = chat.decode(action)
+        return probe_starts(episode, turn.turn, text, action, [seed])[0]
+    name = f"{episode.id}-r{turn.turn:02d}-{number}"
+    played = episode.turns[: turn.turn]
+    return EpisodeStart(episode.task, name, seed, name, played, world_seed=episode.seed)
+
+
+def _seeds(roles: Roles, turn: TurnRef, count: int) -> list[int]:
+    return [roles.seed("probe", turn.episode.id, turn.turn, k) for k in range(count)]
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean, 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
