@@ -160,11 +160,11 @@ def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
         "turns_per_update": 4, "forecasts": 1, "rounds": 1, "compare": False, "gate": False,
         "improvement": "refinement", "candidates": 1 + changes.get("compare", False),
         "choice_temperature": 0.3, "critic": "shared", "guard": None,
-        "ema_decay": 0.9, "trace": 0.0, "priority_exponent": 0.5, "kl_coef": 0.0,
-        "critic_warmup": 0, "buffer_size": 100,
+        "kl_coef": 0.0, "critic_warmup": 0,
         "optimizer": OptimizerSpec(lr=1e-2), "prompts": PROMPTS,
     }  # fmt: skip
     rare: dict[str, Any] = {
+        "ema_decay": 0.9, "trace": 0.0, "priority_exponent": 0.5, "buffer_size": 100,
         "first_action": "fresh", "keep_optimal": False, "role_weights": "policy", "control": "none",
         "role_tokens": 40,
         "role_temperature": 1.0, "critique_temperature": 1.0, "tokens_per_step": 0,

@@ -41,7 +41,7 @@ ALGORITHMS = {
     "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo"],
     "nlac": [
         "algo=nlac", "algo.kl_coef=0.1", "algo.critic_warmup=1",
-        "algo.turns_per_update=8", "algo.buffer_size=20",
+        "algo.turns_per_update=8", "algo.advanced.buffer_size=20",
         "algo.advanced.role_tokens=5", "algo.advanced.monitored_states=1", "algo.advanced.probes=2",
     ],
 }  # fmt: skip

@@ -98,9 +98,9 @@ def test_a_scalar_critic_that_cannot_be_is_refused(tmp_path: Path, overrides: st
 NLAC = {
     "algo.forecasts=0": "forecasts is 0; give at least 1",
     "algo.rounds=0": "rounds is 0; give at least 1",
-    "algo.buffer_size=0": "buffer_size is 0; give at least 1",
+    "algo.advanced.buffer_size=0": "buffer_size is 0; give at least 1",
     "algo.turns_per_update=0": "turns_per_update is 0; give at least 1",
-    "algo.ema_decay=1.5": "ema_decay is 1.5: a share is at most 1",
+    "algo.advanced.ema_decay=1.5": "ema_decay is 1.5: a share is at most 1",
     "algo.kl_coef=-0.1": "kl_coef is -0.1; give at least 0",
     "algo.advanced.probes=0": "probes is 0; give at least 1",
     "algo.advanced.monitored_forecasts=0": "monitored_forecasts is 0; give at least 1",

@@ -39,7 +39,9 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
 
 @dataclass(frozen=True, kw_only=True)
 class Advanced:
-    """Rarely changed. With `keep_optimal` an action that its critique calls optimal stays as it is,
+    """Rarely changed. `ema_decay` is the share that the target keeps; `trace` chains backups along
+    what was played (0: the paper's single one); `priority_exponent` and `buffer_size`, in episodes,
+    are the replay's. With `keep_optimal` an action that its critique calls optimal stays as it is,
     else the refiner is asked all the same. `role_weights` names the model that writes critiques
     and refinements: nothing trains these roles, so the live policy forgets them and its start
     (reference) does not.
@@ -49,6 +51,10 @@ class Advanced:
     `monitored_states`, `monitored_actions` of each, `monitored_forecasts` and `probes` of each
     action size the measurements at evaluation."""
 
+    ema_decay: float
+    trace: float
+    priority_exponent: float
+    buffer_size: int
     first_action: Literal["fresh", "stored"]
     keep_optimal: bool
     role_weights: Literal["policy", "target", "reference"]
@@ -64,6 +70,9 @@ class Advanced:
     probes: int
 
     def __post_init__(self) -> None:
+        require_fraction(ema_decay=self.ema_decay, trace=self.trace)
+        require_at_least(0, priority_exponent=self.priority_exponent)
+        require_at_least(1, buffer_size=self.buffer_size)
         require_at_least(1, role_tokens=self.role_tokens, monitored_actions=self.monitored_actions)
         require_at_least(1, monitored_forecasts=self.monitored_forecasts, probes=self.probes)
         require_at_least(0, role_temperature=self.role_temperature)
@@ -73,9 +82,7 @@ class Advanced:
 
 @dataclass(kw_only=True)
 class NLAC(Algorithm):
-    """`forecasts` is the paper's k, `rounds` its m; `ema_decay` is the share that the target keeps;
-    `trace` chains backups along what was played (0: the paper's single one). `improvement` says
-    what is distilled: the `refinement` of an action (the paper's), or the best `choice` among
+    """`forecasts` is the paper's k, `rounds` its m. `improvement` says what is distilled: the `refinement` of an action (the paper's), or the best `choice` among
     `candidates` fresh actions and the refined one (choice.py); `contrast` weighs all of them. The
     `critic`, who forecasts, shares the policy's weights or has its own; `guard` (null: none) lets
     the policy wait while what it would learn is not shown to be better than what it plays."""
@@ -90,12 +97,8 @@ class NLAC(Algorithm):
     guard: GuardSettings | None
     compare: bool
     gate: bool
-    ema_decay: float
-    trace: float
-    priority_exponent: float
     kl_coef: float
     critic_warmup: int
-    buffer_size: int
     optimizer: OptimizerSpec
     advanced: Advanced
     prompts: Prompts
@@ -106,11 +109,9 @@ class NLAC(Algorithm):
     watchman: Guard = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_at_least(1, turns_per_update=self.turns_per_update, buffer_size=self.buffer_size)
+        require_at_least(1, turns_per_update=self.turns_per_update)
         require_at_least(1, forecasts=self.forecasts, rounds=self.rounds)
-        require_at_least(0, priority_exponent=self.priority_exponent, kl_coef=self.kl_coef)
-        require_at_least(0, critic_warmup=self.critic_warmup)
-        require_fraction(ema_decay=self.ema_decay, trace=self.trace)
+        require_at_least(0, kl_coef=self.kl_coef, critic_warmup=self.critic_warmup)
         compares = self.compare or self.improvement != "refinement"
         require_at_least(2 if compares else 1, candidates=self.candidates)
         require_above(0, choice_temperature=self.choice_temperature)
@@ -143,7 +144,7 @@ class NLAC(Algorithm):
     @property
     def replay_capacity(self) -> int:
         """Episodes kept for replay."""
-        return self.buffer_size
+        return self.advanced.buffer_size
 
     def models(self) -> dict[str, ModelSpec]:
         """The critic forecasts (the policy, where they share weights); the target, which follows
@@ -160,7 +161,7 @@ class NLAC(Algorithm):
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Policy evaluation by the language Bellman backup, then improvement by refinement."""
         self.roles.begin_stream("nlac", self.context.step)
-        keys = self.sample_turns(buffer, self.priority_exponent)
+        keys = self.sample_turns(buffer, self.advanced.priority_exponent)
         turns = [TurnRef(buffer.episode(key), key.turn) for key in keys]
 
         if self.advanced.control != "frozen_critic":
@@ -213,7 +214,7 @@ class NLAC(Algorithm):
         forecast = self.prompts.forecast
         prompts = [self.roles.prompt(turn, turn.action_ids, forecast) for _, turn, _ in valid]
         samples = [completion_sample(p, y) for p, (_, _, y) in zip(prompts, valid, strict=True)]
-        if self.priority_exponent:
+        if self.advanced.priority_exponent:
             self._set_priorities(keys, [key for key, _, _ in valid], samples, buffer)
         return Phase(
             "successor", samples, nll, model=self.critic_name,
@@ -236,7 +237,7 @@ class NLAC(Algorithm):
     def _move_target(self) -> None:
         """The target moves towards the critic that has just learned."""
         models = self.context.models
-        models.ema_update("target", self.critic_name, self.ema_decay)
+        models.ema_update("target", self.critic_name, self.advanced.ema_decay)
         self.context.generator.load("target", models.version("target"))
 
     def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
@@ -270,7 +271,7 @@ class NLAC(Algorithm):
             context, self.prompts, advanced.role_tokens, advanced.role_temperature,
             advanced.critique_temperature, self.critic_name, advanced.role_weights,
         )  # fmt: skip
-        self.backup = LanguageBackup(self.roles, self.prompts.backup, self.trace)
+        self.backup = LanguageBackup(self.roles, self.prompts.backup, advanced.trace)
         refiner = Refiner(
             roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, gate=self.gate,
             keep_optimal=advanced.keep_optimal, control=advanced.control,

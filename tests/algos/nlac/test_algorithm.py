@@ -86,7 +86,7 @@ def test_a_whole_trace_backs_up_from_the_true_end_turn_by_turn(models: ModelSet)
         return f"Before. {asked(text).splitlines()[1].removeprefix('Then: ')}"
 
     generator = troupe(backup=backup)
-    targets = bound(nlac(trace=1.0), generator, models).language_backup(places(WON), [WON])
+    targets = bound(nlac({"trace": 1.0}), generator, models).language_backup(places(WON), [WON])
     assert [CHAT.decode(ids or []) for ids in targets] == [
         "Before. Before. The end of won. Success.",
         "Before. The end of won. Success.",
@@ -109,7 +109,7 @@ def test_a_whole_trace_of_an_episode_that_was_cut_off_begins_with_a_forecast_bef
 ):
     cut = episode("cut", ["Is it big?", "Is it red?", "Is it old?"], success=False, stop="context")
     generator = troupe(forecast="Later. Success.", backup="So. Success.")
-    targets = bound(nlac(trace=1.0), generator, models).language_backup(places(cut), [cut])
+    targets = bound(nlac({"trace": 1.0}), generator, models).language_backup(places(cut), [cut])
     assert [ids is None for ids in targets] == [False, False, True]
     act, *rest = generator.calls
     assert [asked(text) for text in act.texts] == ["Here is cut at 2."] * 2
@@ -118,7 +118,7 @@ def test_a_whole_trace_of_an_episode_that_was_cut_off_begins_with_a_forecast_bef
 
 def test_a_text_without_an_outcome_breaks_its_chain(models: ModelSet):
     generator = troupe(backup="It may end well.")
-    targets = bound(nlac(trace=1.0), generator, models).language_backup(places(WON), [WON])
+    targets = bound(nlac({"trace": 1.0}), generator, models).language_backup(places(WON), [WON])
     assert [ids is None for ids in targets] == [True, True, False]
     assert len(generator.of("backup")) == 1
 
@@ -177,7 +177,7 @@ def test_a_turn_that_is_drawn_twice_is_trained_twice_and_not_counted_as_unparsed
 def test_the_target_moves_by_the_moving_average_after_the_successor_has_learned(
     model_folder: Path,
 ):
-    algo = nlac(ema_decay=0.75, critic_warmup=1)
+    algo = nlac({"ema_decay": 0.75}, critic_warmup=1)
     models, generator = weights(algo, model_folder), troupe()
     bound(algo, generator, models)
     before = {key: w.detach().clone() for key, w in models.weights("target").items()}
@@ -275,7 +275,7 @@ def test_where_no_turn_has_a_target_none_keeps_a_priority_above_the_others(model
 
 
 def test_priorities_stay_alone_where_replay_is_uniform(models: ModelSet):
-    algo, buffer = bound(nlac(priority_exponent=0.0), troupe(), models), filled(WON, LOST)
+    algo, buffer = bound(nlac({"priority_exponent": 0.0}), troupe(), models), filled(WON, LOST)
     updated(algo, buffer)
     assert {p for row in buffer.state()["priorities"] for p in row} == {1.0}
 
