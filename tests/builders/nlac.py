@@ -20,6 +20,7 @@ from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.training.learner import Learner
 from tests.builders.models import model_config
 from tests.builders.tiny_models import tiny_tokenizer
 
@@ -192,6 +193,14 @@ def bound(algo: NLAC, generator: Generator, models: ModelSet) -> NLAC:
 def updated(algo: NLAC, buffer: ReplayBuffer) -> dict[str, Phase]:
     """The phases of an update that trains nothing."""
     return {phase.name: phase for phase in algo.update([], buffer)}
+
+
+def learn(algo: NLAC, models: ModelSet, buffer: ReplayBuffer) -> dict[str, float]:
+    """One real update."""
+    learner = Learner(
+        models, algo.models(), tokens_per_batch=4096, seed=0, publish=lambda name: None
+    )
+    return learner.run(algo.update([], buffer), 0)
 
 
 def written(sample: Sample) -> str:

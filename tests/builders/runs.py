@@ -46,6 +46,10 @@ ALGORITHMS = {
     ],
 }  # fmt: skip
 SPEAKER = "hardware=speaker"
+GUARDED = [
+    "algo.critic=own", "algo.guard={every: 1, lessons: 8, probes: 2, memory: 4}",
+    "algo.improvement=choice", "algo.candidates=4", "algo.gate=false",
+]  # fmt: skip
 Settings = list[str]
 Agentrl = Callable[..., subprocess.CompletedProcess[str]]  # the fixture `agentrl`
 

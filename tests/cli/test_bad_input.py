@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ def test_a_scalar_critic_that_cannot_be_is_refused(tmp_path: Path, overrides: st
     assert not (tmp_path / "runs" / "it").exists()
 
 
+GUARD = "'algo.guard={every: 2, lessons: 8, probes: 2, memory: 2}'"
 NLAC = {
     "algo.forecasts=0": "forecasts is 0; give at least 1",
     "algo.rounds=0": "rounds is 0; give at least 1",
@@ -105,13 +107,22 @@ NLAC = {
     "algo.advanced.probes=0": "probes is 0; give at least 1",
     "algo.advanced.monitored_forecasts=0": "monitored_forecasts is 0; give at least 1",
     "algo.advanced.control=all": "algo.advanced.control must be one of none, shuffled_outcomes",
-    "algo.prompts.refine='{critic}'": "prompts.refine asks for 'critic'; it can be given critique",
+    GUARD: "algo.guard needs algo.critic=own: with shared weights a policy that waits would still",
+    f"{GUARD.replace('8', '1')} algo.critic=own": "lessons is 1; give at least 2",
+    "algo.improvement=choice": "algo.gate=true means nothing to algo.improvement=choice, which",
+    "algo.improvement=contrast": "algo.gate=true means nothing to algo.improvement=contrast, which",
+    "algo.improvement=choice algo.gate=false algo.candidates=1": "candidates is 1; give at least 2",
+    "algo.candidates=1": "candidates is 1; give at least 2",
+    "algo.choice_temperature=0": "choice_temperature is 0.0; give more than 0",
+    "algo.improvement=best": "algo.improvement must be one of choice, contrast, critique, refine",
+    "algo.advanced.control=majority": "algo.advanced.control=majority needs algo.improvement=choi",
+    "algo.prompts.refine=\"'{critic}'\"": "prompts.refine asks for 'critic'; it can be given",
 }
 
 
-@pytest.mark.parametrize("override", NLAC)
-def test_a_critic_that_cannot_be_is_refused(tmp_path: Path, override: str):
-    refused(train(tmp_path, override, algo="nlac"), NLAC[override])
+@pytest.mark.parametrize("overrides", NLAC)
+def test_a_critic_that_cannot_be_is_refused(tmp_path: Path, overrides: str):
+    refused(train(tmp_path, *shlex.split(overrides), algo="nlac"), NLAC[overrides])
     assert not (tmp_path / "runs" / "it").exists()
 
 

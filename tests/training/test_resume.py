@@ -13,7 +13,7 @@ import pytest
 from agentrl_cli.cli.train import resume, start
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Run
-from tests.builders.runs import SPEAKER, facts, folders, interrupted, settings, trained
+from tests.builders.runs import GUARDED, SPEAKER, facts, folders, interrupted, settings, trained
 from tests.paths import ROOT
 
 CASES = {
@@ -28,6 +28,7 @@ CASES = {
     "self_ac": ("self_ac", []),
     "nlac": ("nlac", []),
     "nlac, all phases": ("nlac", [SPEAKER]),
+    "nlac, guarded": ("nlac", [SPEAKER, *GUARDED]),
 }
 
 
@@ -52,6 +53,12 @@ def test_resume_equals_the_uninterrupted_run(tmp_path: Path, algo: str, more: li
     resume(str(run.folder))
     assert facts(run) == whole
     assert Run(run.folder).meta["status"] == "done"
+
+
+def test_the_guard_of_the_guarded_case_has_measured_before_it_is_resumed(tmp_path: Path):
+    state = facts(trained(tmp_path, "nlac", "it", SPEAKER, *GUARDED))
+    assert len(state["state"]["algo"]["guard"]) == 3 and any(state["state"]["algo"]["guard"])
+    assert {"guard/gain", "guard/open"} <= state["metrics"][-2].keys()
 
 
 def test_the_parts_of_the_nlac_case_that_resume_must_restore_are_in_use(tmp_path: Path):

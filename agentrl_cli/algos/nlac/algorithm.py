@@ -82,10 +82,11 @@ class Advanced:
 
 @dataclass(kw_only=True)
 class NLAC(Algorithm):
-    """`forecasts` is the paper's k, `rounds` its m. `improvement` says what is distilled: the `refinement` of an action (the paper's), or the best `choice` among
-    `candidates` fresh actions and the refined one (choice.py); `contrast` weighs all of them. The
-    `critic`, who forecasts, shares the policy's weights or has its own; `guard` (null: none) lets
-    the policy wait while what it would learn is not shown to be better than what it plays."""
+    """`forecasts` is the paper's k, `rounds` its m. `improvement` says what is distilled: the
+    `refinement` of an action (the paper's), or the best `choice` among `candidates` fresh actions
+    and the refined one (choice.py); `contrast` weighs all of them. The `critic`, who forecasts,
+    shares the policy's weights or has its own; `guard` (null: none) lets the policy wait while what
+    it would learn is not shown to be better than what it plays."""
 
     turns_per_update: int
     forecasts: int

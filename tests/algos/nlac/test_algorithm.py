@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from agentrl_cli.algos.nlac import monitor
-from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import token_logprobs
-from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
-from agentrl_cli.training.learner import Learner
+from agentrl_cli.rollout.replay_buffer import TurnKey
 from tests.builders.nlac import (
     CHAT,
     LOST,
@@ -22,6 +20,7 @@ from tests.builders.nlac import (
     bound,
     episode,
     filled,
+    learn,
     messages,
     nlac,
     places,
@@ -293,11 +292,3 @@ def test_the_policy_and_the_successor_take_steps_of_their_own_sizes(models: Mode
     sizes = {"tokens_per_step": 7, "successor_tokens_per_step": 9}
     phases = updated(bound(nlac(sizes), troupe(), models), filled(WON, LOST))
     assert phases["policy"].tokens_per_step == 7 and phases["successor"].tokens_per_step == 9
-
-
-def learn(algo: NLAC, models: ModelSet, buffer: ReplayBuffer) -> dict[str, float]:
-    """One real update."""
-    learner = Learner(
-        models, algo.models(), tokens_per_batch=4096, seed=0, publish=lambda name: None
-    )
-    return learner.run(algo.update([], buffer), 0)

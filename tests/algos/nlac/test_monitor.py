@@ -12,24 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac import monitor
-from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.choice import Candidate, Candidates, Lesson
 from agentrl_cli.algos.nlac.probe import probe
 from agentrl_cli.algos.nlac.refine import Refinement
 from agentrl_cli.algos.nlac.roles import CritiquedAction
-from agentrl_cli.core.types import Episode, Task
-from agentrl_cli.envs.base import Env
+from agentrl_cli.core.types import Task
 from agentrl_cli.envs.twentyq.env import TwentyQ
-from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks, play
+from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks
+from tests.builders.corridor import PATH, RIGHT, rolled, walker, watching
 from tests.builders.models import disturb
 from tests.builders.nlac import (
     CHAT,
     LOST,
-    SAMPLING,
     WON,
-    Troupe,
     asked,
     bound,
     candidate,
@@ -38,28 +34,11 @@ from tests.builders.nlac import (
     troupe,
     weights,
 )
-from tests.fakes.tabular import GO, JUMP, CorridorEnv
+from tests.fakes.tabular import GO, JUMP
 
 GAME = TwentyQ(
     world="small", turns=4, reward="win", test_objects=40, split_seed=0, show_turns_left=True
 )
-PATH = CorridorEnv(jump=(0.0, 1.0), last=0.0)  # jumping loses at once, going on and jumping wins
-
-
-def rolled(env: Env, generator: Generator, starts: list[EpisodeStart]) -> list[Episode]:
-    return play(starts, lambda: copy.copy(env), CHAT, generator, SAMPLING, max_context=2000)
-
-
-def watching(algo: NLAC, env: Env, generator: Generator, models: ModelSet) -> NLAC:
-    """The algorithm in a world in which actions are really probed."""
-    bound(algo, generator, models)
-    algo.context.probe = lambda starts: rolled(env, generator, starts)
-    tasks = env.tasks("train")
-    algo.context.indistinguishable_tasks = lambda played, turn: indistinguishable_tasks(
-        played, turn, tasks, lambda: copy.copy(env)
-    )
-    algo.roles.begin_stream("watch")
-    return algo
 
 
 # numbers
@@ -99,9 +78,7 @@ def test_improvement_counts_what_was_said_and_done():
         group("Optimality: Yes.", True, 1.0),
         group("Optimality: Yes.", False, 0.0),
         group("Optimality: No.", False, 0.75, 0.25),
-        Candidates(
-            places(WON)[0], [candidate("a", 1)]
-        ),  # no forecast was read, so there is no critique
+        Candidates(places(WON)[0], [candidate("a", 1)]),  # without a forecast no critique
     ]
     lessons = [Lesson(group.turn, [1]) for group in groups[:2]]
     more = [Lesson(groups[0].turn, [2]), Lesson(groups[2].turn, [1], -1.0)]
@@ -178,22 +155,6 @@ def logprobs(models: ModelSet, name: str, ids: list[int]) -> torch.Tensor:
 
 
 # probing
-
-
-def walker(first: str | list[str], forecasts: dict[str, str], refine: str = GO) -> Troupe:
-    """Acts as told in room 0 and jumps in room 1; forecasts by the action."""
-    firsts = [first] if isinstance(first, str) else first
-
-    def act(text: str, draw) -> str:
-        return draw.choice(firsts) if "Room 0." in asked(text) else JUMP
-
-    def forecast(text: str, draw: object) -> str:
-        return next(said for action, said in forecasts.items() if f"{action}<|im_end|>" in text)
-
-    return troupe(act=act, forecast=forecast, evaluate="Optimality: No. So.", refine=refine)
-
-
-RIGHT = {JUMP: "Failure.", GO: "Success."}
 
 
 @pytest.mark.parametrize(
