@@ -22,7 +22,11 @@ SWEEP = _examples(
     "sweep algo=grpo algo.clip=0.1,0.2 seed=range(3) --jobs 2",
     "sweep algo=grpo seed=0,1,2 hydra/launcher=submitit_slurm hydra.launcher.timeout_min=120",
 )
-SHOW = _examples("show last --lost", "show runs/grid/seed-0 --episode twentyq-small-cat-e02")
+SHOW = _examples(
+    "show last --lost",
+    "show runs/grid/seed-0 --episode twentyq-small-cat-e02",
+    "show last --ledger",
+)
 REPORT = _examples(
     "report runs/2026-11-21_sweep --against grpo",
     "report grpo-s0 grpo-s1 nlac-s0 nlac-s1 --threshold 0.4",

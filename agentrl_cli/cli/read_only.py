@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentrl_cli.cli import help_examples
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
+
+if TYPE_CHECKING:
+    from agentrl_cli.runs.run import Run
 
 ConfigDir = Annotated[Path | None, typer.Option(help="A folder with groups of your own.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -30,14 +33,22 @@ def show(
     changed: Annotated[
         bool, typer.Option("--changed", help="One that ended otherwise than at the start.")
     ] = False,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="NLAC: which part of the improvement is ill.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print one episode turn by turn, with what the critic said."""
+    """Print one episode turn by turn, with what the critic said; or the improvement ledger."""
     from agentrl_cli.report.episode import FILTERS, find_episode, render
     from agentrl_cli.runs.find import find_run
 
     filters = [name for name, is_set in zip(FILTERS, (won, lost, changed), strict=True) if is_set]
     source = find_run(run)
+    if ledger:
+        if episode or filters:
+            raise UserError("--ledger shows no episode; give it alone, or with --step")
+        _show_ledger(source, step, as_json)
+        return
     match = find_episode(source, episode, step, filters)
     if as_json:
         typer.echo(json.dumps(match.episode.to_json()))
@@ -48,6 +59,13 @@ def show(
     position = f"one of {len(match.entries)} {kind} (of {match.total}) in {match.file.stem}"
     another = f"agentrl show {source.quoted_folder} --episode ID, like {ids or '...'}"
     typer.echo(f"{position}; another: {another}", err=True)
+
+
+def _show_ledger(run: Run, step: int | None, as_json: bool) -> None:
+    from agentrl_cli.report.ledger import read_ledger, render, to_json
+
+    found = read_ledger(run, step)
+    typer.echo(json.dumps(to_json(found)) if as_json else "\n".join(render(found)))
 
 
 @app.command(epilog=help_examples.REPORT)

@@ -15,6 +15,8 @@ from agentrl_cli.report.records import Record
 CRITIC_METRICS = (
     "nlac/brier", "nlac/optimism", "nlac/auc_within", "nlac/auc_all", "nlac/optimal_share",
     "nlac/refined_gain", "nlac/refined_gain_all", "nlac/kept_when_optimal", "nlac/valid_forecasts",
+    "ledger/faulty", "ledger/hits", "ledger/false_alarms", "ledger/mended", "ledger/spoiled",
+    "ledger/lesson_share", "ledger/lesson_gain", "ledger/lesson_gain_low", "guard/low",
     "critic/brier", "critic/optimism", "critic/rank_correlation", "critic/rank_same_turn",
 )  # fmt: skip
 BINS = 5
