@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from agentrl_cli.cli.train import start
 from agentrl_cli.config.compose import compose
 from agentrl_cli.runs.run import Run
-from tests.builders.runs import ALGORITHMS, SMALL, SPEAKER, folders
+from tests.builders.runs import ALGORITHMS, GUARDED, SMALL, SPEAKER, folders
 from tests.fakes.student import student_overrides
 from tests.paths import ROOT
 from tests.test_docs_commands import PAGES
@@ -43,6 +43,7 @@ def every_metric(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     found = logged("sft", tmp_path_factory.mktemp("run"))
     for algo in FOUND:
         found |= logged(algo, tmp_path_factory.mktemp("run"), SPEAKER)
+    found |= logged("nlac", tmp_path_factory.mktemp("run"), SPEAKER, *GUARDED)
     school = tmp_path_factory.mktemp("run")
     found |= logged("sft", school, *student_overrides(school))
     return found | logged("sft", tmp_path_factory.mktemp("run"), *TAU)

@@ -15,6 +15,7 @@ from agentrl_cli.runs.run import Run
 MIN_HITS = 0.5  # a coin that flags half of everything finds as many faults
 MAX_FALSE_ALARMS = 0.3  # most first actions are sound, so more than this outnumbers the hits
 MIN_LESSON_SHARE = 0.05  # of 192 replayed turns fewer than ten lessons, which a step's noise drowns
+MIN_TURNS = 20  # a share of fewer has a standard error above 0.1
 PREFIX = "ledger/"
 HEADER = ["part", "figure", "value", "of turns", "healthy"]
 
@@ -113,6 +114,8 @@ def render(ledger: Ledger) -> list[str]:
     if illness is not None:
         line = f"first ill: the {illness.part}, which {illness.finding}; {illness.remedy}"
     title = f"{ledger.run}, step {ledger.step}: {round(ledger['turns'])} turns measured"
+    if ledger["turns"] < MIN_TURNS:
+        title += ", too few to judge by; raise algo.advanced.monitored_states"
     return [title, "", *table(HEADER, _rows(ledger)), "", line]
 
 

@@ -95,6 +95,11 @@ def test_what_is_on_the_line_or_cannot_be_judged_is_not_ill(
     assert sheet(tmp_path, **changes)[-1] == "no part is ill"
 
 
+def test_a_ledger_of_few_turns_says_so(tmp_path: Path):
+    assert "too few to judge by" in sheet(tmp_path / "few", turns=19.0)[0]
+    assert "too few" not in sheet(tmp_path / "enough", turns=20.0)[0]
+
+
 def test_a_figure_of_no_turns_is_no_number(tmp_path: Path):
     hits = next(line for line in sheet(tmp_path, faulty=0.0, hits=0.0) if "hits" in line)
     assert "–" in hits and "0.00" not in hits
