@@ -56,6 +56,7 @@ def test_the_target_follows_an_own_critic_which_begins_as_the_policy(model_folde
     bound(algo, generator, models)
     policy, critic = models.fingerprint("policy"), models.fingerprint("critic")
     assert critic == policy == models.fingerprint("target")
+    assert algo.models()["target"].follows == "critic"
     before = {key: w.detach().clone() for key, w in models.weights("target").items()}
     learn(algo, models, filled(WON, LOST))
     assert models.fingerprint("policy") == policy and models.fingerprint("critic") != critic
