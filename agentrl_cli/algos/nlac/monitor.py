@@ -11,12 +11,13 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.choice import Candidate, Candidates, Chooser, Lesson
 from agentrl_cli.algos.nlac.ledger import ProbedCandidates, differ, ledger
-from agentrl_cli.algos.nlac.probe import mean, probe
+from agentrl_cli.algos.nlac.probe import CannotReplay, mean, probe
 from agentrl_cli.algos.nlac.prompts import verdict
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles
 from agentrl_cli.algos.samples import episode_samples
@@ -44,12 +45,14 @@ class Monitor:
 
     def measure(self, episodes: list[Episode]) -> dict[str, float]:
         """All measurements on states of these episodes: `nlac/…`, `ledger/…` and
-        `policy/kl_from_start`."""
+        `policy/kl_from_start`; without what needs probes where the world cannot be replayed."""
         rng, turns = random.Random(self.roles.seed("states")), all_turns(episodes)
         if not turns or not self.states:
             return {}
         sampled = rng.sample(turns, min(len(turns), CALIBRATION_STATES * self.states))
-        measured = self.calibration(sampled) | self.discrimination(sampled[: self.states])
+        measured = self.calibration(sampled)
+        with suppress(CannotReplay):
+            measured |= self.discrimination(sampled[: self.states])
         measured |= drift(self.roles.context, episodes)
         start = self.calibration(sampled, "reference")
         return measured | {"nlac/brier_start": start["nlac/brier"]}

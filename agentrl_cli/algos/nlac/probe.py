@@ -13,10 +13,15 @@ from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.play import EpisodeStart, probe_starts
 
 
+class CannotReplay(UserError):
+    """No probe could be played: the world answers otherwise when it is replayed."""
+
+
 def probe(roles: Roles, wanted: Sequence[tuple[TurnRef, Ids | None]], count: int) -> list[float]:
     """The success rate of each action, played out `count` times by the current policy over the
     tasks that look alike up to its state; None is whatever the policy does there. Equal actions of
-    a turn share their probes' seeds. Raises UserError where no world could be replayed."""
+    a turn share their probes' seeds. Probes that broke or were cut off say nothing; 0 where all of
+    an action's did. Raises CannotReplay where no world could be replayed."""
     context = roles.context
     tasks = {t: context.indistinguishable_tasks(t.episode, t.turn) for t, _ in wanted}
     starts = [
@@ -27,9 +32,9 @@ def probe(roles: Roles, wanted: Sequence[tuple[TurnRef, Ids | None]], count: int
     episodes = context.probe(starts)
     if episodes and all(episode.stop == "diverged" for episode in episodes):
         line = "this world answers otherwise when it is replayed, so actions cannot be probed"
-        raise UserError(f"{line}; set algo.guard=null and algo.advanced.monitored_states=0")
-    ends = [float(episode.success) for episode in episodes]
-    return [mean(ends[i : i + count]) for i in range(0, len(wanted) * count, count)]
+        raise CannotReplay(f"{line}; set algo.guard=null")
+    parts = [episodes[i : i + count] for i in range(0, len(wanted) * count, count)]
+    return [mean([float(e.success) for e in part if e.stop == "done"]) for part in parts]
 
 
 def start_from(

@@ -190,6 +190,15 @@ def test_a_world_that_cannot_be_replayed_has_no_guard(model_folder: Path):
         algo.watchman.check(0, lessons)
 
 
+def test_a_world_that_cannot_be_replayed_is_still_monitored_without_probes(model_folder: Path):
+    world, speakers = Fickle(jump=(0.0, 1.0), last=0.0), walker(GO, RIGHT)
+    algo, _ = guarded(model_folder, speakers, world)
+    played = rolled(world, speakers, [EpisodeStart(world.tasks("train")[0], "g", 0, "e")])
+    measured = algo.monitor(played)
+    assert "nlac/brier" in measured
+    assert not any(name.startswith(("ledger/", "nlac/auc")) for name in measured)
+
+
 @pytest.mark.parametrize("sizes", [{"every": 0}, {"probes": 0}, {"memory": 0}, {"lessons": 1}])
 def test_a_guard_that_could_never_measure_is_refused(sizes: dict[str, int]):
     with pytest.raises(UserError, match=next(iter(sizes))):
