@@ -80,7 +80,7 @@ class Games:
             success = player.object_of_guess.get(action) == secret
         end = ending(success, state.candidates)
         if is_last:
-            farewell = self.env.farewell(answer, success, name, state.candidates.bit_count())
+            farewell = self.env.farewell_text(answer, success, name, state.candidates.bit_count())
             return f"{farewell} {end.split()[-1]}"
         return f"{answer_sentence(answer)} {information_sentence(before, after)} {end}"
 

@@ -18,7 +18,9 @@ from agentrl_cli.envs.twentyq.questions import Guess, Question, action_text, nor
 from agentrl_cli.envs.twentyq.world import World, load_world
 
 OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes", "": ""}
-REWARDS = ("win", "lmrl")
+REWARDS = ("win", "graded", "lmrl")
+FAREWELLS = ("graded", "plain")
+GRADES = {"Close.": 2 / 3, "Near.": 1 / 3, "Far.": 0.0}  # rewards of a lost game
 
 
 @dataclass
@@ -35,11 +37,14 @@ class Game:
 
 @dataclass(kw_only=True)
 class TwentyQ(Env):
-    """One game. Rewards: `win` gives 1 for the right guess, `lmrl` takes 1 for every other turn."""
+    """One game. Rewards: `win` gives 1 for the right guess, `graded` also a part of it for a lost
+    game that was close, `lmrl` takes 1 for every other turn. A `graded` farewell says how close a
+    lost game was, a `plain` one does not."""
 
     world: str
     turns: int
     reward: str
+    farewell: str
     test_objects: int
     split_seed: int
     show_turns_left: bool
@@ -47,8 +52,10 @@ class TwentyQ(Env):
     game: Game | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.reward not in REWARDS:
-            raise UserError(f"reward is {self.reward!r}: use {' or '.join(map(repr, REWARDS))}")
+        for name, known in (("reward", REWARDS), ("farewell", FAREWELLS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise UserError(f"{name} is {value!r}: use {' or '.join(map(repr, known))}")
         if self.turns < 1:
             raise UserError(f"turns is {self.turns}: allow at least 1")
         self.world_table.split("test", self.test_objects, self.split_seed)
@@ -87,15 +94,21 @@ class TwentyQ(Env):
         game.over = success or game.turn == self.turns
         text = answer_sentence(answer) + self._turns_left()
         if game.over:
-            text = self.farewell(answer, success, game.secret, len(game.candidates))
+            text = self.farewell_text(answer, success, game.secret, len(game.candidates))
             info["success"] = success
-        reward = float(success) if self.reward == "win" else float(success) - 1.0
-        return Step([Message("user", text)], reward, game.over, False, info)
+        return Step([Message("user", text)], self._reward(game, success), game.over, False, info)
 
-    def farewell(self, answer: str, success: bool, name: str, candidates: int) -> str:
+    def _reward(self, game: Game, success: bool) -> float:
+        """The reward of the action that was just answered."""
+        if self.reward == "graded" and game.over and not success:
+            return GRADES[closeness(len(game.candidates))]
+        return float(success) - float(self.reward == "lmrl")
+
+    def farewell_text(self, answer: str, success: bool, name: str, candidates: int) -> str:
         """The last message: the answer (yes, no, sometimes, or "" for none), how it ended and, of a
-        lost game, how close it was with so many `candidates`."""
-        end = f"You lose. It was {self.world_table.nouns[name]}. {closeness(candidates)}"
+        lost game under a graded farewell, how close it was with so many `candidates`."""
+        how_close = f" {closeness(candidates)}" if self.farewell == "graded" else ""
+        end = f"You lose. It was {self.world_table.nouns[name]}.{how_close}"
         return f"{answer_sentence(answer)} {'You win.' if success else end}"
 
     def expert(self, task: Task) -> Iterator[str]:

@@ -37,7 +37,13 @@ from tests.builders.nlac import (
 from tests.fakes.tabular import GO, JUMP
 
 GAME = TwentyQ(
-    world="small", turns=4, reward="win", test_objects=40, split_seed=0, show_turns_left=True
+    world="small",
+    turns=4,
+    reward="win",
+    farewell="graded",
+    test_objects=40,
+    split_seed=0,
+    show_turns_left=True,
 )
 
 

@@ -82,17 +82,17 @@ def test_running_out_of_turns_is_done_and_no_success():
 )
 def test_a_lost_game_was_close_by_how_many_objects_still_fit(fits, word):
     assert closeness(fits) == word
-    lost = game().farewell("no", False, "oak", fits)
+    lost = game().farewell_text("no", False, "oak", fits)
     assert lost == f"No. You lose. It was an oak. {word}"
 
 
 def test_a_won_game_says_nothing_of_how_close_it_was():
-    assert game().farewell("yes", True, "oak", 1) == "Yes. You win."
+    assert game().farewell_text("yes", True, "oak", 1) == "Yes. You win."
 
 
 def test_a_farewell_names_the_answer_or_that_there_is_none():
-    assert game().farewell("sometimes", False, "dog", 1).startswith("Sometimes. You lose.")
-    assert game().farewell("", False, "dog", 9).startswith("I cannot answer that. You lose.")
+    assert game().farewell_text("sometimes", False, "dog", 1).startswith("Sometimes. You lose.")
+    assert game().farewell_text("", False, "dog", 9).startswith("I cannot answer that. You lose.")
 
 
 def test_lmrl_rewards_every_turn_but_the_winning_one():
@@ -101,6 +101,27 @@ def test_lmrl_rewards_every_turn_but_the_winning_one():
     assert [env.step(action).reward for action in actions] == [-1.0, -1.0, -1.0, 0.0]
     env = game("dog", reward="lmrl", turns=2)
     assert [env.step("Is it a cat?").reward for _ in range(2)] == [-1.0, -1.0]
+
+
+def test_a_graded_reward_pays_a_lost_game_by_what_a_graded_farewell_says_of_it():
+    seen = set()
+    for turns in range(1, 7):
+        env = game("dog", turns=turns, reward="graded")
+        *_, last = [env.step(action) for action in env.expert(Task("t", "train", {}))]
+        word = last.messages[0].content.split()[-1]
+        if not last.info["success"]:
+            assert last.reward == {"Close.": 2 / 3, "Near.": 1 / 3, "Far.": 0.0}[word]
+            seen.add(word)
+    assert seen == {"Close.", "Near.", "Far."}
+    won = game("dog", turns=2, reward="graded")
+    assert [won.step(a).reward for a in ("Is it alive?", "Is it a dog?")] == [0.0, 1.0]
+
+
+def test_a_plain_farewell_does_not_say_how_close_a_lost_game_was():
+    env = game("dog", turns=1, farewell="plain")
+    assert reply_to(env, "Is it a cat?") == "No. You lose. It was a dog."
+    env = game("dog", turns=1, farewell="plain")
+    assert reply_to(env, "Is it a dog?") == "Yes. You win."
 
 
 def test_the_last_line_of_a_turn_is_asked_and_a_thought_wins_nothing():

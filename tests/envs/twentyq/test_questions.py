@@ -145,7 +145,13 @@ WORDS = st.sampled_from(
 @given(st.one_of(st.text(), st.lists(WORDS).map(" ".join)))
 def test_hostile_text_never_raises_and_wins_only_when_it_names_the_object(text):
     env = TwentyQ(
-        world="full", turns=20, reward="win", test_objects=60, split_seed=0, show_turns_left=False
+        world="full",
+        turns=20,
+        reward="win",
+        test_objects=60,
+        split_seed=0,
+        show_turns_left=False,
+        farewell="graded",
     )
     env.reset(Task("t", "train", {"object": "dog"}), 0)
     step = env.step(text)
