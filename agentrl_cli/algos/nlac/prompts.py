@@ -53,13 +53,6 @@ def outcome(forecast: str) -> bool | None:
     return None if found is None else found[1] == "Success"
 
 
-def outcome_span(forecast: str) -> tuple[int, int]:
-    """Where the outcome's word begins and ends in a forecast that names one."""
-    found = OUTCOME.search(forecast)
-    assert found is not None
-    return found.span(1)
-
-
 def verdict(critique: str) -> bool | None:
     """Whether a critique opens with `Optimality: Yes` or `Optimality: No`; None for neither."""
     found = VERDICT.match(critique)

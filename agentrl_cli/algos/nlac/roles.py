@@ -6,13 +6,12 @@ share the episode's cached prefix. What the roles write is sampled; here it is o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from agentrl_cli.algos.base import Context
-from agentrl_cli.algos.nlac.prompts import Prompts, fill, outcome, outcome_span, verdict
+from agentrl_cli.algos.nlac.prompts import Prompts, fill, outcome, verdict
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.generators.base import Completion
@@ -23,9 +22,8 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Forecast:
-    """What was foretold, and how likely the forecaster held success when it came to name the
-    outcome: the probability of that word, or what it leaves where the word was Failure. It
-    estimates the same as the word does, with less noise; 1 or 0 where no probability is known."""
+    """What was foretold, and the success that it names: 1 or 0. The probability of the outcome's
+    word would be biased: where a text decides earlier, what else may stand there is no Failure."""
 
     text: str
     success: float
@@ -98,29 +96,14 @@ class Roles:
         pairs = zip(turns, actions, strict=True)
         prompts = [self.prompt(turn, action, instruction) for turn, action in pairs]
         rows = self.complete(prompts, count, model or self.critic)
-        read = [[self._read_forecast(completion) for completion in row] for row in rows]
+        read = [[self._read_forecast(completion.ids) for completion in row] for row in rows]
         return [[forecast for forecast in row if forecast is not None] for row in read]
 
-    def _read_forecast(self, completion: Completion) -> Forecast | None:
+    def _read_forecast(self, ids: Ids) -> Forecast | None:
         """The forecast; None where it names no outcome."""
-        text = self.decode(completion.ids)
+        text = self.decode(ids)
         foretold = outcome(text)
-        if foretold is None:
-            return None
-        first, last = self._ids_of(completion.ids, *outcome_span(text))
-        likely = math.exp(sum(completion.logprobs[first:last]))
-        likely = 1.0 if math.isnan(likely) else likely
-        return Forecast(text, likely if foretold else 1.0 - likely)
-
-    def _ids_of(self, ids: Ids, begin: int, end: int) -> tuple[int, int]:
-        """From which id to which the text between two places is written."""
-        last = len(ids)
-        while len(self.decode(ids[: last - 1])) >= end:
-            last -= 1
-        first = last - 1
-        while first > 0 and len(self.decode(ids[:first])) > begin:
-            first -= 1
-        return first, last
+        return None if foretold is None else Forecast(text, float(foretold))
 
     def write_critiques(self, actions: list[CritiquedAction]) -> None:
         """q ~ evaluator(s, a, d): write the critique of each; none where no forecast was read."""

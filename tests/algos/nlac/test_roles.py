@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log, nan
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from agentrl_cli.algos.nlac.roles import CritiquedAction, Forecast, Roles
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
-from agentrl_cli.generators.base import Completion
 from agentrl_cli.models.model_set import ModelSet
 from tests.builders.nlac import (
     CHAT,
@@ -209,43 +207,3 @@ def test_a_value_is_the_mean_success_of_the_forecasts_and_one_half_of_none():
     assert CritiquedAction(place, []).forecast_success == 0.5
     assert CritiquedAction(place, [], critique="Optimality: No.").is_optimal is False
     assert CritiquedAction(place, []).is_optimal is None
-
-
-# the probability of an outcome
-
-
-class Sure(Troupe):
-    """Writes the tokens of an outcome's word with the given log-probs, all others with -5."""
-
-    word_logprobs: list[float]
-
-    def _say(self, role: str, text: str, seed: str) -> Completion:
-        completion = super()._say(role, text, seed)
-        before = CHAT.encode_action(
-            CHAT.decode(completion.ids).split("Success")[0].split("Fail")[0]
-        )
-        first = len(before) - 1  # less the closing token
-        rows = [-5.0] * len(completion.ids)
-        rows[first : first + len(self.word_logprobs)] = self.word_logprobs
-        return replace(completion, logprobs=rows)
-
-
-@pytest.mark.parametrize(
-    ("text", "word_logprobs", "success"),
-    [
-        ("It goes on. Success.", [log(0.9), log(0.8), 0.0, 0.0, 0.0, 0.0], 0.72),
-        ("Häh ✓. Failure.", [log(0.25), 0.0, 0.0, 0.0, 0.0, 0.0], 0.75),
-        ("Failure", [log(0.5), log(0.5), 0.0, 0.0, 0.0, 0.0], 0.75),
-        ("Success", [log(0.5), log(0.5), 0.0, 0.0, 0.0, 0.0], 0.25),
-        ("It wins. Success.", [nan] * 6, 1.0),
-        ("It wins. Failure.", [0.0, nan, 0.0, 0.0, 0.0, 0.0], 0.0),
-    ],
-)
-def test_a_forecasts_success_is_the_probability_of_its_outcomes_word(
-    models: ModelSet, text: str, word_logprobs: list[float], success: float
-):
-    generator = Sure(troupe(forecast=text).lines)
-    generator.word_logprobs = word_logprobs
-    place = places(WON)[0]
-    ((forecast,),) = roles_of(generator, models).forecast([place], [place.action_ids], 1)
-    assert forecast.text == text and forecast.success == pytest.approx(success)
