@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agentrl_cli.algos.base import Context, Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC, Advanced
 from agentrl_cli.algos.nlac.choice import Candidate
 from agentrl_cli.algos.nlac.prompts import Prompts
-from agentrl_cli.algos.nlac.roles import Forecast
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
 from agentrl_cli.generators.base import Completion, Generator, Sampling
@@ -142,10 +142,17 @@ def places(*episodes: Episode) -> list[TurnRef]:
     return [TurnRef(e, t) for e in episodes for t in range(len(e.turns))]
 
 
+@dataclass
+class ValuedCandidate(Candidate):
+    """A candidate of a given value, whatever its forecasts say."""
+
+    value: float = 0.5  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
+
+
 def candidate(text: str, draws: int, *success: float, critique: str = "") -> Candidate:
-    """An action that was drawn so often, with forecasts that hold success that likely."""
-    forecasts = [Forecast("It goes on.", each) for each in success]
-    return Candidate(CHAT.encode_action(text), draws, forecasts, critique)
+    """An action that was drawn so often, with as many forecasts, of this mean success."""
+    forecasts, value = ["It goes on."] * len(success), fmean(success) if success else 0.5
+    return ValuedCandidate(CHAT.encode_action(text), draws, forecasts, critique, value)
 
 
 def filled(*episodes: Episode) -> ReplayBuffer:

@@ -107,7 +107,7 @@ class NLAC(Algorithm):
     backup: LanguageBackup = field(init=False, repr=False)
     chooser: Chooser = field(init=False, repr=False)
     critic_monitor: Monitor = field(init=False, repr=False)
-    watchman: Guard = field(init=False, repr=False)
+    policy_guard: Guard = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, turns_per_update=self.turns_per_update)
@@ -173,8 +173,8 @@ class NLAC(Algorithm):
         if self.context.step >= self.critic_warmup:
             lessons, metrics = self.improve(turns)
             if self.guard:
-                metrics |= self.watchman.check(self.context.step, lessons)
-                lessons = lessons if self.watchman.is_open else []
+                metrics |= self.policy_guard.check(self.context.step, lessons)
+                lessons = lessons if self.policy_guard.is_open else []
             yield self._distillation(lessons, metrics)
 
     def sample_turns(self, buffer: ReplayBuffer, priority_exponent: float) -> list[TurnKey]:
@@ -290,7 +290,7 @@ class NLAC(Algorithm):
             states=advanced.monitored_states, probes=advanced.probes,
         )  # fmt: skip
         if self.guard:
-            self.watchman = Guard(self.guard, self.roles)
+            self.policy_guard = Guard(self.guard, self.roles)
 
     def refined_generator(self) -> Generator:
         """Plays what would be distilled with the present weights, without distilling it."""
@@ -306,12 +306,12 @@ class NLAC(Algorithm):
 
     def state(self) -> dict[str, Any]:
         """What the guard has measured."""
-        return {"guard": self.watchman.gains} if self.guard else {}
+        return {"guard": self.policy_guard.gains} if self.guard else {}
 
     def load(self, state: dict[str, Any]) -> None:
         """Inverse of `state`."""
         if self.guard:
-            self.watchman.gains = state["guard"]
+            self.policy_guard.gains = state["guard"]
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Calibration and within-state discrimination of forecasts, gain of refining, drift."""

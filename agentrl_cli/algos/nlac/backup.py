@@ -76,7 +76,7 @@ class LanguageBackup:
         actions = self.roles.act(next_turns)
         forecasts = self.roles.forecast(next_turns, actions, 1, "target")
         for chain, turn, found in zip(chains, next_turns, forecasts, strict=True):
-            chain.at, chain.text = turn.turn, found[0].text if found else ""
+            chain.at, chain.text = turn.turn, found[0] if found else ""
         return [chain for chain in chains if chain.text]
 
     def _back_up(self, chains: list[Chain]) -> None:

@@ -23,7 +23,7 @@ from typing import Literal
 
 from agentrl_cli.algos.nlac.prompts import verdict
 from agentrl_cli.algos.nlac.refine import Refinement, Refiner
-from agentrl_cli.algos.nlac.roles import CritiquedAction, Forecast, Ids, Roles, mean_success
+from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids, Roles, mean_success
 from agentrl_cli.algos.turns import TurnRef
 
 Improvement = Literal["choice", "contrast", "critique", "refinement"]
@@ -53,7 +53,7 @@ class Candidate:
 
     action_ids: Ids
     draws: int
-    forecasts: list[Forecast] = field(default_factory=list)
+    forecasts: list[str] = field(default_factory=list)
     critique: str = ""
 
     @property

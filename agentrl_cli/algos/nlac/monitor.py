@@ -127,8 +127,8 @@ def annotate(group: Candidates, chooser: Chooser) -> None:
     first = refinement.first if refinement else chooser.as_read(group, group.first)
     last = refinement.last if refinement else CritiquedAction(group.turn, [])
     group.turn.episode.turns[group.turn.turn].info["critic"] = {
-        "forecasts": [forecast.text for forecast in first.forecasts],
-        "others": [forecast.text for forecast in first.alternative_forecasts],
+        "forecasts": first.forecasts,
+        "others": first.alternative_forecasts,
         "critique": first.critique,
         "verdict": first.is_optimal,
         "refined": chooser.roles.decode(last.action_ids),

@@ -14,19 +14,9 @@ from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.prompts import Prompts, fill, outcome, verdict
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import derive_seed
-from agentrl_cli.generators.base import Completion
 from agentrl_cli.rollout.play import first_turn
 
 Ids = list[int]
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What was foretold, and the success that it names: 1 or 0. The probability of the outcome's
-    word would be biased: where a text decides earlier, what else may stand there is no Failure."""
-
-    text: str
-    success: float
 
 
 @dataclass
@@ -36,8 +26,8 @@ class CritiquedAction:
 
     turn: TurnRef
     action_ids: Ids
-    forecasts: list[Forecast] = field(default_factory=list)
-    alternative_forecasts: list[Forecast] = field(default_factory=list)
+    forecasts: list[str] = field(default_factory=list)
+    alternative_forecasts: list[str] = field(default_factory=list)
     critique: str = ""
 
     @property
@@ -51,9 +41,9 @@ class CritiquedAction:
         return mean_success(self.forecasts)
 
 
-def mean_success(forecasts: Sequence[Forecast]) -> float:
-    """The mean success that forecasts foretell; 0.5 without forecasts."""
-    return fmean(forecast.success for forecast in forecasts) if forecasts else 0.5
+def mean_success(forecasts: Sequence[str]) -> float:
+    """The share of forecasts that name success; 0.5 of none."""
+    return fmean(outcome(text) is True for text in forecasts) if forecasts else 0.5
 
 
 @dataclass
@@ -89,29 +79,23 @@ class Roles:
 
     def forecast(
         self, turns: list[TurnRef], actions: list[Ids], count: int, model: str | None = None
-    ) -> list[list[Forecast]]:
+    ) -> list[list[str]]:
         """d ~ M(s, a): `count` forecasts of each action, by the critic unless another model is
         named; those without an outcome are left out."""
         instruction = self.prompts.forecast
         pairs = zip(turns, actions, strict=True)
         prompts = [self.prompt(turn, action, instruction) for turn, action in pairs]
-        rows = self.complete(prompts, count, model or self.critic)
-        read = [[self._read_forecast(completion.ids) for completion in row] for row in rows]
-        return [[forecast for forecast in row if forecast is not None] for row in read]
-
-    def _read_forecast(self, ids: Ids) -> Forecast | None:
-        """The forecast; None where it names no outcome."""
-        text = self.decode(ids)
-        foretold = outcome(text)
-        return None if foretold is None else Forecast(text, float(foretold))
+        rows = self.write(prompts, count, model or self.critic)
+        texts = [[self.decode(ids) for ids in row] for row in rows]
+        return [[text for text in row if outcome(text) is not None] for row in texts]
 
     def write_critiques(self, actions: list[CritiquedAction]) -> None:
         """q ~ evaluator(s, a, d): write the critique of each; none where no forecast was read."""
         prompts = [
             self.prompt(
                 action.turn, action.action_ids, self.prompts.evaluate,
-                forecasts="\n".join(f.text for f in action.forecasts),
-                others="\n".join(f.text for f in action.alternative_forecasts) or "none",
+                forecasts="\n".join(action.forecasts),
+                others="\n".join(action.alternative_forecasts) or "none",
             )
             for action in actions
         ]  # fmt: skip
@@ -137,18 +121,6 @@ class Roles:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> list[list[Ids]]:
-        """`complete`, the ids alone."""
-        rows = self.complete(prompts, count, model, temperature, max_tokens)
-        return [[completion.ids for completion in row] for row in rows]
-
-    def complete(
-        self,
-        prompts: list[Ids],
-        count: int,
-        model: str,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-    ) -> list[list[Completion]]:
         """`count` texts behind each prompt; at the roles' temperature and of their length unless
         others are given."""
         sampling = replace(
@@ -157,7 +129,8 @@ class Roles:
             temperature=self.temperature if temperature is None else temperature,
         )  # fmt: skip
         seeds = self._next_seeds(prompts)
-        return self.context.generator.generate(prompts, seeds, sampling, model)
+        rows = self.context.generator.generate(prompts, seeds, sampling, model)
+        return [[completion.ids for completion in row] for row in rows]
 
     def decode(self, ids: Ids) -> str:
         """The text of sampled ids."""

@@ -280,7 +280,7 @@ def test_shuffled_values_are_those_of_other_candidates(models: ModelSet):
         algo = nlac({"control": control}, improvement="choice", candidates=4)
         groups = bound(algo, generator, models).chooser.draw(places(WON, LOST))
         drawn = [action for group in groups for action in group.drawn]
-        texts[control] = [(CHAT.decode(a.action_ids), a.forecasts[0].text) for a in drawn]
+        texts[control] = [(CHAT.decode(a.action_ids), a.forecasts[0]) for a in drawn]
     assert all(action in text for action, text in texts["none"])
     spoiled = texts["shuffled_critiques"]
     assert sum(action in text for action, text in spoiled) < 10 < len(spoiled) == 20

@@ -162,12 +162,12 @@ def test_a_guard_takes_as_many_lessons_as_is_set(model_folder: Path):
 
 def test_what_a_guard_has_measured_is_in_a_checkpoint(model_folder: Path):
     algo, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
-    algo.watchman.gains = [[1.0, 0.5], [0.5]]
+    algo.policy_guard.gains = [[1.0, 0.5], [0.5]]
     state = json.loads(json.dumps(algo.state()))
     other, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
-    assert not other.watchman.is_open
+    assert not other.policy_guard.is_open
     other.load(state)
-    assert other.watchman.gains == algo.watchman.gains and other.watchman.is_open
+    assert other.policy_guard.gains == algo.policy_guard.gains and other.policy_guard.is_open
     assert nlac().state() == {}
 
 
@@ -187,7 +187,7 @@ def test_a_world_that_cannot_be_replayed_has_no_guard(model_folder: Path):
     played = rolled(world, speakers, [EpisodeStart(world.tasks("train")[0], "g", 0, "e")])
     lessons = [Lesson(place, CHAT.encode_action(GO)) for place in places(*played)[1:]]
     with pytest.raises(UserError, match=r"cannot be probed; set algo\.guard=null"):
-        algo.watchman.check(0, lessons)
+        algo.policy_guard.check(0, lessons)
 
 
 def test_a_world_that_cannot_be_replayed_is_still_monitored_without_probes(model_folder: Path):

@@ -272,7 +272,7 @@ def test_an_annotation_shows_what_the_critique_compared_with(models: ModelSet):
     generator = troupe(act="Is it a fish?", forecast=forecast)
     algo = bound(nlac(compare=True, gate=True, forecasts=2, rounds=2), generator, models)
     (refinement,) = refined(algo, generator)
-    others = [[f.text for f in a.alternative_forecasts] for a in refinement.actions]
+    others = [a.alternative_forecasts for a in refinement.actions]
     assert others == [["Other. Failure."] * 2] * 3
     played = episode("seen", ["Is it big?"], success=True)
     algo.annotate([played])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac.prompts import FILLED, fill, outcome, verdict
-from agentrl_cli.algos.nlac.roles import CritiquedAction, Forecast, Roles
+from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
@@ -195,14 +195,12 @@ def test_forecasts_without_an_outcome_are_left_out_one_by_one(models: ModelSet):
     lines = iter(["A. Success.", "Perhaps.", "B. Failure."] * 3)
     roles = roles_of(troupe(forecast=lambda text, draw: next(lines)), models)
     rows = roles.forecast(places(WON), [place.action_ids for place in places(WON)], 3)
-    assert [[forecast.text for forecast in row] for row in rows] == [
-        ["A. Success.", "B. Failure."]
-    ] * 3
+    assert rows == [["A. Success.", "B. Failure."]] * 3
 
 
 def test_a_value_is_the_mean_success_of_the_forecasts_and_one_half_of_none():
     place = places(WON)[0]
-    forecasts = [Forecast("A. Success.", 0.75), Forecast("B. Failure.", 0.25), Forecast("C.", 0.0)]
+    forecasts = ["A. Success.", "B. Failure.", "C. Failure."]
     assert CritiquedAction(place, [], forecasts).forecast_success == pytest.approx(1 / 3)
     assert CritiquedAction(place, []).forecast_success == 0.5
     assert CritiquedAction(place, [], critique="Optimality: No.").is_optimal is False
