@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrl_cli.core.errors import require_at_least
+from agentrl_cli.core.errors import UserError, require_above, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
     """AdamW's numbers. The learning rate rises linearly over `warmup_steps` optimizer steps, then
     stays, or falls by a cosine to zero at `decay_steps` when that is positive; after that it falls
-    again over every `restart_steps`, each time from half as high (Loshchilov and Hutter 2017)."""
+    again over every `restart_steps`, each time from half as high (Loshchilov and Hutter 2017).
+    `head_lr` is a value head's own rate, of the same schedule; None: the body's."""
 
     lr: float
+    head_lr: float | None = None
     weight_decay: float = 0.0
     clip_norm: float = 1.0
     warmup_steps: int = 0
@@ -24,6 +26,8 @@ class OptimizerSpec:
         require_at_least(0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
         require_at_least(0, warmup_steps=self.warmup_steps, decay_steps=self.decay_steps)
         require_at_least(0, restart_steps=self.restart_steps)
+        if self.head_lr is not None:
+            require_above(0, head_lr=self.head_lr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,12 @@ class ModelSpec:
     head: str | None = None
     follows: str = "policy"
     begins_as: str | None = None
+
+    def __post_init__(self) -> None:
+        rate = self.optimizer.head_lr if self.optimizer else None
+        if rate is not None and self.head is None:
+            remedy = "leave the key out, or give null"
+            raise UserError(f"head_lr is {rate} but this model has no value head; {remedy}")
 
     @property
     def origin(self) -> str | None:

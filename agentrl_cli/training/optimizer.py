@@ -3,48 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
+from agentrl_cli.models.model_set import is_head
 from agentrl_cli.models.specs import OptimizerSpec
 
 
 class Optimizer:
     """AdamW over one model's trained weights; those in less than float32 are stepped as float32
-    masters."""
+    masters. A head may have a rate of its own."""
 
     def __init__(self, weights: list[tuple[str, nn.Parameter]], spec: OptimizerSpec) -> None:
         self.spec, self.steps, self.weights = spec, 0, dict(weights)
         full = torch.float32
         self.masters = {k: p if p.dtype == full else p.detach().float() for k, p in weights}
-        masters = self.masters.values()
-        self.adam = torch.optim.AdamW(masters, lr=spec.lr, weight_decay=spec.weight_decay)
+        groups = _rate_groups(self.masters, spec)
+        self.full_rates = [float(group["lr"]) for group in groups]
+        self.adam = torch.optim.AdamW(groups, lr=spec.lr, weight_decay=spec.weight_decay)
         self.decay = _cosine(self.adam, spec.warmup_steps, spec.decay_steps)
         self.restart = _cosine(self.adam, 0, spec.restart_steps)
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step. Each cosine is transformers'. Its warm-up begins at
-        zero and rounds otherwise than what stored runs were trained with, and its
+        """The learning rate of the body's next step."""
+        return self._scheduled(self.spec.lr)
+
+    def _scheduled(self, full: float) -> float:
+        """The rate of the next step where the full one is given. Each cosine is transformers'. Its
+        warm-up begins at zero and rounds otherwise than what stored runs were trained with, and its
         cosine_with_restarts goes back to the full rate: these two are written out."""
         spec, done = self.spec, self.steps
         if done < spec.warmup_steps:
-            return spec.lr * (done + 1) / spec.warmup_steps
+            return full * (done + 1) / spec.warmup_steps
         if spec.decay_steps <= 0:
-            return spec.lr
+            return full
         if spec.restart_steps and done >= spec.decay_steps:
             cycle, place = divmod(done - spec.decay_steps, spec.restart_steps)
-            return spec.lr / 2 ** (cycle + 1) * self.restart(place)
+            return full / 2 ** (cycle + 1) * self.restart(place)
         end = max(spec.decay_steps, spec.warmup_steps + 1)
-        return spec.lr * self.decay(min(done, end))  # after its end the cosine would rise again
+        return full * self.decay(min(done, end))  # after its end the cosine would rise again
 
     def step(self) -> None:
         """Apply the weights' gradients and clear them."""
-        for group in self.adam.param_groups:
-            group["lr"] = self.lr
+        for group, full in zip(self.adam.param_groups, self.full_rates, strict=True):
+            group["lr"] = self._scheduled(full)
         for key, weight in self.weights.items():
             if self.masters[key] is not weight:
                 self.masters[key].grad = None if weight.grad is None else weight.grad.float()
@@ -86,6 +93,16 @@ class Optimizer:
 
     def _moments(self, master: Tensor) -> dict[str, Tensor]:
         return self.adam.state[master] if master in self.adam.state else {}
+
+
+def _rate_groups(masters: dict[str, Tensor], spec: OptimizerSpec) -> list[dict[str, Any]]:
+    """The weights of each learning rate, and that rate: all of them, or the body's and the head's
+    where the head has its own."""
+    if spec.head_lr is None:
+        return [{"params": list(masters.values()), "lr": spec.lr}]
+    body = [master for key, master in masters.items() if not is_head(key)]
+    head = [master for key, master in masters.items() if is_head(key)]
+    return [{"params": body, "lr": spec.lr}, {"params": head, "lr": spec.head_lr}]
 
 
 def _cosine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,14 +33,17 @@ def folder(tmp_path_factory):
 class Bench:
     """A model set and its learner, and the names that the learner published."""
 
-    def __init__(self, folder, lora=None, tokens=64, seed=0, dtype="float32", **adam):
+    def __init__(self, folder, lora=None, tokens=64, seed=0, dtype="float32", head_lr=None, **adam):
         config = model_config(folder, dtype=dtype, lora=lora)
         optimizer = OptimizerSpec(**{"lr": 1e-2, **adam})
         specs = {
             "policy": ModelSpec(kind="trained", generates=True, optimizer=optimizer),
             "target": ModelSpec(kind="ema", generates=True),
-            "critic": ModelSpec(kind="trained", generates=False, optimizer=optimizer, head="value"),
-        }
+            "critic": ModelSpec(
+                kind="trained", generates=False, head="value",
+                optimizer=replace(optimizer, head_lr=head_lr),
+            ),
+        }  # fmt: skip
         self.models = ModelSet(config, specs, "cpu", 0)
         self.published = []
         self.learner = Learner(
@@ -107,6 +111,7 @@ def test_four_steps_equal_two_a_save_a_fresh_load_and_two_more(folder, tmp_path,
         "warmup_steps": 3,
         "decay_steps": 9,
         "weight_decay": 0.01,
+        "head_lr": 0.2,
     }
 
     def train(bench, steps):

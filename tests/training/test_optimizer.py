@@ -11,7 +11,8 @@ import torch
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.losses import nll
 from agentrl_cli.config.settings import LoraConfig
-from agentrl_cli.models.specs import OptimizerSpec
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.training.learner import split_steps
 from agentrl_cli.training.optimizer import Optimizer
 from tests.builders.models import texts
@@ -92,3 +93,47 @@ def test_small_steps_on_bfloat16_weights_add_up():
         weight.grad = torch.ones(1, dtype=torch.bfloat16)
         optimizer.step()
     assert weight.item() == pytest.approx(0.98, abs=0.004)
+
+
+def body_and_head(
+    lr: float, head_lr: float | None = None, warmup: int = 0
+) -> tuple[Optimizer, torch.nn.Parameter, torch.nn.Parameter]:
+    body, head = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    spec = OptimizerSpec(lr=lr, head_lr=head_lr, warmup_steps=warmup)
+    return Optimizer([("w", body), ("head.weight", head)], spec), body, head
+
+
+def test_a_head_steps_at_a_rate_of_its_own_whose_schedule_has_the_bodys_shape():
+    optimizer, body, head = body_and_head(0.1, 2.0, warmup=2)
+    moved = []
+    for _ in range(3):
+        before = body.item(), head.item()
+        body.grad, head.grad = torch.ones(1), torch.ones(1)
+        optimizer.step()
+        moved.append((before[0] - body.item(), before[1] - head.item()))
+    # with equal gradients Adam's step is its rate: half of it in the first of two warm-up steps
+    assert moved == [pytest.approx(pair, rel=1e-5) for pair in [(0.05, 1), (0.1, 2), (0.1, 2)]]
+
+
+def test_a_head_without_a_rate_of_its_own_steps_as_the_body_does_to_the_bit():
+    (own, *_), (shared, *_) = (body_and_head(0.1, rate) for rate in (0.1, None))
+    for optimizer in (own, shared):
+        for _ in range(5):
+            for i, weight in enumerate(optimizer.weights.values()):
+                weight.grad = torch.tensor([0.3 + i])
+            optimizer.step()
+    pairs = zip(own.weights.values(), shared.weights.values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1e-3, math.nan])
+def test_a_heads_rate_that_trains_nothing_is_refused(rate: float):
+    with pytest.raises(UserError, match=rf"head_lr is {rate}; give more than 0"):
+        OptimizerSpec(lr=1e-3, head_lr=rate)
+
+
+def test_a_heads_rate_without_a_head_is_refused():
+    optimizer = OptimizerSpec(lr=1e-3, head_lr=1e-2)
+    ModelSpec(kind="trained", generates=True, optimizer=optimizer, head="value")
+    with pytest.raises(UserError, match=r"head_lr is 0\.01 but this model has no value head"):
+        ModelSpec(kind="trained", generates=True, optimizer=optimizer)
