@@ -40,7 +40,9 @@ class Phase:
     both by the sum of `units(sample)` over the optimizer step, across micro-batches and ranks.
     `tokens_per_step` bounds the ids of one optimizer step (0: all samples in one step);
     `keep_together` adjacent samples always share a micro-batch. `entropy_gradient` says that the
-    loss differentiates the entropy. `metrics` are numbers the algorithm already knows.
+    loss differentiates the entropy. With `head_only` the head alone is trained, at its full rate:
+    the body keeps every bit, and its schedule waits. `metrics` are numbers the algorithm already
+    knows.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Phase:
     tokens_per_step: int = 0
     keep_together: int = 1
     entropy_gradient: bool = False
+    head_only: bool = False
     units: Callable[[Sample], float] = trained_tokens
     metrics: dict[str, float] = field(default_factory=dict)
 

@@ -42,7 +42,8 @@ class StepEstimate:
 
 @dataclass(kw_only=True)
 class PPO(Algorithm):
-    """`value_clip` of 0 leaves the value's steps unbounded; `kl_coef` weighs the divergence from
+    """`value_clip` of 0 leaves the value's steps unbounded; in the first `critic_warmup` updates
+    only the value head learns; `kl_coef` weighs the divergence from
     the start's weights, 0 keeps no reference model; `entropy_coef` weighs the bonus for it."""
 
     level: Literal["turn", "token"]
@@ -52,6 +53,7 @@ class PPO(Algorithm):
     clip: float
     value_clip: float
     value_coef: float
+    critic_warmup: int
     kl_coef: float
     entropy_coef: float
     epochs: int
@@ -62,6 +64,7 @@ class PPO(Algorithm):
         require_at_least(1, epochs=self.epochs)
         require_at_least(0, clip=self.clip, value_clip=self.value_clip, value_coef=self.value_coef)
         require_at_least(0, kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
+        require_at_least(0, critic_warmup=self.critic_warmup)
         require_at_least(0, tokens_per_step=self.tokens_per_step)
         require_fraction(discount=self.discount, gae_lambda=self.gae_lambda)
 
@@ -70,6 +73,12 @@ class PPO(Algorithm):
         policy = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer, head="value")
         reference = {"reference": ModelSpec(kind="frozen", generates=False)} if self.kl_coef else {}
         return {"policy": policy, **reference}
+
+    @property
+    def pretrains_values(self) -> bool:
+        """Whether this update trains the value head alone, on play of a policy that waits, so that
+        its first advantages are not those of a blind critic (VC-PPO, arXiv 2503.01491)."""
+        return self.context.step < self.critic_warmup
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """One phase in which policy and value learn from the same pass."""
@@ -80,7 +89,7 @@ class PPO(Algorithm):
         values, returns = [e.value for e in estimates], [e.value_target for e in estimates]
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
-            entropy_gradient=self.entropy_coef > 0,
+            entropy_gradient=self.entropy_coef > 0, head_only=self.pretrains_values,
             metrics={"policy/explained_variance": explained_variance(values, returns)}
             | left_out_metrics("ppo", episodes),
         )  # fmt: skip
@@ -144,12 +153,13 @@ class PPO(Algorithm):
     def loss(self, outputs: Outputs, batch: Batch) -> losses.Loss:
         """The clipped surrogate, `value_coef` times the value's error, `kl_coef` times the k3
         estimate of the KL from the reference, less `entropy_coef` times the entropy (Schulman et
-        al. 2017, eq. 9)."""
+        al. 2017, eq. 9). While values are pretrained, their error alone."""
         actor, actor_metrics = losses.clipped_ratio(outputs, batch, self.clip)
         critic, critic_metrics = losses.value_error(outputs, batch, self.value_clip)
         both = actor + self.value_coef * critic, actor_metrics | critic_metrics
         anchored = losses.with_kl(both, outputs, batch, self.kl_coef)
-        return losses.with_entropy(anchored, outputs, self.entropy_coef)
+        loss, metrics = losses.with_entropy(anchored, outputs, self.entropy_coef)
+        return critic if self.pretrains_values else loss, metrics
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""

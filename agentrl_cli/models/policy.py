@@ -67,13 +67,27 @@ def collate(samples: list[Sample], pad_id: int = 0) -> Batch:
 
 
 def forward(
-    module: Module, batch: Batch, head: nn.Module | None = None, *, entropy_gradient: bool = False
+    module: Module,
+    batch: Batch,
+    head: nn.Module | None = None,
+    *,
+    entropy_gradient: bool = False,
+    head_only: bool = False,
 ) -> Outputs:
     """Run the body once and read log-probs, entropy and, with a head, values from its hidden
-    states. With `entropy_gradient` a loss may differentiate the entropy. A stream `shadow` marks
-    critic prompts (models/packed_attention.py). Without one no attention mask is needed: under
-    causal attention the padding on the right reaches no real token."""
-    model = causal_lm(module)
+    states. With `entropy_gradient` a loss may differentiate the entropy; with `head_only` it
+    reaches the head's weights and no others. A stream `shadow` marks critic prompts
+    (models/packed_attention.py). Without one no attention mask is needed: under causal attention
+    the padding on the right reaches no real token."""
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not head_only):
+        logprobs, entropy, hidden = _read_body(causal_lm(module), batch, entropy_gradient)
+    return Outputs(logprobs, entropy, None if head is None else head(hidden))
+
+
+def _read_body(
+    model: PreTrainedModel, batch: Batch, entropy_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs and entropy [B, L] of the trained tokens, and hidden states [B, L, width]."""
     with _checkpointing(model):
         hidden, predictors = _hidden_states(model, batch)  # [B, L, width], [B, L]
     trained = batch.mask.bool()  # [B, L], N of them true
@@ -84,11 +98,8 @@ def forward(
     read = partial(_read_chunk, vocabulary_head(model), entropy_gradient)
     logprobs, entropy = _read_in_chunks(read, states.split(size), targets.split(size))  # [N] each
     zeros = torch.zeros_like(batch.mask)
-    return Outputs(
-        zeros.masked_scatter(trained, logprobs),
-        zeros.masked_scatter(trained, entropy),
-        None if head is None else head(hidden),
-    )
+    logprobs, entropy = (zeros.masked_scatter(trained, row) for row in (logprobs, entropy))
+    return logprobs, entropy, hidden
 
 
 def token_logprobs(

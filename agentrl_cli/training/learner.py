@@ -150,8 +150,8 @@ class Learner:
         norm = self._clip_gradients(optimizer)
         if not math.isfinite(norm):
             raise NonFiniteError(phase.name, "the gradient norm", samples)
-        meter.lr = optimizer.lr
-        optimizer.step()
+        meter.lr = 0.0 if phase.head_only else optimizer.lr
+        optimizer.step(head_only=phase.head_only)
         meter.grad_norm += norm
         meter.steps += 1
         meter.units += units
@@ -171,7 +171,10 @@ class Learner:
         """Add the gradients of one micro-batch's share of the step's loss, which is per unit."""
         batch = collate(samples).to(self.models.device)
         module, head = self.models.module(phase.model), self.models.head(phase.model)
-        outputs = forward(module, batch, head, entropy_gradient=phase.entropy_gradient)
+        outputs = forward(
+            module, batch, head,
+            entropy_gradient=phase.entropy_gradient, head_only=phase.head_only,
+        )  # fmt: skip
         loss, sums = phase.loss(outputs, batch)
         for term, value in {"loss": loss.detach(), **sums}.items():
             number = float(value)

@@ -48,10 +48,11 @@ class Optimizer:
         end = max(spec.decay_steps, spec.warmup_steps + 1)
         return full * self.decay(min(done, end))  # after its end the cosine would rise again
 
-    def step(self) -> None:
-        """Apply the weights' gradients and clear them."""
+    def step(self, *, head_only: bool = False) -> None:
+        """Apply the weights' gradients and clear them. A step of the `head_only`, whose body has no
+        gradients, is taken at the full rate and does not count in the schedule."""
         for group, full in zip(self.adam.param_groups, self.full_rates, strict=True):
-            group["lr"] = self._scheduled(full)
+            group["lr"] = full if head_only else self._scheduled(full)
         for key, weight in self.weights.items():
             if self.masters[key] is not weight:
                 self.masters[key].grad = None if weight.grad is None else weight.grad.float()
@@ -61,7 +62,7 @@ class Optimizer:
                 if self.masters[key] is not weight:
                     weight.copy_(self.masters[key])
         self.clear()
-        self.steps += 1
+        self.steps += not head_only
 
     def clear(self) -> None:
         """Drop the gradients."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import pvariance
 
 import pytest
+import torch
 
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
@@ -174,3 +175,22 @@ def test_a_game_of_chance_is_learned(model_folder: Path, level: str):
                optimizer=OptimizerSpec(lr=3e-3))  # fmt: skip
     won_share = success_while_learning(algo, model_folder, steps=9, tokens=2)
     assert won_share[0] < 0.65 and sum(won_share[-2:]) / 2 > 0.85
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_until_the_critic_is_warm_only_the_head_learns_and_by_the_values_error_alone(
+    model_folder: Path, lora: LoraConfig | None
+):
+    algo, models = ppo_with_values(
+        model_folder, lora, critic_warmup=1, kl_coef=0.1, entropy_coef=0.1, epochs=2
+    )
+    start = {key: weight.detach().clone() for key, weight in models.weights("policy").items()}
+    trainer, moved = learner(algo, models), []
+    for step in range(2):
+        algo.context.step = step
+        found = trainer.run(algo.update([won()], ReplayBuffer(None, 1)), step)
+        now = models.weights("policy")
+        moved.append({key for key in start if not torch.equal(now[key], start[key])})
+        alone = found["policy/loss"] == pytest.approx(found["policy/value_loss"])
+        assert alone == (step == 0)
+    assert moved[0] == {"head.weight", "head.bias"} < moved[1]

@@ -62,7 +62,7 @@ def built(name: str, lr: float, **numbers: Any) -> Algorithm:
     """The algorithm with these numbers."""
     optimizer = OptimizerSpec(lr=lr)
     if name == "self_ac":
-        advanced = Advanced(normalise_advantages=True, values="recomputed")
+        advanced = Advanced(normalise_advantages=True, values="recomputed", critic_grad="full")
         return SelfAC(**settings(optimizer=optimizer, advanced=advanced, **numbers))
     usual = {"normalise_advantages": True, "clip": 0.2, "kl_coef": 0.0, "tokens_per_step": 0}
     return GRPO(optimizer=optimizer, **usual, **numbers)

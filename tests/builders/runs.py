@@ -29,7 +29,7 @@ ALGORITHMS = {
     "grpo": ["algo=grpo", "algo.kl_coef=0.1", "algo.episodes_per_group=4", "algo.epochs=2"],
     "ppo": [
         "algo=ppo", "algo.level=token", "algo.value_clip=0.2", "algo.kl_coef=0.1",
-        "algo.tokens_per_step=300",
+        "algo.tokens_per_step=300", "algo.critic_warmup=1",
     ],
     "archer": [
         "algo=archer", "algo.critic_updates=2", "algo.critic_warmup=1",
@@ -38,7 +38,7 @@ ALGORITHMS = {
     "dpo": ["algo=dpo", DEMOS, "algo.tokens_per_step=400", "algo.reference=iteration"],
     "stepagent_implicit": ["algo=stepagent_implicit", DEMOS, "algo.tokens_per_step=300"],
     "stepagent_inverse": ["algo=stepagent_inverse", DEMOS, "algo.fragments_per_update=2"],
-    "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo"],
+    "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo", "algo.critic_warmup=1"],
     "nlac": [
         "algo=nlac", "algo.kl_coef=0.1", "algo.critic_warmup=1",
         "algo.turns_per_update=8", "algo.advanced.buffer_size=20",

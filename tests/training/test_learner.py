@@ -118,7 +118,7 @@ def test_four_steps_equal_two_a_save_a_fresh_load_and_two_more(folder, tmp_path,
         for step in steps:
             bench.run(
                 Phase("policy", texts(), nll, tokens_per_step=20),
-                Phase("critic", critic_samples(), bce, model="critic", units=per_sample),
+                critic_phase(head_only=step % 2 == 0),
                 step=step,
             )
             bench.models.ema_update("target", "policy", 0.9)
@@ -134,6 +134,31 @@ def test_four_steps_equal_two_a_save_a_fresh_load_and_two_more(folder, tmp_path,
     for name in whole.models.names:
         assert fresh.models.fingerprint(name) == whole.models.fingerprint(name)
         assert fresh.models.version(name) == whole.models.version(name)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("head_lr", [None, 0.5])
+def test_a_phase_of_the_head_alone_leaves_every_bit_of_the_body(folder, lora, dtype, head_lr):
+    adam = {"lr": 0.2, "weight_decay": 0.1, "warmup_steps": 50, "head_lr": head_lr}
+    bench = Bench(folder, lora, dtype=dtype, **adam)
+    bench.run(critic_phase())  # so that AdamW has moments by which a body could still move
+    before, steps = bench.weights("critic"), bench.learner.optimizers["critic"].steps
+    for step in range(3):
+        found = bench.run(critic_phase(head_only=True), step=step)
+    after = bench.weights("critic")
+    moved = {key for key in after if not torch.equal(after[key], before[key])}
+    assert moved == {"head.weight", "head.bias"}
+    assert bench.learner.optimizers["critic"].steps == steps and found["critic/lr"] == 0
+    # the body's schedule waits and the head's full rate is taken
+    assert abs(after["head.bias"] - before["head.bias"]) > 0.9 * (head_lr or 0.2)
+    bench.run(critic_phase())
+    assert bench.learner.optimizers["critic"].steps == steps + 1
+
+
+def critic_phase(*, head_only=False):
+    samples = critic_samples()
+    return Phase("critic", samples, bce, model="critic", units=per_sample, head_only=head_only)
 
 
 def critic_samples():

@@ -43,10 +43,12 @@ class Advanced:
     """`normalise_advantages` takes from every advantage their mean over the update's turns, as it
     was before the update, and divides by their deviation: values that are all too high or too low,
     as in the first updates, then discourage or reinforce nothing as a whole. `values` says which V
-    targets and advantages rest on: each pass's own, or the one read before the update."""
+    targets and advantages rest on: each pass's own, or the one read before the update.
+    `critic_grad=detach_prefix` keeps the critic out of the actor's features."""
 
     normalise_advantages: bool
     values: Literal["recomputed", "frozen"]
+    critic_grad: CriticGrad
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class AdvantageScale:
 @dataclass(kw_only=True)
 class SelfAC(Algorithm):
     """`discount` is the slides' λ, `td_steps` their five targets, `alpha` the critic's share of the
-    loss; `critic_grad=detach_prefix` keeps the critic out of the actor's features. Above 0
-    `thought_tokens` are the fewest of a thought that counts as a turn of its own."""
+    loss; in the first `critic_warmup` updates only the value head learns. Above 0 `thought_tokens`
+    are the fewest of a thought that counts as a turn of its own."""
 
     critic_prompt: str
     thought_tokens: int
@@ -71,7 +73,7 @@ class SelfAC(Algorithm):
     gae_lambda: float
     alpha: float
     td_steps: int
-    critic_grad: CriticGrad
+    critic_warmup: int
     layout: Layout
     epochs: int
     tokens_per_step: int
@@ -84,6 +86,7 @@ class SelfAC(Algorithm):
     def __post_init__(self) -> None:
         require_at_least(1, td_steps=self.td_steps, epochs=self.epochs)
         require_at_least(0, clip=self.clip, thought_tokens=self.thought_tokens)
+        require_at_least(0, critic_warmup=self.critic_warmup)
         require_at_least(0, tokens_per_step=self.tokens_per_step)
         require_fraction(discount=self.discount, gae_lambda=self.gae_lambda, alpha=self.alpha)
 
@@ -106,7 +109,13 @@ class SelfAC(Algorithm):
             prompt = repr(self.critic_prompt)
             raise UserError(f"algo.critic_prompt {prompt} has no token; give it a word")
         policy = causal_lm(context.models.module("policy"))
-        enable_packing(policy, self.critic_prompt_ids, self.layout, self.critic_grad)
+        enable_packing(policy, self.critic_prompt_ids, self.layout, self.advanced.critic_grad)
+
+    @property
+    def pretrains_values(self) -> bool:
+        """Whether this update trains the value head alone, on play of a policy that waits, so that
+        its first advantages are not those of a blind critic (VC-PPO, arXiv 2503.01491)."""
+        return self.context.step < self.critic_warmup
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """One phase: each episode is one packed sample (one for each segment between restarts)."""
@@ -118,6 +127,7 @@ class SelfAC(Algorithm):
         yield Phase(
             "actor_critic", samples, self.loss, epochs=self.epochs,
             tokens_per_step=self.tokens_per_step, units=packing.trained_turns,
+            head_only=self.pretrains_values,
             metrics=thoughts_per_turn(packed_episodes)
             | left_out_metrics("self_ac", episodes, self._left_out_reason, more=("long",)),
         )  # fmt: skip
@@ -168,7 +178,8 @@ class SelfAC(Algorithm):
         """L = alpha L_critic + (1 - alpha) L_actor, the slides' sum of two means: the critic's over
         the states whose value is trained, one more than turns in an episode that is done, the
         actor's over turns. The learner divides both by turns, so the critic's sum is first
-        multiplied by the update's turns per such state. The V in targets and advantages is this
+        multiplied by the update's turns per such state. While values are pretrained the actor's
+        weight is zero. The V in targets and advantages is this
         pass's own, or the one from before the update."""
         assert outputs.values is not None
         states = packing.batch_states(batch)
@@ -195,7 +206,8 @@ class SelfAC(Algorithm):
             "value": values.detach()[states.acted].sum(),
             "advantage": advantages[states.acted].sum(),
         }
-        return self.alpha * critic + (1 - self.alpha) * actor, metrics
+        alpha = 1.0 if self.pretrains_values else self.alpha
+        return alpha * critic + (1 - alpha) * actor, metrics
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value`, `advantage` and `td_error` into every turn's info."""

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from agentrl_cli.algos.left_out import LEFT_OUT_REASONS
-from agentrl_cli.algos.self_ac.algorithm import Advanced, AdvantageScale
+from agentrl_cli.algos.self_ac.algorithm import AdvantageScale
 from agentrl_cli.algos.self_ac.packing import trained_turns
+from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.packed_attention import SPLIT
@@ -20,9 +21,17 @@ from agentrl_cli.report.episode import render_turn
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner
 from tests.algos.test_grpo import grpo
+from tests.builders.critics import learner
 from tests.builders.models import disturb
 from tests.builders.nlac import CHAT
-from tests.builders.self_ac import outputs_with_values, phase_of, played, self_ac, settings
+from tests.builders.self_ac import (
+    ADVANCED,
+    outputs_with_values,
+    phase_of,
+    played,
+    self_ac,
+    settings,
+)
 
 
 def test_an_episode_is_one_sample_with_the_prompt_after_every_state(model_folder: Path):
@@ -67,9 +76,7 @@ def test_the_loss_of_a_won_episode_by_hand(model_folder: Path):
 def test_frozen_values_are_those_from_before_the_update_in_targets_and_advantages(
     model_folder: Path, values: Literal["recomputed", "frozen"]
 ):
-    algo, models = self_ac(
-        model_folder, advanced=Advanced(normalise_advantages=False, values=values)
-    )
+    algo, models = self_ac(model_folder, advanced=replace(ADVANCED, values=values))
     models.weights("policy")["head.bias"].data.fill_(0.25)
     _, won = algo.loss(
         *outputs_with_values(phase_of(algo, played("a", [0.0, 1.0])), [[0.1, 0.2, 0.4]])
@@ -89,7 +96,7 @@ def test_frozen_values_are_those_from_before_the_update_in_targets_and_advantage
 
 def test_normalised_advantages_are_those_of_the_whole_update_before_it(model_folder: Path):
     algo, models = self_ac(
-        model_folder, alpha=0.0, advanced=Advanced(normalise_advantages=True, values="recomputed")
+        model_folder, alpha=0.0, advanced=replace(ADVANCED, normalise_advantages=True)
     )
     models.weights("policy")["head.bias"].data.fill_(0.25)
     phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))
@@ -171,6 +178,7 @@ def test_episodes_that_cannot_be_trained_are_left_out_and_counted_by_reason(mode
         ({"critic_prompt": ""}, "critic_prompt '' has no token"),
         ({"alpha": 1.5}, "alpha is 1.5"),
         ({"td_steps": 0}, "td_steps is 0"),
+        ({"critic_warmup": -1}, "critic_warmup is -1"),
         ({"attention": "eager"}, r"set model\.attention=sdpa"),
     ],
 )
@@ -223,3 +231,23 @@ def test_old_values_are_those_of_the_trainers_own_pass(model_folder: Path):
     again = logprobs_and_values(models.module("policy"), models.head("policy"), phase.samples, 4096)
     assert phase.samples[0].streams["old_logprob"] == again[0][0]
     assert settings()["alpha"] == algo.alpha
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2, alpha=4, targets=["all-linear"])])
+def test_until_the_critic_is_warm_only_the_head_learns_and_by_the_critics_loss_alone(
+    model_folder: Path, lora: LoraConfig | None
+):
+    algo, models = self_ac(model_folder, lora, critic_warmup=2, alpha=0.25, epochs=3)
+    games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0])]
+    trainer = learner(algo, models)
+    start = {key: weight.detach().clone() for key, weight in models.weights("policy").items()}
+    moved = []
+    for step in range(3):
+        algo.context.step = step
+        found = trainer.run(algo.update(games, ReplayBuffer(None, 1)), step)
+        now = models.weights("policy")
+        moved.append({key for key in start if not torch.equal(now[key], start[key])})
+        both = 0.25 * found["actor_critic/critic_loss"] + 0.75 * found["actor_critic/actor_loss"]
+        expected = both if step == 2 else found["actor_critic/critic_loss"]
+        assert found["actor_critic/loss"] == pytest.approx(expected)
+    assert moved[0] == moved[1] == {"head.weight", "head.bias"} < moved[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,17 @@ import torch
 
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.models.model_set import ModelSet
+from agentrl_cli.models.packed_attention import CriticGrad
 from agentrl_cli.models.policy import causal_lm
 from tests.builders.models import disturb
-from tests.builders.self_ac import forward_pass, outputs_with_values, phase_of, played, self_ac
+from tests.builders.self_ac import (
+    ADVANCED,
+    forward_pass,
+    outputs_with_values,
+    phase_of,
+    played,
+    self_ac,
+)
 
 LORA = LoraConfig(rank=2, alpha=4, targets=["all-linear"])
 
@@ -45,9 +54,10 @@ def test_the_actors_loss_gives_nothing_to_the_value_head_and_to_critic_prompts(
 
 @pytest.mark.parametrize("critic_grad", ["full", "detach_prefix"])
 def test_the_critics_loss_reaches_every_adapter_and_not_the_vocabulary(
-    model_folder: Path, critic_grad: str
+    model_folder: Path, critic_grad: CriticGrad
 ):
-    algo, models = self_ac(model_folder, LORA, alpha=1.0, critic_grad=critic_grad)
+    advanced = replace(ADVANCED, critic_grad=critic_grad)
+    algo, models = self_ac(model_folder, LORA, alpha=1.0, advanced=advanced)
     disturb(models, "policy")
     phase = phase_of(algo, played("a", [0.0, 1.0]))
     projected: list[int] = []
