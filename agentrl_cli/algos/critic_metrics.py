@@ -14,12 +14,13 @@ Numbers = Sequence[float]
 
 @dataclass(frozen=True)
 class ValuedState:
-    """A state of an ended episode: the number of its turn, the critic's value, and the discounted
-    rewards that were still earned from there on."""
+    """A state of an ended episode: the number of its turn, the critic's value, the discounted
+    rewards that were still earned from there on, and whether the episode was won."""
 
     turn: int
     value: float
     return_to_go: float
+    won: bool
 
 
 def critic_metrics(states: Sequence[ValuedState]) -> dict[str, float]:
@@ -28,24 +29,46 @@ def critic_metrics(states: Sequence[ValuedState]) -> dict[str, float]:
         return {}
     values = [state.value for state in states]
     returns = [state.return_to_go for state in states]
+    constant = statistics.pvariance(returns)  # the Brier score of their mean, the best constant
+    ratio = {"critic/brier_ratio": brier(values, returns) / constant} if constant else {}
     return {
         "critic/rank_correlation": rank_correlation(values, returns),
         "critic/rank_same_turn": rank_same_turn(states),
+        "critic/auc_same_turn": auc_same_turn(states),
         "critic/brier": brier(values, returns),
         "critic/optimism": statistics.fmean(values) - statistics.fmean(returns),
+        **ratio,
     }
 
 
 def rank_same_turn(states: Sequence[ValuedState]) -> float:
     """The mean rank correlation among states of one turn number, weighted by their number."""
-    turns: dict[int, list[ValuedState]] = defaultdict(list)
-    for state in states:
-        turns[state.turn].append(state)
     total = 0.0
-    for row in turns.values():
+    for row in by_turn(states):
         values, returns = [s.value for s in row], [s.return_to_go for s in row]
         total += len(row) * rank_correlation(values, returns)
     return total / len(states)
+
+
+def auc_same_turn(states: Sequence[ValuedState]) -> float:
+    """The share of pairs of states of one turn number, one of a won episode and one of a lost, in
+    which the won one has the higher value; ties count half; 0.5 of no pair. By the sum of ranks
+    (Mann and Whitney 1947)."""
+    right, pairs = 0.0, 0
+    for row in by_turn(states):
+        rank_of_won = [r for r, s in zip(ranks([s.value for s in row]), row, strict=True) if s.won]
+        won = len(rank_of_won)
+        right += sum(rank_of_won) - won * (won + 1) / 2
+        pairs += won * (len(row) - won)
+    return right / pairs if pairs else 0.5
+
+
+def by_turn(states: Sequence[ValuedState]) -> list[list[ValuedState]]:
+    """The states of each turn number."""
+    turns: dict[int, list[ValuedState]] = defaultdict(list)
+    for state in states:
+        turns[state.turn].append(state)
+    return list(turns.values())
 
 
 def rank_correlation(xs: Numbers, ys: Numbers) -> float:

@@ -111,5 +111,6 @@ def value_metrics(
             return_at_reward = turn.reward + discount * return_to_go
             return_to_go = discount ** (steps(turn) - 1) * return_at_reward
             if episode.stop == "done":
-                states.append(ValuedState(number, turn.info["value"], return_to_go))
+                value = turn.info["value"]
+                states.append(ValuedState(number, value, return_to_go, episode.success))
     return critic_metrics(states)

@@ -17,7 +17,8 @@ CRITIC_METRICS = (
     "nlac/refined_gain", "nlac/refined_gain_all", "nlac/kept_when_optimal", "nlac/valid_forecasts",
     "ledger/faulty", "ledger/hits", "ledger/false_alarms", "ledger/mended", "ledger/spoiled",
     "ledger/lesson_share", "ledger/lesson_gain", "ledger/lesson_gain_low", "guard/low",
-    "critic/brier", "critic/optimism", "critic/rank_correlation", "critic/rank_same_turn",
+    "critic/brier", "critic/brier_ratio", "critic/optimism", "critic/rank_correlation",
+    "critic/rank_same_turn", "critic/auc_same_turn",
 )  # fmt: skip
 BINS = 5
 
