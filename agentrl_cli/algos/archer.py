@@ -109,7 +109,6 @@ class ArCHer(Algorithm):
             samples = self.transitions(without_left_out(drawn), i)
             yield Phase(
                 "critic", samples, td_loss, model="critic", units=trained_turns,
-                tokens_per_step=self.tokens_per_step,
                 metrics=left_out_metrics("archer", episodes),
             )  # fmt: skip
             self.context.models.ema_update("target", "critic", self.ema_decay)

@@ -186,14 +186,14 @@ class Learner:
 
 def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:
     """Sample numbers of each optimizer step, in groups that stay together, in an order drawn from
-    `seed`. At most `tokens_per_step` ids a step (a larger group makes a step of its own), in as few
-    and as even steps as that allows. Raises ValueError where the samples do not divide into whole
+    `seed`. At most `tokens_per_step` trained tokens a step, or units of samples that train none (a
+    larger group makes a step of its own), in as few and as even steps as that allows. Raises ValueError where the samples do not divide into whole
     groups."""
     groups = _shuffled_groups(phase, seed)
     if phase.tokens_per_step <= 0:
         return [groups]
-    lengths = [sum(len(phase.samples[i].ids) for i in group) for group in groups]
-    numbers = _step_numbers(lengths, _smallest_sufficient_limit(lengths, phase.tokens_per_step))
+    sizes = [sum(_size(phase, phase.samples[i]) for i in group) for group in groups]
+    numbers = _step_numbers(sizes, _smallest_sufficient_limit(sizes, phase.tokens_per_step))
     steps: list[list[list[int]]] = [[] for _ in range(numbers[-1] + 1)]
     for group, number in zip(groups, numbers, strict=True):
         steps[number].append(group)
@@ -210,19 +210,24 @@ def _shuffled_groups(phase: Phase, seed: int) -> list[list[int]]:
     return groups
 
 
-def _smallest_sufficient_limit(lengths: list[int], limit: int) -> int:
+def _size(phase: Phase, sample: Sample) -> float:
+    """What a sample adds to an optimizer step: the tokens that it trains, or its units."""
+    return sum(sample.mask) or phase.units(sample)
+
+
+def _smallest_sufficient_limit(sizes: list[float], limit: int) -> int:
     """The smallest limit that needs no more steps than `limit` does, which makes them most even. A
     smaller limit never needs fewer steps, so it is found by halving."""
-    last = _step_numbers(lengths, limit)[-1]
-    return bisect_left(range(limit), True, key=lambda n: _step_numbers(lengths, n)[-1] == last)
+    last = _step_numbers(sizes, limit)[-1]
+    return bisect_left(range(limit), True, key=lambda n: _step_numbers(sizes, n)[-1] == last)
 
 
-def _step_numbers(lengths: list[int], limit: int) -> list[int]:
-    """The step of each group when steps are filled in order up to `limit` ids."""
-    numbers, number, filled = [], 0, 0
-    for length in lengths:
-        if filled and filled + length > limit:
+def _step_numbers(sizes: list[float], limit: int) -> list[int]:
+    """The step of each group when steps are filled in order up to `limit`."""
+    numbers, number, filled = [], 0, 0.0
+    for size in sizes:
+        if filled and filled + size > limit:
             number, filled = number + 1, 0
-        filled += length
+        filled += size
         numbers.append(number)
     return numbers

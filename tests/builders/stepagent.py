@@ -45,7 +45,7 @@ def inverse(ppo_changes: dict[str, Any] | None = None, **changes: Any) -> StepAg
     usual: dict[str, Any] = {
         "fragments_per_update": 3, "attempts": 2, "attempt": "turn", "rollout": "fragment",
         "reward": "logit", "reward_clip": 5.0, "imitation_coef": 0.0,
-        "discriminator_epochs": 1, "discriminator_tokens_per_step": 0,
+        "discriminator_epochs": 1, "discriminator_turns_per_step": 0,
         "discriminator_optimizer": ADAM, "ppo": ppo(**{"optimizer": ADAM, **(ppo_changes or {})}),
     }  # fmt: skip
     return StepAgentInverse(**{**usual, **changes})

@@ -240,11 +240,11 @@ def steps_by_trying_every_limit(lengths: list[int], most: int) -> list[list[int]
 def test_steps_are_those_of_the_smallest_limit_that_needs_no_more_of_them(seed):
     rng = random.Random(seed)
     size, count, most = rng.randint(1, 3), rng.randint(1, 12), rng.randint(1, 60)
-    ids = [[1] * rng.randint(1, 12) for _ in range(size * count)]
-    samples = [Sample(row, [0] * len(row)) for row in ids]
+    ids = [[1] * rng.randint(2, 13) for _ in range(size * count)]
+    samples = [Sample(row, [0] + [1] * (len(row) - 1)) for row in ids]
     phase = Phase("x", samples, nll, tokens_per_step=most, keep_together=size)
     found = [
-        [sum(len(samples[i].ids) for i in group) for group in step]
+        [sum(sum(samples[i].mask) for i in group) for group in step]
         for step in split_steps(phase, seed)
     ]
     lengths = [length for step in found for length in step]

@@ -12,6 +12,7 @@ from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.losses import nll
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Sample
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.training.learner import split_steps
 from agentrl_cli.training.optimizer import Optimizer
@@ -25,14 +26,27 @@ def test_steps_hold_every_sample_once_within_the_bound_and_evenly(limit):
     phase = Phase("x", texts(23), nll, tokens_per_step=limit)
     steps = split_steps(phase, seed=4)
     assert sorted(i for step in steps for group in step for i in group) == list(range(23))
-    sizes = [sum(len(phase.samples[i].ids) for group in step for i in group) for step in steps]
+    sizes = [sum(sum(phase.samples[i].mask) for group in step for i in group) for step in steps]
     if limit == 0:
         assert len(steps) == 1
     else:
         assert all(size <= limit or len(step) == 1 for size, step in zip(sizes, steps, strict=True))
         assert len(steps) >= min(23, sum(sizes) / limit)
     if limit in (17, 40):
-        assert max(sizes) - min(sizes) <= 2 * max(len(s.ids) for s in phase.samples)
+        assert max(sizes) - min(sizes) <= 2 * max(sum(s.mask) for s in phase.samples)
+
+
+@pytest.mark.parametrize("prompt", [1, 40])
+def test_a_step_is_as_large_as_what_it_trains_however_long_the_prompts_are(prompt):
+    samples = [Sample([7] * prompt + [8] * 3, [0] * prompt + [1] * 3) for _ in range(8)]
+    steps = split_steps(Phase("x", samples, nll, tokens_per_step=6), 0)
+    assert [sum(map(len, step)) for step in steps] == [2, 2, 2, 2]
+
+
+def test_samples_of_which_only_a_head_learns_count_their_units():
+    samples = [Sample([7] * 9, [0] * 9) for _ in range(8)]
+    phase = Phase("critic", samples, nll, tokens_per_step=5, units=lambda sample: 1.5)
+    assert [sum(map(len, step)) for step in split_steps(phase, 0)] == [3, 3, 2]
 
 
 def test_samples_that_do_not_divide_into_groups_are_refused():

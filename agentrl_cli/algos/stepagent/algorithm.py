@@ -105,7 +105,7 @@ class StepAgentInverse(Algorithm):
     reward_clip: float
     imitation_coef: float
     discriminator_epochs: int
-    discriminator_tokens_per_step: int
+    discriminator_turns_per_step: int
     discriminator_optimizer: OptimizerSpec
     ppo: PPO
 
@@ -115,7 +115,7 @@ class StepAgentInverse(Algorithm):
         require_at_least(1, discriminator_epochs=self.discriminator_epochs)
         require_at_least(2, attempts=self.attempts)
         require_at_least(0, fragments_per_update=self.fragments_per_update)
-        require_at_least(0, discriminator_tokens_per_step=self.discriminator_tokens_per_step)
+        require_at_least(0, discriminator_turns_per_step=self.discriminator_turns_per_step)
         require_at_least(0, reward_clip=self.reward_clip, imitation_coef=self.imitation_coef)
 
     @property
@@ -216,7 +216,7 @@ class StepAgentInverse(Algorithm):
         return Phase(
             "discriminator", [*own, *weighed(expert, weight)], bce,
             model="discriminator", epochs=self.discriminator_epochs,
-            units=judgements, tokens_per_step=self.discriminator_tokens_per_step,
+            units=judgements, tokens_per_step=self.discriminator_turns_per_step,
             metrics=metrics,
         )  # fmt: skip
 
