@@ -57,7 +57,10 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     seconds = {"time/rollout": time.perf_counter() - began}
     learned = parts.learner.run(algo.update(episodes, parts.buffer), step)
     parts.step += 1
-    return rollout_metrics(episodes) | gap | seconds | learned, episodes
+    metrics = rollout_metrics(episodes) | gap | seconds | learned
+    if "guard/episodes" in metrics:  # a guard's probes steer the run, too
+        metrics["episodes/count"] = metrics.get("episodes/count", 0) + metrics["guard/episodes"]
+    return metrics, episodes
 
 
 def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:

@@ -59,6 +59,9 @@ def test_the_guard_of_the_guarded_case_has_measured_before_it_is_resumed(tmp_pat
     state = facts(trained(tmp_path, "nlac", "it", SPEAKER, *GUARDED))
     assert len(state["state"]["algo"]["guard"]) == 3 and any(state["state"]["algo"]["guard"])
     assert {"guard/gain", "guard/open"} <= state["metrics"][-2].keys()
+    rows = [row for row in state["metrics"] if "guard/episodes" in row]
+    played = {row["episodes/count"] - row["guard/episodes"] for row in rows}
+    assert len(played) == 1 and played.pop() > 0 < rows[-1]["guard/episodes"]
 
 
 def test_the_parts_of_the_nlac_case_that_resume_must_restore_are_in_use(tmp_path: Path):
