@@ -39,10 +39,10 @@ class Phase:
     `loss(outputs, batch)` returns a *sum* over its units and sums of metrics; the learner divides
     both by the sum of `units(sample)` over the optimizer step, across micro-batches and ranks.
     `tokens_per_step` bounds the trained tokens of one optimizer step (0: all samples in one step),
-    and where only a head is trained, the units; `keep_together` adjacent samples always share a micro-batch. `entropy_gradient` says that the
-    loss differentiates the entropy. With `head_only` the head alone is trained, at its full rate:
-    the body keeps every bit, and its schedule waits. `metrics` are numbers the algorithm already
-    knows.
+    and where only a head is trained, the units; `keep_together` adjacent samples always share a
+    micro-batch. `entropy_gradient` says that the loss differentiates the entropy. With `head_only`
+    the head alone is trained, at its full rate: the body keeps every bit, and its schedule waits.
+    `metrics` are numbers the algorithm already knows.
     """
 
     name: str

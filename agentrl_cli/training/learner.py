@@ -185,10 +185,10 @@ class Learner:
 
 
 def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:
-    """Sample numbers of each optimizer step, in groups that stay together, in an order drawn from
-    `seed`. At most `tokens_per_step` trained tokens a step, or units of samples that train none (a
-    larger group makes a step of its own), in as few and as even steps as that allows. Raises ValueError where the samples do not divide into whole
-    groups."""
+    """Sample numbers of each optimizer step, in groups that stay together, in an order drawn
+    from `seed`. At most `tokens_per_step` trained tokens a step, or units of samples that train
+    none (a larger group makes a step of its own), in as few and as even steps as that allows.
+    Raises ValueError where the samples do not divide into whole groups."""
     groups = _shuffled_groups(phase, seed)
     if phase.tokens_per_step <= 0:
         return [groups]
