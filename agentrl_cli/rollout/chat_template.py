@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
@@ -25,23 +25,44 @@ SENTINEL = "qzanswerzq"
 ANCHOR = (("user", "anchor", ""),)
 THOUGHT = "<think>\nA cat, perhaps.\n</think>\n\nIs it  a cat?"
 ANSWERS = ("Is it alive?", THOUGHT, "One line\n\nand two.")
-MARKED_TOKEN = re.compile("\ue000(\\d+)\ue001")  # a special token's name that is only text
+OPEN, CLOSE = "\ue000", "\ue001"  # around marked text; a text's own ones are marked themselves
+MARKS = re.compile(f"[{OPEN}{CLOSE}]")
+MARKED = re.compile(
+    f"{OPEN}([0-9a-f]+){CLOSE}"
+)  # what is only text though it names a token, in hex
+
+
+class Frame(NamedTuple):
+    """What a template writes around an answer: all of it as `text`, what it puts before the answer
+    itself, and the id of the token that closes it."""
+
+    text: str
+    answer_prefix: str
+    closing: int
 
 
 class Chat:
     """One tokenizer and its template. Short observations repeat, so every encoding is memoised.
     `closing` is the token that closes an answer, `stop_ids` those that end its sampling,
     `answer_prefix` what the template itself puts before an answer (mostly nothing). UserError for a
-    template without them."""
+    template without them.
+
+    No text can write a token of the tokenizer's added ones, whether it calls them special or not.
+    Only an answer may write those that neither are special nor frame a message (`<think>`,
+    `<tool_call>`), as the model itself does."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self.special: list[str] = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
-        self._names = re.compile("|".join(map(re.escape, self.special)) or "(?!)")
+        self._special, self._added = _token_names(tokenizer)
+        found: Any = tokenizer.convert_tokens_to_ids(sorted(self._added))
+        self._token_ids = set[int](found)
+        self._in_text = self._in_answer = _any_of(self._added)
         self._start = lru_cache(CACHED_ENCODINGS)(self._start_ids)
         self._tail = lru_cache(CACHED_ENCODINGS)(self._tail_ids)
         self._answer = lru_cache(CACHED_ENCODINGS)(self._answer_ids)
-        self.answer_prefix, self.closing = self._frame()
+        frame = self._frame()
+        self._in_answer = _any_of(self._special | set(self._in_text.findall(frame.text)))
+        self.answer_prefix, self.closing = frame.answer_prefix, frame.closing
         eos: Any = tokenizer.eos_token_id
         ends = [self.closing] if eos is None else [self.closing, int(eos)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
@@ -71,7 +92,8 @@ class Chat:
     def encode_raw(self, text: str) -> list[int]:
         """The ids of `text` as it stands, special tokens by name and `{closing}` for the one that
         closes an answer; no template."""
-        return list(self._encode(text.replace("{closing}", self.text_of([self.closing]))))
+        text = _mark(text, MARKS).replace("{closing}", self.text_of([self.closing]))
+        return list(self._encode(text))
 
     def encode_turns(self, turns: list[Turn], tools: Tools = ()) -> list[Turn]:
         """Fill in the ids of scripted turns (text only) in place; their log-probs are 0
@@ -130,8 +152,8 @@ class Chat:
     def _show(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.convert_ids_to_tokens(list(ids[:6])))
 
-    def _frame(self) -> tuple[str, int]:
-        """What an answer begins with by itself (mostly nothing), and the token that closes it."""
+    def _frame(self) -> Frame:
+        """What the template writes around an answer."""
         answered = self._render((*ANCHOR, ("assistant", SENTINEL, ""), *ANCHOR), "", False)
         before, _, after = answered.partition(SENTINEL)
         header = self._render(ANCHOR, "", True)
@@ -140,11 +162,11 @@ class Chat:
             remedy = "use a template that prompts with the header it writes"
             raise UserError(f"the chat template {line}; {remedy}")
         closing = self._encode(after)[0]
-        if closing not in self.tokenizer.all_special_ids:
+        if self.tokenizer.convert_ids_to_tokens(closing) not in self._special:
             line = f"ends an answer with {after[:20]!r}, which is no special token"
             remedy = "use a template that closes an answer with a special token"
             raise UserError(f"the chat template {line}; {remedy}")
-        return before[len(header) :], closing
+        return Frame(answered, before[len(header) :], closing)
 
     def _start_ids(self, key: Key, tools: str) -> tuple[int, ...]:
         return self._encode(self._render(key, tools, True))
@@ -155,33 +177,51 @@ class Chat:
         return self._encode(text.partition(SENTINEL)[2])
 
     def _answer_ids(self, text: str) -> tuple[int, ...]:
-        return (*self._encode(self.answer_prefix + self._mark(text)), self.closing)
-
-    def _mark(self, text: str) -> str:
-        """Text in which the names of special tokens are marked as mere text: no world and no model
-        can write a turn's end by spelling it."""
-        return self._names.sub(lambda m: f"\ue000{self.special.index(m[0])}\ue001", text)
+        marked = _mark(text, self._in_answer)
+        return (*self._encode(self.answer_prefix + marked), self.closing)
 
     def _encode(self, text: str) -> tuple[int, ...]:
+        """The ids of a text in which tokens stand by name, except for what is marked in it."""
         ids: list[int] = []
-        for i, part in enumerate(MARKED_TOKEN.split(text)):
-            plain = i % 2 == 1
-            part = self.special[int(part)] if plain else part
-            ids += self.tokenizer.encode(part, add_special_tokens=False, split_special_tokens=plain)
+        for i, part in enumerate(MARKED.split(text)):
+            if i % 2:
+                ids += self._encode_plain(bytes.fromhex(part).decode())
+            else:
+                ids += self._encode_part(part, split_special_tokens=False)
         return tuple(ids)
+
+    def _encode_plain(self, text: str) -> Ids:
+        """The ids of a text as mere text. A tokenizer keeps apart only the tokens that it calls
+        special; the name of another is cut in two until it is none."""
+        ids = self._encode_part(text, split_special_tokens=True)
+        if len(text) == 1 or self._token_ids.isdisjoint(ids):
+            return ids
+        half = len(text) // 2
+        return self._encode_plain(text[:half]) + self._encode_plain(text[half:])
+
+    def _encode_part(self, text: str, *, split_special_tokens: bool) -> Ids:
+        options: dict[str, Any] = {"split_special_tokens": split_special_tokens}
+        return self.tokenizer.encode(text, add_special_tokens=False, **options)
 
     def _render(self, key: Key, tools: str, prompt: bool) -> str:
         """The template's text for the messages; UserError where the template refuses them."""
         from jinja2.exceptions import TemplateError
 
-        rows = [_row(role, self._mark(content), calls) for role, content, calls in key]
-        options = {"tools": json.loads(tools) if tools else None, "add_generation_prompt": prompt}
+        rows = [self._row(role, content, calls) for role, content, calls in key]
+        shown = _mark(json.loads(tools), self._in_text) if tools else None
+        options = {"tools": shown, "add_generation_prompt": prompt}
         try:
             return str(self.tokenizer.apply_chat_template(rows, tokenize=False, **options))
         except (TemplateError, ValueError) as error:
             roles = ", ".join(role for role, _, _ in key)
             line = f"the chat template refuses messages of {roles} ({error})"
             raise UserError(f"{line}; use a template that takes them") from error
+
+    def _row(self, role: str, content: str, calls: str) -> dict[str, Any]:
+        """A message as templates read it, with nothing in it that could be taken for a token."""
+        names = self._in_answer if role == "assistant" else self._in_text
+        row = {"role": _mark(role, names), "content": _mark(content, names)}
+        return {**row, "tool_calls": _mark(json.loads(calls), names)} if calls else row
 
 
 def _key(messages: Sequence[Message]) -> Key:
@@ -192,6 +232,30 @@ def _dump(rows: Sequence[dict[str, Any]]) -> str:
     return json.dumps(list(rows)) if rows else ""
 
 
-def _row(role: str, content: str, calls: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"role": role, "content": content}
-    return {**row, "tool_calls": json.loads(calls)} if calls else row
+def _token_names(tokenizer: PreTrainedTokenizerBase) -> tuple[set[str], set[str]]:
+    """The names of special tokens, and those of all added ones. White space is no token's name:
+    Gemma adds its paragraphs, which every text may hold."""
+    added = tokenizer.added_tokens_decoder.values()
+    special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+    names = special | {str(token) for token in added}
+    return special, {name for name in names if name.strip()}
+
+
+def _any_of(names: set[str]) -> re.Pattern[str]:
+    """Finds the longest of the names, and the characters that mark a text, wherever they stand.
+    The first characters are looked for first: a tokenizer may have thousands of names."""
+    names = {*names, OPEN, CLOSE}
+    first = "".join(sorted({re.escape(name[0]) for name in names}))
+    longest_first = sorted(names, key=lambda name: (-len(name), name))
+    return re.compile(f"(?=[{first}])(?:{'|'.join(map(re.escape, longest_first))})")
+
+
+def _mark(value: Any, names: re.Pattern[str]) -> Any:
+    """A text, or all texts in a JSON value, in which names of tokens are marked as mere text."""
+    if isinstance(value, dict):
+        return {_mark(key, names): _mark(item, names) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mark(item, names) for item in value]
+    if not isinstance(value, str):
+        return value
+    return names.sub(lambda found: f"{OPEN}{found[0].encode().hex()}{CLOSE}", value)
