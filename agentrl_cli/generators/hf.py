@@ -22,6 +22,11 @@ from agentrl_cli.generators.prefixes import BatchLayer, Integers, PrefixStore, a
 
 FREE_COLUMNS = 32  # columns that a batch's buffers leave free at first
 SAMPLES_TOGETHER = 8  # samples of one prompt that share a row of the cache
+NOT_A_NUMBER = (
+    "model '{model}' gives logits that are no numbers: its weights are spoiled, or its dtype is too"
+    " narrow for them; start from an earlier checkpoint (init=RUN/checkpoints/STEP/models/policy)"
+    " with a lower learning rate, or give model.dtype=float32"
+)
 ROTARY_FAMILIES = {"llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"}
 CACHEABLE_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -90,7 +95,8 @@ class HFGenerator(Generator):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """`sampling.n` completions for each prompt; ValueError for an empty prompt."""
+        """`sampling.n` completions for each prompt; ValueError for an empty prompt, UserError where
+        the model gives logits that are no numbers."""
         if not all(prompts):
             raise ValueError(f"prompt {prompts.index([])} is empty; give at least one token")
         module, store = self.models.module(model), self._store(model)
@@ -103,6 +109,8 @@ class HFGenerator(Generator):
             inputs = [prompts[i] for i, _ in part]
             batch = self._prefilled_batch(module, store, inputs, streams, sampling)
             _sample_all(module, store, batch, sampling)
+            if bool(batch.logprobs[:-1].isnan().any()):
+                raise UserError(NOT_A_NUMBER.format(model=model))
             completions.update(zip(part, _completions(batch, sampling), strict=True))
             store.trim()
         return [[completions[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
@@ -219,6 +227,7 @@ def draw(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, T
         mass = torch.softmax(logits / temperature, -1).cumsum(-1)
         below = mass[:, -1:] * uniform * (1 - 2**-20)  # under the total, whatever rounding does
         ids = torch.searchsorted(mass, below, right=True)
+        ids = ids.clamp(max=logits.shape[-1] - 1)  # beyond it where logits are no numbers
     return ids[:, 0], logprobs.gather(-1, ids)[:, 0]
 
 

@@ -7,6 +7,7 @@ from itertools import chain
 import pytest
 import torch
 
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.generators.base import Completion, Sampling
 from agentrl_cli.generators.hf import HFGenerator, draw
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
@@ -351,3 +352,15 @@ def test_bfloat16_on_cuda_continues_from_its_cache():
     for (answer,) in kept.generate(longer, [*range(20)], first):
         assert answer.logprobs[0] <= 0
     assert weights.read == 20 * 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_whose_logits_are_no_numbers_is_named_with_what_to_do(temperature, value):
+    spoiled = Weights(spoiled=1.0)
+    with torch.no_grad():
+        next(iter(spoiled.modules["spoiled"].parameters())).fill_(value)
+    sampling = Sampling(max_tokens=3, temperature=temperature, stop_ids=())
+    with pytest.raises(UserError, match=r"^model 'spoiled' gives logits.*; start from an earlier"):
+        engine(spoiled).generate([[5, 6], [7]], [0, 1], sampling, "spoiled")
+    assert engine(spoiled).generate([[5, 6]], [0], sampling)[0][0].ids
