@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.core import files
+from agentrl_cli.core.errors import FAILURE_KINDS, StoppedRun, UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.runs.run import Run
@@ -28,7 +29,12 @@ LOGPROB_GAP_EPISODES = 4  # episodes a step whose log-probs are compared with th
 
 def train(cfg: DictConfig, run: Run, parts: Parts) -> None:
     """Go on from `parts.step` until `cfg.steps` updates are done or somebody interrupts."""
-    with run.track(), dump_failed_batch(run), interruptible() as interrupted:
+    with (
+        run.track(),
+        dump_failed_batch(run),
+        save_when_stopped(cfg, run, parts),
+        interruptible() as interrupted,
+    ):
         if cfg.eval.baseline and not run.has_metrics:
             run.log(0, timed_evaluation(parts, run, 0))
         while parts.step < cfg.steps and not interrupted.is_set():
@@ -55,12 +61,21 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     if algo.replay_capacity:
         parts.buffer.add(episodes)
     seconds = {"time/rollout": time.perf_counter() - began}
-    learned = parts.learner.run(algo.update(episodes, parts.buffer), step)
+    learned = learn(parts, episodes)
     parts.step += 1
     metrics = rollout_metrics(episodes) | gap | seconds | learned
     if "guard/episodes" in metrics:  # a guard's probes steer the run, too
         metrics["episodes/count"] = metrics.get("episodes/count", 0) + metrics["guard/episodes"]
     return metrics, episodes
+
+
+def learn(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
+    """Let the algorithm update. What stops it here leaves models between two steps: nothing is
+    saved then, and the last checkpoint holds."""
+    try:
+        return parts.learner.run(parts.algo.update(episodes, parts.buffer), parts.step)
+    except StoppedRun as error:
+        raise UserError(f"{error} (in an update: the last checkpoint holds)") from error
 
 
 def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
@@ -74,10 +89,17 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
         "episodes/count": metrics.pop("episodes/episodes"),
         **metrics,
         "episodes/failed": sum(e.error is not None for e in episodes) / len(episodes),
+        **{f"episodes/failed_{kind}": n / len(episodes) for kind, n in failures(episodes).items()},
         "episodes/context": sum(e.stop == "context" for e in episodes) / len(episodes),
         "episodes/tokens": float(sum(e.tokens for e in episodes)),
         "time/env": sum(e.env_seconds for e in episodes),
     }
+
+
+def failures(episodes: list[Episode]) -> dict[str, int]:
+    """How many episodes broke, by the kind of what broke."""
+    kinds = [episode.error_kind for episode in episodes]
+    return {kind: kinds.count(kind) for kind in FAILURE_KINDS}
 
 
 def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
@@ -120,6 +142,18 @@ def dump_failed_batch(run: Run) -> Iterator[None]:
             files.write_json(file, batch)
         error.add_note(f"the batch is in {file}")
         raise
+
+
+@contextmanager
+def save_when_stopped(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]:
+    """Save where something outside of the run stops it, and say how to go on."""
+    try:
+        yield
+    except StoppedRun as error:
+        parts.save(run, parts.step)
+        verb = "resume" if parts.step < cfg.steps else "eval"
+        line = f"saved; go on with: agentrl {verb} {run.quoted_folder}"
+        raise StoppedRun(f"{error}; {line}") from error
 
 
 @contextmanager

@@ -15,21 +15,25 @@ from typer.core import TyperGroup
 from agentrl_cli import __version__
 from agentrl_cli.cli import help_examples, read_only
 from agentrl_cli.cli.read_only import AsJson, ConfigDir, RunRef
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import EpisodeError, UserError, require_at_least
+from agentrl_cli.core.terminal import say
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="group=option or key=value")]
 
 
 class Verbs(TyperGroup):
-    """Turns a mistake of the user into its lines and exit code 2."""
+    """Turns a mistake of the user into its lines and exit code 2, what broke outside into 1."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
         try:
             return super().invoke(ctx)
         except UserError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(2) from None
+            say(str(error), err=True)
+            raise typer.Exit(error.exit_code) from None
+        except EpisodeError as error:
+            say(f"the episode broke: {error}", err=True)
+            raise typer.Exit(1) from None
 
 
 app = typer.Typer(
@@ -43,7 +47,7 @@ app = typer.Typer(
 
 def _version(is_set: bool) -> None:
     if is_set:
-        typer.echo(f"agentrl {__version__}")
+        say(f"agentrl {__version__}")
         raise typer.Exit
 
 
@@ -90,10 +94,10 @@ def sweep_runs(
 
     folder = sweep(overrides or [], config_dir, name, jobs, ask)
     lines, unfinished = summary(folder)
-    typer.echo("\n".join(lines))
-    typer.echo(f"compare them: agentrl report {folder}", err=True)
+    say("\n".join(lines))
+    say(f"compare them: agentrl report {folder}", err=True)
     if unfinished:
-        typer.echo(f"{unfinished} not done; the same command tries these again", err=True)
+        say(f"{unfinished} not done; the same command tries these again", err=True)
         raise typer.Exit(1)
 
 
@@ -155,9 +159,9 @@ def export(
     from agentrl_cli.cli.export import export as export_policy
 
     source, step = export_policy(run, folder)
-    typer.echo(folder)
+    say(folder)
     next_command = f"agentrl eval model=hf model.path={folder} env={source.meta['choices']['env']}"
-    typer.echo(f"the policy of {source.name} at step {step}; try it: {next_command}", err=True)
+    say(f"the policy of {source.name} at step {step}; try it: {next_command}", err=True)
 
 
 @app.command()
@@ -166,9 +170,9 @@ def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     from agentrl_cli.cli.demos import write_demos
 
     file, count = write_demos(overrides or [], config_dir)
-    typer.echo(file)
+    say(file)
     next_command = f"agentrl train algo=sft data.demos={file} steps=3 algo.tokens_per_step=1200"
-    typer.echo(f"{count} episodes; learn from them: {next_command}", err=True)
+    say(f"{count} episodes; learn from them: {next_command}", err=True)
 
 
 @app.command("reproduce", epilog=help_examples.REPRODUCE)
@@ -190,7 +194,7 @@ def reproduce_preset(
         reproductions = reproduce(name, seed or [], folder, store)
         lines = [reproduction.line() for reproduction in reproductions]
         failed = sum(reproduction.agrees is False for reproduction in reproductions)
-    typer.echo("\n".join(lines))
+    say("\n".join(lines))
     if failed:
         raise typer.Exit(1)
 
@@ -204,7 +208,7 @@ def _print_record(record: dict[str, Any], as_json: bool) -> None:
     width = max(map(len, record))
     texts = {k: f"{v:.3f}" if isinstance(v, float) else v for k, v in record.items()}
     lines = [f"{name:<{width}}  {text}" for name, text in texts.items()]
-    typer.echo(json.dumps(record) if as_json else "\n".join(lines))
+    say(json.dumps(record) if as_json else "\n".join(lines))
 
 
 app.add_typer(read_only.app)

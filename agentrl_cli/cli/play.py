@@ -15,10 +15,12 @@ from omegaconf import DictConfig
 from agentrl_cli.config.compose import build, check, compose, load
 from agentrl_cli.config.schema import nearest
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Message, Task
 from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.contract import answer, first_messages, opening
 from agentrl_cli.report.episode import render
-from agentrl_cli.report.text import labelled, safe
+from agentrl_cli.report.text import labelled
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import Run
 
@@ -41,10 +43,10 @@ def play(
 
 def play_person(env: Env, task: Task, seed: int) -> None:
     """Show what the world says and send it lines of stdin until the episode or the input ends."""
-    first, reward = env.reset(task, seed), 0.0
-    _show([Message("system", env.system()), *first])
+    first, reward = opening(env, task, seed), 0.0
+    _show(first)
     for line in _typed_lines():
-        step = env.step(line)
+        step = answer(env, line)
         reward += step.reward
         _show(step.messages)
         if step.done or step.truncated:
@@ -113,9 +115,9 @@ def replay(env: Env, task: Task, actions: list[str], seed: int) -> dict[str, Any
     """Play `actions` until the episode ends. The record, JSON values only: every step, the reward,
     `stop` (done, truncated, or open where the script ended first), how many actions were left, and
     the hash of the final state (None where the environment has none)."""
-    first, steps, stop = env.reset(task, seed), [], "open"
+    first, steps, stop = first_messages(env, task, seed), [], "open"
     for action in actions:
-        step = env.step(action)
+        step = answer(env, action)
         steps.append({"action": action, **asdict(step)})
         if step.done or step.truncated:
             stop = "done" if step.done else "truncated"

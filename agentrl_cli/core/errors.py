@@ -1,12 +1,45 @@
-"""The two errors that agentrl raises on purpose; everything else is a bug and may crash."""
+"""The errors that agentrl raises on purpose; everything else is a bug and may crash."""
 
 
 class UserError(Exception):
     """A mistake the user can mend: one sentence with the value and the remedy; exit code 2."""
 
+    exit_code = 2
+
+
+class StoppedRun(UserError):
+    """What a run needs from outside broke (too many episodes failed, a key was refused): training
+    is saved before it stops; exit code 1."""
+
+    exit_code = 1
+
 
 class EpisodeError(Exception):
-    """An episode broke (its environment or a simulator failed): recorded, not raised further."""
+    """An episode broke: recorded on the episode, not raised further. `kind` says by what: the world
+    raised an error."""
+
+    kind = "crash"
+
+
+class ContractError(EpisodeError):
+    """The world answered what no world may, as a reward that is no number."""
+
+    kind = "contract"
+
+
+class SimulatorError(EpisodeError):
+    """A model that the world asks, as one that plays the user, gave no answer."""
+
+    kind = "simulator"
+
+
+class WorldTimeout(EpisodeError):
+    """The world took longer for an answer than it may."""
+
+    kind = "timeout"
+
+
+FAILURE_KINDS = tuple(e.kind for e in (EpisodeError, ContractError, SimulatorError, WorldTimeout))
 
 
 def require_at_least(least: float, **values: float) -> None:

@@ -60,7 +60,8 @@ class Turn:
 @dataclass
 class Episode:
     """One played task. `stop` is done, truncated, context or error; `closing` is what the world
-    said last, `seconds` the whole play took and `env_seconds` the world alone."""
+    said last, `seconds` the whole play took and `env_seconds` the world alone. `error` says what
+    broke and where, `error_kind` is one of errors.FAILURE_KINDS."""
 
     id: str
     task: Task
@@ -73,6 +74,7 @@ class Episode:
     seconds: float = 0.0
     closing: list[Message] = field(default_factory=list)
     env_seconds: float = 0.0
+    error_kind: str | None = None
 
     @property
     def reward(self) -> float:

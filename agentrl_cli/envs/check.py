@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.contract import reset_faults, step_faults, text_faults
 
 EnvFactory = Callable[[], Env]
 NONSENSE = (
@@ -31,7 +31,6 @@ NONSENSE = (
     "First.\n\n",
 )
 MAX_ACTIONS = 1000
-ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass
@@ -68,8 +67,7 @@ def _run(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
 
 def _texts(make: EnvFactory) -> Iterator[str]:
     env = make()
-    if not isinstance(env.system(), str):
-        yield f"system() returns {env.system()!r}: return a string"
+    yield from text_faults("system()", env.system())
     if not isinstance(env.tools, list) or any(not isinstance(tool, dict) for tool in env.tools):
         yield f"tools is {env.tools!r}: give a list of JSON schemas"
 
@@ -101,10 +99,12 @@ def _unknown_split(make: EnvFactory) -> Iterator[str]:
 
 def _contract(make: EnvFactory, task: Task) -> Iterator[str]:
     env, step = make(), None
-    yield from _messages("reset", env.reset(task, 0))
-    for action, step in _play(env, cycle(NONSENSE)):
-        if not isinstance(step, Step):
-            yield f"step returns {type(step).__name__}: return a Step"
+    found = list(reset_faults(env.reset(task, 0)))
+    yield from found
+    for action, step in [] if found else _play(env, cycle(NONSENSE)):
+        found = list(step_faults(step))
+        yield from found
+        if found:
             return
         yield from _step(step, bool(env.turn_delimiter) and action.endswith(env.turn_delimiter))
     if not _has_ended(step):
@@ -112,32 +112,13 @@ def _contract(make: EnvFactory, task: Task) -> Iterator[str]:
 
 
 def _step(step: Step, reply_goes_on: bool) -> Iterator[str]:
-    yield from _messages("step", step.messages)
-    if type(step.reward) not in (int, float) or not math.isfinite(step.reward):
-        yield f"reward is {step.reward!r}: give a finite float"
-    if type(step.done) is not bool or type(step.truncated) is not bool:
-        yield "done or truncated is not a bool: give True or False"
-    elif step.done and step.truncated:
+    """What a world should not answer, though it may."""
+    if step.done and step.truncated:
         yield "done and truncated are both true: say which one ended the episode"
     elif step.truncated and "success" in step.info:
         yield "truncated with info['success']: an end that has an outcome, as by a limit, is done"
     elif not _has_ended(step) and not step.messages and not reply_goes_on:
         yield "step returns no messages while the episode runs: give the agent an observation"
-    try:
-        json.dumps(step.info)
-    except (TypeError, ValueError):
-        yield f"info cannot be written as JSON: keep plain values in {sorted(step.info)}"
-
-
-def _messages(source: str, messages: list[Message]) -> Iterator[str]:
-    if not isinstance(messages, list) or any(not isinstance(m, Message) for m in messages):
-        yield f"{source} returns {messages!r}: return a list of Message"
-        return
-    if source == "reset" and not messages:
-        yield "reset returns no messages: give the agent something to answer"
-    for message in messages:
-        if message.role not in ROLES or not isinstance(message.content, str):
-            yield f"{source} returns {message!r}: use a role of {ROLES} and a string"
 
 
 def _same_again(make: EnvFactory, task: Task) -> Iterator[str]:

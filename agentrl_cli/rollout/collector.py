@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError, require_above, require_at_least
 from agentrl_cli.core.types import Episode, Task, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.generators.base import Generator, Sampling
 from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.play import EpisodeStart, play
-
-FAILED_LIMIT = 0.2  # share of a step's episodes above which the run stops
+from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart, play
 
 
 @dataclass(kw_only=True)
 class Collector(ABC):
     """A source of episodes. Its numbers also bound every episode that is played elsewhere: an
-    action has `max_tokens`, an episode `max_context` tokens at most."""
+    action has `max_tokens`, an episode `max_context` tokens at most, and a world `env_timeout`
+    seconds for an answer (None, as in runs stored before it: no limit)."""
 
     max_tokens: int
     temperature: float
     max_context: int
+    env_timeout: float | None = None
     make_env: Callable[[], Env] = field(init=False, repr=False)
     chat: Chat = field(init=False, repr=False)
     generator: Generator = field(init=False, repr=False)
@@ -34,6 +33,7 @@ class Collector(ABC):
     def __post_init__(self) -> None:
         require_at_least(1, max_tokens=self.max_tokens)
         require_at_least(0, temperature=self.temperature)
+        require_above(0, env_timeout=1 if self.env_timeout is None else self.env_timeout)
         if self.max_tokens >= self.max_context:
             line = f"max_tokens {self.max_tokens} leaves no room in max_context {self.max_context}"
             raise UserError(f"{line}; give actions fewer tokens or episodes more")
@@ -86,12 +86,14 @@ class PlayCollector(Collector):
         return starts
 
     def collect(self, step: int, group_size: int) -> list[Episode]:
-        """The step's episodes. RuntimeError where more than a fifth of them failed."""
+        """The step's episodes. StoppedRun where more than a fifth of them failed."""
         self.generator.clear()
         player = (self.make_env, self.chat, self.generator, self.sampling)
         starts, limit = self.starts(step, group_size), self.max_context
-        episodes = play(starts, *player, max_context=limit, version=step)
-        refuse_failures(episodes)
+        episodes = play(
+            starts, *player, max_context=limit, version=step, most_failed=FAILED_LIMIT,
+            env_timeout=self.env_timeout,
+        )  # fmt: skip
         if all(episode.stop == "context" and not episode.turns for episode in episodes):
             short = f"rollout.max_context {self.max_context} holds not even the first prompt"
             raise UserError(f"{short} and an action; give more")
@@ -103,13 +105,3 @@ class PlayCollector(Collector):
         order = list(range(len(tasks)))
         random.Random(derive_seed(self.seed, "data", epoch)).shuffle(order)
         return tasks[order[index]]
-
-
-def refuse_failures(episodes: list[Episode]) -> None:
-    """RuntimeError with the commonest error where more than a fifth of the episodes failed."""
-    errors = Counter(episode.error for episode in episodes if episode.stop == "error")
-    failed = sum(errors.values())
-    if failed > FAILED_LIMIT * len(episodes):
-        error, times = errors.most_common(1)[0]
-        line = f"{failed} of {len(episodes)} episodes failed, {times} of them with: {error}"
-        raise RuntimeError(f"{line}; mend the environment before you go on")

@@ -8,8 +8,9 @@ from contextlib import suppress
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import EpisodeError, UserError
-from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
+from agentrl_cli.core.types import Episode, Task, Turn, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
+from agentrl_cli.envs.contract import answer, opening
 
 EXPERT_PREFIX = "expert:"  # how data.demos asks for the environment's own expert
 
@@ -50,14 +51,12 @@ def expert_lines(source: str, env: Env) -> list[str]:
 def expert_episode(env: Env, task: Task, seed: int, name: str) -> Episode:
     """One episode as text, without ids; what is privileged is not kept. UserError where the
     environment has no expert."""
-    observation = env.reset(task, seed)
-    if env.system():
-        observation = [Message("system", env.system()), *observation]
+    observation = opening(env, task, seed)
     actions, turns, ended, stop = env.expert(task), [], False, "truncated"
     if actions is None:
         raise UserError("the environment has no expert; give it one, or demonstrations of your own")
     while not ended and (action := next(actions, None)) is not None:
-        step = env.step(action)
+        step = answer(env, action)
         info = {key: value for key, value in step.info.items() if key != "privileged"}
         turns.append(Turn(observation, action, [], [], [], step.reward, step.done, info=info))
         observation, ended = step.messages, step.done or step.truncated

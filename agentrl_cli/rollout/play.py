@@ -4,17 +4,29 @@ Tokens stay as they were sampled. What fails in a world is recorded on its episo
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.errors import (
+    ContractError,
+    EpisodeError,
+    SimulatorError,
+    StoppedRun,
+    UserError,
+    WorldTimeout,
+)
+from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
 from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.contract import answer, opening, where
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.rollout.chat_template import Chat
+from agentrl_cli.rollout.time_limit import TimeLimit
 
 Answer = TypeVar("Answer")
+FAILED_LIMIT = 0.2  # share of the episodes of a step or an evaluation above which the run stops
 
 
 @dataclass
@@ -41,25 +53,46 @@ def play(
     max_context: int,
     version: int = 0,
     model: str = "policy",
+    most_failed: float = 1.0,
+    env_timeout: float | None = None,
 ) -> list[Episode]:
     """One episode for each start, in order. An episode stops as done, truncated (the world says
     that its outcome is unknown), context (`max_tokens` more would exceed `max_context`), diverged
-    (a replayed turn was answered differently) or error."""
+    (a replayed turn was answered differently) or error, also where an answer takes the world longer
+    than `env_timeout` seconds (None: no limit). StoppedRun as soon as more than the share
+    `most_failed` of all episodes has ended so."""
     sampling = replace(sampling, n=1)
-    begun = [LiveEpisode(start, make_env(), chat, version) for start in starts]
+    begun = [LiveEpisode(start, make_env(), chat, version, env_timeout) for start in starts]
+    records = [episode.record for episode in begun]
     for episode in begun:
         episode.begin()
+        if episode.record.stop == "error":
+            refuse_failures(records, most_failed)
     while True:
         for episode in begun:
             episode.end_if_longer_than(max_context - sampling.max_tokens)
         live = [episode for episode in begun if not episode.ended]
         if not live:
-            return [episode.record for episode in begun]
+            return records
         prompts = [episode.state_ids for episode in live]
         seeds = [derive_seed(episode.start.seed, len(episode.record.turns)) for episode in live]
         answers = generator.generate(prompts, seeds, sampling, model)
         for episode, (completion,) in zip(live, answers, strict=True):
             episode.act(completion)
+            if episode.record.stop == "error":
+                refuse_failures(records, most_failed)
+
+
+def refuse_failures(episodes: list[Episode], most: float = FAILED_LIMIT) -> None:
+    """StoppedRun with the commonest error where more than the share `most` of the episodes
+    failed."""
+    failed = [episode for episode in episodes if episode.stop == "error"]
+    if len(failed) > most * len(episodes):
+        errors = Counter((episode.error, episode.error_kind) for episode in failed)
+        (error, kind), times = errors.most_common(1)[0]
+        what = "the model that it asks" if kind == SimulatorError.kind else "the environment"
+        line = f"{len(failed)} of {len(episodes)} episodes failed, {times} of them with: {error}"
+        raise StoppedRun(f"{line}; mend {what} before you go on")
 
 
 def probe_starts(
@@ -100,7 +133,9 @@ class LiveEpisode:
     """One episode in play: its `record` so far, the ids of its whole context, and the last
     observation, of which `observation_ids` are what it added to the context."""
 
-    def __init__(self, start: EpisodeStart, env: Env, chat: Chat, version: int) -> None:
+    def __init__(
+        self, start: EpisodeStart, env: Env, chat: Chat, version: int, env_timeout: float | None
+    ) -> None:
         seed = start.seed if start.world_seed is None else start.world_seed
         self.start, self.env, self.chat = start, env, chat
         self.record = Episode(start.id, start.task, start.group, seed, [], policy_version=version)
@@ -109,6 +144,7 @@ class LiveEpisode:
         self.observation_ids: list[int] = []
         self.tools: list[dict[str, Any]] = []
         self.ended = False
+        self.limited = TimeLimit(env_timeout)
         self.began = time.perf_counter()
 
     def begin(self) -> None:
@@ -137,9 +173,7 @@ class LiveEpisode:
 
     def _reset(self) -> list[Message]:
         self.tools = list(self.env.tools)
-        messages = self.env.reset(self.start.task, self.record.seed)
-        system = self.env.system()
-        return [Message("system", system), *messages] if system else messages
+        return opening(self.env, self.start.task, self.record.seed)
 
     def _replay(self, turn: Turn) -> None:
         if turn.observation != self.observation:
@@ -157,7 +191,7 @@ class LiveEpisode:
         """Play a turn's action; the turn is recorded even where the world fails."""
         self.record.turns.append(turn)
         turn.info = info
-        step = self._ask_world(lambda: self.env.step(turn.action))
+        step = self._ask_world(lambda: answer(self.env, turn.action))
         if step is None:
             return
         turn.reward, turn.done, turn.info = step.reward, step.done, {**step.info, **info}
@@ -174,26 +208,36 @@ class LiveEpisode:
         its record, and gives None. Its seconds count as the world's."""
         began = time.perf_counter()
         try:
-            return call()
+            return self.limited(call)
         except UserError:
             raise
         except Exception as error:
-            self.record.error = f"{type(error).__name__}: {error}"
+            self._fail(error)
             self._end("error", [])
             return None
         finally:
             self.record.env_seconds += time.perf_counter() - began
+
+    def _fail(self, error: Exception) -> None:
+        """Note on the record what broke, of which kind, and where in the world's own file."""
+        line = f"{type(error).__name__}: {error}"
+        has_place = isinstance(error, ContractError | WorldTimeout)
+        self.record.error = safe(line if has_place else f"{line} ({where(error, self.env)})")
+        is_known = isinstance(error, EpisodeError)
+        self.record.error_kind = error.kind if is_known else EpisodeError.kind
 
     def _end(self, stop: str, closing: list[Message]) -> None:
         episode, self.ended = self.record, True
         episode.stop, episode.closing = stop, closing
         episode.seconds = time.perf_counter() - self.began
         try:
-            self.env.close()
+            if episode.error_kind != WorldTimeout.kind:  # it is at work still
+                self.limited(self.env.close)
         except Exception as error:
             failed = f"on closing {type(error).__name__}: {error}"
             episode.error = f"{episode.error}; {failed}" if episode.error else failed
-            episode.stop = "error"
+            episode.stop, episode.error_kind = "error", episode.error_kind or EpisodeError.kind
+        self.limited.close()
 
 
 def indistinguishable_tasks(
@@ -208,11 +252,16 @@ def indistinguishable_tasks(
 
 
 def _same(episode: Episode, turn: int, task: Task, env: Env) -> bool:
-    first = env.reset(task, episode.seed)
-    if [m for m in episode.turns[0].observation if m.role != "system"] != first:
-        return False
-    for past, following in zip(episode.turns[:turn], episode.turns[1 : turn + 1], strict=True):
-        step = env.step(past.action)
-        if step.done or step.truncated or step.messages != following.observation:
+    """Whether the observations are the same; a world that breaks on the way is another."""
+    try:
+        if opening(env, task, episode.seed) != episode.turns[0].observation:
             return False
+        for past, following in zip(episode.turns[:turn], episode.turns[1 : turn + 1], strict=True):
+            step = answer(env, past.action)
+            if step.done or step.truncated or step.messages != following.observation:
+                return False
+    except UserError:
+        raise
+    except Exception:
+        return False
     return True

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.errors import StoppedRun, UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs import episode_files, provenance
 
@@ -156,14 +156,18 @@ class Run:
 
     @contextmanager
     def track(self) -> Iterator[None]:
-        """Running inside; afterwards done, stopped (interrupted) or failed with the reason. Raises
-        UserError where another process trains the run."""
+        """Running inside; afterwards done, stopped (interrupted, or by something outside) or failed
+        with the reason. Raises UserError where another process trains the run."""
         with self.lock():
             self.set_status("running")
             try:
                 yield
             except KeyboardInterrupt:
                 self._finish("stopped")
+                raise
+            except StoppedRun as error:
+                self.append_log(str(error))
+                self._finish("stopped", str(error))
                 raise
             except BaseException as error:
                 self.append_log(traceback.format_exc())

@@ -47,7 +47,8 @@ PARAMETERS_FOR_TWO_THREADS = 300_000  # parameters from which a second torch thr
 @dataclass(kw_only=True)
 class Parts:
     """What a run is made of; `step` updates are done. `play(starts, sampling)` plays episodes of
-    this run's environment, with another generator where a third argument names it."""
+    this run's environment, with another generator where a third argument names it, and stops the
+    run where a larger share of them fails than a fourth one says."""
 
     collector: Collector
     models: ModelSet
@@ -157,10 +158,16 @@ def _player(collector: Collector) -> Callable[..., list[Episode]]:
     """`Parts.play`: plays starts with what the collector plays with."""
 
     def play_with(
-        starts: list[EpisodeStart], sampling: Sampling, generator: Generator = collector.generator
+        starts: list[EpisodeStart],
+        sampling: Sampling,
+        generator: Generator = collector.generator,
+        most_failed: float = 1.0,
     ) -> list[Episode]:
-        chat, limit = collector.chat, collector.max_context
-        return play(starts, collector.make_env, chat, generator, sampling, max_context=limit)
+        player = (collector.make_env, collector.chat, generator, sampling)
+        return play(
+            starts, *player, max_context=collector.max_context, most_failed=most_failed,
+            env_timeout=collector.env_timeout,
+        )  # fmt: skip
 
     return play_with
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.core.statistics import cluster_bootstrap
 from agentrl_cli.core.types import Episode, Task, derive_seed, evenly_spaced
-from agentrl_cli.rollout.play import EpisodeStart
+from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart
 
 if TYPE_CHECKING:
     from agentrl_cli.generators.tree_search import TreeSearch
@@ -40,13 +40,14 @@ def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
 
 
 def play_split(parts: Parts, split: str, per_task: int, temperature: float) -> list[Episode]:
-    """`per_task` episodes of each task of the split (of the first `eval.tasks` tasks)."""
+    """`per_task` episodes of each task of the split (of the first `eval.tasks` tasks). StoppedRun
+    where more than a fifth of them failed."""
     starts = split_starts(parts, split, per_task)
     sampling = replace(parts.collector.sampling, temperature=temperature)
     parts.generator.clear()
-    if parts.eval.act == "refined":
-        return parts.play(starts, sampling, parts.algo.refined_generator())
-    return parts.play(starts, sampling)
+    refined = parts.eval.act == "refined"
+    generator = parts.algo.refined_generator() if refined else parts.generator
+    return parts.play(starts, sampling, generator, FAILED_LIMIT)
 
 
 def split_starts(parts: Parts, split: str, per_task: int) -> list[EpisodeStart]:

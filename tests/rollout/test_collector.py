@@ -2,9 +2,10 @@
 
 import pytest
 
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.errors import StoppedRun, UserError
 from agentrl_cli.core.types import Episode
-from agentrl_cli.rollout.collector import PlayCollector, refuse_failures
+from agentrl_cli.rollout.collector import PlayCollector
+from agentrl_cli.rollout.play import refuse_failures
 from tests.fakes.echo import CHAT, EchoEnv, random_sampler, script
 
 
@@ -48,14 +49,25 @@ def test_groups_share_a_task_and_ids_and_seeds_are_unique(sampler):
 
 
 def test_a_step_in_which_more_than_a_fifth_failed_says_why():
-    with pytest.raises(RuntimeError, match=r"2 of 2 episodes failed, 2 .* broken at 1"):
+    with pytest.raises(StoppedRun, match=r"1 of 2 episodes failed, 1 .* broken at 1"):
         collector(2, script(lambda prompt: "Hello."), fails_at=1).collect(0, 1)
     task = EchoEnv().tasks("train")[0]
     fine = Episode("a", task, "g", 0, [])
     broken = Episode("b", task, "g", 0, [], stop="error", error="why")
     refuse_failures([fine] * 4 + [broken])
-    with pytest.raises(RuntimeError, match="why"):
+    with pytest.raises(StoppedRun, match="why"):
         refuse_failures([fine] * 3 + [broken])
+
+
+def test_no_more_is_played_once_too_many_have_failed():
+    asked = []
+    speaker = script(lambda prompt: asked.append(prompt) or "Hello.")
+    with pytest.raises(StoppedRun, match="3 of 10 episodes failed"):
+        collector(10, speaker, fails_at=1).collect(0, 1)
+    assert len(asked) == 10
+    with pytest.raises(StoppedRun, match="3 of 10"):
+        collector(10, speaker, fails_at=0).collect(0, 1)
+    assert len(asked) == 10
 
 
 def test_a_group_larger_than_a_step_is_refused_with_both_numbers():

@@ -1,5 +1,6 @@
 """Episodes keep the tokens as sampled, in any batch, replayed or not; failures are recorded."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -249,3 +250,47 @@ def test_the_seconds_of_the_world_are_counted_apart():
         starts(1), Slow, CHAT, script(lambda prompt: "Hello."), SAMPLING, max_context=500
     )
     assert 0.02 * len(episode.turns) <= episode.env_seconds <= episode.seconds
+
+
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_a_world_that_hangs_is_left_behind_and_named(where):
+    freed = threading.Event()
+
+    class Hanging(EchoEnv):
+        def reset(self, task, seed):
+            if where == "reset" and task.data["i"] == 1:
+                freed.wait()
+            return super().reset(task, seed)
+
+        def step(self, action: str) -> Step:
+            if where == "step" and self.task.data["i"] == 1:
+                freed.wait()
+            return super().step(action)
+
+    closed, generator = [], script(lambda prompt: "Hello.")
+    episodes = play(
+        starts(3), lambda: Hanging(closed=closed), CHAT, generator, SAMPLING, max_context=500,
+        env_timeout=0.1,
+    )  # fmt: skip
+    freed.set()
+    assert [episode.stop for episode in episodes] == ["done", "error", "done"]
+    assert closed == ["train-0", "train-2"]
+    hung = episodes[1]
+    assert hung.error_kind == "timeout" and hung.reward == 0
+    assert hung.error is not None and "WorldTimeout: no answer within 0.1 s (" in hung.error
+
+
+def test_a_limit_of_time_changes_neither_episodes_nor_errors(sampler):
+    def both(**world):
+        return [
+            play(starts(), lambda: EchoEnv(**world), CHAT, sampler, SAMPLING, max_context=500,
+                 env_timeout=limit)
+            for limit in (None, 9.0)
+        ]  # fmt: skip
+
+    free, limited = both()
+    assert [strip(e) for e in limited] == [strip(e) for e in free]
+    free, limited = both(fails_at=1)
+    assert [e.error for e in limited] == [e.error for e in free]
+    with pytest.raises(UserError):
+        both(fails_at=1, error=UserError)

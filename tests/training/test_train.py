@@ -14,14 +14,15 @@ from safetensors.torch import load_file
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.cli.train import resume, start
 from agentrl_cli.config.compose import check, compose, options
-from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.types import Episode
+from agentrl_cli.core.errors import FAILURE_KINDS, SimulatorError, StoppedRun, UserError
+from agentrl_cli.core.types import Episode, Step, Task
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs.run import Run, read_checkpoint
-from agentrl_cli.train import due
+from agentrl_cli.train import due, rollout_metrics
 from agentrl_cli.training.assemble import assemble
 from agentrl_cli.training.learner import NonFiniteError
 from tests.builders.runs import ALGORITHMS, DEMOS, SPEAKER, folders, settings, trained
+from tests.fakes.coin import CoinEnv
 
 TWENTYQ = ["env=twentyq", "env.turns=3", "eval.splits=[test,train]"]
 
@@ -206,6 +207,48 @@ def test_a_batch_that_is_not_finite_is_kept_and_the_run_fails(tmp_path: Path):
     (sample,) = kept["samples"]
     assert len(sample["ids"]) == len(sample["mask"]) and any(sample["mask"])
     assert "failed-batch.json" in (run.folder / "log.txt").read_text()
+
+
+def test_a_run_whose_world_broke_is_saved_says_why_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    step_of_world, calls = CoinEnv.step, []
+
+    def step(world: CoinEnv, action: str) -> Step:
+        calls.append(action)
+        if len(calls) > 1:
+            raise SimulatorError("nobody answers")
+        return step_of_world(world, action)
+
+    unseen = ["eval.baseline=false", "eval_every=0"]
+    with monkeypatch.context() as broken, pytest.raises(StoppedRun) as stopped:
+        broken.setattr(CoinEnv, "step", step)
+        trained(tmp_path, "grpo", "it", *unseen)
+    assert stopped.value.exit_code == 1 and "episodes failed" in str(stopped.value)
+    assert "SimulatorError: nobody answers" in str(stopped.value)
+    run = Run(tmp_path / "it")
+    assert str(stopped.value).endswith(f"saved; go on with: agentrl resume {run.folder}")
+    assert run.meta["status"] == "stopped" and run.meta["error"] == str(stopped.value)
+    assert run.latest_checkpoint().name == "step-000000"
+    resume(str(run.folder))
+    rows = [row for row in run.metrics() if "reward/mean" in row]
+    assert len(rows) == 4
+    assert {row[f"episodes/failed_{kind}"] for row in rows for kind in FAILURE_KINDS} == {0.0}
+
+
+def test_broken_episodes_are_counted_by_what_broke():
+    kinds = ["simulator", None, "timeout", "simulator"]
+    task = Task("t", "train", {})
+    episodes = [
+        Episode(f"{i}", task, "g", 0, [], error=kind, error_kind=kind)
+        for i, kind in enumerate(kinds)
+    ]
+    metrics = rollout_metrics(episodes)
+    shares = [metrics[f"episodes/failed_{kind}"] for kind in FAILURE_KINDS]
+    assert (FAILURE_KINDS, shares) == (
+        ("crash", "contract", "simulator", "timeout"), [0, 0, 0.5, 0.25],
+    )  # fmt: skip
+    assert metrics["episodes/failed"] == 0.75
 
 
 def test_threads_are_chosen_by_size_unless_told(tmp_path: Path):
