@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.errors import SimulatorError, StoppedRun, UserError
 from agentrl_cli.core.types import Message
 from agentrl_cli.generators.endpoint import OpenAIChat
 from agentrl_cli.generators.local import LocalChat
@@ -20,10 +22,12 @@ ASKED = [Message("system", "Be brief."), Message("user", "Hello?")]
 
 
 class Endpoint:
-    """A local server that answers with the statuses it is given, then with 200."""
+    """A local server that answers with the statuses it is given, then with 200; with `body` where
+    there is one, a byte every `pause` seconds."""
 
     def __init__(self, *statuses: int) -> None:
         self.statuses, self.requests = list(statuses), []
+        self.body, self.pause = "", 0.0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -36,11 +40,16 @@ class Endpoint:
                           "message": {"role": "assistant", "content": text}}  # fmt: skip
                 body = json.dumps({"id": "x", "object": "chat.completion", "created": 0,
                                    "model": "m", "choices": [choice]}).encode()  # fmt: skip
+                key = self.headers["Authorization"] or ""
+                body = outer.body.replace("KEY", key).encode() or body
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
-                self.send_header("Retry-After", "0")
+                self.send_header("Retry-After-Ms", "1")
                 self.end_headers()
-                self.wfile.write(body)
+                with suppress(OSError):  # nobody reads any more
+                    for start in range(0, len(body), 1 if outer.pause else len(body)):
+                        self.wfile.write(body[start : start + 1] if outer.pause else body)
+                        time.sleep(outer.pause)
 
             def log_message(self, *arguments: Any) -> None:
                 pass
@@ -63,7 +72,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 def chat(**changes: Any) -> OpenAIChat:
     settings: dict[str, Any] = {
-        "model": "m", "base_url": None, "key_variable": "NO_SUCH_KEY", "temperature": 0.5,
+        "model": "m", "base_url": None, "key_variable": "NO_SUCH_API_KEY", "temperature": 0.5,
         "max_tokens": 8, "timeout": 20.0, "retries": 2, "cache": None,
     }  # fmt: skip
     return OpenAIChat(**{**settings, **changes})
@@ -80,12 +89,71 @@ def test_an_endpoint_is_asked_again_after_it_failed(endpoint: Endpoint):
 
 
 @pytest.mark.extras
-def test_an_endpoint_that_stays_broken_is_an_oserror(endpoint: Endpoint):
+@pytest.mark.parametrize(("status", "error"), [(500, "InternalServer"), (429, "RateLimit")])
+def test_an_endpoint_that_stays_broken_breaks_the_episode(
+    endpoint: Endpoint, status: int, error: str
+):
     pytest.importorskip("openai", reason="needs the extra 'openai'")
-    endpoint.statuses = [500] * 9
-    with pytest.raises(OSError, match="InternalServerError"):
+    endpoint.statuses = [status] * 9
+    with pytest.raises(SimulatorError, match=f"the endpoint gave no answer \\({error}Error"):
         chat(base_url=endpoint.url, retries=1)(ASKED, 7)
     assert len(endpoint.requests) == 2
+
+
+@pytest.mark.extras
+def test_an_endpoint_that_is_not_there_breaks_the_episode():
+    pytest.importorskip("openai", reason="needs the extra 'openai'")
+    with pytest.raises(SimulatorError, match="APIConnectionError"):
+        chat(base_url="http://127.0.0.1:9/v1", retries=0)(ASKED, 7)
+
+
+def completion(content: str) -> str:
+    return f'{{"choices": [{{"message": {{"role": "assistant", "content": {content}}}}}]}}'
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("body", [
+    "null", "<html>Busy</html>", "{", "[]", '{"choices": []}', '{"choices": 3}', "[" * 5000,
+    completion("null"), completion('" "'), completion('"\\ud800"'), completion("3"),
+])  # fmt: skip
+def test_what_is_no_answer_breaks_the_episode_and_is_not_kept(endpoint: Endpoint, body: str):
+    pytest.importorskip("openai", reason="needs the extra 'openai'")
+    endpoint.body = body
+    asked = chat(base_url=endpoint.url, retries=0)
+    with pytest.raises(SimulatorError, match=r"the endpoint('s answer holds no text| gave no)"):
+        asked(ASKED, 7)
+    endpoint.body = ""
+    assert asked(ASKED, 7) == "answer 2"
+
+
+@pytest.mark.extras
+def test_a_call_has_a_limit_also_where_bytes_drip(endpoint: Endpoint):
+    pytest.importorskip("openai", reason="needs the extra 'openai'")
+    asked = chat(base_url=endpoint.url, timeout=0.3, retries=0)
+    assert asked(ASKED, 6) == "answer 1"
+    endpoint.pause = 0.05
+    with pytest.raises(SimulatorError, match=r"no answer within 0\.3 s"):
+        asked(ASKED, 7)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_that_is_refused_stops_the_run_at_once(endpoint: Endpoint, status: int):
+    pytest.importorskip("openai", reason="needs the extra 'openai'")
+    endpoint.statuses = [status] * 9
+    with pytest.raises(StoppedRun, match=rf"refuses the key in NO_SUCH_API_KEY \({status}\); set"):
+        chat(base_url=endpoint.url)(ASKED, 7)
+    assert len(endpoint.requests) == 1
+
+
+@pytest.mark.extras
+def test_an_error_holds_no_key(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("openai", reason="needs the extra 'openai'")
+    monkeypatch.setenv("ECHOED_API_KEY", "my-secret")
+    endpoint.statuses, endpoint.body = [400], '{"error": {"message": "bad KEY ' + "x" * 999 + '"}}'
+    with pytest.raises(SimulatorError, match=r"bad Bearer \*\*\*") as raised:
+        chat(base_url=endpoint.url, key_variable="ECHOED_API_KEY")(ASKED, 7)
+    assert "my-secret" not in str(raised.value) and len(str(raised.value)) <= 300
 
 
 @pytest.mark.extras
@@ -99,10 +167,24 @@ def test_answers_are_kept_by_messages_and_seed_also_in_a_file(endpoint: Endpoint
     assert [again(ASKED, 2), len(endpoint.requests)] == ["answer 2", 2]
 
 
+@pytest.mark.parametrize("name", ["HOME", "AWS_SECRET_ACCESS_KEY", "API_KEY_", "sk-x", ""])
+def test_no_variable_but_an_api_key_is_sent_and_its_name_not_shown(name: str):
+    with pytest.raises(UserError, match="that ends in API_KEY") as refused:
+        chat(key_variable=name)
+    assert not name or name not in str(refused.value).replace("ends in API_KEY", "")
+    assert chat(key_variable="API_KEY").key_variable == "API_KEY"
+
+
+def test_an_address_with_a_user_is_refused_unshown():
+    with pytest.raises(UserError, match="base_url holds a user") as refused:
+        chat(base_url="http://me:word@host/v1")
+    assert "word" not in str(refused.value)
+
+
 @pytest.mark.extras
 def test_a_missing_key_or_model_is_one_sentence():
     pytest.importorskip("openai", reason="needs the extra 'openai'")
-    with pytest.raises(UserError, match="set NO_SUCH_KEY"):
+    with pytest.raises(UserError, match="set NO_SUCH_API_KEY"):
         chat()(ASKED, 0)
     with pytest.raises(UserError, match=r"env\.llm\.model=NAME"):
         chat(model=None)(ASKED, 0)

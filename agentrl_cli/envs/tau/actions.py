@@ -73,7 +73,7 @@ def _parse_call(text: str, tools: Mapping[str, Tool]) -> Action:
         return respond(content, malformed=bool(re.match(r"\w+\(", content)))
     name, given = match[1], match[2].strip()
     if name not in tools:
-        return Action(name)
+        return respond(given) if name == RESPOND else Action(name)
     names = parameters(tools[name])
     values = [part.strip() for part in given.split(",", max(0, len(names) - 1))] if given else []
     if len(values) > len(names):

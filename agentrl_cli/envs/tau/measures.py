@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from agentrl_cli.core.errors import SimulatorError
 from agentrl_cli.core.statistics import cluster_bootstrap, pass_hat_k
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import episodes_by_task
@@ -37,7 +38,7 @@ def blame(episode: Episode) -> str:
     if episode.success:
         return ""
     if episode.stop == "error":
-        return "environment"
+        return "user" if episode.error_kind == SimulatorError.kind else "environment"
     return "user" if any(turn.info.get("fault") for turn in episode.turns) else "agent"
 
 

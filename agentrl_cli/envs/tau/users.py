@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from agentrl_cli.core.errors import SimulatorError
+from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Message, derive_seed
 
 STOP = "###STOP###"
@@ -39,7 +41,7 @@ ChatFunction = Callable[[list[Message], int], str]  # messages and a seed to a t
 
 @dataclass(frozen=True)
 class Reply:
-    """One line of the user; `fault`: failed, silent, invented or broke_off, "" for none."""
+    """One line of the user; `fault`: invented or broke_off, "" for none."""
 
     text: str
     fault: str = ""
@@ -91,14 +93,15 @@ class HumanUser(User):
 
     def reply(self, message: str) -> Reply:
         """The next line of stdin; the end of the input ends the conversation."""
-        print(f"{message}\nyou are the user; {STOP} ends> ", end="", file=sys.stderr, flush=True)
+        say(f"{message}\nyou are the user; {STOP} ends> ", err=True, end="")
         line = sys.stdin.readline()
         return Reply(line.strip() if line else STOP)
 
 
 @dataclass
 class LLMUser(User):
-    """A language model in the official manner; `chat` raises OSError where it cannot answer."""
+    """A language model in the official manner. Where `chat` cannot answer (OSError) or says nothing
+    the episode breaks with SimulatorError: nobody has lost or won it."""
 
     instruction: str
     chat: ChatFunction
@@ -110,17 +113,17 @@ class LLMUser(User):
         prompt = PROMPT.format(instruction=self.instruction, stop=STOP)
         self.messages = [Message("system", prompt)]
         first = self.reply(GREETING)
-        return Reply(first.text, "broke_off") if first.stops and not first.fault else first
+        return Reply(first.text, "broke_off") if first.stops else first
 
     def reply(self, message: str) -> Reply:
-        """The model's next line. A model that fails or says nothing ends the conversation."""
+        """The model's next line."""
         self.messages.append(Message("user", message))
         try:
             text = self.chat(self.messages, derive_seed(self.seed, len(self.messages))).strip()
-        except OSError:
-            return Reply(STOP, "failed")
+        except OSError as error:
+            raise SimulatorError(f"the user's model does not answer ({error})") from error
         if not text:
-            return Reply(STOP, "silent")
+            raise SimulatorError("the user's model said nothing")
         self.messages.append(Message("assistant", text))
         return Reply(text, "invented" if self._invented(text) else "")
 

@@ -212,6 +212,7 @@ def test_lone_surrogates_reach_neither_user_nor_agent(services: Path, name: str,
         ("return(31, lamp, hat)", "call", "return", {"order": "31", "items": "lamp, hat"}),
         ("transfer()", "call", "transfer", {}), ("cancel()", "call", "cancel", {}),
         ("Is it (31)?", "call", RESPOND, {"content": "Is it (31)?"}),
+        ("respond(Hello)", "call", RESPOND, {"content": "Hello"}),
     ],
 )  # fmt: skip
 def test_texts_are_read_as_calls_or_as_words(text: str, style: str, name: str, arguments: dict):

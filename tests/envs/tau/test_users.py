@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.errors import SimulatorError, UserError
 from agentrl_cli.core.types import Episode, Message, Turn
+from agentrl_cli.envs.tau.env import TauBench
 from agentrl_cli.envs.tau.instruction import parse_instruction
 from agentrl_cli.envs.tau.mini_user import MiniUser
 from agentrl_cli.envs.tau.retail_user import RetailUser
@@ -190,24 +191,29 @@ def test_a_no_is_no_consent():
 
 
 @pytest.mark.parametrize(
-    "line, fault, stops",
-    [("It is #W9.", "invented", False), ("", "silent", True), ("break", "failed", True)],
+    "line, fault", [("It is #W9.", "invented"), (f"Bye. {STOP}", "broke_off"), ("Hi.", "")]
 )
-def test_a_models_faults_are_told_apart(line: str, fault: str, stops: bool):
-    customer = LLMUser("You want a refund for #W2.", Model("Hi.", line), 5)
-    customer.start()
-    found = customer.reply("Which order?")
-    assert (found.fault, found.stops) == (fault, stops)
+def test_a_models_faults_are_told_apart(line: str, fault: str):
+    customer = LLMUser("You want a refund for #W2.", Model(line), 5)
+    assert customer.start().fault == fault
 
 
-def test_a_failing_model_is_recorded_and_not_raised(services: Path):
-    env = tau_env("retail", services, user="llm", llm=Model("Hi.", "break"))
+@pytest.mark.parametrize("line", ["", "break"])
+def test_nobody_wins_or_loses_where_the_model_that_plays_the_user_does_not_answer(line: str):
+    env = TauBench(
+        domain="mini", data=None, user="llm", actions="call", turns=16, holdout=0,
+        llm=Model("Hi.", line),
+    )  # fmt: skip
     env.reset(env.tasks("train")[0], 0)
-    step = env.step("How can I help?")
-    assert (step.done, step.reward, step.info["fault"]) == (True, 0.0, "failed")
-    env = tau_env("retail", services, user="llm", llm=Model("break", "break"))
-    env.reset(env.tasks("train")[0], 0)
-    assert env.step("Hello?").info["fault"] == "failed"
+    with pytest.raises(SimulatorError, match="the user's model"):
+        env.step('respond("How can I help?")')
+    env.llm = Model(line)
+    with pytest.raises(SimulatorError, match="the user's model"):
+        env.reset(env.tasks("train")[0], 0)
+
+
+def test_a_model_that_plays_the_user_must_be_named(services: Path):
+    env = tau_env("retail", services)
     with pytest.raises(UserError, match=r"env\.user=llm needs a model"):
         tau_env("retail", services, user="llm").reset(env.tasks("train")[0], 0)
 
@@ -234,12 +240,15 @@ def test_pass_hat_k_and_blame(services: Path):
         for i, (one, info, stop) in enumerate([
             (task, {"success": True, "tool": "think"}, "done"),
             (task, {"success": False, "tool": "respond"}, "done"),
-            (nothing, {"success": False, "fault": "failed"}, "done"),
+            (nothing, {"success": False, "fault": "broke_off"}, "done"),
             (nothing, {}, "error"),
         ])
     ]  # fmt: skip
+    episodes[3].error_kind = "crash"
     found = env.summarise(episodes)
     assert [found[f"failed_by_{who}"] for who in ("agent", "user", "environment")] == [0.25] * 3
     assert (found["pass_hat_1"], found["pass_hat_2"]) == (0.25, 0.0)
     assert (found["do_nothing"], found["tool_calls"]) == (0.0, 0.25)
+    episodes[3].error_kind = "simulator"
+    assert env.summarise(episodes)["failed_by_user"] == 0.5
     assert "pass_hat_3" not in found and env.summarise([]) == {}
