@@ -12,6 +12,7 @@ import typer
 from agentrl_cli.cli import help_examples
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.terminal import say
 
 if TYPE_CHECKING:
     from agentrl_cli.runs.run import Run
@@ -51,21 +52,21 @@ def show(
         return
     match = find_episode(source, episode, step, filters)
     if as_json:
-        typer.echo(json.dumps(match.episode.to_json()))
+        say(json.dumps(match.episode.to_json()))
         return
-    typer.echo("\n".join(render(match.episode, f"{source.name}, {match.file.stem}")))
+    say("\n".join(render(match.episode, f"{source.name}, {match.file.stem}")))
     ids = " ".join(entry.id for entry in match.entries[1:4])
     kind = f"{' '.join(filters)} ones" if filters else "episodes"
     position = f"one of {len(match.entries)} {kind} (of {match.total}) in {match.file.stem}"
     another = f"agentrl show {source.quoted_folder} --episode ID, like {ids or '...'}"
-    typer.echo(f"{position}; another: {another}", err=True)
+    say(f"{position}; another: {another}", err=True)
 
 
 def _show_ledger(run: Run, step: int | None, as_json: bool) -> None:
     from agentrl_cli.report.ledger import read_ledger, render, to_json
 
     found = read_ledger(run, step)
-    typer.echo(json.dumps(to_json(found)) if as_json else "\n".join(render(found)))
+    say(json.dumps(to_json(found)) if as_json else "\n".join(render(found)))
 
 
 @app.command(epilog=help_examples.REPORT)
@@ -93,11 +94,11 @@ def report(
         raise UserError("--json and --markdown are two ways to print; give one of them")
     comparison = gather(runs, against, threshold)
     for note in comparison.notes:
-        typer.echo(note, err=True)
+        say(note, err=True)
     width = None if sys.stdout.isatty() else 200  # wide enough for any table in a pipe
     text = markdown(comparison) if as_markdown else render(comparison, width)
     typer.echo(json.dumps(comparison.to_json()) if as_json else text)
-    typer.echo(f"page: {write(comparison, out or folder_for(runs), pages)}", err=True)
+    say(f"page: {write(comparison, out or folder_for(runs), pages)}", err=True)
 
 
 @app.command(epilog=help_examples.LS)
@@ -113,14 +114,14 @@ def ls(
         raise UserError(f"'{folder}' is no folder; name one with runs in it")
     rows, folders = [run_row(run) for run in list_runs(folder)], folders_of_runs(folder)
     for note in notes(rows):
-        typer.echo(note, err=True)
+        say(note, err=True)
     tables = [*([render(rows)] if rows else []), *([render_folders(folders)] if folders else [])]
     if as_json:
-        typer.echo(json.dumps(rows))
+        say(json.dumps(rows))
     elif tables:
-        typer.echo("\n\n".join(map("\n".join, tables)))
+        say("\n\n".join(map("\n".join, tables)))
     else:
-        typer.echo(f"no runs in '{folder}'; start one with agentrl train", err=True)
+        say(f"no runs in '{folder}'; start one with agentrl train", err=True)
 
 
 @app.command("list", epilog=help_examples.LIST)
@@ -139,7 +140,7 @@ def list_options(
     comments = options(group, config_dir)
     width = max(map(len, comments), default=0)
     lines = [f"{name:<{width}}  {text}".rstrip() for name, text in comments.items()]
-    typer.echo(json.dumps(comments) if as_json else "\n".join(lines))
+    say(json.dumps(comments) if as_json else "\n".join(lines))
 
 
 @app.command(  # an answer may be -7
@@ -155,4 +156,4 @@ def grade(
 
     mark = grade_answer(answer, gold)
     fields = json.dumps({"correct": mark.correct, "reason": mark.reason})
-    typer.echo(fields if as_json else f"{'right' if mark.correct else 'wrong'} ({mark.reason})")
+    say(fields if as_json else f"{'right' if mark.correct else 'wrong'} ({mark.reason})")

@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import require_fraction
+from agentrl_cli.core.terminal import safe
 from agentrl_cli.report import critic, figures, page, tables
 from agentrl_cli.report.compare import Comparison, Group, World, compare, find_reference, worlds
 from agentrl_cli.report.records import Record, read_records
@@ -120,10 +121,10 @@ def render(report: Report, width: int | None = None) -> str:
     parts: list[str] = []
     for comparison in report.comparisons:
         if not comparison.rows:
-            parts.append(f"{comparison.world}: no run has finished")
+            parts.append(safe(f"{comparison.world}: no run has finished"))
             continue
         parts.append(tables.draw(tables.results(comparison), comparison.world, width))
-        parts += tables.remarks(comparison)
+        parts += map(safe, tables.remarks(comparison))
         if len(passes := tables.passes(comparison)) > 1:
             parts.append(tables.draw(passes, "one of k, and all of k, episodes of a task", width))
         costs = tables.costs(comparison)

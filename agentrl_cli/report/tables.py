@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentrl_cli.core.statistics import Interval
+from agentrl_cli.core.terminal import safe
 from agentrl_cli.report.compare import Comparison, Figures
-from agentrl_cli.report.text import safe
 
 MIN_RUNS_FOR_IQM = 4  # with fewer it is the mean
 Cells = list[list[str]]

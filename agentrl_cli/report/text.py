@@ -1,4 +1,4 @@
-"""Text for a terminal: nothing that a model or a world wrote may move the cursor."""
+"""Lines and tables of text for a terminal, made safe there."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import textwrap
 from collections.abc import Iterable
 from itertools import chain, count
 
+from agentrl_cli.core.terminal import safe
+
 LABEL_WIDTH = 10
-
-
-def safe(text: str) -> str:
-    """The text with every character that is not printable, newlines apart, written as an escape."""
-    return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
 
 
 def labelled(label: str, text: str, width: int = 100) -> list[str]:
@@ -39,7 +36,3 @@ def number_duplicates(names: Iterable[str], suffix: str) -> list[str]:
         numbered = chain([name], (name + suffix.format(number) for number in count(2)))
         distinct[next(candidate for candidate in numbered if candidate not in distinct)] = None
     return list(distinct)
-
-
-def _escape(character: str) -> str:
-    return " " if character == "\t" else character.encode("unicode_escape").decode()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.envs.base import Env
 
@@ -54,7 +54,7 @@ def read_demos(
     if bad and not (skip_bad and good):
         raise UserError("\n".join(f"{text}; {REMEDY}" for text in named))
     for text in named:
-        print(f"left out: {text}", file=sys.stderr)
+        say(f"left out: {text}", err=True)
     return good
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.terminal import say
 from agentrl_cli.runs.run import Run
 
 RUNS = Path("runs")
@@ -75,4 +75,4 @@ def _hint(ref: str, names: list[str], root: Path) -> str:
 @cache
 def _warn_once(sentence: str) -> None:
     """To stderr, once in a process however often the same folder is listed."""
-    print(sentence, file=sys.stderr)
+    say(sentence, err=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs.run import Logger, Run
 
@@ -189,7 +190,7 @@ def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
     parts = [f"{name} {metrics[name]:.3g}" for name in chosen]
     times = [name for name in metrics if name.startswith("time/")]
     parts += [f"{name.removeprefix('time/')} {metrics[name]:.1f}s" for name in times]
-    return "  ".join([f"step {step:>{len(str(steps))}}/{steps}", *parts])
+    return safe("  ".join([f"step {step:>{len(str(steps))}}/{steps}", *parts]))
 
 
 def _bar(steps: int) -> Progress:

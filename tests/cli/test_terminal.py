@@ -1,0 +1,66 @@
+"""No verb hands a terminal what others wrote as it stands."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.cli.main import app
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.terminal import safe, say
+from agentrl_cli.envs.tau.users import HumanUser
+from agentrl_cli.runs import episode_files
+from agentrl_cli.runs.loggers import step_line
+from tests.builders.report import episode, write_run
+
+ESCAPE = "\x1b[2J\x1b]0;owned\x07"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs whose every text holds escapes."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs"
+    write_run(folder / "done", env=f"e{ESCAPE}", k=f"k{ESCAPE}", text=ESCAPE)
+    write_run(folder / "dead", env=f"e{ESCAPE}", status="failed")
+    meta = folder / "dead" / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "error": f"why {ESCAPE}"}))
+    played = [replace(episode("cat", n, 0), id=f"e{n}{ESCAPE}") for n in range(3)]
+    episode_files.write(folder / "done" / "episodes" / "eval-000020.jsonl", played)
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [
+    ["ls", "runs"], ["show", "runs/done"], ["show", "runs/done", "--episode", ESCAPE],
+    ["show", f"runs/{ESCAPE}"], ["report", "runs"], ["train", f"steps={ESCAPE}"],
+])  # fmt: skip
+def test_no_verb_prints_escapes(
+    arguments: list[str], runs: Path, capfd: pytest.CaptureFixture[str]
+):
+    if arguments[0] == "report":
+        pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
+    with pytest.raises(SystemExit):
+        app(arguments)
+    shown = capfd.readouterr()
+    assert shown.out + shown.err and not set(shown.out + shown.err) & set(ESCAPE[0] + ESCAPE[-1])
+    if arguments[0] != "train":
+        assert "owned" in shown.out + shown.err or arguments[:2] == ["ls", "runs"]
+
+
+def test_a_person_who_plays_the_user_sees_no_escapes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Yes.\n"))
+    assert HumanUser(f"You want {ESCAPE}.").start().text == "Yes."
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_metric_and_any_text_are_made_safe(capsys: pytest.CaptureFixture[str]):
+    assert "\x1b" not in step_line(1, 2, {f"reward/{ESCAPE}": 1.0})
+    say(UserError(f"a\tb\n\ud800{ESCAPE}"), err=True)
+    assert capsys.readouterr().err == "a b\n\\ud800\\x1b[2J\\x1b]0;owned\\x07\n"
+    assert safe("Größe ┃ 🐟") == "Größe ┃ 🐟"
