@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl_cli.config.secrets import REMEDY, secret_errors, secret_in
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 
@@ -70,6 +71,7 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
     if not isinstance(cfg, DictConfig):
         raise UserError(f"configuration '{file}' is not a mapping; name the config.yaml of a run")
     _refuse_earlier_version(cfg, file)
+    _refuse_resolvers(cfg, file)
     parsed = parse_overrides(overrides)
     for item in sorted(parsed, key=lambda item: item.key_or_group != EVAL_GROUP):
         if item.key_or_group == EVAL_GROUP:
@@ -102,6 +104,18 @@ def _refuse_earlier_version(cfg: DictConfig, file: Path) -> None:
             f"from its weights with init={run}, or evaluate them with model=hf "
             f"model.path={steps[-1] / 'models' / 'policy'} and the same env"
         )
+
+
+def _refuse_resolvers(cfg: DictConfig, file: Path) -> None:
+    """Raise UserError where a stored configuration calls a resolver, as for environment variables:
+    a run's own holds values only, so somebody else wrote it."""
+    from omegaconf import OmegaConf
+
+    flat = files.flatten(OmegaConf.to_container(cfg, resolve=False))
+    found = [key for key, value in flat.items() if ":" in str(value).partition("${")[2]]
+    if found:
+        line = f"configuration '{file}' reads the environment, or calls another resolver, in"
+        raise UserError(f"{line} {found[0]}, which no run has written; write the value itself")
 
 
 def _targets(node: Any) -> Iterator[str]:
@@ -182,6 +196,7 @@ def _validate(cfg: DictConfig, skip: Container[str] = ()) -> tuple[dict[str, Any
 
     errors: list[str] = []
     values = {key: value for key, value in _resolve(cfg, errors).items() if key not in skip}
+    errors += secret_errors(values)
     return to_plain(validate(Settings, values, "", errors, not_required=cfg)), errors
 
 
@@ -209,6 +224,9 @@ def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Ove
     parsed, errors = [], []
     form = "key=value or key=a,b" if is_sweep else "key=value"
     for text in overrides:
+        if kind := secret_in(text):
+            errors.append(f"an override of '{text.partition('=')[0]}' holds {kind}; {REMEDY}")
+            continue
         try:
             item = OverridesParser.create().parse_override(text)
             parsed.append(item)
