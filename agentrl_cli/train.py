@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -27,28 +28,51 @@ KEPT_EPISODES = 16  # fresh episodes written at each evaluation
 LOGPROB_GAP_EPISODES = 4  # episodes a step whose log-probs are compared with the trainer's
 
 
-def train(cfg: DictConfig, run: Run, parts: Parts) -> None:
-    """Go on from `parts.step` until `cfg.steps` updates are done or somebody interrupts."""
-    with (
-        run.track(),
-        dump_failed_batch(run),
-        save_when_stopped(cfg, run, parts),
-        interruptible() as interrupted,
-    ):
-        if cfg.eval.baseline and not run.has_metrics:
+def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
+    """Go on from `parts.step` until `cfg.steps` updates are done or `interrupted` is set. Where all
+    are done and the process died before the end, do what remains."""
+    with run.track(), dump_failed_batch(run), save_when_stopped(run, parts):
+        saver = Saver(cfg, run, parts)
+        if cfg.eval.baseline and not run.has_metrics and not interrupted.is_set():
             run.log(0, timed_evaluation(parts, run, 0))
+        if parts.step == cfg.steps and not run.is_evaluated(parts.step):
+            parts.context.step = parts.step - 1  # as the update has left it
+            run.log(parts.step, timed_evaluation(parts, run, parts.step))
+            saver.save()
         while parts.step < cfg.steps and not interrupted.is_set():
             metrics, episodes = update(parts)
             run.log(parts.step, metrics)
             if due(parts.step, cfg.eval_every, cfg.steps):
                 run.write_episodes("train", parts.step, episodes[:KEPT_EPISODES])
                 run.log(parts.step, timed_evaluation(parts, run, parts.step))
-            if due(parts.step, cfg.save_every, cfg.steps):
-                parts.save(run, parts.step)
+            saver.save_if_due()
         if interrupted.is_set() and parts.step < cfg.steps:
-            parts.save(run, parts.step)
-            print(f"saved; go on with: agentrl resume {run.quoted_folder}", file=sys.stderr)
+            saver.save(planned=False)
+            say(f"saved; go on with: {run.resume_command}")
             raise KeyboardInterrupt
+
+
+class Saver:
+    """Decides when a checkpoint is written: planned ones every `save_every` steps and at the end,
+    others `save_minutes` after the last, so that these change nothing of those."""
+
+    def __init__(self, cfg: DictConfig, run: Run, parts: Parts) -> None:
+        self.cfg, self.run, self.parts = cfg, run, parts
+        self.saved_step, self.saved_at = -1, time.monotonic()
+
+    def save_if_due(self) -> None:
+        """Save where this step is one to save at, or enough time has passed."""
+        limit = 60 * self.cfg.save_minutes
+        if due(self.parts.step, self.cfg.save_every, self.cfg.steps):
+            self.save()
+        elif limit and time.monotonic() - self.saved_at >= limit:
+            self.save(planned=False)
+
+    def save(self, *, planned: bool = True) -> None:
+        """Save this step unless it is saved already."""
+        if self.saved_step != self.parts.step:
+            self.parts.save(self.run, planned=planned)
+            self.saved_step, self.saved_at = self.parts.step, time.monotonic()
 
 
 def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
@@ -145,31 +169,45 @@ def dump_failed_batch(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def save_when_stopped(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]:
+def save_when_stopped(run: Run, parts: Parts) -> Iterator[None]:
     """Save where something outside of the run stops it, and say how to go on."""
     try:
         yield
     except StoppedRun as error:
-        parts.save(run, parts.step)
-        verb = "resume" if parts.step < cfg.steps else "eval"
-        line = f"saved; go on with: agentrl {verb} {run.quoted_folder}"
-        raise StoppedRun(f"{error}; {line}") from error
+        parts.save(run, planned=False)
+        raise StoppedRun(f"{error}; saved; go on with: {run.resume_command}") from error
 
 
 @contextmanager
 def interruptible() -> Iterator[Event]:
-    """An event that Ctrl-C sets, so that the step in work is finished and saved; a second Ctrl-C
-    stops at once."""
+    """An event that Ctrl-C, SIGTERM and SIGHUP set, so that the step in work is finished and saved;
+    a Ctrl-C after that stops at once. SIGHUP stays ignored where it is, as under nohup."""
     interrupted = Event()
 
-    def on_interrupt(number: int, frame: object) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
+    def on_signal(number: int, frame: object) -> None:
+        if interrupted.is_set():  # the others may come twice: from a shell, and from make
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         interrupted.set()
-        print("interrupted: finishing this step, then saving", file=sys.stderr)
+        say("interrupted: finishing this step, then saving")
 
-    previous_handler = signal.signal(signal.SIGINT, on_interrupt)
+    handled = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        handled.append(signal.SIGHUP)
+    previous_handlers = {number: signal.signal(number, on_signal) for number in handled}
     try:
         yield interrupted
     finally:
-        signal.signal(signal.SIGINT, previous_handler)
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
+
+
+def say(text: str) -> None:
+    """Print to stderr; where that is gone, as with a closed terminal, nobody is told any more."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+    except RuntimeError:  # a signal came while this stream was being written
+        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,32 @@ from omegaconf import DictConfig
 
 from agentrl_cli.config.compose import build, check, chosen_option, compose, load
 from agentrl_cli.runs.find import find_run
-from agentrl_cli.runs.run import read_checkpoint
+from agentrl_cli.runs.run import PLAYED_PARTS
 from agentrl_cli.training.assemble import Parts, assemble
 from agentrl_cli.training.evaluate import compare_search, evaluate
 
 
 def evaluate_command(
-    ref: str | None, overrides: list[str], config_dir: Path | None = None
+    ref: str | None,
+    overrides: list[str],
+    config_dir: Path | None = None,
+    show: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> dict[str, Any]:
-    """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None; a run's record
-    is appended to its evaluations.jsonl. Raises UserError where there is no such run."""
+    """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None. The record is
+    shown; a run's is then appended to its evaluations.jsonl. Raises UserError where there is no
+    such run, or its folder cannot be written."""
     run = find_run(ref) if ref is not None else None
     cfg = check(load(run.config_file, overrides) if run else compose(overrides, config_dir))
     parts = assemble(cfg, None, learns=False)
     if run is None:
-        return {"model": "base", **evaluate_as_chosen(cfg, parts, 0)}
-    folder = run.latest_checkpoint()
-    step = int(read_checkpoint(folder)["step"])
-    parts.restore_models(folder)
-    record = {"run": run.name, "step": step, **evaluate_as_chosen(cfg, parts, step)}
+        record = {"model": "base", **evaluate_as_chosen(cfg, parts, 0)}
+        show(record)
+        return record
+    checkpoint = run.whole_checkpoint(*PLAYED_PARTS)
+    parts.restore_models(checkpoint.folder)
+    found = evaluate_as_chosen(cfg, parts, checkpoint.step)
+    record = {"run": run.name, "step": checkpoint.step, **found}
+    show(record)
     run.write_evaluation(record)
     return record
 

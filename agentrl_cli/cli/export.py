@@ -23,7 +23,7 @@ from agentrl_cli.models.load import dtype_of
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.runs.find import find_run
-from agentrl_cli.runs.run import Run, read_checkpoint
+from agentrl_cli.runs.run import Run
 
 UNUSED = ("algo", "env", "eval", "logger", "rollout")
 TOLERANCE = 1e-3  # of a logit, merged against adapted, in float32
@@ -34,13 +34,13 @@ def export(ref: str, target: Path) -> tuple[Run, int]:
     Raises UserError for an unknown run, a `target` that holds something or cannot be written, and
     an adapter that cannot be merged; `target` then is as it was."""
     run = find_run(ref)
-    checkpoint = run.latest_checkpoint()
+    checkpoint = run.whole_checkpoint("models/policy/")
     cfg = check(load(run.config_file, []), skip=UNUSED)
     config = as_dataclass(cfg.model, ModelConfig)
     with _new_folder(target.resolve()) as folder:
         specs = {"policy": ModelSpec(kind="trained", generates=True)}
         models = ModelSet(replace(config, dtype="float32"), specs, "cpu", cfg.seed)
-        models.load_weights("policy", checkpoint / "models" / "policy")
+        models.load_weights("policy", checkpoint.folder / "models" / "policy")
         module = models.module("policy")
         plain = _merged(module) if isinstance(module, PeftModel) else module
         plain.to(dtype_of(config.dtype, torch.device(cfg.hardware.device)))  # pyright: ignore[reportArgumentType]
@@ -49,7 +49,7 @@ def export(ref: str, target: Path) -> tuple[Run, int]:
         except SafetensorError as error:  # of a full disk
             raise OSError(str(error)) from error
         models.tokenizer.save_pretrained(folder)
-    return run, int(read_checkpoint(checkpoint)["step"])
+    return run, checkpoint.step
 
 
 @contextmanager

@@ -124,7 +124,11 @@ def evaluate(
     ref, overrides = (None, what) if "=" in what[0] else (what[0], what[1:])
     if ref is not None:
         _refuse_groups(config_dir, f"run '{ref}' is evaluated by its own configuration")
-    _print_record(evaluate_command(ref, overrides, config_dir), as_json)
+
+    def show(record: dict[str, Any]) -> None:
+        _print_record(record, as_json)
+
+    evaluate_command(ref, overrides, config_dir, show)
 
 
 @app.command(epilog=help_examples.PLAY)

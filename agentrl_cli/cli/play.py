@@ -22,7 +22,7 @@ from agentrl_cli.envs.contract import answer, first_messages, opening
 from agentrl_cli.report.episode import render
 from agentrl_cli.report.text import labelled
 from agentrl_cli.runs.find import find_run
-from agentrl_cli.runs.run import Run
+from agentrl_cli.runs.run import PLAYED_PARTS, Run
 
 SPLITS = ("test", "train", "dev")  # where a task is searched; an unnamed one is of the first
 
@@ -169,7 +169,7 @@ def play_with_policy(cfg: DictConfig, run: Run | None, task: Task) -> Episode:
 
     parts = assemble(cfg, None, learns=False)
     if run is not None:
-        parts.restore_models(run.latest_checkpoint())
+        parts.restore_models(run.whole_checkpoint(*PLAYED_PARTS).folder)
     episodes = parts.play(task_starts(parts.seed, task, 1), parts.collector.sampling)
     parts.algo.annotate(episodes)
     return episodes[0]

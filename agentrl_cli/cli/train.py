@@ -17,10 +17,11 @@ from agentrl_cli.envs.base import train_tasks
 from agentrl_cli.report.summary import final_table
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.rollout.play import EpisodeStart
+from agentrl_cli.runs.checkpoints import Checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.loggers import Console
-from agentrl_cli.runs.run import Run, read_checkpoint
-from agentrl_cli.train import train
+from agentrl_cli.runs.run import Run
+from agentrl_cli.train import interruptible, train
 from agentrl_cli.training.assemble import Parts, assemble
 
 
@@ -39,11 +40,13 @@ def start(
         dry_run(cfg)
         return
     run = Run.create(cfg, command=" ".join(["agentrl", *sys.argv[1:]]), overrides=overrides)
-    with delete_run_on_user_error(run):
+    with delete_unbuilt_run(run):
         parts = assemble(cfg, run.folder)
-        print(f"run {run.folder}", file=sys.stderr)
-        attach_loggers(run, cfg)
-    train(cfg, run, parts)
+    with interruptible() as interrupted:
+        with delete_unbuilt_run(run):
+            print(f"run {run.folder}", file=sys.stderr)
+            attach_loggers(run, cfg)
+        train(cfg, run, parts, interrupted)
     print(final_table(run))
 
 
@@ -61,21 +64,31 @@ def resume(ref: str, overrides: list[str] | None = None) -> None:
 
 
 def resume_run(run: Run, overrides: list[str] | None) -> None:
-    """Restore a run's last checkpoint, put its logs back to there, and train."""
+    """Restore a run's last checkpoint, put its logs back to there, and train, or do what remains
+    where its process died after the last update."""
     cfg = check(load(run.config_file, overrides or []))
-    checkpoint = run.latest_checkpoint()
-    step = int(read_checkpoint(checkpoint)["step"])
-    if step >= cfg.steps:
-        line = f"run '{run.name}' is at step {step} of {cfg.steps}: nothing is left to do"
-        raise UserError(f"{line}; agentrl resume {run.quoted_folder} steps=N trains it further")
-    refuse_other_demos(run, cfg)
+    checkpoint = run.whole_checkpoint()
+    refuse_to_resume(run, cfg, checkpoint)
     parts = assemble(cfg, run.folder)
-    parts.restore(checkpoint, step)
-    run.truncate_logs(checkpoint)
-    run.record_resume(cfg, step)
-    print(f"run {run.folder}, from step {step}", file=sys.stderr)
-    attach_loggers(run, cfg)
-    train(cfg, run, parts)
+    parts.restore(checkpoint)
+    with interruptible() as interrupted:
+        run.truncate_logs(checkpoint)
+        run.record_resume(cfg, checkpoint.step)
+        print(f"run {run.folder}, from step {checkpoint.step}", file=sys.stderr)
+        attach_loggers(run, cfg)
+        train(cfg, run, parts, interrupted)
+
+
+def refuse_to_resume(run: Run, cfg: DictConfig, checkpoint: Checkpoint) -> None:
+    """Raise UserError where nothing is left to do, or a run cannot go on from this checkpoint."""
+    at = f"run '{run.name}' is at step {checkpoint.step} of {cfg.steps}"
+    if checkpoint.step > cfg.steps or (checkpoint.step == cfg.steps and run.is_done):
+        further = f"agentrl resume {run.quoted_folder} steps=N trains it further"
+        raise UserError(f"{at}: nothing is left to do; {further}")
+    if checkpoint.metric_lines is None:
+        remedy = f"train from its weights with init={run.quoted_folder}"
+        raise UserError(f"checkpoint '{checkpoint.folder}' is of an earlier version; {remedy}")
+    refuse_other_demos(run, cfg)
 
 
 def dry_run(cfg: DictConfig) -> None:
@@ -114,11 +127,12 @@ def refuse_other_demos(run: Run, cfg: DictConfig) -> None:
 
 
 @contextmanager
-def delete_run_on_user_error(run: Run) -> Iterator[None]:
-    """Delete a new run that cannot be built as configured; record any other error."""
+def delete_unbuilt_run(run: Run) -> Iterator[None]:
+    """Delete a new run that cannot be built as configured, or that somebody stops before it can
+    save anything; record any other error."""
     try:
         yield
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         shutil.rmtree(run.folder)
         raise
     except BaseException as error:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PACKAGE = Path(__file__).parents[1]
+ADDED_KEYS = {"save_minutes": 0.0}  # with what it means where a run was stored before there was one
 EVAL_GROUP = "search"  # the group that is chosen when a run is evaluated
 
 
@@ -65,13 +66,16 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
 
     try:
         cfg = OmegaConf.load(file)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         line = f"configuration '{file}' cannot be read ({_first_line(error)})"
         raise UserError(f"{line}; name the config.yaml of a run") from None
     if not isinstance(cfg, DictConfig):
         raise UserError(f"configuration '{file}' is not a mapping; name the config.yaml of a run")
     _refuse_earlier_version(cfg, file)
     _refuse_resolvers(cfg, file)
+    for key, value in ADDED_KEYS.items():
+        if key not in cfg:
+            cfg[key] = value
     parsed = parse_overrides(overrides)
     for item in sorted(parsed, key=lambda item: item.key_or_group != EVAL_GROUP):
         if item.key_or_group == EVAL_GROUP:
@@ -191,13 +195,17 @@ def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
 
 
 def _validate(cfg: DictConfig, skip: Container[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    from agentrl_cli.config.schema import to_plain, validate
-    from agentrl_cli.config.settings import Settings
+    from agentrl_cli.config.schema import needed_nodes, to_plain, validate
+    from agentrl_cli.config.settings import Settings, wrong_limits
 
     errors: list[str] = []
     values = {key: value for key, value in _resolve(cfg, errors).items() if key not in skip}
     errors += secret_errors(values)
-    return to_plain(validate(Settings, values, "", errors, not_required=cfg)), errors
+    checked = to_plain(validate(Settings, values, "", errors, not_required=cfg))
+    nodes = [key for key in needed_nodes(Settings) if key not in cfg and key not in skip]
+    remedy = "choose one with {0}=NAME (agentrl list {0})"
+    errors += [f"{key} is missing; {remedy.format(key)}" for key in nodes]
+    return checked, errors + ([] if errors else wrong_limits(checked))
 
 
 def _resolve(cfg: DictConfig, errors: list[str]) -> dict[str, Any]:

@@ -73,8 +73,13 @@ def validate_value(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
         return None
     if value is None and optional:
         return None
-    if isinstance(value, dict) and "_target_" in value:
-        return validate_target(value, path, errors)
+    may_be_target = inner is Any or not is_leaf(inner)
+    if isinstance(value, dict) and "_target_" in value and may_be_target:
+        found = validate_target(value, path, errors)
+        base = inner if isinstance(inner, type) and inner is not Any else object
+        if found is not None and not issubclass(found.cls, base):
+            errors.append(f"{path}._target_ must name a {base.__name__}, not {found.target}")
+        return found
     if is_dataclass(inner) and isinstance(value, dict):
         return validate(typing.cast(type, inner), value, path, errors)
     if typing.get_origin(inner) in (list, dict) and not is_leaf(inner):
@@ -84,6 +89,12 @@ def validate_value(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
         if isinstance(value, dict):
             return {k: validate_value(part, v, _join(path, k), errors) for k, v in value.items()}
     return _validate_leaf(kind, value, path, errors)
+
+
+def needed_nodes(cls: type) -> list[str]:
+    """The fields of a dataclass that are nodes of their own and cannot be null."""
+    kinds = {name: _strip_optional(kind) for name, kind in hints(cls).items()}
+    return [name for name, (kind, optional) in kinds.items() if not optional and not is_leaf(kind)]
 
 
 def construct(value: Any) -> Any:

@@ -4,7 +4,7 @@ Numbers live in conf/ only."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from agentrl_cli.core.errors import UserError, require_at_least
 
@@ -78,6 +78,7 @@ class Settings:
     seed: int
     eval_every: int
     save_every: int
+    save_minutes: float
     init: str | None
     runs: str
     name: str | None
@@ -91,3 +92,13 @@ class Settings:
     hardware: HardwareConfig
     eval: EvalConfig
     data: DataConfig
+
+
+LEAST = {"steps": 1, "eval_every": 0, "save_every": 0, "save_minutes": 0}
+
+
+def wrong_limits(values: dict[str, Any]) -> list[str]:
+    """A line for each root setting that is too small."""
+    given = {key: values[key] for key in LEAST if key in values}
+    wrong = {key: value for key, value in given.items() if not value >= LEAST[key]}
+    return [f"{key} is {value}; give at least {LEAST[key]}" for key, value in wrong.items()]

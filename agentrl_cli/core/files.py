@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +56,8 @@ def read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"'{file}' cannot be read ({error}); {remedy}") from None
+    except RecursionError:
+        raise UserError(f"'{file}' cannot be read (it is nested too deeply); {remedy}") from None
     if not isinstance(value, dict):
         raise UserError(f"'{file}' is not a JSON object; {remedy}")
     return value
@@ -67,7 +73,7 @@ def read_jsonl(file: Path) -> list[Any]:
     lines = _complete_lines(file)
     try:
         return [json.loads(line) for line in lines]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"'{file}' is damaged ({error}); restore it or remove the line") from None
 
 
@@ -76,7 +82,7 @@ def read_jsonl_leniently(file: Path) -> tuple[list[Any], int]:
     counted, since a run that is going may be writing it."""
     rows, lines = [], _complete_lines(file)
     for line in lines:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
     return rows, len(lines) - len(rows)
 
@@ -107,6 +113,11 @@ def json_line(row: Any) -> str:
         return json.dumps(null_if_not_finite(row)) + "\n"
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value of JSON is a number that a float can hold."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+
+
 def null_if_not_finite(value: Any) -> Any:
     """The value with null for every number that is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -128,10 +139,11 @@ def flatten(node: Any, path: str = "") -> dict[str, Any]:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Replace the file by a text, whole or not at all."""
+    """Replace the file by a text, whole or not at all, also where the machine dies."""
     partial = file.with_name(f".{file.name}.partial")
     try:
         partial.write_text(text)
+        sync(partial)
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
@@ -144,7 +156,21 @@ def replace_folder(partial: Path, final: Path) -> None:
     if final.exists():
         final.rename(aside)
     partial.rename(final)
+    sync(final.parent)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk. Raises OSError where that fails;
+    a file system that cannot promise it is not asked for more."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def is_folder(path: Path) -> bool:
@@ -155,11 +181,28 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def truncate(file: Path, length: int) -> None:
-    """Cut a log back to a length in bytes. Raises UserError where it is shorter."""
-    size = file.stat().st_size if file.exists() else 0
-    if size < length:
-        raise UserError(f"'{file}' has {size} bytes but the checkpoint needs {length}; restore it")
-    if size > length:
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path leads into a folder, wherever the links on its way point."""
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def count_lines(file: Path) -> int:
+    """How many whole lines a file has; 0 where there is none."""
+    if not file.exists():
+        return 0
+    with file.open("rb") as log:
+        return sum(block.count(b"\n") for block in iter(lambda: log.read(1 << 20), b""))
+
+
+def truncate(file: Path, lines: int) -> None:
+    """Cut a log back to its first lines. Raises UserError where it has fewer."""
+    kept, size = 0, 0
+    if file.exists():
+        with file.open("rb") as log:
+            for line in islice(log, lines):
+                kept, size = kept + line.endswith(b"\n"), size + len(line)
+    if kept < lines:
+        raise UserError(f"'{file}' has {kept} lines but the checkpoint needs {lines}; restore it")
+    if file.exists() and file.stat().st_size > size:
         with explain_write_errors(file.parent), file.open("r+b") as log:
-            log.truncate(length)
+            log.truncate(size)

@@ -16,7 +16,8 @@ MAX_BYTES = 8 * 2**20  # bytes of one weight file
 
 def ship(ref: str, env: str, root: Path = Path("runs")) -> Path:
     """Write the run's last policy in bfloat16 to the package; the file. ValueError above 8 MiB."""
-    policy = find_run(ref, root).latest_checkpoint() / "models" / "policy"
+    part = "models/policy/"
+    policy = find_run(ref, root).whole_checkpoint(part).folder / part
     weights = load_file(policy / "model.safetensors")
     target = TINY / env / "model.safetensors"
     target.parent.mkdir(exist_ok=True)

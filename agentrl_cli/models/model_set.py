@@ -164,11 +164,16 @@ class ModelSet:
         """Inverse of `save`. Raises UserError where a file is missing, unreadable or of another
         model."""
         for name in self.names:
-            self._load_model(name, folder / name)
+            self._load_model(name, folder / name, needs_head=True)
             average = folder / name / "average.safetensors"
             if average.exists():
                 self._averages[name] = _read_weights(average, self.device)
-        self._versions = read_json(folder / "versions.json")
+        versions = read_json(folder / "versions.json")
+        if versions.keys() != self._versions.keys() or not all(map(_is_count, versions.values())):
+            names = ", ".join(self.names)
+            line = f"'{folder / 'versions.json'}' does not say the versions of {names}"
+            raise UserError(f"{line}; give a folder that a run saved")
+        self._versions = versions
 
     def load_weights(self, name: str, folder: Path) -> None:
         """Start `name` from a folder that `save` wrote for one model, and with it all models that
@@ -195,8 +200,8 @@ class ModelSet:
         if name in self._averages:
             save_file(self._averages[name], folder / "average.safetensors")
 
-    def _load_model(self, name: str, folder: Path) -> None:
-        """Body or adapter, and the head where the folder has one."""
+    def _load_model(self, name: str, folder: Path, *, needs_head: bool = False) -> None:
+        """Body or adapter, and the head where the folder has one or must have."""
         if not folder.is_dir():
             raise UserError(f"'{folder}' does not exist; give a checkpoint that has a '{name}'")
         module = self.module(name)
@@ -207,7 +212,7 @@ class ModelSet:
             loaded = read_pretrained(folder, self.config, causal_lm(module).dtype)
             _copy_weights(dict(module.named_parameters()), dict(loaded.named_parameters()), folder)
         head = self.head(name)
-        if head is not None and (folder / "head.safetensors").exists():
+        if head is not None and (needs_head or (folder / "head.safetensors").exists()):
             found = _read_weights(folder / "head.safetensors", self.device)
             _copy_weights(dict(head.named_parameters()), found, folder)
 
@@ -244,6 +249,10 @@ def refuse_cycles(specs: dict[str, ModelSpec]) -> None:
                 line = " -> ".join([*chain, origin])
                 raise UserError(f"the models {line} begin as each other; let one begin as the base")
             chain.append(origin)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def is_head(key: str) -> bool:

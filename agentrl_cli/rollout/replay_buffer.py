@@ -1,13 +1,12 @@
 """Replay: episodes in, prioritised turns out. With a path every episode is also appended to a JSONL
-file, so that a checkpoint needs only an offset and the priorities."""
+file, so that a checkpoint needs only how many lines there were and the priorities."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
-from collections.abc import Iterator
-from itertools import accumulate
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +33,7 @@ class ReplayBuffer:
         self.path, self.capacity = path, capacity
         self._episodes: dict[str, Episode] = {}
         self._priorities: dict[str, list[float]] = {}
-        self._offsets: dict[str, int] = {}
-        self._file_size = path.stat().st_size if path is not None and path.exists() else 0
+        self._lines = files.count_lines(path) if path is not None else 0
 
     def __len__(self) -> int:
         """The number of stored episodes."""
@@ -64,9 +62,9 @@ class ReplayBuffer:
             if episode.id in self._episodes:
                 raise ValueError(f"episode '{episode.id}' is already in the buffer")
         highest = max((max(row) for row in self._priorities.values()), default=1.0)
-        offsets = self._append_to_file(good)
-        for episode, offset in zip(good, offsets, strict=True):
-            self._insert(episode, [highest] * len(episode.turns), offset)
+        self._append_to_file(good)
+        for episode in good:
+            self._insert(episode, [highest] * len(episode.turns))
 
     def sample_turns(self, n: int, seed: int, exponent: float) -> list[TurnKey]:
         """`n` turns drawn with probability proportional to priority ** exponent (0: uniformly).
@@ -102,26 +100,29 @@ class ReplayBuffer:
             self._priorities[key.episode][key.turn] = value
 
     def state(self) -> dict[str, Any]:
-        """JSON values for a checkpoint: where the file's part begins and ends and the priorities,
-        or, without a file, the episodes themselves."""
+        """JSON values for a checkpoint: priorities of the stored episodes, and how many lines the
+        file has, of which they are the last, or, without a file, the episodes themselves."""
         state: dict[str, Any] = {"priorities": [list(row) for row in self._priorities.values()]}
         if self.path is None:
             return state | {"episodes": [episode.to_json() for episode in self.episodes()]}
-        start = min(self._offsets.values(), default=self._file_size)
-        return state | {"start": start, "end": self._file_size}
+        return state | {"lines": self._lines}
 
     def load(self, state: dict[str, Any]) -> None:
         """Inverse of `state`; what the file holds beyond it is cut off. Raises UserError where the
-        file is shorter than the checkpoint says or has an unreadable line."""
-        self._episodes, self._priorities, self._offsets = {}, {}, {}
+        file is shorter than the checkpoint says or has an unreadable line, ValueError for a state
+        that no buffer has written."""
+        self._episodes, self._priorities = {}, {}
+        priorities = state["priorities"]
         if self.path is None:
-            stored = [(0, Episode.from_json(row)) for row in state["episodes"]]
+            stored = [Episode.from_json(row) for row in state["episodes"]]
         else:
-            self._file_size = state["end"]
-            files.truncate(self.path, self._file_size)
-            stored = list(_read_from(self.path, state["start"])) if self._file_size else []
-        for (offset, episode), row in zip(stored, state["priorities"], strict=True):
-            self._insert(episode, list(row), offset)
+            self._lines = state["lines"]
+            files.truncate(self.path, self._lines)
+            stored = _read_last(self.path, len(priorities), self._lines)
+        for episode, row in zip(stored, priorities, strict=True):
+            self._insert(episode, [1.0] * len(episode.turns))
+            keys = [TurnKey(episode.id, turn) for turn in range(len(episode.turns))]
+            self.set_priorities(keys, row)
 
     def _positive_weights(self, exponent: float) -> dict[TurnKey, float]:
         """priority ** exponent of the turns for which that is positive; 1 for all where none is."""
@@ -129,43 +130,40 @@ class ReplayBuffer:
         weights = {TurnKey(name, i): p**exponent for name, row in rows for i, p in enumerate(row)}
         return {key: w for key, w in weights.items() if w > 0} or dict.fromkeys(weights, 1.0)
 
-    def _insert(self, episode: Episode, priorities: list[float], offset: int) -> None:
-        """Store an episode that begins at this byte of the file; drop the oldest beyond the
-        capacity."""
+    def _insert(self, episode: Episode, priorities: list[float]) -> None:
+        """Store an episode; drop the oldest beyond the capacity."""
         self._episodes[episode.id] = episode
         self._priorities[episode.id] = priorities
-        self._offsets[episode.id] = offset
         if len(self) > self.capacity:
             oldest = next(iter(self._episodes))
-            for table in (self._episodes, self._priorities, self._offsets):
-                del table[oldest]
+            del self._episodes[oldest], self._priorities[oldest]
 
-    def _append_to_file(self, episodes: list[Episode]) -> list[int]:
-        """Write the episodes as one block; the offset in bytes of each."""
+    def _append_to_file(self, episodes: list[Episode]) -> None:
+        """Write the episodes as one block of lines."""
         if self.path is None:
-            return [0] * len(episodes)
+            return
         lines = [(json.dumps(episode.to_json()) + "\n").encode() for episode in episodes]
         try:
             with self.path.open("ab") as file:
                 file.write(b"".join(lines))
         except OSError as error:
             raise UserError(f"cannot write {self.path} ({error.strerror}); make room") from error
-        offsets = list(accumulate((len(line) for line in lines), initial=self._file_size))
-        self._file_size = offsets[-1]
-        return offsets[:-1]
+        self._lines += len(lines)
 
 
-def _read_from(path: Path, start: int) -> Iterator[tuple[int, Episode]]:
-    """(offset, episode) of each line from the byte offset `start` on."""
+def _read_last(path: Path, count: int, lines: int) -> list[Episode]:
+    """The last `count` episodes of a file with so many lines."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            kept = list(islice(file, max(0, lines - count), None)) if count else []
     except OSError as error:
         raise UserError(f"cannot read episodes from {path} ({error.strerror})") from error
-    first = data[:start].count(b"\n") + 1
-    offset = start
-    for number, line in enumerate(data[start:].splitlines(keepends=True), first):
-        try:
-            yield offset, Episode.from_json(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} line {number} is no episode; delete or mend it") from error
-        offset += len(line)
+    numbered = enumerate(kept, lines - count + 1)
+    return [_read_line(path, number, line) for number, line in numbered]
+
+
+def _read_line(path: Path, number: int, line: bytes) -> Episode:
+    try:
+        return Episode.from_json(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} line {number} is no episode; delete or mend it") from error

@@ -8,6 +8,7 @@ import re
 import secrets
 import shlex
 import shutil
+import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -22,16 +23,18 @@ from filelock import FileLock
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import StoppedRun, UserError
 from agentrl_cli.core.types import Episode
-from agentrl_cli.runs import episode_files, provenance
+from agentrl_cli.runs import checkpoints, episode_files, provenance
+from agentrl_cli.runs.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
 KEPT_CHECKPOINTS = 2
+PLAYED_PARTS = ("models/", "state.json")  # what of a checkpoint is read to play with it
 REQUIRED_META: dict[str, Any] = {"status": str, "created": str, "history": list}
 OPTIONAL_META: dict[str, Any] = {"choices": dict, "seed": int, "git": dict | None}
-LOGS = ("metrics.jsonl", "buffer.jsonl")
+LOGS = ("metrics.jsonl", "buffer.jsonl")  # what is only appended to while a run trains
 
 
 class Logger(ABC):
@@ -67,7 +70,7 @@ class Run:
         from omegaconf import OmegaConf
 
         folder = Path(cfg.runs) / (cfg.name or _new_name(cfg))
-        if not re.fullmatch(r"\w[\w.=,+-]*", folder.name) or folder.parent != Path(cfg.runs):
+        if not is_folder_name(folder.name) or folder.parent != Path(cfg.runs):
             raise UserError(f"name '{cfg.name}' is not a folder name; use letters, digits, . _ -")
         with files.explain_write_errors(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -107,14 +110,32 @@ class Run:
         return shlex.quote(str(self.folder))
 
     @property
+    def resume_command(self) -> str:
+        """What goes on with this run, by the path of this program where a shell would not find it
+        by its name, as that of an environment that is not active."""
+        program = sys.argv[0]
+        known = Path(program).name != "agentrl" or shutil.which("agentrl")
+        return f"{'agentrl' if known else shlex.quote(program)} resume {self.quoted_folder}"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has come to its planned end."""
+        return self.meta["status"] == "done"
+
+    @property
     def config_file(self) -> Path:
         """The stored configuration; `agentrl train --config` repeats it."""
         return self.folder / "config.yaml"
 
     @property
+    def metrics_file(self) -> Path:
+        """Every logged line of metrics."""
+        return self.folder / "metrics.jsonl"
+
+    @property
     def has_metrics(self) -> bool:
         """Whether anything was logged yet."""
-        return (self.folder / "metrics.jsonl").exists()
+        return files.count_lines(self.metrics_file) > 0
 
     def attach(self, loggers: list[Logger], cfg: DictConfig) -> None:
         """Start the loggers, which from now on get every metric and every written episode."""
@@ -134,7 +155,7 @@ class Run:
 
         more = {"step": step, "steps": cfg.steps, "git": provenance.git_state()}
         with files.explain_write_errors(self.folder):
-            OmegaConf.save(cfg, self.config_file, resolve=True)
+            files.replace_text(self.config_file, OmegaConf.to_yaml(cfg, resolve=True))
         self.update_meta(resumed=[*self.meta.get("resumed", []), more])
 
     def set_status(self, status: str, error: str | None = None) -> None:
@@ -145,7 +166,9 @@ class Run:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """No other process trains this run inside; may be nested. Raises UserError where one does
-        already. A copy of the folder is not locked, nor is a run whose process has died."""
+        already, or where the folder has links that lead out. A copy of the folder is not locked,
+        nor is a run whose process has died."""
+        self.refuse_links()
         with files.explain_write_errors(self.folder):
             (self.folder / ".lock").touch()
         with files.try_lock(self._lock) as free:
@@ -153,6 +176,14 @@ class Run:
                 line = f"run '{self.name}' is still training in another process"
                 raise UserError(f"{line}; wait for its end, or stop it with Ctrl-C there")
             yield
+
+    def refuse_links(self) -> None:
+        """Raise UserError where something in the folder leads out of it: what is written or cut
+        there would be a file of somebody else."""
+        for path in self.folder.rglob("*"):
+            if path.is_symlink() and not files.is_inside(path, self.folder):
+                remedy = "put what it leads to in its place, or remove it"
+                raise UserError(f"'{path}' is a link that leads out of the run; {remedy}")
 
     @contextmanager
     def track(self) -> Iterator[None]:
@@ -189,7 +220,7 @@ class Run:
         """Append one line to metrics.jsonl and hand on; numbers that are not finite become null."""
         row = {"step": step, "time/clock": round(time.time(), 3), **metrics}
         with files.explain_write_errors(self.folder):
-            files.append_jsonl(self.folder / "metrics.jsonl", [row])
+            files.append_jsonl(self.metrics_file, [row])
         for logger in self.loggers:
             logger.log(step, metrics)
 
@@ -198,21 +229,29 @@ class Run:
         rows, lost = self.readable_metrics()
         if lost:
             damage = f"is damaged (unreadable lines: {lost}); restore it or remove them"
-            raise UserError(f"'{self.folder / 'metrics.jsonl'}' {damage}")
+            raise UserError(f"'{self.metrics_file}' {damage}")
         return rows
 
     def readable_metrics(self) -> tuple[list[dict[str, Any]], int]:
         """The logged lines that can be read, oldest first, and how many others there are."""
         if not self.has_metrics:
             return [], 0
-        rows, lost = files.read_jsonl_leniently(self.folder / "metrics.jsonl")
-        kept = [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+        rows, lost = files.read_jsonl_leniently(self.metrics_file)
+        kept = [row for row in rows if isinstance(row, dict) and _is_step(row.get("step"))]
         return kept, lost + len(rows) - len(kept)
 
+    def is_evaluated(self, step: int) -> bool:
+        """Whether an evaluation of that step is logged."""
+        rows = (row for row in self.metrics() if row["step"] == step)
+        return any(key.startswith("eval/") for row in rows for key in row)
+
     def write_evaluation(self, record: dict[str, Any]) -> None:
-        """Append what `agentrl eval` measured to evaluations.jsonl."""
-        with files.explain_write_errors(self.folder):
-            files.append_jsonl(self.folder / "evaluations.jsonl", [record])
+        """Append what `agentrl eval` measured to evaluations.jsonl. Raises UserError where that
+        cannot be written."""
+        self.refuse_links()
+        file, instead = self.folder / "evaluations.jsonl", "evaluate a copy of the run"
+        with files.explain_write_errors(file, f"{instead}; the result is shown, but not stored"):
+            files.append_jsonl(file, [record])
 
     def write_episodes(self, kind: str, step: int, episodes: list[Episode]) -> Path:
         """Write episodes/KIND-STEP.jsonl and its index (kind: train or eval), and hand on."""
@@ -233,62 +272,91 @@ class Run:
         return episode_files.read_all(self.folder / "episodes" / f"{kind}-{step:06d}.jsonl")
 
     @contextmanager
-    def checkpoint(self, step: int) -> Iterator[Path]:
-        """Yield a folder to fill; it becomes checkpoints/step-STEP only when nothing was raised.
-        run.json is written last with the lengths of the logs. The last two checkpoints are kept."""
-        final = self.folder / "checkpoints" / f"step-{step:06d}"
+    def checkpoint(self, step: int, *, planned: bool = True) -> Iterator[Path]:
+        """Yield a folder to fill; it becomes checkpoints/step-STEP only when nothing was raised and
+        its bytes and those of the logs are on the disk. The last two are kept. One that is not
+        planned becomes last-STEP, which is kept until there is a newer one."""
+        final = self.folder / "checkpoints" / f"{'step' if planned else 'last'}-{step:06d}"
         partial = final.with_name(f".{final.name}.partial")
         with files.explain_write_errors(self.folder):
-            shutil.rmtree(partial, ignore_errors=True)
+            self._remove_leftovers()
             partial.mkdir(parents=True)
             try:
                 yield partial
-                state = {"version": 1, "step": step, "offsets": self._offsets()}
-                files.write_json(partial / "run.json", state)
+                for log in filter(Path.exists, (self.folder / name for name in LOGS)):
+                    files.sync(log)
+                checkpoints.write(partial, step, files.count_lines(self.metrics_file))
                 files.replace_folder(partial, final)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-            for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
-                shutil.rmtree(old)
+            self._prune_checkpoints(final)
+
+    def _remove_leftovers(self) -> None:
+        """Delete what a process that was killed while it saved has left."""
+        for folder in (self.folder / "checkpoints").glob(".*-*"):
+            shutil.rmtree(folder)
+
+    def _prune_checkpoints(self, newest: Path) -> None:
+        found = [folder for folder in self.checkpoints() if folder != newest]
+        planned = [folder for folder in found if folder.name.startswith("step-")]
+        kept = KEPT_CHECKPOINTS - newest.name.startswith("step-")
+        for old in [*planned[:-kept], *(folder for folder in found if folder not in planned)]:
+            shutil.rmtree(old)
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(_numbered((self.folder / "checkpoints").glob("step-*")), key=step_of)
+        folder = self.folder / "checkpoints"
+        found = _numbered([*folder.glob("last-*"), *folder.glob("step-*")])
+        return sorted(found, key=step_of)
+
+    def whole_checkpoint(self, *parts: str) -> Checkpoint:
+        """The newest checkpoint whose files are as they were saved (with `parts`, those whose names
+        begin so); newer ones are named on stderr. Raises UserError where there is none."""
+        refusals: list[str] = []
+        for folder in reversed(self.checkpoints()):
+            try:
+                found = checkpoints.read(folder)
+                found.verify(*parts)
+            except UserError as error:
+                refusals.append(str(error))
+                continue
+            for refusal in refusals:
+                line = refusal.rpartition(";")[0]
+                print(f"{line}; checkpoint '{folder}' is used instead", file=sys.stderr)
+            return found
+        raise UserError(refusals[0]) if refusals else self._no_checkpoint()
 
     def latest_checkpoint(self) -> Path:
         """The newest checkpoint. Raises UserError where there is none."""
         found = self.checkpoints()
         if not found:
-            again = f"agentrl train --config {self.config_file}"
-            raise UserError(f"run '{self.name}' has no checkpoint; repeat it with {again}")
+            raise self._no_checkpoint()
         return found[-1]
 
-    def truncate_logs(self, checkpoint: Path) -> None:
-        """Put logs and episode files back to where they were when the checkpoint was written."""
-        state = read_checkpoint(checkpoint)
-        for name, length in state["offsets"].items():
-            files.truncate(self.folder / name, length)
+    def _no_checkpoint(self) -> UserError:
+        again = f"agentrl train --config {shlex.quote(str(self.config_file))} name=null"
+        return UserError(f"run '{self.name}' has no checkpoint; repeat it with {again}")
+
+    def truncate_logs(self, checkpoint: Checkpoint) -> None:
+        """Put metrics and episode files back to where they were when the checkpoint was written."""
+        files.truncate(self.metrics_file, checkpoint.metric_lines or 0)
         for file in self.episode_files():
-            if step_of(file) > state["step"]:
+            if step_of(file) > checkpoint.step:
                 episode_files.remove(file)
 
-    def _offsets(self) -> dict[str, int]:
-        files = [self.folder / name for name in LOGS]
-        return {file.name: file.stat().st_size if file.exists() else 0 for file in files}
 
-
-def read_checkpoint(folder: Path) -> dict[str, Any]:
-    """The run.json of a checkpoint: step and log lengths. Raises UserError for a foreign folder."""
-    state = files.read_json(folder / "run.json")
-    if state.keys() != {"version", "step", "offsets"} or state["version"] != 1:
-        line = f"'{folder}' is not a checkpoint of this version"
-        raise UserError(f"{line}; name one that a run wrote")
-    return state
+def is_folder_name(name: str) -> bool:
+    """Whether a run or a sweep may have this name."""
+    return re.fullmatch(r"\w[\w.=,+-]*", name) is not None
 
 
 def step_of(path: Path) -> int:
     """The step in the name of a checkpoint or an episode file."""
     return int(path.stem.rpartition("-")[2])
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**53
 
 
 def _numbered(paths: Iterable[Path]) -> Iterator[Path]:

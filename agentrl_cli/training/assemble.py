@@ -7,7 +7,8 @@ import copy
 import ctypes
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from agentrl_cli.rollout.collector import Collector
+    from agentrl_cli.runs.checkpoints import Checkpoint
     from agentrl_cli.runs.run import Run
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h; mallopt(3)
@@ -64,9 +66,9 @@ class Parts:
     context: Context
     step: int = 0
 
-    def save(self, run: Run, step: int) -> None:
-        """Write a complete checkpoint of update `step`."""
-        with run.checkpoint(step) as folder:
+    def save(self, run: Run, *, planned: bool = True) -> None:
+        """Write a complete checkpoint of now; one that is not planned lasts until the next."""
+        with run.checkpoint(self.step, planned=planned) as folder:
             try:
                 self.models.save(folder / "models")
                 self.learner.save(folder / "optimizer")
@@ -75,18 +77,31 @@ class Parts:
             state = {"algo": self.algo.state(), "buffer": self.buffer.state()}
             write_json(folder / "state.json", state)
 
-    def restore(self, folder: Path, step: int) -> None:
+    def restore(self, checkpoint: Checkpoint) -> None:
         """Inverse of `save`. Raises UserError where the checkpoint is not one of these parts."""
+        folder = checkpoint.folder
         self.restore_models(folder)
         self.learner.load(folder / "optimizer")
-        self.buffer.load(_read_state(folder)["buffer"])
-        self.step = step
+        with _explain_foreign_state(folder):
+            self.buffer.load(_read_state(folder)["buffer"])
+        self.step = checkpoint.step
 
     def restore_models(self, folder: Path) -> None:
         """The models of a checkpoint and what the algorithm saved, which is all that playing
         needs; nothing is written."""
         self.models.load(folder / "models")
-        self.algo.load(_read_state(folder)["algo"])
+        with _explain_foreign_state(folder):
+            self.algo.load(_read_state(folder)["algo"])
+
+
+@contextmanager
+def _explain_foreign_state(folder: Path) -> Iterator[None]:
+    """Raise UserError where what a checkpoint holds is not what its reader wrote."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        line = f"'{folder / 'state.json'}' is not of this algorithm ({error!r})"
+        raise UserError(f"{line}; resume from another checkpoint") from error
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
@@ -176,9 +191,7 @@ def check_settings(cfg: DictConfig, parts: Parts) -> None:
     """Raise UserError for sizes and splits with which nothing could be done."""
     hardware, max_context = cfg.hardware, parts.collector.max_context
     threads = 1 if hardware.threads is None else hardware.threads
-    require_at_least(1, steps=cfg.steps, threads=threads)
-    require_at_least(1, tokens_per_batch=hardware.tokens_per_batch)
-    require_at_least(0, eval_every=cfg.eval_every, save_every=cfg.save_every)
+    require_at_least(1, threads=threads, tokens_per_batch=hardware.tokens_per_batch)
     if parts.algo.plays:
         require_at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
     most = max_positions(parts.models.module("policy"))
@@ -232,7 +245,8 @@ def load_initial_weights(models: ModelSet, cfg: DictConfig) -> None:
         return
     folder = Path(cfg.init)
     if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-        folder = find_run(cfg.init, Path(cfg.runs)).latest_checkpoint() / "models" / "policy"
+        part = "models/policy/"
+        folder = find_run(cfg.init, Path(cfg.runs)).whole_checkpoint(part).folder / part
     models.load_weights("policy", folder)
 
 

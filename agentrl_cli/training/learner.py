@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.core.batching import pass_cost
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.files import read_json
 from agentrl_cli.core.types import Sample, derive_seed
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import collate, forward, micro_batches
@@ -113,7 +114,7 @@ class Learner:
     def load(self, folder: Path) -> None:
         """Inverse of `save`. Raises UserError where the folder does not hold these optimizers."""
         try:
-            steps: dict[str, int] = json.loads((folder / "optimizers.json").read_text())
+            steps = read_json(folder / "optimizers.json")
             for name, optimizer in self.optimizers.items():
                 optimizer.load(load_file(folder / f"{name}.safetensors"), steps[name])
         except (OSError, ValueError, KeyError, SafetensorError) as error:

@@ -80,12 +80,17 @@ class Optimizer:
         return states | {f"{key}|master": m for key, m in own.items()}
 
     def load(self, tensors: dict[str, Tensor], steps: int) -> None:
-        """Inverse of `tensors`. Raises KeyError where a tensor belongs to no weight."""
+        """Inverse of `tensors`. Raises KeyError where a tensor belongs to no weight, ValueError
+        where one has another shape or the number of steps is none."""
+        if type(steps) is not int or steps < 0:
+            raise ValueError(f"{steps!r} is no number of steps")
         self.steps = steps
         self.adam.state.clear()
         for label, tensor in tensors.items():
             key, part = label.rsplit("|", 1)
             master = self.masters[key]
+            if part != "step" and tensor.shape != master.shape:
+                raise ValueError(f"{label} has the shape {list(tensor.shape)}")
             if part == "master":
                 master.copy_(tensor)
             else:  # AdamW keeps its step counts on the CPU

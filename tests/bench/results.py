@@ -27,7 +27,7 @@ from agentrl_cli.cli import reproduce
 from agentrl_cli.cli.report import gather, markdown
 from agentrl_cli.config.compose import compose
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX
-from agentrl_cli.runs.run import Run, read_checkpoint
+from agentrl_cli.runs.run import Run, step_of
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -141,7 +141,7 @@ def refuse_other_plans(work: list[Plan], folder: Path) -> None:
 
 def refuse_other_steps(run: Path, steps: int) -> None:
     """SystemExit where a finished run trained for another number of updates."""
-    found = int(read_checkpoint(Run(run).latest_checkpoint())["step"])
+    found = step_of(Run(run).latest_checkpoint())
     if found != steps:
         raise SystemExit(f"{run} has {found} updates, not {steps}; remove it, or agentrl resume it")
 

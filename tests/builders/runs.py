@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from agentrl_cli.core import files
 from agentrl_cli.generators.base import Completion, Sampling
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.runs.run import Run
+from tests.paths import ROOT
 
 SMALL = [
     "env=coin", "model.weights=null", "steps=4", "eval_every=2", "save_every=2", "eval.tasks=2",
@@ -74,6 +76,15 @@ def settings(root: Path, algo: str, name: str, *more: str) -> Settings:
     return [*SMALL, *ALGORITHMS[algo], f"runs={root}", f"name={name}", *more]
 
 
+def begun(root: Path, algo: str, name: str, *more: str) -> subprocess.Popen[str]:
+    """A small run in a process of its own, which has just begun."""
+    command = [sys.executable, "-m", "agentrl_cli.cli", "train", *settings(root, algo, name, *more)]
+    return subprocess.Popen(
+        [*command, "--config-dir", str(folders(root))], stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
 def trained(root: Path, algo: str, name: str, *more: str) -> Run:
     """A small run, done."""
     start(settings(root, algo, name, *more), config_dir=folders(root))
@@ -88,10 +99,23 @@ def facts(run: Run) -> dict[str, Any]:
     return {
         "metrics": [timeless(row) for row in run.metrics()],
         "weights": {name: digest(file) for name, file in kept.items()},
-        "state": untimed(files.read_json(last / "state.json")),
+        "state": files.read_json(last / "state.json"),
         "episodes": {file.name: untimed(files.read_jsonl(file)) for file in run.episode_files()},
         "buffer": untimed(files.read_jsonl(buffer)) if buffer.exists() else [],
         "step": last.name,
+    }
+
+
+def saved(run: Run) -> dict[str, dict[str, str]]:
+    """The bytes of every planned checkpoint, as digests by the names of its files."""
+    planned = [folder for folder in run.checkpoints() if folder.name.startswith("step-")]
+    return {
+        folder.name: {
+            str(file.relative_to(folder)): digest(file)
+            for file in sorted(folder.rglob("*"))
+            if file.is_file()
+        }
+        for folder in planned
     }
 
 
@@ -106,19 +130,21 @@ def timeless(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def untimed(value: Any) -> Any:
-    """JSON values without the seconds of episodes and the offsets, which depend on them."""
+    """JSON values without the seconds of episodes."""
     if isinstance(value, dict):
-        left_out = ("seconds", "env_seconds", "start", "end")
+        left_out = ("seconds", "env_seconds")
         return {key: untimed(item) for key, item in value.items() if key not in left_out}
     return [untimed(item) for item in value] if isinstance(value, list) else value
 
 
 @dataclass(kw_only=True)
 class Interrupted(HFGenerator):
-    """Presses Ctrl-C in its call number `at`, once: the file `marker` says that it was done."""
+    """Sends its process a signal in its call number `at`, once: the file `marker` says that it was
+    done. SIGINT is Ctrl-C."""
 
     at: int
     marker: str
+    signal: str
     calls: int = field(default=0, init=False)
 
     def generate(
@@ -127,11 +153,12 @@ class Interrupted(HFGenerator):
         self.calls += 1
         if self.calls == self.at and not Path(self.marker).exists():
             Path(self.marker).touch()
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.Signals[self.signal])
         return super().generate(prompts, seeds, sampling, model)
 
 
-def interrupted(root: Path, at: int) -> str:
-    """The override that presses Ctrl-C in call number `at`."""
+def interrupted(root: Path, at: int, by: str = "SIGINT") -> str:
+    """The override that presses Ctrl-C, or sends another signal, in call number `at`."""
     target = f"_target_: tests.builders.runs.Interrupted, marker: '{root / 'pressed'}', at: {at}"
+    target += f", signal: {by}"
     return f"hardware.generator={{{target}, max_batch: 64, cache_tokens: 10000}}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ from omegaconf import OmegaConf
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.runs.run import Run
 from tests.builders.command_line import agentrl, refused, train
-from tests.builders.runs import folders, settings, trained
+from tests.builders.runs import facts, folders, saved, settings, trained
 from tests.paths import ROOT
 
 # runs and checkpoints
@@ -48,34 +49,127 @@ def test_a_run_folder_that_exists_is_refused_and_untouched(tmp_path: Path):
 
 
 WEIGHTS = "models/policy/model.safetensors"
+SAVED = {
+    "weights": WEIGHTS,
+    "versions": "models/versions.json",
+    "optimizer": "optimizer/policy.safetensors",
+    "optimizer's steps": "optimizer/optimizers.json",
+    "state": "state.json",
+    "record": "run.json",
+}
 DAMAGE = {
-    "weights are cut": (WEIGHTS, b"\x00" * 20, "cannot read weights from"),
-    "weights are gone": (WEIGHTS, None, "cannot read weights from"),
-    "versions are gone": ("models/versions.json", None, "'"),
-    "optimizer is cut": ("optimizer/policy.safetensors", b"{}", "cannot read the optimizers in"),
-    "optimizer is gone": ("optimizer/optimizers.json", None, "cannot read the optimizers in"),
-    "state is no JSON": ("state.json", b"{", "'"),
-    "state is foreign": ("state.json", b'{"algo": {}}', "'"),
-    "mark is foreign": ("run.json", b'{"step": 1}', "'"),
+    "is gone": lambda data: None,
+    "is empty": lambda data: b"",
+    "has one bit flipped": lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+    "is nested": lambda data: b"[" * 100_000,
 }
 
 
-@pytest.mark.parametrize("case", DAMAGE)
-def test_an_unreadable_checkpoint_is_refused_and_nothing_is_overwritten(run: Run, case: str):
-    name, text, sentence = DAMAGE[case]
-    file = run.latest_checkpoint() / name
-    file.unlink() if text is None else file.write_bytes(text)
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("part", SAVED)
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_overwritten(
+    run: Run, part: str, damage: str
+):
+    file = run.latest_checkpoint() / SAVED[part]
+    data = DAMAGE[damage](file.read_bytes())
+    file.unlink() if data is None else file.write_bytes(data)
     before = contents(run.folder)
     result = agentrl("resume", str(run.folder))
-    refused(result, sentence)
+    refused(result, "'")
     assert str(run.latest_checkpoint()) in result.stderr
     assert contents(run.folder) == before
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run: Run, done: Run):
+    shutil.copytree(done.latest_checkpoint(), run.folder / "checkpoints" / "step-000004")
+    file = run.latest_checkpoint() / "optimizer/policy.safetensors"
+    file.write_bytes(DAMAGE["has one bit flipped"](file.read_bytes()))
+    run.set_status("stopped")
+    result = agentrl("resume", str(run.folder))
+    first = result.stderr.splitlines()[0]
+    assert result.exit_code == 0
+    assert first == (
+        f"'{file}' is not as it was saved; "
+        f"checkpoint '{run.folder}/checkpoints/step-000002' is used instead"
+    )
+    assert facts(run) == facts(done) and saved(run) == saved(done)
+
+
+def test_only_the_files_that_are_read_must_be_as_they_were_saved(run: Run):
+    (run.latest_checkpoint() / "optimizer/policy.safetensors").write_bytes(b"")
+    assert agentrl("eval", str(run.folder)).exit_code == 0
+    refused(agentrl("resume", str(run.folder)), "'")
+    (run.latest_checkpoint() / WEIGHTS).write_bytes(b"")
+    refused(agentrl("eval", str(run.folder)), f"'{run.latest_checkpoint() / WEIGHTS}' is not as")
+
+
+def test_a_result_that_cannot_be_stored_is_shown_first(run: Run):
+    (run.folder / "evaluations.jsonl").mkdir()
+    result = agentrl("eval", str(run.folder), "--json")
+    assert result.exit_code == 2 and "eval/test_success" in json.loads(result.stdout)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"'{run.folder}/evaluations.jsonl' cannot be written (Is a directory)")
+    assert line.endswith("the result is shown, but not stored")
+
+
+def rewritten(run: Run, **entries: object) -> None:
+    """Write entries into the record of the last checkpoint as somebody who knows its form."""
+    file = run.latest_checkpoint() / "run.json"
+    record = {**json.loads(file.read_text()), **entries}
+    del record["digest"]
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    file.write_text(json.dumps({**record, "digest": digest}))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"metric_lines": -1}, {"metric_lines": 1.0}, {"metric_lines": True}, {"metric_lines": 99},
+        {"step": -2}, {"step": "2"}, {"files": []}, {"files": {"../../../victim": "0"}},
+        {"files": {"/etc/hostname": "0"}}, {"files": {"state.json": 5}}, {"files": {"\0": "0"}},
+        {"offsets": {"../victim": 0}}, {"version": 3},
+    ],
+)  # fmt: skip
+def test_a_foreign_record_is_refused_and_nothing_is_cut(run: Run, entries: dict[str, object]):
+    (run.folder.parent / "victim").write_text("precious")
+    rewritten(run, **entries)
+    before = contents(run.folder.parent)
+    refused(agentrl("resume", str(run.folder)), "'")
+    assert contents(run.folder.parent) == before
+
+
+def test_a_checkpoint_of_version_1_is_played_and_not_resumed(run: Run):
+    (run.folder.parent / "victim").write_text("precious")
+    record = {"version": 1, "step": 2, "offsets": {"../victim": 0}}
+    (run.latest_checkpoint() / "run.json").write_text(json.dumps(record))
+    assert agentrl("eval", str(run.folder)).exit_code == 0
+    refused(agentrl("resume", str(run.folder)), f"checkpoint '{run.latest_checkpoint()}' is of an")
+    assert (run.folder.parent / "victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes/eval-000009.jsonl", ".lock"])
+def test_a_link_that_leads_out_of_the_run_is_refused(run: Run, name: str):
+    victim = run.folder.parent / "victim"
+    victim.write_text("precious")
+    (run.folder / name).unlink(missing_ok=True)
+    (run.folder / name).symlink_to(victim)
+    sentence = f"'{run.folder / name}' is a link that leads out of the run; put what"
+    refused(agentrl("resume", str(run.folder)), sentence)
+    assert victim.read_text() == "precious"
+
+
+def test_a_link_within_the_run_is_no_matter(run: Run):
+    (run.folder / "wandb").mkdir()
+    (run.folder / "wandb" / "latest").symlink_to(run.folder / "episodes")
+    with run.lock():
+        pass
 
 
 def test_weights_of_another_model_are_refused(run: Run, model_folder: Path):
     policy = run.latest_checkpoint() / "models" / "policy"
     shutil.copy(model_folder / "model.safetensors", policy)
     shutil.copy(model_folder / "config.json", policy)
+    rewritten(run, files={})
     before = contents(run.folder)
     refused(agentrl("resume", str(run.folder)), f"the weights in {policy} are of another model")
     assert contents(run.folder) == before

@@ -186,15 +186,34 @@ def test_a_file_shorter_than_the_checkpoint_is_refused(tmp_path):
     path = tmp_path / "buffer.jsonl"
     state = filled(path).state()
     path.write_bytes(b"")
-    with pytest.raises(UserError, match="has 0 bytes but the checkpoint needs"):
+    with pytest.raises(UserError, match="has 0 lines but the checkpoint needs 3"):
         ReplayBuffer(path, 10).load(state)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"id": 1}', "null"])
+@pytest.mark.parametrize("line", ["{", "[]", '{"id": 1}', "null", "[" * 100_000])
 def test_an_unreadable_line_is_named_with_file_and_number(tmp_path, line):
     path = tmp_path / "buffer.jsonl"
     good = json.dumps(episode("a").to_json())
     path.write_text(f"{good}\n{line}\n")
-    state = {"priorities": [[1, 1], [1, 1]], "start": 0, "end": path.stat().st_size}
+    state = {"priorities": [[1, 1], [1, 1]], "lines": 2}
     with pytest.raises(UserError, match=r"buffer.jsonl line 2 is no episode"):
         ReplayBuffer(path, 10).load(state)
+
+
+@pytest.mark.parametrize("row", [[1.0], [1.0, -1.0], [1.0, float("nan")], [1.0, "high"], 5])
+def test_a_state_with_foreign_priorities_is_refused(tmp_path, row):
+    path = tmp_path / "buffer.jsonl"
+    state = filled(path, names="a").state()
+    with pytest.raises((ValueError, TypeError)):
+        ReplayBuffer(path, 10).load({**state, "priorities": [row]})
+
+
+def test_the_state_does_not_depend_on_how_long_the_lines_are(tmp_path):
+    files = [tmp_path / name for name in ("fast", "slow")]
+    fast, slow = (ReplayBuffer(file, 10) for file in files)
+    for buffer, seconds in ((fast, 0.1), (slow, 0.123456789)):
+        played = episode("a")
+        played.seconds = seconds
+        buffer.add([played])
+    assert fast.state() == slow.state()
+    assert files[0].stat().st_size < files[1].stat().st_size

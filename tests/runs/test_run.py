@@ -17,9 +17,9 @@ from agentrl_cli.cli.train import resume
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Task, Turn
-from agentrl_cli.runs import episode_files
+from agentrl_cli.runs import checkpoints, episode_files
 from agentrl_cli.runs.find import find_run, list_runs
-from agentrl_cli.runs.run import Run, read_checkpoint
+from agentrl_cli.runs.run import Run
 from tests.paths import ROOT
 
 
@@ -200,6 +200,28 @@ def test_last_two_checkpoints_are_kept(tmp_path: Path):
     assert (run.latest_checkpoint() / "weights").read_text() == "100"
 
 
+def test_a_checkpoint_that_is_not_planned_lasts_until_the_next_and_drives_none_out(tmp_path: Path):
+    run = new_run(tmp_path)
+    kept = []
+    for step, planned in ((2, True), (3, False), (4, True), (5, False), (6, False), (8, True)):
+        with run.checkpoint(step, planned=planned):
+            pass
+        kept.append([folder.name.replace("-00000", "-") for folder in run.checkpoints()])
+    assert kept == [
+        ["step-2"], ["step-2", "last-3"], ["step-2", "step-4"], ["step-2", "step-4", "last-5"],
+        ["step-2", "step-4", "last-6"], ["step-4", "step-8"],
+    ]  # fmt: skip
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_is_removed_at_the_next(tmp_path: Path):
+    run = new_run(tmp_path)
+    for name in (".step-000001.partial", ".last-000001.old"):
+        (run.folder / "checkpoints" / name).mkdir()
+    with run.checkpoint(2):
+        pass
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["step-000002"]
+
+
 def test_saving_a_step_again_replaces_it(tmp_path: Path):
     run = new_run(tmp_path)
     for text in ("first", "second"):
@@ -214,11 +236,14 @@ def test_missing_checkpoint_is_refused_with_the_command_that_repeats(tmp_path: P
         new_run(tmp_path).latest_checkpoint()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 9, "step": 1, "offsets": {}}'])
+FOREIGN = ["", "[]", "{}", '{"version": 9, "step": 1, "offsets": {}}', "[" * 100_000, "\xff"]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
 def test_foreign_checkpoint_is_refused(tmp_path: Path, text: str):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UserError):
-        read_checkpoint(tmp_path)
+        checkpoints.read(tmp_path)
 
 
 def test_logs_and_episodes_go_back_to_the_checkpoint(tmp_path: Path):
@@ -230,11 +255,9 @@ def test_logs_and_episodes_go_back_to_the_checkpoint(tmp_path: Path):
     before = (run.folder / "metrics.jsonl").read_bytes()
     run.log(2, {"loss": 2.0})
     run.write_episodes("train", 2, [episode()])
-    (run.folder / "buffer.jsonl").write_text("{}\n")
-    run.truncate_logs(run.latest_checkpoint())
+    run.truncate_logs(run.whole_checkpoint())
     assert (run.folder / "metrics.jsonl").read_bytes() == before
     assert [file.name for file in run.episode_files()] == ["train-000001.jsonl"]
-    assert (run.folder / "buffer.jsonl").read_bytes() == b""
 
 
 def test_log_shorter_than_its_checkpoint_is_refused(tmp_path: Path):
@@ -243,8 +266,8 @@ def test_log_shorter_than_its_checkpoint_is_refused(tmp_path: Path):
     with run.checkpoint(1):
         pass
     (run.folder / "metrics.jsonl").write_text("")
-    with pytest.raises(UserError, match="has 0 bytes but the checkpoint needs"):
-        run.truncate_logs(run.latest_checkpoint())
+    with pytest.raises(UserError, match="has 0 lines but the checkpoint needs 1"):
+        run.truncate_logs(run.whole_checkpoint())
 
 
 def test_run_is_found_by_folder_prefix_letters_and_last(tmp_path: Path):
@@ -285,3 +308,24 @@ def test_full_disk_is_one_sentence(tmp_path: Path):
     os.symlink("/dev/full", run.folder / "metrics.jsonl")
     with pytest.raises(UserError, match=r"cannot be written .*No space left"):
         run.log(1, {"loss": 1.0})
+
+
+def test_the_advice_names_the_program_as_a_shell_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run, program = new_run(tmp_path, "it"), tmp_path / "my bin" / "agentrl"
+    program.parent.mkdir()
+    program.touch(0o755)
+    monkeypatch.setattr("sys.argv", [str(program), "train"])
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert run.resume_command == f"'{program}' resume {run.folder}"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert run.resume_command == f"agentrl resume {run.folder}"
+
+
+def test_metrics_that_were_cut_back_to_nothing_are_none(tmp_path: Path):
+    run = new_run(tmp_path)
+    (run.folder / "metrics.jsonl").write_text('{"step": 0, "lo')
+    assert not run.has_metrics
+    run.log(0, {"eval/test_success": 0.5})
+    assert run.has_metrics

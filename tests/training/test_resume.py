@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
-import subprocess
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,18 @@ import pytest
 from agentrl_cli.cli.train import resume, start
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Run
-from tests.builders.runs import GUARDED, SPEAKER, facts, folders, interrupted, settings, trained
-from tests.paths import ROOT
+from agentrl_cli.train import interruptible, say
+from tests.builders.runs import (
+    GUARDED,
+    SPEAKER,
+    begun,
+    facts,
+    folders,
+    interrupted,
+    saved,
+    settings,
+    trained,
+)
 
 CASES = {
     "sft": ("sft", []),
@@ -46,12 +58,12 @@ def test_another_seed_is_another_run(tmp_path: Path):
 @pytest.mark.parametrize(("algo", "more"), CASES.values(), ids=CASES)
 def test_resume_equals_the_uninterrupted_run(tmp_path: Path, algo: str, more: list[str]):
     run = trained(tmp_path, algo, "whole", *more)
-    whole = facts(run)
-    assert [folder.name for folder in run.checkpoints()] == ["step-000002", "step-000004"]
+    whole, checkpoints = facts(run), saved(run)
+    assert list(checkpoints) == ["step-000002", "step-000004"]
     shutil.rmtree(run.latest_checkpoint())  # as if it had died before its last save
     assert facts(run)["weights"] != whole["weights"]
     resume(str(run.folder))
-    assert facts(run) == whole
+    assert facts(run) == whole and saved(run) == checkpoints
     assert Run(run.folder).meta["status"] == "done"
 
 
@@ -76,13 +88,22 @@ def test_the_parts_of_the_nlac_case_that_resume_must_restore_are_in_use(tmp_path
     assert "optimizer/policy.safetensors" in state["weights"]
 
 
-@pytest.mark.parametrize("at", [1, 5, 12])
+@pytest.fixture
+def hang_up_counts() -> Iterator[None]:
+    """SIGHUP is not ignored, as it is where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up_counts")
+@pytest.mark.parametrize(("at", "by"), [(1, "SIGINT"), (5, "SIGTERM"), (12, "SIGHUP")])
 def test_an_interrupted_run_is_saved_and_goes_on_as_if_nothing_had_happened(
-    tmp_path: Path, at: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, at: int, by: str, capsys: pytest.CaptureFixture[str]
 ):
     usual = "hardware.generator={max_batch: 64, cache_tokens: 10000}"
-    whole = facts(trained(tmp_path, "grpo", "whole", "save_every=0", usual))
-    overrides = settings(tmp_path, "grpo", "cut", "save_every=0", interrupted(tmp_path, at))
+    done = trained(tmp_path, "grpo", "whole", "save_every=0", usual)
+    overrides = settings(tmp_path, "grpo", "cut", "save_every=0", interrupted(tmp_path, at, by))
     with pytest.raises(KeyboardInterrupt):
         start(overrides, config_dir=folders(tmp_path))
     run = Run(tmp_path / "cut")
@@ -91,7 +112,86 @@ def test_an_interrupted_run_is_saved_and_goes_on_as_if_nothing_had_happened(
     assert f"saved; go on with: agentrl resume {run.folder}" in said
     assert run.meta["status"] == "stopped" and len(run.checkpoints()) == 1
     resume(str(run.folder))
-    assert facts(run) == whole
+    assert facts(run) == facts(done) and saved(run) == saved(done)
+
+
+def test_an_interruption_before_the_first_step_is_saved_and_the_advice_works(tmp_path: Path):
+    whole = facts(trained(tmp_path, "sft", "whole"))
+    process = begun(tmp_path, "sft", "cut")
+    assert process.stderr is not None
+    assert process.stderr.readline() == f"run {tmp_path / 'cut'}\n"
+    process.send_signal(signal.SIGINT)
+    last = process.stderr.read().strip().splitlines()[-1]
+    assert process.wait() == 130
+    advice = last.removeprefix("saved; go on with: ")
+    assert shlex.split(advice)[:2] == ["agentrl", "resume"]
+    resume(shlex.split(advice)[2])
+    assert facts(Run(tmp_path / "cut")) == whole
+
+
+@pytest.mark.parametrize(("algo", "at"), [("grpo", 14), ("nlac", 30)])  # calls in step 2 or 3
+def test_a_run_that_is_killed_goes_on_from_what_was_saved_by_time(
+    tmp_path: Path, algo: str, at: int
+):
+    usual = "hardware.generator={max_batch: 64, cache_tokens: 10000}"
+    done = trained(tmp_path, algo, "whole", "save_every=3", "save_minutes=0", usual)
+    often, kill = "save_minutes=1e-9", interrupted(tmp_path, at, "SIGKILL")
+    assert begun(tmp_path, algo, "cut", "save_every=3", often, kill).wait() == -signal.SIGKILL
+    run = Run(tmp_path / "cut")
+    assert run.latest_checkpoint().name in ("last-000001", "last-000002")
+    resume(str(run.folder))
+    assert facts(run) == facts(done) and saved(run) == saved(done)
+
+
+def test_a_run_that_died_behind_its_last_checkpoint_is_finished(tmp_path: Path):
+    run = trained(tmp_path, "grpo", "it", "steps=1")
+    whole, checkpoints = facts(run), saved(run)
+    run.set_status("running")
+    resume(str(run.folder))
+    assert Run(run.folder).meta["status"] == "done"
+    assert facts(run) == whole and saved(run) == checkpoints
+    with pytest.raises(UserError, match="is at step 1 of 1: nothing is left to do"):
+        resume(str(run.folder))
+
+
+def test_a_run_that_is_to_end_where_it_stopped_is_evaluated_there(tmp_path: Path):
+    done = trained(tmp_path, "nlac", "whole", "steps=2", "eval_every=0")
+    run = trained(tmp_path, "nlac", "cut", "eval_every=0")
+    shutil.rmtree(run.latest_checkpoint())
+    run.set_status("stopped")
+    resume(str(run.folder), ["steps=2"])
+    assert Run(run.folder).meta["status"] == "done"
+    ours, theirs = facts(run), facts(done)
+    assert ours["metrics"] == theirs["metrics"] and saved(run) == saved(done)
+    assert ours["episodes"]["eval-000002.jsonl"] == theirs["episodes"]["eval-000002.jsonl"]
+
+
+def test_a_hang_up_stays_ignored_where_it_is(tmp_path: Path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible() as interrupted:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupted.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up_counts")
+def test_only_a_ctrl_c_stops_a_run_that_is_being_saved():
+    with pytest.raises(KeyboardInterrupt), interruptible() as interrupted:
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        assert interrupted.is_set()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", os.fdopen(writer, "w", buffering=1))
+    say("nobody reads this")
+    print("nor this", file=sys.stderr, flush=True)
 
 
 def test_an_interruption_of_the_last_step_changes_nothing(tmp_path: Path):
@@ -101,14 +201,10 @@ def test_an_interruption_of_the_last_step_changes_nothing(tmp_path: Path):
 
 
 def test_ctrl_c_exits_with_130_and_says_how_to_go_on(tmp_path: Path):
-    more = ["--config-dir", str(folders(tmp_path)), interrupted(tmp_path, 5)]
-    command = [sys.executable, "-m", "agentrl_cli.cli", "train", *settings(tmp_path, "sft", "cut")]
-    done = subprocess.run(
-        [*command, *more], capture_output=True, text=True, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 130 and "Traceback" not in done.stderr
-    lines = done.stderr.strip().splitlines()
+    process = begun(tmp_path, "sft", "cut", interrupted(tmp_path, 5))
+    said = process.communicate()[1]
+    assert process.returncode == 130 and "Traceback" not in said
+    lines = said.strip().splitlines()
     assert lines[0] == f"run {tmp_path / 'cut'}"
     assert lines[-1] == f"saved; go on with: agentrl resume {tmp_path / 'cut'}"
     assert Run(tmp_path / "cut").meta["status"] == "stopped"
@@ -154,6 +250,6 @@ def test_a_checkpoint_that_cannot_be_read_leaves_the_logs_alone(tmp_path: Path):
     shutil.rmtree(run.latest_checkpoint())
     (run.latest_checkpoint() / "models" / "policy" / "model.safetensors").write_bytes(b"no")
     before = (run.folder / "metrics.jsonl").read_bytes()
-    with pytest.raises(UserError, match="cannot read weights"):
+    with pytest.raises(UserError, match="is not as it was saved; restore it"):
         resume(str(run.folder))
     assert (run.folder / "metrics.jsonl").read_bytes() == before

@@ -1,0 +1,100 @@
+"""A checkpoint's record, run.json: its step, how long the metrics were, and a digest of every file.
+Whatever a folder says is foreign until `read` has checked it whole; what the files hold is not
+known here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError
+
+RECORD = "run.json"
+VERSION = 2  # 1, of 0.1, holds byte lengths of logs and no digests
+KEYS = {"version", "step", "metric_lines", "files", "digest"}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as its record describes it; `metric_lines` is None in one that can be played but
+    not be trained on, as version 1. `digests` are SHA-256 by the name of a file."""
+
+    folder: Path
+    step: int
+    metric_lines: int | None
+    digests: dict[str, str]
+
+    def verify(self, *parts: str) -> None:
+        """Raise UserError for the first file whose bytes are not those that were saved; with
+        `parts` only of files whose names begin so."""
+        for name, digest in self.digests.items():
+            if not parts or name.startswith(parts):
+                file = self.folder / name
+                if not _matches(file, digest):
+                    line = f"'{file}' is not as it was saved"
+                    raise UserError(f"{line}; restore it, or remove this checkpoint")
+
+
+def write(folder: Path, step: int, metric_lines: int) -> None:
+    """Write the record of a folder that is filled, and bring all of it to the disk."""
+    digests = {str(file.relative_to(folder)): _digest(file) for file in _files(folder)}
+    record: dict[str, Any] = {"version": VERSION, "step": step, "metric_lines": metric_lines}
+    record["files"] = digests
+    files.write_json(folder / RECORD, record | {"digest": _digest_of(record)})
+    for path in [*_files(folder), *(path for path in folder.rglob("*") if path.is_dir()), folder]:
+        files.sync(path)
+
+
+def read(folder: Path) -> Checkpoint:
+    """What the record says. Raises UserError where there is none, or it is damaged or foreign."""
+    record = files.read_json(folder / RECORD)
+    if record.get("version") == 1 and _is_count(record.get("step")):
+        return Checkpoint(folder, record["step"], None, {})
+    content = {key: value for key, value in record.items() if key != "digest"}
+    if not _is_record(record) or record["digest"] != _digest_of(content):
+        line = f"'{folder}' is not a checkpoint of this version, or its {RECORD} is damaged"
+        raise UserError(f"{line}; name one that a run wrote")
+    for name in record["files"]:
+        if "\0" in name or not files.is_inside(folder / name, folder):
+            line = f"'{folder / RECORD}' names {name!r}, which is no file of it"
+            raise UserError(f"{line}; name a checkpoint that a run wrote")
+    return Checkpoint(folder, record["step"], record["metric_lines"], record["files"])
+
+
+def _is_record(record: dict[str, Any]) -> bool:
+    """Whether it has the keys of a record, each with a value of its type."""
+    if record.keys() != KEYS or record["version"] != VERSION:
+        return False
+    names = record["files"]
+    texts = isinstance(names, dict) and all(isinstance(text, str) for text in names.values())
+    return texts and _is_count(record["step"]) and _is_count(record["metric_lines"])
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != RECORD)
+
+
+def _matches(file: Path, digest: str) -> bool:
+    try:
+        return file.is_file() and _digest(file) == digest
+    except OSError:
+        return False
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _digest_of(record: dict[str, Any]) -> str:
+    """Of the record itself, whose numbers decide how far the logs are cut."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
