@@ -110,10 +110,14 @@ class Episode:
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Episode:
         """Inverse of `to_json`. Raises KeyError or TypeError where the row is not an episode."""
+        if not isinstance(row, dict):
+            raise TypeError("a line is no object")
         rows = [{**turn, "observation": _messages(turn["observation"])} for turn in row["turns"]]
         turns = [Turn(**turn) for turn in rows]
         task, closing = Task(**row["task"]), _messages(row["closing"])
-        return cls(**{**row, "task": task, "turns": turns, "closing": closing})
+        episode = cls(**{**row, "task": task, "turns": turns, "closing": closing})
+        _check_types(episode)
+        return episode
 
 
 @dataclass
@@ -123,6 +127,21 @@ class Sample:
     ids: list[int]
     mask: list[int]
     streams: dict[str, list[float]] = field(default_factory=dict)
+
+
+def _check_types(episode: Episode) -> None:
+    """Raise TypeError where what every reader of an episode relies on is something else."""
+    texts: list[Any] = [episode.id, episode.task.id, *(turn.action for turn in episode.turns)]
+    said = [message for turn in episode.turns for message in turn.observation] + episode.closing
+    if not all(isinstance(text, str) for text in [*texts, *(m.content for m in said)]):
+        raise TypeError("an id, an action or a message is no text")
+    if not all(isinstance(turn.reward, int | float) for turn in episode.turns):
+        raise TypeError("a reward is no number")
+    ids = [ids for turn in episode.turns for ids in (turn.observation_ids, turn.action_ids)]
+    if not all(isinstance(row, list) for row in ids):
+        raise TypeError("the ids of a turn are no list")
+    if not all(isinstance(turn.info, dict) for turn in episode.turns):
+        raise TypeError("the info of a turn is no object")
 
 
 def _messages(rows: list[dict[str, Any]]) -> list[Message]:

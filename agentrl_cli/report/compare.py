@@ -34,11 +34,14 @@ class Group:
 
     label: str
     records: list[Record]
+    split: str | None = None  # whose success is compared
 
     @property
     def finished(self) -> dict[RunKey, Record]:
-        """The runs with a final evaluation."""
+        """The runs with a final evaluation, of the compared split."""
         finished = [record for record in self.records if record.final_step is not None]
+        if self.split is not None:
+            finished = [r for r in finished if r.score(r.final_step or 0, self.split) is not None]
         copies: dict[int, count[int]] = defaultdict(count)  # the next number of each seed
         return {(record.seed, next(copies[record.seed])): record for record in finished}
 
@@ -104,9 +107,11 @@ def worlds(records: Sequence[Record]) -> list[World]:
 def _world(together: Group) -> World:
     groups = _grouped(together.records, group_settings)
     labels = number_duplicates((group.label for group in groups), " ({})")
-    groups = [Group(label, group.records) for label, group in zip(labels, groups, strict=True)]
     splits = [split for record in together.records for split in record.splits]
-    return World(together.label, groups, splits[0] if splits else "test")
+    split = splits[0] if splits else "test"
+    named = zip(labels, groups, strict=True)
+    groups = [Group(label, group.records, split) for label, group in named]
+    return World(together.label, groups, split)
 
 
 def _grouped(
@@ -190,7 +195,7 @@ def _final_outcomes(group: Group, split: str) -> OutcomesByRun:
 
 def outcomes(record: Record, step: int, split: str) -> Outcomes | None:
     """Each task's outcomes at a step where they are kept; else all tasks as one, by their mean."""
-    by_task = record.outcomes(step) if split == record.splits[0] else None
+    by_task = record.outcomes(step) if record.splits[:1] == [split] else None
     score = record.score(step, split)
     return by_task or ({ALL_TASKS: [score]} if score is not None else None)
 

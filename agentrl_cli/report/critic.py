@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl_cli.algos.nlac.prompts import outcome
+from agentrl_cli.core.files import is_number
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report.records import Record
 
@@ -119,11 +120,13 @@ def expected_success(turn: Turn) -> float | None:
     None where it left nothing that can be read."""
     critic = turn.info.get("critic")
     if isinstance(critic, dict):
-        outcomes = [outcome(text) for text in critic.get("forecasts", []) if isinstance(text, str)]
+        forecasts = critic.get("forecasts")
+        texts = forecasts if isinstance(forecasts, list) else []
+        outcomes = [outcome(text) for text in texts if isinstance(text, str)]
         named = [success for success in outcomes if success is not None]
         return sum(named) / len(named) if named else None
     value = turn.info.get("value")
-    return min(1.0, max(0.0, float(value))) if isinstance(value, int | float) else None
+    return min(1.0, max(0.0, float(value))) if is_number(value) else None
 
 
 def _win_rate(predictions: list[Prediction]) -> float:

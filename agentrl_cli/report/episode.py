@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl_cli.algos.nlac.prompts import outcome
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.files import is_number
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report.text import labelled
 from agentrl_cli.runs import episode_files
@@ -126,8 +127,9 @@ def numbers(turn: Turn, return_: float | None) -> Facts:
     """Reward and return, what the algorithm recorded of the turn, and how it ended if oddly."""
     facts = [("reward", f"{turn.reward:g}")]
     facts += [("return", f"{return_:g}")] if return_ is not None else []
-    facts += [(name, f"{turn.info[name]:+.3f}") for name in NUMBERS if name in turn.info]
-    facts += [(name, f"{turn.info[name]:g}") for name in COUNTS if turn.info.get(name)]
+    known = {name: value for name, value in turn.info.items() if is_number(value)}
+    facts += [(name, f"{known[name]:+.3f}") for name in NUMBERS if name in known]
+    facts += [(name, f"{known[name]:g}") for name in COUNTS if known.get(name)]
     facts += [(turn.finish, "")] if turn.finish != "stop" else []
     return facts + ([("restart", "")] if turn.restart else [])
 
@@ -149,10 +151,13 @@ def texts(turn: Turn, success: bool | None) -> Facts:
 
 def _action(turn: Turn) -> Facts:
     """The action; where a critic judged its thoughts one by one, each with its numbers."""
-    thoughts = turn.info.get("thoughts", [])
+    found = turn.info.get("thoughts")
+    is_list = isinstance(found, list)
+    thoughts = [t for t in found if isinstance(t, dict) and "text" in t] if is_list else []
     facts: Facts = []
     for thought in thoughts:
-        values = [f"{name} {thought[name]:+.3f}" for name in NUMBERS if name in thought]
+        known = [name for name in NUMBERS if is_number(thought.get(name))]
+        values = [f"{name} {thought[name]:+.3f}" for name in known]
         facts.append(("thought", "  ".join([_text(thought["text"]).strip(), *values])))
     return facts if len(thoughts) > 1 else [("action", turn.action)]
 
@@ -162,9 +167,9 @@ def _critic(critic: dict[str, Any], action: str, success: bool | None) -> Facts:
     refined action, and its critique."""
     facts: Facts = []
     for key, label in (("forecasts", "forecast"), ("others", "other")):
-        for text, count in Counter(map(_text, critic.get(key, []))).most_common():
+        for text, count in Counter(_texts(critic, key)).most_common():
             facts.append((label, f"{count} x {text}" if count > 1 else text))
-    facts += _agreement(map(_text, critic.get("forecasts", [])), success)
+    facts += _agreement(_texts(critic, "forecasts"), success)
     facts += _critique(critic, "")
     if critic.get("refined"):
         is_same = critic["refined"] == action
@@ -196,6 +201,11 @@ def _notes(notes: Any) -> str:
     if not isinstance(notes, dict):
         return _text(notes)
     return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in notes.items())
+
+
+def _texts(critic: dict[str, Any], key: str) -> list[str]:
+    found = critic.get(key)
+    return [_text(value) for value in found] if isinstance(found, list) else []
 
 
 def _text(value: Any) -> str:

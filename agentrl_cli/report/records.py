@@ -25,12 +25,14 @@ from agentrl_cli.runs.run import Run
 
 LEARNING_TIMES = ("time/rollout", "time/algorithm", "time/train")  # all but evaluation
 IGNORED_WHEN_GROUPING = (
-    "seed", "name", "runs", "hardware", "logger", "save_every", "eval_every", "choices",
+    "seed", "name", "runs", "hardware", "logger", "save_every", "save_minutes", "eval_every",
+    "choices",
 )  # fmt: skip
 WORLD_NODES = ("env", "eval")  # of the configuration
 IGNORED_WHEN_COMPARING = ("eval.greedy", "eval.baseline")  # they add episodes and change none
 SWITCHED_OFF = "none"  # how a preset says that it uses none of something
 MAX_LABEL_KEYS = 3
+MAX_YAML_DEPTH = 100
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -88,7 +90,9 @@ class Record:
     def final_step(self) -> int | None:
         """The step of the evaluation that ended the run; None for a run that did not come there."""
         planned = self.config.get("steps")
-        return planned if self.status == "done" and planned in self.evaluations else None
+        if self.status != "done" or not isinstance(planned, int):
+            return None
+        return planned if evaluated_splits(self.evaluations.get(planned, {})) else None
 
     def score(self, step: int, split: str) -> float | None:
         """The success of an evaluation."""
@@ -137,8 +141,9 @@ class Record:
 
 def evaluated_splits(row: dict[str, Any]) -> list[str]:
     """The splits whose success a line of metrics holds with its interval, in its order."""
-    ends = [key for key in row if key.startswith("eval/") and key.endswith("_success_low")]
-    return [key.removeprefix("eval/").removesuffix("_success_low") for key in ends]
+    lows = [key for key in row if key.startswith("eval/") and key.endswith("_success_low")]
+    splits = [key.removeprefix("eval/").removesuffix("_success_low") for key in lows]
+    return [split for split in splits if f"eval/{split}_success" in row]
 
 
 def success_interval(row: dict[str, Any], split: str) -> Interval:
@@ -175,7 +180,7 @@ def read_record(run: Run) -> Record:
     updates = [row for row in rows if "time/train" in row]
     evaluated = [row for row in rows if any(key.startswith("eval/") for key in row)]
     evaluations = {
-        row["step"]: {key: float(value) for key, value in row.items() if _is_number(value)}
+        row["step"]: {key: float(value) for key, value in row.items() if files.is_number(value)}
         for row in evaluated
     }
     notes: list[str] = []
@@ -264,9 +269,10 @@ def _status_notes(record: Record) -> list[str]:
 
 def _read_config(run: Run, notes: list[str]) -> dict[str, Any]:
     try:
-        with run.config_file.open() as file:
-            content = yaml.load(file, YAML_LOADER)
-    except (OSError, yaml.YAMLError):
+        text = run.config_file.read_text()
+        _refuse_deep_yaml(text)
+        content = yaml.load(text, YAML_LOADER)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         content = None
     if isinstance(content, dict):
         return content
@@ -274,18 +280,26 @@ def _read_config(run: Run, notes: list[str]) -> dict[str, Any]:
     return {group: run.meta.get("choices", {}).get(group) for group in ("algo", "env", "model")}
 
 
+def _refuse_deep_yaml(text: str) -> None:
+    """Raise ValueError for nesting at which the fast loader would end the process."""
+    depth = 0
+    for event in yaml.parse(text, YAML_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_YAML_DEPTH:
+            raise ValueError("nested too deeply")
+
+
 def _choice(run: Run, group: str) -> str:
     return str(run.meta.get("choices", {}).get(group) or "?")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Array]:
     keys = dict.fromkeys(key for row in rows for key in row)
     return {
-        key: np.array([row[key] if _is_number(row.get(key)) else math.nan for row in rows], float)
+        key: np.array(
+            [row[key] if files.is_number(row.get(key)) else math.nan for row in rows], float
+        )
         for key in keys
     }
 

@@ -70,8 +70,7 @@ def count(file: Path) -> int:
     index = _read_index(file)
     if index is not None:
         return len(index)
-    with file.open("rb") as lines:
-        return sum(block.count(b"\n") for block in iter(lambda: lines.read(1 << 20), b""))
+    return files.count_lines(file)
 
 
 def read(file: Path, entry: EpisodeEntry) -> Episode:
@@ -89,7 +88,7 @@ def read_all(file: Path) -> list[Episode]:
 def _episode(file: Path, row: dict[str, Any]) -> Episode:
     try:
         return Episode.from_json(row)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_episodes(file, error) from None
 
 
@@ -100,9 +99,18 @@ def _read_index(file: Path) -> list[EpisodeEntry] | None:
     try:
         content: dict[str, Any] = json.loads(index_file(file).read_text())
         fits = content["version"] == INDEX_VERSION and content["bytes"] == file.stat().st_size
-        return [EpisodeEntry(*row) for row in content["episodes"]] if fits else None
-    except (OSError, ValueError, KeyError, TypeError):
+        entries = [EpisodeEntry(*row) for row in content["episodes"]] if fits else None
+        return entries if entries is None or all(map(_is_entry, entries)) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _is_entry(entry: EpisodeEntry) -> bool:
+    """Whether an index's values are of the types that a reader relies on."""
+    counts = (entry.start, entry.size, entry.turns)
+    texts = isinstance(entry.id, str) and isinstance(entry.task, str)
+    whole = all(type(count) is int and 0 <= count < 2**53 for count in counts)
+    return texts and whole and isinstance(entry.success, bool) and files.is_number(entry.reward)
 
 
 def _scan(file: Path, ref: str) -> Iterator[EpisodeEntry]:
@@ -119,14 +127,14 @@ def _scan(file: Path, ref: str) -> Iterator[EpisodeEntry]:
                 start += len(line)
     except OSError as error:
         raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
-    except (KeyError, TypeError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _no_episodes(file, error) from None
 
 
 def _row(file: Path, line: bytes) -> dict[str, Any]:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _no_episodes(file, error) from None
 
 
@@ -140,4 +148,7 @@ def _entry(row: dict[str, Any], start: int, size: int) -> EpisodeEntry:
     success = bool(turns and turns[-1]["info"].get("success", False))
     reward = float(sum(turn["reward"] for turn in turns))
     annotated = any("critic" in turn["info"] or "value" in turn["info"] for turn in turns)
-    return EpisodeEntry(row["id"], task, start, size, success, reward, len(turns), annotated)
+    entry = EpisodeEntry(row["id"], task, start, size, success, reward, len(turns), annotated)
+    if not _is_entry(entry):
+        raise TypeError("its id or its task is no text")
+    return entry

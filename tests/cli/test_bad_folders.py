@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from agentrl_cli.cli.report import gather
 from agentrl_cli.cli.reproduce import reproduce
 from agentrl_cli.config.compose import conf_folder, groups
+from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report.episode import find_episode
+from agentrl_cli.report.page import run_page
 from agentrl_cli.report.records import read_records
 from agentrl_cli.runs.find import find_run, folders_of_runs, list_runs
 from agentrl_cli.runs.run import Run
@@ -71,6 +75,58 @@ def test_a_damaged_line_of_metrics_hides_no_run(here: Path, line: bytes):
     assert listed.stderr == "run 'b': unreadable lines of metrics.jsonl left out: 1\n"
     with pytest.raises(UserError, match=r"is damaged \(unreadable lines: 1\)"):
         Run(here / "runs" / "b").metrics()
+
+
+def spoil_metrics(run: Path, **entries: object) -> None:
+    rows = files.read_jsonl(run / "metrics.jsonl")
+    files.write_jsonl(run / "metrics.jsonl", [*rows[:-1], rows[-1] | entries])
+
+
+def spoil_episode(run: Path, **entries: object) -> None:
+    file = run / "episodes" / "eval-000020.jsonl"
+    first, *others = files.read_jsonl(file)
+    first["turns"][0] |= entries
+    files.write_jsonl(file, [first, *others])
+
+
+def spoil_index(run: Path, place: int, value: object) -> None:
+    file = run / "episodes" / "eval-000020.index.json"
+    content = files.read_json(file)
+    content["episodes"][0][place] = value
+    files.write_json(file, content)
+
+
+SPOILED = {
+    "no final success": lambda run: spoil_metrics(run, **{"eval/test_success": None}),
+    "a success in words": lambda run: spoil_metrics(run, **{"eval/test_success": "high"}),
+    "a number beyond floats": lambda run: spoil_metrics(run, **{"time/eval": 10**400}),
+    "a step beyond floats": lambda run: spoil_metrics(run, step=10**400),
+    "a nested line": lambda run: (run / "metrics.jsonl").write_text("[" * 100_000 + "\n"),
+    "a binary configuration": lambda run: (run / "config.yaml").write_bytes(b"\xff\x00"),
+    "a nested configuration": lambda run: (run / "config.yaml").write_text("[" * 100_000),
+    "steps in a list": lambda run: (run / "config.yaml").write_text("steps: [20]"),
+    "a nested index": lambda run: next(run.rglob("*20.index.json")).write_text("[" * 100_000),
+    "an id of the index": lambda run: spoil_index(run, 0, None),
+    "a place in the index": lambda run: spoil_index(run, 2, -1),
+    "an episode's ids": lambda run: spoil_episode(run, action_ids=None),
+    "an episode's info": lambda run: spoil_episode(run, info=[]),
+    "a critic's numbers": lambda run: spoil_episode(run, info={"value": "red", "thoughts": 5}),
+    "a critic's forecasts": lambda run: spoil_episode(run, info={"critic": {"forecasts": 5}}),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_a_report_is_made_or_refused_in_one_sentence_whatever_a_run_says(
+    here: Path, spoil: Callable[[Path], object]
+):
+    spoil(here / "runs" / "b")
+    try:
+        compared = gather(["runs"]).comparisons
+        assert [row.scores[0] for row in compared[0].rows] == [5 / 8]  # a's, and b's behind it
+        for record in read_records(["runs"]):
+            run_page(record, "")
+    except UserError as error:
+        assert "runs/b" in str(error) and "\n" not in str(error)
 
 
 def test_stray_files_among_episodes_and_checkpoints_are_passed_over(here: Path):
