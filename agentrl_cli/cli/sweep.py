@@ -23,6 +23,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.report.listing import cell, run_row
 from agentrl_cli.report.text import table
 from agentrl_cli.runs.find import list_runs
+from agentrl_cli.runs.run import is_folder_name
 
 MANY_RUNS = 100  # from here on a person is asked first
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null")
@@ -51,6 +52,8 @@ class Sweep:
         text = "\n".join(sorted(map(_text, self.overrides)))
         digest = blake2b(text.encode(), digest_size=3).hexdigest()
         self.folder = Path(root) / (name or f"sweep_{digest}")
+        if not is_folder_name(self.folder.name) or self.folder.parent != Path(root):
+            raise UserError(f"--name '{name}' is not a folder name; use letters, digits, . _ -")
 
     def count_runs(self) -> int | None:
         """How many runs the grid has; None where a sweeper chooses them."""

@@ -251,10 +251,14 @@ def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Ove
 def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
     from agentrl_cli.config.schema import nearest
 
-    value, known = item.value(), options(item.key_or_group, config_dir)
-    if item.key_or_group not in groups(config_dir) or value is None or str(value) in known:
+    group, value = item.key_or_group, item.value()
+    known = options(group, config_dir)
+    if group not in groups(config_dir) or str(value) in known or item.is_delete():
         return None
-    return f"{item.key_or_group} '{value}' not found{nearest(str(value), known)}"
+    if value is None:
+        remedy = f"choose one with {group}=NAME (agentrl list {group}), or leave it out"
+        return f"'{item.input_line}' chooses nothing; {remedy}"
+    return f"{group} '{value}' not found{nearest(str(value), known)}"
 
 
 def forced(item: Override, config_dir: Path | None) -> str:

@@ -75,11 +75,8 @@ def validate_value(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
         return None
     may_be_target = inner is Any or not is_leaf(inner)
     if isinstance(value, dict) and "_target_" in value and may_be_target:
-        found = validate_target(value, path, errors)
         base = inner if isinstance(inner, type) and inner is not Any else object
-        if found is not None and not issubclass(found.cls, base):
-            errors.append(f"{path}._target_ must name a {base.__name__}, not {found.target}")
-        return found
+        return validate_target(value, path, errors, base=base)
     if is_dataclass(inner) and isinstance(value, dict):
         return validate(typing.cast(type, inner), value, path, errors)
     if typing.get_origin(inner) in (list, dict) and not is_leaf(inner):
@@ -135,9 +132,13 @@ def is_leaf(kind: Any) -> bool:
 
 
 def validate_target(
-    node: dict[str, Any], path: str, errors: list[str], not_required: Container[str] = ()
+    node: dict[str, Any],
+    path: str,
+    errors: list[str],
+    not_required: Container[str] = (),
+    base: Any = object,
 ) -> Validated | None:
-    """`validate` for the class that the node's `_target_` names."""
+    """`validate` for the class that the node's `_target_` names, which must be a `base`."""
     target = str(node["_target_"])
     if is_private(target):
         errors.append(f"{path}._target_ '{target}' is no public name{nearest_public(target)}")
@@ -150,6 +151,9 @@ def validate_target(
         return None
     if not is_dataclass(cls) or not isinstance(cls, type):
         errors.append(f"{path}._target_ '{target}' is not a dataclass; decorate it with @dataclass")
+        return None
+    if not issubclass(cls, base):
+        errors.append(f"{path}._target_ must be one of {base.__name__}, not {target}")
         return None
     return validate(cls, node, path, errors, not_required)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from filelock import FileLock, Timeout
 
@@ -113,7 +113,7 @@ def json_line(row: Any) -> str:
         return json.dumps(null_if_not_finite(row)) + "\n"
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a value of JSON is a number that a float can hold."""
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 

@@ -138,6 +138,8 @@ class DemoReader:
 
 def read_lines(file: Path) -> list[str]:
     """The lines of a file, blank ones at its end left out. UserError where there is none."""
+    if file.exists() and not file.is_file():  # a device may never end
+        raise UserError(f"demonstrations '{file}' are no file; check data.demos")
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
