@@ -77,11 +77,19 @@ def next_verb(folder: Path) -> str | None:
 
 
 def run_agentrl(arguments: list[str], log: Path) -> int:
-    """Run `agentrl ARGUMENTS` in a process of its own with its output in `log`; its exit code."""
+    """Run `agentrl ARGUMENTS` in a process of its own with its output in `log`; its exit code. A
+    Ctrl-C reaches that process as well, which is waited for while it saves."""
     command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
-    with log.open("w") as file:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    return done.returncode
+    nothing = subprocess.DEVNULL
+    with (
+        log.open("w") as file,
+        subprocess.Popen(command, stdin=nothing, stdout=file, stderr=file) as process,
+    ):
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.wait()
+            raise
 
 
 def _run_logged(arguments: list[str], log: Path) -> None:

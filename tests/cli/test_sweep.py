@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +57,7 @@ def test_points_are_counted_before_they_are_made(overrides: list[str], count: in
         (["algo=nlac,grpo", "algo.gate=true,false"], ["algo.gate is not a key of algo"]),
         (["seed=0,1", "name=mine"], ["a sweep names its runs by what varies"]),
         (["seed"], ["override 'seed' cannot be read"]),
+        (["algo=grpo", "steps=0,1"], ["steps is 0; give at least 1"]),
         (["seed=0,1", "hydra/launcher=moon"], ["launcher 'moon' is not installed"]),
         (["seed=0,1", "hydra.launcher.n=2"], ["the configuration cannot be composed"]),
     ],
@@ -64,6 +69,13 @@ def test_every_mistake_is_told_before_the_first_run(
         sweep([*overrides, f"runs={tmp_path}"], None, "it", 1, lambda question: True)
     for line in lines:
         assert line in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "..", ".hidden"])
+def test_a_sweep_stays_among_the_runs(tmp_path: Path, name: str):
+    with pytest.raises(UserError, match=r"--name '.*' is not a folder name; use letters"):
+        sweep(["seed=0,1", f"runs={tmp_path}/runs"], None, name, 1, lambda question: True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -178,6 +190,28 @@ def test_a_sweep_runs_the_grid_skips_what_is_done_and_tries_again_what_failed(
     assert (folder / "failed" / "algo-rft-0" / "meta.json").is_file()
     lines, unfinished = summary(folder)
     assert len(lines) == 3 and unfinished == 0
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from agentrl_cli.cli.sweep_worker import run_agentrl
+run_agentrl(sys.argv[2:], Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_interrupted_with_its_sweep_is_saved(tmp_path: Path):
+    log, groups = tmp_path / "it.log", ["--config-dir", str(folders(tmp_path))]
+    command = [sys.executable, "-c", INTERRUPTED, str(log), "train", *small(tmp_path, "algo=rft")]
+    process = subprocess.Popen([*command, "name=it", *groups], start_new_session=True, cwd=ROOT)
+    while not (log.exists() and log.read_text().startswith("run ")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert process.wait() != 0
+    run = Run(tmp_path / "it")
+    assert run.meta["status"] == "stopped" and len(run.checkpoints()) == 1
 
 
 @pytest.mark.slow
