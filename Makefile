@@ -7,7 +7,7 @@ STAMP := $(VENV)/.agentrl-installed
 EXTRAS := $(VENV)/.agentrl-extras-installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: setup demo test check ci results results-page pictures clean
+.PHONY: setup demo test check ci results results-page pictures kills clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,10 @@ check: setup
 
 ci: $(EXTRAS)
 	$(BIN)/python -m pytest -m "slow or extras" --timeout 3000 $(ARGS)
+
+# kills runs, resumes and compares them; goes on where it stopped. ARGS="--runs 1000 --algo nlac" chooses
+kills: setup
+	$(BIN)/python tests/faults/kills.py $(or $(ARGS),--runs 100)
 
 # about six hours on two cores; finished runs under runs/results are not repeated
 results: setup

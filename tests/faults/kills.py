@@ -1,0 +1,164 @@
+"""Kill small runs with SIGKILL, at random moments and at file operations, resume them, and compare
+them with the run that was never interrupted. Results are appended to a file, so that the same
+command goes on where it stopped: `python tests/faults/kills.py --runs 100 --algo grpo`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from agentrl_cli.core import files  # noqa: E402
+from agentrl_cli.runs.run import Run  # noqa: E402
+from tests.builders.runs import facts, folders, saved, settings  # noqa: E402
+
+ALGORITHMS = ("grpo", "nlac", "self_ac", "stepagent_inverse", "archer")
+OFTEN = ("save_minutes=1e-9", "save_every=2")
+FINE = ("same", "no checkpoint yet")
+CHANGES = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
+
+
+def main(arguments: list[str]) -> int:
+    """Kill what is not in the results yet; the number of runs that did not come back the same."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5, help="kills of each algorithm")
+    parser.add_argument("--algo", choices=ALGORITHMS, action="append")
+    parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
+    options = parser.parse_args(arguments)
+    results, bad = options.folder / "results.jsonl", 0
+    for algo in options.algo or ALGORITHMS:
+        home = options.folder / algo
+        known = known_results(results, algo)
+        whole = whole_run(home, algo) if len(known) < options.runs else None
+        for number in range(options.runs):
+            if whole is not None and number not in known:
+                known[number] = kill_and_resume(home, algo, number, whole)
+                files.append_jsonl(results, [known[number]])
+                print(json.dumps(known[number]), flush=True)
+        bad += sum(known[number]["outcome"] not in FINE for number in range(options.runs))
+    return bad
+
+
+def known_results(file: Path, algo: str) -> dict[int, dict[str, Any]]:
+    """The results of earlier calls by number."""
+    rows = files.read_jsonl(file) if file.exists() else []
+    return {row["number"]: row for row in rows if row["algo"] == algo}
+
+
+def whole_run(home: Path, algo: str) -> Run:
+    """The run that was never interrupted, which takes `seconds` and so many file `operations`."""
+    if not (home / "whole" / "cost.json").exists():
+        shutil.rmtree(home / "whole", ignore_errors=True)
+        began = time.monotonic()
+        counted = home.parent / f"{algo}.operations"
+        done = call(home, ["train", *settings(home, algo, "whole", *OFTEN)], count=counted)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        cost = {"seconds": time.monotonic() - began, "operations": int(counted.read_text())}
+        files.write_json(home / "whole" / "cost.json", cost)
+    return Run(home / "whole")
+
+
+def kill_and_resume(home: Path, algo: str, number: int, whole: Run) -> dict[str, Any]:
+    """One kill: even numbers at a moment, odd ones at a file operation."""
+    cost, draw = files.read_json(whole.folder / "cost.json"), random.Random(f"{algo} {number}")
+    name = f"killed-{number}"
+    shutil.rmtree(home / name, ignore_errors=True)
+    command = ["train", *settings(home, algo, name, *OFTEN)]
+    seconds = operation = None
+    if number % 2:
+        operation = draw.randint(1, cost["operations"])
+        call(home, command, die_at=operation)
+    else:
+        seconds = round(draw.uniform(0, cost["seconds"]), 2)
+        call(home, command, timeout=seconds)
+    result = {"algo": algo, "number": number, "seconds": seconds, "operation": operation}
+    outcome = resumed(home, name, whole)
+    if outcome in FINE:
+        shutil.rmtree(home / name, ignore_errors=True)
+    return result | {"outcome": outcome}
+
+
+def resumed(home: Path, name: str, whole: Run) -> str:
+    """What became of a killed run: `same`, or what is otherwise."""
+    if not (home / name / "meta.json").exists() or not Run(home / name).checkpoints():
+        return "no checkpoint yet"
+    if not Run(home / name).is_done:
+        done = call(home, ["resume", str(home / name)])
+        if done.returncode:
+            return f"not resumed: {done.stderr.strip().splitlines()[-1]}"
+    run = Run(home / name)
+    ours, theirs = facts(run), facts(whole)
+    different = [key for key in theirs if ours[key] != theirs[key]]
+    different += ["checkpoints"] if saved(run) != saved(whole) else []
+    different += [] if run.is_done else ["status"]
+    return f"different: {', '.join(different)}" if different else "same"
+
+
+def call(
+    home: Path,
+    command: list[str],
+    *,
+    die_at: int | None = None,
+    count: Path | None = None,
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """`agentrl COMMAND` in a process of its own, which SIGKILL ends where it is told to."""
+    home.mkdir(parents=True, exist_ok=True)
+    more = ["--config-dir", str(folders(home))] if command[0] == "train" else []
+    child = [sys.executable, __file__, "--child", str(die_at or 0), str(count or ""), str(home)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [*child, *command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment, cwd=ROOT,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def child(die_at: int, count: str, home: str, command: list[str]) -> None:
+    """Run a command; die at that change of a file under `home`, or write how many there were."""
+    changes = 0
+
+    def on_event(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal changes
+        if event in CHANGES and changes_file(event, arguments) and home in str(arguments[0]):
+            changes += 1
+            if changes == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(on_event)
+    from agentrl_cli.cli.main import app
+
+    try:
+        app(command)
+    finally:
+        if count:
+            Path(count).write_text(str(changes))
+
+
+def changes_file(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether an event of Python's audit changes a file: reading does not."""
+    return event != "open" or bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
+    else:
+        sys.exit(min(1, main(sys.argv[1:])))
