@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import FAILURE_KINDS, StoppedRun, UserError
+from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.policy import token_logprobs
 from agentrl_cli.runs.run import Run
@@ -48,7 +49,7 @@ def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
             saver.save_if_due()
         if interrupted.is_set() and parts.step < cfg.steps:
             saver.save(planned=False)
-            say(f"saved; go on with: {run.resume_command}")
+            tell(f"saved; go on with: {run.resume_command}")
             raise KeyboardInterrupt
 
 
@@ -190,7 +191,7 @@ def interruptible() -> Iterator[Event]:
                 raise KeyboardInterrupt
             return
         interrupted.set()
-        say("interrupted: finishing this step, then saving")
+        tell("interrupted: finishing this step, then saving")
 
     handled = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -203,10 +204,10 @@ def interruptible() -> Iterator[Event]:
             signal.signal(number, handler)
 
 
-def say(text: str) -> None:
-    """Print to stderr; where that is gone, as with a closed terminal, nobody is told any more."""
+def tell(text: str) -> None:
+    """Say it on stderr; where that is gone, as with a closed terminal, nobody is told any more."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        say(text, err=True)
     except OSError:
         sys.stdout = sys.stderr = open(os.devnull, "w")
     except RuntimeError:  # a signal came while this stream was being written

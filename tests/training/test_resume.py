@@ -15,7 +15,7 @@ import pytest
 from agentrl_cli.cli.train import resume, start
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Run
-from agentrl_cli.train import interruptible, say
+from agentrl_cli.train import interruptible, tell
 from tests.builders.runs import (
     GUARDED,
     SPEAKER,
@@ -190,7 +190,7 @@ def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch):
     os.close(reader)
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(sys, "stderr", os.fdopen(writer, "w", buffering=1))
-    say("nobody reads this")
+    tell("nobody reads this")
     print("nor this", file=sys.stderr, flush=True)
 
 
