@@ -193,9 +193,10 @@ def test_a_sweep_runs_the_grid_skips_what_is_done_and_tries_again_what_failed(
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
 from pathlib import Path
 from agentrl_cli.cli.sweep_worker import run_agentrl
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in background
 run_agentrl(sys.argv[2:], Path(sys.argv[1]))
 """
 
@@ -203,8 +204,9 @@ run_agentrl(sys.argv[2:], Path(sys.argv[1]))
 @pytest.mark.slow
 def test_a_run_that_is_interrupted_with_its_sweep_is_saved(tmp_path: Path):
     log, groups = tmp_path / "it.log", ["--config-dir", str(folders(tmp_path))]
-    command = [sys.executable, "-c", INTERRUPTED, str(log), "train", *small(tmp_path, "algo=rft")]
-    process = subprocess.Popen([*command, "name=it", *groups], start_new_session=True, cwd=ROOT)
+    train = ["train", *small(tmp_path, "algo=rft", "steps=9", "name=it"), *groups]
+    command = [sys.executable, "-c", INTERRUPTED, str(log), *train]
+    process = subprocess.Popen(command, start_new_session=True, cwd=ROOT)
     while not (log.exists() and log.read_text().startswith("run ")):
         assert process.poll() is None
         time.sleep(0.05)
