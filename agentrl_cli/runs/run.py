@@ -35,6 +35,7 @@ PLAYED_PARTS = ("models/", "state.json")  # what of a checkpoint is read to play
 REQUIRED_META: dict[str, Any] = {"status": str, "created": str, "history": list}
 OPTIONAL_META: dict[str, Any] = {"choices": dict, "seed": int, "git": dict | None}
 LOGS = ("metrics.jsonl", "buffer.jsonl")  # what is only appended to while a run trains
+WANDB_LINK = "debug-core.log"  # in a session of W&B: a link to where its process writes
 
 
 class Logger(ABC):
@@ -179,9 +180,11 @@ class Run:
 
     def refuse_links(self) -> None:
         """Raise UserError where something in the folder leads out of it: what is written or cut
-        there would be a file of somebody else."""
+        there would be a file of somebody else. W&B's own link to its log is never written through:
+        each of its sessions makes a new one."""
         for path in self.folder.rglob("*"):
-            if path.is_symlink() and not files.is_inside(path, self.folder):
+            is_of_wandb = path.match(f"{self.folder.name}/wandb/*run-*/logs/{WANDB_LINK}")
+            if path.is_symlink() and not is_of_wandb and not files.is_inside(path, self.folder):
                 remedy = "put what it leads to in its place, or remove it"
                 raise UserError(f"'{path}' is a link that leads out of the run; {remedy}")
 

@@ -230,7 +230,7 @@ def test_a_run_whose_world_broke_is_saved_says_why_and_goes_on(
     run = Run(tmp_path / "it")
     assert str(stopped.value).endswith(f"saved; go on with: agentrl resume {run.folder}")
     assert run.meta["status"] == "stopped" and run.meta["error"] == str(stopped.value)
-    assert run.latest_checkpoint().name == "step-000000"
+    assert run.latest_checkpoint().name == "last-000000"
     resume(str(run.folder))
     rows = [row for row in run.metrics() if "reward/mean" in row]
     assert len(rows) == 4
