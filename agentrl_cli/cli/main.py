@@ -175,7 +175,7 @@ def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
     file, count = write_demos(overrides or [], config_dir)
     say(file)
-    next_command = f"agentrl train algo=sft data.demos={file} steps=3 algo.tokens_per_step=1200"
+    next_command = f"agentrl train algo=sft data.demos={file} steps=3 algo.tokens_per_step=2000"
     say(f"{count} episodes; learn from them: {next_command}", err=True)
 
 

@@ -43,7 +43,7 @@ def test_imitating_its_own_successes_makes_the_policy_win_more(tmp_path: Path):
 def test_imitating_an_expert_makes_the_policy_win_more(tmp_path: Path):
     demos, _ = write_demos(["env=twentyq", "n=128", f"out={tmp_path / 'demos.jsonl'}"])
     run = trained(
-        tmp_path, "algo=sft", f"data.demos={demos}", "steps=3", "algo.tokens_per_step=1200",
+        tmp_path, "algo=sft", f"data.demos={demos}", "steps=3", "algo.tokens_per_step=2000",
         "eval.episodes_per_task=4",
     )  # fmt: skip
     base, *_, final = run.metrics()
