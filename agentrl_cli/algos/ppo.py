@@ -43,8 +43,8 @@ class StepEstimate:
 @dataclass(kw_only=True)
 class PPO(Algorithm):
     """`value_clip` of 0 leaves the value's steps unbounded; in the first `critic_warmup` updates
-    only the value head learns; `kl_coef` weighs the divergence from
-    the start's weights, 0 keeps no reference model; `entropy_coef` weighs the bonus for it."""
+    only the value head learns; `kl_coef` weighs the divergence from the start's weights, 0 keeps no
+    reference model; `entropy_coef` weighs the bonus for it."""
 
     level: Literal["turn", "token"]
     discount: float

@@ -27,9 +27,7 @@ THOUGHT = "<think>\nA cat, perhaps.\n</think>\n\nIs it  a cat?"
 ANSWERS = ("Is it alive?", THOUGHT, "One line\n\nand two.")
 OPEN, CLOSE = "\ue000", "\ue001"  # around marked text; a text's own ones are marked themselves
 MARKS = re.compile(f"[{OPEN}{CLOSE}]")
-MARKED = re.compile(
-    f"{OPEN}([0-9a-f]+){CLOSE}"
-)  # what is only text though it names a token, in hex
+MARKED = re.compile(f"{OPEN}([0-9a-f]+){CLOSE}")  # what is only text, in hex
 
 
 class Frame(NamedTuple):

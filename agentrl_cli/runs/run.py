@@ -22,6 +22,7 @@ from filelock import FileLock
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import StoppedRun, UserError
+from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs import checkpoints, episode_files, provenance
 from agentrl_cli.runs.checkpoints import Checkpoint
@@ -325,7 +326,7 @@ class Run:
                 continue
             for refusal in refusals:
                 line = refusal.rpartition(";")[0]
-                print(f"{line}; checkpoint '{folder}' is used instead", file=sys.stderr)
+                say(f"{line}; checkpoint '{folder}' is used instead", err=True)
             return found
         raise UserError(refusals[0]) if refusals else self._no_checkpoint()
 
