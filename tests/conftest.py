@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl_cli.config.compose import build, check, compose
-from agentrl_cli.corpora.twentyq import TwentyQCorpus
 from agentrl_cli.models.model_set import ModelSet
 from tests.builders.models import write_model
 from tests.builders.nlac import nlac, weights
@@ -33,13 +31,6 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def models(model_folder: Path) -> ModelSet:
     """NLAC's models with random weights, for tests that change none."""
     return weights(nlac(), model_folder)
-
-
-@pytest.fixture(scope="session")
-def corpus() -> TwentyQCorpus:
-    """The corpus that makes the embedded model of Twenty Questions."""
-    cfg = check(compose(["experiment=tiny_base"]))
-    return build(cfg.rollout.corpus)
 
 
 @pytest.fixture

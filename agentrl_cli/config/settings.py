@@ -33,10 +33,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """Where it computes; `threads` null means by the model's size."""
+    """Where it computes; `threads` null means by the model's size. `mixed_precision` bf16 computes
+    training's products in bfloat16, the weights as they are."""
 
     device: str
     threads: int | None
+    mixed_precision: Literal["bf16"] | None = None
     tokens_per_batch: int
     generator: object
 

@@ -1,4 +1,5 @@
 from .collector import CorpusCollector as CorpusCollector
 from .math import MathCorpus as MathCorpus
+from .pretraining import Pretraining as Pretraining
 from .tau import TauCorpus as TauCorpus
 from .twentyq import TwentyQCorpus as TwentyQCorpus

@@ -1,37 +1,60 @@
-"""What every corpus is: scripted episodes of several kinds, drawn afresh for every step.
+"""What every corpus is: scripted texts of several kinds, drawn afresh for every step.
 
-A corpus writes texts of its own world; what all share of NLAC's roles is written here once.
+A corpus writes texts of its own world: exercises, and play with what NLAC's roles say of single
+turns. What all worlds share of the roles is written here once.
 """
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
+from agentrl_cli.core.types import Episode, Turn, derive_seed
 
-Writer = Callable[[random.Random], list[Turn]]
 UNTRAINED = {"weight": 0.0}
 
 
 @dataclass(frozen=True)
-class CritiqueExample:
-    """Turns that end with a judged action, the evaluator's prompt, the critique it answers with,
-    and the action as the critique leaves it."""
+class Branch:
+    """What a role is asked and answers behind turn `turn` of a text, of its action or of another
+    `action` in its place. The rest of the text does not see it."""
 
-    turns: list[Turn]
+    turn: int
     prompt: str
+    answer: str
+    action: str | None = None
+
+
+@dataclass(frozen=True)
+class Text:
+    """Turns without token ids, and branches in the order of their turns."""
+
+    kind: str
+    turns: list[Turn]
+    branches: list[Branch] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CritiqueExample:
+    """An action at a turn (None: the one that was played), forecasts of it and of another action as
+    the evaluator reads them, its critique, and the action as the critique leaves it."""
+
+    turn: int
+    action: str | None
+    forecasts: list[str]
+    alternatives: list[str]
     critique: str
     refinement: str
 
 
 @dataclass(kw_only=True)
 class Corpus(ABC):
-    """Writes episodes of several kinds. The prompts of the roles, and how many forecasts a critique
+    """Writes texts of several kinds. The prompts of the roles, and how many forecasts a critique
     reads, are those of `nlac`."""
 
     nlac: NLAC
@@ -39,42 +62,69 @@ class Corpus(ABC):
     def __post_init__(self) -> None:
         self.prompts, self.forecasts = self.nlac.prompts, self.nlac.forecasts
 
-    def episodes(self, count: int, mixture: dict[str, float], seed: int) -> list[Episode]:
-        """`count` scripted episodes without token ids, of the kinds in proportion to `mixture`."""
+    def texts(
+        self, count: int, mixture: Mapping[str, float], roles: Mapping[str, float], seed: int
+    ) -> list[Text]:
+        """`count` texts, of the kinds in proportion to `mixture`; in `play` each role speaks of a
+        turn as often as `roles` says, on average."""
         rng = random.Random(seed)
         kinds = rng.choices(list(mixture), list(mixture.values()), k=count)
-        return [self._episode(kind, derive_seed(seed, i)) for i, kind in enumerate(kinds)]
+        return [self.text(kind, roles, derive_seed(seed, i)) for i, kind in enumerate(kinds)]
 
-    def _episode(self, kind: str, seed: int) -> Episode:
-        turns = self.writers()[kind](random.Random(seed))
-        task = Task(f"corpus-{kind}", "train", {"kind": kind})
-        return Episode(f"{kind}-{seed}", task, kind, seed, turns)
+    def text(self, kind: str, roles: Mapping[str, float], seed: int) -> Text:
+        """One text of a kind."""
+        rng = random.Random(seed)
+        if kind == "play":
+            return self.play(rng, roles)
+        written = self.exercises()[kind](rng)
+        return written if isinstance(written, Text) else Text(kind, written)
 
     @abstractmethod
-    def writers(self) -> dict[str, Writer]:
-        """From each kind of text to what writes one."""
+    def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
+        """From each kind of text but play to what writes one."""
 
     @abstractmethod
-    def critique_example(self, rng: random.Random) -> CritiqueExample:
-        """An action in its context, judged by how it and another one end."""
+    def true_forecasts(self, episode: Episode) -> list[str]:
+        """Of each turn of an episode that was really played to its end, the forecast that came
+        true."""
 
-    def evaluation_prompt(self, mine: list[str], others: list[str]) -> str:
-        """The evaluator's prompt with as many forecasts of either action as a critique reads."""
-        mine, others = mine[: self.forecasts], others[: self.forecasts]
-        return fill(self.prompts.evaluate, forecasts="\n".join(mine), others="\n".join(others))
+    def own_play(self, episode: Episode) -> Text:
+        """The model's own play, seen and not taught, and what came of it as its forecasts: so they
+        tell how this player fares and not how the scripted one does."""
+        turns = [
+            Turn(t.observation, t.action, [], [], [], info=dict(UNTRAINED)) for t in episode.turns
+        ]
+        forecasts = enumerate(self.true_forecasts(episode))
+        return Text("own_play", turns, [Branch(i, self.prompts.forecast, f) for i, f in forecasts])
 
-    def evaluate(self, rng: random.Random) -> list[Turn]:
-        """Forecasts of an action and of another one, and the critique that their ends bear out."""
-        example = self.critique_example(rng)
-        return role_turns(example.turns, example.prompt, example.critique)
+    @abstractmethod
+    def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:
+        """An episode of mediocre play, and what roles say of its turns."""
 
-    def refine(self, rng: random.Random) -> list[Turn]:
+    def critique_branch(self, example: CritiqueExample) -> Branch:
+        """The evaluator's prompt and critique."""
+        shown = {"forecasts": example.forecasts, "others": example.alternatives}
+        lines = {name: "\n".join(texts) for name, texts in shown.items()}
+        prompt = fill(self.prompts.evaluate, **lines)
+        return Branch(example.turn, prompt, example.critique, example.action)
+
+    def refinement_branch(self, example: CritiqueExample) -> Branch:
         """A critique, and the same action where it was found optimal, else another draw."""
-        example = self.critique_example(rng)
         prompt = fill(self.prompts.refine, critique=example.critique)
-        return role_turns(example.turns, prompt, example.refinement)
+        return Branch(example.turn, prompt, example.refinement, example.action)
 
 
-def role_turns(turns: list[Turn], prompt: str, answer: str) -> list[Turn]:
-    """What was played, the role's prompt behind it, and what the role answers."""
-    return [*turns, Turn([Message("user", prompt)], answer, [], [], [], info={"role": True})]
+def rollout_line(action: str, end: str) -> str:
+    """A play from here as Self-Distillation's refiner reads it: the action in one line, its end."""
+    return " ".join([*action.split(), *end.split()])
+
+
+def best_of_rollouts(actions: list[str], successes: list[bool]) -> str | None:
+    """The action that succeeded most often, the first of equals; None where none did."""
+    won = Counter(a for a, success in zip(actions, successes, strict=True) if success)
+    return won.most_common(1)[0][0] if won else None
+
+
+def times(rate: float, rng: random.Random) -> range:
+    """As many times as `rate` says on average: its whole part, and once more by its rest."""
+    return range(int(rate) + (rng.random() < rate % 1))

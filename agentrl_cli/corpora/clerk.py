@@ -1,41 +1,57 @@
 """A mediocre scripted clerk of the small shop: the level that its embedded base imitates.
 
-It sees what an agent sees and nothing else. Each conversation draws anew which errors it makes.
+It sees what an agent sees and nothing else. Its errors are habits: each is bound to the item that
+the customer asks about, so that where the clerk errs it mostly errs.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
+from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.tau.mini import ITEMS, REQUIRED_STATUS
 
 ORDER_LINE = re.compile(r"^(\d+) (pending|delivered|cancelled|returned): (.+)\.$")
 WISH_ITEM = re.compile(r"\bmy (\w+)")
+WRITE = re.compile(r"(cancel|return)\((\d+)(?:, (.*))?\)")
+PROPOSAL = re.compile(r"(Cancel|Return (.+) of) (\d+): yes or no\?")
+ERRORS = ("hasty", "no_more", "forget", "no_ask", "ignore", "misstate")
+RULES = (
+    "Ask for the zip first.", "Find the orders first.", "Known.", "Look first.", "It is pending.",
+    "It is delivered.", "Not done.", "Not that order.", "Not asked for.", "Ask for more first.",
+    "Not the items.", "It is finished.",
+)  # fmt: skip
+HASH_RANGE = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClerkErrorRates:
-    """Probabilities that a conversation's clerk: makes up a zip, acts on an order it has not looked
-    at, does not ask for more, leaves an item out, does not ask yes or no, ignores an order's
-    status, tells a wrong status."""
+class ClerkHabits:
+    """For each error the share of items with which the clerk is `prone` to it: it acts on an order
+    it has not looked at (`hasty`), does not ask for more (`no_more`), leaves an item out
+    (`forget`), does not ask yes or no (`no_ask`), ignores an order's status (`ignore`), tells a
+    wrong status (`misstate`). It does so with probability `often` there, else with `seldom`."""
 
-    invent: float
-    hasty: float
-    no_more: float
-    forget: float
-    no_ask: float
-    ignore: float
-    misstate: float
+    prone: dict[str, float]
+    often: float
+    seldom: float
+
+    def draw_errors(self, item: str, rng: random.Random) -> frozenset[str]:
+        """The errors of one wish for something with this item."""
+        return frozenset(error for error in ERRORS if rng.random() < self._chance(error, item))
+
+    def _chance(self, error: str, item: str) -> float:
+        place = derive_seed("clerk", error, item) / HASH_RANGE
+        return self.often if place < self.prone.get(error, 0.0) else self.seldom
 
 
 @dataclass
 class ClerkState:
-    """What the clerk knows, and which errors it makes in this conversation. `seen` holds the status
-    and the items of each order that it looked at."""
+    """What the clerk knows, and which errors it makes at this wish. `seen` holds the status and the
+    items of each order that it looked at."""
 
-    errors: frozenset[str]
+    errors: frozenset[str] = frozenset()
     zip: str = ""
     orders: list[str] | None = None
     seen: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
@@ -43,27 +59,27 @@ class ClerkState:
     item: str = ""
     more: list[str] = field(default_factory=list)
     asked_for_more: bool = False
-    confirmed: bool = False
+    proposed: bool = False
     over: bool = False
+
+    def order(self) -> str | None:
+        """The order that has the item, of those that were looked at."""
+        return next((n for n, (_, items) in self.seen.items() if self.item in items), None)
 
 
 @dataclass(frozen=True)
 class Clerk:
-    """Draws conversations' errors and acts by them."""
+    """Acts by its habits."""
 
-    error_rates: ClerkErrorRates
+    habits: ClerkHabits
 
-    def draw_errors(self, rng: random.Random) -> frozenset[str]:
-        """The errors of one conversation."""
-        rates = asdict(self.error_rates).items()
-        return frozenset(name for name, rate in rates if rng.random() < rate)
-
-    def observe(self, state: ClerkState, text: str) -> None:
-        """Take in what was answered."""
+    def observe(self, state: ClerkState, text: str, rng: random.Random) -> None:
+        """Take in what was answered; a new wish draws new errors."""
         wish, order = WISH_ITEM.search(text), ORDER_LINE.match(text)
         if wish and wish[1] != state.item:
             state.item, state.more, state.asked_for_more = wish[1], [], False
-            state.confirmed = state.over = False
+            state.errors = self.habits.draw_errors(state.item, rng)
+            state.proposed = state.over = False
             kinds = ("return", "cancel", "status")
             state.kind = next((kind for kind in kinds if kind in text), "return")
         if re.fullmatch(r"It is \d+\.", text):
@@ -74,17 +90,18 @@ class Clerk:
             state.more = [word for word in re.findall(r"\w+", text) if word in ITEMS]
         elif order and order[2] in ("pending", "delivered") and not state.over:
             state.seen[order[1]] = (order[2], order[3].split(", "))
-        state.confirmed |= text == "Yes."
         state.over |= bool(re.match(r"\d+ (cancelled|returned)|Error: \d+ is|Error: items", text))
+
+    def note(self, state: ClerkState, action: str) -> None:
+        """Take in what was done: it asks neither for more nor yes or no twice."""
+        state.asked_for_more |= action == "Is there more?"
+        state.proposed |= PROPOSAL.fullmatch(action) is not None
 
     def choose_action(self, state: ClerkState, rng: random.Random) -> str:
         """The next action."""
         if state.over:
             return "It is finished."
         if not state.zip:
-            if "invent" in state.errors and state.orders is None:
-                state.errors -= {"invent"}
-                return f"find({rng.randrange(10, 100)})"
             return "What is your zip?"
         if state.orders is None:
             return f"find({state.zip})"
@@ -92,12 +109,12 @@ class Clerk:
 
     def _serve(self, state: ClerkState, rng: random.Random) -> str:
         """The next action for the wish, once the orders are known."""
-        number = next((n for n, (_, items) in state.seen.items() if state.item in items), None)
+        number = state.order()
         unseen = [n for n in state.orders or [] if n not in state.seen]
         if number is None and unseen and "hasty" not in state.errors:
             return f"get({unseen[0]})"
         if number is None:
-            number = rng.choice(state.orders or ["10"])
+            number = rng.choice(unseen or state.orders or ["10"])
         status = state.seen.get(number, ("", []))[0]
         if state.kind == "status":
             wrong = "pending" if status == "delivered" else "delivered"
@@ -110,12 +127,64 @@ class Clerk:
         """The call that fulfils the wish, or what is asked before it."""
         is_return = state.kind == "return"
         if is_return and not state.asked_for_more and "no_more" not in state.errors:
-            state.asked_for_more = True
             return "Is there more?"
         more = state.more[:-1] if "forget" in state.errors else state.more
         items = ", ".join([state.item, *more])
-        if not state.confirmed and "no_ask" not in state.errors:
-            state.errors |= {"no_ask"}  # once is enough: it does not ask twice
+        if not state.proposed and "no_ask" not in state.errors:
             proposal = f"Return {items} of {number}" if is_return else f"Cancel {number}"
             return f"{proposal}: yes or no?"
         return f"return({number}, {items})" if is_return else f"cancel({number})"
+
+    def any_action(self, state: ClerkState, rng: random.Random) -> str:
+        """An action of any kind, whatever the clerk would choose."""
+        numbers = [*(state.orders or []), *state.seen, "10"]
+        number, item = rng.choice(numbers), state.item or rng.choice(ITEMS)
+        order = state.order() or number
+        items = ", ".join([item, *state.more][: rng.randint(1, 2)])
+        return rng.choice((
+            "What is your zip?", f"find({state.zip or rng.randrange(10, 100)})", f"get({number})",
+            f"cancel({number})", f"return({number}, {item})", f"cancel({order})",
+            f"return({order}, {items})", f"return({order}, {items})", "Is there more?",
+            f"Return {items} of {order}: yes or no?", f"Cancel {order}: yes or no?",
+            "It is pending.", "It is delivered.", "It is finished.", "transfer()",
+        ))  # fmt: skip
+
+
+def check(state: ClerkState, action: str) -> str:
+    """What can be said of an action by what was observed before it: the rule that it breaks."""
+    if state.over:
+        return "Right." if action == "It is finished." else "It is finished."
+    if not state.zip:
+        return "Right." if action == "What is your zip?" else "Ask for the zip first."
+    if state.orders is None:
+        return "Right." if action == f"find({state.zip})" else "Find the orders first."
+    number = state.order()
+    if action.startswith("get("):
+        return "Right." if number is None and action[4:-1] not in state.seen else "Known."
+    return _check_service(state, action, number)
+
+
+def _check_service(state: ClerkState, action: str, number: str | None) -> str:
+    if number is None:
+        return "Look first."
+    status = state.seen[number][0]
+    write, proposal = WRITE.fullmatch(action), PROPOSAL.fullmatch(action)
+    if state.kind == "status":
+        return "Right." if action == f"It is {status}." else f"It is {status}."
+    if status != REQUIRED_STATUS[state.kind]:
+        return "Right." if action == "transfer()" else f"It is {status}."
+    if action == "Is there more?":
+        return "Right." if state.kind == "return" and not state.asked_for_more else "Known."
+    if write is None and proposal is None:
+        return "Not done."
+    kind = write[1] if write else "return" if action.startswith("Return") else "cancel"
+    named = (write[3] if write else proposal[2] if proposal else "") or ""
+    if (write[2] if write else proposal[3] if proposal else "") != number:
+        return "Not that order."
+    if kind != state.kind:
+        return "Not asked for."
+    if kind == "return" and not state.asked_for_more:
+        return "Ask for more first."
+    if kind == "return" and set(named.split(", ")) != {state.item, *state.more}:
+        return "Not the items."
+    return "Right." if write or not state.proposed else "Known."

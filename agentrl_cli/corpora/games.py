@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl_cli.core.types import Message, Task
@@ -12,7 +13,9 @@ from agentrl_cli.corpora.player import Player, PlayerState
 from agentrl_cli.envs.twentyq.env import TwentyQ, answer_sentence
 from agentrl_cli.envs.twentyq.expert import closeness
 
+WASTEFUL = ("Asked before.", "Ruled out.", "Unclear.", "Known.")  # checks of what tells nothing
 END_POINTS = {"Success.": 3, "Close.": 2, "Near.": 1}  # how good an end is; Far: 0
+CLEARLY_WORSE = 0.35  # mean points that differ by less count as equal in a verdict
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,7 @@ class Games:
         observation = env.reset(Task("corpus", "train", {"object": name}), 0)
         observation = [Message("system", env.system()), *observation]
         while True:
-            before, action = copy.deepcopy(state), self.player.choose_action(state, rng)
-            text = self.player.turn_text(state, action, rng)
+            before, (action, text) = copy.copy(state), self.player.choose_turn(state, rng)
             step = env.step(text)
             self.player.observe(state, action, self.player.answer(action, secret))
             after = state.candidates
@@ -58,31 +60,51 @@ class Games:
             observation = step.messages
 
     def describe(self, move: Move, end: str) -> str:
-        """A forecast that came true: the response, how much it told, how the game ended."""
+        """A forecast that came true: a check of the action, the response, how much it told, how the
+        game ended; of a last move what the environment said, and the outcome."""
         response = move.response[0].content
         if move.is_last:
             return f"{response} {end.split()[-1]}"
+        checked = self.player.check(move.state, move.action)
         information = information_sentence(move.state.candidates, move.candidates_after)
-        return f"{response.split('.')[0]}. {information} {end}"
+        return f"{checked} {response.split('.')[0]}. {information} {end}"
 
     def imagine(self, state: PlayerState, action: str, turns_left: int, rng: random.Random) -> str:
         """Play `action` and go on as the player would, with any secret that fits: a forecast."""
-        player, world, state = self.player, self.env.world_table, copy.deepcopy(state)
+        player, world, before = self.player, self.env.world_table, state
+        state = copy.copy(state)
         name = rng.choice(player.names(state.candidates))
         secret = player.object_of_guess[world.guess(name)]
-        before, answer = state.candidates, player.answer(action, secret)
+        answer = player.answer(action, secret)
         player.observe(state, action, answer)
         after, success, turn = state.candidates, player.object_of_guess.get(action) == secret, 1
         is_last = success or turns_left == 1
         while not success and turn < turns_left:
-            action, turn = player.choose_action(state, rng), turn + 1
-            player.observe(state, action, player.answer(action, secret))
-            success = player.object_of_guess.get(action) == secret
+            turn += 1
+            following, _ = player.choose_turn(state, rng)
+            player.observe(state, following, player.answer(following, secret))
+            success = player.object_of_guess.get(following) == secret
         end = ending(success, state.candidates)
         if is_last:
             farewell = self.env.farewell_text(answer, success, name, state.candidates.bit_count())
             return f"{farewell} {end.split()[-1]}"
-        return f"{answer_sentence(answer)} {information_sentence(before, after)} {end}"
+        information = information_sentence(before.candidates, after)
+        return f"{player.check(before, action)} {answer_sentence(answer)} {information} {end}"
+
+    def last_words(self, state: PlayerState, turns_left: int, rng: random.Random) -> str:
+        """How the environment ends a game that the player plays on, with any secret that fits, and
+        the outcome."""
+        player, world, state = self.player, self.env.world_table, copy.copy(state)
+        name = rng.choice(player.names(state.candidates))
+        secret = player.object_of_guess[world.guess(name)]
+        for _ in range(turns_left):
+            action, _ = player.choose_turn(state, rng)
+            answer, success = player.answer(action, secret), False
+            player.observe(state, action, answer)
+            if success := player.object_of_guess.get(action) == secret:
+                break
+        farewell = self.env.farewell_text(answer, success, name, state.candidates.bit_count())
+        return f"{farewell} {ending(success, state.candidates).split()[-1]}"
 
 
 def ending(success: bool, candidates: int) -> str:
@@ -91,23 +113,23 @@ def ending(success: bool, candidates: int) -> str:
 
 
 def information_sentence(before: int, after: int) -> str:
-    """How much an answer told, by the share of the candidates that it left."""
+    """How much an answer told: by how much it cut down the objects that fit."""
     share = after.bit_count() / before.bit_count()
-    for bound, word in ((0.45, "much"), (0.75, "some"), (0.999, "little")):
-        if share <= bound:
-            return f"It tells {word}."
-    return "It tells nothing."
+    if share >= 1.0:
+        return "It tells nothing."
+    return f"It tells {'little' if share > 0.67 else 'some' if share > 0.34 else 'much'}."
 
 
-def write_critique(mine: list[str], others: list[str]) -> str:
-    """The critique that the ends bear out: optimal unless the other turn ends better on average."""
-    mean, other = (sum(map(end_points, texts)) / len(texts) for texts in (mine, others))
-    words = ("much", "some", "little", "nothing")
-    amounts = Counter(word for text in mine for word in words if word in text)
-    why = f"It tells {amounts.most_common(1)[0][0]} and" if amounts else "It"
-    if mean >= other:
-        return f"Optimality: Yes. {why} ends as well as another turn."
-    return f"Optimality: No. {why} ends worse than another turn."
+def write_critique(mine: Sequence[str], others: Sequence[str]) -> str:
+    """The critique that forecasts bear out: not optimal where most of them check the action as one
+    that tells nothing, or where the other turn ends clearly better."""
+    checks = Counter(check for text in mine for check in WASTEFUL if text.startswith(check))
+    if checks and checks.most_common(1)[0][1] * 2 > len(mine):
+        return f"Optimality: No. {checks.most_common(1)[0][0]}"
+    points, other = (sum(map(end_points, texts)) / len(texts) for texts in (mine, others))
+    if points < other - CLEARLY_WORSE:
+        return "Optimality: No. It ends worse than another turn."
+    return "Optimality: Yes. It ends as well as another turn."
 
 
 def end_points(forecast: str) -> int:

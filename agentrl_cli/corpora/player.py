@@ -1,16 +1,18 @@
 """A mediocre scripted player of Twenty Questions: the level that the embedded base imitates.
 
-It wastes turns (repeats, questions whose answer is implied, questions that nobody can answer), asks
-the rest at random, and guesses at random among what fits, at times too early. It never searches.
+Each turn it thinks of an object that fits all answers, and asks what comes to its mind of it. With
+some objects it goes astray, mostly in the same way each time: it asks what nobody can answer, asks
+again what it asked, asks what is implied, or guesses too early. It never searches.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 
+from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.twentyq.expert import closeness
 from agentrl_cli.envs.twentyq.world import World
 
@@ -19,42 +21,65 @@ UNANSWERABLE = (
     "Is it nice?", "What is it?", "Is it like a dream?", "Tell me more.", "Is it old?",
     "Do you like it?", "Where is it?", "Is it mine?", "How many are there?", "Is it funny?",
 )  # fmt: skip
+FAULTS = ("odd", "repeat", "implied", "early_guess")
+HASH_RANGE = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayerRates:
-    """Probabilities of each habit at a turn; what is left asks an attribute at random."""
+class PlayerHabits:
+    """`prone` is the share of objects of which the player thinks astray: then it does so with
+    probability `often`, else with `seldom`, but never in two turns in a row. An attribute of the
+    object is asked with probability `first` before the ones that come later to its mind. A guess is
+    made with `guess_one` and `guess_few`, where one or at most three objects fit."""
 
-    repeat: float
-    implied: float
-    odd: float
-    early_guess: float
+    prone: float
+    often: float
+    seldom: float
+    first: float
     guess_one: float
     guess_few: float
 
 
 @dataclass
 class PlayerState:
-    """What the player knows. Bit i of `candidates`: object i fits all answers and wrong guesses."""
+    """What the player knows. Bit i of `candidates`: object i fits all answers and wrong guesses;
+    `wasted`: the last action told nothing."""
 
     candidates: int
-    asked_attributes: list[str] = field(default_factory=list)
-    actions: list[str] = field(default_factory=list)
+    asked_attributes: frozenset[str] = frozenset()
+    actions: tuple[str, ...] = ()
+    wasted: bool = False
 
 
 class Player:
     """Draws actions for a world; fast, because sets of objects are bits of one integer."""
 
-    def __init__(self, world: World, habits: PlayerRates) -> None:
+    def __init__(self, world: World, habits: PlayerHabits) -> None:
         self.world, self.habits = world, habits
         self.all_objects = (1 << len(world.objects)) - 1
         self.masks = {pair: self._mask(*pair) for pair in product(world.attributes, ANSWERS)}
         self.attribute_of_question = {world.question(key): key for key in world.attributes}
         self.object_of_guess = {world.guess(name): i for i, name in enumerate(world.objects)}
+        self.associations = [self._associated(i) for i in range(len(world.objects))]
+        self.faults = [self._fault(i) for i in range(len(world.objects))]
 
     def _mask(self, attribute: str, answer: str) -> int:
         objects = enumerate(self.world.objects)
         return sum(1 << i for i, name in objects if self.world.answer(name, attribute) == answer)
+
+    def _associated(self, number: int) -> list[str]:
+        """The attributes in the order in which an object brings them to mind, true ones first."""
+        world, name = self.world, self.world.objects[number]
+        order = random.Random(derive_seed("player", "mind", name))
+        attributes = order.sample(world.attributes, len(world.attributes))
+        return sorted(attributes, key=lambda a: world.answer(name, a) == "no")
+
+    def _fault(self, number: int) -> str:
+        """How the player goes astray at an object; "" where it hardly does."""
+        name = self.world.objects[number]
+        if derive_seed("player", "prone", name) / HASH_RANGE >= self.habits.prone:
+            return ""
+        return FAULTS[derive_seed("player", "fault", name) % len(FAULTS)]
 
     def start(self) -> PlayerState:
         """Nothing is known: every object is a candidate."""
@@ -66,13 +91,15 @@ class Player:
 
     def observe(self, state: PlayerState, action: str, answer: str) -> None:
         """Take in the answer ("yes", "no", "sometimes" or anything else) to `action`."""
-        state.actions.append(action)
+        before = state.candidates
+        state.actions += (action,)
         if action in self.attribute_of_question:
             attribute = self.attribute_of_question[action]
-            state.asked_attributes.append(attribute)
+            state.asked_attributes |= {attribute}
             state.candidates &= self.masks[attribute, answer]
         elif action in self.object_of_guess and answer == "no":
             state.candidates &= ~(1 << self.object_of_guess[action])
+        state.wasted = state.candidates == before
 
     def answer(self, action: str, secret: int) -> str:
         """The table's answer for object number `secret`; "" for what cannot be answered."""
@@ -84,61 +111,89 @@ class Player:
 
     def implied(self, attribute: str, candidates: int) -> bool:
         """Whether the answer is the same for every candidate."""
-        return any(candidates & self.masks[attribute, answer] == candidates for answer in ANSWERS)
+        masks = self.masks
+        return any(candidates & ~masks[attribute, answer] == 0 for answer in ANSWERS)
 
-    def turn_text(self, state: PlayerState, action: str, rng: random.Random) -> str:
-        """A whole turn: the thought names an object that fits (the guessed one, if it does) and how
-        close it is, in the words of a lost game; the last line is the action."""
-        nameable, guessed = state.candidates, self.object_of_guess.get(action)
-        if guessed is not None and nameable >> guessed & 1:
-            nameable = 1 << guessed
-        noun = self.world.nouns[rng.choice(self.names(nameable))]
-        return f"Maybe {noun}. {closeness(state.candidates.bit_count())}\n{action}"
-
-    def choose_action(
+    def choose_turn(
         self, state: PlayerState, rng: random.Random, without: Collection[str] = ()
-    ) -> str:
-        """One action of the player; actions in `without` are drawn again (at most a few times)."""
-        action = self._draw_action(state, rng)
+    ) -> tuple[str, str]:
+        """An action of the player and the whole turn; actions in `without` are drawn again (at most
+        a few times)."""
         for _ in range(20):
+            number = _any_bit(state.candidates, rng)
+            action = self._draw_action(state, number, rng)
             if action not in without:
                 break
-            action = self._draw_action(state, rng)
-        return action
+        return action, self._turn_text(state, number, action)
+
+    def turn_text(self, state: PlayerState, action: str, rng: random.Random) -> str:
+        """A whole turn with a given action: the thought names the guessed object if it fits, else
+        any that does."""
+        return self._turn_text(state, _any_bit(state.candidates, rng), action)
+
+    def _turn_text(self, state: PlayerState, number: int, action: str) -> str:
+        """A thought names an object that fits and how close the game is, in the words of a lost
+        one; the last line is the action."""
+        guessed = self.object_of_guess.get(action)
+        if guessed is not None and state.candidates >> guessed & 1:
+            number = guessed
+        noun = self.world.nouns[self.world.objects[number]]
+        return f"Maybe {noun}. {closeness(state.candidates.bit_count())}\n{action}"
 
     def any_action(self, state: PlayerState, rng: random.Random) -> str:
         """An action of any kind, whatever the player would choose: odd, a question on any
         attribute, a guess of what fits, a guess of anything and, almost half of all, something said
         before: that it tells nothing is the hardest to learn."""
         world, candidates = self.world, self.names(state.candidates)
-        actions = [rng.choice(UNANSWERABLE), *rng.choices(state.actions or UNANSWERABLE, k=4)]
-        actions += [world.question(rng.choice(world.attributes)) for _ in range(2)]
+        actions = [rng.choice(UNANSWERABLE), *rng.choices(state.actions or UNANSWERABLE, k=3)]
+        actions += [world.question(rng.choice(world.attributes)) for _ in range(3)]
         actions += [world.guess(rng.choice(names)) for names in (candidates, world.objects)]
         return rng.choice(actions)
 
-    def _draw_action(self, state: PlayerState, rng: random.Random) -> str:
-        habits, dice = self.habits, rng.random()
-        if dice < habits.odd:
-            return rng.choice(UNANSWERABLE)
-        dice -= habits.odd
-        if dice < habits.repeat and state.actions:
-            return rng.choice(state.actions)
-        dice -= habits.repeat
-        if dice < habits.early_guess or self._guesses(state, rng):
-            return self.world.guess(rng.choice(self.names(state.candidates)))
-        return self.world.question(self._attribute(state, rng))
+    def check(self, state: PlayerState, action: str) -> str:
+        """What can be said of an action before it is answered."""
+        if action in state.actions:
+            return "Asked before."
+        if (guessed := self.object_of_guess.get(action)) is not None:
+            return "It may be." if state.candidates >> guessed & 1 else "Ruled out."
+        if (attribute := self.attribute_of_question.get(action)) is None:
+            return "Unclear."
+        return "Known." if self.implied(attribute, state.candidates) else "New."
 
-    def _guesses(self, state: PlayerState, rng: random.Random) -> bool:
-        count = state.candidates.bit_count()
-        few = self.habits.guess_few
-        return rng.random() < {1: self.habits.guess_one, 2: few, 3: few}.get(count, 0.0)
+    def _draw_action(self, state: PlayerState, number: int, rng: random.Random) -> str:
+        habits, fault = self.habits, self.faults[number]
+        chances = {1: habits.guess_one, 2: habits.guess_few, 3: habits.guess_few}
+        if rng.random() < chances.get(state.candidates.bit_count(), 0):
+            return self.world.guess(self.world.objects[number])
+        chance = 0.0 if state.wasted else habits.often if fault else habits.seldom
+        if rng.random() < chance:
+            return self._go_astray(state, number, fault or rng.choice(FAULTS), rng)
+        return self._associate(state, number, False, rng)
 
-    def _attribute(self, state: PlayerState, rng: random.Random) -> str:
-        """A random attribute: an implied one with its habit's chance, else one that is not."""
-        fresh = [a for a in self.world.attributes if a not in state.asked_attributes]
-        rng.shuffle(fresh)
-        wants_implied = rng.random() < self.habits.implied
-        for attribute in fresh:
-            if self.implied(attribute, state.candidates) == wants_implied:
-                return attribute
-        return (fresh or list(self.world.attributes))[0]
+    def _go_astray(self, state: PlayerState, number: int, fault: str, rng: random.Random) -> str:
+        if fault == "odd" or (fault == "repeat" and not state.actions):
+            return UNANSWERABLE[number % len(UNANSWERABLE)]
+        if fault == "repeat":
+            return state.actions[-1]
+        if fault == "early_guess":
+            return self.world.guess(self.world.objects[number])
+        return self._associate(state, number, True, rng)
+
+    def _associate(self, state: PlayerState, number: int, implied: bool, rng: random.Random) -> str:
+        """A question on what the object brings to mind, implied by the answers or not; a guess of
+        the object where there is none."""
+        found = ""
+        for attribute in self.associations[number]:
+            asked = attribute in state.asked_attributes
+            if not asked and self.implied(attribute, state.candidates) == implied:
+                found = self.world.question(attribute)
+                if rng.random() < self.habits.first:
+                    break
+        return found or self.world.guess(self.world.objects[number])
+
+
+def _any_bit(candidates: int, rng: random.Random) -> int:
+    """The number of one of the bits that are set."""
+    for _ in range(rng.randrange(candidates.bit_count())):
+        candidates &= candidates - 1
+    return (candidates & -candidates).bit_length() - 1

@@ -1,8 +1,9 @@
 """A mediocre scripted solver: the level that the embedded base of `math` imitates.
 
 It writes one line an operation and no more. It misunderstands problems, forgets carries and
-borrows, takes the neighbour in the times table, stops too soon, and forgets the box. It never
-writes in the expert's form.
+borrows, takes the neighbour in the times table, stops too soon, and forgets the box. Its mistakes
+are habits: each is bound to the numbers at hand, so that where it errs it mostly errs, and the most
+frequent step is often the wrong one. It never writes in the expert's form.
 """
 
 from __future__ import annotations
@@ -12,28 +13,36 @@ import random
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.math import problems
 from agentrl_cli.envs.math.kinds import Plan
 from agentrl_cli.envs.math.problems import Problem
 
+HASH_RANGE = 2**63
+
 
 @dataclass(frozen=True, kw_only=True)
-class SolverErrorRates:
-    """Probabilities of each mistake: at the start (`plan`), at an operation that has a carry or a
-    borrow (`carry`), at a product or a quotient (`table`), between two operations (`early`), at the
-    end (`unboxed`)."""
+class SolverHabits:
+    """For each mistake the share of occasions on which the solver is `prone` to it: a problem
+    (`plan`: the kind and the first operand's units), an operation with a carry or a borrow
+    (`carry`: both units), a product or a quotient (`table`: both numbers), the place between two
+    operations (`early`: the last result's units), the end (`unboxed`: the result's units). On such
+    an occasion it makes the mistake with probability `often`, else with `seldom`."""
 
-    plan: float
-    carry: float
-    table: float
-    early: float
-    unboxed: float
+    prone: dict[str, float]
+    often: float
+    seldom: float
+
+    def chance(self, mistake: str, *occasion: object) -> float:
+        """The probability of a mistake on an occasion, the same whenever it comes."""
+        place = derive_seed("solver", mistake, *occasion) / HASH_RANGE
+        return self.often if place < self.prone.get(mistake, 0.0) else self.seldom
 
 
 @dataclass
 class Solution:
     """A solution in the making: the plan that is followed, its results, the steps written, and the
-    index of the first wrong one."""
+    index of the first wrong one; a last step without a box counts as wrong."""
 
     problem: Problem
     plan: Plan
@@ -58,12 +67,13 @@ class Solution:
 class Solver:
     """Writes solutions; what it writes next depends on the solution so far and the dice."""
 
-    slips: SolverErrorRates
+    habits: SolverHabits
 
     def start(self, problem: Problem, rng: random.Random) -> Solution:
         """An empty page and a plan, at times the wrong one."""
-        misread = rng.random() < self.slips.plan
-        return Solution(problem, problem.kind.misread_plan if misread else problem.kind.plan)
+        kind, units = problem.kind, problem.operands[0] % 10
+        misread = rng.random() < self.habits.chance("plan", kind.name, units)
+        return Solution(problem, kind.misread_plan if misread else kind.plan)
 
     def solve(self, problem: Problem, rng: random.Random) -> Solution:
         """A whole solution."""
@@ -72,24 +82,31 @@ class Solver:
     def finish(self, solution: Solution, rng: random.Random) -> Solution:
         """The same solution, finished; the one given stays as it is. Before the first step the plan
         is drawn again."""
-        has_begun = bool(solution.steps)
-        fresh = copy.deepcopy(solution) if has_begun else self.start(solution.problem, rng)
+        fresh = self._begun(solution, rng)
         while not fresh.over:
-            self.step(fresh, rng)
+            self._write_step(fresh, rng)
         return fresh
 
-    def step(self, solution: Solution, rng: random.Random) -> None:
-        """Write the next step."""
+    def step(self, solution: Solution, rng: random.Random) -> Solution:
+        """The same solution with its next step; before the first one the plan is drawn again."""
+        fresh = self._begun(solution, rng)
+        self._write_step(fresh, rng)
+        return fresh
+
+    def _begun(self, solution: Solution, rng: random.Random) -> Solution:
+        return copy.deepcopy(solution) if solution.steps else self.start(solution.problem, rng)
+
+    def _write_step(self, solution: Solution, rng: random.Random) -> None:
         at, right = len(solution.results), solution.problem.kind.plan.operations
         if at == len(solution.plan.operations):
             self._end(solution, rng)
-        elif at and rng.random() < self.slips.early:
+        elif at and rng.random() < self.habits.chance("early", solution.results[-1] % 10):
             _write(solution, problems.boxed_line(solution.results[-1:]), True)
             solution.over = True
         else:
             operation = solution.plan.operations[at]
             x, y = solution.problem.operands_of(operation, solution.results)
-            result = self._compute(x, operation.sign, y, rng)
+            result = self.compute(x, operation.sign, y, rng)
             misread = at >= len(right) or operation != right[at]
             slipped = result != problems.apply_operation(x, operation.sign, y)
             solution.results.append(result)
@@ -98,23 +115,24 @@ class Solver:
     def _end(self, solution: Solution, rng: random.Random) -> None:
         values = solution.problem.values_by_name(solution.results)
         parts = [values[name] for name in solution.plan.end]
-        forgets = rng.random() < self.slips.unboxed
+        forgets = rng.random() < self.habits.chance("unboxed", parts[-1] % 10)
         unboxed = f"The answer is {problems.final_number(parts)}."
-        _write(solution, unboxed if forgets else problems.boxed_line(parts), False)
+        _write(solution, unboxed if forgets else problems.boxed_line(parts), forgets)
         solution.over = True
 
-    def _compute(self, x: Fraction, sign: str, y: Fraction, rng: random.Random) -> Fraction:
-        """The result, at times a wrong one."""
+    def compute(self, x: Fraction, sign: str, y: Fraction, rng: random.Random) -> Fraction:
+        """The result of an operation, at times a wrong one."""
         result = problems.apply_operation(x, sign, y)
         if any(number.denominator > 1 for number in (x, y, result)) or min(x, y) < 0:
             return result
         if sign in "*/":
             off = 1 if sign == "/" else rng.choice((x, y))
-            return result + rng.choice((-off, off)) if rng.random() < self.slips.table else result
+            slips = rng.random() < self.habits.chance("table", x, sign, y)
+            return result + rng.choice((-off, off)) if slips else result
         units = (x % 10 + y % 10) > 9 if sign == "+" else x % 10 < y % 10
-        carried = units and max(x, y) > 9
-        if carried and rng.random() < self.slips.carry:
-            return result - 10 if sign == "+" else result + 10
+        if units and max(x, y) > 9:
+            if rng.random() < self.habits.chance("carry", sign, x % 10, y % 10):
+                return result - 10 if sign == "+" else result + 10
         return result
 
 

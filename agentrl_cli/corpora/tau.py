@@ -1,20 +1,31 @@
 """The corpus behind the embedded model of the small shop: mediocre service, and NLAC's roles.
 
 Every text is of another shop with other orders, so that no task of the environment is ever shown.
-No text is an expert's: forecasts tell how really played conversations went on, critiques compare
-such ends, and a refinement is another draw of the same clerk.
+No text is an expert's: forecasts check an action against what was observed and tell how really
+played conversations went on, critiques compare such forecasts, and a refinement is another draw of
+the same clerk.
 """
 
 from __future__ import annotations
 
 import copy
 import random
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.core.types import Message, Step, Turn
-from agentrl_cli.corpora.base import UNTRAINED, Corpus, CritiqueExample, Writer, role_turns
-from agentrl_cli.corpora.clerk import Clerk, ClerkErrorRates, ClerkState
+from agentrl_cli.core.types import Episode, Message, Step, Turn
+from agentrl_cli.corpora.base import (
+    Branch,
+    Corpus,
+    CritiqueExample,
+    Text,
+    best_of_rollouts,
+    rollout_line,
+    times,
+)
+from agentrl_cli.corpora.clerk import RULES, Clerk, ClerkHabits, ClerkState, check
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import TauBench
 from agentrl_cli.envs.tau.mini import make_shop
@@ -22,6 +33,11 @@ from agentrl_cli.envs.tau.mini_user import MiniUser
 
 MORE_ITEMS_SHARE = 2 / 3  # of the returns in which the customer wants more, as in the tasks
 SUCCESS, FAILURE = "Success.", "Failure."
+WRITING = ("cancel", "return", "transfer")  # tools of which a forecast tells
+ROLLOUTS = 4  # that Self-Distillation and NLRL read
+READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
+IMAGINED = 8  # conversations that decide a verdict
+CLEARLY_WORSE = 0.2  # success rates that differ by less count as equal in a verdict
 
 
 @dataclass(kw_only=True)
@@ -65,81 +81,151 @@ class TauCorpus(Corpus):
     """Writes conversations of a clerk with `habits` in shops like that of `env`."""
 
     env: TauBench
-    habits: ClerkErrorRates
+    habits: ClerkHabits
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.clerk = Clerk(self.habits)
 
-    def writers(self) -> dict[str, Writer]:
-        """Conversations, and the four roles."""
-        return {
-            "service": self.service, "forecast": self.forecast, "backup": self.backup,
-            "evaluate": self.evaluate, "refine": self.refine,
+    def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
+        """None: all texts are conversations."""
+        return {}
+
+    def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:
+        """A whole conversation, and what roles say of its actions."""
+        played = self.converse(rng)
+        turns = [Turn(list(t.before.observation), t.action, [], [], []) for t in played]
+        turns[0].observation.insert(0, Message("system", played[0].before.env.system()))
+        writers = {
+            "forecast": self._forecast, "explored": self._explored_forecast,
+            "backup": self._backup, "evaluate": self._evaluate, "refine": self._refine,
+            "rollouts": self._refine_by_rollouts, "aggregate": self._aggregate,
         }  # fmt: skip
+        branches = [
+            writers[role](played, at, rng)
+            for at in range(len(played))
+            for role, rate in roles.items()
+            for _ in times(rate, rng)
+        ]
+        return Text("play", turns, [branch for branch in branches if branch is not None])
 
-    def service(self, rng: random.Random) -> list[Turn]:
-        """A whole conversation."""
-        return _as_turns(self.play(rng))
-
-    def forecast(self, rng: random.Random) -> list[Turn]:
-        """What an action led to: the one that was played, or another draw, played on."""
-        played = self.play(rng)
-        at = rng.randrange(len(played))
-        action, future = played[at].action, played[at:]
-        if rng.random() >= 0.5:
-            action = self._other_action(played[at], rng)
-            future = self._imagine(played[at].before, action, rng)
-        turns = _turns_up_to(played, at, action)
-        return role_turns(turns, self.prompts.forecast, true_forecast(future))
-
-    def backup(self, rng: random.Random) -> list[Turn]:
-        """The response seen and a forecast from the next action make a forecast of this one."""
-        played = self.play(rng)
-        while len(played) < 2:
-            played = self.play(rng)
-        at = rng.randrange(len(played) - 1)
-        response = "\n".join(message.content for message in played[at].step.messages)
-        later = true_forecast(played[at + 1 :])
-        prompt = fill(self.prompts.backup, response=response, forecast=later)
-        return role_turns(_as_turns(played[: at + 1]), prompt, true_forecast(played[at:]))
-
-    def critique_example(self, rng: random.Random) -> CritiqueExample:
-        """The played action or another one, judged by the ends imagined from both."""
-        played = self.play(rng)
-        at = rng.randrange(len(played))
-        action, other = played[at].action, self._other_action(played[at], rng)
-        if rng.random() < 0.5:
-            action, other = other, action
-        mine, others = (self._ends(played[at], choice, rng) for choice in (action, other))
-        prompt, critique = self.evaluation_prompt(mine, others), write_critique(mine, others)
-        refinement = other if critique.startswith("Optimality: No") else action
-        return CritiqueExample(_turns_up_to(played, at, action), prompt, critique, refinement)
-
-    def _ends(self, played: Transition, action: str, rng: random.Random) -> list[str]:
-        """Forecasts of an action, as many as a critique reads."""
-        imagined = (self._imagine(played.before, action, rng) for _ in range(self.forecasts))
-        return [true_forecast(future) for future in imagined]
-
-    def play(self, rng: random.Random) -> list[Transition]:
+    def converse(self, rng: random.Random) -> list[Transition]:
         """A conversation of the clerk in a new shop."""
         shop = make_shop(rng, 1)
         env = OtherShop(shop=shop, **{name: getattr(self.env, name) for name in _SETTINGS})
         task = env.tasks("train")[rng.randrange(len(shop.tasks["train"]))]
         observation = env.reset(task, rng.randrange(1 << 30))
-        start = Snapshot(env, ClerkState(self.clerk.draw_errors(rng)), observation)
-        return self._play_on(start, rng)
+        return self._play_on(Snapshot(env, ClerkState(), observation), rng)
+
+    # the roles, each behind number `at` of what was played
+
+    def _forecast(self, played: list[Transition], at: int, rng: random.Random) -> Branch:
+        """What an action led to."""
+        return Branch(at, self.prompts.forecast, true_forecast(played[at:]))
+
+    def _explored_forecast(self, played: list[Transition], at: int, rng: random.Random) -> Branch:
+        """What another action leads to, of any kind or the clerk's own, played on."""
+        action = self._other_action(played[at], rng)
+        future = self._imagine(played[at].before, action, rng)
+        return Branch(at, self.prompts.forecast, true_forecast(future), action)
+
+    def _backup(self, played: list[Transition], at: int, rng: random.Random) -> Branch | None:
+        """The response seen and a forecast of an action that may follow make a forecast of this
+        one: its own check, the response, and what was foretold."""
+        if at + 1 == len(played):
+            return None
+        following = played[at + 1].before
+        imagined = self._imagine(following, self._fresh_action(following, rng), rng)
+        response = "\n".join(message.content for message in played[at].step.messages)
+        prompt = fill(self.prompts.backup, response=response, forecast=true_forecast(imagined))
+        return Branch(at, prompt, true_forecast([played[at], *imagined]))
+
+    def _evaluate(self, played: list[Transition], at: int, rng: random.Random) -> Branch:
+        """A critique of what forecasts of an action and of another one bear out."""
+        return self.critique_branch(self._critique_example(played[at], at, rng))
+
+    def _refine(self, played: list[Transition], at: int, rng: random.Random) -> Branch:
+        """The same action where its critique approves of it, else another draw without it."""
+        return self.refinement_branch(self._critique_example(played[at], at, rng))
+
+    def _refine_by_rollouts(self, played: list[Transition], at: int, rng: random.Random) -> Branch:
+        """The action that succeeded most often in a few plays from here; another draw of the clerk
+        where none did."""
+        before = played[at].before
+        actions = [self._fresh_action(before, rng) for _ in range(ROLLOUTS)]
+        futures = [self._imagine(before, action, rng) for action in actions]
+        lines = [
+            rollout_line(action, f"{_response(future[0])} {_outcome(future)}")
+            for action, future in zip(actions, futures, strict=True)
+        ]
+        best = best_of_rollouts(actions, [bool(future[-1].step.reward) for future in futures])
+        prompt = fill(self.prompts.refine_by_rollouts, rollouts="\n".join(lines))
+        return Branch(at, prompt, best or self._fresh_action(before, rng), actions[0])
+
+    def _aggregate(self, played: list[Transition], at: int, rng: random.Random) -> Branch | None:
+        """How a few plays ended that went on from an action make a forecast of it."""
+        if at + 1 == len(played):
+            return None
+        following = played[at + 1].before
+        futures = [
+            self._imagine(following, self._fresh_action(following, rng), rng)
+            for _ in range(ROLLOUTS)
+        ]
+        ends = [f"{_response(future[-1])} {_outcome(future)}" for future in futures]
+        prompt = fill(
+            self.prompts.aggregate, response=_response(played[at]), rollouts="\n".join(ends)
+        )
+        return Branch(at, prompt, true_forecast([played[at], *rng.choice(futures)]))
+
+    def true_forecasts(self, episode: Episode) -> list[str]:
+        """Of each action a check, the response, what was last written, and how it ended."""
+        state, draw, checks = ClerkState(), random.Random(0), list[str]()
+        for turn in episode.turns:
+            self.clerk.observe(state, turn.observation[-1].content, draw)
+            checks.append(check(state, turn.action))
+            self.clerk.note(state, turn.action)
+        responses = [episode.response(i)[-1].content for i in range(len(episode.turns))]
+        writes = [t.info["tool"] in WRITING for t in episode.turns]
+        end, texts = SUCCESS if episode.success else FAILURE, []
+        for i, checked in enumerate(checks[:-1]):
+            later = [
+                r for r, write in zip(responses[i + 1 :], writes[i + 1 :], strict=True) if write
+            ]
+            texts.append(" ".join([checked, responses[i].split("\n")[0], *later[-1:], end]))
+        return [*texts, f"{responses[-1].split(chr(10))[0]} {end}"]
+
+    def _critique_example(self, played: Transition, at: int, rng: random.Random) -> CritiqueExample:
+        """The played action or, more often, another one, judged by the ends imagined from it and
+        from a draw of the clerk."""
+        action = played.action if rng.random() < 0.3 else self._other_action(played, rng)
+        other = self._fresh_action(played.before, rng)
+        sides = [
+            [true_forecast(self._imagine(played.before, a, rng)) for _ in range(IMAGINED)]
+            for a in (action, other)
+        ]
+        critique, count, refinement = write_critique(*sides), rng.choice(READ_FORECASTS), action
+        if critique.startswith("Optimality: No"):
+            for _ in range(20):
+                refinement = self._fresh_action(played.before, rng)
+                if refinement != action:
+                    break
+        mine, others = (texts[:count] for texts in sides)
+        return CritiqueExample(at, action, mine, others, critique, refinement)
 
     def _play_on(
         self, now: Snapshot, rng: random.Random, action: str | None = None
     ) -> list[Transition]:
-        """Play until the end, `action` first where one is given; `now` moves on."""
+        """Play until the end, `action` first where one is given; `now` moves on. Behind a given
+        action only the first snapshot is kept."""
+        imagined = action is not None
         played: list[Transition] = []
         while not played or not (played[-1].step.done or played[-1].step.truncated):
-            self.clerk.observe(now.state, now.observation[-1].content)
-            before = now.fork()
+            if played or action is None:
+                self.clerk.observe(now.state, now.observation[-1].content, rng)
+            before = now if imagined and played else now.fork()
             choice = self.clerk.choose_action(now.state, rng) if action is None else action
             action = None
+            self.clerk.note(now.state, choice)
             step = now.env.step(choice)
             played.append(Transition(before, choice, step))
             now.observation = step.messages
@@ -150,19 +236,19 @@ class TauCorpus(Corpus):
         known."""
         now = before.fork()
         redraw_unspoken_wish(now, rng)
-        now.state.errors = self.clerk.draw_errors(rng)
-        now.state.asked_for_more |= "more?" in action
+        now.state.errors = self.habits.draw_errors(now.state.item, rng)
         return self._play_on(now, rng, action)
 
+    def _fresh_action(self, before: Snapshot, rng: random.Random) -> str:
+        """Another draw of the clerk."""
+        errors = self.habits.draw_errors(before.state.item, rng)
+        return self.clerk.choose_action(replace(before.state, errors=errors), rng)
+
     def _other_action(self, played: Transition, rng: random.Random) -> str:
-        """Another action at the same snapshot, if a few draws find one."""
-        for _ in range(8):
-            state = copy.deepcopy(played.before.state)
-            state.errors = self.clerk.draw_errors(rng)
-            action = self.clerk.choose_action(state, rng)
-            if action != played.action:
-                return action
-        return "It is finished." if played.action != "It is finished." else "What is your zip?"
+        """An action of any kind or, as often, the clerk's."""
+        if rng.random() < 0.5:
+            return self._fresh_action(played.before, rng)
+        return self.clerk.any_action(played.before.state, rng)
 
 
 _SETTINGS = ("domain", "data", "user", "actions", "turns", "holdout", "llm")
@@ -185,35 +271,36 @@ def redraw_unspoken_wish(now: Snapshot, rng: random.Random) -> None:
 
 
 def true_forecast(played: list[Transition]) -> str:
-    """A forecast that came true: the response, what was then written, and how it ended."""
-    response = played[0].step.messages[-1].content.split("\n")[0]
+    """A forecast that came true: a check of the action unless it is the last one, the response,
+    what was then written, and how it ended."""
+    first = played[0]
+    response = first.step.messages[-1].content.split("\n")[0]
+    end = SUCCESS if played[-1].step.reward else FAILURE
+    if first.step.done or first.step.truncated:
+        return f"{response} {end}"
     writes = [later.step.messages[-1].content for later in played[1:] if _is_write(later)]
-    written = writes[-1:] if not played[0].step.done else []
-    return " ".join([response, *written, SUCCESS if played[-1].step.reward else FAILURE])
+    return " ".join([check(first.before.state, first.action), response, *writes[-1:], end])
 
 
-def write_critique(mine: list[str], others: list[str]) -> str:
-    """The critique that the ends bear out: optimal unless the other action ends better."""
+def write_critique(mine: Sequence[str], others: Sequence[str]) -> str:
+    """The critique that forecasts bear out: not optimal where the action breaks a rule, which is
+    named, and does not end better than the other one, or ends clearly worse."""
     wins, other_wins = (sum(text.endswith(SUCCESS) for text in texts) for texts in (mine, others))
-    if wins >= other_wins:
-        return "Optimality: Yes. It ends as well as another turn."
-    return "Optimality: No. It ends worse than another turn."
+    checked = Counter(text.split(".")[0] + "." for text in mine).most_common(1)[0][0]
+    if checked in RULES and wins <= other_wins:
+        return f"Optimality: No. {checked}"
+    if wins < other_wins - CLEARLY_WORSE * len(mine):
+        return "Optimality: No. It ends worse than another turn."
+    return "Optimality: Yes. It ends as well as another turn."
 
 
 def _is_write(played: Transition) -> bool:
-    return played.step.info["tool"] in ("cancel", "return", "transfer")
+    return played.step.info["tool"] in WRITING
 
 
-def _as_turns(played: list[Transition]) -> list[Turn]:
-    turns = [Turn(list(t.before.observation), t.action, [], [], []) for t in played]
-    turns[0].observation.insert(0, Message("system", played[0].before.env.system()))
-    return turns
+def _response(played: Transition) -> str:
+    return "\n".join(message.content for message in played.step.messages)
 
 
-def _turns_up_to(played: list[Transition], at: int, action: str) -> list[Turn]:
-    """The conversation up to number `at` with `action` in its place; another action than was played
-    is seen but not taught."""
-    turns = _as_turns(played[: at + 1])
-    if action != played[at].action:
-        turns[-1].action, turns[-1].info = action, dict(UNTRAINED)
-    return turns
+def _outcome(played: list[Transition]) -> str:
+    return SUCCESS if played[-1].step.reward else FAILURE

@@ -2,23 +2,36 @@
 
 It holds facts of the world, objects that fit what was answered, mediocre play, and every role of
 NLAC at the level of that play. Secrets are uniform over all objects. No text shows an expert's
-question: forecasts tell how really played games went on, critiques compare such forecasts, and a
-refinement is another draw of the same player that only avoids the very turn that was criticised.
+question: forecasts check a turn against what was answered and tell how really played games went on,
+critiques compare such forecasts, and a refinement is another draw of the same player that only
+avoids the very action that was criticised.
 """
 
 from __future__ import annotations
 
+import copy
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.core.types import Message, Turn
-from agentrl_cli.corpora.base import UNTRAINED, Corpus, CritiqueExample, Writer, role_turns
-from agentrl_cli.corpora.games import Games, Move, information_sentence, write_critique
-from agentrl_cli.corpora.player import Player, PlayerRates, PlayerState
+from agentrl_cli.core.types import Episode, Message, Task, Turn
+from agentrl_cli.corpora.base import (
+    Branch,
+    Corpus,
+    CritiqueExample,
+    Text,
+    best_of_rollouts,
+    rollout_line,
+    times,
+)
+from agentrl_cli.corpora.games import Games, Move, ending, information_sentence, write_critique
+from agentrl_cli.corpora.player import ANSWERS, Player, PlayerHabits, PlayerState
 from agentrl_cli.envs.twentyq.env import TwentyQ, answer_sentence
 
-GAMES_PER_FORECAST = 3  # times as many games as a critique reads decide its verdict
+READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
+ROLLOUTS = 4  # that Self-Distillation and NLRL read
+IMAGINED = 24  # games that decide a verdict
 
 
 @dataclass(kw_only=True)
@@ -26,20 +39,16 @@ class TwentyQCorpus(Corpus):
     """Writes texts about the objects of `env` and games played by `habits`."""
 
     env: TwentyQ
-    habits: PlayerRates
+    habits: PlayerHabits
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.player = Player(self.env.world_table, self.habits)
         self.games = Games(self.env, self.player)
 
-    def writers(self) -> dict[str, Writer]:
-        """Facts, games, and the four roles."""
-        return {
-            "facts": self.facts, "fits": self.fits, "answers": self.answers, "game": self.game,
-            "forecast": self.forecast, "backup": self.backup,
-            "evaluate": self.evaluate, "refine": self.refine,
-        }  # fmt: skip
+    def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
+        """Facts, what fits the answers, actions of any kind."""
+        return {"facts": self.facts, "fits": self.fits, "wild": self.wild}
 
     def facts(self, rng: random.Random) -> list[Turn]:
         """Questions about a named object and their answers."""
@@ -55,35 +64,45 @@ class TwentyQCorpus(Corpus):
         return turns
 
     def fits(self, rng: random.Random) -> list[Turn]:
-        """After every answer, any one of the objects that fit all answers so far."""
-        world, secret = self.env.world_table, rng.randrange(len(self.player.object_of_guess))
-        state, turns = self.player.start(), []
-        observation = [Message("system", "Name what fits."), Message("user", "Ask.")]
-        for attribute in self._informative_attributes(world.objects[secret], rng):
-            question = world.question(attribute)
-            text = self.player.turn_text(state, question, rng)
-            turns.append(Turn(observation, text, [], [], []))
-            answer = self.player.answer(question, secret)
-            self.player.observe(state, question, answer)
-            observation = [Message("user", answer_sentence(answer))]
-        return turns
-
-    def answers(self, rng: random.Random) -> list[Turn]:
-        """A game from the other side: to every action its answer and how much that tells."""
+        """A game of questions that tell much: after every answer, any one of the objects that fit.
+        The questions are not taught."""
         secret = rng.randrange(len(self.player.object_of_guess))
-        state, turns = self.player.start(), []
-        for _ in range(self.env.turns):
-            action, before = self._action_of_any_kind(state, rng), state.candidates
-            answer = self.player.answer(action, secret)
-            self.player.observe(state, action, answer)
-            text = f"{answer_sentence(answer)} {information_sentence(before, state.candidates)}"
-            turns += role_turns([], action, text)
-        turns[0].observation.insert(0, Message("system", "Say what each answer tells."))
-        return turns
+        attributes = self._informative_attributes(self.env.world_table.objects[secret], rng)
+        questions = iter([self.env.world_table.question(a) for a in attributes])
+        return [turn for turn, _, _ in self._game(secret, lambda state: next(questions, ""), rng)]
+
+    def wild(self, rng: random.Random) -> Text:
+        """A game of actions of any kind, which are not taught, each with a forecast."""
+        secret = rng.randrange(len(self.player.object_of_guess))
+        game = self._game(secret, lambda state: self._action_of_any_kind(state, rng), rng)
+        branches = []
+        for at, (_, state, action) in enumerate(game):
+            forecast = self.games.imagine(state, action, self.env.turns - at, rng)
+            branches.append(Branch(at, self.prompts.forecast, forecast))
+        return Text("wild", [turn for turn, _, _ in game], branches)
+
+    def _game(
+        self, secret: int, choose: Callable[[PlayerState], str], rng: random.Random
+    ) -> list[tuple[Turn, PlayerState, str]]:
+        """A game in which `choose` acts ("": it stops) and only thoughts are taught: each turn,
+        what was known before it, its action."""
+        env, state, found = copy.copy(self.env), self.player.start(), []
+        task = Task("corpus", "train", {"object": env.world_table.objects[secret]})
+        observation = [Message("system", env.system()), *env.reset(task, 0)]
+        while action := choose(state):
+            text = self.player.turn_text(state, action, rng)
+            turn = Turn(observation, text, [], [], [], info={"action_weight": 0.0})
+            found.append((turn, copy.copy(state), action))
+            step = env.step(text)
+            self.player.observe(state, action, self.player.answer(action, secret))
+            if step.done:
+                break
+            observation = step.messages
+        return found
 
     def _action_of_any_kind(self, state: PlayerState, rng: random.Random) -> str:
         if rng.random() < 0.35:
-            return self.player.choose_action(state, rng)
+            return self.player.choose_turn(state, rng)[0]
         return self.player.any_action(state, rng)
 
     def _informative_attributes(self, name: str, rng: random.Random) -> list[str]:
@@ -95,71 +114,137 @@ class TwentyQCorpus(Corpus):
         rng.shuffle(chosen)
         return chosen
 
-    def game(self, rng: random.Random) -> list[Turn]:
-        """A whole game."""
-        return _as_turns(self.games.play(rng)[0])
-
-    def forecast(self, rng: random.Random) -> list[Turn]:
-        """What a move led to: as it was played, or another one played on with what fits."""
+    def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:
+        """A whole game with a random secret, and what roles say of its moves."""
         moves, end = self.games.play(rng)
-        at = rng.randrange(len(moves))
-        action = self._played_or_explored(moves[at], rng)
-        forecast = self.games.describe(moves[at], end)
-        if action != moves[at].action:
-            forecast = self.games.imagine(moves[at].state, action, self.env.turns - at, rng)
-        turns = self._turns_up_to(moves, at, action, rng)
-        return role_turns(turns, self.prompts.forecast, forecast)
+        turns = [Turn(move.observation, move.turn_text, [], [], []) for move in moves]
+        writers = {
+            "forecast": self._forecast, "explored": self._explored_forecast,
+            "backup": self._backup, "evaluate": self._evaluate, "refine": self._refine,
+            "rollouts": self._refine_by_rollouts, "aggregate": self._aggregate,
+        }  # fmt: skip
+        branches = [
+            writers[role](moves, at, end, rng)
+            for at in range(len(moves))
+            for role, rate in roles.items()
+            for _ in times(rate, rng)
+        ]
+        return Text("play", turns, [branch for branch in branches if branch is not None])
 
-    def backup(self, rng: random.Random) -> list[Turn]:
-        """The response seen and a forecast from the next move make a forecast of this one."""
-        moves, end = self.games.play(rng)
-        while len(moves) < 2:
-            moves, end = self.games.play(rng)
-        at = rng.randrange(len(moves) - 1)
-        forecast, later = (self.games.describe(move, end) for move in moves[at : at + 2])
-        response = moves[at].response[0].content
-        prompt = fill(self.prompts.backup, response=response, forecast=later)
-        return role_turns(_as_turns(moves[: at + 1]), prompt, forecast)
+    # the roles, each behind move `at` of a game that ended with `end`
 
-    def critique_example(self, rng: random.Random) -> CritiqueExample:
-        """A move judged by the games imagined from it and from another one. The verdict rests on
-        more games than the prompt shows, so that what an end leaves to chance is read from what the
-        answers tell. A refinement only avoids the very action that was criticised."""
-        moves, _ = self.games.play(rng)
-        at = rng.randrange(len(moves))
+    def _forecast(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
+        """What a move led to, as it was played."""
+        return Branch(at, self.prompts.forecast, self.games.describe(moves[at], end))
+
+    def _explored_forecast(
+        self, moves: list[Move], at: int, end: str, rng: random.Random
+    ) -> Branch:
+        """What another action leads to, of any kind or the player's own, played on with what
+        fits: a forecast must follow from the action and not from who would choose it."""
+        action, text = self._other_action(moves[at].state, rng)
+        forecast = self.games.imagine(moves[at].state, action, self.env.turns - at, rng)
+        return Branch(at, self.prompts.forecast, forecast, text)
+
+    def _backup(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch | None:
+        """The response seen and a forecast of an action that may follow make a forecast of this
+        one: its own check, what the response told, and the end that was foretold."""
+        if moves[at].is_last:
+            return None
+        following = moves[at + 1].state
+        action, _ = self.player.choose_turn(following, rng)
+        later = self.games.imagine(following, action, self.env.turns - at - 1, rng)
+        prompt = fill(self.prompts.backup, response=moves[at].response[0].content, forecast=later)
+        return Branch(at, prompt, self.games.describe(moves[at], _end_of(later)))
+
+    def _evaluate(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
+        """A critique of what forecasts of an action and of another one bear out."""
+        return self.critique_branch(self._critique_example(moves, at, rng))
+
+    def _refine(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
+        """The same turn where its critique approves of it, else another draw without its action."""
+        return self.refinement_branch(self._critique_example(moves, at, rng))
+
+    def _refine_by_rollouts(
+        self, moves: list[Move], at: int, end: str, rng: random.Random
+    ) -> Branch:
+        """The turn that succeeded most often in a few plays from here; another draw of the player
+        where none did."""
         state = moves[at].state
-        action = self._played_or_explored(moves[at], rng)
-        other = self.player.choose_action(state, rng, without=(action,))
-        mine, others = (self._imagined(moves, at, choice, rng) for choice in (action, other))
-        prompt, critique = self.evaluation_prompt(mine, others), write_critique(mine, others)
-        turns = self._turns_up_to(moves, at, action, rng)
-        refinement = turns[-1].action
+        drawn = [self.player.choose_turn(state, rng) for _ in range(ROLLOUTS)]
+        ends = [self._rollout(moves, at, action, rng) for action, _ in drawn]
+        turns = [text for _, text in drawn]
+        lines = [rollout_line(*row) for row in zip(turns, ends, strict=True)]
+        best = best_of_rollouts(turns, [e.endswith("Success.") for e in ends])
+        prompt = fill(self.prompts.refine_by_rollouts, rollouts="\n".join(lines))
+        return Branch(at, prompt, best or self.player.choose_turn(state, rng)[1], turns[0])
+
+    def _rollout(self, moves: list[Move], at: int, action: str, rng: random.Random) -> str:
+        """The response to an action and the outcome of a play that went on from it."""
+        imagined = self.games.imagine(moves[at].state, action, self.env.turns - at, rng)
+        if "You" in imagined:
+            return imagined
+        left = self.env.turns - at - 1
+        answer = imagined.split(". ")[1]
+        return f"{answer}. {left} left. {imagined.split()[-1]}"
+
+    def _aggregate(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch | None:
+        """How a few plays ended that went on from a move make a forecast of it."""
+        if moves[at].is_last:
+            return None
+        following, left = moves[at + 1].state, self.env.turns - at - 1
+        ends = [self.games.last_words(following, left, rng) for _ in range(ROLLOUTS)]
+        response = moves[at].response[0].content
+        prompt = fill(self.prompts.aggregate, response=response, rollouts="\n".join(ends))
+        return Branch(at, prompt, self.games.describe(moves[at], _end_of(rng.choice(ends))))
+
+    def true_forecasts(self, episode: Episode) -> list[str]:
+        """Of each turn a check, the answer, how much it told, and how the game ended."""
+        state, found = self.player.start(), []
+        moves: list[tuple[PlayerState, str, str]] = []
+        for i, turn in enumerate(episode.turns):
+            action, response = turn.action.split("\n")[-1], episode.response(i)[0].content
+            answer = response.split(".")[0].lower()
+            before, state = state, copy.copy(state)
+            self.player.observe(state, action, answer if answer in ANSWERS else "")
+            moves.append((before, action, response))
+            found.append(state.candidates)
+        end = ending(episode.success, found[-1])
+        texts = []
+        for (before, action, response), after in zip(moves, found, strict=True):
+            information = information_sentence(before.candidates, after)
+            head = f"{self.player.check(before, action)} {response.split('.')[0]}."
+            texts.append(f"{head} {information} {end}")
+        return [*texts[:-1], f"{moves[-1][2]} {end.split()[-1]}"]
+
+    def _critique_example(self, moves: list[Move], at: int, rng: random.Random) -> CritiqueExample:
+        """The played action or, as often, another one, judged by the games imagined from it and
+        from one more of the player's. The verdict rests on more games than the prompt shows."""
+        state, left = moves[at].state, self.env.turns - at
+        action, text = moves[at].action, moves[at].turn_text
+        if rng.random() < 0.5:
+            action, text = self._other_action(state, rng)
+        other, _ = self.player.choose_turn(state, rng)
+        sides = [
+            [self.games.imagine(state, choice, left, rng) for _ in range(IMAGINED)]
+            for choice in (action, other)
+        ]
+        critique, count = write_critique(*sides), rng.choice(READ_FORECASTS)
+        refinement = text
         if critique.startswith("Optimality: No"):
-            refined = self.player.choose_action(state, rng, without=(action,))
-            refinement = self.player.turn_text(state, refined, rng)
-        return CritiqueExample(turns, prompt, critique, refinement)
+            _, refinement = self.player.choose_turn(state, rng, without=(action,))
+        mine, others = (texts[:count] for texts in sides)
+        return CritiqueExample(at, text, mine, others, critique, refinement)
 
-    def _imagined(self, moves: list[Move], at: int, action: str, rng: random.Random) -> list[str]:
-        """Forecasts of `action` at move `at`, as many as decide a verdict."""
-        count, turns_left = GAMES_PER_FORECAST * self.forecasts, self.env.turns - at
-        return [self.games.imagine(moves[at].state, action, turns_left, rng) for _ in range(count)]
-
-    def _played_or_explored(self, move: Move, rng: random.Random) -> str:
-        """The played action or, as often, one of any kind: what a forecast says must follow from
-        the action and not from who would choose it."""
-        return move.action if rng.random() < 0.5 else self.player.any_action(move.state, rng)
-
-    def _turns_up_to(
-        self, moves: list[Move], at: int, action: str, rng: random.Random
-    ) -> list[Turn]:
-        """The game up to move `at` with `action` in its place; another action than was played is
-        seen but not taught."""
-        turns = _as_turns(moves[: at + 1])
-        if action != moves[at].action:
-            turns[-1].action = self.player.turn_text(moves[at].state, action, rng)
-            turns[-1].info = dict(UNTRAINED)
-        return turns
+    def _other_action(self, state: PlayerState, rng: random.Random) -> tuple[str, str]:
+        """An action of any kind or, as often, the player's, and its whole turn."""
+        if rng.random() < 0.5:
+            return self.player.choose_turn(state, rng)
+        action = self.player.any_action(state, rng)
+        return action, self.player.turn_text(state, action, rng)
 
 
-def _as_turns(moves: list[Move]) -> list[Turn]:
-    return [Turn(move.observation, move.turn_text, [], [], []) for move in moves]
+def _end_of(forecast: str) -> str:
+    """How the game ends that a forecast tells of, in the words of `games.ending`."""
+    words = forecast.split()
+    return " ".join(words[-1:] if words[-1] == "Success." else words[-2:])

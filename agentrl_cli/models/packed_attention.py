@@ -1,5 +1,5 @@
-"""Packed attention: critic prompts lie between an episode's tokens as shadows, which nothing later
-sees and whose positions are used again.
+"""Packed attention: critic prompts, and texts behind them, lie between an episode's tokens as
+shadows, which nothing later sees and whose positions are used again.
 
 A packed row is in reading order; its labels say 0 of a visible token and k > 0 of the k-th shadow.
 All layouts compute the same: `interleaved` keeps that order under one dense mask (the reference);
@@ -75,10 +75,13 @@ def positions(labels: Tensor, lengths: Tensor) -> Tensor:
 
 
 def predecessors(labels: Tensor) -> Tensor:
-    """The column [B, L] of the nearest visible token before each token, -1 where there is none: the
-    state that predicts a visible token, which never is a critic prompt's."""
-    latest = torch.where(labels == 0, _column_numbers(labels), -1).cummax(-1).values
-    return pad(latest, (1, 0), value=-1)[:, :-1]
+    """The column [B, L] whose state predicts each token, -1 where there is none: within a shadow
+    the token before, else the nearest visible one, which never is a critic prompt's."""
+    columns = _column_numbers(labels)
+    latest = torch.where(labels == 0, columns, -1).cummax(-1).values
+    visible_before = pad(latest, (1, 0), value=-1)[:, :-1]
+    label_before = pad(labels, (1, 0), value=0)[:, :-1]
+    return torch.where((labels > 0) & (labels == label_before), columns - 1, visible_before)
 
 
 def visibility(queries: Tensor, keys: Tensor, labels: Tensor) -> Tensor:
@@ -188,6 +191,14 @@ def split_attention_forward(
     """Attention under a mask [B, 1, M, V + M] that has rows for the last M tokens only: the first V
     are causal among themselves. With `detach` the last M pass no gradient to the keys and values of
     the first. A blocked mask is read block by block. Any other mask is torch's own attention."""
+    if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        # torch's bfloat16 attention is slower than float32's on a CPU
+        with torch.autocast("cpu", enabled=False):
+            q, k, v = query.float(), key.float(), value.float()
+            read, _ = split_attention_forward(
+                module, q, k, v, attention_mask, detach=detach, **options
+            )
+        return read, None
     if attention_mask is not None and not attention_mask.shape[-2]:
         attention_mask = None
     if attention_mask is None or attention_mask.shape[-2] == query.shape[-2]:

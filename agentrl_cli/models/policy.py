@@ -54,8 +54,8 @@ class Outputs:
 
 
 def collate(samples: list[Sample], pad_id: int = 0) -> Batch:
-    """Right-padded tensors. Raises ValueError where a sample trains its first token or a critic
-    prompt, or its lengths differ."""
+    """Right-padded tensors. Raises ValueError where a sample trains its first token or begins with
+    a shadow, or its lengths differ."""
     for sample in samples:
         _check_sample(sample)
     lengths = [len(sample.ids) for sample in samples]
@@ -230,9 +230,8 @@ def _check_sample(sample: Sample) -> None:
     if sample.mask[0]:
         line = "a sample trains its first token, which nothing predicts"
         raise ValueError(f"{line}; put its context before it")
-    labels = sample.streams.get("shadow", [0.0])
-    if labels[0] or any(m and k for m, k in zip(sample.mask, labels, strict=False)):
-        raise ValueError("a sample begins with a critic prompt or trains one; it is only read")
+    if sample.streams.get("shadow", [0.0])[0]:
+        raise ValueError("a sample begins with a shadow; put what it follows before it")
 
 
 def _pad(rows: list[list[float]], length: int) -> Tensor:

@@ -124,6 +124,7 @@ def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Pa
     learner = Learner(
         models, algo.models(), tokens_per_batch=cfg.hardware.tokens_per_batch, seed=cfg.seed,
         publish=lambda name: generator.load(name, models.version(name)),
+        mixed_precision=cfg.hardware.get("mixed_precision"),
     )  # fmt: skip
     collector: Collector = build(cfg.rollout)
     make_env = partial(copy.copy, env)

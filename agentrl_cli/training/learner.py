@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 
+import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -74,12 +75,14 @@ class Learner:
         tokens_per_batch: int,
         seed: int,
         publish: Callable[[str], None],
+        mixed_precision: str | None = None,
     ) -> None:
         """Built after the models hold the weights to start from. `tokens_per_batch` bounds the
         padded ids of one forward; `publish(name)` is called after a phase that changed a model
         which generates."""
         self.models, self.specs, self.publish = models, specs, publish
         self.tokens_per_batch, self.seed = tokens_per_batch, seed
+        self.mixed_precision = mixed_precision
         self.accelerator = Accelerator(cpu=models.device.type == "cpu")
         self.optimizers = {
             name: Optimizer(models.trainable(name), spec.optimizer)
@@ -159,6 +162,12 @@ class Learner:
         meter.samples += len(samples)
         meter.tokens += sum(len(sample.ids) for sample in samples)
 
+    def _autocast(self) -> torch.autocast:
+        """Products in bfloat16 under mixed precision. Accelerate's own would be the same for every
+        learner of a process."""
+        enabled = self.mixed_precision == "bf16"
+        return torch.autocast(self.models.device.type, torch.bfloat16, enabled=enabled)
+
     def _clip_gradients(self, optimizer: Optimizer) -> float:
         """Scale the gradients down to `clip_norm` (0: leave them); their norm before that."""
         limit = optimizer.spec.clip_norm or math.inf
@@ -172,10 +181,11 @@ class Learner:
         """Add the gradients of one micro-batch's share of the step's loss, which is per unit."""
         batch = collate(samples).to(self.models.device)
         module, head = self.models.module(phase.model), self.models.head(phase.model)
-        outputs = forward(
-            module, batch, head,
-            entropy_gradient=phase.entropy_gradient, head_only=phase.head_only,
-        )  # fmt: skip
+        with self._autocast():
+            outputs = forward(
+                module, batch, head,
+                entropy_gradient=phase.entropy_gradient, head_only=phase.head_only,
+            )  # fmt: skip
         loss, sums = phase.loss(outputs, batch)
         for term, value in {"loss": loss.detach(), **sums}.items():
             number = float(value)

@@ -1,192 +1,213 @@
-"""What the roles of the corpus say follows from what was played and from what they were shown."""
+"""What every corpus is: texts that a seed determines, roles at their rates, critiques that name
+what is wrong, refinements that keep what was approved."""
 
 from __future__ import annotations
 
-import copy
 import random
-import re
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
 
 import pytest
 
 from agentrl_cli.algos.nlac.prompts import outcome, verdict
-from agentrl_cli.corpora.games import Games
-from agentrl_cli.corpora.player import UNANSWERABLE, PlayerState
-from agentrl_cli.corpora.twentyq import GAMES_PER_FORECAST, TwentyQCorpus
-from agentrl_cli.envs.twentyq.expert import closeness, entropy
-from tests.builders.corpus import draw_episodes, fitting, last_line, player_state_after
+from agentrl_cli.corpora.base import (
+    Branch,
+    Corpus,
+    Text,
+    best_of_rollouts,
+    rollout_line,
+    times,
+)
+from tests.builders.corpus import (
+    ROLES,
+    WORLDS,
+    check_of,
+    config_of,
+    corpus_of,
+    first_false,
+    judged_turns,
+    last_line,
+    problem_of,
+    spoken,
+    steps_of,
+    twentyq_corpus,
+)
+
+EXPLORING = ("explored", "evaluate", "refine", "rollouts")
+WASTEFUL = ("Asked before.", "Ruled out.", "Unclear.", "Known.")
 
 
-def test_a_forecast_says_what_really_came_and_how_the_game_really_ended(corpus: TwentyQCorpus):
-    explored = 0
-    for seed in range(60):
-        moves, end = corpus.games.play(random.Random(seed))
-        *game, asked = corpus.forecast(random.Random(seed))
-        move, written = moves[len(game) - 1], asked.action
-        assert asked.observation[0].content == corpus.prompts.forecast
-        if last_line(game[-1]) != move.action:
-            explored += 1
-            assert outcome(written) is not None
-        else:
-            head = move.response[0].content
-            assert written.startswith(head if move.is_last else head.split(".")[0] + ".")
-            assert written.endswith(end)
-    assert 15 < explored < 45
+@pytest.fixture(params=WORLDS)
+def world(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
-def test_a_forecast_of_another_action_answers_that_action(corpus: TwentyQCorpus):
-    kinds = Counter()
-    for episode in draw_episodes(corpus, "forecast", 150):
-        *game, written = episode.turns
-        head, fits = written.action.split(".")[0].lower(), fitting(game, corpus)
-        answers = {
-            corpus.player.answer(last_line(game[-1]), corpus.env.world_table.objects.index(name))
-            for name in fits
-        }
-        assert (head if head in ("yes", "no", "sometimes") else "") in answers
-        kinds[head] += 1
-    assert min(kinds[head] for head in ("yes", "no", "i cannot answer that")) > 10
+@pytest.fixture
+def corpus(world: str) -> Corpus:
+    return corpus_of(world)
 
 
-def test_a_backup_reads_the_response_and_a_true_forecast_and_writes_a_true_one(
-    corpus: TwentyQCorpus,
-):
-    found = 0
-    for seed in range(60):
-        moves, end = corpus.games.play(random.Random(seed))
-        if len(moves) < 2:
-            continue  # such a game is played again, so the seed tells another one
-        *turns, last = corpus.backup(random.Random(seed))
-        at, prompt = len(turns) - 1, last.observation[0].content
-        assert [turn.action for turn in turns] == [move.turn_text for move in moves[: at + 1]]
-        assert f"The response was: {moves[at].response[0].content}\n" in prompt
-        assert f"A forecast from there: {corpus.games.describe(moves[at + 1], end)}\n" in prompt
-        assert last.action == corpus.games.describe(moves[at], end)
-        assert outcome(last.action) is ("You win." in moves[-1].response[0].content)
-        found += 1
-    assert found > 40
+def mixture_of(corpus: Corpus) -> dict[str, float]:
+    return dict.fromkeys([*corpus.exercises(), "play"], 1.0)
 
 
-ENDS = {"Success.": 3, "Close. Failure.": 2, "Near. Failure.": 1, "Far. Failure.": 0}
+# drawing
 
 
-@dataclass(frozen=True)
-class Noted(Games):
-    """Games that keep every forecast which they imagined."""
-
-    texts: list[str] = field(default_factory=list)
-
-    def imagine(self, *args: Any) -> str:
-        self.texts.append(super().imagine(*args))
-        return self.texts[-1]
+def test_the_same_seed_draws_the_same_texts_and_another_one_others(corpus: Corpus):
+    mixture, roles = mixture_of(corpus), dict.fromkeys(ROLES, 0.2)
+    first, again, other = (corpus.texts(6, mixture, roles, seed) for seed in (1, 1, 2))
+    assert first == again
+    assert not {repr(text) for text in first} & {repr(text) for text in other}
 
 
-def judgements(corpus: TwentyQCorpus, count: int) -> list[tuple[str, str, list[str], list[str]]]:
-    """The evaluator's prompt, its critique, and all games that were played for it: of the turn, of
-    the other turn."""
-    watched, found = copy.copy(corpus), []
-    for seed in range(count):
-        watched.games = Noted(corpus.env, corpus.player)
-        last = watched.evaluate(random.Random(seed))[-1]
-        texts = watched.games.texts
-        half = len(texts) // 2
-        found.append((last.observation[0].content, last.action, texts[:half], texts[half:]))
-    return found
+def test_a_text_is_the_same_whatever_is_drawn_beside_it(corpus: Corpus):
+    roles = {"forecast": 0.5}
+    few, many = (corpus.texts(count, {"play": 1.0}, roles, 5) for count in (3, 6))
+    assert many[:3] == few
 
 
-def test_a_verdict_follows_from_the_worths_of_the_ends_of_all_games_played_for_it(
-    corpus: TwentyQCorpus,
-):
-    verdicts, ties = Counter(), 0
-    for prompt, written, *groups in judgements(corpus, 150):
-        shown = [line for line in prompt.splitlines() if outcome(line) is not None]
-        assert shown == [text for group in groups for text in group[: corpus.forecasts]]
-        mine, others = (
-            [points for text in group for end, points in ENDS.items() if text.endswith(end)]
-            for group in groups
-        )
-        assert len(mine) == len(others) == GAMES_PER_FORECAST * corpus.forecasts
-        how = "as well as" if sum(mine) >= sum(others) else "worse than"
-        assert written.endswith(f" ends {how} another turn.")
-        assert verdict(written) is (sum(mine) >= sum(others))
-        verdicts[sum(mine) >= sum(others)] += 1
-        ties += sum(mine) == sum(others)
-    assert min(verdicts.values()) > 20 and ties > 0
+def test_kinds_come_in_the_proportions_of_the_mixture():
+    texts = twentyq_corpus().texts(400, {"facts": 0.75, "fits": 0.25, "play": 0.0}, {}, 0)
+    counts = Counter(text.kind for text in texts)
+    assert set(counts) == {"facts", "fits"} and counts["facts"] == pytest.approx(300, abs=35)
 
 
-def test_a_verdict_says_what_most_games_of_the_turn_told(corpus: TwentyQCorpus):
-    said = Counter()
-    for _, written, mine, _ in judgements(corpus, 150):
-        counts = Counter(re.findall(r"It tells (\w+)\.", "\n".join(mine)))
-        word = re.findall(r"It tells (\w+) and", written)
-        assert counts[word[0]] == max(counts.values()) if word else not counts
-        said.update(word or ["the end"])
-    assert set(said) == {"much", "some", "little", "nothing", "the end"}
+def test_a_stage_names_only_kinds_and_roles_that_there_are(world: str, corpus: Corpus):
+    for stage in config_of(world).rollout.stages:
+        assert set(stage.mixture) <= set(mixture_of(corpus)) and set(stage.roles) <= set(ROLES)
 
 
-def refinements(
-    corpus: TwentyQCorpus, count: int
-) -> list[tuple[PlayerState, str, str, bool | None]]:
-    """Notes before the criticised turn, its question, the refined one, and the verdict."""
-    found = []
-    for episode in draw_episodes(corpus, "refine", count):
-        *played, last = episode.turns
-        critique = last.observation[0].content.removeprefix("Critique: ")
-        row = (
-            player_state_after(played, corpus),
-            last_line(played[-1]),
-            last_line(last),
-            verdict(critique),
-        )
-        found.append(row)
-    return found
+@pytest.mark.parametrize(("rate", "counts"), [(0.0, {0}), (2.0, {2}), (0.3, {0, 1}), (1.3, {1, 2})])
+def test_a_rate_is_a_number_of_times_on_average(rate: float, counts: set[int]):
+    rng = random.Random(0)
+    drawn = [len(times(rate, rng)) for _ in range(2000)]
+    assert set(drawn) == counts and sum(drawn) / 2000 == pytest.approx(rate, abs=0.05)
 
 
-def test_a_turn_found_optimal_stays_and_a_criticised_one_never_does(corpus: TwentyQCorpus):
-    kept = [(a == b, optimal) for _, a, b, optimal in refinements(corpus, 300)]
-    assert set(kept) == {(True, True), (False, False)}
-    assert min(Counter(kept).values()) > 30
+def test_each_role_speaks_of_a_turn_as_often_as_its_rate_says(corpus: Corpus):
+    texts = corpus.texts(25, {"play": 1.0}, {"forecast": 0.4, "explored": 1.5}, 3)
+    turns = sum(len(text.turns) for text in texts)
+    branches = [branch for text in texts for branch in text.branches]
+    played = sum(branch.action is None for branch in branches)
+    assert played / turns == pytest.approx(0.4, abs=4 * (0.24 / turns) ** 0.5)
+    assert (len(branches) - played) / turns == pytest.approx(1.5, abs=4 * (0.25 / turns) ** 0.5)
 
 
-def test_a_turn_found_optimal_keeps_its_thought_and_a_new_one_thinks_of_what_fits(
-    corpus: TwentyQCorpus,
-):
-    nouns = corpus.env.world_table.nouns
-    for episode in draw_episodes(corpus, "refine", 150):
-        *played, last = episode.turns
-        if "Optimality: Yes" in last.observation[0].content:
-            assert last.action == played[-1].action
-        thought, fits = last.action.split("\n")[0], fitting(played, corpus)
-        assert thought in {f"Maybe {nouns[name]}. {closeness(len(fits))}" for name in fits}
+def test_branches_come_in_the_order_of_their_turns(corpus: Corpus):
+    for text in corpus.texts(4, {"play": 1.0}, dict.fromkeys(ROLES, 0.5), 4):
+        places = [branch.turn for branch in text.branches]
+        assert places == sorted(places) and places[-1] < len(text.turns)
 
 
-def test_a_refinement_is_another_draw_of_the_mediocre_player(corpus: TwentyQCorpus):
-    rng, rows = random.Random(0), [row for row in refinements(corpus, 1500) if row[3] is False]
-    refined = [action_features(corpus, state, action) for state, _, action, _ in rows]
-    again = [
-        action_features(corpus, state, corpus.player.choose_action(state, rng, without=(old,)))
-        for state, old, _, _ in rows
-        for _ in range(4)
+def test_play_is_the_same_whatever_the_roles_say(corpus: Corpus):
+    for seed in range(5):
+        bare, spoken_of = (corpus.text("play", roles, seed) for roles in ({}, {"explored": 1.0}))
+        assert bare.turns == spoken_of.turns and not bare.branches
+
+
+def test_only_roles_that_explore_speak_of_another_action(corpus: Corpus):
+    for role in ROLES:
+        actions = {branch.action is None for _, branch in spoken(corpus, role, 2)}
+        assert actions == {role not in EXPLORING}, role
+
+
+# what they say
+
+
+@pytest.mark.parametrize("role", ["forecast", "explored", "backup", "aggregate"])
+def test_forecasts_and_backups_end_with_the_outcome(corpus: Corpus, role: str):
+    found = [outcome(branch.answer) for _, branch in spoken(corpus, role, 16)]
+    assert None not in found and 0.15 < sum(map(bool, found)) / len(found) < 0.85
+
+
+def test_a_critique_gives_a_verdict_on_as_many_forecasts_of_each_action(corpus: Corpus):
+    verdicts, counts = Counter(), Counter()
+    for _, branch in spoken(corpus, "evaluate", 6):
+        mine, others = branch.prompt.split("Forecasts of another turn:\n")
+        count = sum(outcome(line) is not None for line in mine.splitlines())
+        assert count == sum(outcome(line) is not None for line in others.splitlines())
+        counts[count] += 1
+        verdicts[verdict(branch.answer)] += 1
+    assert set(counts) == {1, 2, 4, 8}
+    assert set(verdicts) == {True, False} and min(verdicts.values()) > 0.15 * verdicts.total()
+
+
+@cache
+def refined(world: str) -> list[tuple[Text, Branch, str]]:
+    """Refinements with the critique that each reads."""
+    found = spoken(corpus_of(world), "refine", {"math": 50, "twentyq": 12, "tau_mini": 6}[world])
+    return [(text, branch, branch.prompt.splitlines()[0]) for text, branch in found]
+
+
+def test_a_refinement_keeps_what_is_approved_to_the_letter(world: str):
+    approved = [row for row in refined(world) if verdict(row[2])]
+    assert len(approved) > 10
+    assert all(branch.answer == branch.action for _, branch, _ in approved)
+
+
+def test_a_refinement_of_what_is_criticised_is_another_draw(world: str):
+    rows = [row for row in refined(world) if verdict(row[2]) is False]
+    named = [row for row in rows if "It ends worse" not in row[2]]
+    same = [
+        row for row in rows if action_of(world, row[1].answer) == action_of(world, row[1].action)
     ]
-    assert len(rows) > 200
-    for habit in ("odd", "repeated", "guess", "bits"):
-        mine, players = ([row[habit] for row in group] for group in (refined, again))
-        mean = sum(players) / len(players)
-        spread = (sum((x - mean) ** 2 for x in players) / len(players) / len(mine)) ** 0.5
-        assert sum(mine) / len(mine) == pytest.approx(mean, abs=4 * spread), habit
-    assert sum(row["odd"] for row in refined) > 0 < sum(row["repeated"] for row in refined)
+    assert len(named) > 5
+    # nearly: where the player knows nothing else, it says the same again
+    assert len(same) <= 0.1 * len(rows)
 
 
-def action_features(corpus: TwentyQCorpus, state: PlayerState, action: str) -> dict[str, float]:
-    """What an action is: odd, repeated, a guess; and the bits that its answer tells."""
-    world, player = corpus.env.world_table, corpus.player
-    attribute = player.attribute_of_question.get(action)
-    fits = tuple(player.names(state.candidates))
-    return {
-        "odd": float(action in UNANSWERABLE),
-        "repeated": float(action in state.actions),
-        "guess": float(action in player.object_of_guess),
-        "bits": entropy(world, fits, attribute) if attribute else 0.0,
-    }
+def action_of(world: str, turn: str | None) -> str:
+    """What is done in a turn, without its thought."""
+    assert turn is not None
+    return turn.split("\n")[-1] if world == "twentyq" else turn
+
+
+def test_a_refinement_is_another_draw_of_the_mediocre_player():
+    """It errs as the player does: nobody has searched for a better action."""
+    wrong = [
+        first_false(problem_of(text.turns[0].observation[-1].content), [branch.answer.strip()])
+        for text, branch, critique in refined("math")
+        if verdict(critique) is False and branch.turn == 0
+    ]
+    assert 0.1 < sum(step is not None for step in wrong) / len(wrong) < 0.7
+    wasted = []
+    for text, branch, critique in refined("twentyq"):
+        if verdict(critique) is False:
+            turns = judged_turns(text, Branch(branch.turn, "", "", branch.answer))
+            wasted.append(check_of(turns) in WASTEFUL)
+    assert 0.05 < sum(wasted) / len(wasted) < 0.6
+
+
+def test_a_critique_names_what_is_wrong_of_the_action_that_it_judges():
+    named = Counter()
+    for text, branch in spoken(corpus_of("math"), "evaluate", 30):
+        if branch.answer.endswith("is wrong."):
+            problem = problem_of(text.turns[0].observation[-1].content)
+            false = first_false(problem, steps_of(judged_turns(text, branch)))
+            assert branch.answer == f"Optimality: No. {false} is wrong."
+            assert branch.action is not None and branch.action.strip() == false
+            named["math"] += 1
+    for text, branch in spoken(twentyq_corpus(), "evaluate", 10):
+        turns = judged_turns(text, branch)
+        reason = branch.answer.removeprefix("Optimality: No. ")
+        if reason in WASTEFUL:
+            assert reason == check_of(turns), last_line(turns[-1])
+            named["twentyq"] += 1
+    assert min(named["math"], named["twentyq"]) > 12
+
+
+# what all worlds share
+
+
+def test_the_action_that_succeeded_most_often_is_the_best_of_rollouts():
+    assert best_of_rollouts(["a", "b", "b", "a"], [True, True, True, False]) == "b"
+    assert best_of_rollouts(["a", "b"], [True, True]) == "a"
+    assert best_of_rollouts(["a", "b"], [False, False]) is None
+
+
+def test_a_rollout_is_one_line():
+    assert (
+        rollout_line("Maybe.\nIs it big?\n\n", "Yes. \nSuccess.")
+        == "Maybe. Is it big? Yes. Success."
+    )

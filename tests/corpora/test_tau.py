@@ -2,133 +2,340 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import re
+from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 
-from agentrl_cli.algos.nlac.prompts import outcome, verdict
-from agentrl_cli.config.compose import build, check, compose
-from agentrl_cli.core.types import Episode
-from agentrl_cli.corpora.tau import Snapshot, TauCorpus, redraw_unspoken_wish, true_forecast
-from agentrl_cli.envs.tau.mini import mini_domain
-from agentrl_cli.envs.tau.mini_user import MiniUser
-from agentrl_cli.models.load import TINY
-
-KINDS = ("service", "forecast", "backup", "evaluate", "refine")
-LONGEST = 24  # ids of an action: rollout.max_tokens
+from agentrl_cli.core.types import Message, Step
+from agentrl_cli.corpora.base import Branch
+from agentrl_cli.corpora.clerk import ERRORS, RULES, ClerkState
+from agentrl_cli.corpora.tau import (
+    Snapshot,
+    TauCorpus,
+    Transition,
+    redraw_unspoken_wish,
+    write_critique,
+)
+from agentrl_cli.envs.tau.mini import ITEMS, mini_domain
+from tests.builders.corpus import record, seeds, tau_corpus
+from tests.builders.shop_books import (
+    SHOWN,
+    allowed,
+    assert_true_check,
+    customer,
+    rule_broken,
+    rule_of,
+    told,
+)
 
 
 @pytest.fixture(scope="module")
 def corpus() -> TauCorpus:
-    cfg = check(compose(["experiment=tau_mini_base"]))
-    return build(cfg.rollout.corpus)
+    return tau_corpus()
 
 
-def draw_episodes(corpus: TauCorpus, kind: str, count: int = 30) -> list[Episode]:
-    return corpus.episodes(count, {kind: 1.0}, 0)
+@pytest.fixture(scope="module")
+def conversations(corpus: TauCorpus) -> list[list[Transition]]:
+    return [corpus.converse(rng) for rng in seeds(160)]
 
 
-def test_the_clerk_is_mediocre_and_breaks_each_rule(corpus: TauCorpus):
-    rng = random.Random(0)
-    played = [corpus.play(rng) for _ in range(200)]
-    won = sum(moves[-1].step.reward for moves in played)
-    assert 0.3 < won / len(played) < 0.7
-    flags = [{f for m in moves for f in m.step.info if m.step.info[f] is True} for moves in played]
-    assert sum("unconfirmed" in found for found in flags) > 20
-    assert sum("tool_error" in found for found in flags) > 20
-    asked = [any("more?" in move.action for move in moves) for moves in played]
-    assert 20 < sum(asked) < 180
+@dataclass
+class Watched:
+    """A role's branches in a conversation, with the futures that were imagined for each."""
+
+    played: list[Transition]
+    branches: list[Branch]
+    futures: list[list[list[Transition]]]
 
 
-def test_the_same_seed_writes_the_same_texts(corpus: TauCorpus):
-    mixture: dict[str, float] = {kind: 1.0 for kind in KINDS}
-    assert corpus.episodes(10, mixture, 3) == corpus.episodes(10, mixture, 3)
-    assert corpus.episodes(10, mixture, 3) != corpus.episodes(10, mixture, 4)
+def watch(
+    corpus: TauCorpus, role: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> list[Watched]:
+    """So many conversations in which the role speaks of every turn."""
+    imagine, drawn = TauCorpus._imagine, []
+
+    def note(self: TauCorpus, before: Snapshot, action: str, rng: random.Random):
+        drawn.append(imagine(self, before, action, rng))
+        return drawn[-1]
+
+    monkeypatch.setattr(TauCorpus, "_imagine", note)
+    found = []
+    for seed in range(count):
+        drawn.clear()
+        played = corpus.converse(random.Random(seed))
+        branches = corpus.text("play", {role: 1.0}, seed).branches
+        each = len(drawn) // len(branches)
+        assert each * len(branches) == len(drawn)
+        parts = [drawn[i * each : (i + 1) * each] for i in range(len(branches))]
+        found.append(Watched(played, branches, parts))
+    return found
 
 
-def test_no_text_is_about_the_environments_own_orders(corpus: TauCorpus):
-    own = {str(order["items"]) for order in mini_domain().tables["orders"].values()}
-    shown = [
-        message.content
-        for episode in draw_episodes(corpus, "service", 60)
-        for turn in episode.turns
-        for message in turn.observation
-        if message.role == "tool" and ":" in message.content
+# the clerk
+
+
+def test_the_clerk_is_mediocre_and_breaks_each_rule(conversations: list[list[Transition]]):
+    won = sum(bool(moves[-1].step.reward) for moves in conversations)
+    assert 0.3 < won / len(conversations) < 0.7
+    flags = [
+        {f for move in moves for f, value in move.step.info.items() if value is True}
+        for moves in conversations
     ]
-    lists = {str(text.rstrip(".").split(": ")[1].split(", ")) for text in shown}
-    assert len(lists) > 50 and len(lists & own) <= 1
+    assert sum("unconfirmed" in found for found in flags) > 20
+    assert sum("tool_error" in found for found in flags) > 3
+    asked = sum(any("more?" in move.action for move in moves) for moves in conversations)
+    assert 20 < asked < 140
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_texts_fit_the_embedded_model(corpus: TauCorpus, kind: str):
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(TINY))
-    for episode in draw_episodes(corpus, kind, 10):
-        texts = [m.content for turn in episode.turns for m in turn.observation]
-        actions = [turn.action for turn in episode.turns if not turn.info.get("role")]
-        sizes = [len(tokenizer.encode(text)) + 2 for text in [*texts, *actions]]
-        assert sum(sizes) < 700
-        assert all(len(tokenizer.encode(action)) < LONGEST for action in actions)
-
-
-def test_forecasts_and_backups_name_the_true_outcome(corpus: TauCorpus):
-    rng = random.Random(1)
-    for _ in range(40):
-        moves = corpus.play(rng)
-        for at in range(len(moves)):
-            assert outcome(true_forecast(moves[at:])) == bool(moves[-1].step.reward)
-    for kind in ("forecast", "backup"):
-        texts = [episode.turns[-1].action for episode in draw_episodes(corpus, kind)]
-        assert all(outcome(text) is not None for text in texts)
-        assert len({outcome(text) for text in texts}) == 2
+def test_an_error_is_bound_to_its_item_and_as_many_items_are_prone_as_configured(corpus: TauCorpus):
+    habits, rng = corpus.habits, random.Random(0)
+    for error in ERRORS:
+        share = habits.prone[error]
+        drawn = {
+            item: [error in habits.draw_errors(item, rng) for _ in range(60)] for item in ITEMS
+        }
+        often = [item for item, errs in drawn.items() if sum(errs) / 60 > 0.4]
+        assert len(often) / len(ITEMS) == pytest.approx(share, abs=0.25), error
+        for item, errs in drawn.items():
+            rate = habits.often if item in often else habits.seldom
+            assert sum(errs) / 60 == pytest.approx(rate, abs=0.25), (error, item)
 
 
-def customer(snapshot: Snapshot) -> MiniUser:
-    """The customer of a conversation in progress."""
-    assert snapshot.env.conversation is not None
-    assert isinstance(snapshot.env.conversation.user, MiniUser)
-    return snapshot.env.conversation.user
+def test_habits_as_a_whole_are_as_frequent_as_configured(corpus: TauCorpus):
+    habits = corpus.habits
+    chances = [
+        habits._chance(error, f"{item} {i}") for error in ERRORS for item in ITEMS for i in range(9)
+    ]
+    expected = sum(habits.prone[error] for error in ERRORS) / len(ERRORS)
+    assert set(chances) == {habits.often, habits.seldom}
+    assert chances.count(habits.often) / len(chances) == pytest.approx(expected, abs=0.04)
 
 
-def test_what_nobody_was_told_is_imagined_anew(corpus: TauCorpus):
-    rng, counts = random.Random(2), {True: 0, False: 0}
-    while min(counts.values()) < 5:
-        moves = corpus.play(rng)
+def test_no_text_is_about_the_environments_own_orders(conversations: list[list[Transition]]):
+    orders = mini_domain().tables["orders"].items()
+    own = {f"{n} {order['status']}: {', '.join(order['items'])}." for n, order in orders}
+    said = {move.step.messages[-1].content for moves in conversations for move in moves}
+    assert len({text for text in said if SHOWN.match(text)}) > 150 and not said & own
+
+
+def test_a_text_is_what_the_shop_answered(corpus: TauCorpus):
+    for seed in range(30):
+        played, text = corpus.converse(random.Random(seed)), corpus.text("play", {}, seed)
+        assert text.turns[0].observation[0].content == corpus.env.system()
+        assert [turn.action for turn in text.turns] == [move.action for move in played]
+        for turn, move in zip(text.turns[1:], played, strict=False):
+            assert turn.observation == move.step.messages
+        assert played[-1].step.done and not any(move.step.done for move in played[:-1])
+
+
+# roles
+
+
+def test_every_check_is_true_by_the_shops_own_books(corpus: TauCorpus):
+    said = Counter()
+    for rng in seeds(60):
+        played = corpus.converse(rng)
+        for at, move in enumerate(played[:-1]):
+            forecast = corpus._forecast(played, at, rng).answer
+            assert_true_check(played, at, move.action, rule_of(forecast))
+            said[rule_of(forecast)] += 1
+    assert {"Right.", "Look first.", "Ask for more first.", "Not the items."} <= set(said)
+
+
+def test_a_forecast_is_what_came_of_an_action(corpus: TauCorpus):
+    outcomes = Counter()
+    for seed in range(50):
+        played, text = (
+            corpus.converse(random.Random(seed)),
+            corpus.text("play", {"forecast": 1}, seed),
+        )
+        assert len(text.branches) == len(played)
+        for branch in text.branches:
+            told(played, branch.turn, played[branch.turn :], branch.answer)
+        outcomes[text.branches[0].answer.split()[-1]] += 1
+    assert min(outcomes["Success."], outcomes["Failure."]) > 10
+
+
+def test_a_forecast_of_another_action_is_what_then_came(
+    corpus: TauCorpus, monkeypatch: pytest.MonkeyPatch
+):
+    said = Counter()
+    for row in watch(corpus, "explored", 40, monkeypatch):
+        for branch, (future,) in zip(row.branches, row.futures, strict=True):
+            assert future[0].action == branch.action
+            if not is_unknown_look(row.played[branch.turn], future[0].action):
+                told(row.played, branch.turn, future, branch.answer)
+                said[rule_of(branch.answer)] += 1
+    assert set(RULES) <= set(said)
+
+
+def is_unknown_look(move: Transition, action: str) -> bool:
+    """Whether an action looks at an order that is not the customer's."""
+    orders = move.before.env.domain_data.tables["orders"]
+    return action.startswith("get(") and action[4:-1] not in orders
+
+
+@pytest.mark.xfail(strict=True, reason="to look at an order that nobody has is checked as right")
+def test_a_look_at_an_order_that_nobody_has_is_not_called_right(corpus: TauCorpus):
+    for rng in seeds(10):
+        played = corpus.converse(rng)
+        future = corpus._play_on(played[2].before.fork(), rng, "get(10)")
+        assert future[0].step.info["tool_error"]
+        told(played, 2, future, corpus._forecast([*played[:2], *future], 2, rng).answer)
+
+
+def test_a_backup_reads_the_response_and_a_true_forecast_and_writes_a_true_one(
+    corpus: TauCorpus, monkeypatch: pytest.MonkeyPatch
+):
+    count = 0
+    for row in watch(corpus, "backup", 40, monkeypatch):
+        for branch, (future,) in zip(row.branches, row.futures, strict=True):
+            response, later = re.split(
+                r"The response was: |\nA forecast from there: |\nForecast this turn\.",
+                branch.prompt,
+            )[1:3]
+            move = row.played[branch.turn]
+            assert response == "\n".join(m.content for m in move.step.messages)
+            told(row.played, branch.turn + 1, future, later)
+            told(row.played, branch.turn, [move, *future], branch.answer)
+            count += 1
+    assert count > 150
+
+
+def test_an_aggregate_reads_how_its_plays_ended(corpus: TauCorpus, monkeypatch: pytest.MonkeyPatch):
+    for row in watch(corpus, "aggregate", 8, monkeypatch):
+        for branch, futures in zip(row.branches, row.futures, strict=True):
+            outcomes = ["Success." if f[-1].step.info["success"] else "Failure." for f in futures]
+            shown = [
+                t.split()[-1] for t in branch.prompt.splitlines() if t.endswith(("ess.", "ure."))
+            ]
+            assert shown[-4:] == outcomes and branch.answer.split()[-1] in outcomes
+            assert any(agrees(row, branch, future) for future in futures)
+
+
+def agrees(row: Watched, branch: Branch, future: list[Transition]) -> bool:
+    """Whether a forecast tells of this future."""
+    try:
+        told(row.played, branch.turn, [row.played[branch.turn], *future], branch.answer)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_a_verdict_follows_from_the_rules_and_the_ends_played_for_it(
+    corpus: TauCorpus, monkeypatch: pytest.MonkeyPatch
+):
+    said = Counter()
+    for row in watch(corpus, "evaluate", 8, monkeypatch):
+        for branch, futures in zip(row.branches, row.futures, strict=True):
+            wins, others = (
+                sum(future[-1].step.info["success"] for future in part)
+                for part in (futures[:8], futures[8:])
+            )
+            assert len(futures) == 16 and branch.action is not None
+            broken = rule_broken(row.played, branch.turn, branch.action)
+            found = re.fullmatch(r"Optimality: (Yes|No)\. (.+\.)", branch.answer)
+            assert found
+            if found[2] in RULES:
+                assert found[1] == "No" and wins <= others and found[2] in broken
+            elif wins < others - 0.2 * 8:
+                assert found[1] == "No" and found[2] == "It ends worse than another turn."
+            else:
+                assert found[1] == "Yes" and found[2] == "It ends as well as another turn."
+                ended = all(len(future) == 1 for future in futures[:8])
+                right = branch.action in allowed(row.played, branch.turn)
+                unknown = is_unknown_look(row.played[branch.turn], branch.action)
+                assert ended or right or unknown or wins > others
+            said["rule" if found[2] in RULES else found[1]] += 1
+    assert min(said[key] for key in ("rule", "Yes", "No")) > 1
+
+
+WON, LOST = "Right. Yes. Success.", "Right. Yes. Failure."
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "critique"),
+    [
+        ([WON] * 4 + [LOST] * 4, [WON] * 5 + [LOST] * 3, "Yes. It ends as well as another turn."),
+        ([WON] * 4 + [LOST] * 4, [WON] * 6 + [LOST] * 2, "No. It ends worse than another turn."),
+        (["Look first. Yes. Success."], [WON], "No. Look first."),
+        (["Look first. Yes. Success."], [LOST], "Yes. It ends as well as another turn."),
+        (["###STOP### Failure."], [LOST], "Yes. It ends as well as another turn."),
+    ],
+)
+def test_a_critique_names_a_broken_rule_unless_it_ends_better(
+    mine: list[str], others: list[str], critique: str
+):
+    assert write_critique(mine, others) == f"Optimality: {critique}"
+
+
+def test_the_action_that_succeeded_most_often_is_written_again(
+    corpus: TauCorpus, monkeypatch: pytest.MonkeyPatch
+):
+    best = 0
+    for row in watch(corpus, "rollouts", 10, monkeypatch):
+        for branch, futures in zip(row.branches, row.futures, strict=True):
+            wins = Counter(f[0].action for f in futures if f[-1].step.info["success"])
+            shown = branch.prompt.splitlines()[1:-1]
+            assert len(shown) == len(futures) == 4
+            for line, future in zip(shown, futures, strict=True):
+                outcome = "Success." if future[-1].step.info["success"] else "Failure."
+                assert line.startswith(future[0].action) and line.endswith(outcome)
+            if wins:
+                best += 1
+                assert wins[branch.answer] == max(wins.values())
+    assert best > 40
+
+
+def test_really_played_conversations_are_told_as_they_went(corpus: TauCorpus):
+    outcomes = Counter()
+    for task, rng in zip(corpus.env.tasks("train")[:45], seeds(45), strict=True):
+        env, state, played = copy.copy(corpus.env), ClerkState(), list[Transition]()
+
+        def choose(said: str, env=env, state=state, rng=rng, played=played) -> str:
+            corpus.clerk.observe(state, said, rng)
+            action = corpus.clerk.choose_action(state, rng)
+            corpus.clerk.note(state, action)
+            now = Snapshot(copy.copy(env), state, [Message("user", said)]).fork()  # pyright: ignore
+            played.append(Transition(now, action, Step([], 0.0, False, False)))
+            return action
+
+        episode = record(env, task, choose, seed=7)
+        for at, (move, turn) in enumerate(zip(played, episode.turns, strict=True)):
+            success = episode.success
+            move.step = Step(
+                episode.response(at), 0.0, False, False, {**turn.info, "success": success}
+            )
+        for at, forecast in enumerate(corpus.true_forecasts(episode)):
+            told(played, at, played[at:], forecast)
+        outcomes[episode.success] += 1
+    assert min(outcomes.values()) > 8
+
+
+def test_what_nobody_was_told_is_imagined_anew(conversations: list[list[Transition]]):
+    rng, counts = random.Random(2), Counter()
+    for moves in conversations:
         wishes = customer(moves[0].before).wishes
         at = next((i for i, move in enumerate(moves) if move.action.startswith("Return")), None)
         if wishes[0]["kind"] != "return" or at is None or len(wishes) > 1:
             continue
         asked = any(move.action == "Is there more?" for move in moves[:at])
-        wants = [redrawn(moves[at].before, rng) for _ in range(12)]
+        wants = [redrawn(moves[at].before, rng) for _ in range(40)]
         assert (len(set(wants)) == 1) == asked
         assert customer(moves[at].before).wishes[0]["more"] == wishes[0]["more"]
         counts[asked] += 1
+    assert min(counts[True], counts[False]) > 4
 
 
 def redrawn(snapshot: Snapshot, rng: random.Random) -> tuple[str, ...]:
     """What the customer wants more in another draw, which the ground truth must then hold."""
     fork = snapshot.fork()
     redraw_unspoken_wish(fork, rng)
-    wish, now = customer(fork).wishes[0], fork.env.conversation
+    first, now = customer(fork).wishes[0], fork.env.conversation
     truth = [action["kwargs"]["items"] for action in now.task["actions"]] if now else []
-    assert truth in ([], [[wish["item"], *wish["more"]]])
-    return tuple(wish["more"])
-
-
-def test_verdicts_follow_the_forecasts_that_are_shown(corpus: TauCorpus):
-    found = []
-    for episode in draw_episodes(corpus, "evaluate"):
-        shown = episode.turns[-1].observation[0].content
-        mine, _, others = shown.partition("Forecasts of another turn:")
-        worse = mine.count("Success") < others.count("Success")
-        found.append(verdict(episode.turns[-1].action))
-        assert found[-1] == (not worse)
-    assert set(found) == {True, False}
-
-
-def test_a_refinement_changes_exactly_what_was_criticised(corpus: TauCorpus):
-    for episode in draw_episodes(corpus, "refine"):
-        *_, judged, role = episode.turns
-        kept = "Optimality: Yes" in role.observation[0].content
-        assert (role.action == judged.action) == kept
+    assert truth in ([], [[first["item"], *first["more"]]])
+    return tuple(first["more"])

@@ -1,32 +1,51 @@
-"""The corpus of the embedded model tells the truth, at the level of a mediocre player."""
+"""The corpus of Twenty Questions tells the truth, at the level of a mediocre player."""
 
 from __future__ import annotations
 
 import copy
-import json
 import random
+import re
 from collections import Counter
 
 import pytest
 
-from agentrl_cli.config.compose import compose
-from agentrl_cli.core.types import Message, Task, Turn, derive_seed
-from agentrl_cli.corpora.collector import CorpusCollector, Stage
+from agentrl_cli.core.types import Message, Task, Turn
+from agentrl_cli.corpora.base import Branch, Text
+from agentrl_cli.corpora.player import FAULTS, UNANSWERABLE, Player, PlayerHabits
 from agentrl_cli.corpora.twentyq import TwentyQCorpus
-from agentrl_cli.envs.twentyq.expert import closeness
-from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
-from agentrl_cli.models.load import TINY
-from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.collector import PlayCollector
-from tests.builders.corpus import EXPLORING, KINDS, ROLES, draw_episodes, fitting, last_line
-from tests.builders.nlac import troupe
+from agentrl_cli.envs.twentyq.expert import best_attributes
+from agentrl_cli.envs.twentyq.questions import Guess, Question
+from tests.builders.corpus import (
+    answer_in,
+    asked_by,
+    check_of,
+    fits_after,
+    fitting,
+    how_close,
+    judged_turns,
+    last_line,
+    record,
+    seeds,
+    spoken,
+    texts_of,
+    told,
+    twentyq_corpus,
+)
+
+ANSWER_WORDS = {"yes": "Yes.", "no": "No.", "sometimes": "Sometimes.", "": "I cannot answer that."}
+ENDS = ("Success.", "Close. Failure.", "Near. Failure.", "Far. Failure.")
+PLAYED_TURN = re.compile(r"Maybe [^.]+\. (?:Close|Near|Far)\. [^?.]+[?.]")
 
 
 @pytest.fixture(scope="module")
-def chat() -> Chat:
-    from transformers import AutoTokenizer
+def corpus() -> TwentyQCorpus:
+    return twentyq_corpus()
 
-    return Chat(AutoTokenizer.from_pretrained(TINY))
+
+@pytest.fixture(scope="module")
+def games(corpus: TwentyQCorpus) -> list[Text]:
+    """Played games with a forecast of every turn."""
+    return texts_of(corpus, "play", 150, "forecast")
 
 
 def replayed(turns: list[Turn], name: str, corpus: TwentyQCorpus) -> bool:
@@ -40,210 +59,273 @@ def replayed(turns: list[Turn], name: str, corpus: TwentyQCorpus) -> bool:
     return True
 
 
+def answer_of(corpus: TwentyQCorpus, action: str, name: str) -> str:
+    """What the world answers when it hides the object."""
+    asked = asked_by(action)
+    if isinstance(asked, Question):
+        return corpus.env.world_table.answer(name, asked.attribute)
+    return ("yes" if asked == Guess(name) else "no") if isinstance(asked, Guess) else ""
+
+
+def can_come_true(corpus: TwentyQCorpus, turns: list[Turn], forecast: str) -> bool:
+    """Whether an object that fits before the last of these turns makes the forecast true."""
+    action, before, nouns = last_line(turns[-1]), fitting(turns), corpus.env.world_table.nouns
+    checked = check_of(turns)
+    for name in before:
+        answer = answer_of(corpus, action, name)
+        after, word = fits_after(before, action, answer), ANSWER_WORDS[answer]
+        if asked_by(action) == Guess(name):
+            ends = [f"{word} You win. Success."]
+        elif len(turns) == corpus.env.turns:
+            ends = [f"{word} You lose. It was {nouns[name]}. {how_close(after)} Failure."]
+        else:
+            ends = [f"{checked} {word} {told(before, after)} {end}" for end in ENDS]
+        if forecast in ends:
+            return True
+    return False
+
+
+def head_of(turns: list[Turn], following: Turn) -> str:
+    """A check of the last of these turns, the answer, how much it told."""
+    before, answer = fitting(turns), answer_in(following.observation[-1])
+    after = fits_after(before, turns[-1].action, answer)
+    return f"{check_of(turns)} {ANSWER_WORDS[answer]} {told(before, after)}"
+
+
+# the world
+
+
 def test_every_stated_fact_is_in_the_table(corpus: TwentyQCorpus):
     world = corpus.env.world_table
     nouns = {f"It is {noun}.": name for name, noun in world.nouns.items()}
-    for episode in draw_episodes(corpus, "facts", 20):
-        first = episode.turns[0].observation[1].content
+    for text in texts_of(corpus, "facts", 20):
+        first = text.turns[0].observation[1].content
         (named,) = [noun for noun in nouns if first.startswith(noun)]
-        for turn in episode.turns:
-            asked = turn.observation[-1].content.removeprefix(named).strip()
-            answer = world.answer(nouns[named], corpus.player.attribute_of_question[asked])
-            assert turn.action == answer.capitalize() + "."
+        for turn in text.turns:
+            asked = asked_by(turn.observation[-1].content.removeprefix(named).strip())
+            assert isinstance(asked, Question)
+            assert turn.action == ANSWER_WORDS[world.answer(nouns[named], asked.attribute)]
 
 
-@pytest.mark.parametrize("kind", KINDS[2:])
-def test_every_thought_names_an_object_that_fits_all_answers_so_far_and_says_how_close_it_is(
+@pytest.mark.parametrize("kind", ["fits", "wild", "play"])
+def test_every_thought_names_an_object_that_fits_and_says_how_close_it_is(
     corpus: TwentyQCorpus, kind: str
 ):
-    world = corpus.env.world_table
+    world, named = corpus.env.world_table, Counter()
     thoughts = {f"Maybe {noun}.": name for name, noun in world.nouns.items()}
-    named = Counter()
-    for episode in draw_episodes(corpus, kind, 60):
-        turns = episode.turns if kind in ("game", "fits") else episode.turns[:-1]
-        for at, turn in enumerate(turns, start=1):
-            thought, asked = turn.action.split("\n")
+    for text in texts_of(corpus, kind, 30, *(["refine"] if kind == "play" else [])):
+        written = [branch for branch in text.branches if branch.action is not None]
+        rows = [text.turns[:at] for at in range(1, len(text.turns) + 1)]
+        for turns in [*rows, *(judged_turns(text, branch) for branch in written)]:
+            thought, asked = turns[-1].action.split("\n")
             thought, close = thought.rsplit(" ", 1)
-            fits, guessed = fitting(turns[:at], corpus), parse(asked, world)
-            assert thoughts[thought] in fits
-            assert close == closeness(len(fits))
+            fits, guessed = fitting(turns), asked_by(asked)
+            assert thoughts[thought] in fits and close == how_close(fits)
             if isinstance(guessed, Guess) and guessed.object in fits:
                 assert thoughts[thought] == guessed.object
             named[thought] += 1
     assert len(named) > len(world.objects) / 3
 
 
-def test_fits_asks_of_nine_attributes_once_and_answers_by_one_object(corpus: TwentyQCorpus):
-    world = corpus.env.world_table
-    for episode in draw_episodes(corpus, "fits", 20):
-        asked = [corpus.player.attribute_of_question[last_line(turn)] for turn in episode.turns]
-        assert len(set(asked)) == len(asked) == 9
-        answers = [turn.observation[0].content.rstrip(".").lower() for turn in episode.turns[1:]]
-        assert world.matching(list(zip(asked, answers, strict=False)))
-
-
-def test_answers_are_those_of_one_object_and_tell_by_the_share_of_objects_that_still_fit(
-    corpus: TwentyQCorpus,
-):
-    world, words = corpus.env.world_table, Counter()
-    for episode in draw_episodes(corpus, "answers", 40):
-        known, wrong, fits = [], set(), set(world.objects)
-        for turn in episode.turns:
-            asked = parse(turn.observation[-1].content, world)
-            answer, word = turn.action.split(". It tells ")
-            if isinstance(asked, Question):
-                known.append((asked.attribute, answer.lower()))
-            elif isinstance(asked, Guess) and answer == "No":
-                wrong.add(asked.object)
-            left = set(world.matching(known)) - wrong
-            share = len(left) / len(fits)
-            if isinstance(asked, Guess) and answer == "Yes":
-                break  # nothing is left to ask
-            expected = "nothing" if share == 1 else "much" if share <= 0.45 else None
-            assert (word == f"{expected}.") if expected else word in ("some.", "little.")
-            assert left and (asked is not None or answer == "I cannot answer that")
-            fits, words = left, words + Counter([word])
-    assert set(words) == {"much.", "some.", "little.", "nothing."}
-
-
-def test_a_guess_that_is_no_repetition_is_of_what_fits_however_early(corpus: TwentyQCorpus):
-    early = 0
-    for episode in draw_episodes(corpus, "game", 150):
-        for at, turn in enumerate(episode.turns, start=1):
-            guess, said = parse(turn.action, corpus.env.world_table), map(last_line, episode.turns)
-            if isinstance(guess, Guess) and last_line(turn) not in list(said)[: at - 1]:
-                fits = fitting(episode.turns[:at], corpus)
-                assert guess.object in fits
-                early += len(fits) > 3
-    assert early > 20
-
-
-@pytest.mark.parametrize("kind", ["game", *ROLES])
+@pytest.mark.parametrize("kind", ["fits", "wild", "play"])
 def test_a_game_is_what_the_world_answers_word_for_word(corpus: TwentyQCorpus, kind: str):
-    for episode in draw_episodes(corpus, kind, 25):
-        turns = episode.turns if kind == "game" else episode.turns[:-1]
-        fit = [replayed(turns, name, corpus) for name in corpus.env.world_table.objects]
-        assert any(fit) and (not all(fit) or len(turns) == 1)
+    for text in texts_of(corpus, kind, 20):
+        fit = [replayed(text.turns, name, corpus) for name in corpus.env.world_table.objects]
+        assert any(fit) and (not all(fit) or len(text.turns) == 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_turn_is_taught_but_an_action_that_was_not_played(corpus: TwentyQCorpus, kind: str):
-    untaught = 0
-    for seed in range(60):
-        turns = getattr(corpus, kind)(random.Random(seed))
-        weights = [turn.info.get("weight", 1.0) for turn in turns]
-        explored = kind in EXPLORING and turns[-2].action != played(corpus, seed, len(turns) - 2)
-        assert weights == [1.0] * (len(turns) - 2) + [1.0 - explored, 1.0]
-        untaught += explored
-    assert 15 < untaught < 45 if kind in EXPLORING else untaught == 0
+def test_fits_asks_of_nine_attributes_once_and_teaches_no_question(corpus: TwentyQCorpus):
+    for text in texts_of(corpus, "fits", 20):
+        asked = [asked_by(turn.action) for turn in text.turns]
+        assert all(isinstance(question, Question) for question in asked)
+        assert len(set(map(str, asked))) == len(asked) == 9
+        assert all(turn.info == {"action_weight": 0.0} for turn in text.turns)
 
 
-def played(corpus: TwentyQCorpus, seed: int, at: int) -> str:
-    """What the player said in move `at` of the game behind a role's text."""
-    return corpus.games.play(random.Random(seed))[0][at].turn_text
+def test_actions_of_any_kind_are_forecast_and_not_taught(corpus: TwentyQCorpus):
+    checks, actions = Counter(), 0
+    for text in texts_of(corpus, "wild", 60):
+        assert [branch.turn for branch in text.branches] == list(range(len(text.turns)))
+        assert all(turn.info == {"action_weight": 0.0} for turn in text.turns)
+        for branch in text.branches:
+            turns, actions = judged_turns(text, branch), actions + 1
+            assert can_come_true(corpus, turns, branch.answer)
+            checks[check_of(turns)] += 1
+    assert len(checks) == 6 and min(checks.values()) > 0.01 * actions
 
 
-def test_reinforcement_learning_never_hides_an_object_of_the_test_split(corpus: TwentyQCorpus):
-    collector = PlayCollector(episodes_per_step=32, max_tokens=8, temperature=1.0, max_context=64)
-    collector.bind(make_env=lambda: corpus.env, chat=None, generator=troupe(), seed=0)  # type: ignore[arg-type]
-    tests = {task.data["object"] for task in corpus.env.tasks("test")}
-    hidden = {s.task.data["object"] for step in range(10) for s in collector.starts(step, 1)}
-    assert hidden == set(corpus.env.world_table.objects) - tests and len(tests) == 40
+# the player
 
 
-# drawing
+def test_the_player_is_mediocre(games: list[Text]):
+    won = sum(text.branches[-1].answer.endswith("Success.") for text in games)
+    assert 0.3 < won / len(games) < 0.7
 
 
-def test_the_same_seed_draws_the_same_texts_and_another_one_others(corpus: TwentyQCorpus):
-    mixture = {kind: 1.0 for kind in KINDS}
-    first, again, other = (corpus.episodes(40, mixture, seed) for seed in (1, 1, 2))
-    assert first == again
-    assert not {repr(e.turns) for e in first} & {repr(e.turns) for e in other}
+def test_the_player_seldom_asks_what_the_expert_would(corpus: TwentyQCorpus, games: list[Text]):
+    world, asked, best = corpus.env.world_table, 0, 0
+    for text in games[:40]:
+        for at in range(1, len(text.turns) + 1):
+            question = asked_by(text.turns[at - 1].action)
+            if isinstance(question, Question):
+                fits = tuple(sorted(fitting(text.turns[:at])))
+                asked, best = asked + 1, best + (question.attribute in best_attributes(world, fits))
+    assert asked > 200 and best / asked < 0.3
 
 
-def test_kinds_come_in_the_proportions_of_the_mixture(corpus: TwentyQCorpus):
-    episodes = corpus.episodes(800, {"facts": 0.75, "fits": 0.25, "game": 0.0}, 0)
-    counts = Counter(episode.group for episode in episodes)
-    assert set(counts) == {"facts", "fits"} and counts["facts"] == pytest.approx(600, abs=50)
+def test_as_many_objects_lead_astray_as_configured_each_in_its_own_way(corpus: TwentyQCorpus):
+    player, share = corpus.player, corpus.habits.prone
+    count = len(player.faults)
+    prone = [fault for fault in player.faults if fault]
+    spread = (share * (1 - share) / count) ** 0.5
+    assert len(prone) / count == pytest.approx(share, abs=3 * spread)
+    assert set(prone) == set(FAULTS) and min(Counter(prone).values()) > 4
+    assert player.faults == Player(corpus.env.world_table, corpus.habits).faults
 
 
-def stage(until: int, kind: str, thought_weight: float = 1.0, role_weight: float = 1.0) -> Stage:
-    """Texts of one kind."""
-    return Stage(
-        until=until, mixture={kind: 1.0}, thought_weight=thought_weight, role_weight=role_weight
-    )
+def errs(corpus: TwentyQCorpus, player: Player, number: int, rng: random.Random) -> bool:
+    """Whether the player goes astray when it thinks of an object in a game that has begun."""
+    state = player.start()
+    world = corpus.env.world_table
+    player.observe(state, world.question(world.attributes[0]), "no")
+    state.wasted = False
+    action = player._draw_action(state, number, rng)
+    implied = asked_by(action) == asked_by(state.actions[-1])
+    return action in UNANSWERABLE or implied or isinstance(asked_by(action), Guess)
 
 
-def collector(corpus: TwentyQCorpus, chat: Chat, stages: list[Stage]) -> CorpusCollector:
-    made = CorpusCollector(
-        corpus=corpus, stages=stages, texts_per_step=5, max_tokens=8, temperature=1.0,
-        max_context=512,
-    )  # fmt: skip
-    made.bind(make_env=lambda: corpus.env, chat=chat, generator=troupe(), seed=3)
-    return made
+def test_at_an_object_that_leads_astray_the_player_mostly_does(corpus: TwentyQCorpus):
+    rng, player = random.Random(0), corpus.player
+    rates = {
+        number: sum(errs(corpus, player, number, rng) for _ in range(40)) / 40
+        for number, fault in enumerate(player.faults)
+        if fault != "implied"
+    }
+    for number, rate in rates.items():
+        assert (rate > 0.4) == bool(player.faults[number]), (number, rate)
 
 
-def test_the_collector_follows_its_stages_and_depends_on_seed_and_step_only(
-    corpus: TwentyQCorpus, chat: Chat
+def test_the_player_never_goes_astray_twice_in_a_row(corpus: TwentyQCorpus):
+    always = PlayerHabits(prone=1.0, often=1.0, seldom=0.0, first=0.5, guess_one=0.0, guess_few=0.0)
+    player, rng = Player(corpus.env.world_table, always), random.Random(0)
+    wasted = 0
+    for secret in range(0, 96, 4):
+        state = player.start()
+        for _ in range(8):
+            before, was_wasted = state.candidates, state.wasted
+            action, _ = player.choose_turn(state, rng)
+            player.observe(state, action, player.answer(action, secret))
+            several = before.bit_count() > 1
+            assert not (several and was_wasted and action in UNANSWERABLE)
+            wasted += state.candidates == before
+    assert wasted > 40
+
+
+# roles
+
+
+def test_a_forecast_of_a_played_turn_is_what_the_world_said(games: list[Text]):
+    checks = Counter()
+    for text in games:
+        *heads, last = text.branches
+        end = last.answer.split()[-1]
+        if end == "Failure.":
+            end = " ".join(last.answer.split()[-2:])
+        for branch in heads:
+            turns = judged_turns(text, branch)
+            assert branch.answer == f"{head_of(turns, text.turns[branch.turn + 1])} {end}"
+            checks[check_of(turns)] += 1
+    assert len(checks) >= 5  # the player guesses nothing that it has ruled out
+
+
+def test_the_forecast_of_a_last_turn_is_the_worlds_farewell(
+    corpus: TwentyQCorpus, games: list[Text]
 ):
-    made = collector(corpus, chat, [stage(2, "facts"), stage(4, "refine")])
-    steps = [made.collect(step, 1) for step in range(6)]
-    assert [{e.group for e in step} for step in steps] == [{"facts"}] * 2 + [{"refine"}] * 4
-    assert made.collect(3, 1) == steps[3] != made.collect(4, 1)
-    assert made.count(4) == 5 == len(steps[0])
+    for text in games[:40]:
+        env, said = copy.copy(corpus.env), set()
+        for name in corpus.env.world_table.objects:
+            if replayed(text.turns, name, corpus):
+                env.reset(Task("t", "train", {"object": name}), 0)
+                step = [env.step(turn.action) for turn in text.turns][-1]
+                if not step.done:
+                    continue
+                outcome = "Success." if step.info["success"] else "Failure."
+                said.add(f"{step.messages[0].content} {outcome}")
+        assert text.branches[-1].answer in said
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_thoughts_and_roles_weigh_what_the_stage_says_and_an_unplayed_action_nothing(
-    corpus: TwentyQCorpus, chat: Chat, kind: str
-):
-    made, unplayed = collector(corpus, chat, [stage(9, kind, 4.0, 3.0)]), 0
-    for step in range(4):
-        bare = corpus.episodes(5, {kind: 1.0}, derive_seed(3, "corpus", step))
-        for episode, plain in zip(made.collect(step, 1), bare, strict=True):
-            for turn, same in zip(episode.turns, plain.turns, strict=True):
-                whole = 3.0 if kind in ROLES and turn is episode.turns[-1] else 1.0
-                tokens = list(zip(turn.action_ids, turn.info["weight"], strict=True))
-                thought, asked = (
-                    chat.decode([i for i, w in tokens if w == each * whole]) for each in (4.0, 1.0)
-                )
-                if same.info.get("weight") == 0:
-                    assert {weight for _, weight in tokens} == {0.0}
-                    unplayed += 1
-                elif kind == "answers":
-                    assert {weight for _, weight in tokens} == {3.0}
-                else:
-                    assert (thought, asked) == (turn.action.removesuffix(asked), last_line(turn))
-    assert (unplayed > 0) == (kind in EXPLORING)
+def test_a_forecast_of_another_action_is_one_that_can_come_true(corpus: TwentyQCorpus):
+    checks = Counter()
+    for text, branch in spoken(corpus, "explored", 60):
+        turns = judged_turns(text, branch)
+        assert can_come_true(corpus, turns, branch.answer)
+        checks[check_of(turns)] += 1
+    assert len(checks) >= 5 and min(checks.values()) > 5
 
 
-def test_each_step_is_weighed_by_the_stage_that_it_is_in(corpus: TwentyQCorpus, chat: Chat):
-    stages = [stage(1, "game", 4.0), stage(2, "game", 2.0), stage(3, "backup", 5.0, 7.0)]
-    made = collector(corpus, chat, stages)
-    found = [
-        {
-            weight
-            for e in made.collect(step, 1)
-            for turn in e.turns
-            for weight in turn.info["weight"]
-        }
-        for step in range(4)
-    ]
-    assert found == [{4.0, 1.0}, {2.0, 1.0}, {5.0, 1.0, 7.0}, {5.0, 1.0, 7.0}]
+def test_really_played_games_are_told_as_they_went(corpus: TwentyQCorpus):
+    outcomes, player = Counter(), corpus.player
+    for task, rng in zip(corpus.env.tasks("train"), seeds(50), strict=False):
+        state, asked = player.start(), []
+
+        def choose(said: str, rng=rng, state=state, asked=asked) -> str:
+            if asked:
+                player.observe(state, asked[-1], answer_in(Message("user", said)))
+            action, text = player.choose_turn(state, rng)
+            asked.append(action)
+            return text
+
+        episode = record(copy.copy(corpus.env), task, choose)
+        farewell = episode.closing[0].content
+        outcome = "Success." if episode.success else "Failure."
+        close = [] if episode.success else [farewell.split()[-1]]
+        heads = [
+            head_of(episode.turns[:at], episode.turns[at]) for at in range(1, len(episode.turns))
+        ]
+        expected = [" ".join([head, *close, outcome]) for head in heads]
+        assert corpus.true_forecasts(episode) == [*expected, f"{farewell} {outcome}"]
+        outcomes[episode.success] += 1
+    assert min(outcomes.values()) > 10
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_text_is_as_long_as_play_allows_and_its_tokens_read_back(
-    corpus: TwentyQCorpus, chat: Chat, kind: str
-):
-    play, nlac = (compose([]).rollout, compose(["algo=nlac"]).algo.advanced)
-    reach = json.loads((TINY / "config.json").read_text())["max_position_embeddings"]
-    for episode in draw_episodes(corpus, kind, 60):
-        chat.encode_turns(episode.turns)
-        *played, written = episode.turns
-        assert episode.tokens <= (play.max_context if kind == "game" else reach)
-        assert all(len(turn.action_ids) <= play.max_tokens for turn in played)
-        assert len(written.action_ids) <= nlac.role_tokens
-        for turn in episode.turns:
-            assert chat.decode(turn.action_ids) == turn.action
-            assert turn.action_ids[-1] == chat.closing
+def quoted(branch: Branch, after: str) -> str:
+    """The line of a prompt that begins so."""
+    return next(row for row in branch.prompt.splitlines() if row.startswith(after))[len(after) :]
+
+
+def test_a_backup_reads_the_response_and_a_true_forecast_and_keeps_its_end(corpus: TwentyQCorpus):
+    for text, branch in spoken(corpus, "backup", 50):
+        following = text.turns[branch.turn + 1]
+        assert quoted(branch, "The response was: ") == following.observation[-1].content
+        words = quoted(branch, "A forecast from there: ").split()
+        end = " ".join(words[-1:] if words[-1] == "Success." else words[-2:])
+        assert branch.answer == f"{head_of(judged_turns(text, branch), following)} {end}"
+        checked = " ".join(words)
+        assert checked.startswith(
+            ("New.", "Known.", "It may be.", "Asked before.", "Unclear.")
+        ) or ("You " in checked)
+
+
+def test_an_aggregate_tells_one_of_the_ends_that_it_reads(corpus: TwentyQCorpus):
+    for text, branch in spoken(corpus, "aggregate", 30):
+        following = text.turns[branch.turn + 1]
+        assert quoted(branch, "The response was: ") == following.observation[-1].content
+        rows = [row.split() for row in branch.prompt.split("ended:\n")[1].splitlines()[:-1]]
+        ends = {" ".join(row[-1:] if row[-1] == "Success." else row[-2:]) for row in rows}
+        head = head_of(judged_turns(text, branch), following)
+        assert len(rows) == 4 and branch.answer in {f"{head} {end}" for end in ends}
+
+
+def test_the_turn_that_succeeded_most_often_is_written_again(corpus: TwentyQCorpus):
+    best = 0
+    for _, branch in spoken(corpus, "rollouts", 25):
+        wins, rows = Counter[str](), branch.prompt.splitlines()[1:-1]
+        for row in rows:
+            turn = PLAYED_TURN.match(row)
+            assert turn and row.endswith(("Success.", "Failure."))
+            wins[turn[0]] += row.endswith("Success.")
+        assert len(rows) == 4
+        if max(wins.values()):
+            best += 1
+            assert wins[" ".join(branch.answer.split())] == max(wins.values())
+    assert best > 100

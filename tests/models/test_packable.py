@@ -20,7 +20,6 @@ from transformers import (
 )
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.types import Sample
 from agentrl_cli.models.packable import enable_packing, packing_gap, twin
 from agentrl_cli.models.policy import causal_lm, collate, forward
 from tests.builders.packed_rows import ALIKE, FAMILIES, MIXTRAL, PROMPT, USUAL, WORDS, model_of, row
@@ -151,9 +150,3 @@ def test_the_twin_is_small_and_of_the_models_class_and_moves_no_random_stream():
     kept = model.config
     assert (kept.num_hidden_layers, kept.vocab_size) == (5, WORDS)
     assert kept.layer_types == ["full_attention"] * 5
-
-
-def test_samples_that_train_a_critic_prompt_or_begin_with_one_are_refused():
-    for mask, labels in ([0, 0, 1], [0.0, 0.0, 1.0]), ([0, 0, 1], [1.0, 0.0, 0.0]):
-        with pytest.raises(ValueError, match="critic prompt"):
-            collate([Sample([1, 2, 3], mask, {"shadow": labels})])

@@ -38,7 +38,7 @@ def test_a_run_holds_its_configuration_and_what_it_was(run: Run):
     assert run.meta["status"] == "done" and run.meta["threads"] == 1
     assert [change["status"] for change in run.meta["history"]] == ["started", "running", "done"]
     text = run.config_file.read_text()
-    assert "Predict the next response" in text and "${" not in text
+    assert "Forecast this turn." in text and "${" not in text
     assert run.meta["choices"]["algo"] == "nlac" and "steps=4" in run.meta["overrides"]
 
 

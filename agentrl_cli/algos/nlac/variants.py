@@ -123,7 +123,8 @@ class NLACSelfDistillation(NLAC):
 
     def _line(self, turn: TurnRef) -> str:
         """A rollout as the refiner reads it: the action, the answer, the end."""
-        return f"{turn.action} {self.outcome_text(turn.response, turn.episode)}"
+        end = self.outcome_text(turn.response, turn.episode)
+        return " ".join([*turn.action.split(), *end.split()])
 
     def annotate(self, episodes: list[Episode]) -> None:
         """There is no critic to ask."""

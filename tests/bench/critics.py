@@ -1,0 +1,137 @@
+"""What the critics of the embedded models see, before any algorithm has trained them.
+
+Run as `python tests/bench/critics.py --env math` (each world once); writes the figures of that
+world into docs/results/critics.json. Actions are drawn as the policy samples them, in states of its
+own play of test tasks, which nothing was tuned on; each is forecast as NLAC does and played out
+`--probes` times by the policy. What each figure means, docs/results.md says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from agentrl_cli.algos.nlac.algorithm import NLAC
+from agentrl_cli.algos.nlac.ledger import ProbedCandidates, differ, lesson_gains, low_end
+from agentrl_cli.algos.nlac.monitor import auc, ranked_pairs
+from agentrl_cli.algos.nlac.probe import probe
+from agentrl_cli.algos.turns import TurnRef, all_turns
+from agentrl_cli.config.compose import check, compose
+from agentrl_cli.training.assemble import Parts, assemble
+from agentrl_cli.training.evaluate import play_split
+
+RESULT = Path(__file__).parents[2] / "docs" / "results" / "critics.json"
+FORECASTS = 8  # of each action
+EPISODES = {"math": 4, "twentyq": 20, "tau_mini": 25}  # of each test task
+
+
+def measure(env: str, states: int, probes: int, overrides: list[str]) -> dict[str, float]:
+    """The figures of a base, by name."""
+    settings = [f"env={env}", "algo=nlac", "model=tiny", "hardware.threads=1", *overrides]
+    parts = assemble(check(compose(settings)), None, learns=False)
+    played = play_split(parts, "test", EPISODES[env], 1.0)
+    greedy = play_split(parts, "test", 1, 0.0)
+    turns = all_turns([episode for episode in played if episode.stop == "done"])
+    sampled = random.Random(0).sample(turns, min(states, len(turns)))
+    sight = action_figures(parts, sampled, probes)
+    success = fmean(episode.success for episode in played)
+    return {
+        "success": success,
+        "greedy_gap": fmean(episode.success for episode in greedy) - success,
+        "brier_ratio": brier_ratio(parts, random.Random(1).sample(turns, min(600, len(turns)))),
+        **sight,
+    }
+
+
+def action_figures(parts: Parts, turns: list[TurnRef], probes: int) -> dict[str, float]:
+    """What forecasts, verdicts and lessons know of the actions of one state."""
+    algo = nlac_of(parts)
+    algo.roles.begin_stream("bench", "actions")
+    monitor = replace(
+        algo.critic_monitor, probes=probes, chooser=replace(algo.chooser, forecasts=FORECASTS)
+    )
+    groups = monitor.probed(turns)
+    pairs = [pair for group in groups for pair in ranked_pairs(group.drawn, probes)]
+    gains = lesson_gains(groups, monitor.chooser)
+    return {
+        "auc_within": auc(pairs),
+        "auc_pairs": float(len(pairs)),
+        "auc_ceiling": ceiling(algo, groups, probes),
+        "verdict_edge": verdict_edge(groups, probes),
+        "lesson_gain": fmean(gains),
+        "lesson_gain_low": low_end(gains),
+        "lesson_share": len(gains) / len(groups),
+        "refined_gain": fmean(group.refined_gain for group in groups),
+    }
+
+
+def ceiling(algo: NLAC, groups: list[ProbedCandidates], probes: int) -> float:
+    """The AUC that other probes reach in the forecasts' place."""
+    algo.roles.begin_stream("bench", "ceiling")
+    rows = [(g.candidates.turn, a.action_ids) for g in groups for a, _ in g.drawn]
+    again = iter(probe(algo.roles, rows, probes))
+    pairs: list[tuple[float, float]] = []
+    for group in groups:
+        drawn = [(next(again), success) for _, success in group.drawn]
+        for i, (a, p) in enumerate(drawn):
+            for b, q in drawn[:i]:
+                if differ(p, q, probes):
+                    pairs.append((a, b) if p < q else (b, a))
+    return auc(pairs)
+
+
+def verdict_edge(groups: list[ProbedCandidates], probes: int) -> float:
+    """The share of No among first draws that are worse than their state's mean by two standard
+    errors, less the share among those that are better by as much."""
+    judged = [(g.success[0] - g.mean, g.flagged) for g in groups if differs(g, probes)]
+    worse = [flagged is True for gap, flagged in judged if gap < 0]
+    better = [flagged is True for gap, flagged in judged if gap > 0]
+    return (fmean(worse) if worse else 0.0) - (fmean(better) if better else 0.0)
+
+
+def differs(group: ProbedCandidates, probes: int) -> bool:
+    """Whether the first draw's success is not its state's mean."""
+    return differ(group.success[0], group.mean, probes)
+
+
+def brier_ratio(parts: Parts, turns: list[TurnRef]) -> float:
+    """The Brier score of forecasts of what was played over that of the best constant."""
+    algo = nlac_of(parts)
+    algo.roles.begin_stream("bench", "brier")
+    won = [float(turn.episode.success) for turn in turns]
+    monitor = replace(algo.critic_monitor, chooser=replace(algo.chooser, forecasts=FORECASTS))
+    return monitor.calibration(turns)["nlac/brier"] / (fmean(won) * (1 - fmean(won)))
+
+
+def nlac_of(parts: Parts) -> NLAC:
+    """The algorithm as NLAC."""
+    assert isinstance(parts.algo, NLAC)
+    return parts.algo
+
+
+def main() -> None:
+    """Measure one world and add its figures to the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--env", required=True, choices=EPISODES)
+    parser.add_argument("--states", type=int, default=300)
+    parser.add_argument("--probes", type=int, default=64)
+    parser.add_argument("--dry", action="store_true", help="Print, write nothing.")
+    parser.add_argument("overrides", nargs="*", help="Settings of the run, like init=FOLDER.")
+    args = parser.parse_args()
+    figures = measure(args.env, args.states, args.probes, args.overrides)
+    named = {f"{name}_{args.env}": round(value, 4) for name, value in figures.items()}
+    print(json.dumps(named, indent=1))
+    if not args.dry:
+        stored = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+        RESULT.write_text(json.dumps(dict(sorted((stored | named).items())), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What is right to do in the small shop, by what was said and by the shop's own books: for tests of
+what the corpus says of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agentrl_cli.corpora.tau import Snapshot, Transition
+from agentrl_cli.envs.tau.mini import REQUIRED_STATUS
+from agentrl_cli.envs.tau.mini_user import MiniUser
+
+SHOWN = re.compile(r"(\d+) (?:pending|delivered): ")
+WRITTEN = re.compile(r"(cancel|return)\((\d+)(?:, (.*))?\)")
+PROPOSED = re.compile(r"(Cancel|Return) (?:(.+) of )?(\d+): yes or no\?")
+
+
+def customer(snapshot: Snapshot) -> MiniUser:
+    """The customer of a conversation in progress."""
+    assert snapshot.env.conversation is not None
+    assert isinstance(snapshot.env.conversation.user, MiniUser)
+    return snapshot.env.conversation.user
+
+
+@dataclass
+class Said:
+    """What a conversation holds at a snapshot: all that the clerk heard, and what was heard and
+    done since the wish was last changed."""
+
+    heard: list[str]
+    since: list[str]
+    done: list[str]
+
+
+def said_before(played: list[Transition], at: int) -> Said:
+    """All before number `at` of what was played."""
+    heard = [t.before.observation[-1].content for t in played[: at + 1]]
+    begins = max(
+        (i for i in range(1, at + 1) if wish(played[i])["item"] != wish(played[i - 1])["item"]),
+        default=0,
+    )
+    return Said(heard, heard[begins:], [t.action for t in played[begins:at]])
+
+
+def wish(move: Transition) -> dict:
+    """What the customer asks for now, by the world's own record."""
+    return customer(move.before).wishes[0]
+
+
+def rule_broken(played: list[Transition], at: int, action: str) -> set[str]:
+    """All rules of which it is true that the action breaks them."""
+    said, now = said_before(played, at), wish(played[at])
+    number, kind = now["order"], now["kind"]
+    order = played[at].before.env.domain_data.tables["orders"][number]
+    zip_code = customer(played[at].before).zip
+    looked = {found[1] for text in said.heard if (found := SHOWN.match(text))}
+    written, proposed = WRITTEN.fullmatch(action), PROPOSED.fullmatch(action)
+    ended = any(re.match(r"\d+ (cancelled|returned)|Error: (\d+ is|items)", t) for t in said.since)
+    asked = "Is there more?" in said.done
+    named = (written[3] if written else proposed[2] if proposed else "") or ""
+    about = written[2] if written else proposed[3] if proposed else number
+    act = written[1] if written else proposed[1].lower() if proposed else kind
+    right_items = {now["item"], *(now["more"] if asked else [])}
+    wrong_status = kind != "status" and order["status"] != REQUIRED_STATUS[kind]
+    again = bool(proposed) and any(PROPOSED.fullmatch(text) for text in said.done)
+    known_get = action.startswith("get(") and (number in looked or action[4:-1] in looked)
+    states = {"pending": "It is pending.", "delivered": "It is delivered."}
+    rules = {
+        "It is finished.": ended and action != "It is finished.",
+        "Ask for the zip first.": f"It is {zip_code}." not in said.heard
+        and action != "What is your zip?",
+        "Find the orders first.": not any(text.startswith("orders ") for text in said.heard)
+        and action != f"find({zip_code})",
+        "Look first.": number not in looked and not action.startswith("get("),
+        states[order["status"]]: (kind == "status" and action != states[order["status"]])
+        or (wrong_status and action != "transfer()"),
+        "Known.": known_get
+        or again
+        or (action == "Is there more?" and (asked or kind != "return")),
+        "Not done.": not (written or proposed),
+        "Not that order.": about != number,
+        "Not asked for.": act != kind,
+        "Ask for more first.": kind == "return" and not asked and bool(written or proposed),
+        "Not the items.": kind == "return" and set(named.split(", ")) != right_items,
+    }
+    return {rule for rule, broken in rules.items() if broken}
+
+
+def allowed(played: list[Transition], at: int) -> set[str]:
+    """The next actions that are right; one that looks or proposes may be left out."""
+    said, now = said_before(played, at), wish(played[at])
+    number, kind = now["order"], now["kind"]
+    tables = played[at].before.env.domain_data.tables
+    zip_code = customer(played[at].before).zip
+    looked = {found[1] for text in said.heard if (found := SHOWN.match(text))}
+    status = tables["orders"][number]["status"]
+    if any(re.match(r"\d+ (cancelled|returned)|Error: (\d+ is|items)", t) for t in said.since):
+        return {"It is finished."}
+    if f"It is {zip_code}." not in said.heard:
+        return {"What is your zip?"}
+    if not any(text.startswith("orders ") for text in said.heard):
+        return {f"find({zip_code})"}
+    if number not in looked:
+        return {f"get({n})" for n in tables["orders"] if n not in looked}
+    if kind == "status":
+        return {f"It is {status}."}
+    if status != REQUIRED_STATUS[kind]:
+        return {"transfer()"}
+    if kind == "return" and "Is there more?" not in said.done:
+        return {"Is there more?"}
+    right, orders = [], [now["item"], *now["more"]]
+    if kind == "return":
+        for items in {tuple(orders), tuple(reversed(orders))}:
+            joined = ", ".join(items)
+            right += [f"return({number}, {joined})", f"Return {joined} of {number}: yes or no?"]
+    else:
+        right += [f"cancel({number})", f"Cancel {number}: yes or no?"]
+    proposed = any(PROPOSED.fullmatch(text) for text in said.done)
+    return {text for text in right if not (proposed and text.endswith("?"))}
+
+
+def rule_of(forecast: str) -> str:
+    """The check that a forecast begins with."""
+    return forecast.split(".")[0] + "."
+
+
+def assert_true_check(played: list[Transition], at: int, action: str, checked: str) -> None:
+    """Of what was done by the shop's own books."""
+    if checked == "Right.":
+        assert action in allowed(played, at), (action, allowed(played, at))
+    else:
+        assert checked in rule_broken(played, at, action), (action, checked)
+
+
+def told(played: list[Transition], at: int, future: list[Transition], forecast: str) -> None:
+    """Assert that a forecast tells of `future`, which begins with another or the same action at
+    number `at` of what was played: a true check, the response, the last change, the outcome."""
+    first, last = future[0].step, future[-1].step
+    response = first.messages[-1].content.split("\n")[0]
+    outcome = "Success." if last.info.get("success") else "Failure."
+    if len(future) == 1:
+        assert forecast == f"{response} {outcome}"
+        return
+    changes = [
+        t.step.messages[-1].content
+        for t in future[1:]
+        if t.action.startswith(("cancel(", "return(", "transfer("))
+    ]
+    rest = " ".join([response, *changes[-1:], outcome])
+    assert forecast.endswith(f". {rest}")
+    assert_true_check(played, at, future[0].action, forecast.removesuffix(f" {rest}"))
