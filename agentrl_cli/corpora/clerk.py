@@ -151,7 +151,23 @@ class Clerk:
 
 
 def check(state: ClerkState, action: str) -> str:
-    """What can be said of an action by what was observed before it: the rule that it breaks."""
+    """What matters of what was observed before an action, and the rule that the action breaks. A
+    small model sees what is wrong only where it may recall what counts before it judges."""
+    return f"{recall(state)} {broken_rule(state, action)}"
+
+
+def recall(state: ClerkState) -> str:
+    """The wish, the order that it is about and its status, what more is wanted, what was asked."""
+    if not state.zip or state.orders is None:
+        return f"zip {state.zip}." if state.zip else "no zip."
+    number = state.order()
+    place = f"{number} {state.seen[number][0]}" if number else "not seen"
+    told = " asked" * state.asked_for_more + " proposed" * state.proposed + " done" * state.over
+    return f"{' '.join([state.kind, state.item, place, *state.more])}{told}."
+
+
+def broken_rule(state: ClerkState, action: str) -> str:
+    """The rule that an action breaks by what was observed before it; `Right.` where it breaks none."""
     if state.over:
         return "Right." if action == "It is finished." else "It is finished."
     if not state.zip:

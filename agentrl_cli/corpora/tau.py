@@ -286,12 +286,17 @@ def write_critique(mine: Sequence[str], others: Sequence[str]) -> str:
     """The critique that forecasts bear out: not optimal where the action breaks a rule, which is
     named, and does not end better than the other one, or ends clearly worse."""
     wins, other_wins = (sum(text.endswith(SUCCESS) for text in texts) for texts in (mine, others))
-    checked = Counter(text.split(".")[0] + "." for text in mine).most_common(1)[0][0]
+    checked = Counter(map(rule_of, mine)).most_common(1)[0][0]
     if checked in RULES and wins <= other_wins:
         return f"Optimality: No. {checked}"
     if wins < other_wins - CLEARLY_WORSE * len(mine):
         return "Optimality: No. It ends worse than another turn."
     return "Optimality: Yes. It ends as well as another turn."
+
+
+def rule_of(forecast: str) -> str:
+    """The second sentence of a forecast, which of all but a last action names the rule broken."""
+    return f"{'. '.join([*forecast.split('. '), ''][1:2]).rstrip('.')}."
 
 
 def _is_write(played: Transition) -> bool:
