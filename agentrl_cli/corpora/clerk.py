@@ -167,7 +167,7 @@ def recall(state: ClerkState) -> str:
 
 
 def broken_rule(state: ClerkState, action: str) -> str:
-    """The rule that an action breaks by what was observed before it; `Right.` where it breaks none."""
+    """The rule that an action breaks by what was observed before it; `Right.` for none."""
     if state.over:
         return "Right." if action == "It is finished." else "It is finished."
     if not state.zip:
@@ -176,6 +176,8 @@ def broken_rule(state: ClerkState, action: str) -> str:
         return "Right." if action == f"find({state.zip})" else "Find the orders first."
     number = state.order()
     if action.startswith("get("):
+        if action[4:-1] not in state.orders:
+            return "Not that order."
         return "Right." if number is None and action[4:-1] not in state.seen else "Known."
     return _check_service(state, action, number)
 

@@ -10,7 +10,7 @@ from agentrl_cli.corpora.tau import Snapshot, Transition
 from agentrl_cli.envs.tau.mini import REQUIRED_STATUS
 from agentrl_cli.envs.tau.mini_user import MiniUser
 
-SHOWN = re.compile(r"(\d+) (?:pending|delivered): ")
+SHOWN = re.compile(r"(\d+) (pending|delivered): ")
 WRITTEN = re.compile(r"(cancel|return)\((\d+)(?:, (.*))?\)")
 PROPOSED = re.compile(r"(Cancel|Return) (?:(.+) of )?(\d+): yes or no\?")
 
@@ -47,6 +47,12 @@ def wish(move: Transition) -> dict:
     return customer(move.before).wishes[0]
 
 
+def is_unknown_look(move: Transition, action: str) -> bool:
+    """Whether an action looks at an order that is not the customer's."""
+    orders = move.before.env.domain_data.tables["orders"]
+    return action.startswith("get(") and action[4:-1] not in orders
+
+
 def rule_broken(played: list[Transition], at: int, action: str) -> set[str]:
     """All rules of which it is true that the action breaks them."""
     said, now = said_before(played, at), wish(played[at])
@@ -78,7 +84,7 @@ def rule_broken(played: list[Transition], at: int, action: str) -> set[str]:
         or again
         or (action == "Is there more?" and (asked or kind != "return")),
         "Not done.": not (written or proposed),
-        "Not that order.": about != number,
+        "Not that order.": about != number or is_unknown_look(played[at], action),
         "Not asked for.": act != kind,
         "Ask for more first.": kind == "return" and not asked and bool(written or proposed),
         "Not the items.": kind == "return" and set(named.split(", ")) != right_items,
@@ -119,9 +125,36 @@ def allowed(played: list[Transition], at: int) -> set[str]:
     return {text for text in right if not (proposed and text.endswith("?"))}
 
 
+def recalled(played: list[Transition], at: int) -> str:
+    """What a forecast recalls before it judges: the wish, its order, what was asked and done."""
+    said, now = said_before(played, at), wish(played[at])
+    zip_code = customer(played[at].before).zip
+    if f"It is {zip_code}." not in said.heard:
+        return "no zip."
+    if not any(text.startswith("orders ") for text in said.heard):
+        return f"zip {zip_code}."
+    shown = [found.groups() for text in said.heard if (found := SHOWN.match(text))]
+    place = [" ".join(row) for row in shown if row[0] == now["order"]] or ["not seen"]
+    more = [item for item in now["more"] if any(text.endswith(" too.") for text in said.since)]
+    ended = any(re.match(r"\d+ (cancelled|returned)|Error: (\d+ is|items)", t) for t in said.since)
+    events = {
+        "asked": "Is there more?" in said.done,
+        "proposed": any(PROPOSED.fullmatch(text) for text in said.done),
+        "done": ended,
+    }
+    words = [
+        now["kind"],
+        now["item"],
+        place[0],
+        *more,
+        *(word for word, is_so in events.items() if is_so),
+    ]
+    return " ".join(words) + "."
+
+
 def rule_of(forecast: str) -> str:
-    """The check that a forecast begins with."""
-    return forecast.split(".")[0] + "."
+    """The rule in a forecast: its second sentence."""
+    return [*forecast.split(". "), ""][1].removesuffix(".") + "."
 
 
 def assert_true_check(played: list[Transition], at: int, action: str, checked: str) -> None:
@@ -148,4 +181,7 @@ def told(played: list[Transition], at: int, future: list[Transition], forecast: 
     ]
     rest = " ".join([response, *changes[-1:], outcome])
     assert forecast.endswith(f". {rest}")
-    assert_true_check(played, at, future[0].action, forecast.removesuffix(f" {rest}"))
+    recall = recalled(played, at)
+    assert forecast.startswith(f"{recall} "), (forecast, recall)
+    checked = forecast.removesuffix(f" {rest}").removeprefix(f"{recall} ")
+    assert_true_check(played, at, future[0].action, checked)

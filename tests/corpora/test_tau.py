@@ -167,25 +167,19 @@ def test_a_forecast_of_another_action_is_what_then_came(
     for row in watch(corpus, "explored", 40, monkeypatch):
         for branch, (future,) in zip(row.branches, row.futures, strict=True):
             assert future[0].action == branch.action
-            if not is_unknown_look(row.played[branch.turn], future[0].action):
-                told(row.played, branch.turn, future, branch.answer)
-                said[rule_of(branch.answer)] += 1
+            told(row.played, branch.turn, future, branch.answer)
+            said[rule_of(branch.answer)] += 1
     assert set(RULES) <= set(said)
 
 
-def is_unknown_look(move: Transition, action: str) -> bool:
-    """Whether an action looks at an order that is not the customer's."""
-    orders = move.before.env.domain_data.tables["orders"]
-    return action.startswith("get(") and action[4:-1] not in orders
-
-
-@pytest.mark.xfail(strict=True, reason="to look at an order that nobody has is checked as right")
 def test_a_look_at_an_order_that_nobody_has_is_not_called_right(corpus: TauCorpus):
     for rng in seeds(10):
         played = corpus.converse(rng)
         future = corpus._play_on(played[2].before.fork(), rng, "get(10)")
         assert future[0].step.info["tool_error"]
-        told(played, 2, future, corpus._forecast([*played[:2], *future], 2, rng).answer)
+        forecast = corpus._forecast([*played[:2], *future], 2, rng).answer
+        told(played, 2, future, forecast)
+        assert rule_of(forecast) == "Not that order."
 
 
 def test_a_backup_reads_the_response_and_a_true_forecast_and_writes_a_true_one(
@@ -248,13 +242,12 @@ def test_a_verdict_follows_from_the_rules_and_the_ends_played_for_it(
                 assert found[1] == "Yes" and found[2] == "It ends as well as another turn."
                 ended = all(len(future) == 1 for future in futures[:8])
                 right = branch.action in allowed(row.played, branch.turn)
-                unknown = is_unknown_look(row.played[branch.turn], branch.action)
-                assert ended or right or unknown or wins > others
+                assert ended or right or wins > others
             said["rule" if found[2] in RULES else found[1]] += 1
     assert min(said[key] for key in ("rule", "Yes", "No")) > 1
 
 
-WON, LOST = "Right. Yes. Success.", "Right. Yes. Failure."
+WON, LOST = "zip 12. Right. Yes. Success.", "zip 12. Right. Yes. Failure."
 
 
 @pytest.mark.parametrize(
@@ -262,8 +255,8 @@ WON, LOST = "Right. Yes. Success.", "Right. Yes. Failure."
     [
         ([WON] * 4 + [LOST] * 4, [WON] * 5 + [LOST] * 3, "Yes. It ends as well as another turn."),
         ([WON] * 4 + [LOST] * 4, [WON] * 6 + [LOST] * 2, "No. It ends worse than another turn."),
-        (["Look first. Yes. Success."], [WON], "No. Look first."),
-        (["Look first. Yes. Success."], [LOST], "Yes. It ends as well as another turn."),
+        (["zip 12. Look first. Yes. Success."], [WON], "No. Look first."),
+        (["zip 12. Look first. Yes. Success."], [LOST], "Yes. It ends as well as another turn."),
         (["###STOP### Failure."], [LOST], "Yes. It ends as well as another turn."),
     ],
 )
