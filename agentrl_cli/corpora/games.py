@@ -23,7 +23,7 @@ class Move:
     """One move of a game: the player's state before it, and what came of it.
 
     `action` is the question or guess alone, `turn_text` the whole turn; `candidates_after` are the
-    objects that fit afterwards, as in `PlayerState`.
+    objects that fit afterwards, as in `PlayerState`; `secret` is the hidden object.
     """
 
     state: PlayerState
@@ -33,6 +33,7 @@ class Move:
     response: list[Message]
     candidates_after: int
     is_last: bool
+    secret: str
 
 
 @dataclass(frozen=True)
@@ -54,26 +55,36 @@ class Games:
             step = env.step(text)
             self.player.observe(state, action, self.player.answer(action, secret))
             after = state.candidates
-            moves.append(Move(before, observation, action, text, step.messages, after, step.done))
+            told = (step.messages, after, step.done, name)
+            moves.append(Move(before, observation, action, text, *told))
             if step.done:
                 return moves, ending(bool(step.info["success"]), after)
             observation = step.messages
 
-    def describe(self, move: Move, end: str) -> str:
-        """A forecast that came true: a check of the action, the response, how much it told, how the
-        game ended; of a last move what the environment said, and the outcome."""
+    def describe(self, move: Move, end: str, secret: str) -> str:
+        """A forecast that came true: an object that may be hidden, a check of the action, the
+        response, how much it told, how the game ended; of a last move what the environment said,
+        and the outcome. The object comes first, so that the answer can be looked up by it."""
         response = move.response[0].content
         if move.is_last:
             return f"{response} {end.split()[-1]}"
         checked = self.player.check(move.state, move.action)
         information = information_sentence(move.state.candidates, move.candidates_after)
-        return f"{checked} {response.split('.')[0]}. {information} {end}"
+        noun = self.env.world_table.nouns[secret]
+        return f"{noun}. {checked} {response.split('.')[0]}. {information} {end}"
 
-    def imagine(self, state: PlayerState, action: str, turns_left: int, rng: random.Random) -> str:
-        """Play `action` and go on as the player would, with any secret that fits: a forecast."""
+    def any_secret(self, state: PlayerState, rng: random.Random) -> str:
+        """An object that fits what is known."""
+        return rng.choice(self.player.names(state.candidates))
+
+    def imagine(
+        self, state: PlayerState, action: str, turns_left: int, rng: random.Random, name: str = ""
+    ) -> str:
+        """Play `action` and go on as the player would, with the secret `name` ("": any that fits):
+        a forecast."""
         player, world, before = self.player, self.env.world_table, state
         state = copy.copy(state)
-        name = rng.choice(player.names(state.candidates))
+        name = name or self.any_secret(state, rng)
         secret = player.object_of_guess[world.guess(name)]
         answer = player.answer(action, secret)
         player.observe(state, action, answer)
@@ -89,13 +100,13 @@ class Games:
             farewell = self.env.farewell_text(answer, success, name, state.candidates.bit_count())
             return f"{farewell} {end.split()[-1]}"
         information = information_sentence(before.candidates, after)
-        return f"{player.check(before, action)} {answer_sentence(answer)} {information} {end}"
+        checked = player.check(before, action)
+        return f"{world.nouns[name]}. {checked} {answer_sentence(answer)} {information} {end}"
 
-    def last_words(self, state: PlayerState, turns_left: int, rng: random.Random) -> str:
-        """How the environment ends a game that the player plays on, with any secret that fits, and
-        the outcome."""
+    def last_words(self, state: PlayerState, turns_left: int, rng: random.Random, name: str) -> str:
+        """How the environment ends a game with the secret `name` that the player plays on, and the
+        outcome."""
         player, world, state = self.player, self.env.world_table, copy.copy(state)
-        name = rng.choice(player.names(state.candidates))
         secret = player.object_of_guess[world.guess(name)]
         for _ in range(turns_left):
             action, _ = player.choose_turn(state, rng)
@@ -123,7 +134,7 @@ def information_sentence(before: int, after: int) -> str:
 def write_critique(mine: Sequence[str], others: Sequence[str]) -> str:
     """The critique that forecasts bear out: not optimal where most of them check the action as one
     that tells nothing, or where the other turn ends clearly better."""
-    checks = Counter(check for text in mine for check in WASTEFUL if text.startswith(check))
+    checks = Counter(check for text in mine for check in WASTEFUL if f". {check}" in text)
     if checks and checks.most_common(1)[0][1] * 2 > len(mine):
         return f"Optimality: No. {checks.most_common(1)[0][0]}"
     points, other = (sum(map(end_points, texts)) / len(texts) for texts in (mine, others))

@@ -135,7 +135,9 @@ class TwentyQCorpus(Corpus):
 
     def _forecast(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
         """What a move led to, as it was played."""
-        return Branch(at, self.prompts.forecast, self.games.describe(moves[at], end))
+        return Branch(
+            at, self.prompts.forecast, self.games.describe(moves[at], end, moves[at].secret)
+        )
 
     def _explored_forecast(
         self, moves: list[Move], at: int, end: str, rng: random.Random
@@ -151,11 +153,14 @@ class TwentyQCorpus(Corpus):
         one: its own check, what the response told, and the end that was foretold."""
         if moves[at].is_last:
             return None
-        following = moves[at + 1].state
-        action, _ = self.player.choose_turn(following, rng)
-        later = self.games.imagine(following, action, self.env.turns - at - 1, rng)
+        following, left = moves[at + 1].state, self.env.turns - at - 1
+        action, secret = (
+            self.player.choose_turn(following, rng)[0],
+            self.games.any_secret(following, rng),
+        )
+        later = self.games.imagine(following, action, left, rng, secret)
         prompt = fill(self.prompts.backup, response=moves[at].response[0].content, forecast=later)
-        return Branch(at, prompt, self.games.describe(moves[at], _end_of(later)))
+        return Branch(at, prompt, self.games.describe(moves[at], _end_of(later), secret))
 
     def _evaluate(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
         """A critique of what forecasts of an action and of another one bear out."""
@@ -185,7 +190,7 @@ class TwentyQCorpus(Corpus):
         if "You" in imagined:
             return imagined
         left = self.env.turns - at - 1
-        answer = imagined.split(". ")[1]
+        answer = imagined.split(". ")[2]
         return f"{answer}. {left} left. {imagined.split()[-1]}"
 
     def _aggregate(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch | None:
@@ -193,14 +198,18 @@ class TwentyQCorpus(Corpus):
         if moves[at].is_last:
             return None
         following, left = moves[at + 1].state, self.env.turns - at - 1
-        ends = [self.games.last_words(following, left, rng) for _ in range(ROLLOUTS)]
+        secrets = [self.games.any_secret(following, rng) for _ in range(ROLLOUTS)]
+        ends = [self.games.last_words(following, left, rng, secret) for secret in secrets]
         response = moves[at].response[0].content
         prompt = fill(self.prompts.aggregate, response=response, rollouts="\n".join(ends))
-        return Branch(at, prompt, self.games.describe(moves[at], _end_of(rng.choice(ends))))
+        secret, end = rng.choice(list(zip(secrets, ends, strict=True)))
+        return Branch(at, prompt, self.games.describe(moves[at], _end_of(end), secret))
 
     def true_forecasts(self, episode: Episode) -> list[str]:
-        """Of each turn a check, the answer, how much it told, and how the game ended."""
+        """Of each turn the hidden object, a check, the answer, how much it told, and how the game
+        ended."""
         state, found = self.player.start(), []
+        noun = self.env.world_table.nouns[str(episode.task.data["object"])]
         moves: list[tuple[PlayerState, str, str]] = []
         for i, turn in enumerate(episode.turns):
             action, response = turn.action.split("\n")[-1], episode.response(i)[0].content
@@ -213,7 +222,7 @@ class TwentyQCorpus(Corpus):
         texts = []
         for (before, action, response), after in zip(moves, found, strict=True):
             information = information_sentence(before.candidates, after)
-            head = f"{self.player.check(before, action)} {response.split('.')[0]}."
+            head = f"{noun}. {self.player.check(before, action)} {response.split('.')[0]}."
             texts.append(f"{head} {information} {end}")
         return [*texts[:-1], f"{moves[-1][2]} {end.split()[-1]}"]
 
