@@ -134,14 +134,23 @@ def test_an_imagined_game_ends_as_often_in_each_way_as_a_played_one(games: Games
     for seed in range(count):
         rng = random.Random(seed)
         moves, end = games.play(rng)
-        ends["played"][games.describe(moves[0], end)] += 1
+        ends["played"][games.describe(moves[0], end, moves[0].secret)] += 1
         text = games.imagine(moves[0].state, moves[0].action, games.env.turns, rng)
         ends["imagined"][text] += 1
+    ends = {kind: without_noun(texts) for kind, texts in ends.items()}
     frequent = [text for text, times in ends["played"].items() if times >= 15]
     assert len(frequent) > 6
     for text in frequent:
         played, imagined = ends["played"][text], ends["imagined"][text]
         assert abs(played - imagined) < 4 * (played + imagined) ** 0.5, text
+
+
+def without_noun(texts: Counter[str]) -> Counter[str]:
+    """What is said behind the object that a forecast names first, if it names one."""
+    counts = Counter[str]()
+    for text, times in texts.items():
+        counts[text if "You " in text else text.split(". ", 1)[1]] += times
+    return counts
 
 
 def test_more_turns_left_make_more_imagined_games_end_well(games: Games):
@@ -169,16 +178,18 @@ def test_a_forecast_tells_how_many_objects_an_answer_left(
     assert information_sentence(left, right) == f"It tells {word}."
     response = [Message("user", "Yes. 6 left.")]
     said = "Maybe a cat.\nIs it alive?"
-    move = Move(PlayerState(left), [], "Is it alive?", said, response, right, is_last=False)
-    assert games.describe(move, "Success.").endswith(f". Yes. It tells {word}. Success.")
+    told = (response, right, False, "cat")
+    move = Move(PlayerState(left), [], "Is it alive?", said, *told)
+    found = games.describe(move, "Success.", "dog")
+    assert found.startswith("a dog. ") and found.endswith(f". Yes. It tells {word}. Success.")
 
 
 def test_a_forecast_of_the_last_move_is_the_farewell_and_the_outcome(games: Games):
     response = [Message("user", "No. You lose. It was a dog. Near.")]
-    move = Move(
-        PlayerState(15), [], "Is it a cat?", "Maybe a cat.\nIs it a cat?", response, 7, is_last=True
-    )
-    assert games.describe(move, "Near. Failure.") == "No. You lose. It was a dog. Near. Failure."
+    said = "Maybe a cat.\nIs it a cat?"
+    move = Move(PlayerState(15), [], "Is it a cat?", said, response, 7, True, "dog")
+    told = games.describe(move, "Near. Failure.", "dog")
+    assert told == "No. You lose. It was a dog. Near. Failure."
 
 
 @pytest.mark.parametrize(
@@ -191,10 +202,11 @@ def test_an_ending_says_how_close_a_lost_game_was_and_nothing_of_a_won_one(fits:
 
 
 WIN, CLOSE, NEAR, FAR = (
-    "New. Yes. It tells much. Success.", "It may be. No. It tells little. Close. Failure.",
-    "No. You lose. It was a cat. Near. Failure.", "New. Yes. It tells little. Far. Failure.",
+    "a cat. New. Yes. It tells much. Success.",
+    "a cat. It may be. No. It tells little. Close. Failure.",
+    "No. You lose. It was a cat. Near. Failure.", "a dog. New. Yes. It tells little. Far. Failure.",
 )  # fmt: skip
-REPEATED = "Asked before. Yes. It tells nothing. Success."
+REPEATED = "a cat. Asked before. Yes. It tells nothing. Success."
 
 
 def test_a_success_is_worth_three_and_a_failure_what_it_came_close_to():
@@ -216,9 +228,13 @@ def test_a_success_is_worth_three_and_a_failure_what_it_came_close_to():
         ([REPEATED], [FAR], "No. Asked before."),  # it tells nothing, however it ends
         ([REPEATED, WIN], [FAR], "Yes. It ends as well as another turn."),  # half is not most
         ([REPEATED, REPEATED, WIN], [FAR], "No. Asked before."),
-        (["Ruled out. No. It tells nothing. Success."], [FAR], "No. Ruled out."),
-        (["Unclear. I cannot answer that. It tells nothing. Success."], [FAR], "No. Unclear."),
-        (["Known. Yes. It tells nothing. Success."], [FAR], "No. Known."),
+        (["a cat. Ruled out. No. It tells nothing. Success."], [FAR], "No. Ruled out."),
+        (
+            ["a cat. Unclear. I cannot answer that. It tells nothing. Success."],
+            [FAR],
+            "No. Unclear.",
+        ),
+        (["a cat. Known. Yes. It tells nothing. Success."], [FAR], "No. Known."),
     ],
 )
 def test_a_turn_is_optimal_unless_it_tells_nothing_or_the_other_ends_clearly_better(
@@ -232,7 +248,8 @@ def test_how_a_game_is_played_on_ends_in_the_worlds_words(games: Games):
     for seed in range(80):
         moves, _ = games.play(random.Random(seed))
         state = moves[len(moves) // 2].state
-        text = games.last_words(state, 4, random.Random(seed))
+        secret = games.any_secret(state, random.Random(seed))
+        text = games.last_words(state, 4, random.Random(seed), secret)
         found = re.fullmatch(
             r"(?:Yes|No|Sometimes|I cannot answer that)\. "
             r"(?:You win\. Success|You lose\. It was (.+)\. (?:Close|Near|Far)\. Failure)\.",

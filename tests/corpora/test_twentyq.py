@@ -79,7 +79,8 @@ def can_come_true(corpus: TwentyQCorpus, turns: list[Turn], forecast: str) -> bo
         elif len(turns) == corpus.env.turns:
             ends = [f"{word} You lose. It was {nouns[name]}. {how_close(after)} Failure."]
         else:
-            ends = [f"{checked} {word} {told(before, after)} {end}" for end in ENDS]
+            head = f"{nouns[name]}. {checked} {word} {told(before, after)}"
+            ends = [f"{head} {end}" for end in ENDS]
         if forecast in ends:
             return True
     return False
@@ -228,12 +229,14 @@ def test_a_forecast_of_a_played_turn_is_what_the_world_said(games: list[Text]):
     checks = Counter()
     for text in games:
         *heads, last = text.branches
+        lost = re.search(r"It was (.+?)\.", last.answer)
+        noun = lost[1] if lost else last_line(text.turns[-1])[len("Is it ") : -1]
         end = last.answer.split()[-1]
         if end == "Failure.":
             end = " ".join(last.answer.split()[-2:])
         for branch in heads:
             turns = judged_turns(text, branch)
-            assert branch.answer == f"{head_of(turns, text.turns[branch.turn + 1])} {end}"
+            assert branch.answer == f"{noun}. {head_of(turns, text.turns[branch.turn + 1])} {end}"
             checks[check_of(turns)] += 1
     assert len(checks) >= 5  # the player guesses nothing that it has ruled out
 
@@ -282,7 +285,8 @@ def test_really_played_games_are_told_as_they_went(corpus: TwentyQCorpus):
         heads = [
             head_of(episode.turns[:at], episode.turns[at]) for at in range(1, len(episode.turns))
         ]
-        expected = [" ".join([head, *close, outcome]) for head in heads]
+        noun = corpus.env.world_table.nouns[task.data["object"]]
+        expected = [" ".join([f"{noun}.", head, *close, outcome]) for head in heads]
         assert corpus.true_forecasts(episode) == [*expected, f"{farewell} {outcome}"]
         outcomes[episode.success] += 1
     assert min(outcomes.values()) > 10
@@ -293,17 +297,22 @@ def quoted(branch: Branch, after: str) -> str:
     return next(row for row in branch.prompt.splitlines() if row.startswith(after))[len(after) :]
 
 
+def nouns_that_fit(corpus: TwentyQCorpus, turns: list[Turn]) -> set[str]:
+    """Of the objects that fit before the last of these turns."""
+    return {corpus.env.world_table.nouns[name] for name in fitting(turns)}
+
+
 def test_a_backup_reads_the_response_and_a_true_forecast_and_keeps_its_end(corpus: TwentyQCorpus):
     for text, branch in spoken(corpus, "backup", 50):
         following = text.turns[branch.turn + 1]
         assert quoted(branch, "The response was: ") == following.observation[-1].content
         words = quoted(branch, "A forecast from there: ").split()
         end = " ".join(words[-1:] if words[-1] == "Success." else words[-2:])
-        assert branch.answer == f"{head_of(judged_turns(text, branch), following)} {end}"
-        checked = " ".join(words)
-        assert checked.startswith(
-            ("New.", "Known.", "It may be.", "Asked before.", "Unclear.")
-        ) or ("You " in checked)
+        noun, said = branch.answer.split(". ", 1)
+        assert said == f"{head_of(judged_turns(text, branch), following)} {end}"
+        assert noun in nouns_that_fit(corpus, text.turns[: branch.turn + 2])
+        later = " ".join(words)
+        assert later.startswith(f"{noun}. ") or "You win." in later or f"It was {noun}." in later
 
 
 def test_an_aggregate_tells_one_of_the_ends_that_it_reads(corpus: TwentyQCorpus):
@@ -313,7 +322,9 @@ def test_an_aggregate_tells_one_of_the_ends_that_it_reads(corpus: TwentyQCorpus)
         rows = [row.split() for row in branch.prompt.split("ended:\n")[1].splitlines()[:-1]]
         ends = {" ".join(row[-1:] if row[-1] == "Success." else row[-2:]) for row in rows}
         head = head_of(judged_turns(text, branch), following)
-        assert len(rows) == 4 and branch.answer in {f"{head} {end}" for end in ends}
+        noun, said = branch.answer.split(". ", 1)
+        assert len(rows) == 4 and said in {f"{head} {end}" for end in ends}
+        assert noun in nouns_that_fit(corpus, text.turns[: branch.turn + 2])
 
 
 def test_the_turn_that_succeeded_most_often_is_written_again(corpus: TwentyQCorpus):
