@@ -42,10 +42,12 @@ class NonFiniteError(RuntimeError):
 @dataclass
 class PhaseMeter:
     """Sums over all phases of one name within an update: `units` of the loss (Phase.units),
-    trained `samples`, their `tokens`, optimizer `steps`, phases that were `empty`."""
+    trained `samples`, their `tokens` and those of them that are trained, optimizer `steps`, phases
+    that were `empty`."""
 
     units: float = 0.0
     tokens: int = 0
+    trained_tokens: int = 0
     samples: int = 0
     steps: int = 0
     empty: int = 0
@@ -58,8 +60,10 @@ class PhaseMeter:
         if not self.steps:
             return {f"{name}/empty": float(self.empty)}
         means = {key: total / self.units for key, total in self.sums.items()}
-        counts = {"tokens": self.tokens, "samples": self.samples, "empty": self.empty}
-        counts["steps"] = self.steps
+        counts = {
+            "tokens": self.tokens, "trained_tokens": self.trained_tokens, "samples": self.samples,
+            "empty": self.empty, "steps": self.steps,
+        }  # fmt: skip
         per_step = {"grad_norm": self.grad_norm / self.steps, "lr": self.lr}
         return {f"{name}/{key}": float(n) for key, n in {**means, **counts, **per_step}.items()}
 
@@ -161,6 +165,7 @@ class Learner:
         meter.units += units
         meter.samples += len(samples)
         meter.tokens += sum(len(sample.ids) for sample in samples)
+        meter.trained_tokens += sum(sum(sample.mask) for sample in samples)
 
     def _autocast(self) -> torch.autocast:
         """Products in bfloat16 under mixed precision. Accelerate's own would be the same for every

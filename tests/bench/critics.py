@@ -1,15 +1,18 @@
 """What the critics of the embedded models see, before any algorithm has trained them.
 
 Run as `python tests/bench/critics.py --env math` (each world once); writes the figures of that
-world into docs/results/critics.json. Actions are drawn as the policy samples them, in states of its
-own play of test tasks, which nothing was tuned on; each is forecast as NLAC does and played out
-`--probes` times by the policy. What each figure means, docs/results.md says.
+world into docs/results/critics.json. With `--drift RUN`, a run of NLAC's default, it measures how
+far likelihood on own unfiltered play moves the base in as many steps as the policy took there.
+Actions are drawn as the policy samples them, in states of its own play of test tasks, which nothing
+was tuned on; each is forecast as NLAC does and played out `--probes` times by the policy. What each
+figure means, docs/results.md says.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 from dataclasses import replace
@@ -24,11 +27,15 @@ from agentrl_cli.algos.nlac.monitor import auc, ranked_pairs
 from agentrl_cli.algos.nlac.probe import probe
 from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.config.compose import check, compose
+from agentrl_cli.rollout.collector import PlayCollector
+from agentrl_cli.runs.run import Run
+from agentrl_cli.train import update
 from agentrl_cli.training.assemble import Parts, assemble
 from agentrl_cli.training.evaluate import play_split
 
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "critics.json"
 FORECASTS = 8  # of each action
+DRIFT_EPISODES = 4000  # before and after
 EPISODES = {"math": 4, "twentyq": 20, "tau_mini": 25}  # of each test task
 
 
@@ -110,6 +117,32 @@ def brier_ratio(parts: Parts, turns: list[TurnRef]) -> float:
     return monitor.calibration(turns)["nlac/brier"] / (fmean(won) * (1 - fmean(won)))
 
 
+def own_play_drift(env: str, run: Run, overrides: list[str]) -> dict[str, float]:
+    """Success after SFT on own unfiltered play, less before: as many steps of as many trained
+    tokens as the policy took in `run`, at its rate, on about as much play an update."""
+    rows = [row for row in run.metrics() if row.get("policy/steps")]
+    steps = sum(row["policy/steps"] for row in rows)
+    tokens = sum(row["policy/trained_tokens"] for row in rows)
+    size, rate = math.ceil(tokens / steps), max(row["policy/lr"] for row in rows)
+    settings = [f"algo.tokens_per_step={size}", f"algo.optimizer.lr={rate}", *overrides]
+    parts = assemble(check(compose([f"env={env}", "algo=sft", "model=tiny", *settings])), None)
+    before, taken = success(parts), 0.0
+    played = parts.collector.collect(0, 1)
+    acted = sum(len(turn.action_ids) for turn in all_turns(played)) / len(played)
+    assert isinstance(parts.collector, PlayCollector)
+    parts.collector.episodes_per_step = math.ceil(tokens / len(rows) / acted)
+    while taken < steps:
+        taken += update(parts)[0]["sft/steps"]
+    return {"own_play_drift": success(parts) - before, "drift_steps": taken}
+
+
+def success(parts: Parts) -> float:
+    """The share of some thousand test episodes that are won."""
+    tasks = len(parts.make_env().tasks("test"))
+    episodes = play_split(parts, "test", math.ceil(DRIFT_EPISODES / tasks), 1.0)
+    return fmean(episode.success for episode in episodes)
+
+
 def nlac_of(parts: Parts) -> NLAC:
     """The algorithm as NLAC."""
     assert isinstance(parts.algo, NLAC)
@@ -122,10 +155,14 @@ def main() -> None:
     parser.add_argument("--env", required=True, choices=EPISODES)
     parser.add_argument("--states", type=int, default=300)
     parser.add_argument("--probes", type=int, default=64)
+    parser.add_argument("--drift", type=Path, help="A run of NLAC: measure the drift alone.")
     parser.add_argument("--dry", action="store_true", help="Print, write nothing.")
     parser.add_argument("overrides", nargs="*", help="Settings of the run, like init=FOLDER.")
     args = parser.parse_args()
-    figures = measure(args.env, args.states, args.probes, args.overrides)
+    if args.drift:
+        figures = own_play_drift(args.env, Run(args.drift), args.overrides)
+    else:
+        figures = measure(args.env, args.states, args.probes, args.overrides)
     named = {f"{name}_{args.env}": round(value, 4) for name, value in figures.items()}
     print(json.dumps(named, indent=1))
     if not args.dry:

@@ -55,7 +55,8 @@ def mixture_of(corpus: Corpus) -> dict[str, float]:
 
 
 def test_the_same_seed_draws_the_same_texts_and_another_one_others(corpus: Corpus):
-    mixture, roles = mixture_of(corpus), dict.fromkeys(ROLES, 0.2)
+    mixture = mixture_of(corpus)
+    roles: dict[str, float] = dict.fromkeys(ROLES, 0.2)
     first, again, other = (corpus.texts(6, mixture, roles, seed) for seed in (1, 1, 2))
     assert first == again
     assert not {repr(text) for text in first} & {repr(text) for text in other}

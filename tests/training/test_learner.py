@@ -84,6 +84,12 @@ def test_the_loss_is_a_mean_over_the_trained_tokens_of_the_step(folder):
     assert found["sft/tokens"] == sum(len(s.ids) for s in texts())
 
 
+def test_tokens_and_those_that_are_trained_are_counted_apart(folder):
+    found = Bench(folder).run(Phase("x", texts(), nll, epochs=2))
+    assert found["x/tokens"] == 2 * sum(len(s.ids) for s in texts())
+    assert found["x/trained_tokens"] == 2 * sum(sum(s.mask) for s in texts()) < found["x/tokens"]
+
+
 def test_count_chooses_the_unit_that_a_loss_is_divided_by(folder):
     found = Bench(folder).run(Phase("x", texts(), nll, units=per_sample))
     assert found["x/loss"] == pytest.approx(
