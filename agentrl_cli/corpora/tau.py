@@ -124,8 +124,9 @@ class TauCorpus(Corpus):
         return Branch(at, self.prompts.forecast, true_forecast(played[at:]))
 
     def _explored_forecast(self, played: list[Transition], at: int, rng: random.Random) -> Branch:
-        """What another action leads to, of any kind or the clerk's own, played on."""
-        action = self._other_action(played[at], rng)
+        """What another action leads to, mostly of any kind, played on: what a forecast recalls must
+        come from the conversation, and not from what this action would be done after."""
+        action = self._other_action(played[at], rng, any_kind=0.8)
         future = self._imagine(played[at].before, action, rng)
         return Branch(at, self.prompts.forecast, true_forecast(future), action)
 
@@ -244,11 +245,11 @@ class TauCorpus(Corpus):
         errors = self.habits.draw_errors(before.state.item, rng)
         return self.clerk.choose_action(replace(before.state, errors=errors), rng)
 
-    def _other_action(self, played: Transition, rng: random.Random) -> str:
-        """An action of any kind or, as often, the clerk's."""
-        if rng.random() < 0.5:
-            return self._fresh_action(played.before, rng)
-        return self.clerk.any_action(played.before.state, rng)
+    def _other_action(self, played: Transition, rng: random.Random, any_kind: float = 0.5) -> str:
+        """An action of any kind with this probability, else the clerk's."""
+        if rng.random() < any_kind:
+            return self.clerk.any_action(played.before.state, rng)
+        return self._fresh_action(played.before, rng)
 
 
 _SETTINGS = ("domain", "data", "user", "actions", "turns", "holdout", "llm")

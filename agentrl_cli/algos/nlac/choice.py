@@ -6,7 +6,8 @@ Candidates are fresh actions of the policy and, unless critiques alone decide, t
 - `critique`: the draw whose critique is best (the same paper's NLQL);
 - `choice`: the likeliest action of the improved policy π'(a|s) ∝ π(a|s) exp(V(a)/τ), which solves
   KL-regularised improvement (Peters et al. 2010; Abdolmaleki et al. 2018, MPO, eq. 4), π(a|s)
-  estimated by how often the action was drawn and V by the success that its forecasts foretell;
+  estimated by how often the action was drawn and V by the success that its forecasts foretell, less
+  1 where its critique does not call it optimal: forecasts tell ends, a critique names faults;
 - `contrast`: every draw, by its value less the state's. No distillation but a policy gradient over
   turns (Williams 1992) with verbal values.
 """
@@ -60,6 +61,11 @@ class Candidate:
     def value(self) -> float:
         """The mean success that the forecasts foretell; 0.5 without forecasts."""
         return mean_success(self.forecasts)
+
+    @property
+    def judged_value(self) -> float:
+        """The value, less 1 where the critique does not call the action optimal."""
+        return self.value - (verdict(self.critique) is False)
 
 
 @dataclass
@@ -119,10 +125,10 @@ class Chooser:
         ]
         if self.control != "majority":
             self._add_forecasts([(g.turn, action) for g in groups for action in g.actions])
-            if self.improvement == "critique":
-                self._add_critiques(groups)
-            else:
+            if self.improvement != "critique":
                 self._add_refinements(groups)
+            if self.improvement in ("choice", "critique"):
+                self._add_critiques(groups)
         return groups
 
     def lessons(self, group: Candidates) -> list[Lesson]:
@@ -154,7 +160,7 @@ class Chooser:
 
     def _log_improved(self, action: Candidate) -> float:
         """log π'(a|s) up to a constant of the state."""
-        return math.log(action.draws or NEVER_DRAWN) + action.value / self.temperature
+        return math.log(action.draws or NEVER_DRAWN) + action.judged_value / self.temperature
 
     def _draw_actions(self, turns: list[TurnRef], first: list[Ids] | None) -> list[list[Ids]]:
         """[turns, candidates]: fresh actions, the first as given if it is."""
@@ -173,7 +179,9 @@ class Chooser:
             action.forecasts = [] if self.control == "empty_critiques" else forecasts
 
     def _add_critiques(self, groups: list[Candidates]) -> None:
-        rows = [(group, action) for group in groups for action in group.actions]
+        """Criticise what has no critique yet, for a choice where there are several actions."""
+        asked = [g for g in groups if len(g.actions) > 1 or self.improvement == "critique"]
+        rows = [(g, action) for g in asked for action in g.actions if not action.critique]
         critiqued = [self.as_read(group, action) for group, action in rows]
         self.roles.write_critiques(critiqued)
         for (_, action), critique in zip(rows, critiqued, strict=True):

@@ -72,6 +72,25 @@ def test_a_refined_action_counts_half_a_draw_and_takes_its_weight_from_all_draws
     assert learnt(algo, drawn, better) == {"a": -1.0, "b": 1.0}
 
 
+def test_what_its_critique_does_not_call_optimal_loses_one(models: ModelSet):
+    algo = choosing(models, "choice", choice_temperature=0.5)
+    flagged, approved = candidate("a", 3, 0.9, critique=NO), candidate("b", 1, 0.5, critique=YES)
+    assert math.log(3) + (0.9 - 1) / 0.5 < math.log(1) + 0.5 / 0.5 < math.log(3) + 0.9 / 0.5
+    assert learnt(algo, flagged, approved) == {"a": -3 / 4, "b": 1 - 1 / 4}
+    unread = candidate("a", 3, 0.9, critique="Hm.")
+    assert learnt(algo, unread, approved) == {"a": 1 - 3 / 4, "b": -1 / 4}
+
+
+def test_a_choice_asks_for_a_critique_of_each_of_several_actions(models: ModelSet):
+    lines = iter([*MOST, *["Is it a cow?"] * 4])
+    generator = troupe(act=lambda text, draw: next(lines), refine="Is it a cow?")
+    algo = bound(nlac(improvement="choice", candidates=4), generator, models)
+    several, one = algo.chooser.draw(places(WON)[:2])
+    assert [bool(a.critique) for a in several.actions] == [True] * 3
+    assert [bool(a.critique) for a in one.actions] == [True] and one.refinement
+    assert [len(call.prompts) for call in generator.calls if call.role == "evaluate"] == [2, 2]
+
+
 def test_equal_choices_and_unanimous_draws_teach_nothing(models: ModelSet):
     algo = choosing(models, "choice")
     assert learnt(algo, candidate("a", 2, 0.5), candidate("b", 2, 0.5)) == {}
