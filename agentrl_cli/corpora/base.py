@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.core.types import Episode, Turn, derive_seed
+from agentrl_cli.envs.base import Env
 
 UNTRAINED = {"weight": 0.0}
 
@@ -87,6 +88,11 @@ class Corpus(ABC):
     def true_forecasts(self, episode: Episode) -> list[str]:
         """Of each turn of an episode that was really played to its end, the forecast that came
         true."""
+
+    @abstractmethod
+    def other_world(self, rng: random.Random) -> Env:
+        """A world like the corpus's, in whose train split the model plays for its forecasts. It
+        has other tasks each time where there are few, for none is to be learnt by heart."""
 
     def own_play(self, episode: Episode) -> Text:
         """The model's own play, seen and not taught, and what came of it as its forecasts: so they

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import dataclass
+from functools import partial
 
 from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
 from agentrl_cli.corpora.base import Branch, Corpus, Text
@@ -56,12 +58,13 @@ class CorpusCollector(Collector):
     def _play(self, count: int, seed: int, step: int) -> list[Episode]:
         """So many episodes of the model, each of a random task to train on; those that ended."""
         rng = random.Random(derive_seed(seed, "own play"))
-        tasks = rng.choices(train_tasks(self.make_env()), k=count)
+        env = self.corpus.other_world(rng)
+        tasks = rng.choices(train_tasks(env), k=count)
         starts = [
             EpisodeStart(task, "own", derive_seed(seed, "own play", i), f"own-{step}-{i}")
             for i, task in enumerate(tasks)
         ]
-        player = (self.make_env, self.chat, self.generator, self.sampling)
+        player = (partial(copy.copy, env), self.chat, self.generator, self.sampling)
         episodes = play(starts, *player, max_context=self.max_context) if starts else []
         return [episode for episode in episodes if episode.stop == "done"]
 

@@ -30,6 +30,7 @@ from agentrl_cli.corpora.base import (
     times,
 )
 from agentrl_cli.corpora.solver import Solution, Solver, SolverHabits
+from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.math.answers import boxed
 from agentrl_cli.envs.math.env import BLANK_LINE, CORRECT, MathEnv
 from agentrl_cli.envs.math.grader import Grade, grade
@@ -237,6 +238,10 @@ class MathCorpus(Corpus):
         ends = [self._end(self._finished(so_far, rng)) for _ in range(ROLLOUTS)]
         prompt = fill(self.prompts.aggregate, response="", rollouts="\n".join(ends))
         return Branch(step, prompt, f"{check_of(so_far)} {rng.choice(ends)}")
+
+    def other_world(self, rng: random.Random) -> Env:
+        """The same: it has a thousand problems to train on."""
+        return self.env
 
     def true_forecasts(self, episode: Episode) -> list[str]:
         """A check of each thought against the right ones, and what the world said in the end."""

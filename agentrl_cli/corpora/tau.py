@@ -26,6 +26,7 @@ from agentrl_cli.corpora.base import (
     times,
 )
 from agentrl_cli.corpora.clerk import RULES, Clerk, ClerkHabits, ClerkState, check
+from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import TauBench
 from agentrl_cli.envs.tau.mini import make_shop
@@ -36,6 +37,7 @@ SUCCESS, FAILURE = "Success.", "Failure."
 WRITING = ("cancel", "return", "transfer")  # tools of which a forecast tells
 ROLLOUTS = 4  # that Self-Distillation and NLRL read
 READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
+CUSTOMERS = 20  # of a shop in which the model plays
 IMAGINED = 8  # conversations that decide a verdict
 CLEARLY_WORSE = 0.2  # success rates that differ by less count as equal in a verdict
 
@@ -111,11 +113,18 @@ class TauCorpus(Corpus):
 
     def converse(self, rng: random.Random) -> list[Transition]:
         """A conversation of the clerk in a new shop."""
-        shop = make_shop(rng, 1)
-        env = OtherShop(shop=shop, **{name: getattr(self.env, name) for name in _SETTINGS})
-        task = env.tasks("train")[rng.randrange(len(shop.tasks["train"]))]
+        env = self._other_shop(rng, 1)
+        task = rng.choice(env.tasks("train"))
         observation = env.reset(task, rng.randrange(1 << 30))
         return self._play_on(Snapshot(env, ClerkState(), observation), rng)
+
+    def other_world(self, rng: random.Random) -> Env:
+        """A shop with other customers."""
+        return self._other_shop(rng, CUSTOMERS)
+
+    def _other_shop(self, rng: random.Random, customers: int) -> OtherShop:
+        settings = {name: getattr(self.env, name) for name in _SETTINGS}
+        return OtherShop(shop=make_shop(rng, customers), **settings)
 
     # the roles, each behind number `at` of what was played
 

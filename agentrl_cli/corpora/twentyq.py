@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.core.types import Episode, Message, Task, Turn
@@ -27,6 +27,7 @@ from agentrl_cli.corpora.base import (
 )
 from agentrl_cli.corpora.games import Games, Move, ending, information_sentence, write_critique
 from agentrl_cli.corpora.player import ANSWERS, Player, PlayerHabits, PlayerState
+from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.env import TwentyQ, answer_sentence
 
 READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
@@ -204,6 +205,10 @@ class TwentyQCorpus(Corpus):
         prompt = fill(self.prompts.aggregate, response=response, rollouts="\n".join(ends))
         secret, end = rng.choice(list(zip(secrets, ends, strict=True)))
         return Branch(at, prompt, self.games.describe(moves[at], _end_of(end), secret))
+
+    def other_world(self, rng: random.Random) -> Env:
+        """Another part of the objects to train on, so that all are hidden equally often."""
+        return replace(self.env, split_seed=rng.randrange(1 << 30))
 
     def true_forecasts(self, episode: Episode) -> list[str]:
         """Of each turn the hidden object, a check, the answer, how much it told, and how the game

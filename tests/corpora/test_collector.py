@@ -27,6 +27,7 @@ from tests.builders.corpus import (
     corpus_of,
     last_line,
     math_corpus,
+    tau_corpus,
     tiny_chat,
     twentyq_corpus,
 )
@@ -220,15 +221,26 @@ def test_the_models_own_play_is_seen_and_not_taught_and_its_ends_are():
             assert said.split(".")[0] in answer
 
 
-def test_own_play_is_of_tasks_to_train_on_and_drops_what_did_not_end():
+def test_own_play_is_of_other_tasks_each_time_and_drops_what_did_not_end():
     corpus = twentyq_corpus()
     made = collector(corpus, stage_of("facts", own_play=40), lines=["Is it alive?"])
-    train = {task.data["object"] for task in corpus.env.tasks("train")}
-    played = made._play(40, 0, 0)
-    assert {episode.task.data["object"] for episode in played} <= train and len(played) == 40
-    assert len({episode.task.id for episode in played}) > 20
+    for step, rng in ((0, random.Random(1)), (1, random.Random(2))):
+        played = made._play(40, step, step)
+        assert len(played) == 40 and len({e.task.id for e in played}) > 20
+        assert {e.task.split for e in played} == {"train"}
+        assert corpus.other_world(rng) != corpus.env
+    hidden = {e.task.data["object"] for step in range(6) for e in made._play(40, step, step)}
+    tested = {task.data["object"] for task in corpus.env.tasks("test")}
+    assert len(hidden & tested) > len(tested) / 2
     made.max_context = 90
     assert made._play(4, 0, 0) == [] == made._play(0, 0, 0)
+
+
+def test_own_play_in_the_shop_is_of_other_customers():
+    corpus = tau_corpus()
+    first, second = (corpus.other_world(random.Random(seed)) for seed in range(2))
+    names = [{str(task.data) for task in env.tasks("train")} for env in (first, second, corpus.env)]
+    assert len(names[0]) > 60 and not names[0] & names[1] and not names[0] & names[2]
 
 
 # what fits
