@@ -88,7 +88,7 @@ class Clerk:
             state.orders = text.split()[1:]
         elif text.endswith(" too."):
             state.more = [word for word in re.findall(r"\w+", text) if word in ITEMS]
-        elif order and order[2] in ("pending", "delivered") and not state.over:
+        elif order and order[2] in ("pending", "delivered"):
             state.seen[order[1]] = (order[2], order[3].split(", "))
         state.over |= bool(re.match(r"\d+ (cancelled|returned)|Error: \d+ is|Error: items", text))
 

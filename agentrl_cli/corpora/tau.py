@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.core.types import Episode, Message, Step, Turn
 from agentrl_cli.corpora.base import (
+    UNTRAINED,
     Branch,
     Corpus,
     CritiqueExample,
@@ -35,6 +36,7 @@ from agentrl_cli.envs.tau.mini_user import MiniUser
 MORE_ITEMS_SHARE = 2 / 3  # of the returns in which the customer wants more, as in the tasks
 SUCCESS, FAILURE = "Success.", "Failure."
 WRITING = ("cancel", "return", "transfer")  # tools of which a forecast tells
+ENDING = ("transfer()", "It is finished.")  # actions after which little more is said
 ROLLOUTS = 4  # that Self-Distillation and NLRL read
 READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
 CUSTOMERS = 20  # of a shop in which the model plays
@@ -90,14 +92,46 @@ class TauCorpus(Corpus):
         self.clerk = Clerk(self.habits)
 
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
-        """None: all texts are conversations."""
-        return {}
+        """Actions of any kind."""
+        return {"wild": self.wild}
+
+    def wild(self, rng: random.Random) -> Text:
+        """Actions of any kind, which are not taught, each with a forecast, as another one has."""
+        played = self.wander(rng)
+        branches = [
+            Branch(at, self.prompts.forecast, true_forecast(self._imagine(t.before, a, rng)), a)
+            for at, t in enumerate(played)
+            for a in (t.action, self._other_action(t, rng, any_kind=0.8))
+        ]
+        turns = _turns_of(played)
+        for turn in turns:
+            turn.info.update(UNTRAINED)
+        return Text("wild", turns, branches)
+
+    def wander(self, rng: random.Random) -> list[Transition]:
+        """A conversation of actions of any kind. A clerk finds what it looks for in the order that
+        it looked at last: from its play alone a forecast would learn to recall that one."""
+        now, played = self._start(rng), list[Transition]()
+        while not played or not (played[-1].step.done or played[-1].step.truncated):
+            self.clerk.observe(now.state, now.observation[-1].content, rng)
+            before, action = now.fork(), self._wild_action(now, rng)
+            self.clerk.note(now.state, action)
+            played.append(Transition(before, action, now.env.step(action)))
+            now.observation = played[-1].step.messages
+        return played
+
+    def _wild_action(self, now: Snapshot, rng: random.Random) -> str:
+        """What the clerk would do or, as often, anything; half of the time, and mostly in place of
+        what would end the conversation, a look at any order."""
+        own = rng.random() < 0.5
+        action = self._fresh_action(now, rng) if own else self.clerk.any_action(now.state, rng)
+        if now.state.orders and rng.random() < (0.8 if action in ENDING else 0.5):
+            return f"get({rng.choice(now.state.orders)})"
+        return action
 
     def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:
         """A whole conversation, and what roles say of its actions."""
         played = self.converse(rng)
-        turns = [Turn(list(t.before.observation), t.action, [], [], []) for t in played]
-        turns[0].observation.insert(0, Message("system", played[0].before.env.system()))
         writers = {
             "forecast": self._forecast, "explored": self._explored_forecast,
             "backup": self._backup, "evaluate": self._evaluate, "refine": self._refine,
@@ -109,14 +143,19 @@ class TauCorpus(Corpus):
             for role, rate in roles.items()
             for _ in times(rate, rng)
         ]
-        return Text("play", turns, [branch for branch in branches if branch is not None])
+        return Text(
+            "play", _turns_of(played), [branch for branch in branches if branch is not None]
+        )
 
     def converse(self, rng: random.Random) -> list[Transition]:
         """A conversation of the clerk in a new shop."""
+        return self._play_on(self._start(rng), rng)
+
+    def _start(self, rng: random.Random) -> Snapshot:
+        """A customer's first words in a new shop."""
         env = self._other_shop(rng, 1)
         task = rng.choice(env.tasks("train"))
-        observation = env.reset(task, rng.randrange(1 << 30))
-        return self._play_on(Snapshot(env, ClerkState(), observation), rng)
+        return Snapshot(env, ClerkState(), env.reset(task, rng.randrange(1 << 30)))
 
     def other_world(self, rng: random.Random) -> Env:
         """A shop with other customers."""
@@ -262,6 +301,12 @@ class TauCorpus(Corpus):
 
 
 _SETTINGS = ("domain", "data", "user", "actions", "turns", "holdout", "llm")
+
+
+def _turns_of(played: list[Transition]) -> list[Turn]:
+    turns = [Turn(list(t.before.observation), t.action, [], [], []) for t in played]
+    turns[0].observation.insert(0, Message("system", played[0].before.env.system()))
+    return turns
 
 
 def redraw_unspoken_wish(now: Snapshot, rng: random.Random) -> None:

@@ -54,7 +54,7 @@ VARIANTS = {  # of algorithms; each is a preset, as each algorithm is
 
 
 ABLATIONS = (  # of NLAC, each a preset
-    "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k4", "m2",
+    "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8", "m2",
 )  # fmt: skip
 
 

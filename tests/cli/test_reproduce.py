@@ -46,7 +46,7 @@ def test_the_ablations_are_what_their_names_say():
         return check(compose([f"experiment=twentyq_{name}"])).algo
 
     plain = algo("nlac")
-    assert (algo("k1").forecasts, algo("k4").forecasts, algo("m2").rounds) == (1, 4, 2)
+    assert (algo("k1").forecasts, algo("k8").forecasts, algo("m2").rounds) == (1, 8, 2)
     on_policy = algo("on_policy").advanced
     assert (on_policy.buffer_size, on_policy.priority_exponent) == (128, 0)
     assert algo("shuffled_outcomes").advanced.control == "shuffled_outcomes"

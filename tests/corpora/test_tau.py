@@ -164,12 +164,35 @@ def test_a_forecast_of_another_action_is_what_then_came(
     corpus: TauCorpus, monkeypatch: pytest.MonkeyPatch
 ):
     said = Counter()
-    for row in watch(corpus, "explored", 40, monkeypatch):
+    for row in watch(corpus, "explored", 80, monkeypatch):
         for branch, (future,) in zip(row.branches, row.futures, strict=True):
             assert future[0].action == branch.action
             told(row.played, branch.turn, future, branch.answer)
             said[rule_of(branch.answer)] += 1
     assert set(RULES) <= set(said)
+
+
+def test_actions_of_any_kind_are_forecast_and_not_taught(
+    corpus: TauCorpus, monkeypatch: pytest.MonkeyPatch
+):
+    imagine, drawn, said, not_last = TauCorpus._imagine, list[list[Transition]](), Counter(), 0
+
+    def note(self: TauCorpus, before: Snapshot, action: str, rng: random.Random):
+        drawn.append(imagine(self, before, action, rng))
+        return drawn[-1]
+
+    monkeypatch.setattr(TauCorpus, "_imagine", note)
+    for seed in range(60):
+        drawn.clear()
+        text, played = corpus.text("wild", {}, seed), corpus.wander(random.Random(seed))
+        assert {turn.info["weight"] for turn in text.turns} == {0.0}
+        for branch, future in zip(text.branches, drawn, strict=True):
+            assert future[0].action == branch.action
+            told(played, branch.turn, future, branch.answer)
+            said[rule_of(branch.answer)] += 1
+        state = played[-1].before.state
+        not_last += state.order() not in (None, [*state.seen][-1] if state.seen else None)
+    assert set(RULES) <= set(said) and not_last > 15
 
 
 def test_a_look_at_an_order_that_nobody_has_is_not_called_right(corpus: TauCorpus):
@@ -224,7 +247,7 @@ def test_a_verdict_follows_from_the_rules_and_the_ends_played_for_it(
     corpus: TauCorpus, monkeypatch: pytest.MonkeyPatch
 ):
     said = Counter()
-    for row in watch(corpus, "evaluate", 8, monkeypatch):
+    for row in watch(corpus, "evaluate", 16, monkeypatch):
         for branch, futures in zip(row.branches, row.futures, strict=True):
             wins, others = (
                 sum(future[-1].step.info["success"] for future in part)
