@@ -30,7 +30,7 @@ from agentrl_cli.corpora.clerk import RULES, Clerk, ClerkHabits, ClerkState, che
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import TauBench
-from agentrl_cli.envs.tau.mini import make_shop
+from agentrl_cli.envs.tau.mini import ITEMS, make_shop
 from agentrl_cli.envs.tau.mini_user import MiniUser
 
 MORE_ITEMS_SHARE = 2 / 3  # of the returns in which the customer wants more, as in the tasks
@@ -40,6 +40,7 @@ ENDING = ("transfer()", "It is finished.")  # actions after which little more is
 ROLLOUTS = 4  # that Self-Distillation and NLRL read
 READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
 CUSTOMERS = 20  # of a shop in which the model plays
+FACTS = 6  # of a text of them; a third more are of items that the customer hardly has
 IMAGINED = 8  # conversations that decide a verdict
 CLEARLY_WORSE = 0.2  # success rates that differ by less count as equal in a verdict
 
@@ -92,8 +93,34 @@ class TauCorpus(Corpus):
         self.clerk = Clerk(self.habits)
 
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
-        """Actions of any kind."""
-        return {"wild": self.wild}
+        """Questions about orders, actions of any kind."""
+        return {"facts": self.facts, "wild": self.wild}
+
+    def facts(self, rng: random.Random) -> Text:
+        """Looks at orders, which are not taught, and where items are: what all service rests on."""
+        now = self._start(rng)
+        tables = now.env.domain_data.tables
+        zip_code, orders = tables["users"]["user_0"]["zip"], tables["orders"]
+        looks = [f"get({number})" for number in rng.choices([*orders], k=rng.randint(1, 5))]
+        played = self._follow(now, ["What is your zip?", f"find({zip_code})", *looks])
+        self.clerk.observe(now.state, now.observation[-1].content, rng)
+        played += self._follow(now, [self.clerk.any_action(now.state, rng)])
+        places = {i: f"{n} {status}" for n, (status, held) in now.state.seen.items() for i in held}
+        there = [item for order in orders.values() for item in order["items"]]
+        branches = [
+            Branch(len(played) - 1, f"My {item}?", f"{item} {places.get(item, 'not seen')}.")
+            for item in [*rng.sample(there, FACTS), *rng.sample(ITEMS, FACTS // 3)]
+        ]
+        return Text("facts", _untaught(_turns_of(played)), branches)
+
+    def _follow(self, now: Snapshot, actions: Sequence[str]) -> list[Transition]:
+        """Do as given; `now` moves on."""
+        played = list[Transition]()
+        for action in actions:
+            self.clerk.observe(now.state, now.observation[-1].content, random.Random(0))
+            played.append(Transition(now.fork(), action, now.env.step(action)))
+            now.observation = played[-1].step.messages
+        return played
 
     def wild(self, rng: random.Random) -> Text:
         """Actions of any kind, which are not taught, each with a forecast, as another one has."""
@@ -103,10 +130,7 @@ class TauCorpus(Corpus):
             for at, t in enumerate(played)
             for a in (t.action, self._other_action(t, rng, any_kind=0.8))
         ]
-        turns = _turns_of(played)
-        for turn in turns:
-            turn.info.update(UNTRAINED)
-        return Text("wild", turns, branches)
+        return Text("wild", _untaught(_turns_of(played)), branches)
 
     def wander(self, rng: random.Random) -> list[Transition]:
         """A conversation of actions of any kind. A clerk finds what it looks for in the order that
@@ -306,6 +330,12 @@ _SETTINGS = ("domain", "data", "user", "actions", "turns", "holdout", "llm")
 def _turns_of(played: list[Transition]) -> list[Turn]:
     turns = [Turn(list(t.before.observation), t.action, [], [], []) for t in played]
     turns[0].observation.insert(0, Message("system", played[0].before.env.system()))
+    return turns
+
+
+def _untaught(turns: list[Turn]) -> list[Turn]:
+    for turn in turns:
+        turn.info.update(UNTRAINED)
     return turns
 
 
