@@ -41,7 +41,7 @@ def logged(algo: str, folder: Path, *more: str) -> set[str]:
 @pytest.fixture(scope="module")
 def every_metric(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     found = logged("sft", tmp_path_factory.mktemp("run"))
-    for algo in FOUND:
+    for algo in sorted({*FOUND} - {"pretraining"}):  # which logs what sft does
         found |= logged(algo, tmp_path_factory.mktemp("run"), SPEAKER)
     found |= logged("nlac", tmp_path_factory.mktemp("run"), SPEAKER, *GUARDED)
     school = tmp_path_factory.mktemp("run")

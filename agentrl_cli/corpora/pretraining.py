@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.losses import nll
 from agentrl_cli.algos.samples import append_tokens
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.packable import enable_packing
 from agentrl_cli.models.policy import causal_lm
@@ -45,7 +46,10 @@ class Pretraining(Algorithm):
 def branched_sample(episode: Episode) -> Sample:
     """A text with its branches as one packed sample. Streams: `shadow` labels each branch's tokens,
     `weight` is a token's, from `info["weight"]` of a turn and the branches in `info["branches"]`,
-    those before its action and those behind it."""
+    those before its action and those behind it. Raises UserError for an episode of play."""
+    if any("branches" not in turn.info for turn in episode.turns):
+        line = "algo=pretraining learns from scripted texts, and these episodes were played"
+        raise UserError(f"{line}; run experiment=math_base, tau_mini_base or twentyq_base")
     sample, label = Sample([], [], {"shadow": [], "weight": []}), 0
     for turn in episode.turns:
         append_tokens(sample, turn.observation_ids)

@@ -42,7 +42,8 @@ ALGORITHMS = {
     "stepagent_inverse": ["algo=stepagent_inverse", DEMOS, "algo.fragments_per_update=2"],
     "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo", "algo.critic_warmup=1"],
     "nlac": [
-        "algo=nlac", "algo.kl_coef=0.1", "algo.critic_warmup=1",
+        "algo=nlac", "algo.kl_coef=0.1", "algo.critic_warmup=1", "algo.critic=shared",
+        "algo.improvement=refinement", "algo.gate=true", "algo.candidates=2",
         "algo.turns_per_update=8", "algo.advanced.buffer_size=20",
         "algo.advanced.role_tokens=5", "algo.advanced.monitored_states=1", "algo.advanced.probes=2",
     ],

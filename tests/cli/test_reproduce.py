@@ -51,11 +51,9 @@ def test_the_ablations_are_what_their_names_say():
     assert (on_policy.buffer_size, on_policy.priority_exponent) == (128, 0)
     assert algo("shuffled_outcomes").advanced.control == "shuffled_outcomes"
     for name in ("k1", "m2", "nlql", "nlrl", "monte_carlo", "self_distillation", "refined"):
-        same = {key for key in plain if key in algo(name) and plain[key] == algo(name)[key]}
-        assert len(same) >= len(plain) - 1 - 2 * (
-            name == "nlql"
-        )  # one thing changes, for NLQL three:
-    assert plain.gate and not algo("nlql").gate  # what is judged best is distilled in any case
+        changed = {key for key in plain if plain[key] != algo(name).get(key)}
+        without_critic = {"_target_", "improvement", "critic"}
+        assert changed <= without_critic if name == "self_distillation" else len(changed) <= 1
 
 
 def test_presets_of_the_paper_train_a_large_model_through_lora():

@@ -180,3 +180,10 @@ def test_packed_texts_are_close_in_mixed_precision():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         (coarse,) = token_logprobs(model, [packed])
     assert coarse != exact and coarse == pytest.approx(exact, abs=0.3)
+
+
+def test_played_episodes_are_refused():
+    with pytest.raises(UserError, match=r"learns from scripted texts.*experiment=math_base"):
+        branched_sample(
+            Episode("e", Task("t", "train", {}), "g", 0, [Turn([], "Yes.", [], [], [])])
+        )

@@ -137,7 +137,7 @@ def test_a_critique_gives_a_verdict_on_as_many_forecasts_of_each_action(corpus: 
 @cache
 def refined(world: str) -> list[tuple[Text, Branch, str]]:
     """Refinements with the critique that each reads."""
-    found = spoken(corpus_of(world), "refine", {"math": 50, "twentyq": 12, "tau_mini": 6}[world])
+    found = spoken(corpus_of(world), "refine", {"math": 50, "twentyq": 12, "tau_mini": 30}[world])
     return [(text, branch, branch.prompt.splitlines()[0]) for text, branch in found]
 
 
@@ -155,7 +155,7 @@ def test_a_refinement_of_what_is_criticised_is_another_draw(world: str):
     ]
     assert len(named) > 5
     # nearly: where the player knows nothing else, it says the same again
-    assert len(same) <= 0.1 * len(rows)
+    assert len(same) <= 0.2 * len(rows)
 
 
 def action_of(world: str, turn: str | None) -> str:

@@ -13,7 +13,7 @@ from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.chat_template import Chat
 
 ROLE_ANSWERS = {  # what an instruction of conf/algo/nlac.yaml ends with, and an answer in form
-    "success or failure.": ("It goes on. Success.", "It goes on. Failure."),
+    "Forecast this turn.": ("It goes on. Success.", "It goes on. Failure."),
     "Write one forecast of this turn.": ("It went on. Success.", "It went on. Failure."),
     "Judge this turn.": ("Optimality: Yes. It wins.", "Optimality: No. It loses."),
 }
