@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.errors import UserError, WorldTimeout
 from agentrl_cli.core.types import Message, Turn
+from agentrl_cli.rollout.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 Key = tuple[tuple[str, str, str], ...]
 Tools = Sequence[dict[str, Any]]
 Ids = list[int]
+Result = TypeVar("Result")
 
+TEMPLATE_SECONDS = 5.0  # for a dialogue of a few words
 CACHED_ENCODINGS = 1 << 16
 SENTINEL = "qzanswerzq"
 ANCHOR = (("user", "anchor", ""),)
@@ -27,7 +30,7 @@ THOUGHT = "<think>\nA cat, perhaps.\n</think>\n\nIs it  a cat?"
 ANSWERS = ("Is it alive?", THOUGHT, "One line\n\nand two.")
 OPEN, CLOSE = "\ue000", "\ue001"  # around marked text; a text's own ones are marked themselves
 MARKS = re.compile(f"[{OPEN}{CLOSE}]")
-MARKED = re.compile(f"{OPEN}([0-9a-f]+){CLOSE}")  # what is only text, in hex
+MARKED = re.compile(f"{OPEN}((?:[0-9a-f]{{2}})+){CLOSE}")  # what is only text, in hex
 
 
 class Frame(NamedTuple):
@@ -58,7 +61,8 @@ class Chat:
         self._start = lru_cache(CACHED_ENCODINGS)(self._start_ids)
         self._tail = lru_cache(CACHED_ENCODINGS)(self._tail_ids)
         self._answer = lru_cache(CACHED_ENCODINGS)(self._answer_ids)
-        frame = self._frame()
+        self._plain = lru_cache(CACHED_ENCODINGS)(self._encode_plain)
+        frame = _in_time(self._frame)
         self._in_answer = _any_of(self._special | set(self._in_text.findall(frame.text)))
         self.answer_prefix, self.closing = frame.answer_prefix, frame.closing
         eos: Any = tokenizer.eos_token_id
@@ -126,6 +130,9 @@ class Chat:
         """Raise UserError with the differing tokens where a dialogue of three turns, rendered
         whole, is not what its turns add up to. White space around an answer is exempt (some
         templates strip it): the ids as sampled are the truth."""
+        _in_time(partial(self._check, tools))
+
+    def _check(self, tools: Tools) -> None:
         for role in ("user", "tool") if tools else ("user",):
             played = [Message("system", "Play the game."), Message("user", "Begin.")]
             ids = self.start(played, tools)
@@ -183,8 +190,8 @@ class Chat:
         ids: list[int] = []
         for i, part in enumerate(MARKED.split(text)):
             if i % 2:
-                ids += self._encode_plain(bytes.fromhex(part).decode())
-            else:
+                ids += self._plain(bytes.fromhex(part).decode(errors="replace"))
+            elif part:
                 ids += self._encode_part(part, split_special_tokens=False)
         return tuple(ids)
 
@@ -205,14 +212,16 @@ class Chat:
         """The template's text for the messages; UserError where the template refuses them."""
         from jinja2.exceptions import TemplateError
 
+        broken = (TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError)
         rows = [self._row(role, content, calls) for role, content, calls in key]
         shown = _mark(json.loads(tools), self._in_text) if tools else None
         options = {"tools": shown, "add_generation_prompt": prompt}
         try:
             return str(self.tokenizer.apply_chat_template(rows, tokenize=False, **options))
-        except (TemplateError, ValueError) as error:
+        except (*broken, RuntimeError, SyntaxError, TypeError, ValueError) as error:
             roles = ", ".join(role for role, _, _ in key)
-            line = f"the chat template refuses messages of {roles} ({error})"
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            line = f"the chat template refuses messages of {roles} ({reason})"
             raise UserError(f"{line}; use a template that takes them") from error
 
     def _row(self, role: str, content: str, calls: str) -> dict[str, Any]:
@@ -220,6 +229,18 @@ class Chat:
         names = self._in_answer if role == "assistant" else self._in_text
         row = {"role": _mark(role, names), "content": _mark(content, names)}
         return {**row, "tool_calls": _mark(json.loads(calls), names)} if calls else row
+
+
+def _in_time(call: Callable[[], Result]) -> Result:
+    """What the call returns; UserError where a template takes it too long."""
+    limit = TimeLimit(TEMPLATE_SECONDS)
+    try:
+        return limit(call)
+    except WorldTimeout:
+        line = f"the chat template takes more than {TEMPLATE_SECONDS:g} s for a short dialogue"
+        raise UserError(f"{line}; use another one") from None
+    finally:
+        limit.close()
 
 
 def _key(messages: Sequence[Message]) -> Key:

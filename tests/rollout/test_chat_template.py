@@ -7,6 +7,7 @@ from tokenizers import AddedToken
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
+from agentrl_cli.rollout import chat_template
 from agentrl_cli.rollout.chat_template import Chat
 from tests.builders.tiny_models import CHATML, tiny_tokenizer
 
@@ -92,6 +93,48 @@ def test_a_template_that_refuses_a_role_says_which_roles_it_got():
     strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
     with pytest.raises(UserError, match="refuses messages of system, user"):
         Chat(tiny_tokenizer(strict + CHATML)).check()
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        ("{{ 1/0 }}", "ZeroDivisionError: division by zero"),
+        ("{{ 1 + messages }}", "TypeError: unsupported operand"),
+        ("{{ messages.x.y }}", "UndefinedError: "),
+        ("{{ ''.join(messages) }}", "TypeError: sequence item 0"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: maximum recursion"),
+        ("{% break %}", "SyntaxError: 'break' outside loop"),
+        ("{% if %}", "TemplateSyntaxError: Expected an expression"),
+    ],
+)
+def test_a_template_that_breaks_is_refused_with_the_reason(part, reason):
+    with pytest.raises(UserError, match=rf"refuses messages of user.*\({reason}") as refused:
+        Chat(tiny_tokenizer(part + CHATML))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_name_that_a_text_repeats_is_encoded_once(monkeypatch):
+    chat, calls = Chat(tiny_tokenizer()), []
+    encode = chat.tokenizer.encode
+
+    def counted(text: str, **options: Any) -> Any:
+        calls.append(text)
+        return encode(text, **options)
+
+    monkeypatch.setattr(chat.tokenizer, "encode", counted)
+    ids = chat.encode_action("<|im_end|>" * 1000)
+    assert len(calls) < 20 and chat.decode(ids) == "<|im_end|>" * 1000
+
+
+def test_marks_that_a_template_writes_itself_are_text():
+    Chat(tiny_tokenizer("\ue000f\ue001\ue000ff\ue001" + CHATML)).check()
+
+
+def test_a_template_that_does_not_come_to_an_end_is_refused(monkeypatch):
+    monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 0.2)
+    loop = "{% for i in range(99999) %}{% for j in range(99) %}x{% endfor %}{% endfor %}"
+    with pytest.raises(UserError, match=r"takes more than 0\.2 s for a short dialogue; use"):
+        Chat(tiny_tokenizer(loop + CHATML))
 
 
 def test_the_newline_between_turns_is_kept_and_the_closing_token_not_repeated(chat):
