@@ -181,6 +181,14 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path leads into a folder, wherever the links on its way point."""
     return path.resolve().is_relative_to(folder.resolve())

@@ -3,10 +3,13 @@ name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -15,13 +18,17 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.utils import logging
 
 from agentrl_cli.config.settings import ModelConfig
+from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.models.policy import vocabulary_head
 
 TINY = Path(__file__).parent / "tiny"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
+UNREADABLE = (
+    ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+    ValueError, SafetensorError, StrictDataclassError,
+)  # fmt: skip
 
 
 def load_base(
@@ -46,7 +53,7 @@ def read_pretrained(
     are missing, unreadable, or of another architecture than the source's config (or than
     `architecture`)."""
     settings = architecture if architecture is not None else _read_config(source)
-    try:
+    with _explained("weights", source):
         model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             source,
             config=_without_dropout(settings),
@@ -56,8 +63,6 @@ def read_pretrained(
             output_loading_info=True,
             **_safely(source),
         )
-    except UNREADABLE as error:
-        raise _refusal("weights", source, error) from error
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     wrong = sorted(str(key) for kind in kinds for key in report[kind])
     if wrong:
@@ -105,17 +110,26 @@ def _read_tokenizer(config: ModelConfig) -> Tokenizer:
     if config.path == "tiny":  # as written; by the model's type another class would be chosen
         return FastTokenizer.from_pretrained(TINY)
     _refuse_missing_folder(config.path)
-    try:
+    with _explained("a tokenizer", config.path):
         return AutoTokenizer.from_pretrained(config.path, **_safely(config.path))
-    except UNREADABLE as error:
-        raise _refusal("a tokenizer", config.path, error) from error
 
 
 def _read_config(source: str | Path) -> Any:
-    try:
+    with _explained("a model", source):
         return AutoConfig.from_pretrained(source, **_safely(source))
+
+
+@contextmanager
+def _explained(what: str, source: str | Path) -> Iterator[None]:
+    """Raise UserError for whatever a library raises that reads a foreign folder inside."""
+    try:
+        yield
     except UNREADABLE as error:
-        raise _refusal("a model", source, error) from error
+        raise _refusal(what, source, error) from error
+    except Exception as error:
+        if type(error) is not Exception:  # the only class that tokenizers raises
+            raise
+        raise _refusal(what, source, error) from error
 
 
 def _safely(source: str | Path) -> dict[str, Any]:
@@ -143,13 +157,13 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 
 def _refuse_missing_folder(path: str) -> None:
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if looks_local and not Path(path).is_dir():
+    if looks_local and not files.is_folder(Path(path)):
         remedy = "give a folder, a Hugging Face name, or tiny"
         raise UserError(f"model folder '{path}' does not exist; {remedy}")
 
 
 def _refuse_unknown_weights(name: str) -> None:
-    if not (TINY / name / "model.safetensors").exists():
+    if not files.is_file(TINY / name / "model.safetensors"):
         known = sorted(p.parent.name for p in TINY.glob("*/model.safetensors")) or ["none yet"]
         remedy = f"choose null or one of: {', '.join(known)}"
         raise UserError(f"embedded weights '{name}' do not exist; {remedy}")

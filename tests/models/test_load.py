@@ -115,6 +115,24 @@ def test_an_unreadable_config_is_refused(folder, tmp_path):
     refuse(path, "cannot read a")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", '{"added_tokens": []}'),
+        ("tokenizer_config.json", "null"),
+        ("tokenizer_config.json", '{"tokenizer_class": 5}'),
+        ("config.json", "null"),
+        ("config.json", '{"model_type": []}'),
+        ("config.json", '{"model_type": "qwen2", "max_position_embeddings": "x"}'),
+        ("generation_config.json", "[]"),
+    ],
+)
+def test_a_file_of_another_shape_is_refused(folder, tmp_path, name, text):
+    path = broken(folder, tmp_path, lambda path: (path / name).write_text(text))
+    refuse(path, f"cannot read (a|weights).*'{path}'")
+
+
 def test_a_model_that_caps_its_logits_is_refused(tmp_path):
     tokenizer = tiny_tokenizer()
     architecture = Gemma2Config(
