@@ -20,6 +20,7 @@ from agentrl_cli.envs.math.kinds import PROBLEM_KINDS, Operation, Plan, ProblemK
 Value = TypeVar("Value", str, Fraction)
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": Fraction}
 LATEX_SIGNS = {"+": "+", "-": "-", "*": r"\cdot", "/": "/"}
+MAX_DRAWS = 100_000  # of a level's problems; there are some thousand different ones
 TEST_ONE_IN = 5  # one in so many sets of operands is a test problem's
 
 
@@ -197,7 +198,8 @@ def _distinct_problems(
     kinds: list[ProblemKind], count: int, rng: random.Random, split: str, seed: int
 ) -> list[Problem]:
     seen: dict[tuple[str, tuple[int, ...]], Problem] = {}
-    for kind, _ in zip(cycle(kinds), range(20 * count), strict=False):
+    draws = range(min(20 * count, MAX_DRAWS))
+    for kind, _ in zip(cycle(kinds), draws, strict=False):
         problem = draw_problem([kind], rng, split, seed)
         seen.setdefault((kind.name, canonical_operands(problem)), problem)
         if len(seen) == count:

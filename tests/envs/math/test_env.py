@@ -161,6 +161,10 @@ def test_no_operands_are_in_both_splits_in_either_order():
     assert not {one.text for one in train} & {one.text for one in test}
 
 
+def test_a_wish_for_more_problems_than_there_are_comes_to_an_end():
+    assert 5000 < len(math_env("problems=1000000000").tasks("train")) < 10_000
+
+
 def test_the_first_tasks_are_of_all_levels():
     assert [task.data["level"] for task in math_env().tasks("test")[:10]] == [*LEVELS, *LEVELS]
 
