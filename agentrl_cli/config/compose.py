@@ -67,7 +67,7 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
     try:
         cfg = OmegaConf.load(file)
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
-        line = f"configuration '{file}' cannot be read ({_first_line(error)})"
+        line = f"configuration '{file}' cannot be read ({_reason(error)})"
         raise UserError(f"{line}; name the config.yaml of a run") from None
     if not isinstance(cfg, DictConfig):
         raise UserError(f"configuration '{file}' is not a mapping; name the config.yaml of a run")
@@ -191,7 +191,7 @@ def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
     try:
         return OmegaConf.to_container(node, resolve=True), path  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise UserError(f"{path} cannot be resolved: {_first_line(error)}") from None
+        raise UserError(f"{path} cannot be resolved: {_reason(error)}") from None
 
 
 def _validate(cfg: DictConfig, skip: Container[str] = ()) -> tuple[dict[str, Any], list[str]]:
@@ -219,7 +219,7 @@ def _resolve(cfg: DictConfig, errors: list[str]) -> dict[str, Any]:
             is_node = OmegaConf.is_config(value)
             values[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
         except OmegaConfBaseException as error:
-            errors.append(f"{key} cannot be resolved: {_first_line(error)}")
+            errors.append(f"{key} cannot be resolved: {_reason(error)}")
     return values
 
 
@@ -238,7 +238,7 @@ def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Ove
         try:
             item = OverridesParser.create().parse_override(text)
             parsed.append(item)
-        except HydraException:
+        except (HydraException, ValueError, RecursionError):
             errors.append(f"override '{text}' cannot be read; write it as {form}")
             continue
         if item.is_sweep_override() and not is_sweep:
@@ -280,13 +280,17 @@ def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictCon
     from hydra.errors import HydraException
     from omegaconf import open_dict
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
+    unreadable = (
+        HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError,
+    )  # fmt: skip
     overrides = search_path(config_dir) + overrides
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base=None):
             cfg = hydra.compose("config", overrides, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"the configuration cannot be composed: {_first_line(error)}") from None
+    except unreadable as error:
+        raise UserError(f"the configuration cannot be composed: {_reason(error)}") from None
     options_of = cfg.hydra.runtime.choices
     with open_dict(cfg):
         named = [group for group in groups(config_dir) if group in options_of]
@@ -302,9 +306,18 @@ def _conf_folders(config_dir: Path | None) -> list[Path]:
 
 
 def _opening_comment(file: Path) -> str:
-    lines = [line for line in file.read_text().splitlines() if not line.startswith("# @package")]
+    text = file.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in text.splitlines() if not line.startswith("# @package")]
     return lines[0].lstrip("# ").strip() if lines and lines[0].startswith("#") else ""
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+def _reason(error: Exception) -> str:
+    """The first line of an error; of one in YAML, which ends with its place, all as one line."""
+    from yaml import MarkedYAMLError
+
+    lines = str(error).split("\n") if isinstance(error, MarkedYAMLError) else _lines(error)[:1]
+    return " ".join(line.strip() for line in lines)
+
+
+def _lines(error: Exception) -> list[str]:
+    return str(error).strip().splitlines() or [type(error).__name__]

@@ -146,7 +146,7 @@ def validate_target(
     module, _, name = target.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         errors.append(f"{path}._target_ '{target}' cannot be imported ({error}); correct the name")
         return None
     if not is_dataclass(cls) or not isinstance(cls, type):
@@ -166,7 +166,7 @@ def is_private(target: str) -> bool:
         return False
     try:
         return name in public or not hasattr(importlib.import_module(module), name)
-    except ImportError:
+    except (ImportError, ValueError):
         return True
 
 

@@ -17,6 +17,9 @@ class LoraConfig:
     alpha: int
     targets: list[str]
 
+    def __post_init__(self) -> None:
+        require_at_least(1, rank=self.rank)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:

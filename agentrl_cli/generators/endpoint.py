@@ -17,6 +17,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from agentrl_cli.core import files
 from agentrl_cli.core.errors import (
     SimulatorError,
     StoppedRun,
@@ -58,7 +59,7 @@ class OpenAIChat:
             raise UserError(f"{line}; set such a one, and never write the key itself")
         if self.base_url and urlsplit(self.base_url).username is not None:
             raise UserError("base_url holds a user; give the address alone, and set a key_variable")
-        if self.cache and Path(self.cache).is_file():
+        if self.cache and files.is_file(Path(self.cache)):
             self.answers = _read(Path(self.cache))
 
     def __call__(self, messages: list[Message], seed: int) -> str:

@@ -263,6 +263,9 @@ def is_head(key: str) -> bool:
 def _with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -> PeftModel:
     """One adapter per name, each from its own random start; its zero half leaves the base
     unchanged."""
+    width = causal_lm(base).config.get_text_config().hidden_size
+    if lora.rank > width:
+        raise UserError(f"model.lora.rank is {lora.rank}; give at most {width}, the model's width")
     targets = "all-linear" if lora.targets == ["all-linear"] else lora.targets
     config = PeftLora(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM"

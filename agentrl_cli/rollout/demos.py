@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode, Message, Task, Turn
@@ -30,7 +31,7 @@ class InvalidDemo(Exception):
 
 def fingerprint(file: str | None) -> str | None:
     """16 hex digits of a file's bytes; None where there is no file."""
-    if file is None or not Path(file).is_file():
+    if file is None or not files.is_file(Path(file)):
         return None
     return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
 
@@ -138,9 +139,9 @@ class DemoReader:
 
 def read_lines(file: Path) -> list[str]:
     """The lines of a file, blank ones at its end left out. UserError where there is none."""
-    if file.exists() and not file.is_file():  # a device may never end
-        raise UserError(f"demonstrations '{file}' are no file; check data.demos")
     try:
+        if file.exists() and not file.is_file():  # a device may never end
+            raise UserError(f"demonstrations '{file}' are no file; check data.demos")
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"

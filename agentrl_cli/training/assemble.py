@@ -21,7 +21,7 @@ from agentrl_cli.algos.base import Algorithm, Context
 from agentrl_cli.config.compose import as_dataclass, build
 from agentrl_cli.config.settings import DataConfig, EvalConfig, ModelConfig
 from agentrl_cli.core.errors import UserError, require_at_least
-from agentrl_cli.core.files import read_json, write_json
+from agentrl_cli.core.files import is_file, read_json, write_json
 from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Generator, Sampling
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from agentrl_cli.runs.run import Run
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h; mallopt(3)
+MAX_THREADS = 1024
 PARAMETERS_FOR_TWO_THREADS = 300_000  # parameters from which a second torch thread pays
 
 
@@ -190,9 +191,8 @@ def _player(collector: Collector) -> Callable[..., list[Episode]]:
 
 def check_settings(cfg: DictConfig, parts: Parts) -> None:
     """Raise UserError for sizes and splits with which nothing could be done."""
-    hardware, max_context = cfg.hardware, parts.collector.max_context
-    threads = 1 if hardware.threads is None else hardware.threads
-    require_at_least(1, threads=threads, tokens_per_batch=hardware.tokens_per_batch)
+    max_context = parts.collector.max_context
+    require_at_least(1, tokens_per_batch=cfg.hardware.tokens_per_batch)
     if parts.algo.plays:
         require_at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
     most = max_positions(parts.models.module("policy"))
@@ -227,16 +227,22 @@ def pick_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("hardware 'gpu' needs a CUDA device and none was found; use hardware=cpu")
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"hardware.device '{name}' is unknown; use cpu or cuda") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UserError(f"hardware.device '{name}' is unknown; use cpu or cuda")
+    return device
 
 
 def set_threads(threads: int | None, models: ModelSet) -> None:
     """Fix the number of torch threads: as given, else 1 for a very small model, else all cores,
-    at most 8."""
+    at most 8. UserError for a number that cannot be."""
+    require_at_least(1, threads=1 if threads is None else threads)
     size = sum(weight.numel() for weight in models.module("policy").parameters())
     chosen = threads or (1 if size < PARAMETERS_FOR_TWO_THREADS else min(8, os.cpu_count() or 1))
+    if chosen > MAX_THREADS:  # OpenMP ends a process that cannot have them
+        raise UserError(f"hardware.threads is {chosen}; give at most {MAX_THREADS}")
     torch.set_num_threads(chosen)
 
 
@@ -245,7 +251,8 @@ def load_initial_weights(models: ModelSet, cfg: DictConfig) -> None:
     if cfg.init is None:
         return
     folder = Path(cfg.init)
-    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+    names = ("config.json", "adapter_config.json")
+    if not any(is_file(folder / name) for name in names):
         part = "models/policy/"
         folder = find_run(cfg.init, Path(cfg.runs)).whole_checkpoint(part).folder / part
     models.load_weights("policy", folder)

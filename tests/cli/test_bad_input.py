@@ -10,6 +10,7 @@ import pytest
 from tests.builders.command_line import refused, train
 from tests.builders.runs import DEMOS, SMALL
 
+LONG = "x" * 300  # no file may have such a name
 NAMES = {
     "algo=grpoo": "algo 'grpoo' not found; did you mean 'grpo'?",
     "env=twentyqq": "env 'twentyqq' not found; did you mean 'twentyq'?",
@@ -25,6 +26,8 @@ NAMES = {
     "model.weights=twentyqq": "embedded weights 'twentyqq' do not exist; choose null or",
     "model.dtype=float16": "model.dtype 'float16' is unknown; choose auto, float32 or bfloat16",
     "model.attention=loud": "model.attention 'loud'",
+    "hardware.device=meta": "hardware.device 'meta' is unknown; use cpu or cuda",
+    "hardware.device=mps": "hardware.device 'mps' is unknown; use cpu or cuda",
     "hardware.device=tpu": "hardware.device 'tpu' is unknown; use cpu or cuda",
     "init=nothing": "run 'nothing' not found",
     "env.reward=gold": "reward is 'gold': use 'win' or 'graded' or 'lmrl'",
@@ -32,6 +35,12 @@ NAMES = {
     "loud": "override 'loud' cannot be read; write it as key=value",
     "steps=1,2": "override 'steps=1,2' names several values; give one, or a list",
     "name=a/b": "name 'a/b' is not a folder name; use letters",
+    f"init={LONG}": f"run '{LONG}' not found",
+    f"model.path=./{LONG}": f"model folder './{LONG}' does not exist; give a folder",
+    f"model.weights={LONG}": f"embedded weights '{LONG}' do not exist; choose null or",
+    "algo._target_=.algos.GRPO": "algo._target_ '.algos.GRPO' cannot be imported (the 'package'",
+    f"seed={'9' * 5000}": "override 'seed=9999",
+    f"seed={'{a: ' * 300}1{'}' * 300}": "override 'seed={a: {a: ",
 }
 
 
@@ -54,6 +63,7 @@ def test_all_mistakes_of_a_configuration_are_told_at_once(tmp_path: Path):
     assert not (tmp_path / "runs").exists()
 
 
+LORA = "{rank:4,alpha:8,targets:[all-linear]}"
 SIZES = {
     "rollout.max_tokens=500 rollout.max_context=400": "max_tokens 500 leaves no room in",
     "rollout.max_context=100000": "max_context is 100000; give at most the 4096",
@@ -74,6 +84,10 @@ SIZES = {
     "eval.episodes_per_task=0": "episodes_per_task is 0; give at least 1",
     "eval.tasks=0": "tasks is 0; give at least 1",
     "hardware.threads=0": "threads is 0; give at least 1",
+    "hardware.threads=-1": "threads is -1; give at least 1",
+    "hardware.threads=2147483648": "hardware.threads is 2147483648; give at most 1024",
+    f"model.lora={LORA.replace('4', '0')}": "rank is 0; give at least 1",
+    f"model.lora={LORA.replace('4', '999999999')}": "model.lora.rank is 999999999; give at mo",
     "hardware.tokens_per_batch=0": "tokens_per_batch is 0; give at least 1",
     "hardware.generator.max_batch=0": "max_batch is 0; give at least 1",
     "env=twentyq env.test_objects=96": "test_objects is 96: world small allows 0 to 95",
@@ -139,6 +153,7 @@ DEMONSTRATED = {
     "grpo data.demos=x.jsonl": "algo 'grpo' reads no demonstrations; leave data.demos out, or",
     "rft data.demos=x.jsonl": "algo 'rft' reads no demonstrations; leave data.demos out, or start",
     "sft data.demos=/dev/zero": "demonstrations '/dev/zero' are no file; check data.demos",
+    f"sft data.demos={LONG}": f"demonstrations '{LONG}' cannot be read (File name too long)",
     "sft data.demos=none.jsonl": "demonstrations 'none.jsonl' cannot be read (No such file",
     "dpo env=twentyq": "{demos} line 1: its task 'train-0' is of another environment; mend it, or",
     "stepagent_implicit algo.attempt=all": "algo.attempt must be one of turn, last_line, not 'all'",

@@ -168,6 +168,30 @@ def test_config_dir_adds_a_users_groups(tmp_path: Path):
                                                    "third": "my own"}  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"a: [", r"while parsing a flow node .*mine.yaml"),
+        (b"a: b: c", r"mapping values are not allowed here in .*mine.yaml"),
+        (b"a: \x00", "unacceptable character"),
+        (b"# \xff\na: 1", "codec can't decode byte 0xff"),
+        (b"defaults:\n  - ", "Unsupported type in defaults"),
+        (b"1e999", "Invalid loaded object type: float"),
+        (b"a: " + b"[" * 3000, "recursion"),
+    ],
+)
+def test_a_group_file_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, content: bytes, sentence: str
+):
+    mine = tmp_path / "groups" / "algo" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(content)
+    with pytest.raises(UserError, match=f"cannot be composed: .*{sentence}") as caught:
+        compose(["algo=mine"], mine.parents[1])
+    assert "\n" not in str(caught.value)
+    assert "mine" in options("algo", mine.parents[1])
+
+
 def test_missing_config_dir_is_refused():
     with pytest.raises(UserError, match="'nowhere' is not a folder"):
         compose([], Path("nowhere"))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.tau import airline, retail
 from agentrl_cli.envs.tau.calls import Tool
@@ -59,7 +61,7 @@ class Domain:
 @lru_cache(maxsize=8)
 def load_domain(name: str, folder: str) -> Domain:
     """The domain `retail` or `airline` from a folder. Raises UserError where that lacks it."""
-    root = _domain_folder(name, Path(folder).expanduser())
+    root = _domain_folder(name, Path(os.path.expanduser(folder)))
     reads, writes = TOOLS[name]
     tables = {table: _table(root, table, fields) for table, fields in TABLES[name].items()}
     return Domain(
@@ -75,7 +77,7 @@ def load_domain(name: str, folder: str) -> Domain:
 
 def _domain_folder(name: str, folder: Path) -> Path:
     for place in DOMAIN_FOLDERS:
-        if (folder / f"{place}{name}").is_dir():
+        if files.is_folder(folder / f"{place}{name}"):
             return folder / f"{place}{name}"
     raise UserError(
         f"'{folder}' holds no τ-bench data for {name}; give env.data the folder of a checkout of "
