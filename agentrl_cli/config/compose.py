@@ -79,7 +79,7 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
     parsed = parse_overrides(overrides)
     for item in sorted(parsed, key=lambda item: item.key_or_group != EVAL_GROUP):
         if item.key_or_group == EVAL_GROUP:
-            _choose_eval_group(cfg, str(item.input_line))
+            _choose_eval_group(cfg, str(item.input_line), file)
         elif item.key_or_group in groups():
             raise UserError(f"'{item.input_line}' chooses a group; leave it or --config out")
         else:
@@ -87,8 +87,14 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
     return cfg
 
 
-def _choose_eval_group(cfg: DictConfig, override: str) -> None:
+def _choose_eval_group(cfg: DictConfig, override: str, file: Path) -> None:
     """Put the option that the override names, and its node, into a stored configuration."""
+    from omegaconf import OmegaConf
+
+    stored: Any = OmegaConf.to_container(cfg)
+    if not isinstance(stored.get("choices"), dict):
+        line = f"configuration '{file}' does not say what was chosen"
+        raise UserError(f"{line}; name the config.yaml of a run")
     composed = compose([override])
     cfg[EVAL_GROUP] = composed[EVAL_GROUP] if EVAL_GROUP in composed else None
     cfg.choices[EVAL_GROUP] = composed.choices[EVAL_GROUP]

@@ -222,6 +222,13 @@ def test_unreadable_stored_configuration_is_refused(tmp_path: Path, text: str):
         check(load(tmp_path / "bad.yaml", []))
 
 
+@pytest.mark.parametrize("text", ["", "s", "choices: 3", "choices: ${steps}"])
+def test_a_stored_configuration_without_choices_is_refused(tmp_path: Path, text: str):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"bad.yaml' does not say what was chosen; name"):
+        load(tmp_path / "bad.yaml", ["search=tot"])
+
+
 def test_missing_stored_configuration_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="cannot be read"):
         load(tmp_path / "none.yaml", [])
