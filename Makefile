@@ -7,7 +7,7 @@ STAMP := $(VENV)/.agentrl-installed
 EXTRAS := $(VENV)/.agentrl-extras-installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: setup demo test check ci results results-page pictures kills clean
+.PHONY: setup demo test check ci results results-page pictures kills fuzz clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,10 @@ ci: $(EXTRAS)
 # kills runs, resumes and compares them; goes on where it stopped. ARGS="--runs 1000 --algo nlac" chooses
 kills: setup
 	$(BIN)/python tests/faults/kills.py $(or $(ARGS),--runs 100)
+
+# spoils what is read and looks for anything but a refusal; goes on where it stopped. ARGS="--cases 1000 --seed 1" chooses
+fuzz: setup
+	$(BIN)/python tests/faults/fuzz.py $(or $(ARGS),--cases 20000 --record docs/results/reliability.json)
 
 # about six hours on two cores; finished runs under runs/results are not repeated
 results: setup

@@ -1,0 +1,42 @@
+"""What a target of the fuzzer is, and what a refusal has to look like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from agentrl_cli.core.errors import EpisodeError, UserError
+
+REFUSALS = (UserError, EpisodeError)
+REMEDY = re.compile(r"[;:] | must be ")
+
+
+@dataclass(frozen=True)
+class Target:
+    """`run` does with a case of `cases` what the product does with it, and may raise `refusals`
+    alone, each with one of the texts in it that `named` gives for the case."""
+
+    cases: st.SearchStrategy[Any]
+    run: Callable[[Any], None]
+    named: Callable[[Any], Iterable[str]]
+    refusals: tuple[type[Exception], ...] = REFUSALS
+
+
+class Unfit(AssertionError):
+    """A refusal that does not say what it must, or an output that no terminal should get."""
+
+
+def check_refusal(error: Exception, named: Iterable[str]) -> None:
+    """Unfit where a refusal names nothing of its case, or has no remedy."""
+    text = str(error)
+    texts = [name for name in named if name]
+    if "Traceback" in text or not text.strip():
+        raise Unfit(f"no sentence: {text!r}")
+    if texts and not any(name in text for name in texts):
+        raise Unfit(f"names none of {texts}: {text!r}")
+    if isinstance(error, UserError) and not REMEDY.search(text):
+        raise Unfit(f"no remedy: {text!r}")
