@@ -105,7 +105,7 @@ class Sweep:
 
     def start(self) -> None:
         """Run all points by Hydra's multirun."""
-        with files.explain_write_errors(self.folder):
+        with files.explain_write_errors(self.folder, "choose another place with runs="):
             self.folder.mkdir(parents=True, exist_ok=True)
         folder = str(config.conf_folder())
         main = hydra.main(version_base=None, config_path=folder, config_name="config")

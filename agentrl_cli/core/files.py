@@ -18,18 +18,20 @@ from filelock import FileLock, Timeout
 
 from agentrl_cli.core.errors import UserError
 
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
 
 @contextmanager
 def explain_write_errors(
-    folder: Path, instead: str = "choose another place with runs="
+    folder: Path, instead: str = "copy the run elsewhere and resume it there"
 ) -> Iterator[None]:
     """Turn a failure of the disk into a UserError that names the folder and what helps."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        remedy = f"free space there or {instead}"
-        raise UserError(f"'{folder}' cannot be written ({reason}); {remedy}") from error
+        first = "make it writable" if error.errno in FORBIDDEN else "free space there"
+        raise UserError(f"'{folder}' cannot be written ({reason}); {first} or {instead}") from error
 
 
 @contextmanager
@@ -100,9 +102,16 @@ def write_jsonl(file: Path, rows: Iterable[Any]) -> None:
 
 
 def append_jsonl(file: Path, rows: Iterable[Any]) -> None:
-    """Add one line for each row."""
-    with file.open("a") as log:
-        log.write("".join(json_line(row) for row in rows))
+    """Add one line for each row, or where the disk fails none at all."""
+    data = "".join(json_line(row) for row in rows).encode()
+    with file.open("ab", buffering=0) as log:
+        size = log.tell()
+        try:
+            while data:
+                data = data[log.write(data) :]
+        except OSError:
+            log.truncate(size)
+            raise
 
 
 def json_line(row: Any) -> str:

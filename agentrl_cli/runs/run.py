@@ -13,7 +13,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,7 @@ class Run:
         folder = Path(cfg.runs) / (cfg.name or _new_name(cfg))
         if not is_folder_name(folder.name) or folder.parent != Path(cfg.runs):
             raise UserError(f"name '{cfg.name}' is not a folder name; use letters, digits, . _ -")
-        with files.explain_write_errors(folder):
+        with files.explain_write_errors(folder, "choose another place with runs="):
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
                 folder.mkdir()
@@ -205,15 +205,19 @@ class Run:
                 self._finish("stopped", str(error))
                 raise
             except BaseException as error:
-                self.append_log(traceback.format_exc())
-                self._finish("failed", f"{type(error).__name__}: {error}")
+                with suppress(UserError):  # of a disk: `error` says more
+                    self.append_log(traceback.format_exc())
+                with suppress(UserError):
+                    self._finish("failed", f"{type(error).__name__}: {error}")
                 raise
             self._finish("done")
 
     def _finish(self, status: str, error: str | None = None) -> None:
-        self.set_status(status, error)
-        for logger in self.loggers:
-            logger.finish(status)
+        try:
+            self.set_status(status, error)
+        finally:
+            for logger in self.loggers:
+                logger.finish(status)
 
     def append_log(self, text: str) -> None:
         """Append to log.txt."""

@@ -1,0 +1,210 @@
+"""A disk that is full or read-only: one sentence, nothing lost, and the run goes on afterwards."""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.runs.run import Logger, Run
+from tests.builders.command_line import agentrl, refused
+from tests.builders.runs import facts, folders, saved, settings, trained
+from tests.faults.disks import can_mount, refusing, run_mounting
+
+GO_ON = "copy the run elsewhere and resume it there"
+NO_SPACE = f"cannot be written (No space left on device); free space there or {GO_ON}"
+READ_ONLY = f"cannot be written (Read-only file system); make it writable or {GO_ON}"
+OFTEN = "save_minutes=1e-9"
+
+
+def counted(root: Path, algo: str) -> tuple[Run, int]:
+    """A whole run, and how many changes of files it makes."""
+    with refusing(root / "whole" / "it", errno.ENOSPC, room=10**9) as disk:
+        return trained(root / "whole", algo, "it", OFTEN), len(disk.changed)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, int]:
+    return counted(tmp_path_factory.mktemp("runs"), "grpo")
+
+
+@pytest.fixture
+def done(whole: tuple[Run, int]) -> Run:
+    return whole[0]
+
+
+@pytest.fixture
+def run(tmp_path: Path, done: Run) -> Run:
+    """A copy of a run that was stopped before its last checkpoint."""
+    shutil.copytree(done.folder, tmp_path / "runs" / "it")
+    copied = Run(tmp_path / "runs" / "it")
+    shutil.rmtree(copied.latest_checkpoint())
+    copied.set_status("stopped")
+    return copied
+
+
+def fill_and_resume(root: Path, algo: str, done: Run, room: int) -> None:
+    """Train on a disk that is full behind `room` changes of files, then where there is space."""
+    command = ["train", *settings(root / "full", algo, "it", OFTEN)]
+    with refusing(root / "full" / "it", errno.ENOSPC, room=room):
+        result = agentrl(*command, "--config-dir", str(folders(root)))
+    run = Run(root / "full" / "it")
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.exit_code == 2 and "Traceback" not in result.stderr
+    assert last == f"'{run.folder}' {NO_SPACE}"
+    run.whole_checkpoint()
+    assert agentrl("resume", str(run.folder)).exit_code == 0
+    assert facts(run) == facts(done) and saved(run) == saved(done)
+    assert Run(run.folder).is_done
+
+
+@pytest.mark.parametrize("share", [0.4, 0.97])
+def test_a_run_on_a_full_disk_stops_and_goes_on_to_the_same_bytes(
+    tmp_path: Path, whole: tuple[Run, int], share: float
+):
+    fill_and_resume(tmp_path, "grpo", whole[0], int(share * whole[1]))
+
+
+@pytest.mark.slow
+def test_a_run_with_replay_on_a_full_disk_goes_on_to_the_same_bytes(tmp_path: Path):
+    done, changes = counted(tmp_path, "nlac")
+    for tenths in (4, 7, 9):
+        fill_and_resume(tmp_path, "nlac", done, changes * tenths // 10)
+        shutil.rmtree(tmp_path / "full")
+
+
+SMALL_DISK = """
+mount -t tmpfs -o size=${1}k tmpfs "$2"
+code=0
+agentrl train "${@:4}" || code=$?
+cat "$2/it/meta.json"
+mount -o remount,size=200m "$2"
+agentrl resume "$2/it"
+cp -r "$2/it" "$3"
+exit $code
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount(), reason="may not mount here")
+@pytest.mark.parametrize("kilobytes", [21_000, 29_800])
+def test_a_run_on_a_real_disk_that_is_full_goes_on_to_the_same_bytes(
+    tmp_path: Path, done: Run, kilobytes: int
+):
+    """Two checkpoints of 15 MB: there is room for one, and for nearly both."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    more = [*settings(disk, "grpo", "it"), "--config-dir", folders(tmp_path)]
+    result = run_mounting(SMALL_DISK, kilobytes, disk, tmp_path / "kept", *more)
+    assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
+    said = [line for line in result.stderr.splitlines() if line.startswith("'")]
+    assert len(said) == 1 and "No space left on device" in said[0] and said[0].endswith(GO_ON)
+    kept = Run(tmp_path / "kept")
+    assert kept.is_done and facts(kept) == facts(done) and saved(kept) == saved(done)
+
+
+class Witness(Logger):
+    """Notes how the run ended."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Nothing."""
+
+    def finish(self, status: str) -> None:
+        self.ended.append(status)
+
+
+def test_loggers_are_closed_and_the_first_error_is_told_where_nothing_can_be_written(run: Run):
+    witness = Witness()
+    run.attach([witness], DictConfig({}))
+    with ExitStack() as disk, pytest.raises(ValueError, match="the cause"), run.track():
+        disk.enter_context(refusing(run.folder, errno.ENOSPC))
+        raise ValueError("the cause")
+    assert witness.ended == ["failed"]
+
+
+def test_a_line_is_appended_whole_or_not_at_all(tmp_path: Path):
+    file, limits = tmp_path / "log.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    files.append_jsonl(file, [{"result": 1}])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            files.append_jsonl(file, [{"result": "x" * 10_000}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    files.append_jsonl(file, [{"result": 2}])
+    assert files.read_jsonl(file) == [{"result": 1}, {"result": 2}]
+
+
+# a folder that may only be read
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_run_in_a_read_only_folder_is_shown_evaluated_and_not_trained(run: Run):
+    before, name = contents(run.folder), str(run.folder)
+    with refusing(run.folder.parent, errno.EROFS):
+        for verb in (["show", name], ["ls", str(run.folder.parent)]):
+            result = agentrl(*verb)
+            assert result.exit_code == 0 and result.stdout
+        refused(agentrl("resume", name), f"'{name}' {READ_ONLY}")
+        result = agentrl("eval", name, "--json")
+        assert result.exit_code == 2 and "eval/test_success" in json.loads(result.stdout)
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"'{name}/evaluations.jsonl' cannot be written (Read-only file")
+    assert contents(run.folder) == before
+
+
+def test_what_writes_into_a_read_only_folder_is_one_sentence(run: Run, tmp_path: Path):
+    place, name = run.folder.parent, str(run.folder)
+    reason = "cannot be written (Read-only file system); make it writable or"
+    with refusing(place, errno.EROFS):
+        new = settings(place, "grpo", "new")
+        result = agentrl("train", *new, "--config-dir", str(folders(tmp_path)))
+        refused(result, f"'{place}/new' {reason} choose another place with runs=")
+        result = agentrl("report", str(place))
+        assert result.exit_code == 2 and "coin" in result.stdout
+        last = result.stderr.splitlines()[-1]
+        assert last == f"'{place}/report' {reason} choose another place with --out"
+        refused(agentrl("export", name, f"{place}/out"), f"'{place}/out' {reason} give another")
+
+
+READ_ONLY_DISK = """
+mount --bind "$1" "$1"
+mount -o remount,bind,ro "$1"
+agentrl show "$1/it"
+agentrl report "$1" --out "$2"
+agentrl resume "$1/it" && exit 9
+agentrl eval "$1/it" && exit 9
+exit 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount(), reason="may not mount here")
+def test_on_a_real_read_only_disk_verbs_read_and_refuse_in_a_sentence(run: Run, tmp_path: Path):
+    result = run_mounting(READ_ONLY_DISK, run.folder.parent, tmp_path / "report")
+    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
+    assert f"'{run.folder}' {READ_ONLY}" in result.stderr.splitlines()
+    assert "test_success" in result.stdout and (tmp_path / "report" / "report.html").exists()
+
+
+def test_the_remedy_of_a_disk_fits_its_error(tmp_path: Path):
+    for code, remedy in ((errno.ENOSPC, "free space there or"), (errno.EACCES, "make it writable")):
+        with (
+            pytest.raises(UserError, match=f"; {remedy}"),
+            files.explain_write_errors(tmp_path),
+        ):
+            raise OSError(code, "no")
