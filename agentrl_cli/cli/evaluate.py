@@ -26,7 +26,7 @@ def evaluate_command(
     such run, or its folder cannot be written."""
     run = find_run(ref) if ref is not None else None
     cfg = check(load(run.config_file, overrides) if run else compose(overrides, config_dir))
-    parts = assemble(cfg, None, learns=False)
+    parts = assemble(cfg, None, learns=False, restored=run is not None)
     if run is None:
         record = {"model": "base", **evaluate_as_chosen(cfg, parts, 0)}
         show(record)

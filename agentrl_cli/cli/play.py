@@ -167,7 +167,7 @@ def play_with_policy(cfg: DictConfig, run: Run | None, task: Task) -> Episode:
     from agentrl_cli.training.assemble import assemble
     from agentrl_cli.training.evaluate import task_starts
 
-    parts = assemble(cfg, None, learns=False)
+    parts = assemble(cfg, None, learns=False, restored=run is not None)
     if run is not None:
         parts.restore_models(run.whole_checkpoint(*PLAYED_PARTS).folder)
     episodes = parts.play(task_starts(parts.seed, task, 1), parts.collector.sampling)

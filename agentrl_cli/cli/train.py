@@ -69,7 +69,7 @@ def resume_run(run: Run, overrides: list[str] | None) -> None:
     cfg = check(load(run.config_file, overrides or []))
     checkpoint = run.whole_checkpoint()
     refuse_to_resume(run, cfg, checkpoint)
-    parts = assemble(cfg, run.folder)
+    parts = assemble(cfg, run.folder, restored=True)
     parts.restore(checkpoint)
     with interruptible() as interrupted:
         run.truncate_logs(checkpoint)

@@ -113,12 +113,15 @@ def _read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Parts:
+def assemble(
+    cfg: DictConfig, folder: Path | None, *, learns: bool = True, restored: bool = False
+) -> Parts:
     """Build every part; `folder` is the run's, None where nothing may be written. What only plays
-    (`learns` false) reads no demonstrations."""
+    (`learns` false) reads no demonstrations; what is `restored` from a checkpoint afterwards reads
+    no `init`, which may be gone by then."""
     env: Env = build(cfg.env)
     algo: Algorithm = build(cfg.algo)
-    models = _load_models(cfg, algo)
+    models = _load_models(cfg, algo, None if restored else cfg.init)
     chat = Chat(models.tokenizer)
     chat.check(env.tools)
     generator: Generator = build(cfg.hardware.generator, models=models)
@@ -144,11 +147,11 @@ def assemble(cfg: DictConfig, folder: Path | None, *, learns: bool = True) -> Pa
     return parts
 
 
-def _load_models(cfg: DictConfig, algo: Algorithm) -> ModelSet:
+def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None) -> ModelSet:
     """The algorithm's models with their initial weights, and the process set up to compute them."""
     device = pick_device(cfg.hardware.device)
     models = ModelSet(as_dataclass(cfg.model, ModelConfig), algo.models(), device, cfg.seed)
-    load_initial_weights(models, cfg)
+    load_initial_weights(models, init, Path(cfg.runs))
     set_threads(cfg.hardware.threads, models)
     if device.type == "cpu":
         keep_freed_memory()
@@ -246,15 +249,15 @@ def set_threads(threads: int | None, models: ModelSet) -> None:
     torch.set_num_threads(chosen)
 
 
-def load_initial_weights(models: ModelSet, cfg: DictConfig) -> None:
+def load_initial_weights(models: ModelSet, init: str | None, runs: Path) -> None:
     """Start the policy (and what follows it) from the checkpoint that `init` names, if any."""
-    if cfg.init is None:
+    if init is None:
         return
-    folder = Path(cfg.init)
+    folder = Path(init)
     names = ("config.json", "adapter_config.json")
     if not any(is_file(folder / name) for name in names):
         part = "models/policy/"
-        folder = find_run(cfg.init, Path(cfg.runs)).whole_checkpoint(part).folder / part
+        folder = find_run(init, runs).whole_checkpoint(part).folder / part
     models.load_weights("policy", folder)
 
 
