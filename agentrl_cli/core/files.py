@@ -110,7 +110,8 @@ def append_jsonl(file: Path, rows: Iterable[Any]) -> None:
             while data:
                 data = data[log.write(data) :]
         except OSError:
-            log.truncate(size)
+            with suppress(OSError):
+                log.truncate(size)
             raise
 
 
