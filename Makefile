@@ -7,7 +7,7 @@ STAMP := $(VENV)/.agentrl-installed
 EXTRAS := $(VENV)/.agentrl-extras-installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: setup demo test check ci results results-page pictures kills fuzz clean
+.PHONY: setup demo test check ci results results-page pictures kills fuzz soak clean
 
 setup: $(STAMP)
 
@@ -45,6 +45,10 @@ kills: setup
 # spoils what is read and looks for anything but a refusal; goes on where it stopped. ARGS="--cases 1000 --seed 1" chooses
 fuzz: setup
 	$(BIN)/python tests/faults/fuzz.py $(or $(ARGS),--cases 20000 --record docs/results/reliability.json)
+
+# trains for two hours in one process and stores by how much its memory grew
+soak: setup
+	$(BIN)/python tests/faults/soak.py $(ARGS)
 
 # about six hours on two cores; finished runs under runs/results are not repeated
 results: setup
