@@ -3,15 +3,18 @@ Accelerate (TensorBoard, MLflow, Weights & Biases). Another tracker needs a file
 
 from __future__ import annotations
 
+import shlex
 import sys
+import time
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import safe
+from agentrl_cli.core.errors import UserError, require_above
+from agentrl_cli.core.terminal import safe, say
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs.run import Logger, Run
 
@@ -116,17 +119,36 @@ class TrackerLogger(Logger):
 @dataclass(kw_only=True)
 class WandbLogger(Logger):
     """Weights & Biases: metrics, configuration, a table of the first `rows` episodes of each file.
-    `mode` null follows WANDB_MODE. Its id is kept in meta.json: a resumed run continues the
-    page."""
+    `mode` null follows WANDB_MODE. Its id is kept in meta.json: a resumed run continues the page.
+    Where W&B gives no answer within `timeout` seconds at the start the run is logged offline, and
+    at the end it is waited for no longer. Nothing that fails in between stops the run."""
 
     project: str
     entity: str | None
     mode: Literal["online", "offline"] | None
     rows: int
+    timeout: float
     client: Any = field(default=None, init=False)
+    has_failed: bool = field(default=False, init=False)
 
     def start(self, run: Run, cfg: DictConfig) -> None:
         """Open the page of the run. Raises UserError where W&B refuses."""
+        import wandb
+
+        require_above(0, **{"logger.timeout": self.timeout})
+        began = time.monotonic()
+        try:
+            self._open(run, cfg, self.mode)
+        except wandb.Error as error:
+            if time.monotonic() - began < self.timeout:
+                remedy = "log in or give logger.mode=offline"
+                raise UserError(f"wandb refused ({error}); {remedy}") from None
+            say(f"wandb gave no answer within {self.timeout:g} s; logging offline", err=True)
+            self._open(run, cfg, "offline")
+        self.client.tracker.define_metric("*", step_metric="step")
+        run.update_meta(wandb_id=self.client.tracker.id)
+
+    def _open(self, run: Run, cfg: DictConfig, mode: str | None) -> None:
         import wandb
         from omegaconf import OmegaConf
 
@@ -134,37 +156,55 @@ class WandbLogger(Logger):
         options = {
             "run_name": self.project,  # as WandBTracker calls W&B's project
             "entity": self.entity,
-            "mode": self.mode,
+            "mode": mode,
             "name": run.name,
             "id": identity,
             "resume": "allow" if identity else None,
             "dir": str(run.folder),
             "config": OmegaConf.to_container(cfg, resolve=True),
-            "settings": wandb.Settings(console="off", quiet=True),
+            "settings": wandb.Settings(
+                console="off",
+                quiet=True,
+                init_timeout=self.timeout,
+                finish_timeout=self.timeout,
+                finish_timeout_raises=True,
+            ),
         }
         self.client = tracker_class("wandb")(**options)
-        try:
-            self.client.start()
-        except wandb.Error as error:
-            remedy = "log in or give logger.mode=offline"
-            raise UserError(f"wandb refused ({error}); {remedy}") from None
-        self.client.tracker.define_metric("*", step_metric="step")
-        run.update_meta(wandb_id=self.client.tracker.id)
+        self.client.start()
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Log against our own step, which may go back when a run is resumed."""
-        self.client.log({"step": step, **metrics})
+        self._send({"step": step, **metrics})
 
     def episodes(self, step: int, kind: str, episodes: list[Episode]) -> None:
-        """Log the first rows as a table."""
+        """Log the first rows as a table, for which W&B is waited for; not again where it failed."""
         import wandb
 
+        if self.has_failed:
+            return
         rows: list[Any] = [list(_row(step, episode)) for episode in episodes[: self.rows]]
-        self.client.log({"step": step, f"episodes/{kind}": wandb.Table(list(COLUMNS), rows)})
+        self._send({"step": step, f"episodes/{kind}": wandb.Table(list(COLUMNS), rows)})
+
+    def _send(self, values: dict[str, Any]) -> None:
+        try:
+            self.client.log(values)
+        except Exception as error:  # of its process, of its server, of what it answers
+            if not self.has_failed:
+                reason = str(error).partition("\n")[0]
+                say(f"wandb failed ({reason}); the run goes on, no episodes are sent", err=True)
+            self.has_failed = True
 
     def finish(self, status: str) -> None:
-        """Close the page; only a failed run counts as crashed."""
-        self.client.tracker.finish(exit_code=int(status == "failed"))
+        """Close the page; only a failed run counts as crashed. Say how to send what was not."""
+        page = self.client.tracker
+        try:
+            page.finish(exit_code=int(status == "failed"))
+        except Exception:  # it took too long, or its process is gone
+            self.has_failed = True
+        if self.has_failed or page.offline:
+            command = f"wandb sync --include-online {shlex.quote(str(Path(page.dir).parent))}"
+            say(f"wandb has not got all of this run; send it with: {command}", err=True)
 
 
 def tracker_class(name: str) -> type[GeneralTracker]:

@@ -75,7 +75,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def wandb_logger() -> WandbLogger:
-    return WandbLogger(project="test", entity=None, mode=None, rows=4)
+    return WandbLogger(project="test", entity=None, mode=None, rows=4, timeout=60)
 
 
 @pytest.mark.wandb
