@@ -53,8 +53,10 @@ def _load(path: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, trust_remote_code=False, use_safetensors=True
+        )
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise UserError(f"model '{path}' cannot be loaded ({first}); name another") from None
