@@ -11,9 +11,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.prompts import fill
+from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode, Turn, derive_seed
 from agentrl_cli.envs.base import Env
 
@@ -95,13 +97,19 @@ class Corpus(ABC):
         has other tasks each time where there are few, for none is to be learnt by heart."""
 
     def own_play(self, episode: Episode) -> Text:
-        """The model's own play, seen and not taught, and what came of it as its forecasts: so they
-        tell how this player fares and not how the scripted one does."""
+        """The model's own play, seen and not taught, and what came of it as its forecasts and their
+        backups: so they tell how this player fares and not how the scripted one does, and a backup
+        checks as well as a forecast, which learns from it."""
         turns = [
             Turn(t.observation, t.action, [], [], [], info=dict(UNTRAINED)) for t in episode.turns
         ]
-        forecasts = enumerate(self.true_forecasts(episode))
-        return Text("own_play", turns, [Branch(i, self.prompts.forecast, f) for i, f in forecasts])
+        forecasts = self.true_forecasts(episode)
+        branches = [Branch(i, self.prompts.forecast, text) for i, text in enumerate(forecasts)]
+        for i, (text, later) in enumerate(pairwise(forecasts)):
+            response = TurnRef(episode, i).response
+            prompt = fill(self.prompts.backup, response=response, forecast=later)
+            branches.append(Branch(i, prompt, text))
+        return Text("own_play", turns, branches)
 
     @abstractmethod
     def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:

@@ -212,11 +212,17 @@ def test_the_models_own_play_is_seen_and_not_taught_and_its_ends_are():
         assert len(episode.turns) == corpus.env.turns
         assert {w for turn in episode.turns for w in turn.info["weight"]} == {0.0}
         for i, turn in enumerate(episode.turns):
-            (branch,) = turn.info["branches"]
+            forecast, *backups = turn.info["branches"]
             assert turn.action == LINES[i % 3]
-            assert branch["place"] == "behind" and branch["weight"] == 5.0
-            answer = made.chat.decode(branch["answer_ids"])
-            assert outcome(answer) is False
+            answer = made.chat.decode(forecast["answer_ids"])
+            assert outcome(answer) is False and len(backups) == (i < len(episode.turns) - 1)
+            for branch in (forecast, *backups):
+                assert branch["place"] == "behind" and branch["weight"] == 5.0
+                assert branch["answer_ids"] == forecast["answer_ids"]
+            for backup in backups:
+                later = episode.turns[i + 1].info["branches"][0]
+                asked = made.chat.text_of(backup["prompt_ids"])
+                assert made.chat.decode(later["answer_ids"]) in asked
             said = episode.turns[i + 1].observation[-1].content if i < 11 else "You lose."
             assert said.split(".")[0] in answer
 
