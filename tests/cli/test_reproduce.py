@@ -64,14 +64,15 @@ def test_presets_of_the_paper_train_a_large_model_through_lora():
         assert (cfg.model.path, cfg.model.lora.rank) == ("Qwen/Qwen2.5-7B-Instruct", 64)
 
 
-@pytest.mark.parametrize("name", ["twentyq", "twentyq_ablations", "tau_mini", "math"])
-def test_what_is_stored_of_a_run_is_what_its_record_says(name: str):
-    file = RESULTS / f"{name}.json"
-    records = [row for row in json.loads(file.read_text()) if row["split"] == "test"]
-    assert records
-    for row in records:
-        kept = Result(**read_stored()[preset(row)][str(row["seed"])])
-        assert kept == Result("test", row["final"], row["low"], row["high"])
+def test_what_is_stored_of_a_run_is_what_its_record_says():
+    """Records of models that are no longer embedded have nothing stored to be held against."""
+    names = ("twentyq", "twentyq_ablations", "tau_mini", "math")
+    records = [row for name in names for row in json.loads((RESULTS / f"{name}.json").read_text())]
+    told = {(preset(row), str(row["seed"])): row for row in records if row["split"] == "test"}
+    for name, runs in read_stored().items():
+        for seed, kept in runs.items():
+            row = told[name, seed]
+            assert Result(**kept) == Result("test", row["final"], row["low"], row["high"])
 
 
 def test_every_run_that_make_results_compares_is_a_preset_from_the_start_it_names():
