@@ -76,12 +76,13 @@ def test_every_role_writes_in_form_and_both_phases_are_trained(critic: Run):
 def test_the_critic_learns_that_a_shorter_game_is_lost(tmp_path: Path):
     run = trained(
         tmp_path, "env.turns=5", "algo=nlac", "steps=10", "algo.critic_warmup=10",
+        "algo.advanced.successor_tokens_per_step=300",
         "rollout.episodes_per_step=48", "eval.episodes_per_task=2",
         "algo.advanced.monitored_states=24", "algo.advanced.probes=1",
     )  # fmt: skip
     base, *_, final = run.metrics()
-    # the base foresees games of 12 turns; in a trial 0.31 fell to 0.15, and 0.14 to 0.07
-    assert base["nlac/optimism"] > 0.2 and final["nlac/optimism"] < 0.7 * base["nlac/optimism"]
+    # the base foresees games of 12 turns; with steps twice as large 0.43 fell to 0.29, 0.24 to 0.14
+    assert base["nlac/optimism"] > 0.2 and final["nlac/optimism"] < 0.75 * base["nlac/optimism"]
     assert final["nlac/brier"] < 0.75 * base["nlac/brier"]
 
 
