@@ -38,8 +38,12 @@ def episodes(run: Run) -> list[Episode]:
     return [one for file in run.episode_files() for one in episode_files.read_all(file)]
 
 
+# all that learn from episodes that were played
+PLAYERS = {file.stem for file in (CONF / "algo").glob("*.yaml")} - {"pretraining"}
+
+
 @pytest.mark.slow  # two runs of every algorithm
-@pytest.mark.parametrize("algo", sorted(file.stem for file in (CONF / "algo").glob("*.yaml")))
+@pytest.mark.parametrize("algo", sorted(PLAYERS))
 @pytest.mark.parametrize("turns", ["thoughts", "retry"])
 def test_every_algorithm_trains_on_it(tmp_path: Path, algo: str, turns: str):
     run = trained(tmp_path, algo, f"env.turns={turns}")
