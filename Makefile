@@ -24,7 +24,7 @@ $(EXTRAS): $(STAMP)
 	touch $@
 
 demo: setup
-	$(BIN)/agentrl train algo=nlac env=twentyq
+	$(BIN)/agentrl train algo=nlac env=twentyq steps=12
 	$(BIN)/agentrl show last
 
 test: setup
