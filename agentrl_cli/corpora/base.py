@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -20,6 +20,8 @@ from agentrl_cli.core.types import Episode, Turn, derive_seed
 from agentrl_cli.envs.base import Env
 
 UNTRAINED = {"weight": 0.0}
+READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
+ROLLOUTS = 4  # that Self-Distillation and NLRL read
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,12 @@ class CritiqueExample:
 
 @dataclass(kw_only=True)
 class Corpus(ABC):
-    """Writes texts of several kinds. The prompts of the roles, and how many forecasts a critique
-    reads, are those of `nlac`."""
+    """Writes texts of several kinds. The prompts of the roles are those of `nlac`."""
 
     nlac: NLAC
 
     def __post_init__(self) -> None:
-        self.prompts, self.forecasts = self.nlac.prompts, self.nlac.forecasts
+        self.prompts = self.nlac.prompts
 
     def texts(
         self, count: int, mixture: Mapping[str, float], roles: Mapping[str, float], seed: int
@@ -137,6 +138,23 @@ def best_of_rollouts(actions: list[str], successes: list[bool]) -> str | None:
     """The action that succeeded most often, the first of equals; None where none did."""
     won = Counter(a for a, success in zip(actions, successes, strict=True) if success)
     return won.most_common(1)[0][0] if won else None
+
+
+def branches_of(
+    turns: Sequence[Turn],
+    roles: Mapping[str, float],
+    rng: random.Random,
+    write: Callable[[str, int], Branch | None],
+) -> list[Branch]:
+    """What roles say of the turns, each of every turn as often as `roles` says, on average: what
+    `write` writes of a role and a turn's number, where there is something to say."""
+    written = [
+        write(role, at)
+        for at in range(len(turns))
+        for role, rate in roles.items()
+        for _ in times(rate, rng)
+    ]
+    return [branch for branch in written if branch is not None]
 
 
 def times(rate: float, rng: random.Random) -> range:

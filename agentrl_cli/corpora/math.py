@@ -20,14 +20,16 @@ from statistics import fmean
 from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.corpora.base import (
+    READ_FORECASTS,
+    ROLLOUTS,
     UNTRAINED,
     Branch,
     Corpus,
     CritiqueExample,
     Text,
     best_of_rollouts,
+    branches_of,
     rollout_line,
-    times,
 )
 from agentrl_cli.corpora.solver import Solution, Solver, SolverHabits
 from agentrl_cli.envs.base import Env
@@ -47,8 +49,6 @@ from agentrl_cli.envs.math.problems import (
 FACTS_PER_TEXT = 8
 CHECKS_PER_TEXT = 6
 MAX_ATTEMPTS = 3  # of a text with several attempts
-READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
-ROLLOUTS = 4  # that Self-Distillation and NLRL read
 PLAYED_OUT = 12  # ends that decide a verdict
 CLEARLY_WORSE = 0.25  # success rates that differ by less count as equal in a verdict
 OFFS = (1, -1, 2, -2, 10, -10)  # by which a result is wrong that no solver would write
@@ -176,13 +176,8 @@ class MathCorpus(Corpus):
             "backup": self._backup, "evaluate": self._evaluate, "refine": self._refine,
             "rollouts": self._refine_by_rollouts, "aggregate": self._aggregate,
         }  # fmt: skip
-        branches = [
-            writers[role](solution, step, rng)
-            for step in range(len(turns))
-            for role, rate in roles.items()
-            for _ in times(rate, rng)
-        ]
-        return Text("play", turns, [branch for branch in branches if branch is not None])
+        said = branches_of(turns, roles, rng, lambda role, at: writers[role](solution, at, rng))
+        return Text("play", turns, said)
 
     # the roles, each behind step `step` of a solution
 

@@ -17,14 +17,16 @@ from dataclasses import dataclass, replace
 from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.core.types import Episode, Message, Step, Turn
 from agentrl_cli.corpora.base import (
+    READ_FORECASTS,
+    ROLLOUTS,
     UNTRAINED,
     Branch,
     Corpus,
     CritiqueExample,
     Text,
     best_of_rollouts,
+    branches_of,
     rollout_line,
-    times,
 )
 from agentrl_cli.corpora.clerk import RULES, Clerk, ClerkHabits, ClerkState, check
 from agentrl_cli.envs.base import Env
@@ -37,8 +39,6 @@ MORE_ITEMS_SHARE = 2 / 3  # of the returns in which the customer wants more, as 
 SUCCESS, FAILURE = "Success.", "Failure."
 WRITING = ("cancel", "return", "transfer")  # tools of which a forecast tells
 ENDING = ("transfer()", "It is finished.")  # actions after which little more is said
-ROLLOUTS = 4  # that Self-Distillation and NLRL read
-READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
 CUSTOMERS = 20  # of a shop in which the model plays
 FACTS = 6  # of a text of them; a third more are of items that the customer hardly has
 IMAGINED = 8  # conversations that decide a verdict
@@ -118,9 +118,15 @@ class TauCorpus(Corpus):
         played = list[Transition]()
         for action in actions:
             self.clerk.observe(now.state, now.observation[-1].content, random.Random(0))
-            played.append(Transition(now.fork(), action, now.env.step(action)))
-            now.observation = played[-1].step.messages
+            played.append(self._act(now, action, now.fork()))
         return played
+
+    def _act(self, now: Snapshot, action: str, before: Snapshot) -> Transition:
+        """Do this; `now` moves on from `before`."""
+        self.clerk.note(now.state, action)
+        step = now.env.step(action)
+        now.observation = step.messages
+        return Transition(before, action, step)
 
     def wild(self, rng: random.Random) -> Text:
         """Actions of any kind, which are not taught, each with a forecast, as another one has."""
@@ -139,9 +145,7 @@ class TauCorpus(Corpus):
         while not played or not (played[-1].step.done or played[-1].step.truncated):
             self.clerk.observe(now.state, now.observation[-1].content, rng)
             before, action = now.fork(), self._wild_action(now, rng)
-            self.clerk.note(now.state, action)
-            played.append(Transition(before, action, now.env.step(action)))
-            now.observation = played[-1].step.messages
+            played.append(self._act(now, action, before))
         return played
 
     def _wild_action(self, now: Snapshot, rng: random.Random) -> str:
@@ -161,15 +165,9 @@ class TauCorpus(Corpus):
             "backup": self._backup, "evaluate": self._evaluate, "refine": self._refine,
             "rollouts": self._refine_by_rollouts, "aggregate": self._aggregate,
         }  # fmt: skip
-        branches = [
-            writers[role](played, at, rng)
-            for at in range(len(played))
-            for role, rate in roles.items()
-            for _ in times(rate, rng)
-        ]
-        return Text(
-            "play", _turns_of(played), [branch for branch in branches if branch is not None]
-        )
+        turns = _turns_of(played)
+        said = branches_of(turns, roles, rng, lambda role, at: writers[role](played, at, rng))
+        return Text("play", turns, said)
 
     def converse(self, rng: random.Random) -> list[Transition]:
         """A conversation of the clerk in a new shop."""
@@ -298,10 +296,7 @@ class TauCorpus(Corpus):
             before = now if imagined and played else now.fork()
             choice = self.clerk.choose_action(now.state, rng) if action is None else action
             action = None
-            self.clerk.note(now.state, choice)
-            step = now.env.step(choice)
-            played.append(Transition(before, choice, step))
-            now.observation = step.messages
+            played.append(self._act(now, choice, before))
         return played
 
     def _imagine(self, before: Snapshot, action: str, rng: random.Random) -> list[Transition]:

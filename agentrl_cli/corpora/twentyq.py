@@ -17,21 +17,21 @@ from dataclasses import dataclass, replace
 from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.corpora.base import (
+    READ_FORECASTS,
+    ROLLOUTS,
     Branch,
     Corpus,
     CritiqueExample,
     Text,
     best_of_rollouts,
+    branches_of,
     rollout_line,
-    times,
 )
 from agentrl_cli.corpora.games import Games, Move, ending, information_sentence, write_critique
 from agentrl_cli.corpora.player import ANSWERS, Player, PlayerHabits, PlayerState
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.env import TwentyQ, answer_sentence
 
-READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
-ROLLOUTS = 4  # that Self-Distillation and NLRL read
 IMAGINED = 24  # games that decide a verdict
 
 
@@ -124,13 +124,8 @@ class TwentyQCorpus(Corpus):
             "backup": self._backup, "evaluate": self._evaluate, "refine": self._refine,
             "rollouts": self._refine_by_rollouts, "aggregate": self._aggregate,
         }  # fmt: skip
-        branches = [
-            writers[role](moves, at, end, rng)
-            for at in range(len(moves))
-            for role, rate in roles.items()
-            for _ in times(rate, rng)
-        ]
-        return Text("play", turns, [branch for branch in branches if branch is not None])
+        said = branches_of(turns, roles, rng, lambda role, at: writers[role](moves, at, end, rng))
+        return Text("play", turns, said)
 
     # the roles, each behind move `at` of a game that ended with `end`
 
