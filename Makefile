@@ -40,7 +40,7 @@ ci: $(EXTRAS)
 
 # kills runs, resumes and compares them; goes on where it stopped. ARGS="--runs 1000 --algo nlac" chooses
 kills: setup
-	$(BIN)/python tests/faults/kills.py $(or $(ARGS),--runs 100)
+	$(BIN)/python tests/faults/kills.py $(or $(ARGS),--runs 100 --record docs/results/reliability.json)
 
 # spoils what is read and looks for anything but a refusal; goes on where it stopped. ARGS="--cases 1000 --seed 1" chooses
 fuzz: setup

@@ -1,6 +1,7 @@
 """Kill small runs with SIGKILL, at random moments and at file operations, resume them, and compare
-them with the run that was never interrupted. Results are appended to a file, so that the same
-command goes on where it stopped: `python tests/faults/kills.py --runs 100 --algo grpo`."""
+them with the run that was never interrupted. A run that was killed before its first checkpoint is
+begun anew, as its refusal says. Results are appended to a file, so that the same command goes on
+where it stopped: `python tests/faults/kills.py --runs 100 --algo grpo`."""
 
 from __future__ import annotations
 
@@ -24,8 +25,10 @@ from agentrl_cli.runs.run import Run  # noqa: E402
 from tests.builders.runs import facts, folders, saved, settings  # noqa: E402
 
 ALGORITHMS = ("grpo", "nlac", "self_ac", "stepagent_inverse", "archer")
+MORE = {  # as the defaults have it, where the builder's settings have it otherwise
+    "nlac": ("algo.critic=own", "algo.improvement=choice", "algo.gate=false"),
+}
 OFTEN = ("save_minutes=1e-9", "save_every=2")
-FINE = ("same", "no checkpoint yet")
 CHANGES = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
 
 
@@ -35,8 +38,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=5, help="kills of each algorithm")
     parser.add_argument("--algo", choices=ALGORITHMS, action="append")
     parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
+    parser.add_argument("--record", type=Path, help="the JSON file that gets the figures")
     options = parser.parse_args(arguments)
-    results, bad = options.folder / "results.jsonl", 0
+    results, outcomes = options.folder / "results.jsonl", []
     for algo in options.algo or ALGORITHMS:
         home = options.folder / algo
         known = known_results(results, algo)
@@ -46,8 +50,12 @@ def main(arguments: list[str]) -> int:
                 known[number] = kill_and_resume(home, algo, number, whole)
                 files.append_jsonl(results, [known[number]])
                 print(json.dumps(known[number]), flush=True)
-        bad += sum(known[number]["outcome"] not in FINE for number in range(options.runs))
-    return bad
+        outcomes += [known[number]["outcome"] for number in range(options.runs)]
+    equal = outcomes.count("same")
+    if options.record:
+        stored = files.read_json(options.record) if options.record.exists() else {}
+        files.write_json(options.record, {**stored, "kills": len(outcomes), "kills_equal": equal})
+    return len(outcomes) - equal
 
 
 def known_results(file: Path, algo: str) -> dict[int, dict[str, Any]]:
@@ -62,7 +70,7 @@ def whole_run(home: Path, algo: str) -> Run:
         shutil.rmtree(home / "whole", ignore_errors=True)
         began = time.monotonic()
         counted = home.parent / f"{algo}.operations"
-        done = call(home, ["train", *settings(home, algo, "whole", *OFTEN)], count=counted)
+        done = call(home, train(home, algo, "whole"), count=counted)
         if done.returncode:
             raise SystemExit(done.stderr)
         cost = {"seconds": time.monotonic() - began, "operations": int(counted.read_text())}
@@ -75,7 +83,7 @@ def kill_and_resume(home: Path, algo: str, number: int, whole: Run) -> dict[str,
     cost, draw = files.read_json(whole.folder / "cost.json"), random.Random(f"{algo} {number}")
     name = f"killed-{number}"
     shutil.rmtree(home / name, ignore_errors=True)
-    command = ["train", *settings(home, algo, name, *OFTEN)]
+    command = train(home, algo, name)
     seconds = operation = None
     if number % 2:
         operation = draw.randint(1, cost["operations"])
@@ -84,20 +92,26 @@ def kill_and_resume(home: Path, algo: str, number: int, whole: Run) -> dict[str,
         seconds = round(draw.uniform(0, cost["seconds"]), 2)
         call(home, command, timeout=seconds)
     result = {"algo": algo, "number": number, "seconds": seconds, "operation": operation}
-    outcome = resumed(home, name, whole)
-    if outcome in FINE:
+    resumable = (home / name / "meta.json").exists() and bool(Run(home / name).checkpoints())
+    if not resumable:
         shutil.rmtree(home / name, ignore_errors=True)
-    return result | {"outcome": outcome}
+    outcome = ended(home, name, ["resume", str(home / name)] if resumable else command, whole)
+    if outcome == "same":
+        shutil.rmtree(home / name, ignore_errors=True)
+    return result | {"resumed": resumable, "outcome": outcome}
 
 
-def resumed(home: Path, name: str, whole: Run) -> str:
-    """What became of a killed run: `same`, or what is otherwise."""
-    if not (home / name / "meta.json").exists() or not Run(home / name).checkpoints():
-        return "no checkpoint yet"
-    if not Run(home / name).is_done:
-        done = call(home, ["resume", str(home / name)])
+def train(home: Path, algo: str, name: str) -> list[str]:
+    """The command that trains the run `name`."""
+    return ["train", *settings(home, algo, name, *MORE.get(algo, ()), *OFTEN)]
+
+
+def ended(home: Path, name: str, command: list[str], whole: Run) -> str:
+    """What becomes of a killed run by a command: `same`, or what is otherwise."""
+    if not (home / name / "meta.json").exists() or not Run(home / name).is_done:
+        done = call(home, command)
         if done.returncode:
-            return f"not resumed: {done.stderr.strip().splitlines()[-1]}"
+            return f"refused: {done.stderr.strip().splitlines()[-1]}"
     run = Run(home / name)
     ours, theirs = facts(run), facts(whole)
     different = [key for key in theirs if ours[key] != theirs[key]]
