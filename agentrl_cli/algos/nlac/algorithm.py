@@ -20,7 +20,7 @@ from typing import Any, Literal
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.losses import Loss, nll, with_kl
 from agentrl_cli.algos.nlac.backup import LanguageBackup, Target
-from agentrl_cli.algos.nlac.choice import Chooser, Control, Improvement, Lesson
+from agentrl_cli.algos.nlac.choice import Candidates, Chooser, Control, Improvement, Lesson
 from agentrl_cli.algos.nlac.guard import Guard, GuardSettings
 from agentrl_cli.algos.nlac.monitor import Monitor, annotate, improvement
 from agentrl_cli.algos.nlac.prompts import Prompts, fill
@@ -30,6 +30,7 @@ from agentrl_cli.algos.nlac.roles import Ids, Roles
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_fraction
+from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, token_logprobs
@@ -108,6 +109,7 @@ class NLAC(Algorithm):
     chooser: Chooser = field(init=False, repr=False)
     critic_monitor: Monitor = field(init=False, repr=False)
     policy_guard: Guard = field(init=False, repr=False)
+    is_warned: bool = field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, turns_per_update=self.turns_per_update)
@@ -245,8 +247,18 @@ class NLAC(Algorithm):
         """What is learnt from fresh candidates of each turn (choice.py); metrics."""
         stored = self.advanced.first_action == "stored"
         groups = self.chooser.draw(turns, [t.action_ids for t in turns] if stored else None)
+        self._warn_of_a_mute_critic(groups)
         lessons = [lesson for group in groups for lesson in self.chooser.lessons(group)]
         return lessons, improvement(groups, lessons, self.forecasts)
+
+    def _warn_of_a_mute_critic(self, groups: list[Candidates]) -> None:
+        """Say once where no forecast names an outcome: the model has never seen texts of roles."""
+        asked = self.advanced.control != "majority" and not self.is_warned
+        if asked and not any(action.forecasts for group in groups for action in group.actions):
+            self.is_warned = True
+            line = f"warning: no forecast of {len(groups)} turns ends with 'Success.' or 'Failure.'"
+            more = "this model does not write what NLAC's critic must; word algo.prompts for it"
+            say(f"{line}: {more}, or begin with one that was trained on such texts", err=True)
 
     def _distillation(self, lessons: list[Lesson], metrics: dict[str, float]) -> Phase:
         """L2: what is learnt behind the plain prompt; the start's log-probs for the anchor."""

@@ -156,6 +156,18 @@ def test_texts_without_an_outcome_are_counted_and_never_trained(models: ModelSet
     assert phase.metrics["nlac/unparsed_targets"] == pytest.approx(3 / 5)
 
 
+@pytest.mark.parametrize(("forecast", "warnings"), [("It may end well.", 1), ("Success.", 0)])
+def test_a_model_that_writes_no_forecast_is_told_of_once(
+    models: ModelSet, capsys: pytest.CaptureFixture[str], forecast: str, warnings: int
+):
+    algo = bound(nlac(), troupe(forecast=forecast), models)
+    for step in range(2):
+        algo.context.step = step
+        updated(algo, filled(WON, LOST))
+    said = capsys.readouterr().err
+    assert said.count("this model does not write what NLAC's critic must") == warnings
+
+
 def test_a_backup_that_was_cut_off_right_after_its_outcome_is_not_trained(models: ModelSet):
     speakers = troupe(backup="So it went on. Success")
     speakers.cut = "backup"
