@@ -23,7 +23,8 @@ def evaluate(expression: object) -> Any:
     """The value of an expression of digits, points, parentheses and + - * /.
 
     Raises what evaluating it in Python would: SyntaxError, TypeError, ZeroDivisionError,
-    OverflowError (also for integers that would take too long).
+    OverflowError (also for integers that would take too long), and MemoryError, by which the parser
+    means that powers are nested too deeply.
     """
     if not isinstance(expression, str):
         raise TypeError("eval() arg 1 must be a string, bytes or code object")

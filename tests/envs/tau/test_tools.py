@@ -247,8 +247,9 @@ def test_long_sums_and_many_signs_have_their_value(retail: Shop, length: int):
         ("+".join(["1"] * 40_000), "maximum recursion depth exceeded during compilation"),
         ("(" * 250 + "1" + ")" * 250, "too many nested parentheses (<string>, line 1)"),
         ("+".join(["3**1000000"] * 300), "int too large to convert to float"),
+        ("**".join(["2"] * 40_000), ""),  # the parser's MemoryError, which says nothing
     ],
-    ids=["sum", "parentheses", "powers"],
+    ids=["sum", "parentheses", "powers", "nested powers"],
 )
 def test_what_is_too_deep_or_too_large_is_refused(retail: Shop, expression: str, answer: str):
     assert retail("calculate", expression=expression) == f"Error: {answer}"

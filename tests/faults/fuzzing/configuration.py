@@ -187,6 +187,15 @@ def _named(case: Case) -> list[str]:
     kind, _, overrides, _ = case
     if kind != "overrides":
         return []
-    keys = [text.partition("=")[0].strip("+~!") for text in overrides]
+    keys = [text.partition("=")[0].strip("+~!").partition("@")[0] for text in overrides]
     ends = [end for key in keys for end in (key.partition(".")[0], key.rpartition(".")[2])]
-    return [*ends, *overrides, "override", "composed"]
+    values = [text.partition("=")[2] for text in overrides]
+    return [*ends, *overrides, *values, *map(_as_read, values), "override", "composed"]
+
+
+def _as_read(value: str) -> str:
+    """A number as it is read and then shown: 1e9 is 1000000000.0."""
+    try:
+        return str(float(value))
+    except ValueError:
+        return value

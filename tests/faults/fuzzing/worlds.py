@@ -175,7 +175,7 @@ def _sum(text: str) -> None:
     """As the tools do, which let no other characters pass; Python's own errors are theirs."""
     try:
         json.dumps(arithmetic.evaluate("".join(c for c in text if c in OF_SUMS)))
-    except (SyntaxError, TypeError, ArithmeticError, RecursionError, ValueError):
+    except (SyntaxError, TypeError, ArithmeticError, RecursionError, ValueError, MemoryError):
         pass
 
 
