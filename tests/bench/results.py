@@ -32,7 +32,9 @@ from agentrl_cli.runs.run import Run, step_of
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "docs" / "results"
 AGENTRL = [sys.executable, "-m", "agentrl_cli.cli"]
-CONTROLS = ("shuffled_outcomes", "shuffled_critiques", "empty_critiques")
+CONTROLS = (
+    "shuffled_outcomes", "shuffled_critiques", "empty_critiques", "frozen_critic", "majority",
+)  # fmt: skip
 OWN_PLAY = "own_play"  # SFT on its own unfiltered play, the control that must stay flat
 TASKS = {
     "twentyq": {"test": 40, "train": 56},
@@ -44,15 +46,8 @@ PLAYERS = ("nlac", "self_ac", "archer", "ppo", "grpo", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
 FROM_SFT = (*STUDENTS[1:], "ppo_from_sft", "rft_from_sft")  # who starts from that SFT
 VARIANTS = {  # of algorithms; each is a preset, as each algorithm is
-    "twentyq": (
-        ("sft", OWN_PLAY),
-        *(("nlac", control) for control in CONTROLS),
-        ("ppo", "ppo_from_sft"),
-        ("rft", "rft_from_sft"),
-    ),
+    "twentyq": (("sft", OWN_PLAY), ("ppo", "ppo_from_sft"), ("rft", "rft_from_sft")),
 }
-
-
 ABLATIONS = (  # of NLAC, each a preset
     "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8", "m2",
 )  # fmt: skip
@@ -90,7 +85,8 @@ class Plan(NamedTuple):
 def plans(env: str, seeds: list[int], controls: bool) -> list[Plan]:
     """Everything that is compared, seed by seed."""
     compared = [(algo, "") for algo in (*PLAYERS, *STUDENTS)]
-    compared += VARIANTS.get(env, ()) if controls else ()
+    if controls:
+        compared += [*(("nlac", control) for control in CONTROLS), *VARIANTS.get(env, ())]
     return [Plan(env, algo, variant, seed) for seed in seeds for algo, variant in compared]
 
 
@@ -242,6 +238,7 @@ def main() -> None:
     parser.add_argument("--env", default="twentyq", choices=TASKS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--no-controls", action="store_true")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="algorithms and controls to run")
     parser.add_argument("--ablations", action="store_true", help="NLAC's, and nothing else")
     parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
     parser.add_argument("--jobs", type=int, default=2)
@@ -252,9 +249,10 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     compared = plans(asked.env, asked.seeds, not asked.no_controls)
     work = ablations(asked.env, asked.seeds) if asked.ablations else compared
+    chosen = [plan for plan in work if not asked.only or (plan.variant or plan.algo) in asked.only]
     refuse_other_plans(work, folder)
     if not asked.write_only:
-        train_all(work, folder, asked.jobs)
+        train_all(chosen, folder, asked.jobs)
     done = [(plan, folder / plan.name) for plan in work if is_done(folder / plan.name)]
     rows = [row for plan, run in done for row in records(plan, run)]
     write(f"{name}.json", rows)
