@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from agentrl_cli.config.compose import build, check, chosen_option, compose, load
+from agentrl_cli.core.one_process import refuse_several_processes
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import PLAYED_PARTS
 from agentrl_cli.training.assemble import Parts, assemble
@@ -24,6 +25,7 @@ def evaluate_command(
     """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None. The record is
     shown; a run's is then appended to its evaluations.jsonl. Raises UserError where there is no
     such run, or its folder cannot be written."""
+    refuse_several_processes()
     run = find_run(ref) if ref is not None else None
     cfg = check(load(run.config_file, overrides) if run else compose(overrides, config_dir))
     parts = assemble(cfg, None, learns=False, restored=run is not None)

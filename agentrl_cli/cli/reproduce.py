@@ -19,6 +19,7 @@ from agentrl_cli.config.compose import check, compose, options
 from agentrl_cli.config.schema import nearest
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.one_process import refuse_several_processes
 from agentrl_cli.report.records import evaluated_splits, success_interval
 from agentrl_cli.runs.run import Run
 
@@ -74,6 +75,7 @@ class Reproduction:
 def reproduce(preset: str, seeds: list[int], folder: Path, store: bool) -> list[Reproduction]:
     """Run a preset with the given seeds (of none: all that are stored, else 0), unless a run of an
     earlier call is done. Raises UserError for an unknown preset and for a run that failed."""
+    refuse_several_processes()
     known = options(GROUP)
     if preset not in known:
         raise UserError(f"experiment '{preset}' not found{nearest(preset, known)}")

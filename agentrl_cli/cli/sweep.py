@@ -20,6 +20,7 @@ from agentrl_cli.cli.sweep_worker import run_point
 from agentrl_cli.config import compose as config
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.one_process import refuse_several_processes
 from agentrl_cli.report.listing import cell, run_row
 from agentrl_cli.report.text import table
 from agentrl_cli.runs.find import list_runs
@@ -145,6 +146,7 @@ def sweep(
     """Check the sweep, run what is not done, and return its folder. Where there are many points
     `confirm(question)` answers whether to go on. Raises UserError for mistakes and for no
     points."""
+    refuse_several_processes()
     local = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"] if jobs > 1 else []
     grid = Sweep([*local, *overrides], config_dir, name)
     count = grid.count_runs()

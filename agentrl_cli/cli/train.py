@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from agentrl_cli.config.compose import build, check, chosen_option, compose, load
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.one_process import refuse_several_processes
 from agentrl_cli.envs.base import train_tasks
 from agentrl_cli.report.summary import final_table
 from agentrl_cli.rollout.demos import fingerprint
@@ -33,6 +34,7 @@ def start(
     file: Path | None = None,
 ) -> None:
     """`agentrl train`: compose, make the run's folder, train, and say how it went."""
+    refuse_several_processes()
     cfg = check(load(file, overrides) if file else compose(overrides, config_dir))
     if chosen_option(cfg, "search"):
         raise UserError("search needs a trained critic; train without it, then agentrl eval RUN")
@@ -53,6 +55,7 @@ def start(
 def resume(ref: str, overrides: list[str] | None = None) -> None:
     """`agentrl resume`: go on from the last checkpoint, with `steps=N` further than was planned.
     UserError where nothing is left to do, anything else is to change, or the run is training."""
+    refuse_several_processes()
     run = find_run(ref)
     for override in overrides or []:
         if not override.startswith("steps="):
