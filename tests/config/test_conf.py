@@ -45,6 +45,12 @@ def test_models_read_as_their_dataclass(file: Path):
     assert as_dataclass(check(compose(overrides)).model, ModelConfig).path
 
 
+@pytest.mark.parametrize(("model", "checkpoints"), [("hf", True), ("tiny", False)])
+def test_a_real_model_keeps_no_activations_of_its_layers(model: str, checkpoints: bool):
+    cfg = check(compose([f"model={model}", *GIVEN.get(model, [])]))
+    assert cfg.model.gradient_checkpointing is checkpoints
+
+
 def test_root_nodes_build():
     cfg = check(compose([]))
     assert type(build(cfg.rollout)).__name__ == "PlayCollector"
