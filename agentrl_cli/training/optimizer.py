@@ -54,8 +54,8 @@ class Optimizer:
         for group, full in zip(self.adam.param_groups, self.full_rates, strict=True):
             group["lr"] = full if head_only else self._scheduled(full)
         for key, weight in self.weights.items():
-            if self.masters[key] is not weight:
-                self.masters[key].grad = None if weight.grad is None else weight.grad.float()
+            if self.masters[key] is not weight and weight.grad is not None:
+                self.masters[key].grad, weight.grad = weight.grad.float(), None
         self.adam.step()
         with torch.no_grad():
             for key, weight in self.weights.items():
@@ -66,7 +66,7 @@ class Optimizer:
 
     def clear(self) -> None:
         """Drop the gradients."""
-        for weight in self.weights.values():
+        for weight in (*self.weights.values(), *self.masters.values()):
             weight.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -81,9 +81,13 @@ class Optimizer:
 
     def load(self, tensors: dict[str, Tensor], steps: int) -> None:
         """Inverse of `tensors`. Raises KeyError where a tensor belongs to no weight, ValueError
-        where one has another shape or the number of steps is none."""
+        where one has another shape, a master is missing or the number of steps is none."""
         if type(steps) is not int or steps < 0:
             raise ValueError(f"{steps!r} is no number of steps")
+        own = (f"{key}|master" for key, m in self.masters.items() if m is not self.weights[key])
+        for label in own:
+            if label not in tensors:
+                raise ValueError(f"{label} is missing")
         self.steps = steps
         self.adam.state.clear()
         for label, tensor in tensors.items():

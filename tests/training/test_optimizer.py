@@ -151,3 +151,33 @@ def test_a_heads_rate_without_a_head_is_refused():
     ModelSpec(kind="trained", generates=True, optimizer=optimizer, head="value")
     with pytest.raises(UserError, match=r"head_lr is 0\.01 but this model has no value head"):
         ModelSpec(kind="trained", generates=True, optimizer=optimizer)
+
+
+def in_bfloat16() -> tuple[Optimizer, list[torch.nn.Parameter]]:
+    """An optimizer of two bfloat16 weights that have gradients."""
+    weights = [torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = Optimizer([("a", weights[0]), ("b", weights[1])], OptimizerSpec(lr=1e-4))
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    return optimizer, weights
+
+
+def test_a_gradient_exists_once_during_a_step_and_not_at_all_behind_it():
+    optimizer, weights = in_bfloat16()
+    masters, alive = list(optimizer.masters.values()), []
+
+    def look(*_: object) -> None:
+        alive.extend(tensor.grad is not None for tensor in [*weights, *masters])
+
+    optimizer.adam.register_step_pre_hook(look)
+    optimizer.step()
+    assert alive == [False, False, True, True]
+    assert all(tensor.grad is None for tensor in [*weights, *masters])
+
+
+def test_a_state_without_the_masters_of_bfloat16_weights_is_refused():
+    optimizer, _ = in_bfloat16()
+    optimizer.step()
+    found = {key: t for key, t in optimizer.tensors().items() if not key.endswith("|master")}
+    with pytest.raises(ValueError, match=r"a\|master is missing"):
+        optimizer.load(found, 1)
