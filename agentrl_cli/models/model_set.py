@@ -261,8 +261,8 @@ def is_head(key: str) -> bool:
 
 
 def _with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -> PeftModel:
-    """One adapter per name, each from its own random start; its zero half leaves the base
-    unchanged."""
+    """One adapter per name in the number format of the base, each from its own random start; its
+    zero half leaves the base unchanged."""
     width = causal_lm(base).config.get_text_config().hidden_size
     if lora.rank > width:
         raise UserError(f"model.lora.rank is {lora.rank}; give at most {width}, the model's width")
@@ -271,15 +271,20 @@ def _with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) 
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM"
     )
     model: PeftModel | None = None
+    own_format = False  # True: peft would compute adapters of a bfloat16 base in float32
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers, not ours
         for name in names:
             torch.manual_seed(derive_seed(seed, "init", "lora", name))
             try:
                 if model is None:
-                    model = get_peft_model(causal_lm(base), config, adapter_name=name)
+                    model = get_peft_model(
+                        causal_lm(base), config, name, autocast_adapter_dtype=own_format
+                    )
                 else:
-                    model.add_adapter(name, copy.deepcopy(config))
+                    model.add_adapter(
+                        name, copy.deepcopy(config), autocast_adapter_dtype=own_format
+                    )
             except ValueError as error:
                 line = f"lora.targets {lora.targets} fit no layer of this model"
                 raise UserError(f"{line}; name linear layers of it, or all-linear") from error
