@@ -15,6 +15,7 @@ from agentrl_cli.config.compose import build, check, chosen_option, compose, loa
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.one_process import refuse_several_processes
 from agentrl_cli.envs.base import train_tasks
+from agentrl_cli.models.template import template_text
 from agentrl_cli.report.summary import final_table
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.rollout.play import EpisodeStart
@@ -38,6 +39,8 @@ def start(
     cfg = check(load(file, overrides) if file else compose(overrides, config_dir))
     if chosen_option(cfg, "search"):
         raise UserError("search needs a trained critic; train without it, then agentrl eval RUN")
+    if cfg.model.get("chat_template"):  # the run keeps the text, whatever becomes of the file
+        cfg.model.chat_template = template_text(cfg.model.chat_template)
     if dry:
         dry_run(cfg)
         return
@@ -47,7 +50,7 @@ def start(
     with interruptible() as interrupted:
         with delete_unbuilt_run(run):
             print(f"run {run.folder}", file=sys.stderr)
-            attach_loggers(run, cfg)
+            attach_loggers(run, cfg, parts)
         train(cfg, run, parts, interrupted)
     print(final_table(run))
 
@@ -73,12 +76,13 @@ def resume_run(run: Run, overrides: list[str] | None) -> None:
     checkpoint = run.whole_checkpoint()
     refuse_to_resume(run, cfg, checkpoint)
     parts = assemble(cfg, run.folder, restored=True)
+    refuse_other_template(run, cfg, parts)
     parts.restore(checkpoint)
     with interruptible() as interrupted:
         run.truncate_logs(checkpoint)
         run.record_resume(cfg, checkpoint.step)
         print(f"run {run.folder}, from step {checkpoint.step}", file=sys.stderr)
-        attach_loggers(run, cfg)
+        attach_loggers(run, cfg, parts)
         train(cfg, run, parts, interrupted)
 
 
@@ -115,9 +119,10 @@ def dry_run(cfg: DictConfig) -> None:
     print("\n".join(f"{name:<22} {value}" for name, value in rows.items()))
 
 
-def attach_loggers(run: Run, cfg: DictConfig) -> None:
+def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:
     """Give the run its loggers: the console, and the chosen one."""
-    run.update_meta(threads=torch.get_num_threads(), demos=fingerprint(cfg.data.demos))
+    read = {"demos": fingerprint(cfg.data.demos), "chat_template": parts.chat.fingerprint}
+    run.update_meta(threads=torch.get_num_threads(), **read)
     run.attach([Console(), build(cfg.logger)], cfg)
 
 
@@ -127,6 +132,13 @@ def refuse_other_demos(run: Run, cfg: DictConfig) -> None:
     if original is not None and fingerprint(cfg.data.demos) != original:
         remedy = "put the file back, or start a new run"
         raise UserError(f"demonstrations '{cfg.data.demos}' have changed; {remedy}")
+
+
+def refuse_other_template(run: Run, cfg: DictConfig, parts: Parts) -> None:
+    """Raise UserError where a model's chat template is not the one that its run began with."""
+    if run.meta.get("chat_template", parts.chat.fingerprint) != parts.chat.fingerprint:
+        line = f"the chat template of '{cfg.model.path}' has changed"
+        raise UserError(f"{line}; put it back, or start a new run with init={run.quoted_folder}")
 
 
 @contextmanager

@@ -24,7 +24,9 @@ class LoraConfig:
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which causal LM: `path` is `tiny`, a Hugging Face name or a folder. `weights` picks an
-    embedded file for `tiny`; null starts from random weights."""
+    embedded file for `tiny`; null starts from random weights. `chat_template` is a file, the name
+    of a shipped one, or its text (null: the tokenizer's own); with `system_role` user the system
+    text opens the first user turn."""
 
     path: str
     weights: str | None
@@ -32,6 +34,8 @@ class ModelConfig:
     attention: str
     gradient_checkpointing: bool
     lora: LoraConfig | None
+    chat_template: str | None = None
+    system_role: Literal["system", "user"] = "system"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.models.policy import vocabulary_head
+from agentrl_cli.models.template import give_template
 
 TINY = Path(__file__).parent / "tiny"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -37,6 +38,7 @@ def load_base(
     """The model in eval mode, dropout off, on `device`, and its tokenizer. Raises UserError where
     it cannot be read."""
     tokenizer = _read_tokenizer(config)
+    give_template(tokenizer, config)
     model = _read_model(config, dtype_of(config.dtype, device), seed)
     _check_vocabulary(tokenizer, model, config.path)
     if config.gradient_checkpointing:

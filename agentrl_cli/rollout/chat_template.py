@@ -4,6 +4,7 @@ Nothing sampled is ever tokenised again; `check` refuses a template for which th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -68,6 +69,12 @@ class Chat:
         eos: Any = tokenizer.eos_token_id
         ends = [self.closing] if eos is None else [self.closing, int(eos)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that differ where the template does."""
+        text = json.dumps(self.tokenizer.chat_template, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """The ids of the system and first messages and the header of the first answer."""
@@ -151,7 +158,7 @@ class Chat:
         raise UserError(
             f"the chat template would corrupt training: at token {at} the whole dialogue has "
             f"{self._show(rendered[at:])} where its turns have {self._show(ids[at:])}; "
-            "use a template that only ever appends to a dialogue"
+            "use a template that only ever appends to a dialogue, as model.chat_template=qwen3"
         )
 
     def _show(self, ids: Sequence[int]) -> str:
@@ -222,7 +229,9 @@ class Chat:
             roles = ", ".join(role for role, _, _ in key)
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             line = f"the chat template refuses messages of {roles} ({reason})"
-            raise UserError(f"{line}; use a template that takes them") from error
+            fold = ", or model.system_role=user where it has no system turn"
+            remedy = f"use a template that takes them{fold if 'system' in roles else ''}"
+            raise UserError(f"{line}; {remedy}") from error
 
     def _row(self, role: str, content: str, calls: str) -> dict[str, Any]:
         """A message as templates read it, with nothing in it that could be taken for a token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -44,6 +45,8 @@ def model_config(
     checkpointing: bool = False,
     attention: str = "sdpa",
     weights: str | None = None,
+    chat_template: str | None = None,
+    system_role: Literal["system", "user"] = "system",
 ) -> ModelConfig:
     """The settings of a model that lies in `folder`."""
     return ModelConfig(
@@ -53,6 +56,8 @@ def model_config(
         attention=attention,
         gradient_checkpointing=checkpointing,
         lora=lora,
+        chat_template=chat_template,
+        system_role=system_role,
     )
 
 
