@@ -14,9 +14,11 @@ from omegaconf import DictConfig
 from agentrl_cli.config.compose import build, check, chosen_option, compose, load
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.one_process import refuse_several_processes
+from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import train_tasks
 from agentrl_cli.models.template import template_text
 from agentrl_cli.report.summary import final_table
+from agentrl_cli.rollout.collector import Collector
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.rollout.play import EpisodeStart
 from agentrl_cli.runs.checkpoints import Checkpoint
@@ -25,6 +27,8 @@ from agentrl_cli.runs.loggers import Console
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import interruptible, train
 from agentrl_cli.training.assemble import Parts, assemble
+
+DRY_EPISODES = 4  # played by --dry, each of another task
 
 
 def start(
@@ -99,10 +103,13 @@ def refuse_to_resume(run: Run, cfg: DictConfig, checkpoint: Checkpoint) -> None:
 
 
 def dry_run(cfg: DictConfig) -> None:
-    """`--dry`: build everything, play one episode; print it, derived sizes, predicted memory."""
+    """`--dry`: build everything, play a few episodes; print one, derived sizes, predicted memory,
+    and what was cut short."""
     parts = assemble(cfg, None)
-    task = train_tasks(parts.make_env())[0]
-    (episode,) = parts.play([EpisodeStart(task, "dry", cfg.seed, "dry")], parts.collector.sampling)
+    tasks = train_tasks(parts.make_env())[:DRY_EPISODES]
+    starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
+    episodes = parts.play(starts, parts.collector.sampling)
+    episode = episodes[0]
     weights = sum(p.numel() for p in parts.models.module("policy").parameters())
     trained = sum(p.numel() for _, p in parts.models.trainable("policy"))
     per_step = parts.collector.count(parts.algo.group_size) if parts.algo.plays else 0
@@ -115,8 +122,23 @@ def dry_run(cfg: DictConfig) -> None:
         "episodes in all": per_step * cfg.steps,
         "predicted peak memory": f"{predicted_bytes(parts) / 2**30:.2f} GiB",
         "one episode": played,
+        "cut short": cut_short(episodes, parts.collector),
     }
     print("\n".join(f"{name:<22} {value}" for name, value in rows.items()))
+
+
+def cut_short(episodes: list[Episode], collector: Collector) -> str:
+    """How many replies and episodes were cut by the budgets of tokens, and which key to raise."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    replies = sum(bool(turn.observation) for turn in turns)  # one may be cut into several turns
+    cut = sum(turn.finish == "length" for turn in turns)
+    ended = sum(episode.stop == "context" for episode in episodes)
+    parts = [f"{cut} of {replies} replies", f"{ended} of {len(episodes)} episodes"]
+    if cut:
+        parts[0] += f" reach rollout.max_tokens {collector.max_tokens}: raise it"
+    if ended:
+        parts[1] += f" reach rollout.max_context {collector.max_context}: raise it"
+    return "; ".join(parts)
 
 
 def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:

@@ -200,8 +200,9 @@ def check_settings(cfg: DictConfig, parts: Parts) -> None:
         require_at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
     most = max_positions(parts.models.module("policy"))
     if max_context > most:
-        remedy = f"give at most the {most} that the model reads"
-        raise UserError(f"max_context is {max_context}; {remedy}")
+        reads = f"but '{cfg.model.path}' reads at most {most} ids"
+        remedy = f"give rollout.max_context={most}"
+        raise UserError(f"rollout.max_context is {max_context}, {reads}; {remedy}")
     for split in parts.eval.splits:
         if not parts.make_env().tasks(split):
             raise UserError(f"eval.splits names '{split}', which has no tasks; name another")

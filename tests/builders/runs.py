@@ -22,7 +22,7 @@ from tests.paths import ROOT
 SMALL = [
     "env=coin", "model.weights=null", "steps=4", "eval_every=2", "save_every=2", "eval.tasks=2",
     "eval.episodes_per_task=2", "eval.splits=[test]", "rollout.episodes_per_step=8",
-    "rollout.max_tokens=6", "hardware.threads=1",
+    "rollout.max_tokens=6", "rollout.max_context=512", "hardware.threads=1",
 ]  # fmt: skip
 DEMOS = f"data.demos={Path(__file__).parent / 'coin_demos.jsonl'}"
 ALGORITHMS = {

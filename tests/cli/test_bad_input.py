@@ -66,7 +66,8 @@ def test_all_mistakes_of_a_configuration_are_told_at_once(tmp_path: Path):
 LORA = "{rank:4,alpha:8,targets:[all-linear]}"
 SIZES = {
     "rollout.max_tokens=500 rollout.max_context=400": "max_tokens 500 leaves no room in",
-    "rollout.max_context=100000": "max_context is 100000; give at most the 4096",
+    "rollout.max_context=100000": "rollout.max_context is 100000, "
+    "but 'tiny' reads at most 4096 ids; give rollout.max_context=4096",
     "rollout.episodes_per_step=3": "rollout.episodes_per_step 3 holds no group of 4; give at least",
     "algo.episodes_per_group=1": "episodes_per_group is 1; give at least 2",
     "algo.epochs=0": "epochs is 0; give at least 1",

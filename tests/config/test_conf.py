@@ -51,6 +51,17 @@ def test_a_real_model_keeps_no_activations_of_its_layers(model: str, checkpoints
     assert cfg.model.gradient_checkpointing is checkpoints
 
 
+@pytest.mark.parametrize("env", ["twentyq", "math", "tau_retail"])
+def test_a_real_model_has_room_for_its_replies_in_every_world(env: str):
+    sizes = check(compose([f"env={env}", "model=hf", "model.path=x"])).rollout
+    assert (sizes.max_tokens, sizes.max_context) == (1024, 8192)
+    given = ["rollout.max_tokens=9", "rollout.max_context=99"]
+    sizes = check(compose([f"env={env}", "model=hf", "model.path=x", *given])).rollout
+    assert (sizes.max_tokens, sizes.max_context) == (9, 99)
+    preset = check(compose(["experiment=paper_twentyq_nlac"])).rollout
+    assert (preset.max_tokens, preset.max_context) == (256, 8192)
+
+
 def test_root_nodes_build():
     cfg = check(compose([]))
     assert type(build(cfg.rollout)).__name__ == "PlayCollector"

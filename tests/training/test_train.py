@@ -109,7 +109,24 @@ def test_the_end_is_a_table_of_base_and_trained_and_the_next_command(
     assert lines[-2:] == [f"run {tmp_path / 'it'}", f"next: agentrl show {tmp_path / 'it'}"]
 
 
-def test_a_rehearsal_plays_one_episode_and_writes_nothing(
+@pytest.mark.parametrize(
+    ("most", "context", "replies", "episodes"),
+    [
+        (6, 512, "8 of 8 replies reach rollout.max_tokens 6: raise it", "0 of 4 episodes"),
+        (300, 301, "0 of 0 replies", "4 of 4 episodes reach rollout.max_context 301: raise it"),
+        (40, 90, "replies", "4 of 4 episodes reach rollout.max_context 90: raise it"),
+    ],
+)
+def test_a_rehearsal_says_what_was_cut_and_which_key_mends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], most: int, context: int, replies, episodes
+):
+    sizes = [f"rollout.max_tokens={most}", f"rollout.max_context={context}"]
+    start(settings(tmp_path, "grpo", "it", *sizes), config_dir=folders(tmp_path), dry=True)
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert replies in rows["cut short"] and episodes in rows["cut short"]
+
+
+def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     start(settings(tmp_path, "nlac", "it"), config_dir=folders(tmp_path), dry=True)
