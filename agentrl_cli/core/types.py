@@ -61,7 +61,8 @@ class Turn:
 class Episode:
     """One played task. `stop` is done, truncated, context or error; `closing` is what the world
     said last, `seconds` the whole play took and `env_seconds` the world alone. `error` says what
-    broke and where, `error_kind` is one of errors.FAILURE_KINDS."""
+    broke and where, `error_kind` is one of errors.FAILURE_KINDS. `policy_version` is
+    the version of the model that played: how often its weights had changed; 0 where none did."""
 
     id: str
     task: Task

@@ -11,7 +11,7 @@ from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
 from agentrl_cli.corpora.base import Branch, Corpus, Text
 from agentrl_cli.envs.base import train_tasks
 from agentrl_cli.rollout.collector import Collector
-from agentrl_cli.rollout.play import EpisodeStart, play
+from agentrl_cli.rollout.play import EpisodeStart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,7 @@ class CorpusCollector(Collector):
             EpisodeStart(task, "own", derive_seed(seed, "own play", i), f"own-{step}-{i}")
             for i, task in enumerate(tasks)
         ]
-        player = (partial(copy.copy, env), self.chat, self.generator, self.sampling)
-        episodes = play(starts, *player, max_context=self.max_context) if starts else []
+        episodes = self.play(starts, self.sampling, make_env=partial(copy.copy, env))
         return [episode for episode in episodes if episode.stop == "done"]
 
     def _encode(self, text: Text, name: str, stage: Stage) -> Episode:

@@ -28,6 +28,7 @@ class Collector(ABC):
     make_env: Callable[[], Env] = field(init=False, repr=False)
     chat: Chat = field(init=False, repr=False)
     generator: Generator = field(init=False, repr=False)
+    policy_version: Callable[[], int] = field(init=False, repr=False)
     seed: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -39,16 +40,35 @@ class Collector(ABC):
             raise UserError(f"{line}; give actions fewer tokens or episodes more")
 
     def bind(
-        self, *, make_env: Callable[[], Env], chat: Chat, generator: Generator, seed: int
-    ) -> None:
-        """Receive the given objects before the first step."""
+        self, *, make_env: Callable[[], Env], chat: Chat, generator: Generator,
+        policy_version: Callable[[], int], seed: int,
+    ) -> None:  # fmt: skip
+        """Receive the given objects before the first step; `policy_version` says how often the
+        policy's weights have changed."""
         self.make_env, self.chat, self.generator, self.seed = make_env, chat, generator, seed
+        self.policy_version = policy_version
 
     @property
     def sampling(self) -> Sampling:
         """How actions are sampled."""
         most, stop_ids = self.max_tokens, self.chat.stop_ids
         return Sampling(max_tokens=most, temperature=self.temperature, stop_ids=stop_ids)
+
+    def play(
+        self,
+        starts: list[EpisodeStart],
+        sampling: Sampling,
+        generator: Generator | None = None,
+        most_failed: float = 1.0,
+        make_env: Callable[[], Env] | None = None,
+    ) -> list[Episode]:
+        """Play these starts as everything in the run is played, another generator or another world
+        where one is given; StoppedRun where more than the share `most_failed` of them fails."""
+        player = (make_env or self.make_env, self.chat, generator or self.generator, sampling)
+        return play(
+            starts, *player, max_context=self.max_context, version=self.policy_version(),
+            most_failed=most_failed, env_timeout=self.env_timeout,
+        )  # fmt: skip
 
     @abstractmethod
     def count(self, group_size: int) -> int:
@@ -88,12 +108,8 @@ class PlayCollector(Collector):
     def collect(self, step: int, group_size: int) -> list[Episode]:
         """The step's episodes. StoppedRun where more than a fifth of them failed."""
         self.generator.clear()
-        player = (self.make_env, self.chat, self.generator, self.sampling)
-        starts, limit = self.starts(step, group_size), self.max_context
-        episodes = play(
-            starts, *player, max_context=limit, version=step, most_failed=FAILED_LIMIT,
-            env_timeout=self.env_timeout,
-        )  # fmt: skip
+        starts = self.starts(step, group_size)
+        episodes = self.play(starts, self.sampling, most_failed=FAILED_LIMIT)
         if all(episode.stop == "context" and not episode.turns for episode in episodes):
             short = f"rollout.max_context {self.max_context} holds not even the first prompt"
             raise UserError(f"{short} and an action; give more")

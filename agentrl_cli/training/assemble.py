@@ -24,13 +24,13 @@ from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.files import is_file, read_json, write_json
 from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.base import Env
-from agentrl_cli.generators.base import Generator, Sampling
+from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import max_positions
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.demos import DemoReader, read_demos, read_lines
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX, expert_lines
-from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks, play
+from agentrl_cli.rollout.play import indistinguishable_tasks
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.training.learner import Learner
@@ -132,7 +132,10 @@ def assemble(
     )  # fmt: skip
     collector: Collector = build(cfg.rollout)
     make_env = partial(copy.copy, env)
-    collector.bind(make_env=make_env, chat=chat, generator=generator, seed=cfg.seed)
+    collector.bind(
+        make_env=make_env, chat=chat, generator=generator, seed=cfg.seed,
+        policy_version=partial(models.version, "policy"),
+    )  # fmt: skip
     context = _context(cfg, env, models, collector)
     context.demos = load_demonstrations(cfg, algo, env, chat) if learns else []
     algo.bind(context)
@@ -140,7 +143,7 @@ def assemble(
     parts = Parts(
         collector=collector, models=models, generator=generator, algo=algo, learner=learner,
         buffer=ReplayBuffer(file, max(1, algo.replay_capacity)), chat=chat, make_env=make_env,
-        eval=as_dataclass(cfg.eval, EvalConfig), play=_player(collector), seed=cfg.seed,
+        eval=as_dataclass(cfg.eval, EvalConfig), play=collector.play, seed=cfg.seed,
         context=context,
     )  # fmt: skip
     check_settings(cfg, parts)
@@ -160,7 +163,6 @@ def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None) -> ModelSet
 
 def _context(cfg: DictConfig, env: Env, models: ModelSet, collector: Collector) -> Context:
     """What the algorithm is given, demonstrations apart."""
-    play_with_policy = _player(collector)
 
     def indistinguishable(episode: Episode, turn: int) -> list[Task]:
         tasks = env.tasks(episode.task.split)
@@ -169,27 +171,9 @@ def _context(cfg: DictConfig, env: Env, models: ModelSet, collector: Collector) 
     return Context(
         chat=collector.chat, models=models, generator=collector.generator,
         sampling=collector.sampling, seed=cfg.seed, turn_delimiter=env.turn_delimiter,
-        probe=lambda starts: play_with_policy(starts, collector.sampling),
+        probe=lambda starts: collector.play(starts, collector.sampling),
         indistinguishable_tasks=indistinguishable,
     )  # fmt: skip
-
-
-def _player(collector: Collector) -> Callable[..., list[Episode]]:
-    """`Parts.play`: plays starts with what the collector plays with."""
-
-    def play_with(
-        starts: list[EpisodeStart],
-        sampling: Sampling,
-        generator: Generator = collector.generator,
-        most_failed: float = 1.0,
-    ) -> list[Episode]:
-        player = (collector.make_env, collector.chat, generator, sampling)
-        return play(
-            starts, *player, max_context=collector.max_context, most_failed=most_failed,
-            env_timeout=collector.env_timeout,
-        )  # fmt: skip
-
-    return play_with
 
 
 def check_settings(cfg: DictConfig, parts: Parts) -> None:

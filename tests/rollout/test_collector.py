@@ -18,7 +18,10 @@ def collector(episodes_per_step, generator, **world):
     made = PlayCollector(
         episodes_per_step=episodes_per_step, max_tokens=8, temperature=1.0, max_context=500
     )
-    made.bind(make_env=lambda: EchoEnv(**world), chat=CHAT, generator=generator, seed=3)
+    made.bind(
+        make_env=lambda: EchoEnv(**world), chat=CHAT, generator=generator, seed=3,
+        policy_version=lambda: 41,
+    )  # fmt: skip
     return made
 
 
@@ -45,7 +48,7 @@ def test_groups_share_a_task_and_ids_and_seeds_are_unique(sampler):
     assert len({e.id for e in episodes}) == len({e.seed for e in episodes}) == 21
     assert episodes[10].id == "s000012-t03-g1" and episodes[10].group == "s000012-t03"
     groups = {e.group: e.task.id for e in episodes}
-    assert all(groups[e.group] == e.task.id and e.policy_version == 12 for e in episodes)
+    assert all(groups[e.group] == e.task.id and e.policy_version == 41 for e in episodes)
 
 
 def test_a_step_in_which_more_than_a_fifth_failed_says_why():

@@ -72,6 +72,18 @@ def test_episodes_are_written_with_each_evaluation(run: Run):
     assert all(turn.action_ids and turn.logprobs for e in test for turn in e.turns)
 
 
+def test_an_episode_says_which_version_of_the_policy_played_it(run: Run):
+    last, before = (
+        json.loads((folder / "models" / "versions.json").read_text())["policy"]
+        for folder in reversed(run.checkpoints())
+    )
+    assert last > before > 0
+    assert {e.policy_version for e in run.read_episodes("eval", 0)} == {0}
+    assert {e.policy_version for e in run.read_episodes("eval", 2)} == {before}
+    assert {e.policy_version for e in run.read_episodes("eval", 4)} == {last}
+    assert {e.policy_version for e in run.read_episodes("train", 4)} <= set(range(before, last))
+
+
 def test_the_buffer_holds_every_episode_that_was_played(run: Run):
     lines = (run.folder / "buffer.jsonl").read_text().splitlines()
     ids = [Episode.from_json(json.loads(line)).id for line in lines]
