@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI  # pyright: ignore[reportMissingImports]
 
 SHOWN_CHARACTERS = 300  # of an error
+ONE_AT_A_TIME = Lock()  # held to make the client and to keep an answer, never while one is awaited
 KEY_VARIABLE = re.compile(r"(?:\w+_)?API_KEY", re.ASCII)  # no other variable is sent anywhere
 
 
@@ -49,6 +50,7 @@ class OpenAIChat:
     retries: int
     cache: str | None
     answers: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    locks: dict[str, Lock] = field(default_factory=dict, init=False, repr=False)  # by key
 
     def __post_init__(self) -> None:
         require_at_least(0, temperature=self.temperature, retries=self.retries)
@@ -71,15 +73,22 @@ class OpenAIChat:
         rows = [{"role": message.role, "content": message.content} for message in messages]
         request = [self.model, self.base_url, self.temperature, self.max_tokens, rows, seed]
         key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
-        if key not in self.answers:
-            answer = self.answers[key] = self._ask(self.model, rows, seed)
+        with self.locks.setdefault(key, Lock()):  # worlds in other threads may ask the same
+            if key not in self.answers:
+                self._keep(key, self._ask(self.model, rows, seed))
+        return self.answers[key]
+
+    def _keep(self, key: str, answer: str) -> None:
+        with ONE_AT_A_TIME:
+            self.answers[key] = answer
             if self.cache:
                 with Path(self.cache).open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"key": key, "answer": answer}) + "\n")
-        return self.answers[key]
 
     def _ask(self, model: str, rows: list[Any], seed: int) -> str:
-        client = _client(self.base_url, self.key_variable, self.timeout, self.retries)
+        with ONE_AT_A_TIME:
+            client = _client(self.base_url, self.key_variable, self.timeout, self.retries)
+            loop = _loop()
         import openai  # pyright: ignore[reportMissingImports]
 
         asked = client.chat.completions.create(
@@ -88,7 +97,7 @@ class OpenAIChat:
         )  # fmt: skip
         seconds = self.timeout * (self.retries + 1)
         try:
-            answer = _wait_for(asked, seconds)
+            answer = _wait_for(asked, seconds, loop)
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             line = f"the endpoint refuses the key in {self.key_variable} ({error.status_code})"
             raise StoppedRun(f"{line}; set it to a key that is valid there") from None
@@ -120,13 +129,15 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _wait_for(asked: Coroutine[Any, Any, Any], seconds: float) -> Any:
+def _wait_for(
+    asked: Coroutine[Any, Any, Any], seconds: float, loop: asyncio.AbstractEventLoop
+) -> Any:
     """The result of a call; TimeoutError where it takes longer."""
 
     async def limited() -> Any:
         return await asyncio.wait_for(asked, seconds)
 
-    return asyncio.run_coroutine_threadsafe(limited(), _loop()).result()
+    return asyncio.run_coroutine_threadsafe(limited(), loop).result()
 
 
 @lru_cache(maxsize=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.core.errors import UserError, require_at_least
@@ -11,6 +12,9 @@ from agentrl_cli.core.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+ONE_AT_A_TIME = Lock()  # the random state of torch is the process's
 
 
 @dataclass(kw_only=True)
@@ -31,7 +35,8 @@ class LocalChat:
         """The model's answer. UserError where there is no such model."""
         import torch
 
-        model, tokenizer = _load(self.path, self.device)
+        with ONE_AT_A_TIME:
+            model, tokenizer = _load(self.path, self.device)
         rows = [{"role": message.role, "content": message.content} for message in messages]
         text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
         prompt = tokenizer(str(text), return_tensors="pt", add_special_tokens=False)
@@ -39,7 +44,7 @@ class LocalChat:
         options: dict[str, Any] = {"max_new_tokens": self.max_tokens, "do_sample": False}
         if self.temperature:
             options |= {"do_sample": True, "temperature": self.temperature, "top_k": 0}
-        with torch.random.fork_rng(), torch.inference_mode():
+        with ONE_AT_A_TIME, torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(seed)
             options["pad_token_id"] = tokenizer.pad_token_id
             ids = model.generate(**prompt, **options)  # pyright: ignore[reportCallIssue]

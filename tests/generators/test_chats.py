@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -167,6 +168,17 @@ def test_answers_are_kept_by_messages_and_seed_also_in_a_file(endpoint: Endpoint
     assert [again(ASKED, 2), len(endpoint.requests)] == ["answer 2", 2]
 
 
+@pytest.mark.extras
+def test_what_several_threads_ask_alike_is_asked_once(endpoint: Endpoint, tmp_path: Path):
+    pytest.importorskip("openai", reason="needs the extra 'openai'")
+    endpoint.pause = 0.001
+    asked = chat(base_url=endpoint.url, cache=str(tmp_path / "cache.jsonl"))
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(lambda i: asked(ASKED, i % 3), range(12)))
+    assert len(endpoint.requests) == 3 and answers == answers[:3] * 4
+    assert chat(cache=asked.cache).answers == asked.answers
+
+
 @pytest.mark.parametrize("name", ["HOME", "AWS_SECRET_ACCESS_KEY", "API_KEY_", "sk-x", ""])
 def test_no_variable_but_an_api_key_is_sent_and_its_name_not_shown(name: str):
     with pytest.raises(UserError, match="that ends in API_KEY") as refused:
@@ -198,3 +210,10 @@ def test_a_local_model_answers_the_same_to_the_same_seed(model_folder: Path):
     assert greedy(ASKED, 1) == greedy(ASKED, 2)
     with pytest.raises(UserError, match="cannot be loaded"):
         LocalChat(path="no/such/model", device="cpu", temperature=1.0, max_tokens=6)(ASKED, 0)
+
+
+def test_a_local_model_answers_threads_as_it_answers_one(model_folder: Path):
+    model = LocalChat(path=str(model_folder), device="cpu", temperature=1.0, max_tokens=6)
+    alone = [model(ASKED, seed) for seed in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda seed: model(ASKED, seed), range(8))) == alone
