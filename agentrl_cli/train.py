@@ -17,6 +17,7 @@ from agentrl_cli.core.errors import FAILURE_KINDS, StoppedRun, UserError
 from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.policy import token_logprobs
+from agentrl_cli.rollout.time_limit import abandoned_threads
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.assemble import Parts
 from agentrl_cli.training.evaluate import episode_metrics, evaluate
@@ -115,6 +116,7 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
         **metrics,
         "episodes/failed": sum(e.error is not None for e in episodes) / len(episodes),
         **{f"episodes/failed_{kind}": n / len(episodes) for kind, n in failures(episodes).items()},
+        "episodes/abandoned_threads": float(abandoned_threads()),
         "episodes/context": sum(e.stop == "context" for e in episodes) / len(episodes),
         "episodes/tokens": float(sum(e.tokens for e in episodes)),
         "time/env": sum(e.env_seconds for e in episodes),

@@ -19,12 +19,15 @@ from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart, play
 class Collector(ABC):
     """A source of episodes. Its numbers also bound every episode that is played elsewhere: an
     action has `max_tokens`, an episode `max_context` tokens at most, and a world `env_timeout`
-    seconds for an answer (None, as in runs stored before it: no limit)."""
+    seconds for an answer; `workers` worlds are at work at a time, `episodes_at_once` episodes in
+    play. None is no limit; the defaults are those of runs that were stored without these keys."""
 
     max_tokens: int
     temperature: float
     max_context: int
     env_timeout: float | None = None
+    workers: int = 1
+    episodes_at_once: int | None = None
     make_env: Callable[[], Env] = field(init=False, repr=False)
     chat: Chat = field(init=False, repr=False)
     generator: Generator = field(init=False, repr=False)
@@ -32,7 +35,9 @@ class Collector(ABC):
     seed: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_at_least(1, max_tokens=self.max_tokens)
+        require_at_least(1, max_tokens=self.max_tokens, workers=self.workers)
+        at_once = 1 if self.episodes_at_once is None else self.episodes_at_once
+        require_at_least(1, episodes_at_once=at_once)
         require_at_least(0, temperature=self.temperature)
         require_above(0, env_timeout=1 if self.env_timeout is None else self.env_timeout)
         if self.max_tokens >= self.max_context:
@@ -67,7 +72,8 @@ class Collector(ABC):
         player = (make_env or self.make_env, self.chat, generator or self.generator, sampling)
         return play(
             starts, *player, max_context=self.max_context, version=self.policy_version(),
-            most_failed=most_failed, env_timeout=self.env_timeout,
+            most_failed=most_failed, env_timeout=self.env_timeout, workers=self.workers,
+            episodes_at_once=self.episodes_at_once,
         )  # fmt: skip
 
     @abstractmethod

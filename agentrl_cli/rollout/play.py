@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from agentrl_cli.core.errors import (
@@ -23,7 +24,7 @@ from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.contract import answer, opening, where
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.time_limit import TimeLimit
+from agentrl_cli.rollout.env_threads import EnvCalls, EnvThreads
 
 Answer = TypeVar("Answer")
 FAILED_LIMIT = 0.2  # share of the episodes of a step or an evaluation above which the run stops
@@ -55,43 +56,56 @@ def play(
     model: str = "policy",
     most_failed: float = 1.0,
     env_timeout: float | None = None,
+    workers: int = 1,
+    episodes_at_once: int | None = None,
 ) -> list[Episode]:
-    """One episode for each start, in order. An episode stops as done, truncated (the world says
-    that its outcome is unknown), context (`max_tokens` more would exceed `max_context`), diverged
-    (a replayed turn was answered differently) or error, also where an answer takes the world longer
+    """One episode for each start, in order; `episodes_at_once` in play at a time (None: all), the
+    worlds of `workers` of them at work. An episode stops as done, truncated (the world says that
+    its outcome is unknown), context (`max_tokens` more would exceed `max_context`), diverged (a
+    replayed turn was answered differently) or error, also where an answer takes the world longer
     than `env_timeout` seconds (None: no limit). StoppedRun as soon as more than the share
     `most_failed` of all episodes has ended so."""
-    sampling = replace(sampling, n=1)
-    begun = [LiveEpisode(start, make_env(), chat, version, env_timeout) for start in starts]
-    records = [episode.record for episode in begun]
-    for episode in begun:
-        episode.begin()
-        if episode.record.stop == "error":
-            refuse_failures(records, most_failed)
-    while True:
-        for episode in begun:
-            episode.end_if_longer_than(max_context - sampling.max_tokens)
-        live = [episode for episode in begun if not episode.ended]
-        if not live:
-            return records
-        prompts = [episode.state_ids for episode in live]
-        seeds = [derive_seed(episode.start.seed, len(episode.record.turns)) for episode in live]
-        answers = generator.generate(prompts, seeds, sampling, model)
-        for episode, (completion,) in zip(live, answers, strict=True):
-            episode.act(completion)
+    sampling, most = replace(sampling, n=1), max_context - sampling.max_tokens
+    waiting, at_once = iter(starts), episodes_at_once or len(starts)
+    begun, live, failed = list[LiveEpisode](), list[LiveEpisode](), list[Episode]()
+
+    def play_on(turns: list[tuple[LiveEpisode, EnvCalls[None]]]) -> None:
+        for (episode, _), _ in zip(turns, envs.run(turns), strict=True):
             if episode.record.stop == "error":
-                refuse_failures(records, most_failed)
+                failed.append(episode.record)
+                refuse_failures(failed, most_failed, len(starts))
+
+    with EnvThreads(workers, env_timeout) as envs:
+        while True:
+            new = [
+                LiveEpisode(start, make_env(), chat, version, most)
+                for start in islice(waiting, at_once - len(live))
+            ]
+            begun += new
+            play_on([(episode, episode.begin()) for episode in new])
+            live = [episode for episode in live + new if not episode.ended]
+            if not live and len(begun) == len(starts):
+                return [episode.record for episode in begun]
+            if not live:
+                continue
+            prompts = [episode.state_ids for episode in live]
+            seeds = [derive_seed(episode.start.seed, len(episode.record.turns)) for episode in live]
+            answers = generator.generate(prompts, seeds, sampling, model)
+            play_on([(e, e.act(answer)) for e, (answer,) in zip(live, answers, strict=True)])
+            live = [episode for episode in live if not episode.ended]
 
 
-def refuse_failures(episodes: list[Episode], most: float = FAILED_LIMIT) -> None:
-    """StoppedRun with the commonest error where more than the share `most` of the episodes
-    failed."""
-    failed = [episode for episode in episodes if episode.stop == "error"]
-    if len(failed) > most * len(episodes):
+def refuse_failures(
+    episodes: list[Episode], most: float = FAILED_LIMIT, count: int | None = None
+) -> None:
+    """StoppedRun with the commonest error where more than the share `most` of all episodes failed,
+    of which there are `count` (None: these are all)."""
+    failed, count = [e for e in episodes if e.stop == "error"], count or len(episodes)
+    if len(failed) > most * count:
         errors = Counter((episode.error, episode.error_kind) for episode in failed)
         (error, kind), times = errors.most_common(1)[0]
         what = "the model that it asks" if kind == SimulatorError.kind else "the environment"
-        line = f"{len(failed)} of {len(episodes)} episodes failed, {times} of them with: {error}"
+        line = f"{len(failed)} of {count} episodes failed, {times} of them with: {error}"
         raise StoppedRun(f"{line}; mend {what} before you go on")
 
 
@@ -131,25 +145,26 @@ def first_turn(ids: list[int], delimiter: str, chat: Chat) -> list[int]:
 
 class LiveEpisode:
     """One episode in play: its `record` so far, the ids of its whole context, and the last
-    observation, of which `observation_ids` are what it added to the context."""
+    observation, of which `observation_ids` are what it added to the context. Its methods yield the
+    calls of its world, for EnvThreads to make."""
 
     def __init__(
-        self, start: EpisodeStart, env: Env, chat: Chat, version: int, env_timeout: float | None
+        self, start: EpisodeStart, env: Env, chat: Chat, version: int, most_ids: int
     ) -> None:
+        """The episode ends where its context has more than `most_ids` tokens."""
         seed = start.seed if start.world_seed is None else start.world_seed
-        self.start, self.env, self.chat = start, env, chat
+        self.start, self.env, self.chat, self.most_ids = start, env, chat, most_ids
         self.record = Episode(start.id, start.task, start.group, seed, [], policy_version=version)
         self.state_ids: list[int] = []
         self.observation: list[Message] = []
         self.observation_ids: list[int] = []
         self.tools: list[dict[str, Any]] = []
         self.ended = False
-        self.limited = TimeLimit(env_timeout)
         self.began = time.perf_counter()
 
-    def begin(self) -> None:
+    def begin(self) -> EnvCalls[None]:
         """Reset the world and replay the turns that the start gives."""
-        first = self._ask_world(self._reset)
+        first = yield from self._ask_world(self._reset)
         if first is None:
             return
         self.observation = first
@@ -157,66 +172,66 @@ class LiveEpisode:
         self.state_ids = list(self.observation_ids)
         for turn in self.start.replayed:
             if not self.ended:
-                self._replay(turn)
+                yield from self._replay(turn)
+        yield from self._end_if_too_long()
 
-    def end_if_longer_than(self, most: int) -> None:
-        """End the episode where its context has more than `most` tokens."""
-        if not self.ended and len(self.state_ids) > most:
-            self._end("context", self.observation)
-
-    def act(self, completion: Completion) -> None:
+    def act(self, completion: Completion) -> EnvCalls[None]:
         """Take a sampled action, cut where the world says so, and observe the world's answers."""
         for part in split_into_turns(completion, self.env.turn_delimiter, self.chat):
             if not self.ended:
                 action = self.chat.decode(part.ids)
-                self._step(self._turn(action, part.ids, part.logprobs, part.finish), {})
+                yield from self._step(self._turn(action, part.ids, part.logprobs, part.finish), {})
+        yield from self._end_if_too_long()
+
+    def _end_if_too_long(self) -> EnvCalls[None]:
+        if not self.ended and len(self.state_ids) > self.most_ids:
+            yield from self._end("context", self.observation)
 
     def _reset(self) -> list[Message]:
         self.tools = list(self.env.tools)
         return opening(self.env, self.start.task, self.record.seed)
 
-    def _replay(self, turn: Turn) -> None:
+    def _replay(self, turn: Turn) -> EnvCalls[None]:
         if turn.observation != self.observation:
-            self._end("diverged", self.observation)
+            yield from self._end("diverged", self.observation)
             return
         ids, logprobs = list(turn.action_ids), list(turn.logprobs)
-        self._step(self._turn(turn.action, ids, logprobs, turn.finish), {"forced": True})
+        again = self._turn(turn.action, ids, logprobs, turn.finish)
+        yield from self._step(again, {"forced": True})
 
     def _turn(self, action: str, ids: list[int], logprobs: list[float], finish: str) -> Turn:
         """The action as the answer to the last observation."""
         seen, seen_ids = self.observation, self.observation_ids
         return Turn(seen, action, seen_ids, ids, logprobs, finish=finish)
 
-    def _step(self, turn: Turn, info: dict[str, Any]) -> None:
+    def _step(self, turn: Turn, info: dict[str, Any]) -> EnvCalls[None]:
         """Play a turn's action; the turn is recorded even where the world fails."""
         self.record.turns.append(turn)
         turn.info = info
-        step = self._ask_world(lambda: answer(self.env, turn.action))
+        step = yield from self._ask_world(lambda: answer(self.env, turn.action))
         if step is None:
             return
         turn.reward, turn.done, turn.info = step.reward, step.done, {**step.info, **info}
         if step.done or step.truncated:
-            self._end("done" if step.done else "truncated", step.messages)
+            yield from self._end("done" if step.done else "truncated", step.messages)
             return
         last_id = turn.action_ids[-1] if turn.action_ids else None
         self.observation = step.messages
         self.observation_ids = self.chat.extend(step.messages, last_id, self.tools)
         self.state_ids = self.state_ids + turn.action_ids + self.observation_ids
 
-    def _ask_world(self, call: Callable[[], Answer]) -> Answer | None:
+    def _ask_world(self, call: Callable[[], Answer]) -> EnvCalls[Answer | None]:
         """What the call returns; any failure but the user's mistake ends the episode, is noted on
         its record, and gives None. Its seconds count as the world's."""
-        began = time.perf_counter()
-        try:
-            return self.limited(call)
-        except UserError:
-            raise
-        except Exception as error:
-            self._fail(error)
-            self._end("error", [])
-            return None
-        finally:
-            self.record.env_seconds += time.perf_counter() - began
+        outcome = yield call
+        self.record.env_seconds += outcome.seconds
+        if outcome.error is None:
+            return outcome.value
+        if isinstance(outcome.error, UserError) or not isinstance(outcome.error, Exception):
+            raise outcome.error
+        self._fail(outcome.error)
+        yield from self._end("error", [])
+        return None
 
     def _fail(self, error: Exception) -> None:
         """Note on the record what broke, of which kind, and where in the world's own file."""
@@ -226,18 +241,19 @@ class LiveEpisode:
         is_known = isinstance(error, EpisodeError)
         self.record.error_kind = error.kind if is_known else EpisodeError.kind
 
-    def _end(self, stop: str, closing: list[Message]) -> None:
+    def _end(self, stop: str, closing: list[Message]) -> EnvCalls[None]:
         episode, self.ended = self.record, True
         episode.stop, episode.closing = stop, closing
         episode.seconds = time.perf_counter() - self.began
-        try:
-            if episode.error_kind != WorldTimeout.kind:  # it is at work still
-                self.limited(self.env.close)
-        except Exception as error:
+        if episode.error_kind == WorldTimeout.kind:  # it is at work still
+            return
+        error = (yield self.env.close).error
+        if isinstance(error, Exception):
             failed = f"on closing {type(error).__name__}: {error}"
             episode.error = f"{episode.error}; {failed}" if episode.error else failed
             episode.stop, episode.error_kind = "error", episode.error_kind or EpisodeError.kind
-        self.limited.close()
+        elif error is not None:
+            raise error
 
 
 def indistinguishable_tasks(

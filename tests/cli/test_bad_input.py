@@ -90,6 +90,8 @@ SIZES = {
     f"model.lora={LORA.replace('4', '0')}": "rank is 0; give at least 1",
     f"model.lora={LORA.replace('4', '999999999')}": "model.lora.rank is 999999999; give at mo",
     "hardware.tokens_per_batch=0": "tokens_per_batch is 0; give at least 1",
+    "rollout.workers=0": "workers is 0; give at least 1",
+    "rollout.episodes_at_once=0": "episodes_at_once is 0; give at least 1",
     "hardware.generator.max_batch=0": "max_batch is 0; give at least 1",
     "env=twentyq env.test_objects=96": "test_objects is 96: world small allows 0 to 95",
     "env=twentyq env.test_objects=0": "eval.splits names 'test', which has no tasks; name another",

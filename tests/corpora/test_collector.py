@@ -78,7 +78,10 @@ def collector(corpus: Corpus, *stages: Stage, lines: list[str] | None = None) ->
     )  # fmt: skip
     env, chat = corpus.env, tiny_chat()  # pyright: ignore[reportAttributeAccessIssue]
     speaker = Speaker(chat, lines or [""])
-    made.bind(make_env=lambda: copy.copy(env), chat=chat, generator=speaker, seed=3)
+    made.bind(
+        make_env=lambda: copy.copy(env), chat=chat, generator=speaker, seed=3,
+        policy_version=lambda: 0,
+    )  # fmt: skip
     return made
 
 

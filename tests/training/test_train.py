@@ -22,7 +22,16 @@ from agentrl_cli.runs.run import Run
 from agentrl_cli.train import due, rollout_metrics
 from agentrl_cli.training.assemble import assemble
 from agentrl_cli.training.learner import NonFiniteError
-from tests.builders.runs import ALGORITHMS, DEMOS, SPEAKER, folders, settings, trained
+from tests.builders.runs import (
+    ALGORITHMS,
+    DEMOS,
+    GUARDED,
+    SPEAKER,
+    facts,
+    folders,
+    settings,
+    trained,
+)
 from tests.fakes.coin import CoinEnv
 
 TWENTYQ = ["env=twentyq", "env.turns=3", "eval.splits=[test,train]"]
@@ -292,6 +301,16 @@ def test_scripted_roles_train_both_phases_of_the_critic_and_are_annotated(tmp_pa
     assert last["successor/samples"] > 0 and last["policy/samples"] > 0
     said = [turn.info["critic"] for e in run.read_episodes("eval", 4) for turn in e.turns]
     assert said and all(one["critique"].startswith("Optimality:") for one in said)
+
+
+@pytest.mark.parametrize(("algo", "more"), [("grpo", []), ("nlac", [SPEAKER, *GUARDED])])
+def test_a_run_is_the_same_whatever_the_number_of_workers(
+    tmp_path: Path, algo: str, more: list[str]
+):
+    first, again = (
+        facts(trained(tmp_path, algo, f"with{n}", *more, f"rollout.workers={n}")) for n in (1, 4)
+    )
+    assert first == again
 
 
 def test_no_algorithm_is_named_in_the_loop():
