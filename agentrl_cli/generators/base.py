@@ -52,6 +52,14 @@ class Generator(ABC):
         where the engine gives none."""
         raise UserError("this generator gives no hidden states; use hardware=cpu or hardware=gpu")
 
+    def fitting(self, prompts: list[list[int]], model: str = "policy") -> int:
+        """How many of the first prompts are best continued together, call after call; at least 1
+        of any. The others wait. By default all."""
+        return len(prompts)
+
+    def check_context(self, most: int, model: str = "policy") -> None:
+        """Raise UserError where a sequence of `most` tokens is more than the engine can hold."""
+
     def clear(self) -> None:
         """Forget what is cached between calls."""
 

@@ -5,6 +5,7 @@ all."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +16,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError, require_above, require_at_least
+from agentrl_cli.generators import memory
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.prefill import Rows, prefill, tensor
-from agentrl_cli.generators.prefixes import BatchLayer, Integers, PrefixStore, align_right, pad
+from agentrl_cli.generators.prefixes import (
+    NO_LIMIT,
+    BatchLayer,
+    Integers,
+    PrefixStore,
+    align_right,
+    pad,
+)
 
 FREE_COLUMNS = 32  # columns that a batch's buffers leave free at first
 SAMPLES_TOGETHER = 8  # samples of one prompt that share a row of the cache
@@ -79,17 +88,23 @@ class Batch:
 @dataclass
 class HFGenerator(Generator):
     """At most `max_batch` rows a forward pass; between calls at most `cache_tokens` tokens of keys
-    and values stay for each name of weights, until `load` says that the weights changed."""
+    and values stay for each name of weights, until `load` says that the weights changed. All keys
+    and values take at most `cache_mib` MiB: half of it is for what is kept, half for a batch's
+    padded copy, and a batch has fewer rows where they would not fit. None: half of what a CUDA
+    device has free at the first use, elsewhere no limit."""
 
     models: Models
     _: KW_ONLY
     max_batch: int
     cache_tokens: int
+    cache_mib: float | None = None
+    half_bytes: int = field(default=0, init=False, repr=False)  # 0: not known yet
     stores: dict[str, PrefixStore] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, max_batch=self.max_batch)
         require_at_least(0, cache_tokens=self.cache_tokens)
+        require_above(0, cache_mib=1 if self.cache_mib is None else self.cache_mib)
 
     @torch.inference_mode()
     def generate(
@@ -100,11 +115,8 @@ class HFGenerator(Generator):
         if not all(prompts):
             raise ValueError(f"prompt {prompts.index([])} is empty; give at least one token")
         module, store = self.models.module(model), self._store(model)
-        rows = [(i, j) for i in range(len(prompts)) for j in range(sampling.n)]
-        rows.sort(key=lambda row: len(prompts[row[0]]))
         completions: dict[tuple[int, int], Completion] = {}
-        for start in range(0, len(rows), self.max_batch):
-            part = rows[start : start + self.max_batch]
+        for part in self._parts(prompts, sampling, model):
             streams = [(seeds[i], j) for i, j in part]
             inputs = [prompts[i] for i, _ in part]
             batch = self._prefilled_batch(module, store, inputs, streams, sampling)
@@ -112,7 +124,6 @@ class HFGenerator(Generator):
             if bool(batch.logprobs[:-1].isnan().any()):
                 raise UserError(NOT_A_NUMBER.format(model=model))
             completions.update(zip(part, _completions(batch, sampling), strict=True))
-            store.trim()
         return [[completions[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
 
     @torch.inference_mode()
@@ -120,17 +131,34 @@ class HFGenerator(Generator):
         """The last hidden state [prompts, width] at each prompt's last token; what the prompts
         share with anything kept is not read again."""
         module, store = self.models.module(model), self._store(model)
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        order: list[int] = []
         greedy = Sampling(max_tokens=1, temperature=0.0, stop_ids=())
         states: list[Tensor] = []  # [part, width] each
-        for start in range(0, len(order), self.max_batch):
-            part = [prompts[i] for i in order[start : start + self.max_batch]]
-            batch = self._prefilled_batch(module, store, part, [(0, 0)] * len(part), greedy)
+        for part in self._parts(prompts, greedy, model):
+            order += [i for i, _ in part]
+            inputs = [prompts[i] for i, _ in part]
+            batch = self._prefilled_batch(module, store, inputs, part, greedy)
             outputs = _forward(module, batch, 0, output_hidden_states=True)
             states.append(outputs.hidden_states[-1][:, -1])
-            store.trim()
         back = torch.tensor(order, device=store.device).argsort()
         return torch.cat(states)[back]
+
+    def fitting(self, prompts: list[list[int]], model: str = "policy") -> int:
+        """As many as have what is kept of them kept on, so that none is read again at every turn;
+        all where nothing is kept anyway."""
+        most = 3 * min(self.cache_tokens or NO_LIMIT, self._half_tokens(model)) // 4  # see trim
+        if sum(map(len, prompts)) <= most:
+            return len(prompts)
+        ids, lengths = pad(prompts)
+        return max(1, memory.count_fitting(self._store(model).hash(ids, lengths), lengths, most))
+
+    def check_context(self, most: int, model: str = "policy") -> None:
+        """Raise UserError where keys and values of one sequence of `most` tokens do not fit."""
+        if most > self._half_tokens(model):
+            needed = 2 * most * self._token_bytes(model) / 2**20
+            line = f"the keys and values of {most} tokens take {needed:.0f} MiB, kept and copied"
+            given = f"hardware.generator.cache_mib gives {self.half_bytes / 2**19:.0f}"
+            raise UserError(f"{line}, and {given}; give more, or a smaller rollout.max_context")
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
         """The module is shared, so only what its former weights computed is dropped."""
@@ -144,7 +172,8 @@ class HFGenerator(Generator):
         """`cache_tokens` times what one token takes, which is known once something is kept."""
         pools = [pair for store in self.stores.values() for pair in store.pool]
         token_bytes = sum(part[:1].nbytes for pair in pools for part in pair)
-        return self.cache_tokens * token_bytes // max(1, len(self.stores))
+        most = self.cache_tokens * token_bytes // max(1, len(self.stores))
+        return min(most, self.half_bytes or most)
 
     def _store(self, model: str) -> PrefixStore:
         if model not in self.stores:
@@ -157,6 +186,48 @@ class HFGenerator(Generator):
             layers = config.num_hidden_layers
             self.stores[model] = PrefixStore(self.cache_tokens, layers, self.models.device)
         return self.stores[model]
+
+    def _half_tokens(self, model: str) -> int:
+        """So many tokens' keys and values fit in half of what all may take."""
+        if not self.half_bytes:
+            self.half_bytes = memory.bytes_at_most(self.cache_mib, self.models.device) // 2
+        return self.half_bytes // self._token_bytes(model)
+
+    def _token_bytes(self, model: str) -> int:
+        """Of one token's keys and values: as kept, or as the configuration says before any is."""
+        store = self.stores.get(model)
+        if store is not None and store.pool:
+            return store.nbytes // len(store.hashes)
+        return memory.described_token_bytes(self.models.module(model))
+
+    def _parts(
+        self, prompts: list[list[int]], sampling: Sampling, model: str
+    ) -> Iterator[list[tuple[int, int]]]:
+        """Rows (prompt, sample), shortest first: at most `max_batch` at a time, and as many as fit.
+        Between two parts, what is kept is trimmed."""
+        rows = [(i, j) for i in range(len(prompts)) for j in range(sampling.n)]
+        rows.sort(key=lambda row: len(prompts[row[0]]))
+        together = _samples_together(self.models.module(model), sampling)
+        while rows:
+            few = [prompts[i] for i, _ in rows[: self.max_batch]]
+            self.check_context(len(few[0]) + sampling.max_tokens - 1, model)
+            sizes = list(memory.batch_sizes(few, sampling.max_tokens, together))  # ascending
+            most = self._half_tokens(model)
+            count = sum(max(size.kept, size.copied) <= most for size in sizes)
+            self._make_room(model, sizes[count - 1].kept)
+            yield rows[:count]
+            rows = rows[count:]
+            self.stores[model].trim()
+
+    def _make_room(self, model: str, tokens: int) -> None:
+        """Let this model keep so many tokens, and all that others leave: where there is too little,
+        theirs are dropped, those of the longest unused first."""
+        self.stores[model] = store = self.stores.pop(model)
+        others = [name for name in self.stores if name != model]
+        free = self.half_bytes - sum(self.stores[name].nbytes for name in others)
+        while others and free < tokens * self._token_bytes(model):
+            free += self.stores.pop(others.pop(0)).nbytes
+        store.most, store.most_copied = free // self._token_bytes(model), self._half_tokens(model)
 
     def _prefilled_batch(
         self,
@@ -174,15 +245,18 @@ class HFGenerator(Generator):
         rows = Rows(ids, lengths, store.hash(ids, lengths))
         past, inside = align_right(prefill(module, store, rows), lengths)
         device, most = store.device, sampling.max_tokens
-        together = SAMPLES_TOGETHER if sampling.n > 1 and reads_samples_together(module) else 1
-        cells = _grid(which, together)  # [G, N]
+        cells = _grid(which, _samples_together(module, sampling))  # [G, N]
         heads = np.array(which)[cells[:, 0]]  # [G]: into the unique ones
         last_ids = torch.tensor([prompt[-1] for prompt in unique], device=device)[heads]
         shape = (len(prompts) + 1, most)
         return Batch(
             prompts=prompts,
             cells=tensor(cells, device),
-            cache=store.gather(past[heads], min(most, FREE_COLUMNS) * cells.shape[1]),
+            cache=store.gather(
+                past[heads],
+                min(most, FREE_COLUMNS) * cells.shape[1],
+                most=past.shape[1] + most * cells.shape[1],
+            ),
             mask=tensor(inside[heads], device)[:, None].repeat(1, cells.shape[1], 1),
             last_ids=last_ids[:, None].repeat(1, cells.shape[1]),
             positions=tensor(lengths[heads], device),
@@ -192,6 +266,11 @@ class HFGenerator(Generator):
             logprobs=torch.zeros(*shape, device=device),
             lengths=torch.full((shape[0],), most, device=device),
         )
+
+
+def _samples_together(module: PreTrainedModel, sampling: Sampling) -> int:
+    """How many samples of a prompt share a row of the cache."""
+    return SAMPLES_TOGETHER if sampling.n > 1 and reads_samples_together(module) else 1
 
 
 def reads_samples_together(module: PreTrainedModel) -> bool:

@@ -55,9 +55,19 @@ def prefill(module: PreTrainedModel, store: PrefixStore, rows: Rows) -> Integers
     for spans in plan_rounds(rows, have):
         lengths, ones = (spans.ends - spans.starts).tolist(), [1] * len(spans.rows)
         for part in cheapest_slices(lengths, ones, FORWARD_TOKENS, pass_cost(store.device.type)):
-            _forward(module, store, rows, slots, spans.select(part))
+            for few in _halved(spans.select(part), store.most_copied):
+                _forward(module, store, rows, slots, few)
         slots = store.find(rows.hashes)
     return slots
+
+
+def _halved(spans: Spans, most: int) -> list[Spans]:
+    """The spans, cut in two until the padded rows of each part have at most `most` tokens."""
+    count = len(spans.rows)
+    if count * int(spans.starts.max() + (spans.ends - spans.starts).max()) <= most or count == 1:
+        return [spans]
+    halves = (slice(count // 2), slice(count // 2, None))
+    return [few for half in halves for few in _halved(spans.select(half), most)]
 
 
 def plan_rounds(rows: Rows, have: Integers) -> list[Spans]:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+NO_LIMIT = 2**62  # tokens
+LEAST_SLOTS = 1024  # of a pool
 Hashes = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
@@ -47,12 +49,14 @@ class AllKept(Exception):
 
 class BatchLayer(DynamicLayer):
     """One layer's keys and values of a batch in buffers [rows, columns, heads, size] that leave
-    room for the tokens to come, so that a step writes one column and copies nothing. With
-    `ends_pass` an update raises AllKept."""
+    room for the tokens to come, so that a step writes one column and copies nothing; they grow to
+    `most` columns at most. With `ends_pass` an update raises AllKept."""
 
-    def __init__(self, keys: Tensor | None, values: Tensor | None, length: int) -> None:
+    def __init__(
+        self, keys: Tensor | None, values: Tensor | None, length: int, most: int = NO_LIMIT
+    ) -> None:
         super().__init__()
-        self.length, self.ends_pass = length, False
+        self.length, self.most, self.ends_pass = length, most, False
         if keys is not None and values is not None:
             self.buffers = (keys, values)
             self.is_initialized = True
@@ -85,10 +89,10 @@ class BatchLayer(DynamicLayer):
         self.buffers = (keys.index_select(0, rows), values.index_select(0, rows))
 
     def _grow(self) -> None:
-        """Lengthen the buffers to `length` columns, and by half at least."""
+        """Lengthen the buffers to `length` columns, and by half at least where `most` allows it."""
         have = self.buffers[0].shape[1]
         if self.length > have:
-            more = max(self.length - have, have // 2)
+            more = max(self.length - have, min(have // 2, self.most - have))
             self.buffers = tuple(
                 torch.cat([part, part.new_empty(part.shape[0], more, *part.shape[2:])], 1)
                 for part in self.buffers
@@ -97,10 +101,12 @@ class BatchLayer(DynamicLayer):
 
 class PrefixStore:
     """The kept prefixes of one set of weights: at most `limit` tokens between two batches (the
-    longest unused go first), more only while one batch needs them."""
+    longest unused go first), more only while one batch needs them. There is room for `most` tokens
+    at most, unless one batch needs more, and a pass copies `most_copied` at most."""
 
     def __init__(self, limit: int, layers: int, device: torch.device) -> None:
         self.limit, self.layers, self.device = limit, layers, device
+        self.most = self.most_copied = NO_LIMIT
         self.random = np.random.default_rng(0)
         self.id_factors = self.position_factors = np.zeros(0, np.uint64)  # by id, by position
         self.slot_of: dict[int, int] = {}  # by hash
@@ -109,6 +115,11 @@ class PrefixStore:
         self.free: list[int] = []  # slots
         self.clock = 0  # batches so far
         self.pool: list[tuple[Tensor, Tensor]] = []  # of each layer [slots, heads, size]
+
+    @property
+    def nbytes(self) -> int:
+        """What the pool takes."""
+        return sum(part.nbytes for pair in self.pool for part in pair)
 
     def hash(self, ids: Integers, lengths: Integers) -> Hashes:
         """The hash [rows, longest] of every prefix of ids [rows, longest], which is a sum over its
@@ -145,10 +156,15 @@ class PrefixStore:
             for kept, buffer in zip(store, layer.buffers, strict=True):
                 kept[at] = buffer[row, column]
 
-    def gather(self, slots: Integers, free_columns: int, *, ends_pass: bool = False) -> Cache:
+    def gather(
+        self, slots: Integers, free_columns: int, *, most: int = NO_LIMIT, ends_pass: bool = False
+    ) -> Cache:
         """A batch's cache from slots [rows, columns] (any slot where there is padding), with
-        `free_columns` for the tokens to come; with `ends_pass` its last layer raises AllKept."""
+        `free_columns` for the tokens to come, which grows to `most` columns at most; with
+        `ends_pass` its last layer raises AllKept."""
         layers = self._gather_layers(slots, free_columns)
+        for layer in layers:
+            layer.most = most
         layers[-1].ends_pass = ends_pass
         return Cache(layers=layers)  # pyright: ignore[reportArgumentType]
 
@@ -164,10 +180,13 @@ class PrefixStore:
 
     def trim(self) -> None:
         """Drop the longest unused tokens until `limit` is kept (and some more, so that this is
-        rare); the next batch begins."""
+        rare), and give back what the pool has grown far beyond that; the next batch begins."""
         self.clock += 1
-        if len(self.slot_of) > self.limit:
-            self._drop(len(self.slot_of) - self.limit + self.limit // 4)
+        limit = min(self.limit, self.most)
+        if len(self.slot_of) > limit:
+            self._drop(len(self.slot_of) - limit + limit // 4)
+        if len(self.hashes) > 2 * max(limit, LEAST_SLOTS):
+            self._shrink(max(limit, LEAST_SLOTS))
 
     def _drop(self, count: int) -> None:
         """Free the slots of the `count` tokens that were unused for longest."""
@@ -178,17 +197,42 @@ class PrefixStore:
         self.free.extend(oldest.tolist())
 
     def _take(self, count: int, layers: list[BatchLayer]) -> Integers:
-        """`count` free slots; the pool doubles when there are too few."""
+        """`count` free slots. When there are too few the pool doubles where `most` allows it, and
+        drops tokens that this batch does not use."""
         size = len(self.hashes)
+        short = count - len(self.free) - max(0, self.most - size)
+        if short > 0:
+            kept = np.fromiter(self.slot_of.values(), np.int64, len(self.slot_of))
+            unused = int((self.last_used[kept] < self.clock).sum())
+            self._drop(min(short + self.most // 8, unused))
         if count > len(self.free):
-            more = max(count - len(self.free), size, 1024)
-            self.free.extend(range(size + more - 1, size - 1, -1))
-            self.hashes = np.concatenate([self.hashes, np.zeros(more, np.uint64)])
-            self.last_used = np.concatenate([self.last_used, np.zeros(more, np.int64)])
-            old = self.pool or [_empty(layer) for layer in layers]
-            self.pool = [(_longer(keys, more), _longer(values, more)) for keys, values in old]
+            missing = count - len(self.free)
+            more = max(missing, min(max(size, LEAST_SLOTS), self.most - size))
+            self.pool = self.pool or [_empty(layer) for layer in layers]
+            self._grow(more)
         taken, self.free = self.free[-count:], self.free[:-count]
         return np.array(taken, np.int64)
+
+    def _grow(self, more: int) -> None:
+        """Add so many slots, to one layer after the other: no two are in memory twice."""
+        size = len(self.hashes)
+        self.free.extend(range(size + more - 1, size - 1, -1))
+        self.hashes = np.concatenate([self.hashes, np.zeros(more, np.uint64)])
+        self.last_used = np.concatenate([self.last_used, np.zeros(more, np.int64)])
+        for i, (keys, values) in enumerate(self.pool):
+            self.pool[i] = (_longer(keys, more), _longer(values, more))
+
+    def _shrink(self, size: int) -> None:
+        """Keep `size` slots only, which are enough for all that is kept."""
+        kept = np.fromiter(self.slot_of.values(), np.int64, len(self.slot_of))
+        slots = np.zeros(size, np.int64)
+        slots[: len(kept)] = kept
+        self.slot_of = dict(zip(self.slot_of, range(len(kept)), strict=True))
+        self.hashes, self.last_used = self.hashes[slots], self.last_used[slots]
+        self.free = list(range(size - 1, len(kept) - 1, -1))
+        at = torch.from_numpy(slots).to(self.device)
+        for i, (keys, values) in enumerate(self.pool):
+            self.pool[i] = (keys.index_select(0, at), values.index_select(0, at))
 
     def _extended(self, table: Hashes, size: int) -> Hashes:
         """The table with at least `size` factors."""

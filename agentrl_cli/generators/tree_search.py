@@ -103,6 +103,10 @@ class TreeSearch(Generator):
                 child.tree.add(child)
         return [[tree.best] for tree in trees]
 
+    def fitting(self, prompts: list[list[int]], model: str = "policy") -> int:
+        """As many as the inner generator says."""
+        return self.inner.fitting(prompts, model)
+
     def choose(self, tree: Tree) -> list[PartialAnswer]:
         """What to expand next; it is open no longer."""
         ranked = sorted(tree.open, key=lambda answer: answer.value, reverse=True)

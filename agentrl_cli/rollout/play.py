@@ -88,10 +88,11 @@ def play(
                 return [episode.record for episode in begun]
             if not live:
                 continue
-            prompts = [episode.state_ids for episode in live]
-            seeds = [derive_seed(episode.start.seed, len(episode.record.turns)) for episode in live]
+            moving = live[: generator.fitting([episode.state_ids for episode in live], model)]
+            prompts = [e.state_ids for e in moving]
+            seeds = [derive_seed(e.start.seed, len(e.record.turns)) for e in moving]
             answers = generator.generate(prompts, seeds, sampling, model)
-            play_on([(e, e.act(answer)) for e, (answer,) in zip(live, answers, strict=True)])
+            play_on([(e, e.act(answer)) for e, (answer,) in zip(moving, answers, strict=True)])
             live = [episode for episode in live if not episode.ended]
 
 

@@ -187,6 +187,7 @@ def check_settings(cfg: DictConfig, parts: Parts) -> None:
         reads = f"but '{cfg.model.path}' reads at most {most} ids"
         remedy = f"give rollout.max_context={most}"
         raise UserError(f"rollout.max_context is {max_context}, {reads}; {remedy}")
+    parts.generator.check_context(max_context)
     for split in parts.eval.splits:
         if not parts.make_env().tasks(split):
             raise UserError(f"eval.splits names '{split}', which has no tasks; name another")

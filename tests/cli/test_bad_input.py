@@ -92,6 +92,8 @@ SIZES = {
     "hardware.tokens_per_batch=0": "tokens_per_batch is 0; give at least 1",
     "rollout.workers=0": "workers is 0; give at least 1",
     "rollout.episodes_at_once=0": "episodes_at_once is 0; give at least 1",
+    "hardware.generator.cache_mib=0": "cache_mib is 0.0; give more than 0",
+    "hardware.generator.cache_mib=0.5": "the keys and values of 512 tokens take 2 MiB, kept a",
     "hardware.generator.max_batch=0": "max_batch is 0; give at least 1",
     "env=twentyq env.test_objects=96": "test_objects is 96: world small allows 0 to 95",
     "env=twentyq env.test_objects=0": "eval.splits names 'test', which has no tasks; name another",

@@ -33,6 +33,10 @@ class RefinedPlay(Generator):
         pairs = zip(map(self.chooser.best_action, groups), first, strict=True)
         return [[_changed(completion, ids or completion.ids)] for ids, completion in pairs]
 
+    def fitting(self, prompts: list[Ids], model: str = "policy") -> int:
+        """As many as the generator inside says."""
+        return self.generator.fitting(prompts, model)
+
     def load(self, model: str, version: int, path: Path | None = None) -> None:
         """Hand on to the generator inside."""
         self.generator.load(model, version, path)
