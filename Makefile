@@ -7,7 +7,7 @@ STAMP := $(VENV)/.agentrl-installed
 EXTRAS := $(VENV)/.agentrl-extras-installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: setup demo test check ci results results-page pictures kills fuzz soak clean
+.PHONY: setup demo test check ci results results-page pictures kills fuzz soak performance clean
 
 setup: $(STAMP)
 
@@ -49,6 +49,10 @@ fuzz: setup
 # trains for two hours in one process and stores by how much its memory grew
 soak: setup
 	$(BIN)/python tests/faults/soak.py $(ARGS)
+
+# costs beside TRL's and AgileRL's, half an hour on an idle core; ARGS=--compare compares with what is stored
+performance: setup
+	$(BIN)/python tests/bench/performance.py --peers runs/peers $(ARGS)
 
 # about six hours on two cores; finished runs under runs/results are not repeated
 results: setup

@@ -13,7 +13,9 @@ import pytest
 from tests.paths import ROOT
 from tools import results_page
 
-OTHER_PAGES = {"reliability": "reliability.md"}  # which name their records and quote no figure
+OTHER_PAGES = {  # which name their records and quote no figure
+    "reliability": "reliability.md", "performance": "performance.md",
+}  # fmt: skip
 RECORDS = sorted((ROOT / "docs" / "results").glob("*.json"))
 PAGE = (ROOT / "docs" / "results.md").read_text()
 

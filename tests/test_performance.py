@@ -1,0 +1,133 @@
+"""The parts of tests/bench/performance.py, at toy sizes: the sides do the same work, a figure that
+is worse is told, and the page knows every figure."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.core.types import Episode
+from tests.bench.measures.logprobs import Reader, peak
+from tests.bench.measures.training import cut_into_turns
+from tests.bench.measures.workload import LORA, QUICK, Ours, Updates, write_model
+from tests.bench.peers.environments import SIDES, PeerError, launch
+from tests.bench.performance import FIGURES, Bench, worse
+from tests.paths import ROOT
+
+PAGE = (ROOT / "docs" / "performance.md").read_text()
+ECHO = "from serve import serve; serve({'double': lambda seconds: {'seconds': 2 * seconds}})"
+PEERS = {name for name in FIGURES if "_vs_" in name}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the random model that the sides share."""
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder, QUICK)
+    return folder
+
+
+def lengths(episode: Episode) -> list[tuple[int, int]]:
+    return [(len(turn.observation_ids), len(turn.action_ids)) for turn in episode.turns]
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_our_rollout_has_the_tokens_that_the_sizes_say(model: Path, lora):
+    ours = Ours(model, QUICK, lora)
+    one, *others = map(lengths, ours.play(3))
+    assert one == [(QUICK.prompt, QUICK.new), *[(QUICK.seen, QUICK.new)] * 2]
+    assert others == [one] * (QUICK.episodes - 1)
+    found = ours.rollout(3)
+    assert found["tokens"] == QUICK.episodes * 3 * QUICK.new and found["seconds"] > 0
+
+
+def test_a_peer_is_given_the_prompts_the_replies_and_the_episodes_of_our_side(model: Path):
+    ours = Ours(model, QUICK)
+    finished = ours.finished()
+    work = ours.work(finished)
+    for ids, row, episode in zip(work["prompt_ids"], work["update"]["rows"], finished, strict=True):
+        first, *later = episode.turns
+        assert ids == first.observation_ids == row["ids"][: row["prompt"]]
+        assert all(turn.observation_ids == work["reply_ids"] for turn in later)
+        assert len(row["ids"]) == len(row["mask"]) == episode.tokens
+        assert sum(row["mask"]) == sum(len(turn.action_ids) for turn in episode.turns)
+        assert row["advantage"] == 2 * episode.reward - 1
+    assert len({len(episode.turns) for episode in finished}) > 1, "all episodes are as long"
+    json.dumps(work)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_our_update_takes_as_many_steps_as_asked(model: Path, steps: int):
+    updates = Updates(model, Ours(model, QUICK).finished(), steps)
+    assert updates.update()["steps"] == updates.update()["steps"] == steps
+
+
+def test_chunked_and_plain_log_probs_are_the_same_and_chunks_hold_less(monkeypatch):
+    monkeypatch.setattr("agentrl_cli.models.policy.LOGITS_AT_ONCE", 4 * 5000)
+    reader = Reader(vocabulary=5000, tokens=64, width=128)
+    assert reader.chunked().tolist() == pytest.approx(reader.plain().tolist(), abs=1e-5)
+    assert peak(reader.chunked) < 0.9 * peak(reader.plain)
+
+
+def test_the_same_tokens_are_played_and_trained_in_few_turns_and_in_many(tmp_path: Path):
+    for turns in (2, 4):
+        assert cut_into_turns(tmp_path, turns, tokens=200, base=QUICK)() > 0
+
+
+def test_a_peer_answers_and_one_that_ends_is_told_with_its_last_words(tmp_path: Path):
+    command = ["env", f"PYTHONPATH={SIDES}", sys.executable, "-c", ECHO]
+    peer = launch("echo", command, tmp_path)
+    assert peer.ask("double", seconds=2) == {"seconds": 4}
+    with pytest.raises(PeerError, match="echo cannot treble: KeyError: 'treble'"):
+        peer.ask("treble")
+    assert not peer.is_alive
+    peer.close()
+
+
+def test_a_ratio_of_different_work_is_refused(tmp_path: Path):
+    bench = Bench(tmp_path, repeats=1, quick=True)
+    sides = [
+        {"seconds": 4.0, "tokens": 8},
+        {"seconds": 2.0, "tokens": 8},
+        {"seconds": 2.0, "tokens": 4},
+    ]
+    assert bench.cost_ratio(lambda: sides[0], lambda: sides[1], "tokens") == 2
+    with pytest.raises(SystemExit, match="different work"):
+        bench.cost_ratio(lambda: sides[0], lambda: sides[2], "tokens")
+
+
+def test_what_is_worse_by_more_than_the_tolerance_is_told_in_one_line():
+    stored = {"rollout_vs_trl_1_turn": 6.0, "first_episode_seconds": 6.0, "torch": "2"}
+    slower = {"rollout_vs_trl_1_turn": 5.0, "first_episode_seconds": 7.2, "torch": "3"}
+    faster = {"rollout_vs_trl_1_turn": 9.0, "first_episode_seconds": 3.0}
+    assert worse(slower, stored, 0.15) == [
+        "first_episode_seconds is 7.2, 20% worse than the stored 6",
+        "rollout_vs_trl_1_turn is 5, 20% worse than the stored 6",
+    ]
+    assert worse(slower, stored, 0.25) == worse(faster, stored, 0.0) == []
+
+
+def test_the_page_explains_every_figure_and_no_other():
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == FIGURES.keys()
+
+
+def test_every_stored_name_is_known_to_the_page():
+    file = ROOT / "docs" / "results" / "performance.json"
+    stored = json.loads(file.read_text()) if file.exists() else {}
+    assert {name for name in stored if f"`{name}`" not in PAGE} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_script_measures_all_that_needs_no_peer():
+    command = [sys.executable, "tests/bench/performance.py", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    measured = {line.split()[0] for line in done.stdout.splitlines() if " " in line}
+    assert measured == FIGURES.keys() - PEERS
+    assert done.stderr.count("is left out; give --peers FOLDER") == len(PEERS)
