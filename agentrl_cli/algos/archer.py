@@ -22,7 +22,7 @@ from typing import Literal
 from torch import Tensor
 
 from agentrl_cli.algos import value_spans
-from agentrl_cli.algos.base import Algorithm, Context, Phase
+from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.left_out import left_out_metrics, without_left_out
 from agentrl_cli.algos.losses import Loss, clipped_ratio, standardise
 from agentrl_cli.algos.samples import episode_samples
@@ -90,6 +90,11 @@ class ArCHer(Algorithm):
             "critic": ModelSpec(kind="trained", generates=False, optimizer=optimizer, head=head),
             "target": ModelSpec(kind="ema", generates=False, head=head, follows="critic"),
         }
+
+    def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
+        """A fresh action for every turn that the critic reads."""
+        count = self.critic_updates * self.episodes_per_update * turns
+        return {"fresh actions": Texts(count, max_tokens)} if self.action == "fresh" else {}
 
     def bind(self, context: Context) -> None:
         """Receive the given objects. Raises UserError where the target cannot read fresh actions

@@ -80,6 +80,14 @@ class Context:
     turn_delimiter: str = ""
 
 
+@dataclass(frozen=True)
+class Texts:
+    """How many texts are sampled, and the tokens that one may have."""
+
+    count: int
+    longest: int
+
+
 class Algorithm(ABC):
     """Subclasses are keyword-only dataclasses without defaults; their fields are the schema."""
 
@@ -100,6 +108,11 @@ class Algorithm(ABC):
     def bind(self, context: Context) -> None:
         """Receive the given objects before the first update."""
         self.context = context
+
+    def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
+        """The most that an update samples by role, the fresh episodes apart; known before anything
+        is loaded. An episode has up to `turns` actions of up to `max_tokens` tokens."""
+        return {}
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write into `turn.info` what a reader wants to see of the episodes; nothing by default."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from agentrl_cli.algos.base import Algorithm, Context, Phase
+from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.losses import Loss, nll, with_kl
 from agentrl_cli.algos.nlac.backup import LanguageBackup, Target
 from agentrl_cli.algos.nlac.choice import Candidates, Chooser, Control, Improvement, Lesson
@@ -160,6 +160,46 @@ class NLAC(Algorithm):
             "target": ModelSpec(kind="ema", generates=True, follows=self.critic_name),
             "reference": ModelSpec(kind="frozen", generates=True),
         }
+
+    def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
+        """What evaluating the policy samples, what improving it does, and the guard's probes."""
+        counts = self.evaluation_texts(turns)
+        for role, count in self.improvement_texts(turns).items():
+            counts[role] = counts.get(role, 0) + count
+        if self.guard:
+            probed = 2 * self.guard.lessons * self.guard.probes
+            counts["guard"] = probed * turns // self.guard.every
+        as_long = ("actions", "refinements", "rollouts", "guard")  # as an action of the policy
+        role_tokens = self.advanced.role_tokens
+        return {
+            role: Texts(count, max_tokens if role in as_long else role_tokens)
+            for role, count in counts.items()
+            if count
+        }
+
+    def evaluation_texts(self, turns: int) -> dict[str, int]:
+        """A forecast of the next turn for each turn that is replayed, and a backup of it; with a
+        trace, as many backups as its chains are expected to have."""
+        if self.advanced.control == "frozen_critic":
+            return {}
+        links = sum(self.advanced.trace**i for i in range(turns))
+        count = self.turns_per_update
+        return {"actions": count, "forecasts": count, "backups": round(count * links)}
+
+    def improvement_texts(self, turns: int) -> dict[str, int]:
+        """The candidates of each turn, k forecasts of each, and what rewriting the first takes: a
+        critique a round, and forecasts and a critique of each rewritten action that is judged."""
+        judged = self.rounds - 1 + self.gate  # of the rewritten actions, by the refiner
+        drawn, valued = self.candidates, self.improvement != "refinement"
+        counts = {"actions": drawn - (self.advanced.first_action == "stored")}
+        if self.advanced.control != "majority":
+            counts["forecasts"] = self.forecasts * drawn
+            counts["critiques"] = drawn if self.improvement == "critique" else 0
+            if self.improvement != "critique":
+                counts["forecasts"] += self.forecasts * (judged + valued)
+                counts["critiques"] = 1 + judged + drawn * (self.improvement == "choice")
+                counts["refinements"] = self.rounds
+        return {role: count * self.turns_per_update for role, count in counts.items()}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Policy evaluation by the language Bellman backup, then improvement by refinement."""

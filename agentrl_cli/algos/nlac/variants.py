@@ -34,6 +34,10 @@ class NLACMonteCarlo(NLAC):
         super().__post_init__()
         refuse(self, "control=shuffled_outcomes")
 
+    def evaluation_texts(self, turns: int) -> dict[str, int]:
+        """The targets are what the world said."""
+        return {}
+
     def language_backup(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Target]:
         """What the world answered and how the episode ended; None where it was cut off."""
         return [
@@ -53,6 +57,11 @@ class NLRL(NLAC):
         super().__post_init__()
         require_at_least(1, rollouts=self.rollouts)
         refuse(self, "control=shuffled_outcomes")
+
+    def evaluation_texts(self, turns: int) -> dict[str, int]:
+        """A backup for each turn that is replayed, drawn from rollouts behind it."""
+        count = self.turns_per_update
+        return {"rollouts": count * self.rollouts * turns, "backups": count}
 
     def language_backup(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Target]:
         """One forecast of each turn, written from what came of it in fresh rollouts; None where the
@@ -100,6 +109,15 @@ class NLACSelfDistillation(NLAC):
         keys = self.sample_turns(buffer, priority_exponent=0.0)
         lessons, metrics = self.improve([TurnRef(buffer.episode(k), k.turn) for k in keys])
         yield self._distillation(lessons, metrics)
+
+    def evaluation_texts(self, turns: int) -> dict[str, int]:
+        """Nothing is evaluated."""
+        return {}
+
+    def improvement_texts(self, turns: int) -> dict[str, int]:
+        """A refinement for each turn, and rollouts from it."""
+        count = self.turns_per_update
+        return {"rollouts": count * self.rollouts * turns, "refinements": count}
 
     def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
         """The rewritten actions; a turn none of whose rollouts ended drops out."""

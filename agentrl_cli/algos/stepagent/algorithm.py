@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from agentrl_cli.algos.base import Algorithm, Context, Phase
+from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.dpo import Pair, preference_phase, renew_reference, with_reference
 from agentrl_cli.algos.left_out import left_out_metrics, without_left_out
 from agentrl_cli.algos.losses import bce, dpo, expert_rewards
@@ -75,6 +75,11 @@ class StepAgentImplicit(Algorithm):
     def models(self) -> dict[str, ModelSpec]:
         """The policy and its reference."""
         return with_reference(self.optimizer)
+
+    def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
+        """An attempt at each fragment; how many all are, the demonstrations alone say."""
+        count = self.fragments_per_update
+        return {"attempts": Texts(count, max_tokens)} if count else {}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Practise, then one phase of pairs."""
@@ -133,6 +138,11 @@ class StepAgentInverse(Algorithm):
         found = self.ppo.models()
         policy = found["policy"] if self.plays else replace(found["policy"], head=None)
         return {**found, "policy": policy, "discriminator": judge}
+
+    def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
+        """The attempts at all fragments; with no number of these, the demonstrations say."""
+        count = self.attempts * self.fragments_per_update * (not self.plays)
+        return {"attempts": Texts(count, max_tokens)} if count else {}
 
     def bind(self, context: Context) -> None:
         """Receive the given objects; PPO uses the same. Raises UserError where the discriminator
