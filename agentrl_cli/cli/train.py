@@ -11,24 +11,22 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
+from agentrl_cli.algos.base import Algorithm
+from agentrl_cli.cli.dry import dry_run
 from agentrl_cli.config.compose import build, check, chosen_option, compose, load
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.one_process import refuse_several_processes
-from agentrl_cli.core.types import Episode
-from agentrl_cli.envs.base import train_tasks
 from agentrl_cli.models.template import template_text
 from agentrl_cli.report.summary import final_table
-from agentrl_cli.rollout.collector import Collector
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.rollout.play import EpisodeStart
 from agentrl_cli.runs.checkpoints import Checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.loggers import Console
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import interruptible, train
 from agentrl_cli.training.assemble import Parts, assemble
-
-DRY_EPISODES = 4  # played by --dry, each of another task
+from agentrl_cli.training.memory_limit import RESUMABLE, refuse_too_little_memory
+from agentrl_cli.training.memory_plan import plan_memory
 
 
 def start(
@@ -48,6 +46,7 @@ def start(
     if dry:
         dry_run(cfg)
         return
+    refuse_unplanned(cfg)
     run = Run.create(cfg, command=" ".join(["agentrl", *sys.argv[1:]]), overrides=overrides)
     with delete_unbuilt_run(run):
         parts = assemble(cfg, run.folder)
@@ -60,14 +59,16 @@ def start(
 
 
 def resume(ref: str, overrides: list[str] | None = None) -> None:
-    """`agentrl resume`: go on from the last checkpoint, with `steps=N` further than was planned.
-    UserError where nothing is left to do, anything else is to change, or the run is training."""
+    """`agentrl resume`: go on from the last checkpoint, with `steps=N` further than was planned,
+    and with less memory by the keys RESUMABLE. UserError where nothing is left to do, anything else
+    is to change, or the run is training."""
     refuse_several_processes()
     run = find_run(ref)
     for override in overrides or []:
-        if not override.startswith("steps="):
+        if override.partition("=")[0] not in ("steps", *RESUMABLE):
             remedy = "start a new run from its weights with agentrl train init=RUN"
-            raise UserError(f"'{override}' cannot change in a run, only steps can; {remedy}")
+            line = f"'{override}' cannot change in a run, only steps and what memory hangs on can"
+            raise UserError(f"{line} ({', '.join(RESUMABLE)}); {remedy}")
     with run.lock():
         resume_run(run, overrides)
     print(final_table(run))
@@ -79,6 +80,7 @@ def resume_run(run: Run, overrides: list[str] | None) -> None:
     cfg = check(load(run.config_file, overrides or []))
     checkpoint = run.whole_checkpoint()
     refuse_to_resume(run, cfg, checkpoint)
+    refuse_unplanned(cfg)
     parts = assemble(cfg, run.folder, restored=True)
     refuse_other_template(run, cfg, parts)
     parts.restore(checkpoint)
@@ -88,6 +90,12 @@ def resume_run(run: Run, overrides: list[str] | None) -> None:
         print(f"run {run.folder}, from step {checkpoint.step}", file=sys.stderr)
         attach_loggers(run, cfg, parts)
         train(cfg, run, parts, interrupted)
+
+
+def refuse_unplanned(cfg: DictConfig) -> None:
+    """Raise UserError where the run will need more memory than there is, before it loads any."""
+    algo: Algorithm = build(cfg.algo)
+    refuse_too_little_memory(cfg, algo, plan_memory(cfg, algo))
 
 
 def refuse_to_resume(run: Run, cfg: DictConfig, checkpoint: Checkpoint) -> None:
@@ -100,45 +108,6 @@ def refuse_to_resume(run: Run, cfg: DictConfig, checkpoint: Checkpoint) -> None:
         remedy = f"train from its weights with init={run.quoted_folder}"
         raise UserError(f"checkpoint '{checkpoint.folder}' is of an earlier version; {remedy}")
     refuse_other_demos(run, cfg)
-
-
-def dry_run(cfg: DictConfig) -> None:
-    """`--dry`: build everything, play a few episodes; print one, derived sizes, predicted memory,
-    and what was cut short."""
-    parts = assemble(cfg, None)
-    tasks = train_tasks(parts.make_env())[:DRY_EPISODES]
-    starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
-    episodes = parts.play(starts, parts.collector.sampling)
-    episode = episodes[0]
-    weights = sum(p.numel() for p in parts.models.module("policy").parameters())
-    trained = sum(p.numel() for _, p in parts.models.trainable("policy"))
-    per_step = parts.collector.count(parts.algo.group_size) if parts.algo.plays else 0
-    played = f"{len(episode.turns)} turns, {episode.tokens} tokens, reward {episode.reward:g}"
-    rows = {
-        "algorithm": cfg.choices.algo,
-        "models": ", ".join(f"{name} ({spec.kind})" for name, spec in parts.algo.models().items()),
-        "parameters": f"{weights:,}, of them trained {trained:,}",
-        "episodes a step": per_step,
-        "episodes in all": per_step * cfg.steps,
-        "predicted peak memory": f"{predicted_bytes(parts) / 2**30:.2f} GiB",
-        "one episode": played,
-        "cut short": cut_short(episodes, parts.collector),
-    }
-    print("\n".join(f"{name:<22} {value}" for name, value in rows.items()))
-
-
-def cut_short(episodes: list[Episode], collector: Collector) -> str:
-    """How many replies and episodes were cut by the budgets of tokens, and which key to raise."""
-    turns = [turn for episode in episodes for turn in episode.turns]
-    replies = sum(bool(turn.observation) for turn in turns)  # one may be cut into several turns
-    cut = sum(turn.finish == "length" for turn in turns)
-    ended = sum(episode.stop == "context" for episode in episodes)
-    parts = [f"{cut} of {replies} replies", f"{ended} of {len(episodes)} episodes"]
-    if cut:
-        parts[0] += f" reach rollout.max_tokens {collector.max_tokens}: raise it"
-    if ended:
-        parts[1] += f" reach rollout.max_context {collector.max_context}: raise it"
-    return "; ".join(parts)
 
 
 def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:
@@ -175,20 +144,3 @@ def delete_unbuilt_run(run: Run) -> Iterator[None]:
     except BaseException as error:
         run.set_status("failed", f"{type(error).__name__}: {error}")
         raise
-
-
-def predicted_bytes(parts: Parts) -> float:
-    """Weights of every model, gradients and two moments of what is trained, activations of a
-    micro-batch, and the key/value cache of each model that generates. A rule of thumb: activations
-    are taken as 34 bytes per token, layer and unit of width (Korthikanti et al. 2022, without the
-    attention term)."""
-    module = parts.models.module("policy")
-    config = module.config.get_text_config()
-    stored = sum(p.numel() * p.element_size() for p in module.parameters())
-    copies = len(parts.models.names) if parts.models.config.lora is None else 1
-    trained = sum(p.numel() for name in parts.models.names for _, p in parts.models.trainable(name))
-    wide = config.num_hidden_layers * config.hidden_size
-    activations = 34 * parts.learner.tokens_per_batch * wide
-    caches = sum(spec.generates for spec in parts.algo.models().values())
-    cached = caches * parts.generator.cache_bytes()
-    return stored * copies + 12 * trained + activations + cached

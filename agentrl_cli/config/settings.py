@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError, require_above, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,18 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
     """Where it computes; `threads` null means by the model's size. `mixed_precision` bf16 computes
-    training's products in bfloat16, the weights as they are."""
+    training's products in bfloat16, the weights as they are. `memory_gib` is how much memory there
+    is; null asks the device."""
 
     device: str
     threads: int | None
     mixed_precision: Literal["bf16"] | None = None
+    memory_gib: float | None = None
     tokens_per_batch: int
     generator: object
+
+    def __post_init__(self) -> None:
+        require_above(0, memory_gib=1 if self.memory_gib is None else self.memory_gib)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,19 @@ def load_base(
     return model, tokenizer
 
 
+def load_shapes(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model on torch's meta device, which holds shapes and no numbers: its config.json alone is
+    read. Raises UserError where it cannot be."""
+    source = TINY if config.path == "tiny" else config.path
+    if config.path != "tiny":
+        _refuse_missing_folder(config.path)
+    architecture, attention = _read_config(source), config.attention
+    with torch.device("meta"), _explained("a model", source):
+        return AutoModelForCausalLM.from_config(
+            architecture, dtype=dtype, attn_implementation=attention
+        )
+
+
 def read_pretrained(
     source: str | Path, config: ModelConfig, dtype: torch.dtype, architecture: Any = None
 ) -> PreTrainedModel:

@@ -17,6 +17,7 @@ from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from agentrl_cli.config.settings import LoraConfig, ModelConfig
 from agentrl_cli.core.errors import UserError
@@ -237,6 +238,14 @@ class ModelSet:
         if weight.dtype == torch.float32:
             return weight
         return self._averages.setdefault(name, {}).setdefault(key, weight.detach().float())
+
+
+def adapter_sizes(base: PreTrainedModel, lora: LoraConfig) -> list[int]:
+    """How many numbers each tensor of one adapter has on `base`, which may hold shapes alone, on
+    the meta device. Raises UserError where adapters fit no layer of it."""
+    with torch.device("meta"):
+        adapted = _with_adapters(base, lora, ["policy"], 0)
+    return [weight.numel() for weight in _adapter_weights(adapted, "policy").values()]
 
 
 def refuse_cycles(specs: dict[str, ModelSpec]) -> None:

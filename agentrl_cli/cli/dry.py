@@ -1,0 +1,102 @@
+"""`agentrl train … --dry`: what a run will need and do, before anything is loaded; then, where its
+device is here, everything is built and a few episodes are played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from agentrl_cli.algos.base import Algorithm
+from agentrl_cli.config.compose import build
+from agentrl_cli.core.terminal import say
+from agentrl_cli.core.types import Episode
+from agentrl_cli.envs.base import train_tasks
+from agentrl_cli.rollout.collector import Collector
+from agentrl_cli.rollout.play import EpisodeStart
+from agentrl_cli.training.assemble import assemble, pick_device
+from agentrl_cli.training.memory_limit import (
+    NAMED,
+    available_bytes,
+    in_gib,
+    memory_savers,
+    refuse_too_little_memory,
+)
+from agentrl_cli.training.memory_plan import device_type, plan_memory
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Rows = Iterator[tuple[str, object]]
+EPISODES = 4  # that are played, each of another task
+
+
+def dry_run(cfg: DictConfig) -> None:
+    """Print the plan, and play a few episodes where the device is here. Raises UserError where the
+    plan needs more memory than there is, or the run cannot be built."""
+    algo: Algorithm = build(cfg.algo)
+    for name, value in plan_rows(cfg, algo):
+        say(f"{name:<24} {value}")
+    refuse_too_little_memory(cfg, algo, plan_memory(cfg, algo))
+    if device_type(cfg) == "cuda" and not torch.cuda.is_available():
+        build(cfg.env)
+        say(f"{'one episode':<24} not played: there is no CUDA device here")
+        return
+    pick_device(cfg.hardware.device)
+    parts = assemble(cfg, None)
+    tasks = train_tasks(parts.make_env())[:EPISODES]
+    starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
+    episodes = parts.play(starts, parts.collector.sampling)
+    first = episodes[0]
+    played = f"{len(first.turns)} turns, {first.tokens} tokens, reward {first.reward:g}"
+    say(f"{'one episode':<24} {played}")
+    say(f"{'cut short':<24} {cut_short(episodes, parts.collector)}")
+
+
+def cut_short(episodes: list[Episode], collector: Collector) -> str:
+    """How many replies and episodes were cut by the budgets of tokens, and which key to raise."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    replies = sum(bool(turn.observation) for turn in turns)  # one may be cut into several turns
+    cut = sum(turn.finish == "length" for turn in turns)
+    ended = sum(episode.stop == "context" for episode in episodes)
+    parts = [f"{cut} of {replies} replies", f"{ended} of {len(episodes)} episodes"]
+    if cut:
+        parts[0] += f" reach rollout.max_tokens {collector.max_tokens}: raise it"
+    if ended:
+        parts[1] += f" reach rollout.max_context {collector.max_context}: raise it"
+    return "; ".join(parts)
+
+
+def plan_rows(cfg: DictConfig, algo: Algorithm) -> Rows:
+    """What is trained, how much an update samples, and what all of it holds in memory."""
+    plan, collector = plan_memory(cfg, algo), build(cfg.rollout)
+    specs = algo.models()
+    yield "algorithm", cfg.choices.algo
+    yield "models", ", ".join(f"{name} ({spec.kind})" for name, spec in specs.items())
+    trained = plan.adapter or plan.parameters
+    yield "parameters", f"{plan.parameters + plan.adapter:,}, of them trained {trained:,}"
+    yield from text_rows(cfg, algo, collector)
+    limit = available_bytes(cfg)
+    of = "" if limit is None else f" of {in_gib(limit)}"
+    yield "predicted peak memory", f"{in_gib(plan.peak)}{of}, in {plan.largest_phase}"
+    for name, number in plan.parts.items():
+        yield f"  {name}", in_gib(number)
+    for saver in memory_savers(cfg, algo)[:NAMED]:
+        if saver.saves > 0:
+            yield "to lower first", f"{saver} saves {in_gib(saver.saves)}"
+
+
+def text_rows(cfg: DictConfig, algo: Algorithm, collector: Collector) -> Rows:
+    """How many episodes a step plays, and of each role how many texts an update samples at most and
+    how many tokens these are if all are as long as they may be."""
+    episodes = collector.count(algo.group_size) if algo.plays else 0
+    turns = cfg.rollout.max_context // cfg.rollout.max_tokens
+    yield "episodes a step", episodes
+    yield "episodes in all", episodes * cfg.steps
+    if episodes:
+        tokens = episodes * cfg.rollout.max_context
+        yield "  play", f"up to {episodes * turns:,} texts, {tokens:,} tokens an update"
+    for role, texts in algo.texts(turns, cfg.rollout.max_tokens).items():
+        tokens = texts.count * texts.longest
+        yield f"  {role}", f"up to {texts.count:,} texts, {tokens:,} tokens an update"

@@ -1,0 +1,114 @@
+"""What a run may hold in memory, what to lower where it needs more, and the sentences that say so,
+beforehand and where memory runs out all the same."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from omegaconf import OmegaConf
+
+from agentrl_cli.algos.base import Algorithm
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.models.load import dtype_of
+from agentrl_cli.training.memory_plan import MemoryPlan, device_type, plan_memory
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+GIB = 2**30
+NAMED = 3  # keys that are named to be lowered
+RESUMABLE = (  # keys on which memory hangs and no weight: a run may go on with others
+    "hardware.tokens_per_batch", "hardware.generator.max_batch", "hardware.generator.cache_tokens",
+    "hardware.memory_gib", "model.gradient_checkpointing",
+)  # fmt: skip
+LORA = {"rank": 16, "alpha": 32, "targets": ["all-linear"]}
+
+
+@dataclass(frozen=True)
+class Saver:
+    """A key with a lower value, and the bytes by which the predicted peak then falls."""
+
+    key: str
+    value: Any
+    saves: int
+
+    def __str__(self) -> str:
+        value = self.value
+        if isinstance(value, dict):
+            value = "{" + ",".join(f"{k}:{v}" for k, v in value.items()).replace("'", "") + "}"
+        return f"{self.key}={value}".lower().replace(" ", "")
+
+
+def available_bytes(cfg: DictConfig) -> int | None:
+    """`hardware.memory_gib`, else what is free on the GPU or, on the CPU, what the machine has;
+    None where there is no such device."""
+    given = cfg.hardware.get("memory_gib")
+    if given is not None:
+        return int(given * GIB)
+    if device_type(cfg) == "cuda":
+        return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
+    """What may be lowered, first what lowers the predicted peak most."""
+    peak, savers = plan_memory(cfg, algo).peak, []
+    for key, value in _lower_values(cfg).items():
+        changed = copy.deepcopy(cfg)
+        OmegaConf.update(changed, key, value, merge=False)
+        savers.append(Saver(key, value, peak - plan_memory(changed, algo).peak))
+    return sorted(savers, key=lambda saver: -saver.saves)
+
+
+def refuse_too_little_memory(cfg: DictConfig, algo: Algorithm, plan: MemoryPlan) -> None:
+    """Raise UserError where the plan needs more than there is; it says what, and what to lower."""
+    limit = available_bytes(cfg)
+    if limit is None or plan.peak <= limit:
+        return
+    parts = sorted(plan.parts.items(), key=lambda part: -part[1])
+    needs = ", ".join(f"{name} {in_gib(n)}" for name, n in parts if n >= 0.01 * plan.peak)
+    needed = f"this run needs {in_gib(plan.peak)} of memory in {plan.largest_phase} ({needs})"
+    savers = [saver for saver in memory_savers(cfg, algo)[:NAMED] if saver.saves > 0]
+    lower = ", ".join(f"{saver} (saves {in_gib(saver.saves)})" for saver in savers)
+    raise UserError(
+        f"{needed} but has {in_gib(limit)}; lower first: {lower}; "
+        "or say with hardware.memory_gib=N how much there is"
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, the device's or the machine's."""
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
+
+
+def out_of_memory(cfg: DictConfig, algo: Algorithm, step: int) -> str:
+    """The sentence for a run whose memory ran out after so many steps: what to lower, and how the
+    run goes on with that."""
+    savers = [saver for saver in memory_savers(cfg, algo) if saver.key in RESUMABLE]
+    lower = " or ".join(map(str, savers[:NAMED]))
+    return f"memory ran out after {step} steps; go on with less, as with {lower}"
+
+
+def in_gib(number: int) -> str:
+    """Bytes as a person reads them."""
+    return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / 2**20:.0f} MiB"
+
+
+def _lower_values(cfg: DictConfig) -> dict[str, Any]:
+    """A lower value of each key on which memory hangs."""
+    halved = ["hardware.tokens_per_batch", "rollout.max_context"]
+    if "cache_tokens" in cfg.hardware.generator:
+        halved += ["hardware.generator.max_batch", "hardware.generator.cache_tokens"]
+    values: dict[str, Any] = {key: OmegaConf.select(cfg, key) // 2 for key in halved}
+    if not cfg.model.gradient_checkpointing:
+        values["model.gradient_checkpointing"] = True
+    if cfg.model.lora is None:
+        values["model.lora"] = LORA
+    if dtype_of(cfg.model.dtype, torch.device(device_type(cfg))) == torch.float32:
+        values["model.dtype"] = "bfloat16"
+    return {key: value for key, value in values.items() if value}
