@@ -22,6 +22,7 @@ from agentrl_cli.runs.run import Run
 from agentrl_cli.training.assemble import Parts
 from agentrl_cli.training.evaluate import episode_metrics, evaluate
 from agentrl_cli.training.learner import NonFiniteError
+from agentrl_cli.training.memory_limit import is_out_of_memory, out_of_memory
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -33,7 +34,12 @@ LOGPROB_GAP_EPISODES = 4  # episodes a step whose log-probs are compared with th
 def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
     """Go on from `parts.step` until `cfg.steps` updates are done or `interrupted` is set. Where all
     are done and the process died before the end, do what remains."""
-    with run.track(), dump_failed_batch(run), save_when_stopped(run, parts):
+    with (
+        run.track(),
+        dump_failed_batch(run),
+        save_when_stopped(run, parts),
+        explain_out_of_memory(cfg, parts),
+    ):
         saver = Saver(cfg, run, parts)
         if cfg.eval.baseline and not run.has_metrics and not interrupted.is_set():
             run.log(0, timed_evaluation(parts, run, 0))
@@ -84,10 +90,17 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     began = time.perf_counter()
     episodes = parts.collector.collect(step, algo.group_size) if algo.plays else []
     gap = logprob_gap(parts, episodes)
+    stored = parts.buffer.state()
     if algo.replay_capacity:
         parts.buffer.add(episodes)
     seconds = {"time/rollout": time.perf_counter() - began}
-    learned = learn(parts, episodes)
+    try:
+        learned = learn(parts, episodes)
+    except Exception as error:
+        if is_out_of_memory(error):
+            parts.buffer.load(stored)
+            parts.between_steps = True
+        raise
     parts.step += 1
     metrics = rollout_metrics(episodes) | gap | seconds | learned
     if "guard/episodes" in metrics:  # a guard's probes steer the run, too
@@ -173,12 +186,28 @@ def dump_failed_batch(run: Run) -> Iterator[None]:
 
 @contextmanager
 def save_when_stopped(run: Run, parts: Parts) -> Iterator[None]:
-    """Save where something outside of the run stops it, and say how to go on."""
+    """Save where something outside of the run stops it, and say how to go on. Where that broke an
+    update off, an earlier checkpoint holds, if there is one: the models are between two steps."""
     try:
         yield
     except StoppedRun as error:
-        parts.save(run, planned=False)
+        if not (parts.between_steps and run.checkpoints()):
+            parts.save(run, planned=False)
         raise StoppedRun(f"{error}; saved; go on with: {run.resume_command}") from error
+
+
+@contextmanager
+def explain_out_of_memory(cfg: DictConfig, parts: Parts) -> Iterator[None]:
+    """Raise StoppedRun where memory runs out, with what to lower."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        sentence = out_of_memory(cfg, parts.algo, parts.step)
+    else:
+        return
+    raise StoppedRun(sentence)  # out here, where nothing holds the tensors of the broken step
 
 
 @contextmanager

@@ -51,7 +51,8 @@ PARAMETERS_FOR_TWO_THREADS = 300_000  # parameters from which a second torch thr
 class Parts:
     """What a run is made of; `step` updates are done. `play(starts, sampling)` plays episodes of
     this run's environment, with another generator where a third argument names it, and stops the
-    run where a larger share of them fails than a fourth one says."""
+    run where a larger share of them fails than a fourth one says. `between_steps`: an update was
+    broken off."""
 
     collector: Collector
     models: ModelSet
@@ -66,6 +67,7 @@ class Parts:
     seed: int
     context: Context
     step: int = 0
+    between_steps: bool = False
 
     def save(self, run: Run, *, planned: bool = True) -> None:
         """Write a complete checkpoint of now; one that is not planned lasts until the next."""

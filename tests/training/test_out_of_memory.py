@@ -1,0 +1,89 @@
+"""A run whose memory runs out stays resumable, says what to lower, and goes on with that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl_cli.algos.base import Phase
+from agentrl_cli.cli.train import resume, start
+from agentrl_cli.core.errors import StoppedRun, UserError
+from agentrl_cli.core.types import Episode
+from agentrl_cli.rollout.collector import PlayCollector
+from agentrl_cli.runs.run import Run
+from agentrl_cli.training.learner import Learner, PhaseMeter
+from tests.builders.runs import facts, folders, settings, trained
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def stopped(root: Path) -> tuple[Run, str]:
+    """A small run of NLAC in which memory runs out, and its last words."""
+    with pytest.raises(StoppedRun) as end:
+        start(settings(root, "nlac", "it"), config_dir=folders(root))
+    return Run(root / "it"), str(end.value)
+
+
+def run_out_in_training(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Memory runs out as the policy is trained in that step, where the critic has learnt."""
+    train = Learner._train_phase
+
+    def train_phase(self: Learner, phase: Phase, meter: PhaseMeter, at: int) -> None:
+        if at == step and phase.name == "policy":
+            raise FULL
+        train(self, phase, meter, at)
+
+    monkeypatch.setattr(Learner, "_train_phase", train_phase)
+
+
+def test_memory_that_runs_out_in_play_costs_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole = facts(trained(tmp_path / "whole", "nlac", "it"))
+    play = PlayCollector.collect
+
+    def collect(self: PlayCollector, step: int, group_size: int) -> list[Episode]:
+        if step == 3:
+            raise FULL
+        return play(self, step, group_size)
+
+    monkeypatch.setattr(PlayCollector, "collect", collect)
+    run, words = stopped(tmp_path)
+    monkeypatch.undo()
+    assert words.startswith("memory ran out after 3 steps; go on with less, as with ")
+    assert "hardware.tokens_per_batch=4096" in words and "agentrl resume" in words
+    assert run.meta["status"] == "stopped" and "\n" not in words
+    assert run.latest_checkpoint().name == "last-000003"
+    resume(str(run.folder))
+    assert facts(Run(run.folder)) == whole
+
+
+def test_an_update_that_is_broken_off_is_done_again_from_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = facts(trained(tmp_path / "whole", "nlac", "it"))
+    run_out_in_training(monkeypatch, step=2)
+    run, _ = stopped(tmp_path)
+    monkeypatch.undo()
+    assert [folder.name for folder in run.checkpoints()] == ["step-000002"]
+    resume(str(run.folder))
+    assert facts(Run(run.folder)) == whole
+
+
+def test_a_run_without_a_checkpoint_is_saved_as_it_is_and_goes_on_with_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run_out_in_training(monkeypatch, step=1)
+    run, _ = stopped(tmp_path)
+    monkeypatch.undo()
+    assert [folder.name for folder in run.checkpoints()] == ["last-000001"]
+    resume(str(run.folder), ["hardware.tokens_per_batch=512", "model.gradient_checkpointing=true"])
+    done = Run(run.folder)
+    assert done.is_done and [row["step"] for row in done.metrics()] == [0, 1, 2, 2, 3, 4, 4]
+    assert "tokens_per_batch: 512" in done.config_file.read_text()
+
+
+def test_nothing_that_changes_what_is_learnt_can_change_in_a_run(tmp_path: Path):
+    run = trained(tmp_path, "sft", "it")
+    with pytest.raises(UserError, match=r"'algo.epochs=2' cannot change in a run, only steps"):
+        resume(str(run.folder), ["algo.epochs=2"])
