@@ -80,8 +80,12 @@ def plan_rows(cfg: DictConfig, algo: Algorithm) -> Rows:
     limit = available_bytes(cfg)
     of = "" if limit is None else f" of {in_gib(limit)}"
     yield "predicted peak memory", f"{in_gib(plan.peak)}{of}, in {plan.largest_phase}"
-    for name, number in plan.parts.items():
-        yield f"  {name}", in_gib(number)
+    for name, number in plan.kept.items():
+        if number:
+            yield f"  {name}", in_gib(number)
+    for phase, parts in plan.phases.items():
+        listed = ", ".join(f"{name} {in_gib(n)}" for name, n in parts.items() if n)
+        yield f"  in {phase}", f"{in_gib(sum(parts.values()))}: {listed}"
     for saver in memory_savers(cfg, algo)[:NAMED]:
         if saver.saves > 0:
             yield "to lower first", f"{saver} saves {in_gib(saver.saves)}"

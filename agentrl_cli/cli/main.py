@@ -64,7 +64,7 @@ def main(
 @app.command(epilog=help_examples.TRAIN)
 def train(
     overrides: Overrides = None,
-    dry: Annotated[bool, typer.Option(help="Check, build and play one episode only.")] = False,
+    dry: Annotated[bool, typer.Option(help="Check, plan, and play one episode only.")] = False,
     config: Annotated[Path | None, typer.Option(help="Repeat the config.yaml of a run.")] = None,
     config_dir: ConfigDir = None,
 ) -> None:

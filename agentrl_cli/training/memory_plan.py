@@ -149,21 +149,23 @@ def kept_bytes(shapes: Shapes, algo: Algorithm) -> Bytes:
 
 
 def training_phases(
-    shapes: Shapes, tokens: int, context: int, *, checkpointed: bool
+    shapes: Shapes, tokens: int, context: int, *, checkpointed: bool, cuda: bool
 ) -> dict[str, Bytes]:
     """What an update needs besides, with `tokens` in a micro-batch and `context` in a sample. A
-    checkpointed layer keeps its input alone and is computed again in the backward pass."""
+    checkpointed layer keeps its input alone and is computed again in the backward pass. On CUDA
+    AdamW steps all weights together, by a root of each second moment."""
     s, layer = shapes, layer_bytes(shapes, context)
     own = s.adapter or s.parameters
     gradients = {"gradients": s.size * own}
     activations = s.layers * (s.size * s.hidden if checkpointed else layer)
     held = gradients | {"activations": tokens * activations}
     of_layer = s.size * (2 * s.mlp + s.hidden) + (layer if checkpointed else 0)
-    masters = FULL * own if s.size < FULL else 0
+    of_step = {"gradients of masters": FULL * own if s.size < FULL else 0}
+    of_step |= {"roots of moments": FULL * own if cuda else 0}
     return {
         "reading logits": held | {"logits and loss": logits_bytes(s, tokens)},
         "the backward pass": held | {"backward of a layer": tokens * of_layer},
-        "an optimizer step": gradients | {"gradients of masters": masters},
+        "an optimizer step": gradients | of_step,
     }
 
 
@@ -190,7 +192,7 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
     stays, batch, logits = decoding_bytes(shapes, cfg, generating)
     phases = training_phases(
         shapes, max(cfg.hardware.tokens_per_batch, context), context,
-        checkpointed=cfg.model.gradient_checkpointing,
+        checkpointed=cfg.model.gradient_checkpointing, cuda=device_type(cfg) == "cuda",
     )  # fmt: skip
     decoding = {"a batch's keys and values": batch, "logits of a step": logits}
     kept = kept_bytes(shapes, algo) | {"keys and values": stays}
