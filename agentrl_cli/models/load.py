@@ -54,11 +54,9 @@ def load_shapes(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     source = TINY if config.path == "tiny" else config.path
     if config.path != "tiny":
         _refuse_missing_folder(config.path)
-    architecture, attention = _read_config(source), config.attention
+    architecture = _read_config(source)
     with torch.device("meta"), _explained("a model", source):
-        return AutoModelForCausalLM.from_config(
-            architecture, dtype=dtype, attn_implementation=attention
-        )
+        return AutoModelForCausalLM.from_config(architecture, dtype=dtype)
 
 
 def read_pretrained(

@@ -197,7 +197,7 @@ def test_a_missing_model_folder_is_named(tmp_path: Path):
 def test_a_folder_that_holds_no_model_is_named(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     result = train(tmp_path, f"model.path={tmp_path}/empty")
-    refused(result, f"cannot read a tokenizer from '{tmp_path}/empty'")
+    refused(result, f"cannot read a model from '{tmp_path}/empty'")
 
 
 def test_the_small_settings_are_good_input(tmp_path: Path):
