@@ -34,6 +34,7 @@ from agentrl_cli.rollout.play import indistinguishable_tasks
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.training.learner import Learner
+from agentrl_cli.training.memory_plan import refuse_unread_context
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -184,11 +185,7 @@ def check_settings(cfg: DictConfig, parts: Parts) -> None:
     require_at_least(1, tokens_per_batch=cfg.hardware.tokens_per_batch)
     if parts.algo.plays:
         require_at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
-    most = max_positions(parts.models.module("policy"))
-    if max_context > most:
-        reads = f"but '{cfg.model.path}' reads at most {most} ids"
-        remedy = f"give rollout.max_context={most}"
-        raise UserError(f"rollout.max_context is {max_context}, {reads}; {remedy}")
+    refuse_unread_context(cfg, max_positions(parts.models.module("policy")))
     parts.generator.check_context(max_context)
     for split in parts.eval.splits:
         if not parts.make_env().tasks(split):

@@ -23,7 +23,7 @@ GIB = 2**30
 NAMED = 3  # keys that are named to be lowered
 RESUMABLE = (  # keys on which memory hangs and no weight: a run may go on with others
     "hardware.tokens_per_batch", "hardware.generator.max_batch", "hardware.generator.cache_tokens",
-    "hardware.memory_gib", "model.gradient_checkpointing",
+    "hardware.generator.cache_mib", "hardware.memory_gib", "model.gradient_checkpointing",
 )  # fmt: skip
 LORA = {"rank": 16, "alpha": 32, "targets": ["all-linear"]}
 
@@ -104,6 +104,9 @@ def _lower_values(cfg: DictConfig) -> dict[str, Any]:
     halved = ["hardware.tokens_per_batch", "rollout.max_context"]
     if "cache_tokens" in cfg.hardware.generator:
         halved += ["hardware.generator.max_batch", "hardware.generator.cache_tokens"]
+        halved += (
+            ["hardware.generator.cache_mib"] if cfg.hardware.generator.get("cache_mib") else []
+        )
     values: dict[str, Any] = {key: OmegaConf.select(cfg, key) // 2 for key in halved}
     if not cfg.model.gradient_checkpointing:
         values["model.gradient_checkpointing"] = True

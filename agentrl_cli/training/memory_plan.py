@@ -4,6 +4,7 @@ CUDA takes for itself, and memory that its allocator holds in pieces, are not co
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -171,23 +172,32 @@ def training_phases(
 
 def decoding_bytes(shapes: Shapes, cfg: DictConfig, models: int) -> tuple[int, int, int]:
     """The keys and values that stay for so many models that generate, those of a batch in work with
-    every row as long as an episode may be, and its logits; zeros where another program decodes."""
+    every row as long as an episode may be, each within its half of `cache_mib`, and the logits of
+    that batch; zeros where another program decodes."""
     generator = cfg.hardware.generator
     if "cache_tokens" not in generator:
         return 0, 0, 0
     batch = generator.max_batch * cfg.rollout.max_context
     stays = models * max(batch, generator.cache_tokens)
     logits = SAMPLED * FULL * generator.max_batch * shapes.vocabulary
-    return stays * shapes.token_bytes, batch * shapes.token_bytes, logits
+    mib = generator.get("cache_mib")
+    half = sys.maxsize if mib is None else int(mib * 2**19)
+    return min(half, stays * shapes.token_bytes), min(half, batch * shapes.token_bytes), logits
+
+
+def refuse_unread_context(cfg: DictConfig, positions: int) -> None:
+    """Raise UserError where episodes may be longer than the `positions` that the model reads."""
+    if cfg.rollout.max_context > positions:
+        reads = f"but '{cfg.model.path}' reads at most {positions} ids"
+        remedy = f"give rollout.max_context={positions}"
+        raise UserError(f"rollout.max_context is {cfg.rollout.max_context}, {reads}; {remedy}")
 
 
 def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
     """The plan of a whole run. Raises UserError where its model's config.json cannot be read, or
     where episodes may be longer than the model reads."""
     shapes, context = read_shapes(cfg), cfg.rollout.max_context
-    if context > shapes.positions:
-        remedy = f"give at most the {shapes.positions} that the model reads"
-        raise UserError(f"max_context is {context}; {remedy}")
+    refuse_unread_context(cfg, shapes.positions)
     generating = sum(spec.generates for spec in algo.models().values())
     stays, batch, logits = decoding_bytes(shapes, cfg, generating)
     phases = training_phases(

@@ -121,7 +121,7 @@ def test_what_saves_most_is_named_first_and_does_save_it(tmp_path: Path):
 
 def test_a_context_that_the_model_has_not_is_refused_without_its_weights(tmp_path: Path):
     small = write_shape(tmp_path, "Qwen2.5-7B")
-    with pytest.raises(UserError, match="max_context is 40000; give at most the 32768"):
+    with pytest.raises(UserError, match=r"is 40000, but .* reads at most 32768 ids; give"):
         planned("model=hf", f"model.path={small}", "hardware=gpu", "rollout.max_context=40000")
 
 
