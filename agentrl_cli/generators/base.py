@@ -62,7 +62,3 @@ class Generator(ABC):
 
     def clear(self) -> None:
         """Forget what is cached between calls."""
-
-    def cache_bytes(self) -> int:
-        """The most that is cached between calls for one set of weights; 0 where nothing is."""
-        return 0

@@ -168,13 +168,6 @@ class HFGenerator(Generator):
         """Drop the kept prefixes of all weights."""
         self.stores.clear()
 
-    def cache_bytes(self) -> int:
-        """`cache_tokens` times what one token takes, which is known once something is kept."""
-        pools = [pair for store in self.stores.values() for pair in store.pool]
-        token_bytes = sum(part[:1].nbytes for pair in pools for part in pair)
-        most = self.cache_tokens * token_bytes // max(1, len(self.stores))
-        return min(most, self.half_bytes or most)
-
     def _store(self, model: str) -> PrefixStore:
         if model not in self.stores:
             config = self.models.module(model).config.get_text_config(decoder=True)

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli.cli.train import start
-from agentrl_cli.generators.base import Sampling
 from agentrl_cli.report.summary import comparison
 from tests.builders.runs import SPEAKER, folders, settings
-from tests.fakes.echo import CHAT, random_sampler
-
-
-def test_what_a_cache_may_take_is_known_once_something_is_kept():
-    generator = replace(random_sampler(), cache_tokens=1000)
-    assert generator.cache_bytes() == 0
-    sampling = Sampling(max_tokens=4, temperature=0, stop_ids=CHAT.stop_ids)
-    generator.generate([[5, 6, 7]], [0], sampling)
-    layers, heads, size, float32 = 2, 1, 32, 4
-    assert generator.cache_bytes() == 1000 * layers * 2 * heads * size * float32
 
 
 @pytest.mark.parametrize(
