@@ -32,7 +32,7 @@ LiveEpisode._end = end
 from agentrl_cli.cli.main import app
 app()
 """
-TRAIN = ("train", "algo=grpo", "env=twentyq", "eval.baseline=false")
+TRAIN = ("train", "algo=grpo", "env=twentyq", "eval.baseline=false", "hardware.threads=1")
 
 
 def help_seconds() -> float:

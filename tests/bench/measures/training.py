@@ -43,7 +43,8 @@ def cut_into_turns(folder: Path, turns: int, tokens: int, base: Sizes) -> Callab
         began = time.process_time()
         played = ours.play(turns)
         rollout = time.process_time() - began
-        assert all(episode.tokens == tokens for episode in played), "another number of tokens"
+        made = sum(episode.tokens for episode in played) / len(played)
+        assert 0 <= tokens - made < 0.01 * tokens, made  # a sampled closing token is not read again
         return rollout + updates.update()["seconds"]
 
     return seconds
