@@ -36,16 +36,15 @@ def dry_run(cfg: DictConfig) -> None:
     """Print the plan, and play a few episodes where the device is here. Raises UserError where the
     plan needs more memory than there is, or the run cannot be built."""
     algo: Algorithm = build(cfg.algo)
+    tasks = train_tasks(build(cfg.env))[:EPISODES]
     for name, value in plan_rows(cfg, algo):
         say(f"{name:<24} {value}")
     refuse_too_little_memory(cfg, algo, plan_memory(cfg, algo))
     if device_type(cfg) == "cuda" and not torch.cuda.is_available():
-        build(cfg.env)
         say(f"{'one episode':<24} not played: there is no CUDA device here")
         return
     pick_device(cfg.hardware.device)
     parts = assemble(cfg, None)
-    tasks = train_tasks(parts.make_env())[:EPISODES]
     starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
     episodes = parts.play(starts, parts.collector.sampling)
     first = episodes[0]

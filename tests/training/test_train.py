@@ -153,7 +153,7 @@ def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
     start(settings(tmp_path, "nlac", "it"), config_dir=folders(tmp_path), dry=True)
     said = capsys.readouterr().out
     assert "policy (trained), target (ema), reference (frozen)" in said
-    assert "episodes in all        32" in said and "2 turns" in said
+    assert "episodes in all          32" in said and "2 turns" in said
     assert [path.name for path in tmp_path.iterdir()] == ["groups"]
 
 
