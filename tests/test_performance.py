@@ -131,3 +131,17 @@ def test_the_script_measures_all_that_needs_no_peer():
     measured = {line.split()[0] for line in done.stdout.splitlines() if " " in line}
     assert measured == FIGURES.keys() - PEERS
     assert done.stderr.count("is left out; give --peers FOLDER") == len(PEERS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_a_gpu_is_measured_by_runs_on_a_toy():
+    command = [sys.executable, "tests/bench/gpu.py", "--try"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    units = ("_second", "_seconds", "_gib", "_ratio")
+    assert all(
+        name.endswith(units) and value >= 0 for name, value in figures.items() if name != "torch"
+    )
+    assert len(figures) > 6

@@ -14,7 +14,8 @@ from tests.paths import ROOT
 from tools import results_page
 
 OTHER_PAGES = {  # which name their records and quote no figure
-    "reliability": "reliability.md", "performance": "performance.md", "memory_plan": "scaling.md",
+    "reliability": "reliability.md", "performance": "performance.md", "gpu": "performance.md",
+    "memory_plan": "scaling.md",
 }  # fmt: skip
 RECORDS = sorted((ROOT / "docs" / "results").glob("*.json"))
 PAGE = (ROOT / "docs" / "results.md").read_text()
