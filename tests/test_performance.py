@@ -32,6 +32,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def ran(script: str, flag: str) -> subprocess.CompletedProcess[str]:
+    """A script of tests/bench, which has done its work."""
+    command = [sys.executable, f"tests/bench/{script}", flag]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def lengths(episode: Episode) -> list[tuple[int, int]]:
     return [(len(turn.observation_ids), len(turn.action_ids)) for turn in episode.turns]
 
@@ -125,9 +133,7 @@ def test_every_stored_name_is_known_to_the_page():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_script_measures_all_that_needs_no_peer():
-    command = [sys.executable, "tests/bench/performance.py", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = ran("performance.py", "--quick")
     measured = {line.split()[0] for line in done.stdout.splitlines() if " " in line}
     assert measured == FIGURES.keys() - PEERS
     assert done.stderr.count("is left out; give --peers FOLDER") == len(PEERS)
@@ -136,10 +142,7 @@ def test_the_script_measures_all_that_needs_no_peer():
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_a_gpu_is_measured_by_runs_on_a_toy():
-    command = [sys.executable, "tests/bench/gpu.py", "--try"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    figures = json.loads(ran("gpu.py", "--try").stdout)
     units = ("_second", "_seconds", "_gib", "_ratio")
     assert all(
         name.endswith(units) and value >= 0 for name, value in figures.items() if name != "torch"

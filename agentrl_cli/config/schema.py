@@ -209,7 +209,7 @@ def _validate_leaf(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     try:
         box = OmegaConf.structured(make_dataclass("Box", [("value", kind)]))
         box.value = value
-    except OmegaConfBaseException:
+    except (OmegaConfBaseException, OverflowError):
         errors.append(f"{path} must be {describe(kind)}, not {value!r}")
         return None
     typed = OmegaConf.to_container(box)["value"]  # type: ignore[index, call-overload]

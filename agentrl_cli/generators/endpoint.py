@@ -82,8 +82,7 @@ class OpenAIChat:
         with ONE_AT_A_TIME:
             self.answers[key] = answer
             if self.cache:
-                with Path(self.cache).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"key": key, "answer": answer}) + "\n")
+                files.append_jsonl(Path(self.cache), [{"key": key, "answer": answer}])
 
     def _ask(self, model: str, rows: list[Any], seed: int) -> str:
         with ONE_AT_A_TIME:
@@ -164,9 +163,8 @@ def _is_answer(text: object) -> bool:
 def _read(file: Path) -> dict[str, str]:
     """The cached answers of a file; what is none, as a last line that was cut off, is left out."""
     answers: dict[str, str] = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError, KeyError, TypeError):
-            row = json.loads(line)
+    for row in files.read_jsonl_leniently(file)[0]:
+        with suppress(KeyError, TypeError):
             if _is_answer(row["answer"]):
                 answers[str(row["key"])] = row["answer"]
     return answers

@@ -224,7 +224,9 @@ class Chat:
         shown = _mark(json.loads(tools), self._in_text) if tools else None
         options = {"tools": shown, "add_generation_prompt": prompt}
         try:
-            return str(self.tokenizer.apply_chat_template(rows, tokenize=False, **options))
+            text = str(self.tokenizer.apply_chat_template(rows, tokenize=False, **options))
+            text.encode()  # no tokenizer takes half characters
+            return text
         except (*broken, RuntimeError, SyntaxError, TypeError, ValueError) as error:
             roles = ", ".join(role for role, _, _ in key)
             reason = " ".join(f"{type(error).__name__}: {error}".split())

@@ -68,6 +68,7 @@ def test_overrides_beat_experiment_which_beats_groups():
         ("algo.kind=medium", "algo.kind must be one of soft, hard, not 'medium'"),
         ("algo.limit=low", "algo.limit must be a float or null, not 'low'"),
         ("algo.clip=null", "algo.clip must be a float, not None"),
+        (f"algo.clip={10**400}", f"algo.clip must be a float, not {10**400}"),
         ("algo.clipp=1", "algo.clipp is not a key of algo; did you mean 'clip'?"),
         ("algo.advanced.round=1", "algo.advanced.round is not a key of algo.advanced; "
          "did you mean 'rounds'?"),

@@ -168,6 +168,14 @@ def test_answers_are_kept_by_messages_and_seed_also_in_a_file(endpoint: Endpoint
     assert [again(ASKED, 2), len(endpoint.requests)] == ["answer 2", 2]
 
 
+def test_what_is_damaged_in_a_file_of_answers_is_left_out(tmp_path: Path):
+    file = tmp_path / "cache.jsonl"
+    file.write_bytes(
+        b'{"key": "0", "answer": "x"}\n{ey\x84\x91"}\n[]\n{"key": "2", "answer": "y"}\n'
+    )
+    assert chat(cache=str(file)).answers == {"0": "x", "2": "y"}
+
+
 @pytest.mark.extras
 def test_what_several_threads_ask_alike_is_asked_once(endpoint: Endpoint, tmp_path: Path):
     pytest.importorskip("openai", reason="needs the extra 'openai'")

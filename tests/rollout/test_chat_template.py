@@ -105,6 +105,7 @@ def test_a_template_that_refuses_a_role_says_which_roles_it_got():
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: maximum recursion"),
         ("{% break %}", "SyntaxError: 'break' outside loop"),
         ("{% if %}", "TemplateSyntaxError: Expected an expression"),
+        (r"{{ '\ud800' }}", "UnicodeEncodeError: 'utf-8' codec can't encode"),
     ],
 )
 def test_a_template_that_breaks_is_refused_with_the_reason(part, reason):
