@@ -102,11 +102,8 @@ def in_gib(number: int) -> str:
 def _lower_values(cfg: DictConfig) -> dict[str, Any]:
     """A lower value of each key on which memory hangs."""
     halved = ["hardware.tokens_per_batch", "rollout.max_context"]
-    if "cache_tokens" in cfg.hardware.generator:
-        halved += ["hardware.generator.max_batch", "hardware.generator.cache_tokens"]
-        halved += (
-            ["hardware.generator.cache_mib"] if cfg.hardware.generator.get("cache_mib") else []
-        )
+    keys = ("max_batch", "cache_tokens", "cache_mib")
+    halved += [f"hardware.generator.{k}" for k in keys if cfg.hardware.generator.get(k)]
     values: dict[str, Any] = {key: OmegaConf.select(cfg, key) // 2 for key in halved}
     if not cfg.model.gradient_checkpointing:
         values["model.gradient_checkpointing"] = True
