@@ -1,0 +1,58 @@
+"""The expert: from line to line of the proof, as a reader would who knows where to look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from agentrl_cli.envs.wiki.browser import NEXT, PREVIOUS, Browser
+from agentrl_cli.envs.wiki.pages import Encyclopedia, link_key
+from agentrl_cli.envs.wiki.progress import Search
+
+
+def expert_actions(search: Search, pages: Encyclopedia) -> Iterator[str]:
+    """Actions until the episode is over. Each page of the proof is reached by a link of what is
+    open, one step back, or a search; its lines are seen before they are saved."""
+    lines = [step[0] for step in search.proof]
+    for title, group in groupby(lines, key=lambda line: line[0]):
+        numbers = sorted({number for _, number in group})
+        yield from _reach(search, pages, title)
+        for number in numbers:
+            yield from _turn_to(search, pages, number)
+        if not search.over:
+            yield f"SAVE {' '.join(map(str, numbers))}"
+    if not search.over:
+        yield f"SUBMIT {search.task['answers'][0]}" if search.task["answers"] else "SUBMIT"
+
+
+def _reach(search: Search, pages: Encyclopedia, title: str) -> Iterator[str]:
+    """Open the page; its title is searched for at the second time."""
+    browser, words = search.browser, search.task.get("topic", title)
+    while not search.over and (browser.view is None or browser.view.title != title):
+        if browser.view is not None and (part := browser.part_with(pages, title)) is not None:
+            shown = browser.view.part
+            turn = NEXT if shown < part else PREVIOUS
+            yield f"OPEN {_link_to(browser, pages, title)}" if shown == part else f"OPEN {turn}"
+        elif len(browser.views) > 1 and title in browser.links(pages, browser.views[-2]).values():
+            yield "BACK"
+        else:
+            yield f"SEARCH {words}"
+            words = title
+
+
+def _link_to(browser: Browser, pages: Encyclopedia, title: str) -> str:
+    """The text of a link to the page: its title where that is one."""
+    links = browser.links(pages)
+    if links.get(link_key(title)) == title:
+        return title
+    return next(text for text, target in links.items() if target == title)
+
+
+def _turn_to(search: Search, pages: Encyclopedia, number: int) -> Iterator[str]:
+    """Turn the open page to the part with this line."""
+    browser = search.browser
+    while not search.over and browser.view is not None:
+        part = (number - 1) // browser.page_lines
+        if browser.view.part == part:
+            return
+        yield f"OPEN {NEXT if browser.view.part < part else PREVIOUS}"
