@@ -1,0 +1,95 @@
+"""`agentrl serve`: a vLLM server for the adapters of a run that is configured alike, in this
+terminal, or the command that starts one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl_cli.config.compose import as_dataclass, build, compose_checked
+from agentrl_cli.core.errors import StoppedRun, UserError
+from agentrl_cli.core.terminal import say
+from agentrl_cli.generators.vllm_server import (
+    ServedModel,
+    ServerSettings,
+    choose_port,
+    end_with_parent,
+    find_program,
+    serve_command,
+    serve_variables,
+)
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+USUAL_PORT = 8000  # vLLM's own
+
+
+def serve(overrides: list[str], config_dir: Path | None = None, *, only_print: bool) -> None:
+    """Serve until Ctrl-C, or print the command. UserError where the settings are of no server, its
+    program is missing or its port in use, StoppedRun where it ends by itself."""
+    if not any(override.startswith("hardware=") for override in overrides):
+        overrides = ["hardware=vllm", *overrides]
+    cfg = compose_checked(overrides, config_dir)
+    settings = read_settings(cfg)
+    if cfg.model.lora is None:
+        line = "servers are given LoRA adapters, and model.lora is null"
+        raise UserError(f"{line}; give model.lora={{rank:16,alpha:32,targets:[all-linear]}}")
+    if only_print and cfg.model.path == "tiny":
+        line = "model=tiny is in no folder from which another program reads"
+        raise UserError(f"{line}; leave --print out, or give model=hf model.path=FOLDER")
+    if not only_print:
+        find_program(settings.program)
+        choose_port(settings, USUAL_PORT)
+    with tempfile.TemporaryDirectory(prefix="agentrl-") as folder:
+        served = describe_served(cfg, Path(folder))
+        port = settings.port or USUAL_PORT
+        command, variables = serve_command(settings, served, port), serve_variables(settings)
+        if only_print:
+            given = [f"{name}={shlex.quote(text)}" for name, text in variables.items()]
+            say(" ".join([*given, shlex.join(command)]))
+            return
+        url = f"http://{settings.host}:{port}"
+        say(f"train with: hardware=vllm hardware.generator.urls=[{url}]", err=True)
+        run_server(command, variables)
+
+
+def read_settings(cfg: DictConfig) -> ServerSettings:
+    """How to start a server. UserError where the chosen hardware has none."""
+    if "server" not in cfg.hardware.generator:
+        raise UserError(f"hardware={cfg.choices.hardware} has no server; give hardware=vllm")
+    return as_dataclass(cfg.hardware.generator.server, ServerSettings)
+
+
+def describe_served(cfg: DictConfig, folder: Path) -> ServedModel:
+    """What a run of this configuration needs served; an embedded model is written to `folder`."""
+    import torch
+
+    from agentrl_cli.config.settings import ModelConfig
+    from agentrl_cli.models.load import dtype_of, find_base
+
+    config = as_dataclass(cfg.model, ModelConfig)
+    assert config.lora is not None
+    dtype = str(dtype_of(config.dtype, torch.device(cfg.hardware.device)))
+    models = sum(spec.generates for spec in build(cfg.algo).models().values())
+    return ServedModel(
+        path=find_base(config, cfg.seed, folder), dtype=dtype.removeprefix("torch."),
+        rank=config.lora.rank, models=models,
+    )  # fmt: skip
+
+
+def run_server(command: list[str], variables: dict[str, str]) -> None:
+    """Run the command in this terminal until it ends, which Ctrl-C asks it to. StoppedRun where it
+    ends otherwise."""
+    process = subprocess.Popen(command, env=os.environ | variables, preexec_fn=end_with_parent)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # which the server has had, too
+        process.wait()
+        return
+    if code:
+        raise StoppedRun(f"the server ended with code {code}; mend what it says above")
