@@ -1,0 +1,80 @@
+"""Weights in shards: a reader spread over the ranks of a process group by torch's `fully_shard`, so
+that each holds a part of every tensor, and back to whole tensors for files and for sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentrl_cli.core.types import Sample
+from agentrl_cli.models.policy import collate
+from agentrl_cli.models.reader import Reader
+
+
+def shard(reader: Reader, device: torch.device, compute: torch.dtype | None) -> None:
+    """Spread the reader over all ranks, on `device`, layer by layer; passes compute in `compute`
+    (None: in the weights' own dtype). Gradients are summed over ranks, in float32."""
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    layers = [part for part in reader.modules() if isinstance(part, GradientCheckpointingLayer)]
+    for part in (*layers, reader):  # the root, too: between passes its parameters are the shards
+        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    for part in _parts(reader):  # a sum, not a mean: the learner has divided by all units
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    with torch.no_grad():  # the first pass tells torch which module is the root
+        reader.read(collate([Sample([0, 0], [0, 1])]).to(device))
+
+
+@contextmanager
+def gathered(reader: Reader) -> Iterator[None]:
+    """Inside, each rank holds the whole weights and may call the body as often as it likes. All
+    ranks enter."""
+    parts = _parts(reader)
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
+            part.set_reshard_after_forward(True, recurse=False)
+        parts[0].reset_iter_state()  # it notes every pass until a backward pass, which none has
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor; put together from all ranks, on the CPU, where it is sharded."""
+    return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def copy_whole(tensor: Tensor, found: Tensor) -> None:
+    """Copy a whole tensor into one that may be sharded, of which this rank takes its own part."""
+    if isinstance(tensor, DTensor):
+        mesh, placements = tensor.device_mesh, tensor.placements
+        moved = found.to(tensor.device, tensor.dtype)
+        found = distribute_tensor(moved, mesh, placements, src_data_rank=None)
+    tensor.copy_(found)
+
+
+def whole_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The module's parameters by name, put together on rank 0 and on the CPU; empty on others."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    names = dict(module.named_parameters()).keys()
+    found: Any = get_model_state_dict(module, options=options)
+    return {name: weight for name, weight in found.items() if name in names}
+
+
+def _parts(reader: Reader) -> list[FSDPModule]:
+    """The root, then the layers."""
+    return [part for part in reader.modules() if isinstance(part, FSDPModule)]

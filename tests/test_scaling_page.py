@@ -1,0 +1,166 @@
+"""docs/scaling.md and its scripts: the plans are the planner's, and the scripts for Slurm start and
+resume what they say, among programs that only write down how they were called."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.cli.dry import plan_rows
+from agentrl_cli.config.compose import build, compose_checked
+from agentrl_cli.training.memory_limit import in_gib
+from agentrl_cli.training.memory_plan import plan_memory
+from tests.builders.hub_shapes import write_shape
+from tests.paths import ROOT
+
+PAGE = (ROOT / "docs" / "scaling.md").read_text()
+SCRIPTS = sorted((ROOT / "docs" / "slurm").glob("*.sh"))
+ROW = re.compile(r"^\| `(experiment=[^`]+)` \| ([\d.]+ GiB)", re.MULTILINE)
+ENGINE = re.compile(
+    r"^\| (`hardware=.+?) \| `(\w+)` \| `make ([\w-]+)` \| ([\d-]+) \|$", re.MULTILINE
+)
+SHOWN = re.compile(r"^```\n(episodes a step .*?)^```", re.MULTILINE | re.DOTALL)
+MEMORY = "hardware.memory_gib=79"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The override of a model of Qwen2.5-7B's shape."""
+    return f"model.path={write_shape(tmp_path_factory.mktemp('hub'), 'Qwen2.5-7B')}"
+
+
+@pytest.mark.slow
+def test_the_plan_on_the_page_is_the_planner_s(model: str):
+    cfg = compose_checked(["experiment=paper_twentyq_nlac", model])
+    rows = {f"{name:<24} {value}" for name, value in plan_rows(cfg, build(cfg.algo))}
+    shown = SHOWN.findall(PAGE)
+    assert len(shown) == 1 and len(shown[0].splitlines()) > 15
+    assert set(shown[0].splitlines()) <= rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("overrides", "peak"), ROW.findall(PAGE))
+def test_a_row_of_the_plan_is_the_planner_s(model: str, overrides: str, peak: str):
+    cfg = compose_checked([*overrides.split(), model, MEMORY])
+    assert in_gib(plan_memory(cfg, build(cfg.algo)).peak) == peak
+
+
+def test_the_page_has_rows_of_a_plan_and_every_engine_is_among_them():
+    found = " ".join(overrides for overrides, _ in ROW.findall(PAGE))
+    assert all(f"hardware={name} " in f"{found} " for name in ("ddp", "fsdp", "vllm", "ray"))
+
+
+def test_every_engine_has_its_marker_its_target_and_its_day():
+    project, makefile = tomllib.loads((ROOT / "pyproject.toml").read_text()), ROOT / "Makefile"
+    markers = {
+        line.partition(":")[0] for line in project["tool"]["pytest"]["ini_options"]["markers"]
+    }
+    rows = ENGINE.findall(PAGE)
+    assert set(re.findall(r"hardware=(\w+)", str(rows))) == {"vllm", "ddp", "fsdp", "ray"}
+    for _, marker, target, day in rows:
+        assert marker in markers and date.fromisoformat(day)
+        assert f"\n{target}: " in makefile.read_text() and f"-m {marker} " in makefile.read_text()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_scripts_are_whole_and_named_on_the_page(script: Path):
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    assert f"](slurm/{script.name})" in PAGE and os.access(script, os.X_OK)
+
+
+@pytest.fixture
+def port() -> Iterator[str]:
+    """One at which somebody listens, as Ray does once it has started."""
+    with socket.create_server(("localhost", 0)) as listening:
+        yield str(listening.getsockname()[1])
+
+
+def cluster(folder: Path, port: str, learns: str = "") -> dict[str, str]:
+    """Variables of a job on two nodes, `localhost` and `there`, whose programs note how they are
+    called; `learns` is what agentrl does besides."""
+    note = f'echo "${{CUDA_VISIBLE_DEVICES-all}} $(basename "$0") $*" >> {folder}/called\n'
+    programs = {
+        "scontrol": "printf 'localhost\\nthere\\n'", "srun": note, "ray": f"{note}exec sleep 60",
+        "agentrl": note + learns,
+    }  # fmt: skip
+    (folder / "bin").mkdir()
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    job = {"JOB_NODELIST": "a,b", "JOB_ID": "7", "NNODES": "2", "GPUS_ON_NODE": "8"}
+    given = {f"SLURM_{name}": value for name, value in job.items()} | {"PORT": port}
+    usual = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    return usual | given | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+def called(folder: Path) -> list[str]:
+    return sorted((folder / "called").read_text().splitlines())
+
+
+def submit(
+    folder: Path, port: str, script: str, *overrides: str, learns: str = ""
+) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(ROOT / "docs" / "slurm" / script), *overrides]
+    environment = cluster(folder, port, learns)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_actors_are_started_on_all_nodes_and_the_run_on_the_first(tmp_path: Path, port: str):
+    learns = f"until [ $(grep -c 'ray start' {tmp_path}/called) = 2 ]; do sleep 0.05; done"
+    job = submit(tmp_path, port, "ray.sh", "algo=grpo", "name=it", learns=learns)
+    assert job.returncode == 0
+    place = f"localhost:{port}"
+    assert called(tmp_path) == [
+        f"0 agentrl train algo=grpo name=it hardware=ray hardware.actors.address={place}",
+        f"1,2,3,4,5,6,7 ray start --head --port {port} --disable-usage-stats --block",
+        "all srun --nodes 1 --ntasks 1 --nodelist there --overlap"
+        f" ray start --address {place} --disable-usage-stats --block",
+    ]
+
+
+@pytest.mark.parametrize("script", ["ray.sh", "ddp.sh"])
+def test_a_job_that_is_asked_again_resumes_its_run(tmp_path: Path, port: str, script: str):
+    (tmp_path / "shared" / "it" / "checkpoints").mkdir(parents=True)
+    asked = (f"runs={tmp_path / 'shared'}", "name=it")
+    assert submit(tmp_path, port, script, *asked).returncode == 0
+    assert any(f"resume {tmp_path / 'shared' / 'it'}" in line for line in called(tmp_path))
+    assert not any("train" in line for line in called(tmp_path))
+
+
+@pytest.mark.parametrize("script", ["ray.sh", "ddp.sh"])
+def test_a_job_without_a_name_is_refused(tmp_path: Path, port: str, script: str):
+    ended = submit(tmp_path, port, script, "algo=grpo")
+    assert ended.returncode == 2 and ended.stderr.startswith("give the run a name=NAME")
+    assert not (tmp_path / "called").exists()
+
+
+def test_processes_of_one_run_are_started_on_each_node(tmp_path: Path, port: str):
+    assert submit(tmp_path, port, "ddp.sh", "algo=nlac", "name=it").returncode == 0
+    (line,) = called(tmp_path)
+    assert line.startswith("all srun torchrun --nnodes 2 --nproc-per-node 8 ")
+    assert line.endswith("-m agentrl_cli.cli train algo=nlac name=it hardware=ddp")
+
+
+def test_slurm_s_warning_reaches_the_learner_which_then_saves(tmp_path: Path, port: str):
+    learns = "trap 'sleep 0.2; echo saved > saved; exit 130' TERM; touch ready\n"
+    learns += "while :; do sleep 0.05; done"
+    environment = cluster(tmp_path, port, learns)
+    command = ["bash", str(ROOT / "docs" / "slurm" / "ray.sh"), "name=it"]
+    job = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
+    try:
+        while not (tmp_path / "ready").exists():
+            assert job.poll() is None
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(20) == 130
+    finally:
+        job.kill()
+    assert (tmp_path / "saved").exists()

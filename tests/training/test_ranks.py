@@ -1,0 +1,199 @@
+"""Two processes train as one does, on the CPU over gloo: `make ranks-test` runs these."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.core.files import read_json
+from agentrl_cli.runs.run import Run
+from tests.builders.ranks import (
+    DDP,
+    FSDP,
+    Ended,
+    dying,
+    largest_gap,
+    launch,
+    train_command,
+    trained_by,
+    weights,
+)
+from tests.builders.runs import DEMOS, GUARDED, SPEAKER, facts, trained
+
+UPDATES = ("steps=3", "eval_every=3", "save_every=0")
+THREE = (*UPDATES, "algo.optimizer.lr=1e-4")
+LORA = "model.lora={rank: 4, alpha: 8, targets: [all-linear]}"
+CASES = {  # by algorithm: what one process and two are given besides, and what both are
+    "grpo": ("grpo", [], DDP, []),
+    "grpo, adapters": ("grpo", [], DDP, [LORA]),
+    "nlac": ("nlac", [SPEAKER], ["hardware=speaker_ddp"], []),
+    "nlac, its own critic and a guard": ("nlac", [SPEAKER], ["hardware=speaker_ddp"], GUARDED),
+    "nlac, adapters": ("nlac", [SPEAKER], ["hardware=speaker_ddp"], [LORA]),
+    "self_ac": ("self_ac", [], DDP, []),
+    "archer": ("archer", [], DDP, ["algo.critic_optimizer.lr=1e-4"]),
+    "stepagent_inverse": (
+        "stepagent_inverse", [], DDP, ["algo.discriminator_optimizer.lr=1e-4"]
+    ),
+    "grpo, sharded": ("grpo", [], FSDP, []),
+    "nlac, sharded": ("nlac", [SPEAKER], ["hardware=speaker_fsdp"], []),
+}  # fmt: skip
+GAP = 1e-5
+
+
+def closely(one: Run, two: Run) -> None:
+    """Both runs have played the same, and hold the same weights but for rounding."""
+    for name, episodes in facts(one)["episodes"].items():
+        actions = [[turn["action"] for turn in row["turns"]] for row in episodes]
+        other = [[turn["action"] for turn in row["turns"]] for row in facts(two)["episodes"][name]]
+        assert actions == other
+    assert largest_gap(weights(one), weights(two)) < GAP
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("algo", "alone", "together", "more"), CASES.values(), ids=CASES)
+def test_two_processes_give_the_weights_of_one(
+    tmp_path: Path, algo: str, alone: list[str], together: list[str], more: list[str]
+):
+    rate = "algo.ppo.optimizer.lr" if algo == "stepagent_inverse" else "algo.optimizer.lr"
+    small = [*UPDATES, *more, f"{rate}=1e-4"]
+    one = trained(tmp_path, algo, "one", *alone, *small)
+    two = trained_by(2, tmp_path, algo, "two", *together, *small)
+    closely(one, two)
+    begin = trained(tmp_path, algo, "begin", *alone, *small, f"{rate}=0")
+    assert largest_gap(weights(begin), weights(one)) > 10 * GAP
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_one_of_them_writes(tmp_path: Path):
+    command = train_command(tmp_path, "grpo", "two", *DDP, *THREE)
+    first, second = launch(command, command)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert second.out == second.err == ""
+    run = Run(tmp_path / "two")
+    assert run.meta["status"] == "done" and run.meta["processes"] == 2
+    assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3, 3]
+    closely(trained(tmp_path, "grpo", "one", *THREE), run)
+
+
+def gone(ends: list[Ended], survivor: int) -> str:
+    """The one line that the process says that has seen another die."""
+    lines = ends[survivor].err.strip().splitlines()
+    assert ends[survivor].code == 1 and lines[-1].startswith("another process of this run is gone")
+    return lines[-1]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("dead", "hardware", "count"), [(1, DDP, 1), (0, DDP, 3), (1, FSDP, 1)],
+    ids=["another rank", "the main rank", "a shard"],
+)  # fmt: skip
+def test_a_rank_that_dies_ends_all_and_the_run_goes_on_with_another_number(
+    tmp_path: Path, dead: int, hardware: tuple[str, ...], count: int
+):
+    more = (*THREE, "save_every=1", "eval.baseline=false")
+    whole = trained(tmp_path, "grpo", "whole", *more)
+    command = train_command(tmp_path, "grpo", "it", *hardware, *more, dying(dead, at=5))
+    ends = launch(command, command)
+    assert ends[dead].code == -9
+    line = gone(ends, 1 - dead)
+    assert line.endswith(f"-m agentrl_cli.cli resume {tmp_path / 'it'}") and "checkpoint" in line
+    run = Run(tmp_path / "it")
+    assert run.meta["status"] == ("stopped" if dead == 1 else "running")
+    assert 0 < int(run.latest_checkpoint().name[-6:]) < 3
+    go_on = ["resume", str(run.folder)]
+    if count == 1:
+        go_on += ["hardware.strategy=null"]
+    config = run.config_file.read_text()
+    assert "tests.builders.ranks.Dying" in config
+    run.config_file.write_text(config.replace("at: 5", "at: 0"))
+    ends = launch(*[go_on] * count)
+    assert [end.code for end in ends] == [0] * count, ends
+    closely(whole, Run(run.folder))
+
+
+@pytest.mark.ranks
+def test_a_rank_that_dies_before_the_first_update_leaves_a_run_that_resumes(tmp_path: Path):
+    more = (*THREE, "eval.baseline=false")
+    command = train_command(tmp_path, "archer", "it", *DDP, *more, dying(1, at=1))
+    gone(launch(command, command), 0)
+    run = Run(tmp_path / "it")
+    assert run.latest_checkpoint().name == "last-000000"
+    run.config_file.write_text(run.config_file.read_text().replace("at: 1", "at: 0"))
+    ends = launch(*[["resume", str(run.folder)]] * 2)
+    assert [end.code for end in ends] == [0, 0], ends
+    closely(trained(tmp_path, "archer", "whole", *more), Run(run.folder))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("algo", ["nlac", "grpo"])
+def test_a_run_that_several_processes_resume_goes_on_as_one(tmp_path: Path, algo: str):
+    more = ("steps=4", "save_every=2", "eval_every=4", "algo.optimizer.lr=1e-4")
+    whole = trained(tmp_path, algo, "whole", *more)
+    hardware = FSDP if algo == "grpo" else DDP
+    run = trained_by(2, tmp_path, algo, "it", *hardware, *more)
+    shutil.rmtree(run.latest_checkpoint())
+    ends = launch(*[["resume", str(run.folder)]] * 2)
+    assert [end.code for end in ends] == [0, 0], ends
+    closely(whole, run)
+    state = read_json(run.latest_checkpoint() / "state.json")
+    assert state["buffer"].keys() == facts(whole)["state"]["buffer"].keys()
+
+
+def refused_by(ends: list[Ended], sentence: str) -> None:
+    """All processes end with exit code 2, and one of them says why, in one line."""
+    assert [end.code for end in ends] == [2] * len(ends), ends
+    (line,) = "".join(end.err for end in ends).strip().splitlines()
+    assert line.startswith(sentence) and ";" in line, line
+
+
+@pytest.mark.ranks
+def test_ranks_that_disagree_about_the_configuration_are_refused(tmp_path: Path):
+    commands = [train_command(tmp_path, "grpo", "it", *DDP, f"seed={i}") for i in range(2)]
+    refused_by(
+        launch(*commands), "the processes of this run disagree: seed is 0 on rank 0 and 1 on rank 1"
+    )
+    assert not (tmp_path / "it").exists()
+
+
+@pytest.mark.ranks
+def test_ranks_that_disagree_about_the_weights_are_refused(tmp_path: Path):
+    """As where one machine has an older copy of a folder."""
+    places = (tmp_path / "a", tmp_path / "b")
+    for seed, place in enumerate(places):
+        run = trained(place, "grpo", "start", "steps=1", f"seed={seed}")
+        shutil.copytree(run.latest_checkpoint() / "models" / "policy", place / "init")
+    command = train_command(tmp_path, "grpo", "it", *DDP, "init=init")
+    sentence = "the processes of this run disagree: the weights of "
+    refused_by(launch(command, command, places=places), sentence)
+    assert not (tmp_path / "it").exists()
+
+
+@pytest.mark.ranks
+def test_what_one_rank_cannot_build_ends_all_and_leaves_no_run(tmp_path: Path):
+    places = (tmp_path / "a", tmp_path / "b")
+    for place in places:
+        place.mkdir()
+    shutil.copy(DEMOS.removeprefix("data.demos="), places[0] / "demos.jsonl")
+    command = train_command(tmp_path, "dpo", "it", *DDP, "data.demos=demos.jsonl")
+    sentence = "demonstrations 'demos.jsonl' cannot be read"
+    refused_by(launch(command, command, places=places), sentence)
+    assert not (tmp_path / "it").exists()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("algo", "more", "sentence"),
+    [
+        ("grpo", [*FSDP, LORA], "hardware=fsdp shards the weights that are trained"),
+        ("ppo", FSDP, "hardware=fsdp trains no value head yet"),
+        ("nlac", [*DDP, "eval.act=refined"], "eval.act=refined plays in one process"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(
+    tmp_path: Path, algo: str, more: list[str], sentence: str
+):
+    command = train_command(tmp_path, algo, "it", *more)
+    refused_by(launch(command, command), sentence)
+    assert not (tmp_path / "it").exists()
