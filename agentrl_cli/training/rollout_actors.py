@@ -1,0 +1,108 @@
+"""From a configuration with `hardware.actors` to processes that play for the one that learns: what
+such a process holds, and what is sent to it."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load, save
+
+from agentrl_cli.algos.base import PlayOnly
+from agentrl_cli.config.compose import build
+from agentrl_cli.core.errors import LostActor, UserError
+from agentrl_cli.core.types import Episode
+from agentrl_cli.generators.base import Sampling
+from agentrl_cli.models.model_set import ModelSet, is_head
+from agentrl_cli.rollout.actor_pool import ActorPool, Cluster
+from agentrl_cli.rollout.play import EpisodeStart
+from agentrl_cli.training.assemble import Parts, assemble
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+POLICY = "policy"
+
+
+class RolloutActor:
+    """Plays episodes of a run as the run itself would: the same world, template, generator and
+    limits. Of the run's models it holds the policy alone."""
+
+    def __init__(self, cfg: DictConfig, folder: Path) -> None:
+        """`folder` is where the run was started, whose paths the configuration may name."""
+        if folder.is_dir():
+            os.chdir(folder)
+        self.parts = assemble(cfg, None, learns=False, restored=True, algorithm=PlayOnly())
+        self.version = 0
+        self.parts.collector.policy_version = lambda: self.version
+
+    def load(self, version: int, weights: bytes) -> None:
+        """Play by these weights, of which `pack_policy` made the bytes, from now on."""
+        own, found = _played_weights(self.parts.models), load(weights)
+        with torch.no_grad():
+            for name, weight in own.items():
+                weight.copy_(found[name])
+        self.version = version
+        self.parts.models.mark_changed(POLICY)
+        self.parts.generator.load(POLICY, version)
+
+    def play(
+        self, starts: list[EpisodeStart], sampling: Sampling, most_failed: float
+    ) -> list[Episode]:
+        """An episode for each start, in order; nothing is kept from earlier calls, so that it does
+        not matter which actor plays what."""
+        self.parts.generator.clear()
+        return self.parts.play(starts, sampling, None, most_failed)
+
+
+def start_actors(cfg: DictConfig, parts: Parts) -> None:
+    """Let the actors that the configuration names play for these parts from now on. Raises
+    UserError where they cannot be started."""
+    if cfg.hardware.get("actors") is None:
+        return
+    if not parts.generator.gives_hidden_states:
+        line = "hardware.actors generate with the model in their memory"
+        raise UserError(f"{line}, and hardware.generator asks servers; leave one of them out")
+    cluster: Cluster = build(cfg.hardware.actors)
+    uses_gpus = parts.models.device.type == "cuda" and cluster.gpus > 0
+    actor_cfg = cfg.copy()
+    actor_cfg.hardware.actors = None
+    actor_cfg.hardware.device = "cuda" if uses_gpus else "cpu"
+    cluster.connect(_other_gpus() if uses_gpus else [])
+    pool = ActorPool(
+        cluster=cluster, make_player=partial(RolloutActor, actor_cfg, Path.cwd()),
+        version=partial(parts.models.version, POLICY), pack=partial(pack_policy, parts.models),
+        staleness=cluster.staleness if parts.algo.replay_capacity else 0, steps=cfg.steps,
+        episodes_at_once=parts.collector.episodes_at_once,
+    )  # fmt: skip
+    try:
+        pool.wait_until_ready()
+    except LostActor as loss:
+        pool.close()
+        remedy = "lower hardware.actors.count, cpus or gpus, or raise hardware.actors.start_timeout"
+        raise UserError(f"{loss}; {remedy}") from None
+    except BaseException:
+        pool.close()
+        raise
+    parts.collector.actors = pool
+
+
+def _other_gpus() -> list[str]:
+    """The GPUs that this process sees but the first, on which it learns, unless there is only that
+    one."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+    return names[1:] or names
+
+
+def pack_policy(models: ModelSet) -> bytes:
+    """The policy's weights of now as safetensors: its adapter, or all of them; no value head."""
+    weights = _played_weights(models)
+    return save({name: weight.detach().cpu().contiguous() for name, weight in weights.items()})
+
+
+def _played_weights(models: ModelSet) -> dict[str, torch.nn.Parameter]:
+    return {name: w for name, w in models.weights(POLICY).items() if not is_head(name)}
