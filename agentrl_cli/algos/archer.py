@@ -30,7 +30,8 @@ from agentrl_cli.algos.value_spans import by_segment, turn_spans, with_fresh_act
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Sample, derive_seed
 from agentrl_cli.models.packable import enable_packing
-from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, causal_lm, logprobs_and_values
+from agentrl_cli.models.policy import Batch, Outputs, causal_lm
+from agentrl_cli.models.reader import add_logprobs, logprobs_and_values
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -175,7 +176,7 @@ class ArCHer(Algorithm):
     def _q_and_v(self, model: str, samples: list[Sample]) -> list[Tensor]:
         """What `model` reads at every token of each sample, [tokens, 2]: columns Q and V."""
         models = self.context.models
-        rows = logprobs_and_values(models.module(model), models.head(model), samples)
+        rows = logprobs_and_values(models.reader(model), samples)
         return [table for _, table in rows]
 
     def estimate_advantages(self, episodes: list[Episode]) -> None:
@@ -203,7 +204,7 @@ class ArCHer(Algorithm):
             for episode in episodes
             for sample in episode_samples(episode, lambda i, turn: {"advantage": of_turn[id(turn)]})
         ]
-        add_logprobs(self.context.models.module("policy"), samples, "old_logprob")
+        add_logprobs(self.context.models.reader("policy"), samples, "old_logprob")
         return Phase(
             "policy", samples, self.loss, epochs=self.actor_epochs,
             tokens_per_step=self.tokens_per_step, metrics={"policy/advantage_std": std},

@@ -14,6 +14,7 @@ from agentrl_cli.models.specs import ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl_cli.algos.role_report import RoleReport
     from agentrl_cli.generators.base import Generator, Sampling
     from agentrl_cli.models.model_set import ModelSet
     from agentrl_cli.models.policy import Batch, Outputs
@@ -121,6 +122,11 @@ class Algorithm(ABC):
         """Measure, at evaluation time, what this algorithm must watch; nothing by default."""
         return {}
 
+    def check_roles(self, episodes: list[Episode]) -> list[RoleReport]:
+        """What each language role writes at states of these episodes and how it is read; nothing
+        where there are none."""
+        return []
+
     def refined_generator(self) -> Generator:
         """Who plays when `eval.act` is refined. Raises UserError where actions are not refined."""
         raise UserError("eval.act=refined needs an algorithm that refines, like nlac; give policy")
@@ -136,3 +142,16 @@ class Algorithm(ABC):
 
     def load(self, state: dict[str, Any]) -> None:
         """Inverse of `state`."""
+
+
+@dataclass(kw_only=True)
+class PlayOnly(Algorithm):
+    """No algorithm: the policy alone, for a model that is only evaluated."""
+
+    def models(self) -> dict[str, ModelSpec]:
+        """The policy, without an optimizer."""
+        return {"policy": ModelSpec(kind="trained", generates=True)}
+
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """Nothing to train."""
+        return iter(())

@@ -19,7 +19,8 @@ from agentrl_cli.algos.losses import Loss, dpo
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import Episode, Sample, derive_seed
-from agentrl_cli.models.policy import Batch, Outputs, add_logprobs
+from agentrl_cli.models.policy import Batch, Outputs
+from agentrl_cli.models.reader import add_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -101,7 +102,7 @@ def preference_phase(
 ) -> Phase:
     """The phase that prefers the first sample of each pair, measured against the reference."""
     samples = [sample for pair in pairs for sample in pair]
-    add_logprobs(models.module("reference"), samples, "reference_logprob")
+    add_logprobs(models.reader("reference"), samples, "reference_logprob")
     return Phase(
         "dpo", samples, loss, epochs=epochs, tokens_per_step=tokens_per_step,
         keep_together=2, units=per_pair_half, metrics=metrics,

@@ -15,7 +15,8 @@ from agentrl_cli.algos.losses import Loss, clipped_ratio, group_advantages, with
 from agentrl_cli.algos.samples import episode_samples, turn_advantage
 from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import Batch, Outputs, add_logprobs
+from agentrl_cli.models.policy import Batch, Outputs
+from agentrl_cli.models.reader import add_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -61,9 +62,9 @@ class GRPO(Algorithm):
             if advantage:
                 samples += episode_samples(episode, turn_advantage)
         models = self.context.models
-        add_logprobs(models.module("policy"), samples, "old_logprob")
+        add_logprobs(models.reader("policy"), samples, "old_logprob")
         if self.kl_coef:
-            add_logprobs(models.module("reference"), samples, "reference_logprob")
+            add_logprobs(models.reader("reference"), samples, "reference_logprob")
         informative = sum(map(bool, advantages)) / max(1, len(advantages))
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,

@@ -25,7 +25,8 @@ from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.value_spans import StepSpan
 from agentrl_cli.core.errors import require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, logprobs_and_values
+from agentrl_cli.models.policy import Batch, Outputs
+from agentrl_cli.models.reader import add_logprobs, logprobs_and_values
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -85,7 +86,7 @@ class PPO(Algorithm):
         samples, estimates = self.estimate_advantages(without_left_out(episodes))
         self._write_streams(estimates)
         if self.kl_coef:
-            add_logprobs(self.context.models.module("reference"), samples, "reference_logprob")
+            add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
         values, returns = [e.value for e in estimates], [e.value_target for e in estimates]
         yield Phase(
             "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
@@ -118,7 +119,7 @@ class PPO(Algorithm):
     def _add_old_values(self, samples: list[Sample]) -> None:
         """Streams `old_logprob` and `old_value`, by a pass of the trainer, not of the generator."""
         models = self.context.models
-        rows = logprobs_and_values(models.module("policy"), models.head("policy"), samples)
+        rows = logprobs_and_values(models.reader("policy"), samples)
         for sample, (logprobs, values) in zip(samples, rows, strict=True):
             sample.streams["old_logprob"] = logprobs
             sample.streams["old_value"] = values.tolist()

@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env
-from agentrl_cli.envs.contract import reset_faults, step_faults, text_faults
+from agentrl_cli.envs.contract import reset_faults, step_faults, text_faults, where
 
 EnvFactory = Callable[[], Env]
 NONSENSE = (
@@ -61,8 +63,17 @@ def _run(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
         found.extend(check(*arguments))
     except Exception as error:
         what = check.__name__.strip("_").replace("_", " ")
-        found.append(f"raised {error!r} in the check of {what}: report trouble as an observation")
+        line = f"raised {error!r} ({_place(error, arguments[0])}) in the check of {what}"
+        found.append(f"{line}: report trouble as an observation")
     return found
+
+
+def _place(error: Exception, make: EnvFactory) -> str:
+    """`FILE:LINE` of an error in the environment's own file; in any where none can be made."""
+    with suppress(Exception):
+        return where(error, make())
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def _texts(make: EnvFactory) -> Iterator[str]:

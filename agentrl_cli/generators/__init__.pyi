@@ -6,3 +6,4 @@ from .hf import HFGenerator as HFGenerator
 from .local import LocalChat as LocalChat
 from .scripted import ScriptedGenerator as ScriptedGenerator
 from .tree_search import TreeSearch as TreeSearch
+from .vllm import VLLMGenerator as VLLMGenerator

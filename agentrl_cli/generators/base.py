@@ -35,13 +35,15 @@ class Completion:
 class Generator(ABC):
     """A stateless interface; an engine may recognise that a prompt extends one it has seen."""
 
+    gives_hidden_states = True
+
     @abstractmethod
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
         """`sampling.n` completions for each prompt. Completion j of prompt i draws from a random
         stream of its own, derived from (seeds[i], j), so the result does not depend on the order of
-        the batch."""
+        the batch. Raises GeneratorError where some prompts stay without an answer."""
 
     @abstractmethod
     def load(self, model: str, version: int, path: Path | None = None) -> None:
@@ -60,5 +62,16 @@ class Generator(ABC):
     def check_context(self, most: int, model: str = "policy") -> None:
         """Raise UserError where a sequence of `most` tokens is more than the engine can hold."""
 
+    def usage(self) -> dict[str, float]:
+        """What a server counted of what it was asked, as metrics; nothing without one."""
+        return {}
+
     def clear(self) -> None:
         """Forget what is cached between calls."""
+
+    def close(self) -> None:
+        """Give back what is not this process's, as a server's memory; it may be used again."""
+
+    def metrics(self) -> dict[str, float]:
+        """What is to be logged of the engine's work since this was asked last."""
+        return {}

@@ -48,9 +48,10 @@ class AllKept(Exception):
 
 
 class BatchLayer(DynamicLayer):
-    """One layer's keys and values of a batch in buffers [rows, columns, heads, size] that leave
+    """One layer's keys and values of a batch in buffers [heads, rows, columns, size] that leave
     room for the tokens to come, so that a step writes one column and copies nothing; they grow to
-    `most` columns at most. With `ends_pass` an update raises AllKept."""
+    `most` columns at most. A head's columns lie side by side: attention on a CPU reads them several
+    times as fast. With `ends_pass` an update raises AllKept."""
 
     def __init__(
         self, keys: Tensor | None, values: Tensor | None, length: int, most: int = NO_LIMIT
@@ -66,17 +67,17 @@ class BatchLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Append states [rows, heads, tokens, size]; returns all so far, in that order of axes."""
-        new = (key_states.transpose(1, 2), value_states.transpose(1, 2))
+        new = (key_states.transpose(0, 1), value_states.transpose(0, 1))
         start, self.length = self.length, self.length + key_states.shape[2]
         if not self.is_initialized:
             self.buffers, self.is_initialized = new, True
         else:
             self._grow()
             for buffer, states in zip(self.buffers, new, strict=True):
-                buffer[:, start : self.length] = states
+                buffer[:, :, start : self.length] = states
         if self.ends_pass:
             raise AllKept
-        keys, values = (part[:, : self.length].transpose(1, 2) for part in self.buffers)
+        keys, values = (part[:, :, : self.length].transpose(0, 1) for part in self.buffers)
         return keys, values
 
     def get_seq_length(self) -> int:
@@ -86,15 +87,15 @@ class BatchLayer(DynamicLayer):
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch only."""
         keys, values = self.buffers
-        self.buffers = (keys.index_select(0, rows), values.index_select(0, rows))
+        self.buffers = (keys.index_select(1, rows), values.index_select(1, rows))
 
     def _grow(self) -> None:
         """Lengthen the buffers to `length` columns, and by half at least where `most` allows it."""
-        have = self.buffers[0].shape[1]
+        have = self.buffers[0].shape[2]
         if self.length > have:
             more = max(self.length - have, min(have // 2, self.most - have))
             self.buffers = tuple(
-                torch.cat([part, part.new_empty(part.shape[0], more, *part.shape[2:])], 1)
+                torch.cat([part, part.new_empty(*part.shape[:2], more, part.shape[3])], 2)
                 for part in self.buffers
             )
 
@@ -114,7 +115,7 @@ class PrefixStore:
         self.last_used = np.zeros(0, np.int64)  # by slot: the batch
         self.free: list[int] = []  # slots
         self.clock = 0  # batches so far
-        self.pool: list[tuple[Tensor, Tensor]] = []  # of each layer [slots, heads, size]
+        self.pool: list[tuple[Tensor, Tensor]] = []  # of each layer [heads, slots, size]
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +155,7 @@ class PrefixStore:
         at, row, column = (torch.from_numpy(place).to(self.device) for place in places)
         for store, layer in zip(self.pool, layers, strict=True):
             for kept, buffer in zip(store, layer.buffers, strict=True):
-                kept[at] = buffer[row, column]
+                kept[:, at] = buffer[:, row, column]
 
     def gather(
         self, slots: Integers, free_columns: int, *, most: int = NO_LIMIT, ends_pass: bool = False
@@ -232,7 +233,7 @@ class PrefixStore:
         self.free = list(range(size - 1, len(kept) - 1, -1))
         at = torch.from_numpy(slots).to(self.device)
         for i, (keys, values) in enumerate(self.pool):
-            self.pool[i] = (keys.index_select(0, at), values.index_select(0, at))
+            self.pool[i] = (keys.index_select(1, at), values.index_select(1, at))
 
     def _extended(self, table: Hashes, size: int) -> Hashes:
         """The table with at least `size` factors."""
@@ -244,13 +245,13 @@ class PrefixStore:
 
 def _empty(layer: BatchLayer) -> tuple[Tensor, Tensor]:
     keys, values = layer.buffers
-    return keys.new_empty(0, *keys.shape[2:]), values.new_empty(0, *values.shape[2:])
+    return keys[:, 0, :0], values[:, 0, :0]
 
 
 def _gathered(part: Tensor, at: Tensor, rows: int) -> Tensor:
-    """[slots, heads, size] and slots [rows * columns] to [rows, columns, heads, size]."""
-    return part.index_select(0, at).view(rows, -1, *part.shape[1:])
+    """[heads, slots, size] and slots [rows * columns] to [heads, rows, columns, size]."""
+    return part.index_select(1, at).view(len(part), rows, -1, part.shape[2])
 
 
 def _longer(part: Tensor, more: int) -> Tensor:
-    return torch.cat([part, part.new_zeros(more, *part.shape[1:])])
+    return torch.cat([part, part.new_zeros(len(part), more, part.shape[2])], 1)

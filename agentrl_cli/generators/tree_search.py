@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from agentrl_cli.core.errors import require_at_least
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 
@@ -82,7 +82,11 @@ class TreeSearch(Generator):
         require_at_least(1, expand=self.expand, width=self.width, rounds=self.rounds)
 
     def bind(self, inner: Generator, state_values: StateValues, texts: list[str]) -> TreeSearch:
-        """Receive what samples, the critic, and the text of every token."""
+        """Receive what samples, the critic, and the text of every token. Raises UserError where
+        that engine gives no hidden states, which the critic reads."""
+        if not inner.gives_hidden_states:
+            line = "the search reads a critic's values from hidden states, which a server does not"
+            raise UserError(f"{line} give; evaluate with hardware=cpu or hardware=gpu")
         self.inner, self.state_values, self.token_texts = inner, state_values, texts
         end = BOUNDARIES[self.boundary]
         self.boundary_ids = tuple(i for i, text in enumerate(texts) if end in text)

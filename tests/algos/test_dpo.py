@@ -12,7 +12,7 @@ import pytest
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import token_logprobs
+from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import learner
@@ -83,10 +83,10 @@ def test_the_demonstration_becomes_likelier_and_the_failure_less_likely(
     algo = eto(beta=0.5, reference=reference, optimizer=OptimizerSpec(lr=5e-4))
     models = shown(algo, model_folder, [DEMO])
     samples = [Sample(s.ids, s.mask) for s in phase_of(algo, [LOST]).samples]
-    before = [sum(row) for row in token_logprobs(models.module("policy"), samples)]
+    before = [sum(row) for row in token_logprobs(models.reader("policy"), samples)]
     trainer = learner(algo, models)
     rows = [trainer.run(algo.update([deepcopy(LOST)], ReplayBuffer(None, 1)), i) for i in range(3)]
-    after = [sum(row) for row in token_logprobs(models.module("policy"), samples)]
+    after = [sum(row) for row in token_logprobs(models.reader("policy"), samples)]
     assert after[0] > before[0] and after[1] < before[1]
     assert rows[0]["dpo/loss"] == pytest.approx(log(2), abs=1e-5)
     renewed = rows[-1]["dpo/loss"] == pytest.approx(log(2), abs=1e-5)

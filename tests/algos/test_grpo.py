@@ -13,7 +13,7 @@ from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import token_logprobs
+from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner
@@ -118,7 +118,7 @@ def test_old_log_probs_are_the_trainers_own_never_the_generators(model_folder: P
     samples = phase_of(algo, episodes).samples
     bare = [Sample(s.ids, s.mask) for s in samples]
     assert [s.streams["old_logprob"] for s in samples] == token_logprobs(
-        models.module("policy"), bare, 16384
+        models.reader("policy"), bare, 16384
     )
 
 
@@ -166,7 +166,7 @@ def test_a_penalty_keeps_the_policy_nearer_to_its_reference(model_folder: Path):
 
 def loglikelihood(models: ModelSet, played: Episode) -> float:
     samples = episode_samples(played, lambda i, turn: {})
-    return sum(map(sum, token_logprobs(models.module("policy"), samples, 16384)))
+    return sum(map(sum, token_logprobs(models.reader("policy"), samples, 16384)))
 
 
 @pytest.mark.parametrize(

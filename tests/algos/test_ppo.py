@@ -12,7 +12,8 @@ import torch
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.policy import collate, forward, token_logprobs
+from agentrl_cli.models.policy import collate, forward
+from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import bound, learner, success_while_learning, with_rewards
@@ -65,7 +66,7 @@ def test_old_log_probs_are_the_trainers_own_so_that_the_first_step_is_unclipped(
     samples = phase_of(algo, episodes).samples
     bare = [Sample(s.ids, s.mask) for s in samples]
     assert [s.streams["old_logprob"] for s in samples] == token_logprobs(
-        models.module("policy"), bare, 16384
+        models.reader("policy"), bare, 16384
     )
     found = learner(algo, models).run(algo.update(episodes, ReplayBuffer(None, 1)), 0)
     assert found["policy/ratio"] == pytest.approx(1, abs=1e-5)

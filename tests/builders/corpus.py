@@ -16,6 +16,7 @@ from agentrl_cli.corpora.base import Branch, Corpus, Text
 from agentrl_cli.corpora.math import MathCorpus
 from agentrl_cli.corpora.tau import TauCorpus
 from agentrl_cli.corpora.twentyq import TwentyQCorpus
+from agentrl_cli.corpora.wiki import WikiCorpus
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.math.kinds import PROBLEM_KINDS
 from agentrl_cli.envs.math.problems import Problem
@@ -23,7 +24,7 @@ from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 from agentrl_cli.models.load import TINY
 from agentrl_cli.rollout.chat_template import Chat
 
-WORLDS = ("math", "twentyq", "tau_mini")
+WORLDS = ("math", "twentyq", "tau_mini", "wiki")
 ROLES = ("forecast", "explored", "backup", "evaluate", "refine", "rollouts", "aggregate")
 SIGNS = {"+": "+", "-": "-", "*": r"\cdot", "/": "/"}
 
@@ -58,6 +59,13 @@ def tau_corpus() -> TauCorpus:
     """The corpus of the small shop."""
     corpus = corpus_of("tau_mini")
     assert isinstance(corpus, TauCorpus)
+    return corpus
+
+
+def wiki_corpus() -> WikiCorpus:
+    """The corpus of the wiki."""
+    corpus = corpus_of("wiki")
+    assert isinstance(corpus, WikiCorpus)
     return corpus
 
 

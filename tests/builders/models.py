@@ -28,11 +28,11 @@ SAMPLES = [
 ]
 
 
-def write_model(path: Path) -> Path:
+def write_model(path: Path, *, width: int = 64, head: int = 32) -> Path:
     """A random model and its tokenizer as a Hugging Face folder; from here on one torch thread."""
     torch.set_num_threads(1)  # a tiny model is slower on two
     tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer).save_pretrained(path)
+    tiny_model(tokenizer, width=width, head=head).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 

@@ -168,7 +168,7 @@ def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
         "turns_per_update": 4, "forecasts": 1, "rounds": 1, "compare": False, "gate": False,
         "improvement": "refinement", "candidates": 1 + changes.get("compare", False),
         "choice_temperature": 0.3, "critic": "shared", "guard": None,
-        "kl_coef": 0.0, "critic_warmup": 0,
+        "kl_coef": 0.0, "critic_warmup": 0, "min_readable": 0.0,
         "optimizer": OptimizerSpec(lr=1e-2), "prompts": PROMPTS,
     }  # fmt: skip
     rare: dict[str, Any] = {
@@ -224,3 +224,8 @@ def prompt(sample: Sample) -> list[int]:
 
 WON = episode("won", ["Is it big?", "Is it red?", "Is it a cat?"], success=True)
 LOST = episode("lost", ["Is it old?", "Is it a dog?"], success=False)
+
+
+def turn_with_critic(forecasts: list[str]) -> Turn:
+    """A turn with what a critic has left on it."""
+    return Turn([], "", [], [], [], info={"critic": {"forecasts": forecasts}})

@@ -53,6 +53,10 @@ GUARDED = [
     "algo.critic=own", "algo.guard={every: 1, lessons: 8, probes: 2, memory: 4}",
     "algo.improvement=choice", "algo.candidates=4", "algo.gate=false",
 ]  # fmt: skip
+ACTORS = (  # two of them, in threads of this process
+    "+hardware.actors={_target_: tests.fakes.thread_cluster.ThreadCluster, count: 2, gpus: 0, "
+    "staleness: 2}"
+)
 Settings = list[str]
 Agentrl = Callable[..., subprocess.CompletedProcess[str]]  # the fixture `agentrl`
 
@@ -61,6 +65,10 @@ GROUPS = {
     "hardware/speaker.yaml": "device: cpu\nthreads: 1\ntokens_per_batch: 4096\n"
     "generator: {_target_: tests.fakes.coin.RandomRoleGenerator}\n",
 }
+for strategy in ("ddp", "fsdp"):  # several speakers
+    GROUPS[f"hardware/speaker_{strategy}.yaml"] = (
+        GROUPS["hardware/speaker.yaml"] + f"strategy: {strategy}\n"
+    )
 
 
 def folders(root: Path) -> Path:
@@ -77,12 +85,14 @@ def settings(root: Path, algo: str, name: str, *more: str) -> Settings:
     return [*SMALL, *ALGORITHMS[algo], f"runs={root}", f"name={name}", *more]
 
 
-def begun(root: Path, algo: str, name: str, *more: str) -> subprocess.Popen[str]:
+def begun(
+    root: Path, algo: str, name: str, *more: str, **environment: str
+) -> subprocess.Popen[str]:
     """A small run in a process of its own, which has just begun."""
     command = [sys.executable, "-m", "agentrl_cli.cli", "train", *settings(root, algo, name, *more)]
     return subprocess.Popen(
         [*command, "--config-dir", str(folders(root))], stderr=subprocess.PIPE, text=True,
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
     )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agentrl_cli.corpora.tau import Snapshot, Transition
+from agentrl_cli.corpora.played import Transition
+from agentrl_cli.corpora.tau import Snapshot
 from agentrl_cli.envs.tau.mini import REQUIRED_STATUS
 from agentrl_cli.envs.tau.mini_user import MiniUser
 

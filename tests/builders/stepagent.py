@@ -19,7 +19,7 @@ from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import token_logprobs
+from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import Weights, bound, learner
@@ -132,7 +132,7 @@ class Bandit:
         """The policy's exact chance of every arm; what is missing to 1 is any other text."""
         state = self.demos[0].state_ids(0)
         samples = [completion_sample(state, CHAT.encode_action(arm)) for arm in ARMS]
-        rows = token_logprobs(self.models.module("policy"), samples)
+        rows = token_logprobs(self.models.reader("policy"), samples)
         return [exp(sum(row)) for row in rows]
 
     def distance(self) -> float:

@@ -51,10 +51,14 @@ def tiny_tokenizer(
 
 
 def tiny_model(
-    tokenizer: PreTrainedTokenizerFast, kind: str = "qwen2", layers: int = 2, width: int = 64
+    tokenizer: PreTrainedTokenizerFast,
+    kind: str = "qwen2",
+    layers: int = 2,
+    width: int = 64,
+    head: int = 32,
 ) -> PreTrainedModel:
     """A random `qwen2`, `llama` or `mistral` (which looks back 8 tokens) of two layers with grouped
-    key/value heads, in evaluation mode."""
+    key/value heads of width `head`, in evaluation mode."""
     torch.manual_seed(0)
     config_class, model_class, more = {
         "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
@@ -66,7 +70,7 @@ def tiny_model(
         hidden_size=width,
         intermediate_size=2 * width,
         num_hidden_layers=layers,
-        num_attention_heads=width // 32,
+        num_attention_heads=width // head,
         num_key_value_heads=1,
         max_position_embeddings=2048,
         tie_word_embeddings=True,

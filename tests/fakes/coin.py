@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Completion, Generator, Sampling
@@ -33,13 +34,17 @@ class CoinEnv(Env):
         return "Say something."
 
     def tasks(self, split: str) -> list[Task]:
-        return [Task(f"{split}-{i}", split, {}) for i in range(4)]
+        if split not in ("train", "test"):
+            raise UserError(f"split '{split}' is unknown; use train or test")
+        return [Task(f"{split}-{i}", split, {"name": f"{split}-{i}"}) for i in range(4)]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
         self.played = 0
         return [Message("user", f"This is {task.id}.")]
 
     def step(self, action: str) -> Step:
+        if self.played >= self.turns:
+            raise RuntimeError("the episode is over")
         self.played += 1
         done = self.played == self.turns
         success = done and len(action) % 2 == 0

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.losses import Loss, nll, with_kl
+from agentrl_cli.algos.nlac import role_check
 from agentrl_cli.algos.nlac.backup import LanguageBackup, Target
 from agentrl_cli.algos.nlac.choice import Candidates, Chooser, Control, Improvement, Lesson
 from agentrl_cli.algos.nlac.guard import Guard, GuardSettings
@@ -27,13 +28,15 @@ from agentrl_cli.algos.nlac.prompts import Prompts, fill
 from agentrl_cli.algos.nlac.refine import Refiner
 from agentrl_cli.algos.nlac.refined_play import RefinedPlay
 from agentrl_cli.algos.nlac.roles import Ids, Roles
+from agentrl_cli.algos.role_report import RoleReport, refuse_unreadable
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_fraction
 from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
-from agentrl_cli.models.policy import Batch, Outputs, add_logprobs, token_logprobs
+from agentrl_cli.models.policy import Batch, Outputs
+from agentrl_cli.models.reader import add_logprobs, token_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
 
@@ -86,8 +89,9 @@ class NLAC(Algorithm):
     """`forecasts` is the paper's k, `rounds` its m. `improvement` says what is distilled: the
     `refinement` of an action (the paper's), or the best `choice` among `candidates` fresh actions
     and the refined one (choice.py); `contrast` weighs all of them. The `critic`, who forecasts,
-    shares the policy's weights or has its own; `guard` (null: none) lets the policy wait while what
-    it would learn is not shown to be better than what it plays."""
+    shares the policy's weights or has its own; `guard` lets the policy wait while what it would
+    learn is not shown to be better than what it plays. Where less than the share `min_readable` of
+    a role's answers can be read, the run does not begin."""
 
     turns_per_update: int
     forecasts: int
@@ -101,6 +105,7 @@ class NLAC(Algorithm):
     gate: bool
     kl_coef: float
     critic_warmup: int
+    min_readable: float
     optimizer: OptimizerSpec
     advanced: Advanced
     prompts: Prompts
@@ -112,6 +117,8 @@ class NLAC(Algorithm):
     is_warned: bool = field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
+        self.guard = self.guard if self.guard and self.guard.every else None
+        require_fraction(min_readable=self.min_readable)
         require_at_least(1, turns_per_update=self.turns_per_update)
         require_at_least(1, forecasts=self.forecasts, rounds=self.rounds)
         require_at_least(0, kl_coef=self.kl_coef, critic_warmup=self.critic_warmup)
@@ -166,7 +173,7 @@ class NLAC(Algorithm):
         counts = self.evaluation_texts(turns)
         for role, count in self.improvement_texts(turns).items():
             counts[role] = counts.get(role, 0) + count
-        if self.guard:
+        if self.guard and self.guard.every:
             probed = 2 * self.guard.lessons * self.guard.probes
             counts["guard"] = probed * turns // self.guard.every
         as_long = ("actions", "refinements", "rollouts", "guard")  # as an action of the policy
@@ -203,6 +210,7 @@ class NLAC(Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Policy evaluation by the language Bellman backup, then improvement by refinement."""
+        self.require_readable_roles(buffer)
         self.roles.begin_stream("nlac", self.context.step)
         keys = self.sample_turns(buffer, self.advanced.priority_exponent)
         turns = [TurnRef(buffer.episode(key), key.turn) for key in keys]
@@ -218,6 +226,24 @@ class NLAC(Algorithm):
                 metrics |= self.policy_guard.check(self.context.step, lessons)
                 lessons = lessons if self.policy_guard.is_open else []
             yield self._distillation(lessons, metrics)
+
+    def require_readable_roles(self, buffer: ReplayBuffer) -> None:
+        """At the first step, raise UserError where this model's roles cannot be read."""
+        if self.context.step == 0 and self.min_readable:
+            refuse_unreadable(self.check_roles(buffer.episodes()), self.min_readable)
+
+    def check_roles(self, episodes: list[Episode]) -> list[RoleReport]:
+        """What every role writes at a few states of these episodes, and how it is read."""
+        with role_check.recorded(self.roles) as texts:
+            turns = role_check.role_states(episodes)
+            if self.advanced.control != "frozen_critic":
+                self.language_backup(turns, episodes)
+            self.write_improvements(turns)
+        return role_check.role_reports(texts, self.prompts.reader)
+
+    def write_improvements(self, turns: list[TurnRef]) -> None:
+        """Let the roles of the improvement step write at these turns, to be looked at."""
+        self.chooser.draw(turns, [turn.action_ids for turn in turns])
 
     def sample_turns(self, buffer: ReplayBuffer, priority_exponent: float) -> list[TurnKey]:
         """The replayed turns of this update."""
@@ -271,7 +297,7 @@ class NLAC(Algorithm):
         """The priority of a turn is its target's loss per token, as the error is in Schaul et al.
         (2016). A turn that got no target may get one later: it takes the lowest loss of this
         update, or where nothing was learned the lowest priority of the turns that were drawn."""
-        logprobs = token_logprobs(self.context.models.module(self.critic_name), samples)
+        logprobs = token_logprobs(self.context.models.reader(self.critic_name), samples)
         losses = [-sum(row) / sum(s.mask) for row, s in zip(logprobs, samples, strict=True)]
         lowest = min(losses or [buffer.priority(key) for key in keys])
         missed = [key for key in keys if key not in valid]
@@ -292,13 +318,13 @@ class NLAC(Algorithm):
         return lessons, improvement(groups, lessons, self.forecasts)
 
     def _warn_of_a_mute_critic(self, groups: list[Candidates]) -> None:
-        """Say once where no forecast names an outcome: the model has never seen texts of roles."""
+        """Say once where no forecast, or less than `min_readable` of them, names an outcome."""
+        actions = [action for group in groups for action in group.actions]
+        read = sum(len(a.forecasts) for a in actions) / max(1, self.forecasts * len(actions))
         asked = self.advanced.control != "majority" and not self.is_warned
-        if asked and not any(action.forecasts for group in groups for action in group.actions):
+        if asked and (read == 0 or read < self.min_readable):
             self.is_warned = True
-            line = f"warning: no forecast of {len(groups)} turns ends with 'Success.' or 'Failure.'"
-            more = "this model does not write what NLAC's critic must; word algo.prompts for it"
-            say(f"{line}: {more}, or begin with one that was trained on such texts", err=True)
+            say(role_check.mute_critic(read, len(groups)), err=True)
 
     def _distillation(self, lessons: list[Lesson], metrics: dict[str, float]) -> Phase:
         """L2: what is learnt behind the plain prompt; the start's log-probs for the anchor."""
@@ -306,7 +332,7 @@ class NLAC(Algorithm):
         for sample, lesson in zip(samples, lessons, strict=True):
             sample.streams["weight"] = [lesson.weight * trained for trained in sample.mask]
         if self.kl_coef:
-            add_logprobs(self.context.models.module("reference"), samples, "reference_logprob")
+            add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
         return Phase(
             "policy", samples, self.distillation_loss,
             tokens_per_step=self.advanced.tokens_per_step, metrics=metrics,

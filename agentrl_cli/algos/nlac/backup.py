@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentrl_cli.algos.nlac.prompts import outcome
 from agentrl_cli.algos.nlac.roles import Ids, Roles
 from agentrl_cli.algos.turns import TurnRef
 
@@ -82,7 +81,8 @@ class LanguageBackup:
     def _back_up(self, chains: list[Chain]) -> None:
         """y ~ Backup(s, a, s', d'): one turn back, each from the text of the turn after it."""
         prompts = [self.prompt(TurnRef(c.goal.episode, c.at - 1), c.text) for c in chains]
-        for chain, (ids,) in zip(chains, self.roles.write(prompts, 1, "target"), strict=True):
+        written = self.roles.write(prompts, 1, "target", role="backup")
+        for chain, (ids,) in zip(chains, written, strict=True):
             chain.target = self.if_readable(ids)
             chain.at, chain.text = chain.at - 1, self.roles.decode(chain.target or [])
 
@@ -93,5 +93,5 @@ class LanguageBackup:
 
     def if_readable(self, ids: Ids) -> Target:
         """The ids of a complete text that names an outcome, else None."""
-        names_outcome = outcome(self.roles.decode(ids)) is not None
+        names_outcome = self.roles.reading.outcome(self.roles.decode(ids)) is not None
         return ids if self.roles.is_complete(ids) and names_outcome else None

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
 
-from agentrl_cli.algos.nlac.prompts import verdict
+from agentrl_cli.algos.nlac.reading import READINGS, Reading
 from agentrl_cli.algos.nlac.refine import Refinement, Refiner
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids, Roles, mean_success
 from agentrl_cli.algos.turns import TurnRef
@@ -50,22 +50,29 @@ class Lesson:
 
 @dataclass
 class Candidate:
-    """An action, how many of the draws it is, its forecasts, and its critique if it has one."""
+    """An action, how many of the draws it is, its forecasts, and its critique if it has one;
+    `reading` says how these texts are read."""
 
     action_ids: Ids
     draws: int
     forecasts: list[str] = field(default_factory=list)
     critique: str = ""
+    reading: Reading = field(default=READINGS["exact"], kw_only=True)
+
+    @property
+    def is_optimal(self) -> bool | None:
+        """The critique's verdict; None where it has none."""
+        return self.reading.verdict(self.critique)
 
     @property
     def value(self) -> float:
         """The mean success that the forecasts foretell; 0.5 without forecasts."""
-        return mean_success(self.forecasts)
+        return mean_success(self.forecasts, self.reading)
 
     @property
     def judged_value(self) -> float:
         """The value, less 1 where the critique does not call the action optimal."""
-        return self.value - (verdict(self.critique) is False)
+        return self.value - (self.is_optimal is False)
 
 
 @dataclass
@@ -119,9 +126,10 @@ class Chooser:
         like the others."""
         drawn = self._draw_actions(turns, first)
         counts = [Counter(map(tuple, row)) for row in drawn]
+        reading = self.roles.reading
         groups = [
-            Candidates(turn, [Candidate(list(ids), n) for ids, n in count.items()])
-            for turn, count in zip(turns, counts, strict=True)
+            Candidates(turn, [Candidate(list(ids), n, reading=reading) for ids, n in row.items()])
+            for turn, row in zip(turns, counts, strict=True)
         ]
         if self.control != "majority":
             self._add_forecasts([(g.turn, action) for g in groups for action in g.actions])
@@ -199,7 +207,8 @@ class Chooser:
             group.first.critique = group.refinement.first.critique
             known = [action.action_ids for action in group.actions]
             if group.refinement.last.action_ids not in known:
-                group.actions.append(Candidate(group.refinement.last.action_ids, 0))
+                last = group.refinement.last
+                group.actions.append(Candidate(last.action_ids, 0, reading=last.reading))
                 new.append((group.turn, group.actions[-1]))
         if self.improvement != "refinement":
             self._add_forecasts(new)
@@ -211,7 +220,8 @@ class Chooser:
         rows = [a.forecasts for a in group.drawn if a is not action] or [action.forecasts]
         others = [f for column in zip_longest(*rows) for f in column if f is not None]
         mine, others = action.forecasts[:count], others[: count if self.compare else 0]
-        return CritiquedAction(group.turn, action.action_ids, mine, others, action.critique)
+        texts = (mine, others, action.critique)
+        return CritiquedAction(group.turn, action.action_ids, *texts, reading=action.reading)
 
 
 def _last(group: Candidates, refinement: Refinement) -> Candidate:
@@ -222,8 +232,8 @@ def _last(group: Candidates, refinement: Refinement) -> Candidate:
 def _best_by_critique(actions: list[Candidate], gate: bool) -> Candidate | None:
     """Called optimal first, then by value, the first of equals; None where no critique can be read
     or, under the gate, none calls its action optimal."""
-    optimal = [action for action in actions if verdict(action.critique)]
-    readable = [action for action in actions if verdict(action.critique) is not None]
+    optimal = [action for action in actions if action.is_optimal]
+    readable = [action for action in actions if action.is_optimal is not None]
     return max(optimal or (() if gate else readable), key=lambda a: a.value, default=None)
 
 

@@ -15,16 +15,18 @@ from agentrl_cli.core.errors import require_at_least
 
 @dataclass(frozen=True, kw_only=True)
 class GuardSettings:
-    """Every `every` updates `lessons` of the update's lessons are measured, each action and the
-    policy's own play from its state by `probes` episodes; the last `memory` measurements count."""
+    """Every `every` updates (None: never) `lessons` of the update's lessons are measured, each
+    action and the policy's own play from its state by `probes` episodes; the last `memory`
+    measurements count."""
 
-    every: int
+    every: int | None
     lessons: int
     probes: int
     memory: int
 
     def __post_init__(self) -> None:
-        require_at_least(1, every=self.every, probes=self.probes, memory=self.memory)
+        require_at_least(1, every=1 if self.every is None else self.every)
+        require_at_least(1, probes=self.probes, memory=self.memory)
         require_at_least(2, lessons=self.lessons)
 
 
@@ -40,7 +42,7 @@ class Guard:
     def check(self, step: int, lessons: list[Lesson]) -> dict[str, float]:
         """Measure where it is due; metrics `guard/…`."""
         played = 0
-        if step % self.settings.every == 0:
+        if self.settings.every and step % self.settings.every == 0:
             kept = [lesson for lesson in lessons if lesson.weight > 0]
             rng = random.Random(self.roles.seed("guard"))
             measured = rng.sample(kept, min(len(kept), self.settings.lessons))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from agentrl_cli.algos.nlac.choice import Candidate, Candidates, Chooser
 from agentrl_cli.algos.nlac.probe import mean
-from agentrl_cli.algos.nlac.prompts import verdict
 
 STANDARD_ERRORS = 2.0  # by which two success rates count as different
 TWO_SIDED_95 = 1.96  # standard errors
@@ -48,7 +47,7 @@ class ProbedCandidates:
     @property
     def flagged(self) -> bool | None:
         """Whether the critique of the first draw says that it is not optimal."""
-        found = verdict(self.candidates.first.critique)
+        found = self.candidates.first.is_optimal
         return None if found is None else not found
 
     def of(self, action_ids: list[int]) -> float:

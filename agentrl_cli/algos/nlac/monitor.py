@@ -18,12 +18,11 @@ from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.choice import Candidate, Candidates, Chooser, Lesson
 from agentrl_cli.algos.nlac.ledger import ProbedCandidates, differ, ledger
 from agentrl_cli.algos.nlac.probe import CannotReplay, mean, probe
-from agentrl_cli.algos.nlac.prompts import verdict
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.types import Episode, evenly_spaced
-from agentrl_cli.models.policy import token_logprobs
+from agentrl_cli.models.reader import token_logprobs
 
 CALIBRATION_STATES = 4  # for each state at which actions are probed
 DRIFT_EPISODES = 64
@@ -62,7 +61,8 @@ class Monitor:
         actions, count = [turn.action_ids for turn in turns], self.chooser.forecasts
         forecasts = self.roles.forecast(turns, actions, count, model)
         rows = zip(turns, actions, forecasts, strict=True)
-        forecast = [CritiquedAction(*row) for row in rows if row[-1]]
+        reading = self.roles.reading
+        forecast = [CritiquedAction(*row, reading=reading) for row in rows if row[-1]]
         errors = [a.forecast_success - float(a.turn.episode.success) for a in forecast]
         return {
             "nlac/brier": mean([error**2 for error in errors]),
@@ -105,7 +105,7 @@ def improvement(
 ) -> dict[str, float]:
     """How critic and refiner did in an update of these turns and lessons."""
     refinements = [group.refinement for group in groups if group.refinement]
-    read = [g for g in groups if g.refinement or verdict(g.first.critique) is not None]
+    read = [g for g in groups if g.refinement or g.first.is_optimal is not None]
     changed = [r.last.action_ids != r.first.action_ids for r in refinements]
     pairs = zip(changed, refinements, strict=True)
     kept = [not is_changed for is_changed, r in pairs if r.first.is_optimal]
@@ -113,7 +113,7 @@ def improvement(
     return {
         "nlac/unparsed": 1 - len(read) / len(groups),
         "nlac/valid_forecasts": mean([len(g.first.forecasts) / forecasts for g in groups]),
-        "nlac/optimal_share": mean([verdict(group.first.critique) is True for group in read]),
+        "nlac/optimal_share": mean([group.first.is_optimal is True for group in read]),
         "nlac/changed_share": mean(changed),
         "nlac/kept_when_optimal": mean(kept),
         "nlac/distilled_share": len(taught) / len(groups),
@@ -159,8 +159,8 @@ def drift(context: Context, episodes: list[Episode]) -> dict[str, float]:
     """KL(policy || start) per sampled token by the k3 estimator (Schulman 2020)."""
     chosen = evenly_spaced(episodes, DRIFT_EPISODES)
     samples = [sample for episode in chosen for sample in episode_samples(episode)]
-    now = token_logprobs(context.models.module("policy"), samples)
-    start = token_logprobs(context.models.module("reference"), samples)
+    now = token_logprobs(context.models.reader("policy"), samples)
+    start = token_logprobs(context.models.reader("reference"), samples)
     gaps = [
         old - new
         for sample, new_row, old_row in zip(samples, now, start, strict=True)

@@ -1,15 +1,17 @@
-"""What the language critic's roles are asked and how their answers are read. Text is parsed, never
-repaired."""
+"""What the language critic's roles are asked. How their answers are read is in reading.py."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
+from agentrl_cli.algos.nlac.reading import READINGS, Reading, ReadingName
+from agentrl_cli.algos.nlac.reading import exact_outcome as outcome
+from agentrl_cli.algos.nlac.reading import exact_verdict as verdict
 from agentrl_cli.core.errors import UserError
 
-VERDICT = re.compile(r"\s*Optimality:\s*(Yes|No)\b")
-OUTCOME = re.compile(r"\b(Success|Failure)\W*\Z")
+__all__ = ["Prompts", "fill", "outcome", "verdict"]
 PLACE = re.compile(r"\{(\w+)\}")
 FILLED = {
     "forecast": (),
@@ -19,12 +21,15 @@ FILLED = {
     "refine_by_rollouts": ("rollouts",),
     "aggregate": ("response", "rollouts"),
     "terminal": ("response", "outcome"),
+    "frame": ("instruction",),
 }
 
 
 @dataclass(kw_only=True)
 class Prompts:
-    """The roles' instructions, sent as a user message behind what was played; `{…}` are filled in.
+    """The roles' instructions, sent as a message of `speaker` behind what was played; `{…}` are
+    filled in. Where the template has no such turn, the user sends them in the `frame`, which says
+    who speaks. `reading` says how the answers are read.
 
     `refine_by_rollouts` is Self-Distillation's and `aggregate` NLRL's; their `rollouts` are plays
     that ended, one a line. `terminal` is the one text that code composes: the true end of an
@@ -38,6 +43,9 @@ class Prompts:
     refine_by_rollouts: str
     aggregate: str
     terminal: str
+    reading: ReadingName = "exact"
+    speaker: Literal["user", "system"] = "user"
+    frame: str = "{instruction}"
 
     def __post_init__(self) -> None:
         for role, known in FILLED.items():
@@ -45,18 +53,13 @@ class Prompts:
                 if name not in known:
                     text = ", ".join(known) or "nothing"
                     raise UserError(f"prompts.{role} asks for '{name}'; it can be given {text}")
+        if "{instruction}" not in self.frame:
+            raise UserError("prompts.frame holds no '{instruction}'; say where it stands")
 
-
-def outcome(forecast: str) -> bool | None:
-    """The outcome that a forecast ends with: Success (True), Failure (False), or None."""
-    found = OUTCOME.search(forecast)
-    return None if found is None else found[1] == "Success"
-
-
-def verdict(critique: str) -> bool | None:
-    """Whether a critique opens with `Optimality: Yes` or `Optimality: No`; None for neither."""
-    found = VERDICT.match(critique)
-    return None if found is None else found[1] == "Yes"
+    @property
+    def reader(self) -> Reading:
+        """How forecasts and critiques are read."""
+        return READINGS[self.reading]
 
 
 def fill(prompt: str, **texts: str) -> str:

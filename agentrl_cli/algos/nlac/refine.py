@@ -70,9 +70,10 @@ class Refiner:
     def _write_again(self, refinements: list[Refinement]) -> list[Ids]:
         """The next action of each refinement, behind all of its actions and critiques so far."""
         for refinement in refinements:
-            last, chat = refinement.last, self.roles.context.chat
+            last = refinement.last
             critique = fill(self.roles.prompts.refine, critique=last.critique)
-            refinement.prompt = chat.role_prompt(refinement.prompt, last.action_ids, critique)
+            asked = self.roles.asked(refinement.prompt, last.action_ids, critique)
+            refinement.prompt = asked
         kept = [self.keep_optimal and r.last.is_optimal is True for r in refinements]
         prompts = [r.prompt for r, keep in zip(refinements, kept, strict=True) if not keep]
         written = iter(self.roles.refine(prompts))
@@ -94,7 +95,9 @@ class Refiner:
             forecasts = self.roles.forecast(turns, new, self.forecasts)
             others = [refinements[i].first.alternative_forecasts for i in changed]
             rows = zip(turns, new, forecasts, others, strict=True)
-            critiqued = self._criticise([CritiquedAction(*row) for row in rows])
+            reading = self.roles.reading
+            new_actions = [CritiquedAction(*row, reading=reading) for row in rows]
+            critiqued = self._criticise(new_actions)
         else:
             critiqued = list(map(CritiquedAction, turns, new))
         following = dict(zip(changed, critiqued, strict=True))

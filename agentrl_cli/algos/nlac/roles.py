@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from agentrl_cli.algos.base import Context
-from agentrl_cli.algos.nlac.prompts import Prompts, fill, outcome, verdict
+from agentrl_cli.algos.nlac.prompts import Prompts, fill
+from agentrl_cli.algos.nlac.reading import READINGS, Reading
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.rollout.play import first_turn
@@ -22,28 +23,38 @@ Ids = list[int]
 @dataclass
 class CritiquedAction:
     """An action in the state of a turn, its k forecasts, those of an alternative action, and the
-    critique that was written from both."""
+    critique that was written from both; `reading` says how these texts are read."""
 
     turn: TurnRef
     action_ids: Ids
     forecasts: list[str] = field(default_factory=list)
     alternative_forecasts: list[str] = field(default_factory=list)
     critique: str = ""
+    reading: Reading = field(default=READINGS["exact"], kw_only=True)
 
     @property
     def is_optimal(self) -> bool | None:
         """The critique's verdict; None where it has none."""
-        return verdict(self.critique)
+        return self.reading.verdict(self.critique)
 
     @property
     def forecast_success(self) -> float:
         """The mean success that the forecasts foretell; 0.5 without forecasts."""
-        return mean_success(self.forecasts)
+        return mean_success(self.forecasts, self.reading)
 
 
-def mean_success(forecasts: Sequence[str]) -> float:
+def mean_success(forecasts: Sequence[str], reading: Reading = READINGS["exact"]) -> float:
     """The share of forecasts that name success; 0.5 of none."""
-    return fmean(outcome(text) is True for text in forecasts) if forecasts else 0.5
+    return fmean(reading.outcome(text) is True for text in forecasts) if forecasts else 0.5
+
+
+@dataclass(frozen=True)
+class RoleText:
+    """What a role wrote, and whether it ended by itself."""
+
+    role: str
+    text: str
+    is_complete: bool
 
 
 @dataclass
@@ -62,6 +73,12 @@ class Roles:
     role_weights: str
     stream: tuple[object, ...] = ()
     calls: int = 0
+    record: list[RoleText] | None = None  # where it is a list, all that the roles write is kept
+
+    @property
+    def reading(self) -> Reading:
+        """How forecasts and critiques are read."""
+        return self.prompts.reader
 
     def begin_stream(self, *stream: object) -> None:
         """Seeds from here on derive from the run's seed, `stream` and the number of the call."""
@@ -85,9 +102,9 @@ class Roles:
         instruction = self.prompts.forecast
         pairs = zip(turns, actions, strict=True)
         prompts = [self.prompt(turn, action, instruction) for turn, action in pairs]
-        rows = self.write(prompts, count, model or self.critic)
-        texts = [[self.decode(ids) for ids in row] for row in rows]
-        return [[text for text in row if outcome(text) is not None] for row in texts]
+        rows = self.write(prompts, count, model or self.critic, role="forecast")
+        texts, read = [[self.decode(ids) for ids in row] for row in rows], self.reading.outcome
+        return [[text for text in row if read(text) is not None] for row in texts]
 
     def write_critiques(self, actions: list[CritiquedAction]) -> None:
         """q ~ evaluator(s, a, d): write the critique of each; none where no forecast was read."""
@@ -99,19 +116,27 @@ class Roles:
             )
             for action in actions
         ]  # fmt: skip
-        texts = self.write(prompts, 1, self.role_weights, self.critique_temperature)
+        temperature = self.critique_temperature
+        texts = self.write(prompts, 1, self.role_weights, temperature, role="evaluate")
         for action, (ids,) in zip(actions, texts, strict=True):
             action.critique = self.decode(ids) if action.forecasts else ""
 
     def refine(self, prompts: list[Ids]) -> list[Ids]:
         """a' ~ refiner(s, a, q): the action that is written behind each prompt."""
         longest = self.context.sampling.max_tokens
-        written = self.write(prompts, 1, self.role_weights, max_tokens=longest)
+        written = self.write(prompts, 1, self.role_weights, max_tokens=longest, role="refine")
         return [self._first_turn(ids) for (ids,) in written]
 
     def prompt(self, turn: TurnRef, action: Ids, instruction: str, **texts: str) -> Ids:
         """A role's prompt: what was played, the action, the filled-in instruction."""
-        return self.context.chat.role_prompt(turn.state_ids, action, fill(instruction, **texts))
+        return self.asked(turn.state_ids, action, fill(instruction, **texts))
+
+    def asked(self, state: Ids, action: Ids, instruction: str) -> Ids:
+        """What was played, then the instruction as a message of who gives it."""
+        prompts = self.prompts
+        framed = fill(prompts.frame, instruction=instruction)
+        speaker = prompts.speaker
+        return self.context.chat.role_prompt(state, action, instruction, speaker, framed)
 
     def write(
         self,
@@ -120,9 +145,10 @@ class Roles:
         model: str = "policy",
         temperature: float | None = None,
         max_tokens: int | None = None,
+        role: str = "",
     ) -> list[list[Ids]]:
         """`count` texts behind each prompt; at the roles' temperature and of their length unless
-        others are given."""
+        others are given. `role` names who writes, for the record."""
         sampling = replace(
             self.context.sampling, n=count,
             max_tokens=self.max_tokens if max_tokens is None else max_tokens,
@@ -130,7 +156,11 @@ class Roles:
         )  # fmt: skip
         seeds = self._next_seeds(prompts)
         rows = self.context.generator.generate(prompts, seeds, sampling, model)
-        return [[completion.ids for completion in row] for row in rows]
+        written = [[completion.ids for completion in row] for row in rows]
+        if self.record is not None:
+            texts = [ids for row in written for ids in row]
+            self.record += [RoleText(role, self.decode(x), self.is_complete(x)) for x in texts]
+        return written
 
     def decode(self, ids: Ids) -> str:
         """The text of sampled ids."""

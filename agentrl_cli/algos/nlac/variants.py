@@ -69,7 +69,7 @@ class NLRL(NLAC):
         actions = [turn.action_ids for turn in turns]
         rollouts = rollouts_of(self, turns, self.rollouts, actions)
         prompts = [self._prompt(*row) for row in zip(turns, rollouts, strict=True) if row[1]]
-        written = iter(self.roles.write(prompts, 1, "target"))
+        written = iter(self.roles.write(prompts, 1, "target", role="aggregate"))
         return [self.backup.if_readable(next(written)[0]) if row else None for row in rollouts]
 
     def _prompt(self, turn: TurnRef, rollouts: list[Episode]) -> Ids:
@@ -105,6 +105,7 @@ class NLACSelfDistillation(NLAC):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Improvement alone."""
+        self.require_readable_roles(buffer)
         self.roles.begin_stream("nlac", self.context.step)
         keys = self.sample_turns(buffer, priority_exponent=0.0)
         lessons, metrics = self.improve([TurnRef(buffer.episode(k), k.turn) for k in keys])
@@ -113,6 +114,14 @@ class NLACSelfDistillation(NLAC):
     def evaluation_texts(self, turns: int) -> dict[str, int]:
         """Nothing is evaluated."""
         return {}
+
+    def language_backup(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Target]:
+        """There is no successor role, so there are no targets."""
+        return [None for _ in turns]
+
+    def write_improvements(self, turns: list[TurnRef]) -> None:
+        """Let the refiner write by rollouts."""
+        self.improve(turns)
 
     def improvement_texts(self, turns: int) -> dict[str, int]:
         """A refinement for each turn, and rollouts from it."""

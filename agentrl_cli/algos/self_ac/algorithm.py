@@ -33,7 +33,8 @@ from agentrl_cli.core.errors import UserError, require_at_least, require_fractio
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.packable import enable_packing
 from agentrl_cli.models.packed_attention import CriticGrad, Layout
-from agentrl_cli.models.policy import Batch, Outputs, causal_lm, logprobs_and_values, max_positions
+from agentrl_cli.models.policy import Batch, Outputs, causal_lm, max_positions
+from agentrl_cli.models.reader import logprobs_and_values
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -166,7 +167,7 @@ class SelfAC(Algorithm):
         """Streams `old_logprob` and `old_value`, and each episode's values, by one pass."""
         samples = [sample for packed in packed_episodes for sample in packed.samples]
         models = self.context.models
-        rows = logprobs_and_values(models.module("policy"), models.head("policy"), samples)
+        rows = logprobs_and_values(models.reader("policy"), samples)
         for sample, (logprobs, values) in zip(samples, rows, strict=True):
             sample.streams["old_logprob"] = logprobs
             value_at = torch.tensor(sample.streams["value_at"])  # [tokens]

@@ -12,7 +12,7 @@ from agentrl_cli.algos.samples import append_tokens
 from agentrl_cli.algos.stepagent.practice import StateAction, encode_action
 from agentrl_cli.core.types import Episode, Sample, Turn
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import logprobs_and_values
+from agentrl_cli.models.reader import logprobs_and_values
 
 
 def labelled_actions(acts: list[StateAction], label: float, context: Context) -> list[Sample]:
@@ -70,9 +70,8 @@ def weighed(samples: list[Sample], weight: float) -> list[Sample]:
 def logits(models: ModelSet, samples: list[Sample]) -> list[float]:
     """Of D(s, a), the chance that the agent and not the expert acted, at every judgement of the
     samples, in order."""
-    module, head = models.module("discriminator"), models.head("discriminator")
     found: list[float] = []
-    rows = logprobs_and_values(module, head, samples)
+    rows = logprobs_and_values(models.reader("discriminator"), samples)
     for sample, (_, values) in zip(samples, rows, strict=True):  # values: [tokens]
         found += compress(values.tolist(), sample.streams["value_at"])
     return found

@@ -13,7 +13,8 @@ from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.losses import Loss, clipped_ratio, with_entropy, with_kl
 from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import Batch, Outputs, add_logprobs
+from agentrl_cli.models.policy import Batch, Outputs
+from agentrl_cli.models.reader import add_logprobs
 
 
 def leave_one_out(rewards: list[float], states: list[list[int]]) -> list[float]:
@@ -71,9 +72,9 @@ def surrogate_phase(samples: list[Sample], advantages: list[float], ppo: PPO) ->
     for sample, advantage in zip(samples, advantages, strict=True):
         sample.streams["advantage"] = [advantage * trained for trained in sample.mask]
     models = ppo.context.models
-    add_logprobs(models.module("policy"), samples, "old_logprob")
+    add_logprobs(models.reader("policy"), samples, "old_logprob")
     if ppo.kl_coef:
-        add_logprobs(models.module("reference"), samples, "reference_logprob")
+        add_logprobs(models.reader("reference"), samples, "reference_logprob")
 
     def loss(outputs: Outputs, batch: Batch) -> Loss:
         near = with_kl(clipped_ratio(outputs, batch, ppo.clip), outputs, batch, ppo.kl_coef)

@@ -12,19 +12,29 @@ from fractions import Fraction
 from agentrl_cli.envs.math.units import unit, without_unit
 
 BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]", re.DOTALL)
+LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\ufeff]")
 SPELLINGS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
-     "∞": r"\infty ", "°": r"^\circ", "≤": r"\le ", "≥": r"\ge ", "\u00a0": " "}
+     "∞": r"\infty ", "°": r"^\circ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
+     "\u00a0": " ", "\u2009": " ", "\u202f": " "}
 )  # fmt: skip
 TRIG_FUNCTIONS = "sin|cos|tan|cot|sec|csc"
 NUMBER = r"\d+(?:\.\d+)?"
 DEGREE_SIGN = r"(?:\^\{?\\circ\}?|\\degrees?(?![A-Za-z]))"
+PERCENT = r"(?:per ?cent(?:age)?|pct)"
+MATRIX = r"\\begin\{pmatrix\}(?:(?!\\begin|\\end).)*\\end\{pmatrix\}"
 REWRITES = tuple(
     (re.compile(pattern), to)
     for pattern, to in (
         (r"\\(?:left|right|displaystyle|textstyle|[bB]igg?[lrm]?)(?![A-Za-z])", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(begin|end)\{(?:small|[bBp]|[bBp]small)?matrix\}", r"\\\1{pmatrix}"),
+        (r"\\begin\{array\}\s*\{[^{}]*\}", r"\\begin{pmatrix}"),
+        (r"\\end\{array\}", r"\\end{pmatrix}"),
+        (r"\\\\\s*\\end\{pmatrix\}", r"\\end{pmatrix}"),
+        (rf"[\[(]\s*({MATRIX})\s*[\])]", r"\1"),  # brackets drawn around a matrix
         (r"(?<=,)\\!\s*|(?<=\d)\\[,!; ](?=\d{3}(?!\d))", ""),  # between groups of three digits
         (r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[!,;:> ]|~", " "),
         (
@@ -35,10 +45,11 @@ REWRITES = tuple(
         (r"\\\$|\\?%|\$", ""),
         (r"\{,\}", ","),
         (r"\\(?:mbox|textbf|textit|textrm|mathrm|mathbf|rm)\s*\{", r"\\text{"),
+        (rf"(?<=[\d}}])\s*(?:\\text\s*\{{\s*{PERCENT}\s*\}}|{PERCENT})(?=[\s.}}]*$)", ""),
         (r"\s*,?\s*\\text\s*\{\s*,?\s*(?:or|and)\s*\}\s*", ", "),
-        (r"\\(?:leq|le)(?![A-Za-z])", r"\\leq"),
-        (r"\\(?:geq|ge)(?![A-Za-z])", r"\\geq"),
-        (r"\\neq?(?![A-Za-z])", r"\\neq"),
+        (r"\\(?:leq|leqslant|le)(?![A-Za-z])|<=", r"\\leq "),
+        (r"\\(?:geq|geqslant|ge)(?![A-Za-z])|>=", r"\\geq "),
+        (r"\\neq?(?![A-Za-z])|\\not\s*=|!=", r"\\neq "),
     )
 )
 BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
@@ -50,7 +61,9 @@ FRACTION_ARGUMENTS = re.compile(
     rf"\\frac\s*(?:\{{([^{{}}]*)\}}|({LETTER}))\s*(?:\{{([^{{}}]*)\}}|({LETTER}))"
 )
 BARE_ROOT = re.compile(r"\\sqrt\s*(\w)")
-THOUSANDS = re.compile(r"^-?\d{1,3}(?:,\d{3})+(?:\.\d+)?$", re.ASCII)
+THOUSANDS = re.compile(
+    r"^-?\d{1,3}(?:,\d{3})+(?:\.\d+)?$|^-?[1-9]\d{0,2}(?: \d{3})+(?:\.\d+)?$", re.ASCII
+)
 # spaces that stay: between numbers, behind a comma that would else part thousands, as in \pi r
 SPACE = re.compile(r"(\\[A-Za-z]+) (?=[A-Za-z])|(?<=,) (?!\d{3}(?!\d))|(?<![0-9,]) | (?![0-9])")
 
@@ -87,6 +100,16 @@ def boxed(text: str) -> str | None:
     return None if last is None else text[last].strip()
 
 
+def last_formula(text: str) -> str:
+    """What a reply seems to answer: its last box, else its last formula, else its last number; ""
+    where there is none. It is what a record shows, not what is graded."""
+    if (box := boxed(text)) is not None:
+        return box
+    formulas = [next(filter(None, found)) for found in FORMULA.findall(text)]
+    found = formulas or LAST_NUMBER.findall(text)
+    return found[-1].strip() if found else ""
+
+
 def normalise(text: str, *, keep_name: bool = False) -> str:
     """One spelling for notations that mean the same; units, bases, degrees and per cent signs are
     dropped behind a number, `x =` before a value unless `keep_name`."""
@@ -94,8 +117,8 @@ def normalise(text: str, *, keep_name: bool = False) -> str:
     text = WORDS.sub(lambda match: match[1].strip(), text).strip()
     named, choice = NAMED_VALUE.match(text), CHOICE.match(text)
     text = named["value"] if named and not keep_name else choice[1] if choice else text
-    text = BARE_ROOT.sub(r"\\sqrt{\1}", FRACTION_ARGUMENTS.sub(_fraction, text))
-    text = text.replace(",", "") if THOUSANDS.match(text.strip()) else text
+    text = BARE_ROOT.sub(r"\\sqrt{\1}", FRACTION_ARGUMENTS.sub(_fraction, text)).strip()
+    text = re.sub("[, ]", "", text) if THOUSANDS.match(text) else text
     text = SPACE.sub(lambda match: f"{match[1]} " if match[1] else "", " ".join(text.split()))
     is_word = text.isalpha() and len(text) > 1 and not text.isupper()
     return text.lower() if is_word else text

@@ -1,4 +1,5 @@
-r"""MATH: one problem, an answer in the last `\boxed{}`, graded at the end of a reply.
+r"""MATH: one problem, an answer in the last `\boxed{}` (or, with `extract`, wherever math-verify
+finds one), graded at the end of a reply.
 
 `thoughts` cuts a reply at blank lines: a thought is a turn that the world answers with nothing, so
 the same reply goes on. `retry` says whether an answer was right and lets the agent try again.
@@ -13,8 +14,8 @@ from typing import Any, Literal
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
-from agentrl_cli.envs.math.answers import boxed, normalise
-from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, Grade, grade
+from agentrl_cli.envs.math.answers import boxed, last_formula, normalise
+from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, MAX_REPLY_LENGTH, Extract, Grade, grade
 from agentrl_cli.envs.math.kinds import LEVELS
 from agentrl_cli.envs.math.problems import built_in_rows
 from agentrl_cli.envs.math.rows import read_splits, solution_steps
@@ -40,7 +41,8 @@ class ProblemState:
 @dataclass(kw_only=True)
 class MathEnv(Env):
     """`data` null: the built-in problems, `problems` and `test_problems` of each level. Else a
-    file, a folder or a data set's id, see rows.py; `attempts` counts for `retry` only."""
+    file, a folder or a data set's id, see rows.py; `attempts` counts for `retry` only. `extract`
+    and `tolerance` are those of `grade`."""
 
     instruction: str
     turns: Literal["single", "thoughts", "retry"]
@@ -53,13 +55,15 @@ class MathEnv(Env):
     problems: int
     test_problems: int
     split_seed: int
+    extract: Extract = "boxed"
+    tolerance: float = 0.0
     state: ProblemState | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(
             1, attempts=self.attempts, problems=self.problems, test_problems=self.test_problems
         )
-        require_fraction(test_share=self.test_share)
+        require_fraction(test_share=self.test_share, tolerance=self.tolerance)
 
     @property
     def turn_delimiter(self) -> str:
@@ -106,16 +110,20 @@ class MathEnv(Env):
         text, gold = "".join(state.thoughts), state.task.data["answer"]
         result = self.grade_reply(text, gold)
         feedback = [Message("user", self.response(result, gold, state.attempts_left))]
-        info = _info(text, result, gold)
+        info = self._info(text, result, gold)
         if result.correct or not state.attempts_left:
             state.over, info["success"] = True, result.correct
         state.attempts_left, state.thoughts = state.attempts_left - 1, []
         return Step(feedback, float(result.correct), state.over, False, info)
 
     def grade_reply(self, reply: str, gold: str) -> Grade:
-        """The grade of a reply: without a box it is wrong."""
+        """The grade of a reply: without a box it is wrong, unless `extract` looks elsewhere."""
+        if self.extract == "last_math":
+            return grade(reply, gold, self.extract, self.tolerance)
         answer = boxed(reply)
-        return Grade(False, "unboxed") if answer is None else grade(answer, gold)
+        if answer is None:
+            return Grade(False, "unboxed")
+        return grade(answer, gold, tolerance=self.tolerance)
 
     def response(self, result: Grade, gold: str, attempts_left: int) -> str:
         """What a graded reply is answered: the right answer only when no attempt is left."""
@@ -134,18 +142,19 @@ class MathEnv(Env):
         """Accuracy by level and subject, pass@k, majority@k, length, time-outs."""
         return summarise(episodes)
 
+    def _info(self, text: str, result: Grade, gold: str) -> dict[str, Any]:
+        """What may be logged of a graded reply, and the right answer apart."""
+        box = boxed(text)
+        anywhere = self.extract == "last_math"
+        answer = last_formula(text[-MAX_REPLY_LENGTH:]) if anywhere else box
+        return {
+            "unboxed": box is None,
+            "grade": result.reason,
+            "answer": normalise(answer[:MAX_ANSWER_LENGTH]) if answer else "",
+            "privileged": {"answer": gold},
+        }
+
     def _running(self) -> ProblemState:
         if self.state is None or self.state.over:
             raise RuntimeError("no problem is open: call reset on a fresh instance")
         return self.state
-
-
-def _info(text: str, result: Grade, gold: str) -> dict[str, Any]:
-    """What may be logged of a graded reply, and the right answer apart."""
-    answer = boxed(text)
-    return {
-        "unboxed": answer is None,
-        "grade": result.reason,
-        "answer": normalise(answer[:MAX_ANSWER_LENGTH]) if answer else "",
-        "privileged": {"answer": gold},
-    }

@@ -14,6 +14,7 @@ import select
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,11 +54,11 @@ class Worker:
             self.close()
             raise UserError(f"the process in which math-verify loads {how}; {REMEDY}")
 
-    def ask(self, answer: str, gold: str) -> str:
+    def ask(self, question: Sequence[object]) -> str:
         """verified, refused, timeout or crash; `lost` where the process itself is gone."""
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps([answer, gold]).encode() + b"\n")
+            self.process.stdin.write(json.dumps(question).encode() + b"\n")
         except OSError:
             return "lost"
         return self._read(2 * WALL_SECONDS) or "lost"
@@ -99,13 +100,15 @@ class Pool:
         for _ in range(workers):
             self.idle.put(None)
 
-    def verify(self, answer: str, gold: str) -> str:
+    def verify(
+        self, answer: str, gold: str, *, whole_reply: bool = False, tolerance: float = 0.0
+    ) -> str:
         """verified, refused, timeout or crash."""
         worker = self.idle.get()
         outcome = "lost"
         try:
             worker = worker or Worker()
-            outcome = worker.ask(answer, gold)
+            outcome = worker.ask([answer, gold, whole_reply, tolerance])
         finally:
             if outcome == "lost" and worker is not None:
                 worker.close()
@@ -131,9 +134,11 @@ def _pool(process: int) -> Pool:
     return pool
 
 
-def verify(answer: str, gold: str) -> str:
-    """How math-verify judges normalised answers: verified, refused, timeout or crash."""
-    return _pool(os.getpid()).verify(answer, gold)
+def verify(answer: str, gold: str, *, whole_reply: bool = False, tolerance: float = 0.0) -> str:
+    """How math-verify judges normalised answers, or a reply as it stands: verified, refused,
+    timeout or crash."""
+    pool = _pool(os.getpid())
+    return pool.verify(answer, gold, whole_reply=whole_reply, tolerance=tolerance)
 
 
 def close() -> None:

@@ -1,4 +1,5 @@
-"""A grading process: `python worker.py LIMIT WALL MEMORY`, one JSON pair a line in, one word out.
+"""A grading process: `python worker.py LIMIT WALL MEMORY`, one JSON list a line in, one word out:
+answer, right answer, whether the answer is a whole reply, and the tolerance of numbers.
 
 It loads math-verify once and forks a child that does the comparing. The kernel ends a child that
 has used LIMIT seconds of processor time on one pair, however deep in C code it is: a signal that
@@ -8,10 +9,12 @@ fork costs milliseconds where a new process would load for a second.
 
 from __future__ import annotations
 
+import ast
 import gc
 import json
 import logging
 import os
+import re
 import resource
 import select
 import signal
@@ -29,12 +32,21 @@ WARM_UP_PAIRS = (  # what is imported and cached on first use is so for every ch
     ("x=3", "y=2x+1"), (r"\frac{\pi}{6}", r"30"), ("3+2i", "2i+3"), ("x<2", "x>2"),
     (r"\sin x", r"\cos x"), ("2^{10}", "1024x"), (r"\text{Ann}", "5"),
 )  # fmt: skip
-Check = Callable[[str, str], bool]
+WARM_UP_REPLIES = (
+    (r"It is $\boxed{1}$ and $\boxed{2}$.", "1,2"), ("The final answer is 3/4.", "0.75"),
+)  # fmt: skip
+REPLY_FACTOR = 5  # how much longer a whole reply may take than an answer
+DELIMITED = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\[(\[]|\\(?:boxed|fbox)\b")
+PLAIN = re.compile(
+    r"[$€£]?-?(?:\d+(?:[ ,]\d{3})*)?(?:[.,]\d+)?\s*(?:%|[Pp]ercent(?:age)?|[Pp]ct)?|[-+*/^().\d\s]+"
+)
+Check = Callable[[str, str, bool, float], bool]
 
 
 def load_checker() -> Check:
-    """math-verify's comparison of (answer, gold), on LaTeX alone: its reader of plain expressions
-    goes through Python's `eval`."""
+    """The comparison of (answer, gold, whether the answer is a whole reply, tolerance). An answer
+    is read as LaTeX alone, a reply as math-verify's own defaults read it."""
+    import math_verify.parser  # pyright: ignore[reportMissingImports]
     from math_verify import (  # pyright: ignore[reportMissingImports]
         LatexExtractionConfig,
         parse,
@@ -42,20 +54,78 @@ def load_checker() -> Check:
     )
 
     logging.disable(logging.CRITICAL)
+    math_verify.parser.parse_expr = read_arithmetic  # its own goes through Python's `eval`
     latex = [LatexExtractionConfig()]
 
     def read(text: str) -> Any:
         return parse(f"${text}$", latex, fallback_mode="no_fallback", parsing_timeout=0)
 
-    golds = lru_cache(256)(read)
+    def read_reply(text: str) -> Any:
+        return parse(text, parsing_timeout=0)
 
-    def check(answer: str, gold: str) -> bool:
-        right, mine = golds(gold), read(answer)
-        return bool(right and mine and verify(right, mine, timeout_seconds=0))
+    @lru_cache(256)
+    def read_gold(text: str, as_reply: bool) -> Any:
+        if not as_reply:
+            return read(text)
+        if DELIMITED.search(text):
+            return read_reply(text)
+        return read_reply(f"${text}$") + (read_reply(text) if PLAIN.fullmatch(text) else [])
+
+    def check(answer: str, gold: str, whole_reply: bool, tolerance: float) -> bool:
+        right, mine = read_gold(gold, whole_reply), (read_reply if whole_reply else read)(answer)
+        if right and mine and verify(right, mine, timeout_seconds=0):
+            return True
+        return tolerance > 0 and any(near(a, b, tolerance) for a in right for b in mine)
 
     for answer, gold in WARM_UP_PAIRS:
-        check(answer, gold)
+        check(answer, gold, False, 0.01)
+    for answer, gold in WARM_UP_REPLIES:
+        check(answer, gold, True, 0.01)
     return check
+
+
+def near(right: Any, mine: Any, tolerance: float) -> bool:
+    """Whether two sympy objects are real numbers, or equations that end in one, that differ by at
+    most `tolerance` times the first."""
+    values = [getattr(one, "rhs", one) for one in (right, mine)]
+    if not all(getattr(one, "is_number", False) for one in values):
+        return False
+    wanted, found = (complex(one.doit().evalf()) for one in values)
+    return abs(wanted - found) <= tolerance * abs(wanted)
+
+
+def read_arithmetic(text: str, **_: Any) -> Any:
+    """An expression of numbers and `+ - * / **` as a sympy expression that is not worked out: in
+    place of sympy's reader, which runs what it reads. Raises ValueError for anything else."""
+    import sympy  # pyright: ignore[reportMissingImports]
+
+    def power(a: Any, b: Any) -> Any:
+        return sympy.Pow(a, b, evaluate=False)
+
+    def times(a: Any, b: Any) -> Any:
+        return sympy.Mul(a, b, evaluate=False)
+
+    def plus(a: Any, b: Any) -> Any:
+        return sympy.Add(a, b, evaluate=False)
+
+    binary: dict[type, Callable[[Any, Any], Any]] = {
+        ast.Add: plus, ast.Mult: times, ast.Pow: power,
+        ast.Sub: lambda a, b: plus(a, times(-1, b)), ast.Div: lambda a, b: times(a, power(b, -1)),
+    }  # fmt: skip
+
+    def build(node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            written = ast.get_source_segment(text, node)
+            return (sympy.Integer if isinstance(node.value, int) else sympy.Float)(written)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+            value = build(node.operand)
+            return times(-1, value) if isinstance(node.op, ast.USub) else value
+        if isinstance(node, ast.BinOp) and type(node.op) in binary:
+            return binary[type(node.op)](build(node.left), build(node.right))
+        raise ValueError(f"{text[:40]!r} is no arithmetic")
+
+    text = text.strip()
+    return build(ast.parse(text, mode="eval").body)
 
 
 @dataclass
@@ -115,10 +185,11 @@ def serve(check: Check, inbox: int, outbox: int, limit: float) -> None:
     """Answer 1, 0 or ! for each line until the pipe closes."""
     with os.fdopen(inbox, encoding="ascii") as lines:
         for line in lines:
-            answer, gold = json.loads(line)
-            signal.setitimer(signal.ITIMER_PROF, limit)
+            answer, gold, whole_reply, tolerance = json.loads(line)
+            seconds = limit * REPLY_FACTOR if whole_reply else limit
+            signal.setitimer(signal.ITIMER_PROF, seconds)
             try:
-                word = b"1" if check(answer, gold) else b"0"
+                word = b"1" if check(answer, gold, whole_reply, tolerance) else b"0"
             except Exception:
                 word = b"!"
             signal.setitimer(signal.ITIMER_PROF, 0)

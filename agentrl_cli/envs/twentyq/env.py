@@ -7,19 +7,22 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Step, Task, derive_seed
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.expert import closeness, expert_turn
-from agentrl_cli.envs.twentyq.oracle import Oracle
+from agentrl_cli.envs.twentyq.free_questions import Unanswerable, question_text, read_freely
+from agentrl_cli.envs.twentyq.oracle import ChatFunction, Oracle
 from agentrl_cli.envs.twentyq.questions import Guess, Question, action_text, normalise, parse
 from agentrl_cli.envs.twentyq.world import World, load_world
 
 OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes", "": ""}
 REWARDS = ("win", "graded", "lmrl")
 FAREWELLS = ("graded", "plain")
+ORACLE_SEED = 0  # of all questions to a model: one that was answered stays answered
+Read = Question | Guess | Unanswerable | None
 GRADES = {"Close.": 2 / 3, "Near.": 1 / 3, "Far.": 0.0}  # rewards of a lost game
 
 
@@ -39,7 +42,8 @@ class Game:
 class TwentyQ(Env):
     """One game. Rewards: `win` gives 1 for the right guess, `graded` also a part of it for a lost
     game that was close, `lmrl` takes 1 for every other turn. A `graded` farewell says how close a
-    lost game was, a `plain` one does not."""
+    lost game was, a `plain` one does not. `reading` free also reads questions as real models ask
+    them; with `oracle` llm the model `llm` answers all questions, while guesses are read."""
 
     world: str
     turns: int
@@ -48,7 +52,9 @@ class TwentyQ(Env):
     test_objects: int
     split_seed: int
     show_turns_left: bool
-    oracle: Oracle | None = field(default=None, init=False, repr=False)
+    reading: Literal["exact", "free"] = "exact"
+    oracle: Literal["table", "llm"] = "table"
+    llm: ChatFunction | None = None
     game: Game | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +64,8 @@ class TwentyQ(Env):
                 raise UserError(f"{name} is {value!r}: use {' or '.join(map(repr, known))}")
         if self.turns < 1:
             raise UserError(f"turns is {self.turns}: allow at least 1")
+        if self.oracle == "llm" and self.llm is None:
+            raise UserError("env.oracle=llm needs a model; name one as env.llm.model=NAME")
         self.world_table.split("test", self.test_objects, self.split_seed)
 
     @property
@@ -67,7 +75,13 @@ class TwentyQ(Env):
 
     def system(self) -> str:
         """The one instruction."""
-        return "Find the hidden object with yes or no questions. The last line of a turn asks."
+        if self.reading == "exact":
+            return "Find the hidden object with yes or no questions. The last line of a turn asks."
+        return (
+            "You play Twenty Questions: find the hidden everyday object. In each turn ask one "
+            "question that can be answered with yes or no, or guess, as in: Is it a dog? "
+            f"You have {self.turns} turns, guesses included."
+        )
 
     def tasks(self, split: str) -> list[Task]:
         """One task per object of the split."""
@@ -86,13 +100,15 @@ class TwentyQ(Env):
     def step(self, action: str) -> Step:
         """Answer a question or a guess. Raises RuntimeError before `reset` and after the end."""
         game = self._running()
-        parsed = parse(action, self.world_table)
+        parsed = self._read(action)
         answer = self._answer(parsed, action)
         info = self._record(parsed, action, answer)
         game.turn += 1
         success = parsed == Guess(game.secret)
         game.over = success or game.turn == self.turns
-        text = answer_sentence(answer) + self._turns_left()
+        near = parsed.near if isinstance(parsed, Unanswerable) and not answer else ()
+        hint = f" It could be asked: {' '.join(near)}" if near else ""
+        text = answer_sentence(answer) + hint + self._turns_left()
         if game.over:
             text = self.farewell_text(answer, success, game.secret, len(game.candidates))
             info["success"] = success
@@ -123,16 +139,34 @@ class TwentyQ(Env):
             raise RuntimeError("no game is running: call reset on a fresh instance")
         return self.game
 
-    def _answer(self, parsed: Question | Guess | None, action: str) -> str:
-        secret = self._running().secret
-        if isinstance(parsed, Question):
-            answer = self.world_table.answer(secret, parsed.attribute)
-            return OPPOSITE[answer] if parsed.negated else answer
+    def _read(self, action: str) -> Read:
+        """What the action asks."""
+        if self.reading == "free":
+            return read_freely(action, self.world_table)
+        return parse(action, self.world_table)
+
+    def _answer(self, parsed: Read, action: str) -> str:
+        secret, oracle = self._running().secret, self._language_oracle()
         if isinstance(parsed, Guess):
             return "yes" if parsed.object == secret else "no"
-        return self.oracle.answer(secret, action) if self.oracle else ""
+        if isinstance(parsed, Question) and self.oracle != "llm":
+            answer = self.world_table.answer(secret, parsed.attribute)
+            return OPPOSITE[answer] if parsed.negated else answer
+        asked = question_text(action) if self.reading == "free" else action
+        return oracle.answer(secret, asked) if oracle and asked else ""
 
-    def _record(self, parsed: Question | Guess | None, action: str, answer: str) -> dict[str, Any]:
+    def _language_oracle(self) -> Oracle | None:
+        """Who answers what the table does not: the model, or an oracle that was given in code."""
+        given: object = self.oracle
+        if isinstance(given, Oracle):
+            return given
+        return Oracle(self._ask_model) if self.oracle == "llm" else None
+
+    def _ask_model(self, messages: list[Message]) -> str:
+        assert self.llm is not None
+        return self.llm(messages, ORACLE_SEED)
+
+    def _record(self, parsed: Read, action: str, answer: str) -> dict[str, Any]:
         """Take the answer into the game and return what may be logged of it."""
         game = self._running()
         kind, subject = _kind_and_subject(parsed, action, answer)
@@ -147,7 +181,7 @@ class TwentyQ(Env):
         info["privileged"] = {"object": game.secret, "fits": len(game.candidates), "known": known}
         return info
 
-    def _candidates_after(self, parsed: Question | Guess | None) -> tuple[str, ...]:
+    def _candidates_after(self, parsed: Read) -> tuple[str, ...]:
         """The objects that also fit the true answer to what was asked."""
         game, answers = self._running(), self.world_table.answers
         if isinstance(parsed, Question):
@@ -167,10 +201,11 @@ def answer_sentence(answer: str) -> str:
     return f"{answer.capitalize()}." if answer else "I cannot answer that."
 
 
-def _kind_and_subject(parsed: Question | Guess | None, action: str, answer: str) -> tuple[str, str]:
+def _kind_and_subject(parsed: Read, action: str, answer: str) -> tuple[str, str]:
     """The kind of the action and what it is about: attribute, object, or the text itself."""
     if isinstance(parsed, Question):
         return "question", parsed.attribute
     if isinstance(parsed, Guess):
         return "guess", parsed.object
-    return ("question" if answer else "invalid"), normalise(action_text(action)) or ""
+    text = parsed.text if isinstance(parsed, Unanswerable) else action_text(action)
+    return ("question" if answer else "invalid"), normalise(text) or ""

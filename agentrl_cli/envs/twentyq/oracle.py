@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from agentrl_cli.core.thinking import without_thinking
 from agentrl_cli.core.types import Message
 from agentrl_cli.envs.twentyq.questions import action_text, normalise
 
 PROMPT = "Answer truthfully about the object with one word: yes, no or sometimes."
 ANSWER = re.compile(r"\W*(yes|no|sometimes)\b", re.IGNORECASE)
+ChatFunction = Callable[[list[Message], int], str]  # messages and a seed to a text
 
 
 @dataclass
@@ -31,5 +33,6 @@ class Oracle:
 
     def _ask(self, object: str, question: str) -> str:
         asked = Message("user", f"Object: {object}\nQuestion: {question}?")
-        match = ANSWER.match(self.chat([Message("system", PROMPT), asked]))
+        said = without_thinking(self.chat([Message("system", PROMPT), asked]))
+        match = ANSWER.match(said)
         return match[1].lower() if match else ""

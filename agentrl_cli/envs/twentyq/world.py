@@ -1,21 +1,21 @@
 """A world of Twenty Questions: objects, attributes, answers, splits.
 
-Reading the table is table.py's work; reading what a player says is questions.py's.
+Reading the table is table.py's work, a user's list of words is word_lists.py's; reading what
+a player says is questions.py's.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.twentyq import table
+from agentrl_cli.envs.twentyq.word_lists import FORMATS, read_words
 
 WORLD_NAMES = ("small", "full")
 
@@ -92,12 +92,12 @@ class World:
 
 @lru_cache(maxsize=16)
 def load_world(name: str) -> World:
-    """The world `small` or `full`, or the word list in a JSON file; else raises UserError."""
-    if name.endswith(".json"):
+    """The world `small` or `full`, or the word list in a file; else raises UserError."""
+    if Path(name).suffix.lower() in FORMATS:
         return _from_file(name)
     if name not in WORLD_NAMES:
-        nearest = get_close_matches(name, WORLD_NAMES, n=1, cutoff=0.0)[0]
-        raise UserError(f"unknown world {name!r}: use {nearest!r} or a .json word list")
+        names = ", ".join(map(repr, WORLD_NAMES))
+        raise UserError(f"unknown world {name!r}: use {names} or the path of a .json word list")
     return _from_table(name)
 
 
@@ -117,8 +117,8 @@ def _from_table(name: str) -> World:
 
 
 def _from_file(path: str) -> World:
-    """A word list `{category: [[name, variant...], ...]}`: objects without attributes."""
-    words = _words(path)
+    """A word list: objects without attributes."""
+    words = read_words(path)
     return World(
         name=path,
         objects=tuple(words),
@@ -134,18 +134,3 @@ def _from_file(path: str) -> World:
 def _counted(name: str, variants: list[str]) -> str:
     """What an article can stand before: "pair of shoes" where the list knows that for "shoes"."""
     return next((text for text in variants if text.startswith("pair of ")), name)
-
-
-def _words(path: str) -> dict[str, tuple[str, list[str]]]:
-    """From each object's name to its category and its variants."""
-    try:
-        lists = json.loads(Path(path).read_text(encoding="utf-8"))
-        rows = [(group, names) for group, members in lists.items() for names in members]
-        lower = [(group, [name.lower() for name in names]) for group, names in rows]
-        words = {names[0]: (group, names[1:]) for group, names in lower}
-    except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
-        form = "{category: [[name, variant, ...], ...]}"
-        raise UserError(f"cannot read the word list {path}: {error}; its form is {form}") from error
-    if not all(words) or not words:
-        raise UserError(f"the word list {path} lacks names: give every object one, and one object")
-    return words

@@ -9,7 +9,7 @@ import torch
 
 from agentrl_cli.algos.nlac import monitor
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import token_logprobs
+from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.rollout.replay_buffer import TurnKey
 from tests.builders.nlac import (
     CHAT,
@@ -268,7 +268,7 @@ def test_a_turn_that_is_drawn_with_and_without_a_target_keeps_the_loss_of_the_ta
     bound(algo, troupe(backup=lambda prompt, draw: next(texts, "It may end.")), models)
     buffer = filled(game)
     samples = updated(algo, buffer)["successor"].samples
-    losses = [-sum(row) for row in token_logprobs(models.module("policy"), samples)]
+    losses = [-sum(row) for row in token_logprobs(models.reader("policy"), samples)]
     per_token = {written(s): x / sum(s.mask) for s, x in zip(samples, losses, strict=True)}
     assert len(samples) < 10 and len(per_token) == 2
     found = [buffer.priority(TurnKey("a", turn)) for turn in range(2)]

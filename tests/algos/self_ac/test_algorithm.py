@@ -16,7 +16,8 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.packed_attention import SPLIT
-from agentrl_cli.models.policy import causal_lm, logprobs_and_values
+from agentrl_cli.models.policy import causal_lm
+from agentrl_cli.models.reader import logprobs_and_values
 from agentrl_cli.report.episode import render_turn
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner
@@ -228,7 +229,7 @@ def test_old_values_are_those_of_the_trainers_own_pass(model_folder: Path):
     algo, models = self_ac(model_folder)
     disturb(models, "policy")
     phase = phase_of(algo, played("a", [0.0, 1.0]))
-    again = logprobs_and_values(models.module("policy"), models.head("policy"), phase.samples, 4096)
+    again = logprobs_and_values(models.reader("policy"), phase.samples, 4096)
     assert phase.samples[0].streams["old_logprob"] == again[0][0]
     assert settings()["alpha"] == algo.alpha
 

@@ -21,7 +21,7 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import token_logprobs
+from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from tests.builders.critics import learner
 from tests.builders.models import LORA
@@ -90,7 +90,7 @@ def test_the_loss_is_log_two_where_the_policy_is_its_reference(model_folder: Pat
 
 def logprobs(models: ModelSet, samples: list[Sample]) -> list[float]:
     bare = [Sample(s.ids, s.mask) for s in samples]
-    return [sum(row) for row in token_logprobs(models.module("policy"), bare)]
+    return [sum(row) for row in token_logprobs(models.reader("policy"), bare)]
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
@@ -156,6 +156,7 @@ def test_implicit_reflection_brings_the_policy_near_the_experts_chances(model_fo
     assert bandit.chances()[3] < 0.06  # what the expert never does
 
 
+@pytest.mark.slow
 def test_inverse_reflection_brings_the_policy_near_the_experts_chances(model_folder: Path):
     algo = inverse(
         {"optimizer": OptimizerSpec(lr=1e-3)}, fragments_per_update=40, discriminator_epochs=5,

@@ -20,7 +20,7 @@ from agentrl_cli.algos.stepagent.policy_loss import (
     with_expert_likelihood,
 )
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.policy import token_logprobs
+from agentrl_cli.models.reader import token_logprobs
 from tests.builders.critics import learner
 from tests.builders.nlac import written
 from tests.builders.stepagent import OTHER, SHOWN, inverse, shown
@@ -116,7 +116,7 @@ def test_the_experts_actions_stand_behind_an_equal_share_of_tries_and_count_noth
 def test_imitation_adds_the_experts_mean_likelihood_per_token_and_nothing_else(model_folder: Path):
     plain, both, models, algo = phases_with_expert(model_folder, 0.5)
     experts = [Sample(s.ids, s.mask) for s in both.samples if s.streams["shown"][-1]]
-    rows = token_logprobs(models.module("policy"), experts)
+    rows = token_logprobs(models.reader("policy"), experts)
     each = [-sum(row) / sum(s.mask) for row, s in zip(rows, experts, strict=True)]
     alone = learner(algo, models).run(iter([replace(plain, name="alone")]), 0)
     fresh = shown(algo, model_folder, [SHOWN])

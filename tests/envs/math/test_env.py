@@ -161,6 +161,7 @@ def test_no_operands_are_in_both_splits_in_either_order():
     assert not {one.text for one in train} & {one.text for one in test}
 
 
+@pytest.mark.slow
 def test_a_wish_for_more_problems_than_there_are_comes_to_an_end():
     assert 5000 < len(math_env("problems=1000000000").tasks("train")) < 10_000
 

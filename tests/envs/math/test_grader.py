@@ -17,8 +17,10 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.math import grade, pool
 from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
 from agentrl_cli.envs.math.problems import latex
+from agentrl_cli.envs.math.worker import read_arithmetic
 from tests.builders.command_line import agentrl as run
-from tests.builders.math_answers import HARD, MISJUDGED, hostile
+from tests.builders.command_line import refused
+from tests.builders.math_answers import DECIMALS, HARD, MISJUDGED, NOTATIONS, REPLIES, hostile
 from tests.builders.runs import Agentrl
 from tests.paths import DATA
 
@@ -80,6 +82,23 @@ def test_only_numbers_can_be_graded_without_math_verify(monkeypatch: pytest.Monk
     assert grade("x+1", "5").reason == "unread"
     with pytest.raises(UserError, match=r"pip install 'agentrl-cli\[math\]'"):
         grade("x+1", "1+x")
+
+
+def test_a_tolerance_lets_decimals_alone_miss():
+    assert not grade("0.333", r"\frac13") and grade("0.333", r"\frac13", tolerance=0.001)
+    assert not grade("10001", "10000", tolerance=0.01)
+    with pytest.raises(UserError, match=r"tolerance is -0\.1"):
+        grade("1", "1", tolerance=-0.1)
+
+
+def test_an_unknown_way_to_extract_is_refused():
+    refused(run("grade", "1", "1", "--extract", "box"), "extract is 'box'; give boxed or last_math")
+
+
+def test_replies_cannot_be_read_without_math_verify(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "available", lambda: False)
+    with pytest.raises(UserError, match=r"extract=last_math .*pip install 'agentrl-cli\[math\]'"):
+        grade("It is 5.", "5", extract="last_math")
 
 
 def test_long_answers_are_refused_unread():
@@ -162,6 +181,32 @@ def test_hard_pairs_get_the_expected_verdict(math_verify: None):
 
 
 @pytest.mark.extras
+def test_notations_that_users_write_are_read(math_verify: None):
+    wrong = [(a, gold) for a, gold, expected in NOTATIONS if bool(grade(a, gold)) != expected]
+    assert wrong == []
+
+
+@pytest.mark.extras
+def test_decimals_may_miss_by_the_tolerance(math_verify: None):
+    wrong = [row for row in DECIMALS if bool(grade(row[0], row[1], tolerance=row[2])) != row[3]]
+    assert wrong == []
+    assert grade("It is 0.333.", r"\frac13", extract="last_math", tolerance=0.001)
+
+
+@pytest.mark.extras
+def test_replies_are_read_as_math_verify_reads_them(math_verify: None):
+    found = [bool(grade(reply, gold, extract="last_math")) for reply, gold, _ in REPLIES]
+    assert [row[:2] for row, mark in zip(REPLIES, found, strict=True) if mark != row[2]] == []
+    assert grade(r"$\boxed{2}$ and $\boxed{3}$", "3") and not grade("The answer is 12.", "12")
+
+
+@pytest.mark.extras
+def test_the_command_line_reads_replies(math_verify: None, agentrl: Agentrl):
+    done = agentrl("grade", "12", "The answer is 12.", "--extract", "last_math")
+    assert done.stdout == "right (verified)\n"
+
+
+@pytest.mark.extras
 @pytest.mark.skipif(not ANSWERS.exists(), reason="the answers of MATH-500 are not here")
 def test_every_right_answer_equals_itself_and_not_its_neighbour(math_verify: None):
     golds = [json.loads(line)["answer"] for line in ANSWERS.read_text().splitlines()]
@@ -215,4 +260,16 @@ def test_an_answer_is_never_run_as_code(math_verify: None, tmp_path: Path):
         f"1+open('{marker}','w')",
     ):
         assert not grade(text, "x+1")
+        assert not grade(text, "x+1", extract="last_math")
     assert not marker.exists()
+
+
+@pytest.mark.extras
+def test_plain_arithmetic_is_read_without_running_it(math_verify: None):
+    sympy = pytest.importorskip("sympy")
+    texts = {"1/2+3": "7/2", "-(2**3)-1": "-9", "0.10": "0.1", "+5": "5"}
+    for text, value in texts.items():
+        assert sympy.nsimplify(read_arithmetic(text).doit()) == sympy.Rational(value)
+    for text in ("2*x", "f(2)", "(1)(2)", "'a'*9", "1 if 1 else 2", "[1]", "2 < 3", ""):
+        with pytest.raises((ValueError, SyntaxError)):
+            read_arithmetic(text)

@@ -45,6 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nlac_trains_on_retail_with_the_scripted_user(folder: Path, tmp_path: Path):
     start([
         "env=tau_retail", f"model.path={folder}", *SETTINGS, *NLAC, "steps=2", "env.turns=2",
+        "algo.min_readable=0",
         "rollout.episodes_per_step=2", "eval.splits=[test]", f"runs={tmp_path}", "name=it",
     ])  # fmt: skip
     run = Run(tmp_path / "it")

@@ -204,6 +204,7 @@ def test_a_wrong_setting_is_the_users_mistake(key, value):
 def conf(name: str) -> dict[str, Any]:
     keys = yaml.safe_load((CONF / "env" / f"{name}.yaml").read_text())
     assert keys.pop("_target_") == "agentrl_cli.envs.TwentyQ"
+    del keys["defaults"]  # how it is spoken of
     return keys
 
 
@@ -214,7 +215,8 @@ def test_the_configured_games_can_be_played(name, train, test):
     env = TwentyQ(**conf(name))
     assert (len(env.tasks("train")), len(env.tasks("test"))) == (train, test)
     assert env.tasks("test")[0].id.startswith(f"twentyq-{env.world}-")
-    assert len(env.system().split()) <= 16
+    words = len(env.system().split())
+    assert words <= 16 or (name == "twentyq_full" and words <= 40)  # which real models play, too
 
 
 # the expert, and playing without questions

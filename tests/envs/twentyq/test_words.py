@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Message
+from agentrl_cli.envs.twentyq.calibration import calibrate
 from agentrl_cli.envs.twentyq.oracle import Oracle
-from agentrl_cli.envs.twentyq.questions import Guess, parse
+from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 from agentrl_cli.envs.twentyq.world import load_world
-from tests.builders.twentyq import game, reply_to
+from tests.builders.command_line import agentrl, refused
+from tests.builders.twentyq import FULL, game, reply_to
 
 # worlds from a file
 
@@ -66,7 +70,7 @@ def test_an_oracle_answers_each_question_once_and_cannot_leak_the_object(words):
         return next(replies)
 
     env = game("radio", world=words, test_objects=1)
-    env.oracle = Oracle(chat)
+    env.oracle = Oracle(chat)  # pyright: ignore[reportAttributeAccessIssue]
     texts = ["Is it loud?", "Hm.\nis it LOUD", "What is it?", "Is it on?", "Is it a radio?"]
     steps = [env.step(text) for text in texts]
     answers = [step.messages[0].content.split(".")[0] for step in steps]
@@ -74,3 +78,72 @@ def test_an_oracle_answers_each_question_once_and_cannot_leak_the_object(words):
     assert asked[0] == "Object: radio\nQuestion: is it loud?" and len(asked) == 3
     kinds = [(step.info["kind"], step.info["repeated"]) for step in steps[:3]]
     assert kinds == [("question", False), ("question", True), ("invalid", False)]
+
+
+# other files
+
+
+def test_text_and_csv_files_are_worlds_too(tmp_path: Path):
+    texts = {
+        "a.txt": "# mine\n[Toys]\nYo-yo, yo yo\nball\n\n[Tools]\nhammer\n",
+        "a.csv": "word,category,variants\nYo-yo,Toys,yo yo\nball,toys,\nhammer,Tools,\n",
+        "b.csv": "Yo-yo,yo yo\nball\nhammer\n",
+        "b.json": '["Yo-yo", ["ball"], "hammer"]',
+        "c.json": '{"Toys": ["Yo-yo", ["ball"]], "Tools": [["hammer"]]}',
+    }
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.write_text(text)
+        world = load_world(str(path))
+        assert world.objects == ("yo-yo", "ball", "hammer"), name
+        assert parse("Is it a yo yo?", world) == Guess("yo-yo")
+    assert load_world(str(tmp_path / "a.csv")).category("ball") == "toys"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.txt", "# none\n"), ("a.csv", ""), ("a.csv", "word\n")]
+)
+def test_an_empty_list_of_words_is_the_users_mistake(tmp_path: Path, name: str, text: str):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UserError, match="lacks names"):
+        load_world(str(path))
+
+
+# a model as oracle, and how far it agrees with the table
+
+
+def truth(messages: list[Message], seed: int) -> str:
+    """A model that knows the table by heart, and thinks before it answers."""
+    name, question = re.findall(r": (.*)", messages[-1].content)
+    asked = parse(question, FULL)
+    assert isinstance(asked, Question)
+    return f"<think>no?</think> **{FULL.answer(name, asked.attribute)}**, of course: a {name}"
+
+
+def test_a_model_answers_every_question_and_cannot_leak_the_object():
+    env = game("dog", world="full", oracle="llm", llm=truth, reading="free", show_turns_left=False)
+    assert reply_to(env, "Question 1: Is it alive?") == "Yes."
+    assert reply_to(env, "Is it a cat?") == "No."
+    assert env.step("Is it a dog?").info["success"]
+    with pytest.raises(UserError, match=r"env\.oracle=llm needs a model"):
+        game("dog", oracle="llm")
+
+
+def test_calibration_counts_agreement_by_attribute():
+    rows = calibrate(FULL, lambda messages: truth(messages, 0), 6, 0)
+    assert {row.attribute for row in rows} == set(FULL.attributes)
+    assert all(row.share == 1 and not row.contradicted for row in rows)
+    rows = calibrate(FULL, lambda messages: "Yes.", 6, 0)
+    assert all(0 < row.share < 1 and row.agreed + row.contradicted == row.asked for row in rows)
+    mute = calibrate(FULL, lambda messages: "It depends.", 2, 0)
+    assert all(row.agreed == row.contradicted == 0 for row in mute)
+
+
+def test_the_command_line_calibrates_worlds_with_a_table_and_a_model_only(words: str):
+    refused(agentrl("calibrate", "env=math"), "env 'math' has no table of answers; use")
+    refused(agentrl("calibrate", "env=twentyq"), "no model is named to chat with; give env.llm")
+    named = ["env.llm.model=m", "n=x"]
+    refused(agentrl("calibrate", "env=twentyq", *named), "n is 'x'; give a whole number")
+    lists = [f"env.world={words}", "env.test_objects=1"]
+    refused(agentrl("calibrate", "env=twentyq", *lists), f"world {words} has no table")

@@ -1,0 +1,208 @@
+"""Environments of verifiers (its classic kind, `load_environment`) that converse in text.
+
+verifiers has its environments drive a model; here an environment is asked, turn by turn, for what
+it would do between two calls of the model: set up, answer, say that it is over, score by its
+rubric. Tools are not played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import signal
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.types import Message, Step, Task
+from agentrl_cli.envs.base import Env
+
+SPLITS = ("train", "test")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(kw_only=True)
+class Verifiers(Env):
+    """`name` is what `load_environment` takes, `options` its arguments. A task is a row of the
+    environment's data; where it has one set of rows, the last `test_tasks` are tested. An episode
+    is a success where the rubric's reward is at least `success_reward`."""
+
+    name: str | None
+    options: dict[str, Any]
+    instruction: str
+    test_tasks: int
+    success_reward: float
+    task: Task | None = field(default=None, init=False, repr=False)
+    actions: list[str] = field(default_factory=list, init=False, repr=False)
+    talk: Conversation | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require_at_least(1, test_tasks=self.test_tasks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what verifiers holds of the episode, which is played again from the actions."""
+        return {**vars(self), "talk": None, "actions": list(self.actions)}
+
+    def system(self) -> str:
+        """The environment's own, else the instruction."""
+        return self._env().system_prompt or self.instruction
+
+    def tasks(self, split: str) -> list[Task]:
+        """One task a row. Raises UserError where there are too few rows for two splits."""
+        if split not in SPLITS:
+            raise UserError(f"unknown split {split!r}: use 'train' or 'test'")
+        sets = row_sets(self._env())
+        if len(sets) == 2:
+            name, rows = list(sets.items())[SPLITS.index(split)]
+            kept = range(len(rows))
+        else:
+            ((name, rows),) = sets.items()
+            if len(rows) <= self.test_tasks:
+                line = f"'{self.name}' has {len(rows)} rows and env.test_tasks is {self.test_tasks}"
+                raise UserError(f"{line}; test fewer of them")
+            first = len(rows) - self.test_tasks
+            kept = range(first) if split == "train" else range(first, len(rows))
+        return [Task(f"{name}-{row}", split, {"set": name, "row": row}) for row in kept]
+
+    def reset(self, task: Task, seed: int) -> list[Message]:
+        """Set the row up and show its prompt. Nothing is drawn, so the seed changes nothing."""
+        self.close()
+        self.task, self.actions = task, []
+        shown = self._conversation().shown
+        return [message for message in map(read, shown) if message.role != "system"]
+
+    def step(self, action: str) -> Step:
+        """Hand the agent's text on. Raises RuntimeError before `reset` and after the end."""
+        talk = self._conversation()
+        self.actions.append(action)
+        answers = [read(message) for message in talk.answer(action)]
+        if not talk.is_over():
+            return Step(answers, 0.0, False, False, {})
+        reward, metrics = talk.score()
+        self.close()
+        info = {**metrics, "success": reward >= self.success_reward}
+        return Step(answers, reward, True, False, info)
+
+    def close(self) -> None:
+        """Release what an episode holds."""
+        talk, self.talk, self.task = self.talk, None, None
+        if talk is not None:
+            talk.loop.close()
+
+    def _conversation(self) -> Conversation:
+        if self.task is None:
+            raise RuntimeError("no row is open: call reset on a fresh instance")
+        if self.talk is None:
+            env, place = self._env(), self.task.data
+            self.talk = Conversation(env, row_sets(env)[place["set"]][place["row"]])
+            for action in self.actions:
+                self.talk.answer(action)
+        return self.talk
+
+    def _env(self) -> Any:
+        return load(self.name, json.dumps(self.options, sort_keys=True))
+
+
+class Conversation:
+    """A row of an environment at play; `shown` are the messages that the agent answers."""
+
+    def __init__(self, env: Any, row: dict[str, Any]) -> None:
+        self.env, self.loop = env, asyncio.new_event_loop()
+        clients = importlib.import_module("verifiers.clients")
+        asked = env.init_state(dict(row), clients.OpenAIChatCompletionsClient(None), "agent", {})
+        self.state = self._wait(asked)
+        self.state = self._wait(env.setup_state(self.state)) or self.state
+        self.shown = self._prompt()
+
+    def answer(self, action: str) -> list[Any]:
+        """What the environment says to an action; nothing where that was the last turn."""
+        said = importlib.import_module("verifiers.types").AssistantMessage(content=action)
+        turn = {
+            "prompt": self.shown, "completion": [said], "response": None, "tokens": None,
+            "reward": None, "advantage": None, "is_truncated": False,
+            "trajectory_id": self.state["trajectory_id"], "extras": {},
+        }  # fmt: skip
+        self._wait(self.env.add_trajectory_step(self.state, turn))
+        if self.is_over():
+            return []
+        known, self.shown = len(self.shown) + 1, self._prompt()
+        return self.shown[known:]
+
+    def is_over(self) -> bool:
+        """Whether one of the environment's conditions for an end holds."""
+        return self._wait(self.env.is_completed(self.state))
+
+    def score(self) -> tuple[float, dict[str, float]]:
+        """The rubric's reward and metrics."""
+        self._wait(self.env.cleanup(self.state))
+        self._wait(self.env.rubric.score_rollout(self.state))
+        self._wait(self.env.rubric.cleanup(self.state))
+        metrics = self.state["metrics"] or {}
+        return float(self.state["reward"]), {name: float(v) for name, v in metrics.items()}
+
+    def _prompt(self) -> list[Any]:
+        asked = self._wait(self.env.get_prompt_messages(self.state))
+        texts = importlib.import_module("verifiers.utils.message_utils")
+        return list(texts.maybe_normalize_messages(asked, field_name="prompt_messages"))
+
+    def _wait(self, asked: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(asked)
+
+
+def read(message: Any) -> Message:
+    """A message of verifiers as one of text; of several parts the text counts."""
+    content = message.content
+    if not isinstance(content, str):
+        content = "\n".join(str(getattr(part, "text", "")) for part in content or ())
+    return Message(message.role, content)
+
+
+def row_sets(env: Any) -> dict[str, Any]:
+    """The data of an environment by name: `train` and `eval`, or the one that there is."""
+    sets = {"train": env.build_dataset(), "eval": env.build_eval_dataset()}
+    return {name: rows for name, rows in sets.items() if rows is not None}
+
+
+@lru_cache(maxsize=4)
+def load(name: str | None, options: str) -> Any:
+    """An environment of verifiers. Raises UserError where verifiers or the environment is missing,
+    or it cannot be played as a conversation in text."""
+    if not name:
+        raise UserError("env.name is missing; give what verifiers' load_environment takes")
+    try:
+        package = importlib.import_module("verifiers.legacy")
+    except ImportError:
+        extra = "pip install 'agentrl-cli[verifiers]'"
+        raise UserError(f"env=verifiers needs verifiers before 0.4; {extra}") from None
+    with undisturbed():
+        try:
+            env = package.load_environment(name, **json.loads(options))
+            row_sets(env)
+        except (ValueError, RuntimeError, AttributeError) as error:
+            line = f"verifiers cannot load '{name}' ({error})"
+            raise UserError(f"{line}; install that environment, or correct env.options") from None
+    if not isinstance(env, package.MultiTurnEnv) or env.tool_defs or env.requires_group_rollouts:
+        line = f"'{name}' has tools, scores groups, or plays on its own"
+        raise UserError(f"{line}; choose an environment that converses in text")
+    return env
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """What verifiers sets for Ctrl-C and SIGTERM is taken back, as a run has handlers of its own,
+    and no bars of progress are shown."""
+    datasets = importlib.import_module("datasets")
+    hides = datasets.are_progress_bars_disabled()
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not hides:
+            datasets.enable_progress_bars()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,117 @@
+"""Commands that pages print, and the place in which they run: a folder with what the pages take for
+given, and, for a page that installs packages, an environment of its own.
+
+A page takes MODEL, the folder of an instruction-tuned model, for given: a tiny random one here.
+Of a server that a page starts at port 8000 only the port is another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.builders.transformers_server import (
+    free_port,
+    transformers_server,
+    write_talking_model,
+)
+from tests.paths import ROOT
+
+BLOCK = re.compile(r"^```console[ ]*(?P<info>[^\n]*)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
+PROGRAMS = ("agentrl", "pip", "python", "printf", "transformers")
+PRINTED_PORT = 8000
+SMALL = {
+    "eval": ["eval.tasks=1", "eval.episodes_per_task=1", "eval.splits=[test]", "eval.greedy=false",
+             "rollout.max_tokens=6", "rollout.max_context=2000", "hardware.threads=1"],
+    "calibrate": ["n=1"],
+}  # fmt: skip
+SMALL["train"] = [
+    *SMALL["eval"], "steps=1", "eval.baseline=false", "rollout.episodes_per_step=8",
+]  # fmt: skip
+SMALL_NLAC = [
+    "algo.min_readable=0", "algo.turns_per_update=8", "algo.advanced.monitored_states=0",
+    "algo.advanced.role_tokens=6",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Command:
+    """A printed command. `is_small`: it runs with small sizes behind what is printed."""
+
+    line: str
+    is_small: bool
+
+    def small(self) -> str:
+        """The command with small sizes, where it takes any."""
+        words = self.line.split()
+        more = SMALL.get(words[1], []) if words[0] == "agentrl" and self.is_small else []
+        more = [*more, *(SMALL_NLAC if more and "algo=nlac" in words else [])]
+        return " ".join([self.line, *(f"'{word}'" for word in more)])
+
+
+def commands(text: str) -> list[Command]:
+    """The commands of a page's console blocks that are to run; a backslash continues a line."""
+    found = []
+    for block in BLOCK.finditer(text):
+        if "no-run" not in block["info"]:
+            lines = block["body"].replace("\\\n", " ").splitlines()
+            printed = [line[2:] for line in lines if line.startswith("$ ")]
+            found += [Command(line, block["info"].strip() == "small") for line in printed]
+    return [command for command in found if command.line.split()[0] in PROGRAMS]
+
+
+@dataclass
+class Place:
+    """Where a page's commands run, one after the other; `close` ends the servers they started."""
+
+    folder: Path
+    environment: dict[str, str]
+    port: int = field(default_factory=free_port)
+    servers: ExitStack = field(default_factory=ExitStack)
+
+    def run(self, command: Command) -> None:
+        """Run it; a server is left running. Raises AssertionError with what it said if it fails."""
+        words = command.line.split()
+        if words[:2] == ["transformers", "serve"]:
+            assert words[3:] == ["--port", str(PRINTED_PORT)], command.line
+            self.servers.enter_context(transformers_server(words[2], self.port, self.folder))
+            return
+        line = command.small().replace(f"127.0.0.1:{PRINTED_PORT}", f"127.0.0.1:{self.port}")
+        done = subprocess.run(
+            line, shell=True, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+
+
+def place_for(page: list[Command], folder: Path) -> Place:
+    """The place of a page that prints these commands."""
+    lines = " ".join(command.line for command in page)
+    bin_folder = Path(sys.executable).parent
+    if "MODEL" in lines:
+        write_talking_model(folder / "MODEL")
+    if any(command.line.startswith("pip ") for command in page):
+        bin_folder = own_environment(folder / "environment")
+    path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
+    return Place(folder, {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"})
+
+
+def own_environment(folder: Path) -> Path:
+    """The folder of programs of a new environment, which sees all packages of the present one and
+    in which this project is installed; what is installed there is seen nowhere else."""
+    venv.create(folder, with_pip=True)
+    paths = {"base": str(folder), "platbase": str(folder)}
+    seen = sysconfig.get_path("purelib")
+    own = Path(sysconfig.get_path("purelib", vars=paths))
+    (own / "seen.pth").write_text(f"import site; site.addsitedir({seen!r})\n")
+    programs = Path(sysconfig.get_path("scripts", vars=paths))
+    install = [str(programs / "pip"), "install", "--quiet", "--no-deps", "--editable", str(ROOT)]
+    subprocess.run(install, check=True, stdin=subprocess.DEVNULL)
+    return programs

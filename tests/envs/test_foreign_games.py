@@ -1,0 +1,115 @@
+"""One game each of textarena, gem-llm and verifiers: a scripted agent plays it to its end, it keeps
+the contract, and what cannot be played is one sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from agentrl_cli.config.compose import build, compose_checked
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Step, Task
+from agentrl_cli.envs import Env, check_env
+
+NUMBERS = "env.name=tests.fakes.verifiers_numbers"
+PLAYABLE = {  # the package, overrides, the form of an action, the largest number
+    "textarena": ("textarena", [], "I think [{}].", 20),
+    "gem": ("gem", [], "I think \\boxed{{{}}}.", 20),
+    "verifiers": ("verifiers", [NUMBERS, "env.test_tasks=2"], "{}", 8),
+}
+pytestmark = pytest.mark.extras
+
+
+def world(name: str, *overrides: str) -> Env:
+    package, needed, _, _ = PLAYABLE[name]
+    pytest.importorskip(package, reason=f"needs the extra '{name}'")
+    return build(compose_checked([f"env={name}", *needed, *overrides]).env)
+
+
+def halved(env: Env, task: Task, form: str, largest: int) -> Iterator[Step]:
+    """The steps of an agent that guesses the middle of what the answers leave open."""
+    env.reset(task, 0)
+    low, high = 1, largest
+    while True:
+        guess = (low + high) // 2
+        step = env.step(form.format(guess))
+        yield step
+        if step.done:
+            return
+        is_higher = re.search("higher", step.messages[-1].content, re.IGNORECASE)
+        low, high = (guess + 1, high) if is_higher else (low, guess - 1)
+
+
+@pytest.mark.parametrize("name", PLAYABLE)
+def test_a_number_is_found_by_halving(name: str):
+    env = world(name)
+    _, _, form, largest = PLAYABLE[name]
+    for task in env.tasks("test")[:3]:
+        steps = list(halved(copy.copy(env), task, form, largest))
+        assert steps[-1].info["success"] and len(steps) <= 5
+        assert sum(step.reward for step in steps) == 1.0
+        assert not any("success" in step.info for step in steps[:-1])
+        assert json.dumps(steps[-1].info)
+
+
+@pytest.mark.parametrize("name", PLAYABLE)
+def test_it_keeps_the_contract(name: str):
+    env = world(name)
+    assert check_env(lambda: copy.copy(env)) == []
+
+
+@pytest.mark.parametrize("name", ["textarena", "gem"])
+def test_a_seed_decides_a_game_whatever_else_is_drawn(name: str):
+    env = world(name)
+    _, _, form, largest = PLAYABLE[name]
+    tasks, lengths = env.tasks("train")[:8], []
+    for other in (1, 2):
+        random.seed(other)
+        drawn = random.getstate()
+        lengths.append([len(list(halved(copy.copy(env), t, form, largest))) for t in tasks])
+        assert random.getstate() == drawn  # nor does a game disturb what else is drawn
+    assert lengths[0] == lengths[1] and len(set(lengths[0])) > 1
+
+
+def test_a_task_of_verifiers_own_is_played_and_scored():
+    pytest.importorskip("reasoning_gym", reason="needs the extra 'reasoning-gym'")
+    env = world("verifiers", "env.options={gym: chain_sum}")
+    assert len(env.tasks("train")) == 6 and len(env.tasks("test")) == 3
+    task = env.tasks("test")[0]
+    (asked,) = env.reset(task, 0)
+    terms = asked.content.partition(":")[2].replace("=", "")
+    numbers = re.findall(r"([+-]?)\s*(\d+)", terms)
+    right = sum(int(sign + number) for sign, number in numbers)
+    step = env.step(f"<answer>{right}</answer>")
+    assert step.done and step.reward == 1.0 and step.info["success"]
+    env.reset(task, 0)
+    assert not env.step(f"<answer>{right + 1}</answer>").info["success"]
+
+
+def test_rows_to_evaluate_on_are_the_test_split_and_ctrl_c_stays_as_it_was():
+    before = signal.getsignal(signal.SIGINT)
+    env = world("verifiers", "env.options={evaluated: true}")
+    assert [len(env.tasks(split)) for split in ("train", "test")] == [8, 3]
+    assert signal.getsignal(signal.SIGINT) is before and env.system() == "Find it."
+
+
+@pytest.mark.parametrize(("name", "override", "says"), [
+    ("textarena", "env.options.name=Nim-v9", "textarena cannot make 'Nim-v9' (Environment Nim-v9"),
+    ("textarena", "env.options.name=TicTacToe-v0", "the game cannot be played alone (The number"),
+    ("gem", "env.options.name=game:Nim", "gem cannot make 'game:Nim' (Environment game:Nim not"),
+    ("gem", "env.options.name=code:CodeContest", "'code:CodeContest' is no game, and gem-llm's"),
+    ("verifiers", "env.options={tool: true}", "'tests.fakes.verifiers_numbers' has tools"),
+    ("verifiers", "env.options={size: 3}", "verifiers cannot load 'tests.fakes.verifiers_numbers'"),
+    ("verifiers", "env.name=nowhere", "verifiers cannot load 'nowhere' (Could not import"),
+    ("verifiers", "env.test_tasks=8", "'tests.fakes.verifiers_numbers' has 8 rows and"),
+])  # fmt: skip
+def test_what_cannot_be_played_is_one_sentence(name: str, override: str, says: str):
+    with pytest.raises(UserError) as refusal:
+        world(name, override).tasks("train")
+    assert str(refusal.value).startswith(says) and "; " in str(refusal.value)

@@ -1,0 +1,92 @@
+"""A foreign world in the shape of Gymnasium plays, keeps the contract, and is refused where it is
+none."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.envs import GymText, check_env
+from tests.builders.command_line import agentrl, refused
+
+
+def world(**changes: Any) -> GymText:
+    settings: dict[str, Any] = {
+        "entry": "tests.fakes.higher_lower:HigherLower", "options": {"limit": 4},
+        "instruction": "Find it.",
+        "episodes": 20, "test_episodes": 5, "success_reward": 1.0,
+    }  # fmt: skip
+    return GymText(**(settings | changes))
+
+
+def test_a_game_is_played_to_its_end_by_halving():
+    for task in world().tasks("test"):
+        env = world()
+        assert env.reset(task, 0)[0].content == "A number from 1 to 8?"
+        low, high = 1, 8
+        while True:
+            guess = (low + high) // 2
+            step = env.step(str(guess))
+            if step.done:
+                break
+            low, high = (
+                (guess + 1, high) if "Higher" in step.messages[0].content else (low, guess - 1)
+            )
+        assert step.info["success"] and step.reward == 1.0 and "model" not in step.info
+        assert step.messages[0].content == "Right." and not step.truncated
+
+
+def test_a_limit_of_the_foreign_world_is_a_lost_episode():
+    env = world(options={"limit": 2})
+    env.reset(env.tasks("train")[0], 0)
+    last = [env.step("none") for _ in range(2)][-1]
+    assert last.done and not last.truncated and last.info["success"] is False
+    with pytest.raises(RuntimeError):
+        env.step("1")
+
+
+def test_it_keeps_the_contract():
+    env = world()
+    assert check_env(lambda: copy.copy(env), tasks=3) == []
+    train, test = ({t.data["seed"] for t in env.tasks(split)} for split in ("train", "test"))
+    assert len(train) == 20 and len(test) == 5 and not train & test
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (None, "env.entry is missing; give package.module:name"),
+        ("gem", "env.entry is 'gem'; give package.module:name"),
+        ("nowhere.at_all:make", "cannot be imported"),
+        ("json:make", "cannot be imported"),
+    ],
+)
+def test_what_makes_no_world_is_refused(entry: str | None, says: str):
+    env = world(entry=entry)
+    with pytest.raises(UserError, match=says):
+        env.reset(env.tasks("train")[0], 0)
+
+
+@pytest.mark.parametrize(("name", "package"), [
+    ("textarena", "textarena"), ("gem", "gem"), ("verifiers", "verifiers.legacy"),
+])  # fmt: skip
+def test_a_missing_package_is_one_sentence_and_nothing_is_written(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)  # as where the extra is not installed
+    named = ["env.name=other"] if name == "verifiers" else []
+    done = agentrl("train", f"env={name}", *named, "algo=grpo", "model.weights=null", "steps=1")
+    refused(done, f"env={name} needs ")
+    assert f"pip install 'agentrl-cli[{name}]'" in done.stderr
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_options_that_do_not_fit_are_one_sentence():
+    with pytest.raises(UserError, match=r"env\.options do not fit .*higher_lower.*'size'"):
+        world(options={"size": 3}).tasks("train")

@@ -1,0 +1,47 @@
+"""An environment as verifiers' users write them: a number to be found in a conversation; and one of
+verifiers' own, a task of reasoning-gym, by the argument `gym`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import verifiers as vf  # pyright: ignore[reportMissingImports]
+from datasets import Dataset  # pyright: ignore[reportMissingImports]
+
+
+class Numbers(vf.MultiTurnEnv):
+    """Says higher or lower until the number of the row is found."""
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+        said = str(messages[-1].content)
+        guess = int(said) if said.isdecimal() else 0
+        if guess == int(state["answer"]):
+            state["found"] = True
+            state["final_env_response"] = [vf.UserMessage(content="Right.")]
+            return state["final_env_response"]
+        word = "Higher." if guess < int(state["answer"]) else "Lower."
+        return [vf.UserMessage(content=word)]
+
+
+async def found(state: Any) -> float:
+    return float(state.get("found", False))
+
+
+def rows(numbers: range) -> Dataset:
+    return Dataset.from_list([{"question": "From 1 to 8?", "answer": str(n)} for n in numbers])
+
+
+def load_environment(
+    gym: str | None = None, evaluated: bool = False, tool: bool = False
+) -> vf.Environment:
+    if gym:
+        return vf.ReasoningGymEnv(gym=gym, num_train_examples=6, num_eval_examples=3, seed=1)
+    if tool:
+        return vf.ToolEnv(dataset=rows(range(1, 9)), tools=[found], rubric=vf.Rubric(funcs=[found]))
+    return Numbers(
+        dataset=rows(range(1, 9)),
+        eval_dataset=rows(range(9, 12)) if evaluated else None,
+        system_prompt="Find it.",
+        rubric=vf.Rubric(funcs=[found]),
+        max_turns=5,  # the last one is not answered
+    )

@@ -1,0 +1,41 @@
+"""Group-relative policy gradient in its shortest form: each turn of an episode is weighted by how
+much more the episode earned than the others of its task (REINFORCE with the group's mean)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
+
+from agentrl_cli.algos.base import Algorithm, Phase
+from agentrl_cli.algos.losses import nll
+from agentrl_cli.algos.samples import episode_samples
+from agentrl_cli.core.types import Episode
+from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+
+
+@dataclass(kw_only=True)
+class MyMethod(Algorithm):
+    """Its fields are the keys of conf/algo/my_method.yaml."""
+
+    episodes_per_group: int
+    optimizer: OptimizerSpec
+
+    @property
+    def group_size(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.episodes_per_group
+
+    def models(self) -> dict[str, ModelSpec]:
+        return {"policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)}
+
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        rewards = defaultdict(list)
+        for episode in episodes:
+            rewards[episode.group].append(episode.reward)
+        samples = []
+        for episode in episodes:
+            weight = {"weight": episode.reward - fmean(rewards[episode.group])}
+            samples += episode_samples(episode, lambda index, turn, weight=weight: weight)
+        yield Phase("policy", samples, nll)
