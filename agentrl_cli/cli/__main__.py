@@ -2,4 +2,5 @@
 
 from agentrl_cli.cli.main import app
 
-app()
+if __name__ == "__main__":  # and not in a process that is forked from it
+    app()

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl_cli.algos.base import Algorithm
+from agentrl_cli.algos.role_report import refuse_unreadable
+from agentrl_cli.cli.check import contract_faults, contract_row
 from agentrl_cli.config.compose import build
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode
-from agentrl_cli.envs.base import train_tasks
+from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.rollout.collector import Collector
-from agentrl_cli.rollout.play import EpisodeStart
+from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX
+from agentrl_cli.rollout.play import EpisodeStart, refuse_failures
 from agentrl_cli.training.assemble import assemble, pick_device
 from agentrl_cli.training.memory_limit import (
     NAMED,
@@ -30,27 +34,50 @@ if TYPE_CHECKING:
 
 Rows = Iterator[tuple[str, object]]
 EPISODES = 4  # that are played, each of another task
+DEMOS = 100  # of the environment's expert that are tried at most
 
 
 def dry_run(cfg: DictConfig) -> None:
     """Print the plan, and play a few episodes where the device is here. Raises UserError where the
     plan needs more memory than there is, or the run cannot be built."""
     algo: Algorithm = build(cfg.algo)
-    tasks = train_tasks(build(cfg.env))[:EPISODES]
+    env: Env = build(cfg.env)
+    tasks = train_tasks(env)[:EPISODES]
     for name, value in plan_rows(cfg, algo):
         say(f"{name:<24} {value}")
     refuse_too_little_memory(cfg, algo, plan_memory(cfg, algo))
+    if faults := contract_faults(env):
+        raise UserError("\n".join(faults))
+    say(f"{'contract of the world':<24} {contract_row(env)}")
     if device_type(cfg) == "cuda" and not torch.cuda.is_available():
         say(f"{'one episode':<24} not played: there is no CUDA device here")
         return
     pick_device(cfg.hardware.device)
-    parts = assemble(cfg, None)
+    parts = assemble(shortened(cfg), None)
     starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
     episodes = parts.play(starts, parts.collector.sampling)
+    refuse_failures(episodes, 0.0)
     first = episodes[0]
     played = f"{len(first.turns)} turns, {first.tokens} tokens, reward {first.reward:g}"
     say(f"{'one episode':<24} {played}")
     say(f"{'cut short':<24} {cut_short(episodes, parts.collector)}")
+    roles = parts.algo.check_roles(episodes)
+    for report in roles:
+        say(f"{'role ' + report.role:<24} {report.line}")
+    if roles:
+        refuse_unreadable(roles, cfg.algo.min_readable)
+
+
+def shortened(cfg: DictConfig) -> DictConfig:
+    """The same with no more demonstrations of the environment's expert than it takes to try."""
+    source, most = str(cfg.data.demos), f"{EXPERT_PREFIX}{DEMOS}"
+    count = source.removeprefix(EXPERT_PREFIX)
+    if not source.startswith(EXPERT_PREFIX) or not count.isdecimal() or int(count) <= DEMOS:
+        return cfg
+    say(f"{'demonstrations':<24} {DEMOS} of {int(count):,} are tried")
+    fewer = cfg.copy()
+    fewer.data.demos = most
+    return fewer
 
 
 def cut_short(episodes: list[Episode], collector: Collector) -> str:

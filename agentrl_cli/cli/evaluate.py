@@ -1,4 +1,5 @@
-"""`agentrl eval`: evaluate a run's last checkpoint, or a bare model, and keep the record."""
+"""`agentrl eval`, until everything that needs no model is known to be right: a wrong word is
+refused before torch is imported. What then plays is `run_evaluation`."""
 
 from __future__ import annotations
 
@@ -6,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from agentrl_cli.config.compose import build, check, chosen_option, compose, load
+from agentrl_cli.config.compose import EVAL_GROUPS, check, compose_checked, load
+from agentrl_cli.config.groups import chooses
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.one_process import refuse_several_processes
 from agentrl_cli.runs.find import find_run
-from agentrl_cli.runs.run import PLAYED_PARTS
-from agentrl_cli.training.assemble import Parts, assemble
-from agentrl_cli.training.evaluate import compare_search, evaluate
+
+CHOOSE_ALGORITHM = ("algo", "experiment")  # the groups that say how a bare model is looked at
 
 
 def evaluate_command(
@@ -22,28 +22,23 @@ def evaluate_command(
     config_dir: Path | None = None,
     show: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> dict[str, Any]:
-    """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None. The record is
-    shown; a run's is then appended to its evaluations.jsonl. Raises UserError where there is no
-    such run, or its folder cannot be written."""
+    """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None, for which no
+    algorithm is built unless one is chosen. The record is shown; a run's is then appended to its
+    evaluations.jsonl. Raises UserError where there is no such run, or its folder cannot be
+    written."""
     refuse_several_processes()
-    run = find_run(ref) if ref is not None else None
-    cfg = check(load(run.config_file, overrides) if run else compose(overrides, config_dir))
-    parts = assemble(cfg, None, learns=False, restored=run is not None)
-    if run is None:
-        record = {"model": "base", **evaluate_as_chosen(cfg, parts, 0)}
-        show(record)
-        return record
-    checkpoint = run.whole_checkpoint(*PLAYED_PARTS)
-    parts.restore_models(checkpoint.folder)
-    found = evaluate_as_chosen(cfg, parts, checkpoint.step)
-    record = {"run": run.name, "step": checkpoint.step, **found}
-    show(record)
-    run.write_evaluation(record)
-    return record
+    if ref is None:
+        cfg = compose_checked(overrides, config_dir)
+        has_algorithm = any(chooses(text, CHOOSE_ALGORITHM) for text in overrides)
+        from agentrl_cli.cli.run_evaluation import evaluate_model
 
+        return evaluate_model(cfg, show, has_algorithm=has_algorithm)
+    run, other_env = find_run(ref), [text for text in overrides if chooses(text, ("env",))]
+    if config_dir is not None and not other_env:
+        line = f"run '{ref}' is evaluated by its own configuration"
+        raise UserError(f"{line}; leave --config-dir out, or choose another env=NAME of it")
+    loaded = load(run.config_file, overrides, choosable=EVAL_GROUPS, config_dir=config_dir)
+    cfg = check(loaded)
+    from agentrl_cli.cli.run_evaluation import evaluate_run
 
-def evaluate_as_chosen(cfg: DictConfig, parts: Parts, step: int) -> dict[str, Any]:
-    """With a search where one is chosen, else as in training."""
-    if chosen_option(cfg, "search"):
-        return compare_search(parts, build(cfg.search))
-    return evaluate(parts, None, step)
+    return evaluate_run(run, cfg, show, is_elsewhere=bool(other_env))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +14,16 @@ import typer
 from typer.core import TyperGroup
 
 from agentrl_cli import __version__
-from agentrl_cli.cli import help_examples, read_only
-from agentrl_cli.cli.read_only import AsJson, ConfigDir, RunRef
+from agentrl_cli.cli import completion, help_examples, read_only
+from agentrl_cli.cli.read_only import AsJson, ConfigDir, Overrides, RunRef
 from agentrl_cli.core.errors import EpisodeError, UserError, require_at_least
 from agentrl_cli.core.terminal import say
 
-Overrides = Annotated[list[str] | None, typer.Argument(help="group=option or key=value")]
+
+class Cfg(StrEnum):
+    """What --cfg may print, as in Hydra."""
+
+    job = "job"
 
 
 class Verbs(TyperGroup):
@@ -40,6 +45,7 @@ app = typer.Typer(
     cls=Verbs,
     epilog=help_examples.ALL,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -53,9 +59,13 @@ def _version(is_set: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Train and compare LLM agents beyond plain policy gradients."""
+    # last, so that a file there cannot stand in for a package of ours
+    sys.path += [] if os.getcwd() in sys.path else [os.getcwd()]
     # Threads that spin while they wait slow a tiny model tenfold beside any other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # a moment of it saves most wake-ups
@@ -66,6 +76,9 @@ def train(
     overrides: Overrides = None,
     dry: Annotated[bool, typer.Option(help="Check, plan, and play one episode only.")] = False,
     config: Annotated[Path | None, typer.Option(help="Repeat the config.yaml of a run.")] = None,
+    cfg: Annotated[
+        Cfg | None, typer.Option("--cfg", help="Print the configuration; start nothing.")
+    ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Start a run: prints its folder, then one line a step."""
@@ -73,6 +86,11 @@ def train(
 
     if config is not None:
         _refuse_groups(config_dir, "--config repeats a run by its own configuration")
+    if cfg is not None:
+        read_only.show_config(overrides or [], config_dir)
+        return
+    if not (overrides or config or dry):
+        _say_what_would_start("train", config_dir)
     start(overrides or [], config_dir=config_dir, dry=dry, file=config)
 
 
@@ -88,6 +106,8 @@ def sweep_runs(
     from agentrl_cli.cli.sweep import summary, sweep
 
     require_at_least(1, **{"--jobs": jobs})
+    if not overrides:
+        _say_what_would_start("sweep", config_dir, "seed=0,1,2")
 
     def ask(question: str) -> bool:
         return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
@@ -114,7 +134,14 @@ def resume(
 
 @app.command("eval", epilog=help_examples.EVAL)
 def evaluate(
-    what: Annotated[list[str], typer.Argument(metavar="RUN|model=...", help="then overrides")],
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|model=...",
+            help="then overrides",
+            autocompletion=completion.run_or_overrides,
+        ),
+    ],
     config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -122,8 +149,6 @@ def evaluate(
     from agentrl_cli.cli.evaluate import evaluate_command
 
     ref, overrides = (None, what) if "=" in what[0] else (what[0], what[1:])
-    if ref is not None:
-        _refuse_groups(config_dir, f"run '{ref}' is evaluated by its own configuration")
 
     def show(record: dict[str, Any]) -> None:
         _print_record(record, as_json)
@@ -157,15 +182,47 @@ def play(
 @app.command(epilog=help_examples.EXPORT)
 def export(
     run: RunRef,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="A new or an empty folder.")
+    ] = None,
+    inspect: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A folder for the last evaluation, as a log of Inspect."),
+    ] = None,
 ) -> None:
-    """Write a run's policy as a plain Hugging Face model, adapters merged, critics left out."""
+    """Write a run's policy as a plain Hugging Face model, adapters merged, critics left out; or its
+    last evaluation for the viewer of Inspect."""
+    if (folder is None) == (inspect is None):
+        raise UserError("give a folder for the model: agentrl export RUN DIR, or --inspect DIR")
+    if inspect is not None:
+        from agentrl_cli.cli.export_inspect import export_inspect
+
+        file, count = export_inspect(run, inspect)
+        say(file)
+        say(f"{count} episodes; look at them: inspect view --log-dir {inspect}", err=True)
+        return
+    from agentrl_cli.runs.find import find_run
+
+    find_run(run)  # a name that no run has, before a model is loaded
     from agentrl_cli.cli.export import export as export_policy
 
+    assert folder is not None
     source, step = export_policy(run, folder)
     say(folder)
     next_command = f"agentrl eval model=hf model.path={folder} env={source.meta['choices']['env']}"
     say(f"the policy of {source.name} at step {step}; try it: {next_command}", err=True)
+
+
+@app.command("serve", epilog=help_examples.SERVE)
+def serve_model(
+    overrides: Overrides = None,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the command only.")] = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Start a vLLM server for runs of hardware=vllm, in this terminal."""
+    from agentrl_cli.cli.serve import serve
+
+    serve(overrides or [], config_dir, only_print=only_print)
 
 
 @app.command()
@@ -177,6 +234,30 @@ def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     say(file)
     next_command = f"agentrl train algo=sft data.demos={file} steps=3 algo.tokens_per_step=2000"
     say(f"{count} episodes; learn from them: {next_command}", err=True)
+
+
+@app.command(epilog=help_examples.CALIBRATE)
+def calibrate(
+    overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False
+) -> None:
+    """Compare a model that answers Twenty Questions with the table, attribute by attribute."""
+    from agentrl_cli.cli.calibrate import calibration, lines
+
+    record = calibration(overrides or [], config_dir)
+    say(json.dumps(record) if as_json else "\n".join(lines(record)))
+
+
+@app.command(epilog=help_examples.NEW)
+def new(
+    kind: Annotated[str, typer.Argument(metavar="env|algo", help="What to write.")],
+    name: Annotated[str, typer.Argument(help="Of the package, in small letters.")],
+) -> None:
+    """Write a package with an environment or an algorithm of your own, which works as it stands."""
+    from agentrl_cli.cli.new import write_package
+
+    folder, command = write_package(kind, name)
+    say(folder)
+    say(f"install and try it: pip install -e {folder} && {command}", err=True)
 
 
 @app.command("reproduce", epilog=help_examples.REPRODUCE)
@@ -208,9 +289,32 @@ def _refuse_groups(config_dir: Path | None, reason: str) -> None:
         raise UserError(f"{reason}; leave --config-dir out")
 
 
+def _say_what_would_start(verb: str, config_dir: Path | None, *more: str) -> None:
+    """Say on stderr what a verb without arguments would train, and how to start that; exit 2."""
+    from agentrl_cli.config.compose import compose
+
+    cfg = compose([], config_dir)
+    words = " ".join([f"algo={cfg.choices.algo}", f"env={cfg.choices.env}", *more])
+    size = f"model={cfg.choices.model} on hardware={cfg.choices.hardware}, {cfg.steps} steps"
+    groups = f" --config-dir {config_dir}" if config_dir else ""
+    lines = [
+        f"nothing was started. By default this would be {words} with {size}, in {cfg.runs}/",
+        f"start that     agentrl {verb} {words}{groups}",
+        f"its settings   agentrl config {' '.join(words.split()[:2])}{groups}",
+        "other choices  agentrl list algo, agentrl list env, agentrl list model",
+    ]
+    if verb == "train":
+        lines.insert(2, f"only check it  agentrl train {words} --dry{groups}")
+    say("\n".join(lines), err=True)
+    raise typer.Exit(2)
+
+
 def _print_record(record: dict[str, Any], as_json: bool) -> None:
+    from agentrl_cli.report.summary import has_nothing_to_average
+
     width = max(map(len, record))
     texts = {k: f"{v:.3f}" if isinstance(v, float) else v for k, v in record.items()}
+    texts |= {key: "–" for key in record if has_nothing_to_average(record, key)}
     lines = [f"{name:<{width}}  {text}" for name, text in texts.items()]
     say(json.dumps(record) if as_json else "\n".join(lines))
 

@@ -1,25 +1,39 @@
-"""The verbs that change no run: show, report, ls, list, grade. `main` holds the others."""
+"""The verbs that change no run: show, report, ls, list, config, check, grade. `main` holds the
+others."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from agentrl_cli.cli import help_examples
+from agentrl_cli.cli import completion, help_examples
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import say
 
 if TYPE_CHECKING:
+    from agentrl_cli.config.comments import Settings
     from agentrl_cli.runs.run import Run
 
+GROUPS = "algo, env, model, hardware, experiment, ..."
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="group=option or key=value", autocompletion=completion.overrides),
+]
 ConfigDir = Annotated[Path | None, typer.Option(help="A folder with groups of your own.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunRef = Annotated[str, typer.Argument(metavar="RUN", help="Folder, unique prefix, or last.")]
+RunRef = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Folder, unique prefix, or last.", autocompletion=completion.runs
+    ),
+]
 
 app = typer.Typer()
 
@@ -34,15 +48,19 @@ def show(
     changed: Annotated[
         bool, typer.Option("--changed", help="One that ended otherwise than at the start.")
     ] = False,
+    full: Annotated[bool, typer.Option("--full", help="The text of every forecast.")] = False,
     ledger: Annotated[
         bool, typer.Option("--ledger", help="NLAC: which part of the improvement is ill.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print one episode turn by turn, with what the critic said; or the improvement ledger."""
-    from agentrl_cli.report.episode import FILTERS, find_episode, render
+    from agentrl_cli.report.episode import FILTERS, STYLES, Style, find_episode, render
+    from agentrl_cli.report.text import painted
     from agentrl_cli.runs.find import find_run
 
+    if won and lost:
+        raise UserError("an episode is either won or lost; give --won or --lost, not both")
     filters = [name for name, is_set in zip(FILTERS, (won, lost, changed), strict=True) if is_set]
     source = find_run(run)
     if ledger:
@@ -54,7 +72,14 @@ def show(
     if as_json:
         say(json.dumps(match.episode.to_json()))
         return
-    say("\n".join(render(match.episode, f"{source.name}, {match.file.stem}")))
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else Style().width
+    how = Style(width, folds=not full)
+    lines = render(match.episode, f"{source.name}, {match.file.stem}", how)
+    if is_terminal:  # the lines are safe already; NO_COLOR is followed
+        print(painted(lines, STYLES), end="", flush=True)
+    else:
+        say("\n".join(lines))
     ids = " ".join(entry.id for entry in match.entries[1:4])
     kind = f"{' '.join(filters)} ones" if filters else "episodes"
     position = f"one of {len(match.entries)} {kind} (of {match.total}) in {match.file.stem}"
@@ -71,7 +96,12 @@ def _show_ledger(run: Run, step: int | None, as_json: bool) -> None:
 
 @app.command(epilog=help_examples.REPORT)
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN|FOLDER...", help="Runs, or a sweep.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|FOLDER...", help="Runs, or a sweep.", autocompletion=completion.runs
+        ),
+    ],
     against: Annotated[
         str | None, typer.Option(metavar="RUN", help="Show differences from this run's group.")
     ] = None,
@@ -82,13 +112,19 @@ def report(
     pages: Annotated[
         bool, typer.Option("--pages", help="Also a page a run, all episodes.")
     ] = False,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="Pages that show every token's log-prob.")
+    ] = False,
+    as_zip: Annotated[
+        bool, typer.Option("--zip", help="Also one file with the page and all pages, to send.")
+    ] = False,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the final results as a Markdown table.")
+        bool, typer.Option("--markdown", help="Print the results as Markdown; write nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: a table with intervals, and one HTML file with curves and episodes."""
-    from agentrl_cli.cli.report import folder_for, gather, markdown, render, write
+    from agentrl_cli.cli.report import folder_for, gather, markdown, pack, render, write
 
     if as_json and as_markdown:
         raise UserError("--json and --markdown are two ways to print; give one of them")
@@ -98,7 +134,12 @@ def report(
     width = None if sys.stdout.isatty() else 200  # wide enough for any table in a pipe
     text = markdown(comparison) if as_markdown else render(comparison, width)
     typer.echo(json.dumps(comparison.to_json()) if as_json else text)
-    say(f"page: {write(comparison, out or folder_for(runs), pages)}", err=True)
+    if (as_json or as_markdown) and not (out or pages or logprobs or as_zip):
+        return  # what is printed for a program or a page writes nothing, unless it is asked to
+    folder = out or folder_for(runs)
+    say(f"page: {write(comparison, folder, pages or as_zip, logprobs)}", err=True)
+    if as_zip:
+        say(f"packed, to be sent: {pack(comparison, folder)}", err=True)
 
 
 @app.command(epilog=help_examples.LS)
@@ -126,21 +167,61 @@ def ls(
 
 @app.command("list", epilog=help_examples.LIST)
 def list_options(
-    group: Annotated[str, typer.Argument(help="algo, env, model, hardware, experiment, ...")],
+    group: Annotated[str, typer.Argument(help=GROUPS, autocompletion=completion.group_names)],
+    option: Annotated[
+        str | None, typer.Argument(help="Show its keys.", autocompletion=completion.option_names)
+    ] = None,
     config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what there is to choose in a group."""
-    from agentrl_cli.config.compose import groups, options
+    """List what there is to choose in a group, or the keys of one option."""
+    from agentrl_cli.config.groups import groups, options
     from agentrl_cli.config.schema import nearest
 
     known = groups(config_dir)
     if group not in known:
         raise UserError(f"group '{group}' not found{nearest(group, known)}")
+    if option is not None:
+        from agentrl_cli.config.comments import option_settings
+
+        _print_settings(option_settings(group, option, config_dir), as_json)
+        return
     comments = options(group, config_dir)
     width = max(map(len, comments), default=0)
     lines = [f"{name:<{width}}  {text}".rstrip() for name, text in comments.items()]
     say(json.dumps(comments) if as_json else "\n".join(lines))
+
+
+@app.command("config", epilog=help_examples.CONFIG)
+def print_config(
+    overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False
+) -> None:
+    """Print what a run would be configured with: every key, its meaning, and who set it."""
+    show_config(overrides or [], config_dir, as_json)
+
+
+@app.command("check", epilog=help_examples.CHECK)
+def check_environment(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Try an environment: its contract, two agents in it, and the budgets of turns and tokens."""
+    from agentrl_cli.cli.check import check_command
+
+    check_command(overrides or [], config_dir)
+
+
+def show_config(overrides: list[str], config_dir: Path | None, as_json: bool = False) -> None:
+    """Print the composed configuration, then refuse what is wrong with it."""
+    from agentrl_cli.config.comments import settings
+    from agentrl_cli.config.compose import check_words, compose
+
+    _print_settings(settings(overrides, config_dir), as_json)
+    check_words(compose(overrides, config_dir))
+
+
+def _print_settings(found: Settings, as_json: bool) -> None:
+    from agentrl_cli.config.comments import render
+
+    rows = [asdict(entry) for entry in found.entries]
+    say(json.dumps(rows) if as_json else "\n".join(render(found)))
 
 
 @app.command(  # an answer may be -7
@@ -149,11 +230,13 @@ def list_options(
 def grade(
     gold: Annotated[str, typer.Argument(metavar="GOLD", help="The right answer.")],
     answer: Annotated[str, typer.Argument(metavar="ANSWER", help="An answer, or a whole reply.")],
+    extract: Annotated[str, typer.Option(help="Or last_math: as math-verify reads.")] = "boxed",
+    tolerance: Annotated[float, typer.Option(help="Share by which a decimal may miss.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Say whether an answer is right, as env=math does; a wrong one exits with 0 too."""
     from agentrl_cli.envs.math import grade as grade_answer
 
-    mark = grade_answer(answer, gold)
+    mark = grade_answer(answer, gold, cast(Any, extract), tolerance)
     fields = json.dumps({"correct": mark.correct, "reason": mark.reason})
     say(fields if as_json else f"{'right' if mark.correct else 'wrong'} ({mark.reason})")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import require_fraction
@@ -13,9 +14,12 @@ from agentrl_cli.core.terminal import safe
 from agentrl_cli.report import critic, figures, page, tables
 from agentrl_cli.report.compare import Comparison, Group, World, compare, find_reference, worlds
 from agentrl_cli.report.records import Record, read_records
+from agentrl_cli.report.tokens import speller
 from agentrl_cli.report.views import slugs
+from agentrl_cli.runs.find import find_run
 
-FILE = "report.html"
+FOLDER, FILE = "report", "report.html"
+TRAINING_METRICS = ("loss", "kl_from_start", "approx_kl", "entropy", "grad_norm")
 
 
 @dataclass(frozen=True)
@@ -48,28 +52,48 @@ def gather(
 
 
 def folder_for(refs: Sequence[str]) -> Path:
-    """Where a report goes by default: `report` in the one folder of runs named, else here."""
-    folder = Path(refs[0]) if len(refs) == 1 else Path()
+    """Where a report goes by default: `report` in the one run or folder named, else here."""
+    if len(refs) != 1:
+        return Path(FOLDER)
+    folder = Path(refs[0])
     is_of_runs = folder.is_dir() and not (folder / "meta.json").exists()
-    return (folder if is_of_runs else Path()) / "report"
+    return (folder if is_of_runs else find_run(refs[0]).folder) / FOLDER
 
 
-def write(report: Report, folder: Path, pages: bool = False) -> Path:
+def write(report: Report, folder: Path, pages: bool = False, logprobs: bool = False) -> Path:
     """Write the page, the pictures beside it as SVG, and with `pages` one page a run with all its
-    episodes. Returns the page. Raises UserError where the folder cannot be written."""
+    episodes, with `logprobs` also the log-prob of every token. Returns the page. Raises UserError
+    where the folder cannot be written, and where a run's tokenizer is asked for and not here."""
     characters = page.MAX_CHARACTERS // len(report.worlds)
     views: list[page.WorldView] = []
     with files.explain_write_errors(folder, "choose another place with --out"):
         folder.mkdir(parents=True, exist_ok=True)
         for world, comparison in zip(report.worlds, report.comparisons, strict=True):
             pictures = draw(world, comparison, folder, len(views) + 1)
-            views.append(page.world_view(world, comparison, pictures, characters, pages))
+            linked = pages or logprobs
+            views.append(page.world_view(world, comparison, pictures, characters, linked))
         groups = [group for world in report.worlds for group in world.groups]
         title = f"{sum(len(g.records) for g in groups)} runs, {len(groups)} configurations"
         files.replace_text(folder / FILE, page.render(views, report.notes, [], title))
-        if pages:
-            write_pages(groups, folder / "pages")
+        if pages or logprobs:
+            write_pages(groups, folder / "pages", logprobs)
     return folder / FILE
+
+
+def pack(report: Report, folder: Path) -> Path:
+    """Put the page, its pictures and the pages of its runs, which `write` has written to `folder`,
+    into one zip file there, to be sent. Raises UserError where it cannot be written."""
+    groups = [group for world in report.worlds for group in world.groups]
+    slugs = [record.slug for group in groups for record in group.records]
+    pages = [folder / "pages" / f"{slug}.html" for slug in slugs]
+    packed = folder / f"{FOLDER}.zip"
+    with (
+        files.explain_write_errors(folder, "choose another place with --out"),
+        ZipFile(packed, "w", ZIP_DEFLATED) as archive,
+    ):
+        for file in [folder / FILE, *sorted(folder.glob("*-*.svg")), *filter(Path.exists, pages)]:
+            archive.write(file, Path(FOLDER) / file.relative_to(folder))
+    return packed
 
 
 def notes(worlds: list[World], records: list[Record]) -> list[str]:
@@ -83,12 +107,13 @@ def notes(worlds: list[World], records: list[Record]) -> list[str]:
 
 def draw(world: World, comparison: Comparison, folder: Path, number: int) -> dict[str, str]:
     """The pictures of a world by name, written as NAME-NUMBER.svg too."""
-    metrics = critic.logged_metrics(record for group in world.groups for record in group.records)
+    records = [record for group in world.groups for record in group.records]
     drawn = {
         "finals": figures.finals(world, comparison),
         "curves": figures.curves(world),
         "costs": figures.costs(comparison),
-        "critic": figures.trends(world, metrics),
+        "training": figures.trends(world, training_metrics(records)),
+        "critic": figures.trends(world, critic.logged_metrics(records)),
     }
     pictures = {name: figures.svg(figure) for name, figure in drawn.items() if figure is not None}
     for name, text in pictures.items():
@@ -96,12 +121,24 @@ def draw(world: World, comparison: Comparison, folder: Path, number: int) -> dic
     return pictures
 
 
-def write_pages(groups: list[Group], folder: Path) -> None:
+def training_metrics(records: Sequence[Record]) -> list[str]:
+    """Loss, divergence, entropy and gradient norm of every model that any of the runs trained, in
+    the order of these words."""
+    logged = sorted({key for record in records for key in (*record.columns, *_evaluated(record))})
+    return [key for word in TRAINING_METRICS for key in logged if key.rpartition("/")[2] == word]
+
+
+def _evaluated(record: Record) -> set[str]:
+    return {key for row in record.evaluations.values() for key in row}
+
+
+def write_pages(groups: list[Group], folder: Path, logprobs: bool) -> None:
     """A page for each run with every kept episode of its last evaluation."""
     folder.mkdir(exist_ok=True)
     for group in groups:
         for record in group.records:
-            if text := page.run_page(record, group.label):
+            spell = speller(record) if logprobs else None
+            if text := page.run_page(record, group.label, spell):
                 files.replace_text(folder / f"{record.slug}.html", text)
 
 

@@ -4,10 +4,13 @@ runs with --store. A smoke test runs every preset at toy size and claims nothing
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from collections.abc import Collection
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli.cli.sweep_worker import run_agentrl
-from agentrl_cli.config.compose import check, compose, options
+from agentrl_cli.config.compose import compose, options
 from agentrl_cli.config.schema import nearest
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
@@ -32,8 +35,14 @@ TOY_SIZES = {  # where a preset has the key
     "rollout.episodes_per_step": "8", "rollout.texts_per_step": "4", "algo.critic_warmup": "0",
     "algo.turns_per_update": "8", "algo.critic_updates": "1",
     "algo.advanced.monitored_states": "1", "algo.advanced.probes": "2",
-    "algo.advanced.monitored_actions": "2", "algo.fragments_per_update": "4", "init": "null",
+    "algo.advanced.monitored_actions": "2", "algo.min_readable": "0",
+    "algo.fragments_per_update": "4", "init": "null",
 }  # fmt: skip
+PRELOADED = (  # by the process from which those of a smoke test are forked
+    "peft", "transformers.models.qwen2.modeling_qwen2", "agentrl_cli.cli.run_training",
+    "agentrl_cli.generators.hf", "agentrl_cli.algos.nlac", "agentrl_cli.algos.self_ac",
+    "agentrl_cli.algos.stepagent",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,18 +118,20 @@ def finished_run(preset: str, seed: int, folder: Path) -> Run:
     return Run(run)
 
 
-def smoke_test(folder: Path) -> tuple[list[str], int]:
-    """Run every preset of the embedded model at toy size, as many at a time as there are cores; a
-    line for each, and how many failed."""
+def smoke_test(folder: Path, presets: Collection[str] = ()) -> tuple[list[str], int]:
+    """Run every preset of the embedded model, or those named, at toy size, as many at a time as
+    there are cores; a line for each, and how many failed."""
     began = time.perf_counter()
-    composed = {preset: compose([f"{GROUP}={preset}"]) for preset in options(GROUP)}
-    embedded = {preset: cfg for preset, cfg in composed.items() if cfg.model.path == "tiny"}
-    # composed before the threads start: Hydra composes in one thread only
-    overrides = {preset: toy_overrides(cfg) for preset, cfg in embedded.items()}
     with files.explain_write_errors(folder, FOLDER_REMEDY):
         folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        lines = list(pool.map(lambda preset: _smoke(preset, overrides[preset], folder), embedded))
+    composed = {preset: compose([f"{GROUP}={preset}"]) for preset in presets or options(GROUP)}
+    embedded = {preset: cfg for preset, cfg in composed.items() if cfg.model.path == "tiny"}
+    with forked_processes() as pool:
+        toys = [
+            pool.submit(_smoke, preset, toy_overrides(cfg), folder)
+            for preset, cfg in embedded.items()
+        ]
+        lines = [toy.result() for toy in toys]
     failed = sum(line.startswith("failed") for line in lines)
     minutes = (time.perf_counter() - began) / 60
     if larger := sorted(set(composed) - set(embedded)):
@@ -132,13 +143,29 @@ def smoke_test(folder: Path) -> tuple[list[str], int]:
     return lines, failed
 
 
+def forked_processes() -> ProcessPoolExecutor:
+    """As many as there are cores, a new one for each task, forked from one that has imported what
+    every run needs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return ProcessPoolExecutor(mp_context=context, max_tasks_per_child=1)
+
+
 def _smoke(preset: str, overrides: list[str], folder: Path) -> str:
-    """The line that says whether a preset runs at toy size: `ok` or `failed`."""
+    """The line that says whether a preset runs at toy size: `ok` or `failed`. What this process
+    prints goes to the run's log."""
+    from agentrl_cli.cli.train import start
+
     began = time.perf_counter()
     run = f"{preset}-{time.time_ns():x}"
-    first = ["train", f"{GROUP}={preset}", f"runs={folder}", f"name={run}"]
-    if run_agentrl([*first, *overrides], folder / f"{run}.log") != 0:
-        return f"failed  {preset}, see {folder}/{run}.log"
+    with (folder / f"{run}.log").open("w") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+        try:
+            start([f"{GROUP}={preset}", f"runs={folder}", f"name={run}", *overrides])
+        except BaseException:  # what ends a process, too, is a preset that does not run
+            traceback.print_exc()
+            return f"failed  {preset}, see {log.name}"
     return f"ok      {preset}  {time.perf_counter() - began:.0f} s"
 
 
@@ -146,9 +173,7 @@ def toy_overrides(cfg: DictConfig) -> list[str]:
     """The overrides that make a preset tiny, of those keys that it has."""
     missing = object()
     has = {key: OmegaConf.select(cfg, key, default=missing) is not missing for key in TOY_SIZES}
-    overrides = [f"{key}={value}" for key, value in TOY_SIZES.items() if has[key]]
-    check(compose([f"{GROUP}={cfg.choices[GROUP]}", *overrides]))
-    return overrides
+    return [f"{key}={value}" for key, value in TOY_SIZES.items() if has[key]]
 
 
 def final_result(run: Run) -> Result:

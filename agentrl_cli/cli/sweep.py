@@ -7,16 +7,22 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import TypeVar
 
 import hydra
+import psutil
 from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 
-from agentrl_cli.cli.sweep_worker import run_point
+from agentrl_cli.cli.sweep_table import shown_table
+from agentrl_cli.cli.sweep_worker import PROGRAM, point_name, refuse_other_run, run_point
 from agentrl_cli.config import compose as config
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
@@ -24,8 +30,12 @@ from agentrl_cli.core.one_process import refuse_several_processes
 from agentrl_cli.report.listing import cell, run_row
 from agentrl_cli.report.text import table
 from agentrl_cli.runs.find import list_runs
+from agentrl_cli.runs.loggers import SWEEP_FOLDER
 from agentrl_cli.runs.run import is_folder_name
 
+T = TypeVar("T")
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MAX_NAMED = 5  # runs that are refused one by one
 MANY_RUNS = 100  # from here on a person is asked first
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null")
 PLUGINS = {  # the extra that brings a launcher or sweeper
@@ -64,16 +74,17 @@ class Sweep:
         return math.prod(len(_values(item)) for item in self.varying)
 
     def check(self) -> None:
-        """Check every choice of groups and every single value before anything is started. Raises
-        one UserError with one line for each mistake."""
-        mistakes: dict[str, None] = {}
-        for overrides in self.points_to_check():
-            try:
-                config.check(config.compose(overrides, self.config_dir))
-            except UserError as error:
-                mistakes |= dict.fromkeys(str(error).splitlines())
-        if mistakes:
-            raise UserError("\n".join(mistakes))
+        """Check every choice of groups and every single value before anything is started: the words
+        of all points first, then against the classes, which are slow to import. Raises one
+        UserError with one line for each mistake."""
+        points: list[DictConfig] = []
+
+        def check_words(overrides: list[str]) -> None:
+            points.append(config.compose(overrides, self.config_dir))
+            config.check_words(points[-1])
+
+        _raise_together(check_words, self.points_to_check())
+        _raise_together(config.check, points)
         self._check_plugins()
 
     def points_to_check(self) -> Iterator[list[str]]:
@@ -88,6 +99,36 @@ class Sweep:
         points += [{k: v} for k in values if k not in choices for v in values[k][1:]]
         for point in points:
             yield [*fixed, *(f"{key}={value}" for key, value in (first | point).items())]
+
+    def refuse_other_runs(self) -> None:
+        """Raise one UserError with one line for each run that is there, would stay or go on, and
+        has another configuration. Where a sweeper chooses points they are known only later."""
+        if self.count_runs() is None:
+            return
+        mistakes: list[str] = []
+        for overrides, name in self.named_points() if self.folder.is_dir() else ():
+            if not (self.folder / name).is_dir():
+                continue
+            try:
+                compose = partial(config.compose_checked, overrides, self.config_dir)
+                refuse_other_run(self.folder / name, compose)
+            except UserError as error:
+                mistakes.append(str(error))
+        if mistakes:
+            rest = len(mistakes) - MAX_NAMED
+            more = [f"{rest} runs more have another configuration"] if rest > 0 else []
+            raise UserError("\n".join([*mistakes[:MAX_NAMED], *more]))
+
+    def named_points(self) -> Iterator[tuple[list[str], str]]:
+        """Every point of the grid: its overrides, and its folder's name."""
+        forced = [config.forced(item, self.config_dir) for item in self.varying]
+        varying = config.parse_overrides(forced, is_sweep=True)
+        fixed = [_text(item) for item in self.fixed]
+        for values in itertools.product(*map(_values, varying)):
+            keys = [item.get_key_element() for item in varying]
+            point = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
+            name = point_name(",".join(sorted(point)))
+            yield [*fixed, *point], name
 
     def _check_plugins(self) -> None:
         """Raises UserError where a launcher or sweeper is not installed or is set wrongly."""
@@ -110,7 +151,12 @@ class Sweep:
             self.folder.mkdir(parents=True, exist_ok=True)
         folder = str(config.conf_folder())
         main = hydra.main(version_base=None, config_path=folder, config_name="config")
-        with _command_line(["agentrl", "--multirun", *self.arguments()]):
+        names = [] if self.count_runs() is None else [name for _, name in self.named_points()]
+        with (
+            _command_line(["agentrl", "--multirun", *self.arguments()]),
+            stop_runs_on_signals(),
+            shown_table(self.folder, names),
+        ):
             main(run_point)()
 
     def arguments(self) -> list[str]:
@@ -122,7 +168,7 @@ class Sweep:
         unnamed = [key for key in keys if key not in varying] + ["runs"]
         unnamed += ["hardware.threads"] if one_thread else []
         return [
-            *QUIET, f"hydra.sweep.dir={self.folder}/.multirun", "hydra.job.chdir=false",
+            *QUIET, f"hydra.sweep.dir={self.folder}/{SWEEP_FOLDER}", "hydra.job.chdir=false",
             f"hydra.job.config.override_dirname.exclude_keys=[{','.join(unnamed)}]",
             *config.search_path(self.config_dir), *self.hydra_overrides, f"runs={self.folder}",
             *(["hardware.threads=1"] if one_thread else []),
@@ -156,6 +202,7 @@ def sweep(
     if is_large and not confirm(f"start {count} runs in {grid.folder}?"):
         raise UserError(f"{count} runs were not started; narrow the sweep, or say --yes")
     grid.check()
+    grid.refuse_other_runs()
     print(f"sweep {grid.folder}: {count or 'as many as its sweeper says'} runs", file=sys.stderr)
     grid.start()
     return grid.folder
@@ -164,6 +211,10 @@ def sweep(
 def summary(folder: Path) -> tuple[list[str], int]:
     """A line for each run of a sweep, and how many are not done."""
     rows = [run_row(run) for run in list_runs(folder)]
+    for row in rows:
+        log = folder / f"{row['run']}.log"
+        is_explained = row["status"] == "failed" and log.is_file()
+        row["status"] += f", see {log}" if is_explained else ""
     header = ["run", "status", "step", "eval"]
     cells = [[cell(row[name]) for name in header] for row in rows]
     logged = {log.name.removesuffix(".log") for log in folder.glob("*.log")}
@@ -171,6 +222,54 @@ def summary(folder: Path) -> tuple[list[str], int]:
     cells += [[name, f"failed, see {folder / name}.log", "", ""] for name in never_begun]
     unfinished = sum(row["status"] != "done" for row in rows) + len(never_begun)
     return table(header, cells), unfinished
+
+
+@contextmanager
+def stop_runs_on_signals() -> Iterator[None]:
+    """Inside, Ctrl-C, SIGTERM and SIGHUP end the sweep: the runs of this process, wherever a
+    launcher has put them on this machine, finish their step and save, and are waited for before the
+    launcher hears of it, which may kill what it has started. A second Ctrl-C stops at once."""
+    is_stopping = False
+
+    def on_signal(number: int, frame: object) -> None:
+        nonlocal is_stopping
+        if is_stopping and number != signal.SIGINT:
+            return
+        is_waiting, is_stopping = not is_stopping, True
+        if is_waiting:
+            psutil.wait_procs(terminated_runs())
+        raise KeyboardInterrupt
+
+    handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def terminated_runs() -> list[psutil.Process]:
+    """The processes that train, below this one, which have been told to save and to end."""
+    found: list[psutil.Process] = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if PROGRAM in process.cmdline():
+                process.terminate()
+                found.append(process)
+    return found
+
+
+def _raise_together(check: Callable[[T], object], items: Iterable[T]) -> None:
+    """Check all items. Raises one UserError with one line for each mistake that any of them has."""
+    mistakes: dict[str, None] = {}
+    for item in items:
+        try:
+            check(item)
+        except UserError as error:
+            mistakes |= dict.fromkeys(str(error).splitlines())
+    if mistakes:
+        raise UserError("\n".join(mistakes))
 
 
 @contextmanager

@@ -1,32 +1,28 @@
-"""`agentrl train` and `agentrl resume`: from a command to a run that trains."""
+"""`agentrl train` and `agentrl resume`, until everything that needs no model is known to be right:
+a wrong word is refused before torch is imported. What then trains is `run_training`."""
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
-import torch
 from omegaconf import DictConfig
 
-from agentrl_cli.algos.base import Algorithm
-from agentrl_cli.cli.dry import dry_run
-from agentrl_cli.config.compose import build, check, chosen_option, compose, load
+from agentrl_cli.config.compose import check, check_words, chosen_option, compose, load
+from agentrl_cli.config.settings import RESUMABLE, SERVER_KEYS
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.one_process import refuse_several_processes
-from agentrl_cli.models.template import template_text
-from agentrl_cli.report.summary import final_table
+from agentrl_cli.core.files import is_folder
+from agentrl_cli.core.one_process import (
+    is_first_process,
+    refuse_other_processes,
+    refuse_several_processes,
+)
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs.checkpoints import Checkpoint
 from agentrl_cli.runs.find import find_run
-from agentrl_cli.runs.loggers import Console
 from agentrl_cli.runs.run import Run
-from agentrl_cli.train import interruptible, train
-from agentrl_cli.training.assemble import Parts, assemble
-from agentrl_cli.training.memory_limit import RESUMABLE, refuse_too_little_memory
-from agentrl_cli.training.memory_plan import plan_memory
+
+WITHOUT_ACTORS = "hardware.actors=null"  # this process plays its episodes
 
 
 def start(
@@ -37,65 +33,55 @@ def start(
     file: Path | None = None,
 ) -> None:
     """`agentrl train`: compose, make the run's folder, train, and say how it went."""
-    refuse_several_processes()
-    cfg = check(load(file, overrides) if file else compose(overrides, config_dir))
+    composed = load(file, overrides) if file else compose(overrides, config_dir)
+    check_words(composed)
+    if composed.init is not None and not is_folder(Path(composed.init)):
+        find_run(composed.init, Path(composed.runs))  # a name that no run has, before all is loaded
+    cfg = check(composed)
+    refuse_launch(cfg, dry=dry)
     if chosen_option(cfg, "search"):
         raise UserError("search needs a trained critic; train without it, then agentrl eval RUN")
-    if cfg.model.get("chat_template"):  # the run keeps the text, whatever becomes of the file
-        cfg.model.chat_template = template_text(cfg.model.chat_template)
-    if dry:
-        dry_run(cfg)
-        return
-    refuse_unplanned(cfg)
-    run = Run.create(cfg, command=" ".join(["agentrl", *sys.argv[1:]]), overrides=overrides)
-    with delete_unbuilt_run(run):
-        parts = assemble(cfg, run.folder)
-    with interruptible() as interrupted:
-        with delete_unbuilt_run(run):
-            print(f"run {run.folder}", file=sys.stderr)
-            attach_loggers(run, cfg, parts)
-        train(cfg, run, parts, interrupted)
-    print(final_table(run))
+    from agentrl_cli.cli.run_training import train_new_run
+
+    train_new_run(cfg, overrides, dry=dry)
 
 
 def resume(ref: str, overrides: list[str] | None = None) -> None:
     """`agentrl resume`: go on from the last checkpoint, with `steps=N` further than was planned,
-    and with less memory by the keys RESUMABLE. UserError where nothing is left to do, anything else
-    is to change, or the run is training."""
-    refuse_several_processes()
+    with less memory by the keys RESUMABLE, with other servers by SERVER_KEYS, and without actors by
+    WITHOUT_ACTORS. UserError where nothing is left to do, anything else is to change, or the run is
+    training."""
     run = find_run(ref)
     for override in overrides or []:
-        if override.partition("=")[0] not in ("steps", *RESUMABLE):
+        free = ("steps", *RESUMABLE, *SERVER_KEYS)
+        if override != WITHOUT_ACTORS and override.partition("=")[0] not in free:
             remedy = "start a new run from its weights with agentrl train init=RUN"
-            line = f"'{override}' cannot change in a run, only steps and what memory hangs on can"
+            line = f"'{override}' cannot change in a run, only steps, servers and what memory hangs"
+            line += " on can"
             raise UserError(f"{line} ({', '.join(RESUMABLE)}); {remedy}")
-    with run.lock():
-        resume_run(run, overrides)
-    print(final_table(run))
+    owns = is_first_process()
+    with run.lock() if owns else nullcontext():
+        cfg = check(load(run.config_file, overrides or []))
+        refuse_launch(cfg)
+        checkpoint = run.whole_checkpoint() if owns else None
+        if checkpoint is not None:
+            refuse_to_resume(run, cfg, checkpoint)
+        from agentrl_cli.cli.run_training import resume_run
+
+        resume_run(run, cfg, checkpoint)
 
 
-def resume_run(run: Run, overrides: list[str] | None) -> None:
-    """Restore a run's last checkpoint, put its logs back to there, and train, or do what remains
-    where its process died after the last update."""
-    cfg = check(load(run.config_file, overrides or []))
-    checkpoint = run.whole_checkpoint()
-    refuse_to_resume(run, cfg, checkpoint)
-    refuse_unplanned(cfg)
-    parts = assemble(cfg, run.folder, restored=True)
-    refuse_other_template(run, cfg, parts)
-    parts.restore(checkpoint)
-    with interruptible() as interrupted:
-        run.truncate_logs(checkpoint)
-        run.record_resume(cfg, checkpoint.step)
-        print(f"run {run.folder}, from step {checkpoint.step}", file=sys.stderr)
-        attach_loggers(run, cfg, parts)
-        train(cfg, run, parts, interrupted)
-
-
-def refuse_unplanned(cfg: DictConfig) -> None:
-    """Raise UserError where the run will need more memory than there is, before it loads any."""
-    algo: Algorithm = build(cfg.algo)
-    refuse_too_little_memory(cfg, algo, plan_memory(cfg, algo))
+def refuse_launch(cfg: DictConfig, *, dry: bool = False) -> None:
+    """Raise UserError where other processes were started than the configuration asks for; a `dry`
+    run is one."""
+    if dry:
+        refuse_several_processes()
+        return
+    strategy = cfg.hardware.get("strategy")
+    if strategy is not None and cfg.hardware.get("actors") is not None:
+        line = f"hardware.actors play for one process, and hardware.strategy is {strategy}"
+        raise UserError(f"{line}; give hardware.strategy=null, or hardware.actors=null")
+    refuse_other_processes(strategy, cfg.hardware.get("processes"))
 
 
 def refuse_to_resume(run: Run, cfg: DictConfig, checkpoint: Checkpoint) -> None:
@@ -110,37 +96,9 @@ def refuse_to_resume(run: Run, cfg: DictConfig, checkpoint: Checkpoint) -> None:
     refuse_other_demos(run, cfg)
 
 
-def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:
-    """Give the run its loggers: the console, and the chosen one."""
-    read = {"demos": fingerprint(cfg.data.demos), "chat_template": parts.chat.fingerprint}
-    run.update_meta(threads=torch.get_num_threads(), **read)
-    run.attach([Console(), build(cfg.logger)], cfg)
-
-
 def refuse_other_demos(run: Run, cfg: DictConfig) -> None:
     """Raise UserError where a run's demonstrations are not those that it began with."""
     original = run.meta.get("demos")
     if original is not None and fingerprint(cfg.data.demos) != original:
         remedy = "put the file back, or start a new run"
         raise UserError(f"demonstrations '{cfg.data.demos}' have changed; {remedy}")
-
-
-def refuse_other_template(run: Run, cfg: DictConfig, parts: Parts) -> None:
-    """Raise UserError where a model's chat template is not the one that its run began with."""
-    if run.meta.get("chat_template", parts.chat.fingerprint) != parts.chat.fingerprint:
-        line = f"the chat template of '{cfg.model.path}' has changed"
-        raise UserError(f"{line}; put it back, or start a new run with init={run.quoted_folder}")
-
-
-@contextmanager
-def delete_unbuilt_run(run: Run) -> Iterator[None]:
-    """Delete a new run that cannot be built as configured, or that somebody stops before it can
-    save anything; record any other error."""
-    try:
-        yield
-    except (UserError, KeyboardInterrupt):
-        shutil.rmtree(run.folder)
-        raise
-    except BaseException as error:
-        run.set_status("failed", f"{type(error).__name__}: {error}")
-        raise

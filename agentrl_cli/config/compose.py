@@ -4,11 +4,14 @@ be built and reports all mistakes together. What a value means is not known here
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl_cli.config.groups import conf_folder, group_folders, groups, options
 from agentrl_cli.config.secrets import REMEDY, secret_errors, secret_in
+from agentrl_cli.config.texts import add_later_keys, put_texts
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 
@@ -17,49 +20,40 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 T = TypeVar("T")
-PACKAGE = Path(__file__).parents[1]
-ADDED_KEYS = {"save_minutes": 0.0}  # with what it means where a run was stored before there was one
-EVAL_GROUP = "search"  # the group that is chosen when a run is evaluated
-
-
-def conf_folder() -> Path:
-    """The folder of the groups: `./conf` where it has algorithms (another program's has none), else
-    the package's own, else the repository's."""
-    for folder in (Path("conf"), PACKAGE / "conf", PACKAGE.parent / "conf"):
-        if (folder / "config.yaml").is_file() and (folder / "algo").is_dir():
-            return folder.resolve()
-    raise UserError("no conf/config.yaml found; install agentrl again, or run it where one is")
-
-
-def groups(config_dir: Path | None = None) -> list[str]:
-    """The names of all groups, a user's own included."""
-    folders = [folder for root in _conf_folders(config_dir) for folder in root.iterdir()]
-    return sorted({folder.name for folder in folders if folder.is_dir()})
-
-
-def options(group: str, config_dir: Path | None = None) -> dict[str, str]:
-    """The options of a group, each with the comment its file opens with."""
-    folders = [root / group for root in _conf_folders(config_dir)]
-    found = [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
-    return {file.stem: _opening_comment(file) for file in found}
+NOT_CHOSEN = re.compile(r"Interpolation key 'choices\.\w+' not found")
+SEARCH, ENV, HARDWARE = "search", "env", "hardware"
+EVAL_GROUPS = (SEARCH, ENV, HARDWARE)  # that may be chosen when a run is evaluated
 
 
 def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     """The groups and overrides as one configuration, yet unchecked; `choices` says what was chosen.
     Unknown options are refused together with all other mistakes of the command."""
-    _conf_folders(config_dir)
+    group_folders(config_dir)
     parsed = parse_overrides(overrides)
     lines = {item.key_or_group: _unknown_option(item, config_dir) for item in parsed}
     wrong = {group: line for group, line in lines.items() if line}
     kept = [item for item in parsed if item.key_or_group.partition(".")[0] not in wrong]
     cfg = compose_with_hydra([forced(item, config_dir) for item in kept], config_dir)
     if wrong:
-        raise UserError("\n".join([*wrong.values(), *_validate(cfg)[1]]))
+        raise UserError("\n".join([*wrong.values(), *_mistakes(cfg)]))
     return cfg
 
 
-def load(file: Path, overrides: list[str]) -> DictConfig:
-    """The configuration that a run has stored, with overrides of single values and of `search`."""
+def compose_checked(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
+    """`check` of what `compose` gives."""
+    return check(compose(overrides, config_dir))
+
+
+def load(
+    file: Path,
+    overrides: list[str],
+    *,
+    choosable: Collection[str] = (SEARCH,),
+    config_dir: Path | None = None,
+) -> DictConfig:
+    """The configuration that a run has stored, with overrides of single values and with options of
+    the groups named in `choosable`. Raises UserError for a file that is none, and for an override
+    of another group."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -73,31 +67,35 @@ def load(file: Path, overrides: list[str]) -> DictConfig:
         raise UserError(f"configuration '{file}' is not a mapping; name the config.yaml of a run")
     _refuse_earlier_version(cfg, file)
     _refuse_resolvers(cfg, file)
-    for key, value in ADDED_KEYS.items():
-        if key not in cfg:
-            cfg[key] = value
-    parsed = parse_overrides(overrides)
-    for item in sorted(parsed, key=lambda item: item.key_or_group != EVAL_GROUP):
-        if item.key_or_group == EVAL_GROUP:
-            _choose_eval_group(cfg, str(item.input_line), file)
-        elif item.key_or_group in groups():
-            raise UserError(f"'{item.input_line}' chooses a group; leave it or --config out")
+    add_later_keys(cfg)
+    parsed, known = parse_overrides(overrides), groups(config_dir)
+    for item in sorted(parsed, key=lambda item: item.key_or_group not in choosable):
+        if item.key_or_group in choosable:
+            _choose_group(cfg, item, file, config_dir)
+        elif item.key_or_group in known:
+            line = f"'{item.input_line}' chooses a group, which '{file}' has chosen already"
+            raise UserError(f"{line}; leave it out, or start a new run with it")
         else:
             OmegaConf.update(cfg, item.key_or_group, item.value(), merge=True, force_add=True)
     return cfg
 
 
-def _choose_eval_group(cfg: DictConfig, override: str, file: Path) -> None:
-    """Put the option that the override names, and its node, into a stored configuration."""
+def _choose_group(cfg: DictConfig, item: Override, file: Path, config_dir: Path | None) -> None:
+    """Put the option that the override names, and its node, into a stored configuration; with an
+    environment comes how it is played, in sizes that fit the run's model."""
     from omegaconf import OmegaConf
 
     stored: Any = OmegaConf.to_container(cfg)
     if not isinstance(stored.get("choices"), dict):
         line = f"configuration '{file}' does not say what was chosen"
         raise UserError(f"{line}; name the config.yaml of a run")
-    composed = compose([override])
-    cfg[EVAL_GROUP] = composed[EVAL_GROUP] if EVAL_GROUP in composed else None
-    cfg.choices[EVAL_GROUP] = composed.choices[EVAL_GROUP]
+    group, model = item.key_or_group, stored["choices"].get("model")
+    same_model = [f"model={model}"] if model in options("model", config_dir) else []
+    composed = compose([*same_model, str(item.input_line)], config_dir)
+    for node in (group, "rollout") if group == ENV else (group,):
+        cfg[node] = composed[node] if node in composed else None
+        if node in composed.choices:
+            cfg.choices[node] = composed.choices[node]
 
 
 def _refuse_earlier_version(cfg: DictConfig, file: Path) -> None:
@@ -142,18 +140,32 @@ def chosen_option(cfg: DictConfig, group: str) -> str | None:
     return cfg.choices[group] if group in cfg.choices else None
 
 
-def check(cfg: DictConfig, skip: Container[str] = ()) -> DictConfig:
+def check(cfg: DictConfig, skip: Collection[str] = ()) -> DictConfig:
     """The same configuration, resolved, every value of its declared type. Raises one UserError with
     one line for each mistake. Root nodes named in `skip` are left out, so that their classes need
-    not be imported."""
+    not be imported; no class of ours is before all else is right."""
     from omegaconf import OmegaConf
 
-    values, errors = _validate(cfg, skip)
+    from agentrl_cli.config.schema import hints, to_plain, validate
+    from agentrl_cli.config.settings import Settings
+
+    check_words(cfg, skip)
+    errors: list[str] = []
+    values, known = _resolve(cfg, errors), hints(Settings)
+    values = {key: value for key, value in values.items() if key not in skip}
+    typed = validate(Settings, values, "", errors, not_required=known).values
     if errors:
         raise UserError("\n".join(errors))
-    checked = OmegaConf.create(values)
+    checked = OmegaConf.create({key: to_plain(typed[key]) for key in known if key in typed})
     OmegaConf.set_struct(checked, True)
     return checked
+
+
+def check_words(cfg: DictConfig, skip: Collection[str] = ()) -> None:
+    """Raise one UserError with one line for each mistake that can be seen without importing a class
+    of this package: a key or option that there is not, a value of another type."""
+    if errors := _mistakes(cfg, skip):
+        raise UserError("\n".join(errors))
 
 
 def build(node: Any, **injected: Any) -> Any:
@@ -200,18 +212,23 @@ def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
         raise UserError(f"{path} cannot be resolved: {_reason(error)}") from None
 
 
-def _validate(cfg: DictConfig, skip: Container[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    from agentrl_cli.config.schema import needed_nodes, to_plain, validate
+def _mistakes(cfg: DictConfig, skip: Collection[str] = ()) -> list[str]:
+    """A line for each mistake that `check_words` tells of."""
+    from agentrl_cli.config.outline import outlined
+    from agentrl_cli.config.schema import hints, needed_nodes, unknown_key, validate
     from agentrl_cli.config.settings import Settings, wrong_limits
 
     errors: list[str] = []
-    values = {key: value for key, value in _resolve(cfg, errors).items() if key not in skip}
+    whole, known = _resolve(cfg, errors), hints(Settings)
+    errors += [unknown_key(key, "", known, whole) for key in whole if key not in known]
+    values = {key: value for key, value in whole.items() if key not in skip}
     errors += secret_errors(values)
-    checked = to_plain(validate(Settings, values, "", errors, not_required=cfg))
+    values = {key: outlined(value) for key, value in values.items() if key in known}
+    typed = validate(Settings, values, "", errors, not_required=cfg).values
     nodes = [key for key in needed_nodes(Settings) if key not in cfg and key not in skip]
     remedy = "choose one with {0}=NAME (agentrl list {0})"
     errors += [f"{key} is missing; {remedy.format(key)}" for key in nodes]
-    return checked, errors + ([] if errors else wrong_limits(checked))
+    return errors or wrong_limits(typed)
 
 
 def _resolve(cfg: DictConfig, errors: list[str]) -> dict[str, Any]:
@@ -225,7 +242,8 @@ def _resolve(cfg: DictConfig, errors: list[str]) -> dict[str, Any]:
             is_node = OmegaConf.is_config(value)
             values[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
         except OmegaConfBaseException as error:
-            errors.append(f"{key} cannot be resolved: {_reason(error)}")
+            if not NOT_CHOSEN.search(_reason(error)):  # told as a missing group
+                errors.append(f"{key} cannot be resolved: {_reason(error)}")
     return values
 
 
@@ -249,9 +267,22 @@ def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Ove
             continue
         if item.is_sweep_override() and not is_sweep:
             errors.append(f"override '{text}' names several values; give one, or a list as [a,b]")
+        errors += _foreign(item, is_sweep)
     if errors:
         raise UserError("\n".join(errors))
     return parsed
+
+
+def _foreign(item: Override, is_sweep: bool) -> list[str]:
+    """A line for an override of what is not set so: what the groups' names say, and, outside of a
+    sweep, what is Hydra's own."""
+    root = re.split(r"[./]", item.key_or_group, maxsplit=1)[0]
+    if root == "choices":
+        remedy = "choose with GROUP=NAME, like algo=grpo"
+        return [f"'{item.input_line}' sets what is only a record of the chosen groups; {remedy}"]
+    if root == "hydra" and not is_sweep:
+        return [f"'{item.input_line}' is for Hydra, which only agentrl sweep asks; leave it out"]
+    return []
 
 
 def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
@@ -284,7 +315,6 @@ def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictCon
     """The groups and overrides as one configuration, Hydra's own nodes checked too."""
     import hydra
     from hydra.errors import HydraException
-    from omegaconf import open_dict
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
@@ -297,24 +327,22 @@ def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictCon
             cfg = hydra.compose("config", overrides, return_hydra_config=True)
     except unreadable as error:
         raise UserError(f"the configuration cannot be composed: {_reason(error)}") from None
-    options_of = cfg.hydra.runtime.choices
-    with open_dict(cfg):
-        named = [group for group in groups(config_dir) if group in options_of]
-        cfg.choices = {group: options_of[group] for group in named}
-        del cfg["hydra"]
+    complete(cfg, cfg.hydra.runtime.choices, config_dir)
     return cfg
 
 
-def _conf_folders(config_dir: Path | None) -> list[Path]:
-    if config_dir is not None and not files.is_folder(config_dir):
-        raise UserError(f"--config-dir '{config_dir}' is not a folder; name one that holds groups")
-    return [conf_folder(), *([config_dir] if config_dir else [])]
+def complete(
+    cfg: DictConfig, options_of: Mapping[str, str | None], config_dir: Path | None
+) -> None:
+    """Make of what Hydra composed a configuration of ours: what was chosen, of our groups and a
+    user's own, becomes its `choices`, and texts stand where they are named."""
+    from omegaconf import open_dict
 
-
-def _opening_comment(file: Path) -> str:
-    text = file.read_text(encoding="utf-8", errors="replace")
-    lines = [line for line in text.splitlines() if not line.startswith("# @package")]
-    return lines[0].lstrip("# ").strip() if lines and lines[0].startswith("#") else ""
+    named = [group for group in groups(config_dir) if group in options_of]
+    with open_dict(cfg):
+        cfg.choices = {group: options_of[group] for group in named}
+        cfg.pop("hydra", None)
+        put_texts(cfg)
 
 
 def _reason(error: Exception) -> str:

@@ -20,6 +20,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from agentrl_cli.core import files
+
 PACKAGE = "agentrl_cli"
 PUBLIC = ("algos", "corpora", "envs", "generators", "rollout", "runs")
 LEAVES = {int: "integer", float: "float", bool: "boolean", str: "string", Path: "path"}
@@ -52,8 +54,7 @@ def validate(
     schema = {field.name: field for field in fields(cls) if field.init}
     for key in node:
         if key not in schema and key != "_target_":
-            of = f"a key of {path}" if path else "a setting"
-            errors.append(f"{_join(path, key)} is not {of}{nearest(str(key), schema)}")
+            errors.append(unknown_key(str(key), path, schema, node))
     values: dict[str, Any] = {}
     for name, field in schema.items():
         kind = hints(cls)[name]
@@ -63,6 +64,15 @@ def validate(
         elif name not in not_required and required and is_leaf(kind):
             errors.append(_missing(_join(path, name)))
     return Validated(cls, node.get("_target_"), values)
+
+
+def unknown_key(key: str, path: str, known: Iterable[str], node: dict[str, Any]) -> str:
+    """The line for a key that the node at `path` does not have: with the key of that name further
+    inside, or else the nearest of those that are `known`."""
+    of = f"a key of {path}" if path else "a setting"
+    inner = [name for name in files.flatten(node) if name.endswith(f".{key}")]
+    hint = f"; did you mean {_join(path, inner[0])}?" if inner else nearest(key, known)
+    return f"{_join(path, key)} is not {of}{hint}"
 
 
 def validate_value(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
@@ -116,8 +126,17 @@ def hints(cls: type) -> dict[str, Any]:
     for owner in reversed(cls.__mro__):
         names = vars(sys.modules[owner.__module__])
         annotations = inspect.get_annotations(owner).items()
-        found |= {name: _hint(annotation, names) for name, annotation in annotations}
+        found |= {name: hint(annotation, names) for name, annotation in annotations}
     return found
+
+
+def hint(annotation: Any, names: dict[str, Any]) -> Any:
+    """The type that an annotation means, by what its names are; `object` where one is missing."""
+    alone = types.SimpleNamespace(__annotations__={"field": annotation})
+    try:
+        return typing.get_type_hints(alone, names)["field"]
+    except NameError:
+        return object
 
 
 def is_leaf(kind: Any) -> bool:
@@ -138,7 +157,11 @@ def validate_target(
     not_required: Container[str] = (),
     base: Any = object,
 ) -> Validated | None:
-    """`validate` for the class that the node's `_target_` names, which must be a `base`."""
+    """`validate` for the class that the node's `_target_` names, which must be a `base`. An outline
+    in its place (`outline.py`) is read as it is, unless it is none: its class will be refused."""
+    if isinstance(node["_target_"], type):
+        is_base = issubclass(node["_target_"], base)
+        return validate(node["_target_"], node, path, errors, not_required) if is_base else None
     target = str(node["_target_"])
     if is_private(target):
         errors.append(f"{path}._target_ '{target}' is no public name{nearest_public(target)}")
@@ -186,14 +209,6 @@ def nearest_public(target: str) -> str:
     known = public_names()
     close = difflib.get_close_matches(target.rpartition(".")[2], known, n=1, cutoff=0.5)
     return f"; write {known[close[0]]}" if close else f"; there is {', '.join(known.values())}"
-
-
-def _hint(annotation: Any, names: dict[str, Any]) -> Any:
-    alone = types.SimpleNamespace(__annotations__={"field": annotation})
-    try:
-        return typing.get_type_hints(alone, names)["field"]
-    except NameError:
-        return object
 
 
 def _validate_leaf(kind: Any, value: Any, path: str, errors: list[str]) -> Any:

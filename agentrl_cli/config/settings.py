@@ -6,7 +6,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentrl_cli.core.errors import UserError, require_above, require_at_least
+from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_at_most
+from agentrl_cli.core.types import MOST_EPISODES
+
+RESUMABLE = (  # keys on which memory or speed hangs and no weight: a run may go on with others
+    "hardware.tokens_per_batch", "hardware.generator.max_batch", "hardware.generator.cache_tokens",
+    "hardware.generator.cache_mib", "hardware.memory_gib", "model.gradient_checkpointing",
+    "hardware.strategy", "hardware.processes", "hardware.actors.count", "hardware.actors.cpus",
+    "hardware.actors.gpus", "hardware.actors.address", "hardware.actors.start_timeout",
+)  # fmt: skip
+SERVER_KEYS = tuple(  # where and how servers generate: a run may go on with others, too
+    f"hardware.generator.{key}"
+    for key in (
+        "urls", "requests", "timeout", "retries", "max_logprob_gap", "adapters", "server.program",
+        "server.host", "server.port", "server.gpus", "server.start_timeout", "server.arguments",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +37,30 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RequestConfig:
+    """How an endpoint is asked: the environment variable that holds the key, seconds of an attempt,
+    attempts beside the first, requests in the air, a file that keeps answers, and the prices of a
+    million tokens read and written (null: costs are not counted)."""
+
+    key_variable: str
+    timeout: float
+    retries: int
+    workers: int
+    cache: str | None
+    price_read: float | None
+    price_written: float | None
+
+    def __post_init__(self) -> None:
+        require_at_least(1, workers=self.workers)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which causal LM: `path` is `tiny`, a Hugging Face name or a folder. `weights` picks an
     embedded file for `tiny`; null starts from random weights. `chat_template` is a file, the name
     of a shipped one, or its text (null: the tokenizer's own); with `system_role` user the system
-    text opens the first user turn."""
+    text opens the first user turn. With `path` endpoint the model is `name` of the server at `url`,
+    asked as `request` says, and can be evaluated only."""
 
     path: str
     weights: str | None
@@ -36,23 +70,32 @@ class ModelConfig:
     lora: LoraConfig | None
     chat_template: str | None = None
     system_role: Literal["system", "user"] = "system"
+    url: str | None = None
+    name: str | None = None
+    request: RequestConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
     """Where it computes; `threads` null means by the model's size. `mixed_precision` bf16 computes
     training's products in bfloat16, the weights as they are. `memory_gib` is how much memory there
-    is; null asks the device."""
+    is; null asks the device. `strategy` says how the processes of a launcher train one run: each
+    with all weights (ddp) or with a shard of them (fsdp); null is one process. `processes` is how
+    many there are to be; null: as many as the launcher has started."""
 
     device: str
     threads: int | None
     mixed_precision: Literal["bf16"] | None = None
     memory_gib: float | None = None
+    strategy: Literal["ddp", "fsdp"] | None = None
+    processes: int | None = None
     tokens_per_batch: int
+    actors: object | None = None
     generator: object
 
     def __post_init__(self) -> None:
         require_above(0, memory_gib=1 if self.memory_gib is None else self.memory_gib)
+        require_at_least(1, processes=1 if self.processes is None else self.processes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +116,21 @@ class EvalConfig:
         if not self.splits:
             raise UserError("eval.splits is empty; name at least one")
         require_at_least(1, episodes_per_task=self.episodes_per_task)
+        require_at_most(MOST_EPISODES, episodes_per_task=self.episodes_per_task)
         require_at_least(1, tasks=1 if self.tasks is None else self.tasks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which demonstrations there are; `skip_bad` leaves out the lines that would be refused."""
+    """Which demonstrations there are; `skip_bad` leaves out the lines that would be refused.
+    `buffer` names a run whose episodes an algorithm that replays begins with; with `offline` it
+    learns from these alone. `keep_episodes` writes every fresh one to buffer.jsonl."""
 
     demos: str | None
     skip_bad: bool
+    buffer: str | None = None
+    offline: bool = False
+    keep_episodes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentrl_cli.algos.nlac.prompts import outcome
+from agentrl_cli.algos.nlac.reading import exact_outcome, tolerant_outcome
 from agentrl_cli.core.files import is_number
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report.records import Record
@@ -122,11 +122,17 @@ def expected_success(turn: Turn) -> float | None:
     if isinstance(critic, dict):
         forecasts = critic.get("forecasts")
         texts = forecasts if isinstance(forecasts, list) else []
-        outcomes = [outcome(text) for text in texts if isinstance(text, str)]
+        outcomes = [_outcome(text) for text in texts if isinstance(text, str)]
         named = [success for success in outcomes if success is not None]
         return sum(named) / len(named) if named else None
     value = turn.info.get("value")
     return min(1.0, max(0.0, float(value))) if is_number(value) else None
+
+
+def _outcome(forecast: str) -> bool | None:
+    """The outcome of a forecast that its run could read, in either way."""
+    found = exact_outcome(forecast)
+    return tolerant_outcome(forecast) if found is None else found
 
 
 def _win_rate(predictions: list[Prediction]) -> float:

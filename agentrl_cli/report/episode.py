@@ -4,6 +4,7 @@ and `texts` are all that is shown of a turn; the terminal and the page show both
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,8 +24,26 @@ NUMBERS = ("value", "advantage", "td_error", "ratio")
 COUNTS = ("masked", "discarded")  # of tokens, where an algorithm has recorded them
 NOT_OF_THE_WORLD = {*NUMBERS, *COUNTS, "critic", "privileged", "thoughts"}  # in a turn's info
 VERDICTS = {True: "the action stands", False: "a better action exists", None: "unreadable"}
+OUTCOMES = {True: "Success", False: "Failure", None: "without an outcome"}
+SHOWN_FORECASTS = 2  # different ones of a turn, which are shown where others are folded
+MIN_WIDTH = 24
+HANGING: Any = {"subsequent_indent": " " * 8, "break_on_hyphens": False}
+STYLES = {  # by label, in a terminal
+    "turn": "bold", "action": "bold cyan", "thought": "cyan", "forecast": "dim", "forecasts": "dim",
+    "other": "dim", "others": "dim", "reality": "yellow", "critique": "magenta",
+    "verdict": "magenta", "refined": "green", "outcome": "bold", "error": "red", "hidden": "dim",
+}  # fmt: skip
 FILTERS = ("won", "lost", "changed")
 Facts = list[tuple[str, str]]  # labels, each with its text
+
+
+@dataclass(frozen=True)
+class Style:
+    """How an episode is printed: in lines of at most `width`, and with many forecasts of a turn
+    folded to counts, or all of them with their texts."""
+
+    width: int = 100
+    folds: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,25 +103,32 @@ def base_outcomes(run: Run) -> dict[str, bool]:
     return {entry.id: entry.success for entry in episode_files.search(file)}
 
 
-def render(episode: Episode, source: str) -> list[str]:
+def render(episode: Episode, source: str, how: Style | None = None) -> list[str]:
     """The lines to print; `source` says where the episode is from."""
-    lines = _labelled(summary(episode, source))
+    how = how or Style()
+    lines = _labelled(summary(episode, source), how)
     for number, (turn, return_) in enumerate(with_returns(episode), start=1):
-        lines += ["", *render_turn(number, turn, return_, episode.success)]
-    closing = _labelled([(message.role, message.content) for message in episode.closing])
+        lines += ["", *render_turn(number, turn, return_, episode.success, how)]
+    closing = _labelled([(message.role, message.content) for message in episode.closing], how)
     return [*lines, "", *closing] if closing else lines
 
 
 def render_turn(
-    number: int, turn: Turn, return_: float | None = None, success: bool | None = None
+    number: int,
+    turn: Turn,
+    return_: float | None = None,
+    success: bool | None = None,
+    how: Style | None = None,
 ) -> list[str]:
     """A turn's numbers, observation, action and what the critic wrote."""
+    how = how or Style()
     head = "  ".join(f"{name} {value}".strip() for name, value in numbers(turn, return_))
-    return [f"turn {number}  {head}", *_labelled(texts(turn, success))]
+    first = textwrap.wrap(f"turn {number}  {head}", max(how.width, MIN_WIDTH), **HANGING)
+    return [*first, *_labelled(texts(turn, success, folds=how.folds), how)]
 
 
-def _labelled(facts: Facts) -> list[str]:
-    return [line for label, text in facts for line in labelled(label, text)]
+def _labelled(facts: Facts, how: Style) -> list[str]:
+    return [line for label, text in facts for line in labelled(label, text, how.width)]
 
 
 def summary(episode: Episode, source: str) -> Facts:
@@ -134,8 +160,9 @@ def numbers(turn: Turn, return_: float | None) -> Facts:
     return facts + ([("restart", "")] if turn.restart else [])
 
 
-def texts(turn: Turn, success: bool | None) -> Facts:
-    """What the agent saw and did, what the world notes of it, what the critic wrote of it."""
+def texts(turn: Turn, success: bool | None, *, folds: bool = False) -> Facts:
+    """What the agent saw and did, what the world notes of it, what the critic wrote of it, where it
+    `folds` with counts in place of many forecasts."""
     facts: Facts = []
     for message in turn.observation:
         facts.append((message.role, message.content))
@@ -146,7 +173,9 @@ def texts(turn: Turn, success: bool | None) -> Facts:
     hidden = turn.info.get("privileged")
     facts += [("hidden", _notes(hidden))] if hidden else []
     critic = turn.info.get("critic")
-    return facts + (_critic(critic, turn.action, success) if isinstance(critic, dict) else [])
+    if not isinstance(critic, dict):
+        return facts
+    return facts + _forecasts(critic, folds) + _critic(critic, turn.action, success)
 
 
 def _action(turn: Turn) -> Facts:
@@ -162,14 +191,32 @@ def _action(turn: Turn) -> Facts:
     return facts if len(thoughts) > 1 else [("action", turn.action)]
 
 
-def _critic(critic: dict[str, Any], action: str, success: bool | None) -> Facts:
-    """Forecasts (equal ones counted) and whether they came true, the critique of the action, the
-    refined action, and its critique."""
+def _forecasts(critic: dict[str, Any], folds: bool) -> Facts:
+    """Forecasts of the action and of another one, equal ones counted; where it `folds`, of more
+    than SHOWN_FORECASTS different ones only how many say what."""
     facts: Facts = []
     for key, label in (("forecasts", "forecast"), ("others", "other")):
-        for text, count in Counter(_texts(critic, key)).most_common():
+        found = _texts(critic, key)
+        counted = Counter(found).most_common()
+        if folds and len(counted) > SHOWN_FORECASTS:
+            facts.append((f"{label}s", _outcomes(found)))
+            continue
+        for text, count in counted:
             facts.append((label, f"{count} x {text}" if count > 1 else text))
-    facts += _agreement(_texts(critic, "forecasts"), success)
+    return facts
+
+
+def _outcomes(forecasts: list[str]) -> str:
+    """`3 x Success, 1 x Failure`: the outcomes that forecasts end with."""
+    counts = Counter(map(outcome, forecasts))
+    named = [f"{counts[end]} x {name}" for end, name in OUTCOMES.items() if counts[end]]
+    return ", ".join(named) + " (their texts: --full)"
+
+
+def _critic(critic: dict[str, Any], action: str, success: bool | None) -> Facts:
+    """Whether the forecasts came true, the critique of the action, the refined action, and its
+    critique."""
+    facts = _agreement(_texts(critic, "forecasts"), success)
     facts += _critique(critic, "")
     if critic.get("refined"):
         is_same = critic["refined"] == action

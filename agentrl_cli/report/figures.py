@@ -100,6 +100,7 @@ def finals(world: World, comparison: Comparison) -> Figure | None:
     axis.set_yticks(range(len(rows)), [row.group for row in reversed(rows)])
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.set_xlabel(f"final success ({comparison.split}); dots: seeds, bar: 95 %, dotted: base")
+    axis.set_xlim(0, 1)
     axis.xaxis.set_major_formatter(_percent())
     axis.locator_params(axis="x", nbins=7)
     return figure
@@ -137,10 +138,19 @@ def trends(world: World, metrics: Sequence[str]) -> Figure | None:
             lines = [line for record in group.records if (line := _metric(record, name))]
             _mean_line(axis, lines, group.label, number, points=len(lines) < 3)
         axis.set_title(name)
+        if is_share(name):
+            axis.set_ylim(0, 1)
     for axis in panels[len(shown) :]:
         axis.set_axis_off()
     _legend(figure, *panels)
     return figure
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric lies within 0 and 1, so that its axis shows all of that."""
+    name = metric.rpartition("/")[2]
+    shares = ("brier", "hits", "false_alarms", "faulty", "mended", "spoiled", "valid_forecasts")
+    return name in shares or name.endswith(("_share", "_optimal")) or name.startswith("auc_")
 
 
 def svg(figure: Figure) -> str:
@@ -157,6 +167,7 @@ def _success_curves(axis: Axes, world: World, name: str, read: Callable[..., Lin
         lines = [line for record in group.records if (line := read(record, name, world.split))]
         _mean_line(axis, lines, group.label, number, points=read is _evaluated)
     axis.set_xlim(left=0)
+    axis.set_ylim(0, 1)
     axis.yaxis.set_major_formatter(_percent())
 
 

@@ -118,6 +118,11 @@ class Record:
             self._entries[step] = _read_entries(self.episode_file(step), self.notes, self.name)
         return self._entries[step]
 
+    def trained_entries(self) -> tuple[Path, list[EpisodeEntry]] | None:
+        """The last file of episodes that were trained on, and its entries; None without one."""
+        kept = [file for file in self.run.episode_files() if file.name.startswith("train-")]
+        return (kept[-1], _read_entries(kept[-1], self.notes, self.name)) if kept else None
+
     def episode_file(self, step: int) -> Path:
         """Where the episodes of an evaluation are kept."""
         return self.run.folder / "episodes" / f"eval-{step:06d}.jsonl"

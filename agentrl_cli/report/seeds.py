@@ -61,7 +61,7 @@ def paired_difference(
     draws = statistics.resampled_means(*left, by_our_run, by_task)
     draws -= statistics.resampled_means(*right, by_their_run, by_task)
     mean = left[0].sum() / left[1].sum() - right[0].sum() / right[1].sum()
-    return percentile_interval(float(mean), draws)
+    return statistics.interval_over_tasks(float(mean), draws, len(tasks), least=-1.0)
 
 
 def iqm(scores: Sequence[float], seed: int = 0) -> Interval:

@@ -4,33 +4,80 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl_cli.report.records import evaluated_splits, success_interval
+from agentrl_cli.core.statistics import Interval
+from agentrl_cli.report.records import evaluated_splits, read_record, success_interval
+from agentrl_cli.report.seeds import paired_difference
 from agentrl_cli.runs.run import Run
 
 SHARES = ("greedy_success", "invalid", "repeated")
+MEANS_OF_WINS = "turns_to_success"  # nothing to average where no episode was won
+Row = dict[str, Any]
 
 
 def final_table(run: Run) -> str:
-    """Base and trained side by side, then where the run lies and what to do next."""
+    """Base and trained side by side with their difference, then where the run lies and what to do
+    next."""
     rows = [row for row in run.metrics() if any(key.startswith("eval/") for key in row)]
-    lines = comparison(rows[0], rows[-1]) if rows else []
+    lines = comparison(rows[0], rows[-1], paired_gain(run, rows)) if rows else []
     return "\n".join([*lines, f"run {run.folder}", f"next: agentrl show {run.quoted_folder}"])
 
 
-def comparison(base: dict[str, Any], trained: dict[str, Any]) -> list[str]:
-    """One line for each measure of each split; success with its 95 % interval clustered by task."""
-    lines = [f"{'':<24} {'base':>18} {'trained':>18}"]
-    for split in evaluated_splits(trained):
-        values = [_interval(row, split) for row in (base, trained)]
-        lines.append(f"{split + ' success':<24} {values[0]:>18} {values[1]:>18}")
-        for name, form in (("turns_to_success", ".1f"), *((share, ".1%") for share in SHARES)):
+def paired_gain(run: Run, rows: list[Row]) -> Interval | None:
+    """The gain in success of the split whose episodes are kept, task by task, from the first line
+    of evaluation to the last; None where there is one line, or episodes are missing."""
+    record, steps = read_record(run), [row["step"] for row in (rows[0], rows[-1])]
+    before, after = (record.outcomes(step) for step in steps)
+    if steps[0] == steps[1] or before is None or after is None or not before.keys() & after.keys():
+        return None
+    return paired_difference({0: after}, {0: before})
+
+
+def comparison(base: Row, trained: Row, gain: Interval | None = None) -> list[str]:
+    """One line for each measure of each split; success with its 95 % interval clustered by task.
+    `gain` is the first split's difference with its interval, where that is known."""
+    lines = [f"{'':<24} {'base':>18} {'trained':>18} {'difference':>20}"]
+    for position, split in enumerate(evaluated_splits(trained)):
+        before, after = (success_interval(row, split) for row in (base, trained))
+        known = gain if position == 0 else None
+        cells = [_share(before), _share(after), _gain(before.mean, after.mean, known)]
+        lines.append(_line(f"{split} success", *cells))
+        for name in (MEANS_OF_WINS, *SHARES):
             key = f"eval/{split}_{name}"
             if key in trained and key in base:
                 label = f"{split} {name.replace('_', ' ')}"
-                lines.append(f"{label:<24} {base[key]:>18{form}} {trained[key]:>18{form}}")
+                lines.append(_line(label, *_cells(base, trained, split, name)))
     return lines
 
 
-def _interval(row: dict[str, Any], split: str) -> str:
-    success = success_interval(row, split)
+def has_nothing_to_average(row: Row, key: str) -> bool:
+    """Whether a metric is a mean over wins of a split that has none."""
+    return key.endswith(MEANS_OF_WINS) and not row.get(key.removesuffix(MEANS_OF_WINS) + "success")
+
+
+def _cells(base: Row, trained: Row, split: str, name: str) -> list[str]:
+    """What both lines hold of one measure, and by how much it has changed."""
+    key, is_share = f"eval/{split}_{name}", name in SHARES
+    missing = [has_nothing_to_average(row, key) for row in (base, trained)]
+    form, change = (".1%", _points) if is_share else (".1f", "{:+.1f}".format)
+    texts = [f"{row[key]:{form}}" for row in (base, trained)]
+    texts = ["–" if gone else text for text, gone in zip(texts, missing, strict=True)]
+    return [*texts, "–" if any(missing) else change(trained[key] - base[key])]
+
+
+def _line(label: str, base: str, trained: str, difference: str) -> str:
+    return f"{label:<24} {base:>18} {trained:>18} {difference:>20}"
+
+
+def _share(success: Interval) -> str:
     return f"{success.mean:.1%} [{100 * success.low:.1f}, {100 * success.high:.1f}]"
+
+
+def _gain(before: float, after: float, gain: Interval | None) -> str:
+    if gain is None:
+        return _points(after - before)
+    return f"{_points(gain.mean)} [{_points(gain.low)}, {_points(gain.high)}]"
+
+
+def _points(value: float) -> str:
+    """A difference of shares in points."""
+    return f"{100 * value:+.1f}"

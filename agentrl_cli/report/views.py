@@ -7,15 +7,19 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
+from typing import Any
 
 from agentrl_cli.core.types import Episode
-from agentrl_cli.report import critic
+from agentrl_cli.report import credit, critic
+from agentrl_cli.report.credit import Bar, Strip
 from agentrl_cli.report.episode import Facts, has_changed, numbers, summary, texts, with_returns
 from agentrl_cli.report.records import Record
 from agentrl_cli.report.tables import share
 from agentrl_cli.report.text import number_duplicates
+from agentrl_cli.report.tokens import Spell, Token, tokens
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.episode_files import EpisodeEntry
+from agentrl_cli.runs.run import step_of
 
 MAX_SLUG = 120  # letters
 Entries = list[EpisodeEntry]  # of one evaluation, in its order
@@ -23,16 +27,20 @@ Entries = list[EpisodeEntry]  # of one evaluation, in its order
 
 @dataclass(frozen=True)
 class TurnView:
-    """A turn: its anchor, numbers and texts."""
+    """A turn: its anchor, numbers, texts, bars of credit, and its action's tokens where asked."""
 
     anchor: str
     numbers: Facts
     texts: Facts
+    bars: list[Bar]
+    tokens: list[Token]
 
 
-@dataclass(frozen=True)
+@dataclass
 class EpisodeView:
-    """An episode: its anchor, what it is, its turns and what the world said last."""
+    """An episode: its anchor, what it is, its turns and what the world said last. `wrong` is how
+    far its critic was off at worst, 0 to 1, None without one; `before` the same task as the
+    starting weights played it, where it ended otherwise."""
 
     anchor: str
     id: str
@@ -41,6 +49,9 @@ class EpisodeView:
     facts: Facts
     turns: list[TurnView]
     closing: Facts
+    strip: Strip | None = None
+    wrong: float | None = None
+    before: EpisodeView | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +67,9 @@ class GridCell:
 
 @dataclass
 class RunView:
-    """A run: what it is, the command that shows a game of it, its outcomes by task, episodes of it,
-    and what its critic expected. `page` is the address of its own page, if it has one."""
+    """A run: what it is, the settings in which others differ, the command that shows a game of it,
+    its outcomes by task, episodes of it, some that it was `trained` on, and what its critic
+    expected. `page` is the address of its own page, if it has one."""
 
     name: str
     anchor: str
@@ -65,10 +77,13 @@ class RunView:
     group: str
     facts: Facts
     page: str = ""
+    settings: Facts = field(default_factory=list)
     grid: dict[str, list[GridCell]] = field(default_factory=dict)
     tasks_left_out: int = 0  # of the grid
     episodes: list[EpisodeView] = field(default_factory=list)
     total: int = 0
+    trained: list[EpisodeView] = field(default_factory=list)
+    trained_step: int = 0
     predictions: list[critic.Prediction] = field(default_factory=list)
 
 
@@ -79,6 +94,7 @@ class Limits:
     episodes: int = sys.maxsize
     characters: int = sys.maxsize  # of these episodes
     outcomes: int = sys.maxsize  # in the grid
+    trained: int = 64  # episodes of the last update that was kept
 
 
 def slugs(names: Iterable[str]) -> list[str]:
@@ -88,29 +104,67 @@ def slugs(names: Iterable[str]) -> list[str]:
     return number_duplicates(plain, "-{}")
 
 
-def run_view(record: Record, group: str, page: str, limits: Limits) -> RunView:
-    """A run with episodes of its last evaluation, and with all that its critic expected."""
+def run_view(
+    record: Record,
+    group: str,
+    page: str,
+    limits: Limits,
+    settings: Facts | None = None,
+    spell: Spell | None = None,
+) -> RunView:
+    """A run with episodes of its last evaluation, and with all that its critic expected. `settings`
+    are those in which other runs differ, `spell` spells its tokens where they are asked for."""
     facts, command = list(_facts(record)), record.run.quoted_folder
-    view = RunView(record.name, record.anchor, command, group, facts, page)
+    view = RunView(record.name, record.anchor, command, group, facts, page, settings or [])
     step = max((step for step in record.evaluations if record.entries(step)), default=None)
     if step is None:
         return view
-    base = {entry.id: entry.success for entry in record.entries(0)} if step else {}
+    room = _add_evaluated(view, record, step, limits, spell)
+    _add_trained(view, record, limits.trained, room, spell)
+    return view
+
+
+def _add_evaluated(
+    view: RunView, record: Record, step: int, limits: Limits, spell: Spell | None
+) -> int:
+    """Give the view the games of an evaluation; how many characters are left."""
+    before = {entry.id: entry for entry in record.entries(0)} if step else {}
+    base = {name: entry.success for name, entry in before.items()}
     file, entries = record.episode_file(step), record.entries(step)
     examples = {entry.id for entry in choose_examples(entries, base, limits.episodes)}
-    characters = 0
+    room = limits.characters
     for number, entry in enumerate(entries):
         if entry.id not in examples and not entry.annotated:
             continue
         episode = episode_files.read(file, entry)
-        view.predictions += critic.predictions([episode])
+        predictions = critic.predictions([episode])
+        view.predictions += predictions
         if entry.id in examples and episode.id == entry.id:
-            shown = episode_view(episode, f"{view.anchor}-e{number}", view.name, base)
-            if characters + len(str(shown)) <= limits.characters:
+            shown = episode_view(episode, f"{view.anchor}-e{number}", view.name, base, spell)
+            shown.wrong = max((p.error for p in predictions), default=None)
+            if shown.changed:
+                earlier = episode_files.read(record.episode_file(0), before[entry.id])
+                shown.before = episode_view(earlier, f"{shown.anchor}-b", view.name, {}, spell)
+            if len(str(shown)) <= room:
                 view.episodes.append(shown)
-                characters += len(str(shown))
+                room -= len(str(shown))
     fill_grid(view, entries, base, limits.outcomes)
-    return view
+    return room
+
+
+def _add_trained(view: RunView, record: Record, limit: int, room: int, spell: Spell | None) -> None:
+    """Give the view episodes of the last update whose episodes were kept, with their credit."""
+    found = record.trained_entries()
+    if found is None:
+        return
+    file, entries = found
+    view.trained_step = step_of(file)
+    for number, entry in enumerate(entries[:limit]):
+        episode = episode_files.read(file, entry)
+        shown = episode_view(episode, f"{view.anchor}-u{number}", view.name, {}, spell)
+        if shown.strip is not None and len(str(shown)) <= room:
+            view.trained.append(shown)
+            room -= len(str(shown))
 
 
 def choose_examples(entries: Entries, base: dict[str, bool], limit: int) -> Entries:
@@ -143,15 +197,23 @@ def fill_grid(view: RunView, entries: Entries, base: dict[str, bool], limit: int
     view.total, view.tasks_left_out = len(entries), len(tasks) - len(view.grid)
 
 
-def episode_view(episode: Episode, anchor: str, source: str, base: dict[str, bool]) -> EpisodeView:
-    """An episode with all that the terminal shows of it."""
+def episode_view(
+    episode: Episode, anchor: str, source: str, base: dict[str, bool], spell: Spell | None = None
+) -> EpisodeView:
+    """An episode with all that the terminal shows of it, and its credit as bars."""
+    rows = credit.bars(episode)
     turns = [
-        TurnView(f"{anchor}-t{n}", numbers(turn, return_), texts(turn, episode.success))
+        TurnView(
+            f"{anchor}-t{n}", numbers(turn, return_), texts(turn, episode.success), rows[n - 1],
+            tokens(turn, spell) if spell else [],
+        )
         for n, (turn, return_) in enumerate(with_returns(episode), start=1)
-    ]
+    ]  # fmt: skip
     closing = [(message.role, message.content) for message in episode.closing]
     facts, changed = summary(episode, source), has_changed(episode, base)
-    return EpisodeView(anchor, episode.id, episode.success, changed, facts, turns, closing)
+    return EpisodeView(
+        anchor, episode.id, episode.success, changed, facts, turns, closing, credit.strip(rows)
+    )
 
 
 def _facts(record: Record) -> Iterator[tuple[str, str]]:
@@ -159,10 +221,20 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     yield "status", f"{record.status}, step {record.last_step}, seed {record.seed}"
     yield "folder", str(record.run.folder)
     yield "command", str(meta.get("command", ""))
-    git = meta.get("git") or {}
-    dirty = " with changes" if git.get("dirty") else ""
-    yield "made by", f"agentrl {meta.get('agentrl', '?')}, commit {git.get('commit', '?')}{dirty}"
+    yield "made by", f"agentrl {meta.get('agentrl', '?')}, {_commit(meta.get('git'))}"
+    folder = meta.get("working_folder")
+    if own := folder.get("git") if isinstance(folder, dict) else None:
+        yield "started in", _commit(own)
+        files = own.get("files") if isinstance(own, dict) else None
+        if isinstance(files, dict) and files:
+            yield "  not committed", ", ".join(map(str, files))
     for step in sorted(record.evaluations):
         row = record.evaluations[step]
         successes = [f"{s} {share(row.get(f'eval/{s}_success'))} %" for s in record.splits]
         yield f"step {step}", ", ".join(successes)
+
+
+def _commit(git: Any) -> str:
+    """The state of a repository, as meta.json holds it."""
+    state = git if isinstance(git, dict) else {}
+    return f"commit {state.get('commit', '?')}{' with changes' if state.get('dirty') else ''}"

@@ -51,6 +51,15 @@ def test_a_wrong_name_or_value_is_one_sentence(tmp_path: Path, override: str):
     assert not (tmp_path / "runs" / "it").exists()
 
 
+@pytest.mark.parametrize("option", ["gpu", "ray"])
+def test_a_missing_gpu_is_told_by_the_key_that_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    line = "hardware.device 'cuda' needs a CUDA device and none was found; give hardware=cpu, or"
+    refused(train(tmp_path, f"hardware={option}"), line)
+
+
 def test_all_mistakes_of_a_configuration_are_told_at_once(tmp_path: Path):
     result = train(tmp_path, "steps=many", "algo.clp=0.1", "env=twentyqq", "sede=1")
     refused(
@@ -72,6 +81,17 @@ SIZES = {
     "algo.episodes_per_group=1": "episodes_per_group is 1; give at least 2",
     "algo.epochs=0": "epochs is 0; give at least 1",
     "algo.optimizer.lr=-1": "lr is -1.0; give at least 0",
+    "algo.optimizer.lr=1e99": "lr is 1e+99; give at most 10.0",
+    "lr=1e99": "lr is not a setting; did you mean algo.optimizer.lr?",
+    "algo.lr=1": "algo.lr is not a key of algo; did you mean algo.optimizer.lr?",
+    "rollout.episodes_per_step=1000000000": "rollout.episodes_per_step is 1000000000; give at most",
+    "eval.episodes_per_task=1000000000": "episodes_per_task is 1000000000; give at most 1000000",
+    "~env": "env is missing; choose one with env=NAME (agentrl list env)",
+    "+hydra.x=1": "'+hydra.x=1' is for Hydra, which only agentrl sweep asks; leave it out",
+    "hydra/launcher=joblib": "'hydra/launcher=joblib' is for Hydra, which only agentrl sweep asks",
+    "choices=3": "'choices=3' sets what is only a record of the chosen groups; choose with",
+    "choices.algo=ppo": "'choices.algo=ppo' sets what is only a record of the chosen groups;",
+    "env=twentyq env.world=huge": "unknown world 'huge': use 'small', 'full' or the path of a",
     "steps=0": "steps is 0; give at least 1",
     "steps=-1": "steps is -1; give at least 1",
     "save_every=-1": "save_every is -1; give at least 0",
@@ -84,8 +104,8 @@ SIZES = {
     "rollout.temperature=-1": "temperature is -1.0; give at least 0",
     "eval.episodes_per_task=0": "episodes_per_task is 0; give at least 1",
     "eval.tasks=0": "tasks is 0; give at least 1",
-    "hardware.threads=0": "threads is 0; give at least 1",
-    "hardware.threads=-1": "threads is -1; give at least 1",
+    "hardware.threads=0": "hardware.threads is 0; give at least 1",
+    "hardware.threads=-1": "hardware.threads is -1; give at least 1",
     "hardware.threads=2147483648": "hardware.threads is 2147483648; give at most 1024",
     f"model.lora={LORA.replace('4', '0')}": "rank is 0; give at least 1",
     f"model.lora={LORA.replace('4', '999999999')}": "model.lora.rank is 999999999; give at mo",

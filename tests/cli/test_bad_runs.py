@@ -214,6 +214,7 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path: Path):
     refused(train(tmp_path), f"'{tmp_path}/runs/it' cannot be written")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [2**10, 2**16])
 def test_no_space_is_one_sentence_and_no_checkpoint_is_half_written(tmp_path: Path, limit: int):
     """A file may grow to `limit` bytes: too few for meta.json, for the weights."""

@@ -149,6 +149,7 @@ def test_a_run_that_is_not_there_or_has_no_weights_is_refused(run: Run, tmp_path
     assert not (tmp_path / "plain").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [2**8, 2**16])
 def test_no_space_is_one_sentence_and_nothing_is_half_written(run: Run, tmp_path: Path, limit: int):
     """A file may grow to `limit` bytes: too few for the configuration, for the weights."""

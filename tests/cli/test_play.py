@@ -42,6 +42,15 @@ def test_a_person_loses_when_the_turns_are_used_up(agentrl: Agentrl):
     assert done.returncode == 0 and "\x1b" not in done.stdout
 
 
+def test_a_person_searches_and_cites_the_wiki(agentrl: Agentrl):
+    task = "wiki-small-lookup-mother-of-fenick"
+    typed = "SEARCH Fenick\nOPEN Fenick\nSAVE 2\nSUBMIT Dalo\n"
+    done = agentrl("play", "env=wiki", "--task", task, stdin=typed)
+    lines = done.stdout.splitlines()
+    assert "2 The mother is Dalo." in done.stdout and lines[-2].endswith("Right. Proved.")
+    assert lines[-1] == f"success, reward 1, task {task}"
+
+
 def test_the_object_is_named_only_after_the_end(agentrl: Agentrl):
     done = agentrl("play", "--task", TASK.id, stdin="Is it alive?\nIs it big?\n")
     assert NAME not in done.stdout.lower() and TASK.id not in done.stdout
@@ -61,6 +70,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_bare_model_is_evaluated_and_nothing_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -80,3 +82,41 @@ def test_figures_are_given_as_json_and_mistakes_as_exit_code_two(agentrl: Agentr
     assert json.loads(done.stdout)["worlds"][0]["rows"] == []
     assert "still going" in done.stderr and (tmp_path / "x" / FILE).is_file()
     assert agentrl("report", "nowhere").returncode == 2
+
+
+def test_what_is_printed_for_a_program_writes_nothing(agentrl: Agentrl, tmp_path: Path):
+    write_run(tmp_path / "runs" / "it")
+    agentrl("report", "runs")
+    page = tmp_path / "runs" / "report" / FILE
+    page.write_text("as it was")
+    before = sorted(tmp_path.rglob("*"))
+    for flag in ("--json", "--markdown"):
+        done = agentrl("report", "runs", flag)
+        assert done.returncode == 0 and done.stdout and "page" not in done.stderr
+    assert page.read_text() == "as it was" and sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_the_report_of_one_run_lies_in_it(agentrl: Agentrl, tmp_path: Path):
+    write_run(tmp_path / "runs" / "it")
+    for ref in ("it", "runs/it", "last"):
+        done = agentrl("report", ref)
+        assert done.stderr.splitlines()[-1] == f"page: {Path('runs') / 'it' / 'report' / FILE}"
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_report_is_packed_whole_into_one_file(agentrl: Agentrl, tmp_path: Path):
+    for name in ("one", "two"):
+        write_run(tmp_path / "runs" / name)
+    (tmp_path / "runs" / "report" / "pages").mkdir(parents=True)
+    (tmp_path / "runs" / "report" / "pages" / "gone.html").write_text("of another report")
+    done = agentrl("report", "runs", "--zip")
+    packed = tmp_path / "runs" / "report" / "report.zip"
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "packed, to be sent: runs/report/report.zip"
+    with ZipFile(packed) as archive:
+        names, page = archive.namelist(), archive.read("report/report.html").decode()
+    links = set(re.findall(r'href="(pages/[^"#]+)', page))
+    assert links == {"pages/one.html", "pages/two.html"}
+    assert {f"report/{link}" for link in links} < set(names) and "report/curves-1.svg" in names
+    assert not any("gone" in name for name in names)

@@ -10,10 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
+from omegaconf import OmegaConf
 
 from agentrl_cli.cli.sweep import Sweep, summary, sweep
-from agentrl_cli.cli.sweep_worker import next_verb, point_name
+from agentrl_cli.cli.sweep_worker import next_verb, own_gpu, point_name, visible_gpus
+from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.find import list_runs
@@ -148,6 +152,83 @@ def test_what_is_done_stays_what_was_interrupted_goes_on_and_what_failed_begins_
     assert kept == ["r-failed-0", "r-young-1"]
 
 
+def finished(folder: Path, *overrides: str) -> Run:
+    """A finished run as these overrides compose it."""
+    run = write_run(folder, status="done")
+    OmegaConf.save(compose_checked(list(overrides)), run / "config.yaml", resolve=True)
+    return Run(run)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ("env=math", "env twentyq there and math here, rollout play there and solve here"),
+        ("steps=9", "steps 3 there and 9 here"),
+        ("algo.optimizer.lr=1e-3", "algo.optimizer.lr 0.0001 there and 0.001 here"),
+        ("algo.clip=0.3", "algo.clip 0.1 there and 0.3 here"),
+    ],
+)
+def test_a_sweep_by_the_same_name_does_not_pass_off_other_runs(
+    tmp_path: Path, changed: str, sentence: str
+):
+    same = ["algo=grpo", "env=twentyq", "steps=3", "algo.clip=0.1"]
+    finished(tmp_path / "it" / "seed-0", *same, "seed=0")
+    key = changed.partition("=")[0]
+    other = [text for text in same if text.partition("=")[0] != key]
+    with pytest.raises(UserError) as error:
+        sweep([*other, changed, "seed=0,1", f"runs={tmp_path}"], None, "it", 1, lambda q: True)
+    first = f"run '{tmp_path}/it/seed-0' has another configuration: {sentence}"
+    assert str(error.value).startswith(first) and "give another --name" in str(error.value)
+    assert [path.name for path in (tmp_path / "it").iterdir()] == ["seed-0"]
+
+
+def test_what_changes_no_number_and_what_begins_anew_is_no_other_configuration(tmp_path: Path):
+    same = ["algo=grpo", "env=twentyq", "steps=3"]
+    run = finished(tmp_path / "it" / "seed-0", *same, "seed=0")
+    again = [*same, "seed=0,1", f"runs={tmp_path}"]
+    Sweep([*again, "hardware.threads=2"], None, "it").refuse_other_runs()
+    Sweep([*again, "hardware.tokens_per_batch=512"], None, "it").refuse_other_runs()
+    Sweep([*again, "logger=tensorboard", "save_every=2"], None, "it").refuse_other_runs()
+    files.write_json(run.folder / "meta.json", {**run.meta, "status": "failed"})
+    Sweep([*again, "algo.clip=0.3"], None, "it").refuse_other_runs()
+
+
+def test_points_have_the_names_that_hydra_gives_them(tmp_path: Path):
+    some = ["seed=0,1", "algo=sft,rft", "algo.optimizer.lr=0.1,0.2", "steps=2", f"runs={tmp_path}"]
+    points = {name: overrides for overrides, name in Sweep(some, None, "it").named_points()}
+    overrides = points["algo.optimizer.lr-0.1_seed-0_algo-sft"]
+    assert overrides == ["steps=2", "++seed=0", "algo=sft", "++algo.optimizer.lr=0.1"]
+    assert len(points) == 8
+
+
+# one GPU each
+
+
+def test_gpus_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,GPU-1a")
+    assert visible_gpus() == ["2", "5", "GPU-1a"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert len(visible_gpus()) == torch.cuda.device_count()
+
+
+def test_points_side_by_side_have_a_gpu_each_and_give_it_back(tmp_path: Path):
+    gpus = ["4", "7"]
+    with own_gpu(tmp_path, gpus) as one, own_gpu(tmp_path, gpus) as two:
+        assert [one, two] == gpus
+        with own_gpu(tmp_path, gpus) as three:
+            assert three is None
+    with own_gpu(tmp_path, gpus) as one:
+        assert one == "4"
+
+
+def test_points_share_an_only_gpu(tmp_path: Path):
+    for gpus in ([], ["0"]):
+        with own_gpu(tmp_path, gpus) as gpu:
+            assert gpu is None
+
+
 # real multiruns
 
 
@@ -190,6 +271,8 @@ def test_a_sweep_runs_the_grid_skips_what_is_done_and_tries_again_what_failed(
     assert (folder / "failed" / "algo-rft-0" / "meta.json").is_file()
     lines, unfinished = summary(folder)
     assert len(lines) == 3 and unfinished == 0
+    with pytest.raises(UserError, match=r"has another configuration: eval\.tasks 2 there"):
+        run_sweep(tmp_path, "algo=sft,rft", "eval.tasks=1")
 
 
 INTERRUPTED = """
@@ -216,6 +299,36 @@ def test_a_run_that_is_interrupted_with_its_sweep_is_saved(tmp_path: Path):
     assert run.meta["status"] == "stopped" and len(run.checkpoints()) == 1
 
 
+STOPPED = """
+import sys
+from pathlib import Path
+from agentrl_cli.cli.sweep import sweep
+sweep(sys.argv[3:], Path(sys.argv[1]), "it", int(sys.argv[2]), lambda question: True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_sweep_that_is_told_to_end_saves_its_runs_and_leaves_no_process(
+    tmp_path: Path, jobs: str
+):
+    if jobs != "1":
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs joblib's launcher")
+    wanted = small(tmp_path, "algo=rft", "steps=5000", "seed=0,1")
+    command = [sys.executable, "-c", STOPPED, str(folders(tmp_path)), jobs, *wanted]
+    process = subprocess.Popen(command, cwd=ROOT)
+    log = tmp_path / "it" / "seed-0.log"
+    while not (log.exists() and "1/5000" in log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait() != 0
+    run = Run(tmp_path / "it" / "seed-0")
+    assert run.meta["status"] == "stopped" and len(run.checkpoints()) == 1
+    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not any(f"runs={tmp_path}/it" in line for line in lines)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_run_that_cannot_start_is_told_and_the_others_go_on(tmp_path: Path):
@@ -225,6 +338,12 @@ def test_a_run_that_cannot_start_is_told_and_the_others_go_on(tmp_path: Path):
     assert any(f"failed, see {folder}/init-nowhere.log" in line for line in lines)
 
 
+OWN_RAY = [  # whatever other one runs on this machine
+    "hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2",
+    "+hydra.launcher.ray.init.address=local",
+]  # fmt: skip
+
+
 @pytest.mark.extras
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
@@ -232,7 +351,7 @@ def test_a_run_that_cannot_start_is_told_and_the_others_go_on(tmp_path: Path):
     [
         ("hydra_joblib_launcher", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]),
         ("hydra_submitit_launcher", ["hydra/launcher=submitit_local"]),
-        ("hydra_ray_launcher", ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"]),
+        ("hydra_ray_launcher", OWN_RAY),
     ],
 )
 def test_launchers_run_every_point(plugin: str, overrides: list[str], tmp_path: Path):
@@ -240,6 +359,31 @@ def test_launchers_run_every_point(plugin: str, overrides: list[str], tmp_path: 
     folder = run_sweep(tmp_path, "algo=rft", "seed=0,1", *overrides)
     assert status(folder) == {"seed-0": "done", "seed-1": "done"}
     assert [run.meta["threads"] for run in list_runs(folder)] == [1, 1]
+
+
+RECORD = """
+import os, sys, time
+from pathlib import Path
+if "agentrl_cli.cli" in sys.orig_argv:
+    here = Path(__file__).parent
+    (here / f"gpu-{os.environ['CUDA_VISIBLE_DEVICES']}").touch()
+    while len(list(here.glob("gpu-*"))) < 2:  # until the other one is there
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.extras
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would train on a GPU")
+def test_joblib_gives_each_run_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs joblib's launcher")
+    loky = pytest.importorskip("joblib.externals.loky")
+    loky.get_reusable_executor().shutdown(wait=True)  # another test's workers have its environment
+    (tmp_path / "sitecustomize.py").write_text(RECORD)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,6")
+    on = ["algo=rft", "seed=0,1", "hardware.device=cuda"]
+    sweep(small(tmp_path, *on), folders(tmp_path), "it", 2, lambda question: True)
+    assert sorted(file.name for file in tmp_path.glob("gpu-*")) == ["gpu-3", "gpu-6"]
 
 
 @pytest.mark.extras

@@ -51,7 +51,7 @@ def test_a_real_model_keeps_no_activations_of_its_layers(model: str, checkpoints
     assert cfg.model.gradient_checkpointing is checkpoints
 
 
-@pytest.mark.parametrize("env", ["twentyq", "math", "tau_retail"])
+@pytest.mark.parametrize("env", ["twentyq", "math", "tau_retail", "wiki"])
 def test_a_real_model_has_room_for_its_replies_in_every_world(env: str):
     sizes = check(compose([f"env={env}", "model=hf", "model.path=x"])).rollout
     assert (sizes.max_tokens, sizes.max_context) == (1024, 8192)
@@ -60,6 +60,15 @@ def test_a_real_model_has_room_for_its_replies_in_every_world(env: str):
     assert (sizes.max_tokens, sizes.max_context) == (9, 99)
     preset = check(compose(["experiment=paper_twentyq_nlac"])).rollout
     assert (preset.max_tokens, preset.max_context) == (256, 8192)
+
+
+@pytest.mark.parametrize("name", sorted(f.stem for f in (CONF / "experiment").glob("paper_*")))
+def test_a_preset_of_a_real_model_takes_other_hardware(name: str):
+    usual = check(compose([f"experiment={name}"]))
+    size = "24gb" if name.endswith("24gb") else "80gb"
+    assert usual.choices.hardware == f"gpu_{size}" and usual.hardware.generator.max_batch == 24
+    served = check(compose([f"experiment={name}", "hardware=vllm"]))
+    assert served.hardware.generator.urls == [] and served.model == usual.model
 
 
 def test_root_nodes_build():
@@ -85,3 +94,43 @@ def test_algorithm_keeps_its_numbers_in_yaml_only(file: Path):
     built = build(check(compose([f"algo={file.stem}"])).algo)
     arguments = inspect.signature(type(built)).parameters.values()
     assert all(argument.default is inspect.Parameter.empty for argument in arguments)
+
+
+@pytest.mark.parametrize(
+    ("env", "word"),
+    [
+        ("twentyq", "game"),
+        ("math", "solution"),
+        ("tau_mini", "customer"),
+        ("tau_retail", "tool"),
+        ("wiki", "browser"),
+    ],
+)
+def test_a_real_model_is_told_its_roles_in_the_words_of_the_world(env: str, word: str):
+    algo = check(compose([f"env={env}", "model=hf", "model.path=x", "algo=nlac"])).algo
+    prompts = algo.prompts
+    assert (prompts.reading, prompts.speaker, algo.min_readable) == ("tolerant", "system", 0.5)
+    for role in ("forecast", "backup", "evaluate", "refine", "refine_by_rollouts", "aggregate"):
+        assert "$" not in prompts[role]
+    assert word in " ".join([prompts.forecast, prompts.evaluate])
+    assert "{instruction}" in prompts.frame and prompts.frame.startswith("[Note")
+    critic = check(compose([f"env={env}", "model=hf", "model.path=x", "algo=self_ac"])).algo
+    assert critic.critic_prompt.startswith("{message}How likely is it that")
+
+
+def test_the_embedded_models_prompts_are_what_they_were_taught_with():
+    algo = check(compose(["algo=nlac", "model=tiny"])).algo
+    prompts = algo.prompts
+    assert (prompts.reading, prompts.speaker, prompts.frame) == ("exact", "user", "{instruction}")
+    assert prompts.forecast == "Forecast this turn." and prompts.refine.startswith("{critique}\n")
+    assert (algo.min_readable, algo.advanced.role_tokens) == (0, 48)
+
+
+def test_the_user_may_choose_prompts_and_their_words():
+    chosen = ["algo=nlac", "prompts=instruct", "wording=service", "prompts.terminal='{outcome}'"]
+    cfg = check(compose(chosen))
+    assert "customer" in cfg.algo.prompts.forecast and cfg.algo.prompts.terminal == "{outcome}"
+    assert (cfg.choices.prompts, cfg.choices.wording) == ("instruct", "service")
+    own = ["algo=nlac", "model=hf", "model.path=x", "prompts=tiny", "algo.prompts.refine=Again."]
+    prompts = check(compose(own)).algo.prompts
+    assert (prompts.reading, prompts.refine) == ("exact", "Again.")

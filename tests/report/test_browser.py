@@ -1,16 +1,22 @@
-"""The report as a person sees it: opened in a real headless Chromium, looked at as a picture."""
+"""The report as a person sees it: opened in a real headless Chromium, looked at as a picture, and
+used as a hand would."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl_cli.cli.report import gather, write
-from tests.builders.report import BASE, write_run
+from agentrl_cli.runs import episode_files
+from tests.builders.report import BASE, episodes, write_run
 
 pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
 image = pytest.importorskip("PIL.Image", reason="the picture is read with pillow")
@@ -24,15 +30,32 @@ pytestmark = [
 ]
 WIDTH, HEIGHT = 1200, 2400
 HOSTILE = "<script>document.body.remove()</script><img src=http://127.0.0.1:9/x.png>"
+DARK = ("--blink-settings=preferredColorScheme=0",)
 
 
-def browse(page: Path, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def browse(
+    page: Path, folder: Path, *more: str, width: int = WIDTH
+) -> subprocess.CompletedProcess[str]:
     command = [
         CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-        f"--user-data-dir={folder / 'profile'}", f"--window-size={WIDTH},{HEIGHT}",
+        "--disable-background-networking", "--disable-sync", "--no-first-run",
+        f"--user-data-dir={folder / 'profile'}", f"--window-size={width},{HEIGHT}",
         "--enable-logging=stderr", "--v=0", *more, page.as_uri(),
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+def ask(page: Path, folder: Path, script: str, *more: str, width: int = WIDTH) -> Any:
+    """What a script finds out in the page, which is let in by a hash of its own."""
+    text = f"document.title = JSON.stringify((() => {{ {script} }})());"
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    asking = folder / "asking.html"
+    policy = page.read_text().replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    asking.write_text(policy.replace("</body>", f"<script>{text}</script></body>"))
+    dom = browse(asking, folder, "--dump-dom", *more, width=width).stdout
+    found = re.search(r"<title>(.*?)</title>", dom)
+    assert found is not None
+    return json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +63,17 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report over hostile texts."""
     folder = tmp_path_factory.mktemp("runs")
     for seed in (0, 1, 2):
+        said = {"critic": {"forecasts": ["Failure."], "critique": HOSTILE}}
         write_run(folder / f"grpo-{seed}", seed=seed, final=BASE, text=HOSTILE)
-        write_run(folder / f"nlac-{seed}", algo="nlac", seed=seed, text=HOSTILE)
-    return write(gather([str(folder)]), folder / "report")
+        run = write_run(folder / f"nlac-{seed}", algo="nlac", seed=seed, text=HOSTILE, said=said)
+        trained = episodes({"cat": [1, 0]}, advantage=0.5)
+        episode_files.write(run / "episodes" / "train-000020.jsonl", trained)
+    return write(gather([str(folder)]), folder / "report", pages=True)
+
+
+@pytest.fixture(scope="module")
+def run_page(opened: Path) -> Path:
+    return opened.parent / "pages" / "nlac-0.html"
 
 
 def test_the_page_is_drawn_with_its_style_and_its_pictures(opened: Path, tmp_path: Path):
@@ -54,6 +85,71 @@ def test_the_page_is_drawn_with_its_style_and_its_pictures(opened: Path, tmp_pat
     assert (0x0B, 0x63, 0xA5) in colours  # a link: the style sheet was let in
     assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours  # the curves: the images were too
     assert picture.getpixel((WIDTH - 5, HEIGHT // 2)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("width", [500, 900, 1600])  # the narrowest that a window may be
+def test_nothing_is_wider_than_the_window(opened: Path, run_page: Path, tmp_path: Path, width: int):
+    for page in (opened, run_page):
+        script = """
+            document.querySelectorAll("details").forEach((details) => { details.open = true; });
+            return [innerWidth, document.documentElement.scrollWidth];
+        """
+        found = ask(page, tmp_path, script, width=width)
+        assert found == [width, width]
+
+
+def test_in_the_dark_the_page_is_dark(opened: Path, tmp_path: Path):
+    shot = tmp_path / "shot.png"
+    browse(opened, tmp_path, f"--screenshot={shot}", *DARK)
+    picture = image.open(shot).convert("RGB")
+    paper = picture.getpixel((WIDTH - 5, HEIGHT // 2))
+    assert paper == (0x14, 0x14, 0x14)
+    dark = sum(n for n, (r, g, b) in picture.getcolors(1 << 24) if max(r, g, b) < 64)
+    assert dark > 0.8 * WIDTH * HEIGHT  # the pictures too
+
+
+def test_episodes_are_searched_filtered_and_sorted(run_page: Path, tmp_path: Path):
+    script = """
+        const set = (control, value) => {
+          control.value = value;
+          control.dispatchEvent(new Event("input"));
+          const list = document.querySelector(".episodes");
+          return [...list.children].filter((e) => !e.hidden).map((e) => e.id.split("-").pop());
+        };
+        const [words, ends, order] = document.querySelectorAll(".tools input, .tools select");
+        const found = [set(words, "t-owl")];
+        found.push(set(words, ""), set(ends, "newly won"), set(ends, "lost"));
+        set(ends, "all");
+        found.push(set(order, "by the critic's error"));
+        return found;
+    """
+    owl, everything, newly_won, lost, wrong = ask(run_page, tmp_path, script)
+    assert owl == ["e4", "e5"] and everything == [f"e{n}" for n in range(8)]
+    assert newly_won == ["e1", "e2", "e7"] and lost == ["e3", "e5", "e6"]
+    assert set(wrong[:5]) == {"e0", "e1", "e2", "e4", "e7"}  # forecast lost, and won
+
+
+def test_two_runs_are_laid_side_by_side_with_their_settings(opened: Path, tmp_path: Path):
+    script = """
+        const buttons = document.querySelectorAll("details.run > summary > button");
+        buttons[0].click();
+        buttons[3].click();
+        const beside = document.getElementById("beside");
+        const titles = [...beside.querySelectorAll("#beside > .pair > div > h4")]
+          .map((heading) => heading.textContent);
+        const settings = [...beside.querySelectorAll("dt")].map((term) => term.textContent);
+        beside.querySelector("button").click();
+        return [titles, settings.includes("algo.name"), document.getElementById("beside")];
+    """
+    titles, has_settings, left = ask(opened, tmp_path, script)
+    assert titles == ["grpo-0 grpo", "nlac-0 nlac"] and has_settings and left is None
+
+
+def test_without_its_script_the_page_shows_all_episodes(run_page: Path, tmp_path: Path):
+    bare = tmp_path / "bare.html"
+    bare.write_text(re.sub(r"<script>.*?</script>", "", run_page.read_text(), flags=re.DOTALL))
+    dom = browse(bare, tmp_path, "--dump-dom").stdout
+    assert dom.count('class="episode"') == 8 + 2 and 'class="tools"' not in dom
 
 
 def test_the_browser_refuses_nothing_and_runs_nothing(opened: Path, tmp_path: Path):

@@ -49,6 +49,7 @@ def test_every_circle_tells_its_episode_and_each_seed_leads_to_its_run(tmp_path:
     assert {"run-a", "run-b"} <= set(Page(text).ids)
 
 
+@pytest.mark.slow
 def test_with_pages_every_circle_leads_to_its_game(tmp_path: Path):
     run = write_run(tmp_path / "it")
     alone = page(tmp_path / "a", run)

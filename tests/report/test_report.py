@@ -14,10 +14,13 @@ from agentrl_cli.cli.report import FILE, Report, folder_for, gather, render, wri
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report import page
 from agentrl_cli.report.compare import Comparison, compare, worlds
+from agentrl_cli.report.differences import differences
 from agentrl_cli.report.records import read_records
-from tests.builders.report import BASE, BETTER, Page, break_lines, write_run
+from agentrl_cli.runs import episode_files
+from tests.builders.report import BASE, BETTER, Page, break_lines, episodes, write_run
 
 pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
+PICTURES = ("curves", "finals", "costs", "training", "critic")
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J\u202e&lt;b"
 
 
@@ -214,22 +217,24 @@ def test_what_models_and_users_wrote_is_shown_and_never_acted_upon(made: Path):
     pages = [made / FILE, *(made / "pages").iterdir()]
     assert len(pages) == 5
     for found in map(Page, texts := [file.read_text() for file in pages]):
-        assert not found.tags & {"script", "iframe", "object", "link", "base", "form", "svg"}
+        assert not found.tags & {"iframe", "object", "link", "base", "form", "image", "use"}
         assert not {name for name in found.attributes if name.startswith("on") or name == "style"}
         links = {link for link in found.links if not link.startswith("pages/")}
         assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in links)
     assert all("alert(1)" in text and "&lt;script&gt;" in text for text in texts)
+    own = (Path(page.__file__).parent / "page.js").read_text()
+    assert all(re.findall(r"<script.*?>(.*?)</script>", t, re.DOTALL) == [own] for t in texts)
 
 
-def test_the_policy_allows_one_style_sheet_and_inner_images_only(made: Path):
+def test_the_policy_allows_one_style_sheet_one_script_and_inner_images_only(made: Path):
     text = (made / FILE).read_text()
     policy = re.search(r'Security-Policy" content="([^"]*)"', text)
-    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
-    assert policy is not None and style is not None
-    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    own = re.findall(r"<(style|script)>(.*?)</\1>", text, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for _, t in own]
+    assert policy is not None and [kind for kind, _ in own] == ["style", "script"]
     assert policy[1].split("; ") == [
-        "default-src 'none'", "img-src data:", f"style-src 'sha256-{digest}'", "base-uri 'none'",
-        "form-action 'none'",
+        "default-src 'none'", "img-src data:", f"style-src 'sha256-{digests[0]}'",
+        f"script-src 'sha256-{digests[1]}'", "base-uri 'none'", "form-action 'none'",
     ]  # fmt: skip
 
 
@@ -261,7 +266,7 @@ def test_a_page_stays_small_however_long_the_episodes_are(
 
 def test_pictures_are_written_beside_the_page_and_the_same_again(made: Path, tmp_path: Path):
     pictures = {file.name: file.read_text() for file in made.glob("*.svg")}
-    assert pictures.keys() == {f"{name}-1.svg" for name in ("curves", "finals", "costs", "critic")}
+    assert pictures.keys() == {f"{name}-1.svg" for name in PICTURES}
     write(report_of(made.parent), tmp_path)
     assert pictures == {file.name: file.read_text() for file in tmp_path.glob("*.svg")}
 
@@ -277,6 +282,48 @@ def test_the_page_shows_what_the_critic_knew(made: Path):
     text = (made / FILE).read_text()
     assert "What the critics knew" in text and "nlac</b>: 16 annotated turns" in text
     assert "won, as 1 of 1 forecasts said" in text
+
+
+def test_a_game_that_ended_otherwise_stands_beside_the_same_game_before_training(made: Path):
+    text = (made / "pages" / "nlac-0.html").read_text()
+    assert text.count("the same task before training: lost") == 3  # of BETTER's new wins
+    assert "the same task before training" not in (made / "pages" / "grpo-0.html").read_text()
+
+
+def test_settings_in_which_groups_differ_are_told_and_those_of_one_group_counted(tmp_path: Path):
+    write_run(tmp_path / "a", algo="rft", lr=0.1, same=1, clip=2)
+    write_run(tmp_path / "b", algo="rft", seed=1, lr=0.2, same=1)
+    found = differences(worlds(read_records([str(tmp_path)]))[0])
+    groups = ["rft clip=2 lr=0.1", "rft lr=0.2"]
+    assert found.cells == [["setting", *groups], ["lr", "0.1", "0.2"]]
+    assert found.of_one_group == 1 and found.of(groups[1]) == [("lr", "0.2")]
+    text = write(report_of(tmp_path), tmp_path / "out").read_text()
+    assert "1 settings that only one of them has are left out" in text
+
+
+def test_episodes_that_were_trained_on_show_the_credit_of_each_turn(tmp_path: Path):
+    folder = write_run(tmp_path / "a")
+    rows = episodes({"cat": [1, 0]}, advantage=-0.5)
+    episode_files.write(folder / "episodes" / "train-000020.jsonl", rows)
+    text = write(report_of(tmp_path), tmp_path / "out").read_text()
+    assert "Trained on in step 20" in text and "run-a-u0-t1" in text
+    assert text.count("<b>-0.50</b>") == 2
+
+
+def test_log_probs_of_tokens_are_shown_where_they_are_asked_for(tmp_path: Path):
+    write_run(tmp_path / "a", model={"path": "tiny"})
+    write(report_of(tmp_path), tmp_path / "out")
+    assert not (tmp_path / "out" / "pages").exists()
+    write(report_of(tmp_path), tmp_path / "out", logprobs=True)
+    text = (tmp_path / "out" / "pages" / "a.html").read_text()
+    assert text.count('title="log-prob 0.000"') > 8
+
+
+def test_a_tokenizer_that_is_not_here_is_one_sentence(tmp_path: Path):
+    write_run(tmp_path / "a", model={"path": "../nobody/has this"})
+    remedy = "report it where its model lies, or without --logprobs"
+    with pytest.raises(UserError, match=f"run 'a': the tokenizer of its model is not .*; {remedy}"):
+        write(report_of(tmp_path), tmp_path / "out", logprobs=True)
 
 
 def test_runs_that_each_start_from_a_run_of_their_own_seed_are_one_group(tmp_path: Path):

@@ -1,0 +1,150 @@
+"""What there is to set, as `agentrl config` and `agentrl list` print it and a shell offers it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+from typer.testing import CliRunner
+
+from agentrl_cli.cli.main import app
+from agentrl_cli.config.compose import compose
+from tests.builders.command_line import agentrl, refused
+from tests.builders.report import write_run
+
+MINE = """
+# a world of mine
+_target_: tests.fakes.coin.CoinEnv
+turns: 2              # how many turns; "#" counts, too
+extra: {a: 1, b: [x, "y # z"]}   # of the node
+"""
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> str:
+    (tmp_path / "groups" / "env").mkdir(parents=True)
+    (tmp_path / "groups" / "env" / "mine.yaml").write_text(MINE)
+    return str(tmp_path / "groups")
+
+
+def entries(*overrides: str) -> dict[str, tuple[object, str, str]]:
+    rows = json.loads(agentrl("config", *overrides, "--json").stdout)
+    return {row["key"]: (row["value"], row["comment"], row["source"]) for row in rows}
+
+
+def test_every_key_has_its_value_its_comment_and_its_source():
+    found = entries("algo=grpo", "env=math_500", "steps=3")
+    assert found["steps"] == (3, "updates", "command line")
+    assert found["seed"] == (0, "the root of every random stream", "config.yaml")
+    assert found["rollout.max_tokens"] == (96, "per reply", "rollout/solve.yaml")
+    assert found["env.levels"] == ([], "1 to 5; [] for all", "env/math.yaml")
+    assert found["env.test_share"] == (0.0, "the split is the data's own", "env/math_500.yaml")
+    assert found["model.weights"][0] == "math_500" and found["algo.clip"][2] == "algo/grpo.yaml"
+    hf = entries("algo=grpo", "model=hf", "model.path=x", "experiment=math_grpo", "env=math")
+    assert hf["rollout.max_tokens"][::2] == (1024, "model/hf.yaml")
+    assert "experiment/math_grpo.yaml" in {source for _, _, source in hf.values()}
+
+
+def test_what_is_printed_is_yaml_of_what_is_composed():
+    overrides = ["algo=nlac", "env=tau_mini", "eval.splits=[test]", "algo.optimizer.lr=1e-5"]
+    printed = yaml.safe_load(agentrl("config", *overrides).stdout)
+    composed = OmegaConf.to_container(compose(overrides), resolve=True)
+    assert isinstance(composed, dict) and composed.pop("choices")
+    assert composed.pop("search", None) is None and printed == composed
+    by_train = agentrl("train", *overrides, "--cfg", "job")
+    assert by_train.stdout == agentrl("config", *overrides).stdout
+
+
+def test_comments_are_told_from_text_and_those_of_nodes_stand_at_them(groups: str):
+    text = agentrl("config", "env=mine", "--config-dir", groups).stdout
+    lines = {line.split("#")[0].strip(): line for line in text.splitlines()}
+    assert lines["turns: 2"].endswith('# how many turns; "#" counts, too [env/mine.yaml]')
+    assert lines["extra:"].endswith("# of the node")
+    assert "b: [x, 'y # z']" in text
+
+
+def test_a_configuration_that_is_wrong_is_printed_and_refused():
+    result = agentrl("config", "model=hf", "stpes=3")
+    assert result.exit_code == 2 and "path: ???" in result.stdout
+    assert result.stderr.splitlines() == [
+        "stpes is not a setting; did you mean 'steps'?",
+        "model.path is missing; give it as model.path=VALUE",
+    ]
+    refused(agentrl("config", "algo=grop"), "algo 'grop' not found; did you mean 'grpo'?")
+
+
+def test_the_keys_of_an_option_are_listed():
+    text = agentrl("list", "algo", "grpo").stdout
+    assert "kl_coef: 0.0 " in text and "weight of the KL from the start's weights" in text
+    assert "\nsteps:" not in text and "_target_" not in text
+    assert "max_tokens: 1024" in agentrl("list", "model", "hf").stdout
+    refused(agentrl("list", "algo", "grop"), "algo 'grop' not found; did you mean 'grpo'?")
+
+
+@pytest.mark.parametrize("verb", ["train", "sweep"])
+def test_without_arguments_nothing_starts_and_what_would_is_told(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    result = agentrl(verb)
+    assert result.exit_code == 2 and result.stdout == "" and list(tmp_path.iterdir()) == []
+    assert result.stderr.startswith("nothing was started. By default this would be algo=nlac env=t")
+    assert f"agentrl {verb} algo=nlac env=twentyq" in result.stderr
+
+
+def test_short_flags():
+    assert agentrl("-V").stdout == agentrl("--version").stdout
+    for verb in ([], ["train"], ["show"]):
+        assert agentrl(*verb, "-h").stdout == agentrl(*verb, "--help").stdout
+
+
+def test_a_key_is_looked_for_further_inside():
+    wrong = agentrl("train", "algo=grpo", "lr=1e-3")
+    refused(wrong, "lr is not a setting; did you mean algo.optimizer.lr?")
+
+
+def offered(*words: str) -> list[str]:
+    """What bash is offered for the last of these words."""
+    asked = {"_AGENTRL_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(words)}
+    asked["COMP_CWORD"] = str(len(words) - 1)
+    return CliRunner().invoke(app, env=asked, prog_name="agentrl").stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offer"),
+    [
+        (["train", "al"], ["algo=", "algo."]),
+        (["train", "algo=gr"], ["algo=grpo"]),
+        (["train", "algo", "=", "gr"], ["grpo"]),  # as bash cuts algo=gr
+        (["train", "algo", "="], ["grpo", "nlac"]),
+        (["eval", "abc", "env", "="], ["math"]),
+        (["train", "algo=grpo", "algo.clip", "="], ["0.2"]),
+        (["train", "algo=grpo", "algo.clip="], ["algo.clip=0.2"]),
+        (["train", "se"], ["search=", "seed="]),
+        (["train", "ev"], ["eval_every=", "eval."]),
+        (["train", "algo=grpo", "algo.c"], ["algo.clip="]),
+        (["train", "algo", "=", "grpo", "algo.c"], ["algo.clip="]),
+        (["train", "algo=grpo", "algo.optimizer.l"], ["algo.optimizer.lr="]),
+        (["train", "model=hf", "model.lora.r"], ["model.lora.rank="]),
+        (["train", "env=math_500", "env.le"], ["env.levels="]),
+        (["list", "al"], ["algo"]),
+        (["list", "algo", "gr"], ["grpo"]),
+        (["config", "steps=1", "init"], ["init="]),
+        (["show", "ab"], ["abc"]),
+        (["show", "runs/grid/"], ["runs/grid/seed-0"]),
+        (["report", "runs/g"], ["runs/grid"]),
+        (["eval", "l"], ["last"]),
+        (["eval", "abc", "eval.ta"], ["eval.tasks="]),
+    ],
+)
+def test_a_shell_is_offered_groups_options_keys_and_runs(
+    words: list[str], offer: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("abc", "grid/seed-0"):
+        write_run(tmp_path / "runs" / folder)
+    found = offered("agentrl", *words)
+    assert set(offer) <= set(found)

@@ -1,0 +1,156 @@
+"""A model behind a server is evaluated: it plays, its own roles refine, tokens are counted; what
+the server does not do is one sentence."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.core.types import Message
+from agentrl_cli.generators.endpoint_agent import messages_of
+from agentrl_cli.rollout.message_chat import END, ROLE, MessageChat
+from tests.builders.command_line import agentrl, refused
+
+pytest.importorskip("openai", reason="the client library asks the server")
+pytestmark = pytest.mark.extras
+FEW = ["eval.tasks=2", "eval.episodes_per_task=1", "eval.splits=[test]", "eval.greedy=false"]
+ROLES = {  # how an instruction of prompts=instruct begins, and what a model answers to it
+    "Predictions of": "**Optimality: No.** It repeats what is known.",
+    "Predict": "The answer is no and the game is lost.\n\n**Outcome: Failure**",
+    "A critique": "Is it a tool?",
+}
+
+
+class Server:
+    """An OpenAI-compatible server with one model, `player`, that asks whether it is alive, unless
+    it says something else."""
+
+    def __init__(self) -> None:
+        self.says = "Is it alive?"
+        self.requests: list[dict[str, Any]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.requests.append(asked)
+                known = asked["model"] == "player"
+                body = outer.answer(asked) if known else {"error": {"message": "no such model"}}
+                self.send_response(200 if known else 404)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                self.wfile.write(json.dumps(body).encode())
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        last = asked["messages"][-1]["content"]
+        text = next((said for begin, said in ROLES.items() if last.startswith(begin)), self.says)
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+        return {
+            "id": "x", "object": "chat.completion", "created": 0, "model": "player",
+            "choices": [choice], "usage": usage,
+        }  # fmt: skip
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+def evaluated(server: Server, *overrides: str) -> dict[str, Any]:
+    named = ["model=endpoint", f"model.url={server.url}", "model.name=player"]
+    done = agentrl("eval", *named, "env=twentyq", "env.turns=2", *FEW, *overrides, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_messages_come_back_from_their_ids():
+    chat = MessageChat()
+    first = [Message("system", "Play ÄÖ."), Message("user", "Ask.")]
+    ids = chat.start(first) + chat.encode_action("Is it\nalive?")
+    more = [Message("user", "Yes."), Message("tool", "{}")]
+    ids += chat.extend(more, ids[-1])
+    assert messages_of(ids, ROLE, END) == [*first, Message("assistant", "Is it\nalive?"), *more]
+    assert chat.decode(chat.encode_action("ÄÖ")) == "ÄÖ" and chat.extend([], 5) == []
+    prompt = chat.role_prompt(chat.start(first), chat.encode_action("Hm."), "Judge.", "system")
+    assert messages_of(prompt, ROLE, END)[-1] == Message("system", "Judge.")
+
+
+def test_a_servers_model_plays_and_its_tokens_are_counted(server: Server):
+    prices = ["model.request.price_read=1.0", "model.request.price_written=10.0"]
+    record = evaluated(server, *prices)
+    assert record["model"] == "player" and record["eval/test_episodes"] == 2
+    assert record["eval/test_repeated"] == 0.5 and record["eval/test_turns"] == 2
+    assert (record["endpoint/tokens_read"], record["endpoint/tokens_written"]) == (40, 8)
+    assert record["endpoint/cost"] == pytest.approx((40 + 80) / 1e6)
+    first = server.requests[0]
+    assert [row["role"] for row in first["messages"]] == ["system", "user"]
+    assert {"seed", "temperature", "max_tokens"} <= first.keys()
+
+
+def test_what_was_answered_is_not_asked_again(server: Server, tmp_path: Path):
+    cache = f"model.request.cache={tmp_path / 'answers.jsonl'}"
+    first = evaluated(server, cache)
+    asked = len(server.requests)
+    again = evaluated(server, cache)
+    assert len(server.requests) == asked and again["endpoint/tokens_read"] == 0
+    assert again["eval/test_success"] == first["eval/test_success"]
+
+
+def test_the_models_own_roles_refine_what_it_plays(server: Server):
+    acts = ["eval.act=refined", "algo=nlac", "algo.improvement=refinement", "algo.candidates=2"]
+    record = evaluated(server, *acts, "algo.forecasts=1", "algo.critic=shared")
+    roles = [request["messages"][-1]["role"] for request in server.requests]
+    assert roles.count("system") >= 3 * 4  # forecast, critique, refinement of each of four turns
+    assert record["eval/test_episodes"] == 2
+    played = [r["messages"] for r in server.requests if r["messages"][-1]["role"] == "user"]
+    assert any(row["content"] == "Is it a tool?" for rows in played for row in rows)
+
+
+def test_what_a_server_cannot_do_is_one_sentence(server: Server):
+    named = ["model=endpoint", f"model.url={server.url}", "model.name=player"]
+    refused(agentrl("train", *named, "env=twentyq"), "model=endpoint is a server's, which cannot")
+    refused(agentrl("eval", "model=endpoint", *FEW), "model=endpoint does not say which model of")
+    search = agentrl("eval", *named, "search=tot", *FEW)
+    refused(search, "model=endpoint has no critic that a search could ask; leave search out")
+    other = agentrl("eval", *named[:2], "model.name=other", "env=twentyq", *FEW)
+    refused(other, "the server has no model 'other'")
+    tools = agentrl("eval", *named, "env=tau_mini", "env.actions=native", *FEW)
+    refused(tools, "model=endpoint plays in text, and this environment offers tools")
+
+
+def test_a_model_that_says_nothing_agrees_with_nothing(server: Server):
+    server.says = ""
+    named = ["env.llm.model=player", f"env.llm.base_url={server.url}", "n=1", "--json"]
+    done = agentrl("calibrate", "env=twentyq", *named)
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout)
+    assert record["questions"] == len(server.requests) > 10
+    assert record["agreement"] == record["contradicted"] == 0
+
+
+def test_a_dead_server_stops_with_what_to_do():
+    named = ["model=endpoint", "model.url=http://127.0.0.1:9/v1", "model.name=player"]
+    quick = ["model.request.retries=0", "model.request.timeout=1"]
+    done = agentrl("eval", *named, *quick, "env=twentyq", *FEW)
+    assert done.exit_code == 1 and len(done.stderr.strip().splitlines()) == 1
+    assert (
+        "the endpoint gave no answer" in done.stderr and "see that the server runs" in done.stderr
+    )
