@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import FAILURE_KINDS, StoppedRun, UserError
+from agentrl_cli.core.errors import FAILURE_KINDS, GeneratorError, LostRank, StoppedRun, UserError
+from agentrl_cli.core.one_process import LAUNCH
 from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode
-from agentrl_cli.models.policy import token_logprobs
+from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.rollout.time_limit import abandoned_threads
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.assemble import Parts
 from agentrl_cli.training.evaluate import episode_metrics, evaluate
 from agentrl_cli.training.learner import NonFiniteError
 from agentrl_cli.training.memory_limit import is_out_of_memory, out_of_memory
+from agentrl_cli.training.ranks import explained_loss
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -32,31 +34,40 @@ LOGPROB_GAP_EPISODES = 4  # episodes a step whose log-probs are compared with th
 
 
 def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
-    """Go on from `parts.step` until `cfg.steps` updates are done or `interrupted` is set. Where all
-    are done and the process died before the end, do what remains."""
+    """Go on from `parts.step` until `cfg.steps` updates are done or `interrupted` is set, on
+    whichever rank. Where all are done and the process died before the end, do what remains."""
+    ranks = parts.ranks
+
+    def is_interrupted() -> bool:
+        return ranks.any(interrupted.is_set(), "a step's end")
+
     with (
         run.track(),
-        dump_failed_batch(run),
+        dump_failed_batch(run, parts),
+        name_last_checkpoint(run, parts),
         save_when_stopped(run, parts),
         explain_out_of_memory(cfg, parts),
+        stop_without_generator(),
     ):
         saver = Saver(cfg, run, parts)
-        if cfg.eval.baseline and not run.has_metrics and not interrupted.is_set():
-            run.log(0, timed_evaluation(parts, run, 0))
-        if parts.step == cfg.steps and not run.is_evaluated(parts.step):
+        saver.save_beginning()
+        if ranks.any(cfg.eval.baseline and not run.has_metrics, "baseline"):
+            if not is_interrupted():
+                run.log(0, timed_evaluation(parts, run, 0))
+        if parts.step == cfg.steps and ranks.any(not run.is_evaluated(parts.step), "last step"):
             parts.context.step = parts.step - 1  # as the update has left it
             run.log(parts.step, timed_evaluation(parts, run, parts.step))
             saver.save()
-        while parts.step < cfg.steps and not interrupted.is_set():
+        while parts.step < cfg.steps and not is_interrupted():
             metrics, episodes = update(parts)
             run.log(parts.step, metrics)
             if due(parts.step, cfg.eval_every, cfg.steps):
                 run.write_episodes("train", parts.step, episodes[:KEPT_EPISODES])
                 run.log(parts.step, timed_evaluation(parts, run, parts.step))
             saver.save_if_due()
-        if interrupted.is_set() and parts.step < cfg.steps:
+        if parts.step < cfg.steps:
             saver.save(planned=False)
-            tell(f"saved; go on with: {run.resume_command}")
+            tell(f"saved; go on with: {resume_command(run, parts)}")
             raise KeyboardInterrupt
 
 
@@ -73,12 +84,20 @@ class Saver:
         limit = 60 * self.cfg.save_minutes
         if due(self.parts.step, self.cfg.save_every, self.cfg.steps):
             self.save()
-        elif limit and time.monotonic() - self.saved_at >= limit:
+        elif limit and self.parts.ranks.any(time.monotonic() - self.saved_at >= limit, "clock"):
+            self.save(planned=False)
+
+    def save_beginning(self) -> None:
+        """Where several processes train, save what the run begins with: should one of them die,
+        the others could not."""
+        is_missing = self.parts.ranks.size > 1 and not self.run.checkpoints()
+        if self.parts.ranks.any(is_missing and self.parts.ranks.is_main, "beginning"):
             self.save(planned=False)
 
     def save(self, *, planned: bool = True) -> None:
         """Save this step unless it is saved already."""
         if self.saved_step != self.parts.step:
+            self.parts.activity.begin("save")
             self.parts.save(self.run, planned=planned)
             self.saved_step, self.saved_at = self.parts.step, time.monotonic()
 
@@ -87,22 +106,25 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     """One step of the loop: play, learn, count. Returns the step's metrics and fresh episodes."""
     algo, step = parts.algo, parts.step
     parts.context.step = step
+    parts.activity.begin("play")
     began = time.perf_counter()
-    episodes = parts.collector.collect(step, algo.group_size) if algo.plays else []
+    episodes = parts.collector.collect(step, algo.group_size) if parts.plays else []
     gap = logprob_gap(parts, episodes)
-    stored = parts.buffer.state()
-    if algo.replay_capacity:
+    stored = parts.buffer.state() if parts.ranks.is_main else None  # who saves it
+    if algo.replay_capacity or parts.data.keep_episodes:
         parts.buffer.add(episodes)
     seconds = {"time/rollout": time.perf_counter() - began}
     try:
         learned = learn(parts, episodes)
     except Exception as error:
-        if is_out_of_memory(error):
-            parts.buffer.load(stored)
+        if is_out_of_memory(error) or isinstance(error, GeneratorError):
+            if stored is not None:
+                parts.buffer.load(stored)
             parts.between_steps = True
         raise
     parts.step += 1
-    metrics = rollout_metrics(episodes) | gap | seconds | learned
+    engines = parts.collector.actors.metrics() | parts.generator.metrics()
+    metrics = rollout_metrics(episodes) | gap | seconds | learned | engines
     if "guard/episodes" in metrics:  # a guard's probes steer the run, too
         metrics["episodes/count"] = metrics.get("episodes/count", 0) + metrics["guard/episodes"]
     return metrics, episodes
@@ -111,8 +133,11 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
 def learn(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
     """Let the algorithm update. What stops it here leaves models between two steps: nothing is
     saved then, and the last checkpoint holds."""
+    parts.activity.begin("texts of the critic" if parts.algo.texts(1, 1) else "samples")
     try:
         return parts.learner.run(parts.algo.update(episodes, parts.buffer), parts.step)
+    except LostRank:
+        raise
     except StoppedRun as error:
         raise UserError(f"{error} (in an update: the last checkpoint holds)") from error
 
@@ -149,7 +174,7 @@ def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
     samples = [sample for e in sampled for sample in episode_samples(e, lambda i, turn: {})]
     if not samples:
         return {}
-    rows = token_logprobs(parts.models.module("policy"), samples)
+    rows = token_logprobs(parts.models.reader("policy"), samples)
     by_trainer: list[float] = []
     for row, sample in zip(rows, samples, strict=True):
         by_trainer += [logprob for logprob, m in zip(row, sample.mask, strict=True) if m]
@@ -165,17 +190,21 @@ def due(step: int, every: int, steps: int) -> bool:
 
 def timed_evaluation(parts: Parts, run: Run, step: int) -> dict[str, float]:
     """The metrics of `evaluate`, and the seconds it took."""
+    parts.activity.begin("evaluation" if step else "baseline")
     began = time.perf_counter()
     metrics = evaluate(parts, run, step)
     return metrics | {"time/eval": time.perf_counter() - began}
 
 
 @contextmanager
-def dump_failed_batch(run: Run) -> Iterator[None]:
-    """Write a batch that made training stop to failed-batch.json, where it can be looked at."""
+def dump_failed_batch(run: Run, parts: Parts) -> Iterator[None]:
+    """Write a batch that made training stop to failed-batch.json, where it can be looked at. All
+    ranks know it, and the one that owns the run writes."""
     try:
         yield
     except NonFiniteError as error:
+        if not parts.ranks.is_main:
+            raise
         file = run.folder / "failed-batch.json"
         batch = {"phase": error.phase, "term": error.term, "samples": error.rows}
         with files.explain_write_errors(run.folder):
@@ -190,10 +219,30 @@ def save_when_stopped(run: Run, parts: Parts) -> Iterator[None]:
     update off, an earlier checkpoint holds, if there is one: the models are between two steps."""
     try:
         yield
+    except LostRank:
+        raise
     except StoppedRun as error:
-        if not (parts.between_steps and run.checkpoints()):
+        holds = parts.between_steps and bool(run.checkpoints())
+        if not parts.ranks.any(holds, "stop"):
             parts.save(run, planned=False)
-        raise StoppedRun(f"{error}; saved; go on with: {run.resume_command}") from error
+        raise StoppedRun(f"{error}; saved; go on with: {resume_command(run, parts)}") from error
+
+
+@contextmanager
+def name_last_checkpoint(run: Run, parts: Parts) -> Iterator[None]:
+    """Where another process of the run is gone, what it held cannot be saved: say how to go on."""
+    try:
+        with explained_loss():
+            yield
+    except LostRank as error:
+        command = resume_command(run, parts)
+        raise LostRank(f"{error}; go on from the last checkpoint with: {command}") from error
+
+
+def resume_command(run: Run, parts: Parts) -> str:
+    """What goes on with the run, by the launcher where several processes train it."""
+    started = parts.ranks.size > 1
+    return f"{LAUNCH} resume {run.quoted_folder}" if started else run.resume_command
 
 
 @contextmanager
@@ -211,18 +260,29 @@ def explain_out_of_memory(cfg: DictConfig, parts: Parts) -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[Event]:
+def stop_without_generator() -> Iterator[None]:
+    """Stop the run where texts that a step cannot do without are not written."""
+    try:
+        yield
+    except GeneratorError as error:
+        raise StoppedRun(f"{error}; mend what generates before you go on") from error
+
+
+@contextmanager
+def interruptible(*, launched: bool = False) -> Iterator[Event]:
     """An event that Ctrl-C, SIGTERM and SIGHUP set, so that the step in work is finished and saved;
-    a Ctrl-C after that stops at once. SIGHUP stays ignored where it is, as under nohup."""
+    a Ctrl-C after that stops at once. SIGHUP stays ignored where it is, as under nohup. A launcher
+    sends a second Ctrl-C by itself, and SIGTERM where another process has died."""
     interrupted = Event()
 
     def on_signal(number: int, frame: object) -> None:
         if interrupted.is_set():  # the others may come twice: from a shell, and from make
-            if number == signal.SIGINT:
+            if number == signal.SIGINT and not launched:
                 raise KeyboardInterrupt
             return
         interrupted.set()
-        tell("interrupted: finishing this step, then saving")
+        if number != signal.SIGTERM or not launched:
+            tell("interrupted: finishing this step, then saving")
 
     handled = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,10 @@ def models(model_folder: Path) -> ModelSet:
 def agentrl(tmp_path: Path) -> Agentrl:
     """The command line in a process of its own, in an empty folder."""
 
-    def call(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
+    def call(
+        *arguments: str, stdin: str = "", program: Sequence[str] = ("-m", "agentrl_cli.cli")
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *program, *arguments]
         return subprocess.run(command, cwd=tmp_path, input=stdin, capture_output=True, text=True)
 
     return call

@@ -1,41 +1,29 @@
 """Pages keep their word: commands that they print succeed, links and files that they name exist.
 
-A command is a line `$ agentrl ...` in a console block. They run in the order of the page, in one
-folder per page, so a page may show what it made. A block that opens with ```console no-run is left
-out (what needs an account, another machine, hours). Of `$ make ...` only the target is checked.
+A command is a line `$ agentrl ...` (or pip, python, printf, transformers) in a console block. They
+run in the order of the page, in one folder per page, so a page may show what it made; a page that
+installs something has an environment of its own. A block that opens with ```console small has small
+sizes behind its commands, one that opens with ```console no-run is left out (what needs an account,
+another machine, hours), and says why on pages of WHOLE. Of `$ make ...` only the target is checked.
 docs/log/ and CHANGELOG.md are history: their commands and files are those of their day.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.builders.page_commands import BLOCK, Command, commands, place_for
 from tests.paths import ROOT
 
 HISTORY = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs" / "log").glob("*.md"))]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {*HISTORY})
-BLOCK = re.compile(r"^```console[ ]*(?P<info>[^\n]*)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(r"`((?:agentrl_cli|conf|docs|tests|tools)/[\w./]+)`")
 SECONDS = 1800
-
-
-def commands(text: str) -> list[str]:
-    """The `agentrl` commands of a page's console blocks; a backslash continues a line."""
-    blocks = [match for match in BLOCK.finditer(text) if "no-run" not in match["info"]]
-    lines = [
-        line[2:]
-        for block in blocks
-        for line in block["body"].replace("\\\n", " ").splitlines()
-        if line.startswith("$ ")
-    ]
-    return [line for line in lines if line.split()[0] == "agentrl"]
+WHOLE = [ROOT / "docs" / "extending.md", ROOT / "docs" / "real_models.md"]  # all of it runs
 
 
 def makes(text: str) -> set[str]:
@@ -54,15 +42,30 @@ def test_commands_are_taken_from_console_blocks_only():
         "$ agentrl not this\n```console\n$ agentrl ls\nout\n$ agentrl list \\\n  env\n```\n"
         "```console no-run\n$ agentrl resume last\n```\n```bash\n$ agentrl show\n```\n"
     )
-    assert [line.split() for line in commands(page)] == [
-        ["agentrl", "ls"],
-        ["agentrl", "list", "env"],
-    ]
+    found = commands(page + "```console small\n$ pip install x\n```\n")
+    assert [command.line.split() for command in found] == [
+        ["agentrl", "ls"], ["agentrl", "list", "env"], ["pip", "install", "x"],
+    ]  # fmt: skip
+    assert [command.is_small for command in found] == [False, False, True]
+
+
+def test_small_sizes_stand_behind_what_is_printed():
+    assert Command("agentrl calibrate a=b", True).small() == "agentrl calibrate a=b 'n=1'"
+    assert Command("agentrl calibrate a=b", False).small() == "agentrl calibrate a=b"
+    line = Command("agentrl train algo=nlac", True).small()
+    assert line.startswith("agentrl train algo=nlac '") and "'algo.min_readable=0'" in line
+
+
+@pytest.mark.parametrize("page", WHOLE, ids=lambda page: page.name)
+def test_what_is_left_out_says_why(page: Path):
+    blocks = [match["info"] for match in BLOCK.finditer(page.read_text())]
+    unsaid = [info for info in blocks if "no-run" in info and "no-run: needs " not in info]
+    assert blocks and unsaid == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_printed_make_targets_exist(page: Path):
-    known = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert makes(page.read_text()) <= known
 
 
@@ -79,7 +82,8 @@ def test_links_between_pages_lead_somewhere(page: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_exist(page: Path):
-    named = {name for name in FILE.findall(page.read_text()) if "mine" not in name}
+    found = FILE.findall(page.read_text())
+    named = {name for name in found if "mine" not in name and "NAME" not in name}
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
@@ -107,11 +111,8 @@ def test_streams_of_the_notation_are_those_of_the_code():
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_printed_commands_succeed(page: Path, tmp_path: Path):
-    bin_folder = str(Path(sys.executable).parent)
-    environment = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
-    for command in commands(page.read_text()):
-        done = subprocess.run(
-            command, shell=True, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+    printed = commands(page.read_text())
+    place = place_for(printed, tmp_path)
+    with place.servers:
+        for command in printed:
+            place.run(command)

@@ -25,13 +25,19 @@ FLOORS = (  # a room imports from floors below its own and from itself, for type
     {"train"},
     {"cli"},
 )
-ENGINES = {"accelerate", "hydra", "omegaconf", "vllm", "wandb"}
+ENGINES = {"accelerate", "hydra", "omegaconf", "ray", "vllm", "wandb"}
+ENGINE_FILES = {  # an algorithm is the same whoever generates, and whoever plays
+    f"agentrl_cli.generators.{file.stem}"
+    for file in (PACKAGE / "generators").glob("*.py")
+    if file.stem not in ("__init__", "base")
+} | {f"agentrl_cli.rollout.{file}" for file in ("actors", "actor_pool", "ray_cluster")}
 NEVER = {  # what a room may not even name for type checkers
     "core": ENGINES | {"torch", "transformers"},
     "envs": ENGINES | {"torch", "transformers", "tokenizers", "agentrl_cli.config"},
-    "rollout": ENGINES | {"torch", "agentrl_cli.config"},
-    "algos": ENGINES | {"transformers", "peft"}
-    | {f"agentrl_cli.{room}" for room in ("config", "envs", "runs")},
+    "rollout": ENGINES - {"ray"} | {"torch", "agentrl_cli.config"},
+    "algos": ENGINES | {"transformers", "peft", "torch.distributed", "agentrl_cli.core.ranks"}
+    | {f"agentrl_cli.{room}" for room in ("config", "envs", "runs")}
+    | {"agentrl_cli.models.sharding"} | ENGINE_FILES,
     "models": ENGINES,
     "generators": ENGINES | {"agentrl_cli.config"},
     "runs": {"agentrl_cli.envs", "torch", "transformers"},
@@ -86,6 +92,11 @@ def test_no_import_runs_upwards(file: Path):
     assert {name for name in found if within(name, NEVER.get(own, set()))} == set()
 
 
+def test_one_file_knows_ray():
+    knowing = [file for file in FILES if any(within(name, {"ray"}) for name in imports(file))]
+    assert knowing == [PACKAGE / "rollout" / "ray_cluster.py"]
+
+
 def circle(graph: dict[str, set[str]]) -> list[str]:
     """Modules that import each other in a loop; none where there is no loop."""
     left = set(graph)
@@ -128,6 +139,45 @@ def loaded_by(code: str) -> set[str]:
 def test_help_loads_no_heavy_module(verb: list[str]):
     asked = f"app({[*verb, '--help']!r}, standalone_mode=False)"
     assert not loaded_by(f"from agentrl_cli.cli.main import app\n{asked}") & HEAVY
+
+
+@pytest.mark.slow
+def test_a_wrong_word_is_refused_before_models_can_be_loaded():
+    refuse = """
+from pathlib import Path
+from agentrl_cli.cli.evaluate import evaluate_command
+from agentrl_cli.cli.main import export
+from agentrl_cli.cli.sweep import sweep
+from agentrl_cli.cli.train import start
+from agentrl_cli.core.errors import UserError
+
+def evaluate(words):
+    evaluate_command(None, words)
+
+def begin_sweep(words):
+    sweep(words, None, "it", 1, lambda question: True)
+
+def write_model(words):
+    export(*words, Path("somewhere"), None)
+
+def refused(verb, text):
+    try:
+        verb(text.split())
+    except UserError as error:
+        return print(error)
+    raise AssertionError(text)
+
+for text in ("algo=grop env=twentyq", "algo=grpo env=twentyqq", "model=hff", "experiment=nope",
+             "stpes=3", "steps=0", "env.truns=3 algo=self_ac", "algo=grpo model=hf",
+             "algo=grpo algo.lr=3", "algo=nlac algo.optimizer.lr=three logger.rows=2"):
+    for verb in (start, evaluate, begin_sweep):
+        refused(verb, text)
+refused(begin_sweep, "algo=grpo,nlax seed=0,1")
+refused(begin_sweep, "algo=grpo,nlac algo.rounds=1 seed=0,1")
+refused(start, "algo=grpo init=nope")
+refused(write_model, "nope")
+"""
+    assert not loaded_by(refuse) & {"torch", "transformers", "peft", "wandb"}
 
 
 @pytest.mark.parametrize("room", ["algos", "envs", "generators", "models", "rollout", "runs"])

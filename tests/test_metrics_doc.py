@@ -11,8 +11,10 @@ from omegaconf import DictConfig
 from agentrl_cli.cli.train import start
 from agentrl_cli.config.compose import compose
 from agentrl_cli.runs.run import Run
-from tests.builders.runs import ALGORITHMS, GUARDED, SMALL, SPEAKER, folders
+from tests.builders.runs import ACTORS, ALGORITHMS, GUARDED, SMALL, SPEAKER, folders
+from tests.builders.vllm import vllm_run
 from tests.fakes.student import student_overrides
+from tests.fakes.vllm_server import serving
 from tests.paths import ROOT
 from tests.test_docs_commands import PAGES
 
@@ -21,6 +23,13 @@ TAU = ["env._target_=agentrl_cli.envs.TauBench", "~env.turns", *(
     f"+env.{key}={value}" for key, value in {
         "domain": "mini", "data": "null", "user": "scripted", "actions": "call", "turns": 4,
         "holdout": 0, "llm": "null",
+    }.items()
+), "steps=1", "rollout.episodes_per_step=2"]  # fmt: skip
+WIKI = ["env._target_=agentrl_cli.envs.Wiki", "~env.turns", *(
+    f"+env.{key}={value}" for key, value in {
+        "data": "null", "test_data": "null", "test_share": 0.2, "world": "small", "world_seed": 0,
+        "pages": 60, "questions": 8, "test_questions": 4, "task": "question", "reward": "both",
+        "turns": 3, "page_lines": 8, "page_results": 2,
     }.items()
 ), "steps=1", "rollout.episodes_per_step=2"]  # fmt: skip
 FLAGS = "(invalid|repeated|unboxed|tool_error|unconfirmed)"
@@ -38,22 +47,35 @@ def logged(algo: str, folder: Path, *more: str) -> set[str]:
     return {name for row in Run(folder / "it").metrics() for name in row} - {"step"}
 
 
+def logged_with_server(folder: Path, model_folder: Path) -> set[str]:
+    with serving(model_folder) as server:
+        run = vllm_run(server.url, model_folder, folder, "grpo", "steps=1")
+        start(run, config_dir=folders(folder))
+    return {name for row in Run(folder / "it").metrics() for name in row} - {"step"}
+
+
 @pytest.fixture(scope="module")
-def every_metric(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def every_metric(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> set[str]:
     found = logged("sft", tmp_path_factory.mktemp("run"))
     for algo in sorted({*FOUND} - {"pretraining"}):  # which logs what sft does
         found |= logged(algo, tmp_path_factory.mktemp("run"), SPEAKER)
     found |= logged("nlac", tmp_path_factory.mktemp("run"), SPEAKER, *GUARDED)
+    found |= logged("nlac", tmp_path_factory.mktemp("run"), SPEAKER, ACTORS, "steps=1")
     school = tmp_path_factory.mktemp("run")
     found |= logged("sft", school, *student_overrides(school))
-    return found | logged("sft", tmp_path_factory.mktemp("run"), *TAU)
+    found |= logged_with_server(tmp_path_factory.mktemp("run"), model_folder)
+    for world in (TAU, WIKI):
+        found |= logged("sft", tmp_path_factory.mktemp("run"), *world)
+    return found
 
 
+@pytest.mark.slow
 def test_every_metric_of_a_run_is_explained(every_metric: set[str]):
     shapes = documented()
     assert {m for m in every_metric if not any(re.fullmatch(s, m) for s in shapes)} == set()
 
 
+@pytest.mark.slow
 def test_every_explained_metric_is_logged_by_some_run(every_metric: set[str]):
     assert {s for s in documented() if not any(re.fullmatch(s, m) for m in every_metric)} == set()
 
@@ -81,9 +103,11 @@ def keys(node: DictConfig, path: str = "") -> set[str]:
     return found.union(*(keys(n, p) for p, n in inner.items() if isinstance(n, DictConfig)))
 
 
+@pytest.mark.slow
 def test_pages_name_only_keys_of_the_configuration():
     given = ["model=hf", "model.path=x"]
-    chosen = [*(f"algo={algo}" for algo in FOUND), "logger=wandb"]
+    engines = ("hardware=ddp", "hardware=fsdp", "hardware=ray", "hardware=vllm")
+    chosen = [*(f"algo={algo}" for algo in FOUND), "logger=wandb", *engines]
     known = set().union(*(keys(compose([one, *given])) for one in chosen))
     roots = "algo|rollout|eval|hardware|model|logger"
     text = "\n".join(page.read_text() for page in PAGES)

@@ -1,5 +1,9 @@
 """The errors that agentrl raises on purpose; everything else is a bug and may crash."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class UserError(Exception):
     """A mistake the user can mend: one sentence with the value and the remedy; exit code 2."""
@@ -12,6 +16,10 @@ class StoppedRun(UserError):
     is saved before it stops; exit code 1."""
 
     exit_code = 1
+
+
+class LostRank(StoppedRun):
+    """Another process of this run is gone, or is somewhere else in it: nothing can be saved."""
 
 
 class EpisodeError(Exception):
@@ -33,13 +41,39 @@ class SimulatorError(EpisodeError):
     kind = "simulator"
 
 
+class EmptyAnswer(SimulatorError):
+    """What it gave holds no text."""
+
+
 class WorldTimeout(EpisodeError):
     """The world took longer for an answer than it may."""
 
     kind = "timeout"
 
 
-FAILURE_KINDS = tuple(e.kind for e in (EpisodeError, ContractError, SimulatorError, WorldTimeout))
+class GeneratorError(EpisodeError):
+    """What samples for the agent gave no answer to some prompts of a call. `answers` has the
+    completions of each prompt, None where there are none."""
+
+    kind = "generator"
+
+    def __init__(self, line: str, answers: list[Any]) -> None:
+        super().__init__(line)
+        self.answers = answers
+
+
+class LostActor(EpisodeError):
+    """The process that played is gone, or does not answer."""
+
+    kind = "actor"
+
+
+FAILURE_KINDS = tuple(
+    error.kind
+    for error in (
+        EpisodeError, ContractError, SimulatorError, WorldTimeout, GeneratorError, LostActor,
+    )
+)  # fmt: skip
 
 
 def require_at_least(least: float, **values: float) -> None:
@@ -47,6 +81,13 @@ def require_at_least(least: float, **values: float) -> None:
     for name, value in values.items():
         if not value >= least:
             raise UserError(f"{name} is {value}; give at least {least}")
+
+
+def require_at_most(most: float, **values: float) -> None:
+    """Raise UserError for the first value above `most`, under its name."""
+    for name, value in values.items():
+        if not value <= most:
+            raise UserError(f"{name} is {value}; give at most {most}")
 
 
 def require_above(limit: float, **values: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 RESAMPLES = 2000
+Z = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
 Array = np.ndarray
 
 
@@ -22,15 +23,20 @@ class Interval:
     high: float
 
 
-def cluster_bootstrap(values: Sequence[Sequence[float]], seed: int = 0) -> Interval:
-    """Mean and 95 % percentile bootstrap interval, resampling tasks: a list of values for each. The
-    cluster bootstrap of Davison and Hinkley 1997, section 3.8. Raises ValueError without values."""
+def cluster_bootstrap(
+    values: Sequence[Sequence[float]], seed: int = 0, *, least: float = 0.0
+) -> Interval:
+    """Mean and 95 % percentile bootstrap interval, resampling tasks: a list of values between
+    `least` and 1 for each. The cluster bootstrap of Davison and Hinkley 1997, section 3.8. Raises
+    ValueError without values."""
     sums = np.array([[sum(row) for row in values]], dtype=float)
     counts = np.array([[len(row) for row in values]], dtype=float)
-    return bootstrap_runs_and_tasks(sums, counts, seed)
+    return bootstrap_runs_and_tasks(sums, counts, seed, least=least)
 
 
-def bootstrap_runs_and_tasks(sums: Array, counts: Array, seed: int) -> Interval:
+def bootstrap_runs_and_tasks(
+    sums: Array, counts: Array, seed: int, *, least: float = 0.0
+) -> Interval:
     """The mean of values, given as their sums and counts by run and task (both [runs, tasks]), with
     its interval: runs and tasks are drawn, a task in all runs at once. A single run takes no draw,
     so its interval is the same wherever it is computed. Raises ValueError without values."""
@@ -40,7 +46,8 @@ def bootstrap_runs_and_tasks(sums: Array, counts: Array, seed: int) -> Interval:
     by_run = resample_counts(rng, sums.shape[0])  # [resamples, runs]
     by_task = resample_counts(rng, sums.shape[1])  # [resamples, tasks]
     mean = float(sums.sum() / counts.sum())
-    return percentile_interval(mean, resampled_means(sums, counts, by_run, by_task))
+    draws = resampled_means(sums, counts, by_run, by_task)
+    return interval_over_tasks(mean, draws, int(counts.any(0).sum()), least)
 
 
 def resample_counts(rng: np.random.Generator, size: int) -> Array:
@@ -55,6 +62,22 @@ def resampled_means(sums: Array, counts: Array, by_run: Array, by_task: Array) -
     total = np.einsum("dt,dt->d", by_run @ sums, by_task)
     count = np.einsum("dt,dt->d", by_run @ counts, by_task)
     return total / np.where(count, count, np.nan)
+
+
+def interval_over_tasks(mean: float, draws: Array, tasks: int, least: float) -> Interval:
+    """`percentile_interval`, but where all `tasks` ended alike, all of them lost or all won, or
+    without a difference, `interval_of_equals`: there resampling knows of no other end."""
+    if mean in (least, 0.0, 1.0) and np.nanmax(draws) == np.nanmin(draws):
+        return interval_of_equals(mean, tasks, least)
+    return percentile_interval(mean, draws)
+
+
+def interval_of_equals(value: float, tasks: int, least: float = 0.0) -> Interval:
+    """The 95 % interval of a mean over tasks whose values, between `least` and 1, are all `value`.
+    As none of n is otherwise, up to the share z²/(n + z²) of all tasks may be (Wilson 1927, for no
+    success of n trials), each as far off as can be; of 0 and of 1 this is Wilson's interval."""
+    others = Z**2 / (tasks + Z**2)
+    return Interval(value, value - others * (value - least), value + others * (1.0 - value))
 
 
 def percentile_interval(mean: float, draws: Array) -> Interval:

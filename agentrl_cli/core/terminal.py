@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+LONG = 1000  # pieces of work from which on a person is told how far it has come
+
 
 def safe(text: str) -> str:
     """The text with every character that is not printable, newlines apart, written as an escape."""
@@ -13,6 +15,12 @@ def safe(text: str) -> str:
 def say(text: object, *, err: bool = False, end: str = "\n") -> None:
     """Print a text, made safe, to stdout or stderr."""
     print(safe(str(text)), file=sys.stderr if err else sys.stdout, end=end, flush=True)
+
+
+def tell_tenths(what: str, done: int, count: int) -> None:
+    """Say on stderr, after each tenth of a long piece of work, how far it has come."""
+    if count >= LONG and done % (count // 10) == 0:
+        say(f"{what}: {done:,} of {count:,}", err=True)
 
 
 def _escape(character: str) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+MOST_EPISODES = 1_000_000  # that are begun at once, all of which memory has to hold
 
 
 @dataclass(frozen=True)
@@ -149,9 +152,9 @@ def _messages(rows: list[dict[str, Any]]) -> list[Message]:
     return [Message(row["role"], row["content"], tuple(row.get("tool_calls", ()))) for row in rows]
 
 
-def evenly_spaced(episodes: list[Episode], count: int) -> list[Episode]:
-    """At most `count` of the episodes, evenly over their order, which is that of their tasks."""
-    return episodes[:: max(1, len(episodes) // count)][:count]
+def evenly_spaced(items: list[Item], count: int) -> list[Item]:
+    """At most `count` of the items, evenly over their order, as that of tasks."""
+    return items[:: max(1, len(items) // count)][:count]
 
 
 def derive_seed(*parts: object) -> int:

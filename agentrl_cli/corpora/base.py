@@ -22,6 +22,23 @@ from agentrl_cli.envs.base import Env
 UNTRAINED = {"weight": 0.0}
 READ_FORECASTS = (1, 2, 4, 8)  # how many a critique reads
 ROLLOUTS = 4  # that Self-Distillation and NLRL read
+HASH_RANGE = 2**63
+
+
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """For each mistake the share of occasions on which a scripted player is `prone` to it. On such
+    an occasion it makes the mistake with probability `often`, else with `seldom`."""
+
+    player = ""  # whose mistakes they are, in the seeds
+    prone: dict[str, float]
+    often: float
+    seldom: float
+
+    def chance(self, mistake: str, *occasion: object) -> float:
+        """The probability of a mistake on an occasion, the same whenever it comes."""
+        place = derive_seed(self.player, mistake, *occasion) / HASH_RANGE
+        return self.often if place < self.prone.get(mistake, 0.0) else self.seldom
 
 
 @dataclass(frozen=True)

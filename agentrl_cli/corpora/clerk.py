@@ -10,7 +10,7 @@ import random
 import re
 from dataclasses import dataclass, field
 
-from agentrl_cli.core.types import derive_seed
+from agentrl_cli.corpora.base import Habits
 from agentrl_cli.envs.tau.mini import ITEMS, REQUIRED_STATUS
 
 ORDER_LINE = re.compile(r"^(\d+) (pending|delivered|cancelled|returned): (.+)\.$")
@@ -23,27 +23,19 @@ RULES = (
     "It is delivered.", "Not done.", "Not that order.", "Not asked for.", "Ask for more first.",
     "Not the items.", "It is finished.",
 )  # fmt: skip
-HASH_RANGE = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClerkHabits:
-    """For each error the share of items with which the clerk is `prone` to it: it acts on an order
-    it has not looked at (`hasty`), does not ask for more (`no_more`), leaves an item out
-    (`forget`), does not ask yes or no (`no_ask`), ignores an order's status (`ignore`), tells a
-    wrong status (`misstate`). It does so with probability `often` there, else with `seldom`."""
+class ClerkHabits(Habits):
+    """The clerk's errors, whose occasions are items: it acts on an order it has not looked at
+    (`hasty`), does not ask for more (`no_more`), leaves an item out (`forget`), does not ask yes or
+    no (`no_ask`), ignores an order's status (`ignore`), tells a wrong status (`misstate`)."""
 
-    prone: dict[str, float]
-    often: float
-    seldom: float
+    player = "clerk"
 
     def draw_errors(self, item: str, rng: random.Random) -> frozenset[str]:
         """The errors of one wish for something with this item."""
-        return frozenset(error for error in ERRORS if rng.random() < self._chance(error, item))
-
-    def _chance(self, error: str, item: str) -> float:
-        place = derive_seed("clerk", error, item) / HASH_RANGE
-        return self.often if place < self.prone.get(error, 0.0) else self.seldom
+        return frozenset(error for error in ERRORS if rng.random() < self.chance(error, item))
 
 
 @dataclass

@@ -49,7 +49,9 @@ def branched_sample(episode: Episode) -> Sample:
     those before its action and those behind it. Raises UserError for an episode of play."""
     if any("branches" not in turn.info for turn in episode.turns):
         line = "algo=pretraining learns from scripted texts, and these episodes were played"
-        raise UserError(f"{line}; run experiment=math_base, tau_mini_base or twentyq_base")
+        raise UserError(
+            f"{line}; run experiment=math_base, tau_mini_base, twentyq_base or wiki_base"
+        )
     sample, label = Sample([], [], {"shadow": [], "weight": []}), 0
     for turn in episode.turns:
         append_tokens(sample, turn.observation_ids)

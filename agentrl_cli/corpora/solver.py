@@ -13,30 +13,20 @@ import random
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from agentrl_cli.core.types import derive_seed
+from agentrl_cli.corpora.base import Habits
 from agentrl_cli.envs.math import problems
 from agentrl_cli.envs.math.kinds import Plan
 from agentrl_cli.envs.math.problems import Problem
 
-HASH_RANGE = 2**63
-
 
 @dataclass(frozen=True, kw_only=True)
-class SolverHabits:
-    """For each mistake the share of occasions on which the solver is `prone` to it: a problem
-    (`plan`: the kind and the first operand's units), an operation with a carry or a borrow
-    (`carry`: both units), a product or a quotient (`table`: both numbers), the place between two
-    operations (`early`: the last result's units), the end (`unboxed`: the result's units). On such
-    an occasion it makes the mistake with probability `often`, else with `seldom`."""
+class SolverHabits(Habits):
+    """The solver's mistakes and their occasions: a problem (`plan`: the kind and the first
+    operand's units), an operation with a carry or a borrow (`carry`: both units), a product or a
+    quotient (`table`: both numbers), the place between two operations (`early`: the last result's
+    units), the end (`unboxed`: the result's units)."""
 
-    prone: dict[str, float]
-    often: float
-    seldom: float
-
-    def chance(self, mistake: str, *occasion: object) -> float:
-        """The probability of a mistake on an occasion, the same whenever it comes."""
-        place = derive_seed("solver", mistake, *occasion) / HASH_RANGE
-        return self.often if place < self.prone.get(mistake, 0.0) else self.seldom
+    player = "solver"
 
 
 @dataclass

@@ -14,6 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from agentrl_cli.envs.twentyq.world import load_world
+from agentrl_cli.envs.wiki.schema import NAME_ENDS, NAME_STARTS
 
 TOKENIZER_FOLDER = Path(__file__).parent.parent / "models" / "tiny"
 SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
@@ -69,14 +70,6 @@ event events battle fair flood fire treaty war festival race council began ended
 years century month January February March April May June July August September October November \
 December one two three four five six seven eight nine ten number count before after during between
 """
-NAME_STARTS = (
-    "Al Bar Bel Bor Cal Cor Dal Dor El Fen Gal Har Il Jor Kel Lan Lor Mar Mel Mor Nor Or Pel Quin "
-    "Ral Ros Sal Sel Tal Tor Ul Val Ver Wil Yar Zan"
-).split()
-NAME_ENDS = (
-    "a an ar as en er ia ick in is o on or us by dale den fell field ford gate holm low mere more "
-    "port sen stead ton vale wick wood worth"
-).split()
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -37,8 +37,7 @@ def load_base(
 ) -> tuple[PreTrainedModel, Tokenizer]:
     """The model in eval mode, dropout off, on `device`, and its tokenizer. Raises UserError where
     it cannot be read."""
-    tokenizer = _read_tokenizer(config)
-    give_template(tokenizer, config)
+    tokenizer = load_tokenizer(config)
     model = _read_model(config, dtype_of(config.dtype, device), seed)
     _check_vocabulary(tokenizer, model, config.path)
     if config.gradient_checkpointing:
@@ -46,6 +45,25 @@ def load_base(
     model.eval().to(device)  # pyright: ignore[reportArgumentType]
     _check_logits(model, config.path)
     return model, tokenizer
+
+
+def load_tokenizer(config: ModelConfig) -> Tokenizer:
+    """The tokenizer with its chat template, for what needs no weights. Raises UserError where it
+    cannot be read or has no template."""
+    tokenizer = _read_tokenizer(config)
+    give_template(tokenizer, config)
+    return tokenizer
+
+
+def find_base(config: ModelConfig, seed: int, folder: Path) -> str:
+    """Where another program finds the base model: at its own path, or, for the embedded one, in
+    `folder`, to which it is written with its tokenizer."""
+    if config.path != "tiny":
+        return config.path
+    model, tokenizer = load_base(config, torch.device("cpu"), seed)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 def load_shapes(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:

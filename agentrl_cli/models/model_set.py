@@ -8,7 +8,8 @@ import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,9 +23,12 @@ from transformers import PreTrainedModel
 from agentrl_cli.config.settings import LoraConfig, ModelConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import read_json
+from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.types import derive_seed
-from agentrl_cli.models.load import load_base, read_pretrained
+from agentrl_cli.models.load import find_base, load_base, read_pretrained
 from agentrl_cli.models.policy import Module, causal_lm, vocabulary_head
+from agentrl_cli.models.reader import Reader
+from agentrl_cli.models.sharding import copy_whole, gathered, shard, whole_weights
 from agentrl_cli.models.specs import ModelSpec
 
 
@@ -67,11 +71,13 @@ class ModelSet:
         specs: dict[str, ModelSpec],
         device: torch.device | str,
         seed: int,
+        ranks: Ranks | None = None,
     ) -> None:
         """Raises UserError where the base cannot be loaded or models begin as each other, KeyError
-        where one begins as a model that is not declared."""
+        where one begins as a model that is not declared. `ranks` read samples together."""
         refuse_cycles(specs)
         self.config, self.specs, self.device = config, specs, torch.device(device)
+        self.seed = seed
         base, self.tokenizer = load_base(config, self.device, seed)
         width = vocabulary_head(base).get_parameter("weight").shape[1]
         self.heads = {
@@ -85,6 +91,8 @@ class ModelSet:
         else:
             adapted = _with_adapters(base, config.lora, list(specs), seed)
             self._modules = dict.fromkeys(specs, adapted)
+        self.ranks = ranks or Ranks()
+        self._readers = {n: Reader(m, self.head(n), self.ranks) for n, m in self._modules.items()}
         self._versions = dict.fromkeys(specs, 0)
         self._averages: dict[str, dict[str, Tensor]] = {}
         self._active = ""
@@ -100,6 +108,11 @@ class ModelSet:
         """The models' names in the order declared."""
         return list(self.specs)
 
+    @property
+    def generating(self) -> list[str]:
+        """The names of the models that generate."""
+        return [name for name, spec in self.specs.items() if spec.generates]
+
     def module(self, name: str) -> Module:
         """The module to call, with `name`'s adapter switched on; it stays on until another name is
         asked for."""
@@ -108,6 +121,28 @@ class ModelSet:
             module.set_adapter(name, inference_mode=self.specs[name].kind != "trained")
             self._active = name
         return module
+
+    def reader(self, name: str) -> Reader:
+        """How training reads `name`: its module, switched on as by `module`, and its head."""
+        self.module(name)
+        return self._readers[name]
+
+    @contextmanager
+    def whole(self, name: str) -> Iterator[None]:
+        """Inside, this rank may call `module(name)` without the others; where weights are sharded,
+        all ranks enter."""
+        if not self.ranks.sharded:
+            yield
+            return
+        with gathered(self._readers[name]):
+            yield
+
+    def shard(self, device: torch.device, compute: torch.dtype | None) -> None:
+        """Spread every model, built on the CPU, over the devices of all ranks, of which `device` is
+        this one's. Passes compute in `compute` (None: in the weights' own dtype)."""
+        self.device = device
+        for reader in self._readers.values():
+            shard(reader, device, compute)
 
     def head(self, name: str) -> nn.Module | None:
         """The head of `name`, or None where its spec has none."""
@@ -155,11 +190,27 @@ class ModelSet:
             digest.update(values.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    def save(self, folder: Path) -> None:
-        """One folder of safetensors per name; without LoRA each is a plain Hugging Face model."""
+    def checksums(self) -> dict[str, str]:
+        """By name, what two processes compare before they train the models together: of all weights
+        that are read, the base of adapters among the first's. Cheaper than fingerprints."""
+        found, seen = {}, set[int]()
+        for name, reader in self._readers.items():
+            digest = hashlib.blake2b(digest_size=8)
+            for key, weight in reader.named_parameters():
+                if id(weight) not in seen:
+                    seen.add(id(weight))
+                    bits = weight.detach().contiguous().flatten().view(torch.int16)
+                    digest.update(f"{key} {weight.dtype} {weight.shape} {bits.sum()} ".encode())
+            found[name] = digest.hexdigest()
+        return found
+
+    def save(self, folder: Path | None) -> None:
+        """One folder of safetensors per name; without LoRA each is a plain Hugging Face model. None
+        where another rank writes: sharded weights are put together by all."""
         for name in self.names:
-            self._save_model(name, folder / name)
-        (folder / "versions.json").write_text(json.dumps(self._versions))
+            self._save_model(name, folder and folder / name)
+        if folder is not None:
+            (folder / "versions.json").write_text(json.dumps(self._versions))
 
     def load(self, folder: Path) -> None:
         """Inverse of `save`. Raises UserError where a file is missing, unreadable or of another
@@ -184,15 +235,30 @@ class ModelSet:
         self.mark_changed(name)
         self._update_followers(name)
 
-    def _save_model(self, name: str, folder: Path) -> None:
+    def save_adapter(self, name: str, folder: Path) -> None:
+        """The adapter of `name` alone, as peft and servers of models read one; only with LoRA."""
+        module = self._modules[name]
+        assert isinstance(module, PeftModel), "a model without LoRA has no adapter"
         folder.mkdir(parents=True, exist_ok=True)
+        module.peft_config[name].save_pretrained(str(folder))
+        adapter = {key: w.detach() for key, w in _adapter_weights(module, name).items()}
+        save_file(adapter, folder / "adapter_model.safetensors", {"format": "pt"})
+
+    def find_base(self, folder: Path) -> str:
+        """Where another program finds the base: at its own path, or, where it is embedded, in
+        `folder`, to which it is written."""
+        return find_base(self.config, self.seed, folder)
+
+    def _save_model(self, name: str, folder: Path | None) -> None:
         module = self.module(name)
+        weights = whole_weights(module) if self.ranks.sharded else None
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
         if isinstance(module, PeftModel):
-            module.peft_config[name].save_pretrained(str(folder))
-            adapter = {key: w.detach() for key, w in _adapter_weights(module, name).items()}
-            save_file(adapter, folder / "adapter_model.safetensors", {"format": "pt"})
+            self.save_adapter(name, folder)
         else:
-            module.save_pretrained(folder)
+            module.save_pretrained(folder, state_dict=weights)
         if name == "policy":
             self.tokenizer.save_pretrained(folder)
         head = self.head(name)
@@ -317,7 +383,7 @@ def _read_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
         return load_file(path, device=str(device))
     except (OSError, SafetensorError) as error:
         remedy = "give a folder that a run saved"
-        raise UserError(f"cannot read weights from {path}; {remedy}") from error
+        raise UserError(f"cannot read weights from {path} ({error}); {remedy}") from error
 
 
 @torch.no_grad()
@@ -328,4 +394,4 @@ def _copy_weights(own: dict[str, nn.Parameter], found: Mapping[str, Tensor], fol
         line = f"the weights in {folder} are of another model, first at {wrong[0]}"
         raise UserError(f"{line}; give matching ones")
     for key, weight in own.items():
-        weight.copy_(found[key])
+        copy_whole(weight, found[key])

@@ -5,25 +5,23 @@ time."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agentrl_cli.core.batching import cheapest_slices, pass_cost
+from agentrl_cli.core.batching import cheapest_slices
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models import packed_attention
+from agentrl_cli.models.chunked_head import read_in_chunks
 
 Module = PreTrainedModel | PeftModel
 LOGITS_AT_ONCE = 2**26  # logits that exist at once: 256 MiB of float32
-IDS_AT_ONCE = 16384  # ids in one pass without gradient
 
 
 @dataclass
@@ -95,48 +93,11 @@ def _read_body(
     states = hidden[trained.nonzero()[:, 0], predictors[trained]]  # [N, width]
     targets = batch.ids[trained]  # [N]
     size = max(1, LOGITS_AT_ONCE // model.config.get_text_config().vocab_size)
-    read = partial(_read_chunk, vocabulary_head(model), entropy_gradient)
-    logprobs, entropy = _read_in_chunks(read, states.split(size), targets.split(size))  # [N] each
+    chunks = states.split(size), targets.split(size)
+    logprobs, entropy = read_in_chunks(vocabulary_head(model), entropy_gradient, *chunks)  # [N]
     zeros = torch.zeros_like(batch.mask)
     logprobs, entropy = (zeros.masked_scatter(trained, row) for row in (logprobs, entropy))
     return logprobs, entropy, hidden
-
-
-def token_logprobs(
-    module: Module, samples: list[Sample], tokens_per_batch: int = IDS_AT_ONCE
-) -> list[list[float]]:
-    """Log-probs of each sample's trained tokens in the order given, 0.0 elsewhere: ready to be a
-    stream."""
-    read = logprobs_and_values(module, None, samples, tokens_per_batch)
-    return [logprobs for logprobs, _ in read]
-
-
-def add_logprobs(module: Module, samples: list[Sample], stream: str) -> None:
-    """Write `token_logprobs` into the samples' stream of that name."""
-    for sample, logprobs in zip(samples, token_logprobs(module, samples), strict=True):
-        sample.streams[stream] = logprobs
-
-
-@torch.no_grad()
-def logprobs_and_values(
-    module: Module,
-    head: nn.Module | None,
-    samples: list[Sample],
-    tokens_per_batch: int = IDS_AT_ONCE,
-) -> list[tuple[list[float], Tensor]]:
-    """Of each sample in the order given: its `token_logprobs`, and what the head gives for every
-    token, [length] or [length, 2], on the CPU (0 without a head)."""
-    found: dict[int, tuple[list[float], Tensor]] = {}
-    device = causal_lm(module).device
-    singles = [[i] for i in range(len(samples))]
-    for rows in micro_batches(singles, samples, tokens_per_batch, pass_cost(device.type)):
-        batch = collate([samples[i] for i in rows]).to(device)
-        outputs = forward(module, batch, head)
-        values = torch.zeros_like(batch.mask) if outputs.values is None else outputs.values
-        for i, logprobs, read in zip(rows, outputs.logprobs.tolist(), values.cpu(), strict=True):
-            length = len(samples[i].ids)
-            found[i] = (logprobs[:length], read[:length])
-    return [found[i] for i in range(len(samples))]
 
 
 def micro_batches(
@@ -181,29 +142,6 @@ def _hidden_states(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor
     hidden = model.base_model(input_ids=batch.ids, use_cache=False).last_hidden_state
     columns = torch.arange(batch.ids.shape[1], device=batch.ids.device)
     return hidden, (columns - 1).expand_as(batch.ids)
-
-
-def _read_in_chunks(
-    read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    states: Sequence[Tensor],
-    targets: Sequence[Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [N] of the targets [N] predicted from states [N, width], both in
-    chunks; the logits of more than one chunk are computed again for the backward pass."""
-    pairs = list(zip(states, targets, strict=True))
-    if len(pairs) == 1:
-        return read(*pairs[0])
-    parts = [checkpoint(read, *pair, use_reentrant=False) for pair in pairs]
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-
-
-def _read_chunk(
-    head: nn.Module, entropy_gradient: bool, states: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor]:
-    logprobs = head(states).float().log_softmax(-1)  # [N, vocabulary]
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(logprobs.exp() * logprobs).sum(-1)  # [N]
-    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
 @contextmanager

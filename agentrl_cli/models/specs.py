@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrl_cli.core.errors import UserError, require_above, require_at_least
+from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_at_most
+
+MOST_LR = 10.0  # about what AdamW then moves every weight by, in one step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +28,10 @@ class OptimizerSpec:
         require_at_least(0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
         require_at_least(0, warmup_steps=self.warmup_steps, decay_steps=self.decay_steps)
         require_at_least(0, restart_steps=self.restart_steps)
+        require_at_most(MOST_LR, lr=self.lr)
         if self.head_lr is not None:
             require_above(0, head_lr=self.head_lr)
+            require_at_most(MOST_LR, head_lr=self.head_lr)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from agentrl_cli.core.errors import UserError, WorldTimeout
@@ -89,10 +89,29 @@ class Chat:
         ids = self._tail(_key(messages), _dump(tools))
         return list(ids[1:] if last_id == self.closing else ids)
 
-    def role_prompt(self, state_ids: list[int], action_ids: list[int], instruction: str) -> Ids:
-        """The prompt of a role: what was played, then the instruction as the last user message."""
+    def role_prompt(
+        self, state_ids: list[int], action_ids: list[int], instruction: str, speaker: str = "user",
+        framed: str | None = None,
+    ) -> Ids:  # fmt: skip
+        """The prompt of a role: what was played, then the instruction as the last message, the
+        user's or, where the template takes a turn of the system there, its. Where it takes none,
+        the user says the `framed` instruction."""
+        if speaker == "system" and not self.has_later_system_turns:
+            speaker, instruction = "user", framed or instruction
         last_id = action_ids[-1] if action_ids else None
-        return state_ids + action_ids + self.extend([Message("user", instruction)], last_id)
+        return state_ids + action_ids + self.extend([Message(speaker, instruction)], last_id)
+
+    @cached_property
+    def has_later_system_turns(self) -> bool:
+        """Whether the template shows a message of the system behind an answer as one of its own:
+        some refuse it, leave it out, or say it as the user."""
+        try:
+            played = (*ANCHOR, ("assistant", ANSWERS[0], ""))
+            shown = self._render((*played, ("system", SENTINEL, "")), "", True)
+            said = self._render((*played, ("user", SENTINEL, "")), "", True)
+        except UserError:
+            return False
+        return SENTINEL in shown.partition(ANSWERS[0])[2] and shown != said
 
     def encode_action(self, text: str) -> list[int]:
         """The ids of a whole answer, closing token included, as the model would have sampled it."""
@@ -100,7 +119,10 @@ class Chat:
 
     def encode_raw(self, text: str) -> list[int]:
         """The ids of `text` as it stands, special tokens by name and `{closing}` for the one that
-        closes an answer; no template."""
+        closes an answer; no template. Behind a leading `{message}` it is one of the user, in the
+        template, that follows an answer."""
+        if text.startswith("{message}"):
+            return self.extend([Message("user", text.removeprefix("{message}"))], None)
         text = _mark(text, MARKS).replace("{closing}", self.text_of([self.closing]))
         return list(self._encode(text))
 

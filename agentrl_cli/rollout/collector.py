@@ -7,12 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentrl_cli.core.errors import UserError, require_above, require_at_least
-from agentrl_cli.core.types import Episode, Task, derive_seed
+from agentrl_cli.core.activity import Activity
+from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_at_most
+from agentrl_cli.core.types import MOST_EPISODES, Episode, Task, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.generators.base import Generator, Sampling
+from agentrl_cli.rollout.actors import Actors, PlayRequest
 from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart, play
+from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart, play, refuse_failures
 
 
 @dataclass(kw_only=True)
@@ -33,6 +35,8 @@ class Collector(ABC):
     generator: Generator = field(init=False, repr=False)
     policy_version: Callable[[], int] = field(init=False, repr=False)
     seed: int = field(init=False, repr=False)
+    activity: Activity | None = field(default=None, init=False, repr=False)
+    actors: Actors = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, max_tokens=self.max_tokens, workers=self.workers)
@@ -46,12 +50,12 @@ class Collector(ABC):
 
     def bind(
         self, *, make_env: Callable[[], Env], chat: Chat, generator: Generator,
-        policy_version: Callable[[], int], seed: int,
+        policy_version: Callable[[], int], seed: int, actors: Actors | None = None,
     ) -> None:  # fmt: skip
         """Receive the given objects before the first step; `policy_version` says how often the
-        policy's weights have changed."""
+        policy's weights have changed, and `actors` play (None: this process)."""
         self.make_env, self.chat, self.generator, self.seed = make_env, chat, generator, seed
-        self.policy_version = policy_version
+        self.policy_version, self.actors = policy_version, actors or Actors()
 
     @property
     def sampling(self) -> Sampling:
@@ -69,12 +73,39 @@ class Collector(ABC):
     ) -> list[Episode]:
         """Play these starts as everything in the run is played, another generator or another world
         where one is given; StoppedRun where more than the share `most_failed` of them fails."""
+        request = self.request(starts, sampling, generator, most_failed, make_env)
+        return self._played(request)
+
+    def request(
+        self,
+        starts: list[EpisodeStart],
+        sampling: Sampling,
+        generator: Generator | None = None,
+        most_failed: float = 1.0,
+        make_env: Callable[[], Env] | None = None,
+        step: int | None = None,
+    ) -> PlayRequest:
+        """What `play` asks the actors for."""
         player = (make_env or self.make_env, self.chat, generator or self.generator, sampling)
-        return play(
-            starts, *player, max_context=self.max_context, version=self.policy_version(),
-            most_failed=most_failed, env_timeout=self.env_timeout, workers=self.workers,
-            episodes_at_once=self.episodes_at_once,
+
+        def play_here(part: list[EpisodeStart]) -> list[Episode]:
+            return play(
+                part, *player, max_context=self.max_context, version=self.policy_version(),
+                most_failed=most_failed * (len(starts) / max(1, len(part))),
+                env_timeout=self.env_timeout, workers=self.workers,
+                episodes_at_once=self.episodes_at_once, activity=self.activity,
+            )  # fmt: skip
+
+        is_other_generator = generator is not None and generator is not self.generator
+        return PlayRequest(
+            starts=starts, sampling=sampling, most_failed=most_failed, play_here=play_here,
+            needs_this_process=is_other_generator or make_env is not None, step=step,
         )  # fmt: skip
+
+    def _played(self, request: PlayRequest) -> list[Episode]:
+        episodes = self.actors.play(request)
+        refuse_failures(episodes, request.most_failed)
+        return episodes
 
     @abstractmethod
     def count(self, group_size: int) -> int:
@@ -91,6 +122,10 @@ class PlayCollector(Collector):
     on the run's seed and the step only, so a resumed run goes on with the tasks that were due."""
 
     episodes_per_step: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_most(MOST_EPISODES, **{"rollout.episodes_per_step": self.episodes_per_step})
 
     def count(self, group_size: int) -> int:
         """Whole groups, at most `episodes_per_step` episodes. Raises UserError where none fits."""
@@ -114,12 +149,17 @@ class PlayCollector(Collector):
     def collect(self, step: int, group_size: int) -> list[Episode]:
         """The step's episodes. StoppedRun where more than a fifth of them failed."""
         self.generator.clear()
-        starts = self.starts(step, group_size)
-        episodes = self.play(starts, self.sampling, most_failed=FAILED_LIMIT)
+        episodes = self._played(self._step_request(step, group_size))
         if all(episode.stop == "context" and not episode.turns for episode in episodes):
             short = f"rollout.max_context {self.max_context} holds not even the first prompt"
             raise UserError(f"{short} and an action; give more")
+        if self.actors.plays_ahead:
+            self.actors.play_ahead(self._step_request(step + 1, group_size))
         return episodes
+
+    def _step_request(self, step: int, group_size: int) -> PlayRequest:
+        starts = self.starts(step, group_size)
+        return self.request(starts, self.sampling, most_failed=FAILED_LIMIT, step=step)
 
     def _task(self, tasks: list[Task], position: int) -> Task:
         """The task at a position of the endless stream in which each epoch shuffles all of them."""

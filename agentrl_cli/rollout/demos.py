@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import say, tell_tenths
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.envs.base import Env
 
@@ -49,6 +49,7 @@ def read_demos(
             good.append(reader.read(line, number))
         except InvalidDemo as reason:
             bad.append(f"{source} line {number}: {reason}")
+        tell_tenths("demonstrations read", number, len(lines))
     named = bad[:NAMED_LINES]
     if len(bad) > NAMED_LINES:
         named.append(f"{len(bad) - NAMED_LINES} lines more")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import EpisodeError, UserError
-from agentrl_cli.core.types import Episode, Task, Turn, derive_seed
+from agentrl_cli.core.terminal import tell_tenths
+from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.envs.contract import answer, opening
 
+TextAgent = Callable[[list[Message]], Iterator[str] | None]
 EXPERT_PREFIX = "expert:"  # how data.demos asks for the environment's own expert
 
 
@@ -30,6 +33,7 @@ def expert_episodes(env: Env, count: int, seed: int) -> list[Episode]:
             episode = expert_episode(copy.copy(env), task, episode_seed, name)
         if episode is not None and episode.success:
             won.append(episode)
+            tell_tenths("episodes of the expert", len(won), count)
         else:
             lost += 1
         if lost > max(10, count // 10):
@@ -51,15 +55,26 @@ def expert_lines(source: str, env: Env) -> list[str]:
 def expert_episode(env: Env, task: Task, seed: int, name: str) -> Episode:
     """One episode as text, without ids; what is privileged is not kept. UserError where the
     environment has no expert."""
-    observation = opening(env, task, seed)
-    actions, turns, ended, stop = env.expert(task), [], False, "truncated"
-    if actions is None:
+    episode = text_episode(env, task, seed, name, lambda seen: env.expert(task))
+    if episode is None:
         raise UserError("the environment has no expert; give it one, or demonstrations of your own")
+    return episode
+
+
+def text_episode(env: Env, task: Task, seed: int, name: str, agent: TextAgent) -> Episode | None:
+    """One episode of an agent as text, without ids and what is privileged; None where the agent has
+    no actions. The agent is given the list of all messages so far, which grows as it acts."""
+    observation = opening(env, task, seed)
+    seen, turns, ended, stop = list(observation), [], False, "truncated"
+    actions = agent(seen)
+    if actions is None:
+        return None
     while not ended and (action := next(actions, None)) is not None:
         step = answer(env, action)
         info = {key: value for key, value in step.info.items() if key != "privileged"}
         turns.append(Turn(observation, action, [], [], [], step.reward, step.done, info=info))
         observation, ended = step.messages, step.done or step.truncated
+        seen += observation
         stop = "done" if step.done else "truncated"
     env.close()
     return Episode(name, task, name, seed, turns, stop=stop, closing=observation)

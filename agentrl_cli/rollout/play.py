@@ -10,9 +10,12 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar
 
+from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import (
     ContractError,
     EpisodeError,
+    GeneratorError,
+    LostActor,
     SimulatorError,
     StoppedRun,
     UserError,
@@ -28,6 +31,10 @@ from agentrl_cli.rollout.env_threads import EnvCalls, EnvThreads
 
 Answer = TypeVar("Answer")
 FAILED_LIMIT = 0.2  # share of the episodes of a step or an evaluation above which the run stops
+TO_MEND = {  # by what broke; the environment where it is not here
+    SimulatorError.kind: "the model that it asks", GeneratorError.kind: "what generates",
+    LostActor.kind: "what ends the actors",
+}  # fmt: skip
 
 
 @dataclass
@@ -58,15 +65,16 @@ def play(
     env_timeout: float | None = None,
     workers: int = 1,
     episodes_at_once: int | None = None,
+    activity: Activity | None = None,
 ) -> list[Episode]:
     """One episode for each start, in order; `episodes_at_once` in play at a time (None: all), the
     worlds of `workers` of them at work. An episode stops as done, truncated (the world says that
     its outcome is unknown), context (`max_tokens` more would exceed `max_context`), diverged (a
     replayed turn was answered differently) or error, also where an answer takes the world longer
     than `env_timeout` seconds (None: no limit). StoppedRun as soon as more than the share
-    `most_failed` of all episodes has ended so."""
+    `most_failed` of all episodes has ended so. `activity` is told how many have ended."""
     sampling, most = replace(sampling, n=1), max_context - sampling.max_tokens
-    waiting, at_once = iter(starts), episodes_at_once or len(starts)
+    waiting, activity = iter(starts), activity or Activity()
     begun, live, failed = list[LiveEpisode](), list[LiveEpisode](), list[Episode]()
 
     def play_on(turns: list[tuple[LiveEpisode, EnvCalls[None]]]) -> None:
@@ -77,10 +85,8 @@ def play(
 
     with EnvThreads(workers, env_timeout) as envs:
         while True:
-            new = [
-                LiveEpisode(start, make_env(), chat, version, most)
-                for start in islice(waiting, at_once - len(live))
-            ]
+            free = (episodes_at_once or len(starts)) - len(live)
+            new = [LiveEpisode(s, make_env(), chat, version, most) for s in islice(waiting, free)]
             begun += new
             play_on([(episode, episode.begin()) for episode in new])
             live = [episode for episode in live + new if not episode.ended]
@@ -91,9 +97,24 @@ def play(
             moving = live[: generator.fitting([episode.state_ids for episode in live], model)]
             prompts = [e.state_ids for e in moving]
             seeds = [derive_seed(e.start.seed, len(e.record.turns)) for e in moving]
-            answers = generator.generate(prompts, seeds, sampling, model)
-            play_on([(e, e.act(answer)) for e, (answer,) in zip(moving, answers, strict=True)])
+            answers = _answers(generator, prompts, seeds, sampling, model)
+            play_on([(e, e.take(answer)) for e, answer in zip(moving, answers, strict=True)])
             live = [episode for episode in live if not episode.ended]
+            activity.advance(len(begun) - len(live), len(starts))
+
+
+def _answers(
+    generator: Generator,
+    prompts: list[list[int]],
+    seeds: list[int],
+    sampling: Sampling,
+    model: str,
+) -> list[Completion | GeneratorError]:
+    """One answer to each prompt, or why there is none."""
+    try:
+        return [answer for (answer,) in generator.generate(prompts, seeds, sampling, model)]
+    except GeneratorError as error:
+        return [error if answer is None else answer[0] for answer in error.answers]
 
 
 def refuse_failures(
@@ -105,8 +126,8 @@ def refuse_failures(
     if len(failed) > most * count:
         errors = Counter((episode.error, episode.error_kind) for episode in failed)
         (error, kind), times = errors.most_common(1)[0]
-        what = "the model that it asks" if kind == SimulatorError.kind else "the environment"
         line = f"{len(failed)} of {count} episodes failed, {times} of them with: {error}"
+        what = TO_MEND.get(kind or "", "the environment")
         raise StoppedRun(f"{line}; mend {what} before you go on")
 
 
@@ -176,6 +197,14 @@ class LiveEpisode:
                 yield from self._replay(turn)
         yield from self._end_if_too_long()
 
+    def take(self, answer: Completion | GeneratorError) -> EnvCalls[None]:
+        """Act as sampled, or end as failed where nothing was sampled."""
+        if isinstance(answer, GeneratorError):
+            self._fail(answer)
+            yield from self._end("error", [])
+        else:
+            yield from self.act(answer)
+
     def act(self, completion: Completion) -> EnvCalls[None]:
         """Take a sampled action, cut where the world says so, and observe the world's answers."""
         for part in split_into_turns(completion, self.env.turn_delimiter, self.chat):
@@ -237,7 +266,7 @@ class LiveEpisode:
     def _fail(self, error: Exception) -> None:
         """Note on the record what broke, of which kind, and where in the world's own file."""
         line = f"{type(error).__name__}: {error}"
-        has_place = isinstance(error, ContractError | WorldTimeout)
+        has_place = isinstance(error, ContractError | WorldTimeout | GeneratorError)
         self.record.error = safe(line if has_place else f"{line} ({where(error, self.env)})")
         is_known = isinstance(error, EpisodeError)
         self.record.error_kind = error.kind if is_known else EpisodeError.kind

@@ -104,8 +104,14 @@ class ReplayBuffer:
         file has, of which they are the last, or, without a file, the episodes themselves."""
         state: dict[str, Any] = {"priorities": [list(row) for row in self._priorities.values()]}
         if self.path is None:
-            return state | {"episodes": [episode.to_json() for episode in self.episodes()]}
+            return self.contents()
         return state | {"lines": self._lines}
+
+    def contents(self) -> dict[str, Any]:
+        """What a buffer without a file has as its `state`: priorities, and the episodes themselves,
+        oldest first."""
+        rows = [list(row) for row in self._priorities.values()]
+        return {"priorities": rows, "episodes": [e.to_json() for e in self.episodes()]}
 
     def load(self, state: dict[str, Any]) -> None:
         """Inverse of `state`; what the file holds beyond it is cut off. Raises UserError where the
@@ -149,6 +155,11 @@ class ReplayBuffer:
         except OSError as error:
             raise UserError(f"cannot write {self.path} ({error.strerror}); make room") from error
         self._lines += len(lines)
+
+
+def read_episodes(path: Path, count: int) -> list[Episode]:
+    """The last `count` episodes of a file. Raises UserError where one cannot be read."""
+    return _read_last(path, count, files.count_lines(path))
 
 
 def _read_last(path: Path, count: int, lines: int) -> list[Episode]:

@@ -6,17 +6,20 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from itertools import chain
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_cli.core import files
+from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError, require_above
 from agentrl_cli.core.terminal import safe, say
-from agentrl_cli.core.types import Episode
-from agentrl_cli.runs.run import Logger, Run
+from agentrl_cli.core.types import Episode, Turn
+from agentrl_cli.runs.run import Logger, Run, step_of
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -33,8 +36,15 @@ SHOWN_METRICS = (
     "eval/*_success",
 )
 HIDDEN_METRICS = "*/*_to_success"
+TAGS = ("algo", "env", "model", "hardware")  # groups whose options tag a run
+SWEEP_FOLDER = ".multirun"  # beside the runs of a sweep
 EXTRAS = ("tensorboard", "mlflow")  # the trackers whose package is an extra of ours
-COLUMNS = ("step", "episode", "task", "reward", "success", "stop", "turns", "text")
+ARTIFACTS = ("model", "report")  # that W&B may get at the end
+Writer = Callable[[Path], object]
+COLUMNS = (  # of a table of episodes, which has a row for each turn
+    "step", "episode", "task", "success", "stop", "turn", "observation", "action", "reward",
+    "value", "advantage", "critique",
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -47,8 +57,10 @@ class FilesOnly(Logger):
 
 @dataclass(kw_only=True)
 class Console(Logger):
-    """One line a step on stderr and in log.txt; a progress bar below it on a terminal."""
+    """One line a step on stderr and in log.txt; on a terminal one below it that says what is done
+    at the moment, how fast, and how long the rest will take."""
 
+    activity: Activity = field(default_factory=Activity)
     run: Run | None = field(default=None, init=False)
     steps: int = field(default=0, init=False)
     progress: Progress | None = field(default=None, init=False)
@@ -57,7 +69,7 @@ class Console(Logger):
         """Open the bar where stderr is a terminal."""
         self.run, self.steps = run, cfg.steps
         if sys.stderr.isatty():
-            self.progress = _bar(cfg.steps)
+            self.progress = _bar(cfg.steps, self.activity)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Print the step's line above the bar."""
@@ -118,17 +130,24 @@ class TrackerLogger(Logger):
 
 @dataclass(kw_only=True)
 class WandbLogger(Logger):
-    """Weights & Biases: metrics, configuration, a table of the first `rows` episodes of each file.
+    """Weights & Biases: metrics, configuration, a table of the turns of the first `rows` episodes
+    of each file; tags are the chosen options, and the runs of a sweep are one group.
     `mode` null follows WANDB_MODE. Its id is kept in meta.json: a resumed run continues the page.
     Where W&B gives no answer within `timeout` seconds at the start the run is logged offline, and
-    at the end it is waited for no longer. Nothing that fails in between stops the run."""
+    at the end it is waited for no longer. Nothing that fails in between stops the run.
+    `artifacts` names what of ARTIFACTS a run that is done hands over, its policy as a plain model
+    or its report, as its `writers` write them into a new folder (earlier versions have no key).
+    """
 
     project: str
     entity: str | None
     mode: Literal["online", "offline"] | None
     rows: int
     timeout: float
+    artifacts: list[str] = field(default_factory=list)
     client: Any = field(default=None, init=False)
+    run: Run | None = field(default=None, init=False)
+    writers: dict[str, Writer] = field(default_factory=dict, init=False, repr=False)
     has_failed: bool = field(default=False, init=False)
 
     def start(self, run: Run, cfg: DictConfig) -> None:
@@ -136,6 +155,8 @@ class WandbLogger(Logger):
         import wandb
 
         require_above(0, **{"logger.timeout": self.timeout})
+        refuse_other_artifacts(self.artifacts)
+        self.run = run
         began = time.monotonic()
         try:
             self._open(run, cfg, self.mode)
@@ -158,6 +179,9 @@ class WandbLogger(Logger):
             "entity": self.entity,
             "mode": mode,
             "name": run.name,
+            "group": sweep_of(run),
+            "job_type": "train",
+            "tags": [str(cfg.choices[g]) for g in TAGS if cfg.choices.get(g)],
             "id": identity,
             "resume": "allow" if identity else None,
             "dir": str(run.folder),
@@ -183,8 +207,11 @@ class WandbLogger(Logger):
 
         if self.has_failed:
             return
-        rows: list[Any] = [list(_row(step, episode)) for episode in episodes[: self.rows]]
-        self._send({"step": step, f"episodes/{kind}": wandb.Table(list(COLUMNS), rows)})
+        rows: list[Any] = [
+            row for episode in episodes[: self.rows] for row in turn_rows(step, episode)
+        ]
+        table = wandb.Table(list(COLUMNS), rows, allow_mixed_types=True)
+        self._send({"step": step, f"episodes/{kind}": table})
 
     def _send(self, values: dict[str, Any]) -> None:
         try:
@@ -196,8 +223,11 @@ class WandbLogger(Logger):
             self.has_failed = True
 
     def finish(self, status: str) -> None:
-        """Close the page; only a failed run counts as crashed. Say how to send what was not."""
+        """Hand over the artifacts of a run that is done, and close the page; only a failed run
+        counts as crashed. Say how to send what was not."""
         page = self.client.tracker
+        for name in self.artifacts if status == "done" and not self.has_failed else ():
+            self._send_artifact(name)
         try:
             page.finish(exit_code=int(status == "failed"))
         except Exception:  # it took too long, or its process is gone
@@ -205,6 +235,34 @@ class WandbLogger(Logger):
         if self.has_failed or page.offline:
             command = f"wandb sync --include-online {shlex.quote(str(Path(page.dir).parent))}"
             say(f"wandb has not got all of this run; send it with: {command}", err=True)
+
+    def _send_artifact(self, name: str) -> None:
+        """Write it beside the run's page, and let W&B take a copy."""
+        import wandb
+
+        assert self.run is not None
+        page, step = self.client.tracker, step_of(self.run.latest_checkpoint())
+        say(f"writing the {name} for wandb", err=True)
+        try:
+            with TemporaryDirectory(dir=self.run.folder, prefix=".artifact-") as folder:
+                self.writers[name](Path(folder) / name)
+                facts = {"step": step, **self.run.meta["choices"]}
+                artifact = wandb.Artifact(f"{name}-{page.id}", type=name, metadata=facts)
+                artifact.add_dir(str(Path(folder) / name))
+                page.log_artifact(artifact, aliases=["latest", f"step-{step}"])
+        except Exception as error:  # of W&B, of a disk, of a model that cannot be merged
+            reason = str(error).partition("\n")[0]
+            say(f"wandb does not get the {name} ({reason})", err=True)
+
+
+def refuse_other_artifacts(names: list[str]) -> None:
+    """Raise UserError for artifacts that there are not, or that need a package which is not
+    installed, before a run that would end without them begins."""
+    if wrong := [name for name in names if name not in ARTIFACTS]:
+        raise UserError(f"logger.artifacts has '{wrong[0]}'; there is {', '.join(ARTIFACTS)}")
+    if "report" in names and not all(map(find_spec, ("matplotlib", "jinja2"))):
+        remedy = "pip install 'agentrl-cli[report]', or leave it out of logger.artifacts"
+        raise UserError(f"the artifact 'report' needs what reports are drawn with; {remedy}")
 
 
 def tracker_class(name: str) -> type[GeneralTracker]:
@@ -233,23 +291,48 @@ def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
     return safe("  ".join([f"step {step:>{len(str(steps))}}/{steps}", *parts]))
 
 
-def _bar(steps: int) -> Progress:
+def _bar(steps: int, activity: Activity) -> Progress:
+    """The steps that are done, what is done now, and the time since the start and to the end."""
     from rich import progress as bars
     from rich.console import Console as Terminal
+    from rich.text import Text
+
+    class Now(bars.ProgressColumn):
+        """Read anew at each refresh."""
+
+        def render(self, task: bars.Task) -> Text:
+            return Text(activity.text(), overflow="ellipsis", no_wrap=True)
 
     times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
-    columns = (bars.SpinnerColumn(), bars.BarColumn(), bars.MofNCompleteColumn(), *times)
-    progress = bars.Progress(*columns, console=Terminal(stderr=True), transient=True)
+    steps_done = (bars.BarColumn(bar_width=12), bars.MofNCompleteColumn())
+    columns = (bars.SpinnerColumn(), *steps_done, Now(), *times)
+    terminal = Terminal(stderr=True)
+    progress = bars.Progress(*columns, console=terminal, transient=True, refresh_per_second=4)
     progress.add_task("steps", total=steps)
     progress.start()
     return progress
 
 
-def _row(step: int, episode: Episode) -> tuple[Any, ...]:
-    turns = [[m.content for m in turn.observation] + [turn.action] for turn in episode.turns]
-    text = "\n".join(chain.from_iterable(turns))
-    outcome = (episode.reward, episode.success, episode.stop, len(episode.turns))
-    return (step, episode.id, episode.task.id, *outcome, text)
+def sweep_of(run: Run) -> str | None:
+    """The name of the sweep that a run is of, by which a tracker may group it; None for none."""
+    folder = run.folder.resolve().parent
+    return folder.name if (folder / SWEEP_FOLDER).is_dir() else None
+
+
+def turn_rows(step: int, episode: Episode) -> list[list[Any]]:
+    """A row of COLUMNS for each turn; what an algorithm has not recorded is None."""
+    head = [step, episode.id, episode.task.id, episode.success, episode.stop]
+    return [[*head, number, *_turn(turn)] for number, turn in enumerate(episode.turns, start=1)]
+
+
+def _turn(turn: Turn) -> list[Any]:
+    """What was seen, by whom it was said, what was done, and what that was found to be worth."""
+    seen = "\n".join(f"{message.role}: {message.content}" for message in turn.observation)
+    numbers = [turn.info.get(name) for name in ("value", "advantage")]
+    numbers = [float(value) if files.is_number(value) else None for value in numbers]
+    critic = turn.info.get("critic")
+    critique = critic.get("critique") if isinstance(critic, dict) else None
+    return [seen, turn.action, turn.reward, *numbers, critique]
 
 
 def _filled(value: Any, run: Run) -> Any:

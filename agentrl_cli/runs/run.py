@@ -155,7 +155,7 @@ class Run:
         """Record that training goes on from `step`, by which code, and to how many steps."""
         from omegaconf import OmegaConf
 
-        more = {"step": step, "steps": cfg.steps, "git": provenance.git_state()}
+        more = {"step": step, "steps": cfg.steps, **provenance.code()}
         with files.explain_write_errors(self.folder):
             files.replace_text(self.config_file, OmegaConf.to_yaml(cfg, resolve=True))
         self.update_meta(resumed=[*self.meta.get("resumed", []), more])

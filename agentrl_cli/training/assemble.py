@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import hashlib
+import json
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +22,10 @@ from safetensors import SafetensorError
 from agentrl_cli.algos.base import Algorithm, Context
 from agentrl_cli.config.compose import as_dataclass, build
 from agentrl_cli.config.settings import DataConfig, EvalConfig, ModelConfig
+from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.files import is_file, read_json, write_json
+from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Generator
@@ -35,6 +39,8 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.training.learner import Learner
 from agentrl_cli.training.memory_plan import refuse_unread_context
+from agentrl_cli.training.ranks import RankActors, RankGenerator, refuse_disagreement
+from agentrl_cli.training.warm_start import FILE, earlier_episodes
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -45,6 +51,7 @@ if TYPE_CHECKING:
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h; mallopt(3)
 MAX_THREADS = 1024
+OPENMP = "OMP_NUM_THREADS"  # the environment variable; of a list the outermost number counts
 PARAMETERS_FOR_TWO_THREADS = 300_000  # parameters from which a second torch thread pays
 
 
@@ -53,7 +60,7 @@ class Parts:
     """What a run is made of; `step` updates are done. `play(starts, sampling)` plays episodes of
     this run's environment, with another generator where a third argument names it, and stops the
     run where a larger share of them fails than a fourth one says. `between_steps`: an update was
-    broken off."""
+    broken off. `activity` is what they are doing."""
 
     collector: Collector
     models: ModelSet
@@ -67,28 +74,58 @@ class Parts:
     play: Callable[..., list[Episode]]
     seed: int
     context: Context
+    data: DataConfig
+    activity: Activity = field(default_factory=Activity)
+    ranks: Ranks = field(default_factory=Ranks)
     step: int = 0
     between_steps: bool = False
 
+    @property
+    def plays(self) -> bool:
+        """Whether fresh episodes are played before each update."""
+        return self.algo.plays and not self.data.offline
+
     def save(self, run: Run, *, planned: bool = True) -> None:
         """Write a complete checkpoint of now; one that is not planned lasts until the next."""
-        with run.checkpoint(self.step, planned=planned) as folder:
+        to_fill = run.checkpoint(self.step, planned=planned)
+        with (
+            self.ranks.together(passes=True),
+            to_fill if self.ranks.is_main else nullcontext() as folder,
+        ):
             try:
-                self.models.save(folder / "models")
-                self.learner.save(folder / "optimizer")
+                self.models.save(folder and folder / "models")
+                self.learner.save(folder and folder / "optimizer")
             except SafetensorError as error:  # which also a full disk raises
                 raise OSError(str(error)) from error
-            state = {"algo": self.algo.state(), "buffer": self.buffer.state()}
-            write_json(folder / "state.json", state)
+            if folder is not None:
+                state = {"algo": self.algo.state(), "buffer": self.buffer.state()}
+                actors = self.collector.actors.state()
+                write_json(folder / "state.json", state | ({"actors": actors} if actors else {}))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Inverse of `save`. Raises UserError where the checkpoint is not one of these parts."""
         folder = checkpoint.folder
         self.restore_models(folder)
         self.learner.load(folder / "optimizer")
-        with _explain_foreign_state(folder):
-            self.buffer.load(_read_state(folder)["buffer"])
+        if self.ranks.is_main:
+            with _explain_foreign_state(folder):
+                state = _read_state(folder)
+                self.buffer.load(state["buffer"])
+                self.collector.actors.load(state.get("actors", {}))
         self.step = checkpoint.step
+
+    def share_buffer(self) -> None:
+        """Give what rank 0 has restored of replay to the others, which have no file of it."""
+        if self.ranks.size > 1 and self.algo.replay_capacity:
+            state = self.buffer.contents() if self.ranks.is_main else None
+            (state, *_) = self.ranks.gather(state, "buffer")
+            if not self.ranks.is_main:
+                self.buffer.load(state)
+
+    def close(self) -> None:
+        """Give back what is not this process's: actors, and what the generator holds elsewhere."""
+        self.collector.actors.close()
+        self.generator.close()
 
     def restore_models(self, folder: Path) -> None:
         """The models of a checkpoint and what the algorithm saved, which is all that playing
@@ -109,54 +146,82 @@ def _explain_foreign_state(folder: Path) -> Iterator[None]:
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
-    """`algo` and `buffer` of a checkpoint's state.json."""
+    """`algo` and `buffer` of a checkpoint's state.json, and `actors` where these play ahead."""
     state = read_json(folder / "state.json")
-    if state.keys() != {"algo", "buffer"}:
+    if state.keys() - {"actors"} != {"algo", "buffer"}:
         raise UserError(f"'{folder}' is not a checkpoint of a run; name one that a run wrote")
     return state
 
 
 def assemble(
-    cfg: DictConfig, folder: Path | None, *, learns: bool = True, restored: bool = False
+    cfg: DictConfig,
+    folder: Path | None,
+    *,
+    learns: bool = True,
+    restored: bool = False,
+    algorithm: Algorithm | None = None,
+    ranks: Ranks | None = None,
 ) -> Parts:
     """Build every part; `folder` is the run's, None where nothing may be written. What only plays
     (`learns` false) reads no demonstrations; what is `restored` from a checkpoint afterwards reads
-    no `init`, which may be gone by then."""
-    env: Env = build(cfg.env)
-    algo: Algorithm = build(cfg.algo)
-    models = _load_models(cfg, algo, None if restored else cfg.init)
-    chat = Chat(models.tokenizer)
+    no `init`, which may be gone by then. `algorithm` stands in for the configured one. All `ranks`
+    build their own."""
+    ranks = ranks or Ranks()
+    with ranks.together():
+        env: Env = build(cfg.env)
+        algo: Algorithm = algorithm or build(cfg.algo)
+        models = _load_models(cfg, algo, None if restored else cfg.init, ranks)
+    spread_models(cfg, models, ranks)
+    with ranks.together():
+        parts = _connect(cfg, folder if ranks.is_main else None, env, algo, models)
+        parts.context.demos = load_demonstrations(cfg, algo, env, parts.chat) if learns else []
+        algo.bind(parts.context)
+        if learns and not restored:
+            parts.buffer.add(earlier_episodes(cfg, parts.data, parts.chat, algo.replay_capacity))
+        check_settings(cfg, parts)
+    if ranks.size > 1:
+        text = json.dumps([episode.to_json() for episode in parts.context.demos])
+        read = {"demonstrations": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        refuse_disagreement(ranks, read, "give all of them the same file")
+    return parts
+
+
+def _connect(
+    cfg: DictConfig, folder: Path | None, env: Env, algo: Algorithm, models: ModelSet
+) -> Parts:
+    """The parts around the models, bound to each other."""
+    ranks, chat = models.ranks, Chat(models.tokenizer)
     chat.check(env.tools)
     generator: Generator = build(cfg.hardware.generator, models=models)
     learner = Learner(
         models, algo.models(), tokens_per_batch=cfg.hardware.tokens_per_batch, seed=cfg.seed,
-        publish=lambda name: generator.load(name, models.version(name)),
-        mixed_precision=cfg.hardware.get("mixed_precision"),
+        publish=lambda name: generator.load(name, models.version(name)), ranks=ranks,
+        mixed_precision=None if ranks.sharded else cfg.hardware.get("mixed_precision"),
+        activity=(activity := Activity()),
     )  # fmt: skip
     collector: Collector = build(cfg.rollout)
+    collector.activity = activity
     make_env = partial(copy.copy, env)
     collector.bind(
         make_env=make_env, chat=chat, generator=generator, seed=cfg.seed,
-        policy_version=partial(models.version, "policy"),
+        policy_version=partial(models.version, "policy"), actors=RankActors(models),
     )  # fmt: skip
-    context = _context(cfg, env, models, collector)
-    context.demos = load_demonstrations(cfg, algo, env, chat) if learns else []
-    algo.bind(context)
-    file = folder / "buffer.jsonl" if folder and algo.replay_capacity else None
-    parts = Parts(
+    data = as_dataclass(cfg.data, DataConfig)
+    keeps = algo.replay_capacity or data.keep_episodes
+    file = folder / FILE if folder and keeps else None
+    return Parts(
         collector=collector, models=models, generator=generator, algo=algo, learner=learner,
         buffer=ReplayBuffer(file, max(1, algo.replay_capacity)), chat=chat, make_env=make_env,
         eval=as_dataclass(cfg.eval, EvalConfig), play=collector.play, seed=cfg.seed,
-        context=context,
+        context=_context(cfg, env, models, collector), data=data, ranks=ranks, activity=activity,
     )  # fmt: skip
-    check_settings(cfg, parts)
-    return parts
 
 
-def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None) -> ModelSet:
+def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None, ranks: Ranks) -> ModelSet:
     """The algorithm's models with their initial weights, and the process set up to compute them."""
-    device = pick_device(cfg.hardware.device)
-    models = ModelSet(as_dataclass(cfg.model, ModelConfig), algo.models(), device, cfg.seed)
+    device = ranks.device or pick_device(cfg.hardware.device)
+    config, place = as_dataclass(cfg.model, ModelConfig), "cpu" if ranks.sharded else device
+    models = ModelSet(config, algo.models(), place, cfg.seed, ranks)
     load_initial_weights(models, init, Path(cfg.runs))
     set_threads(cfg.hardware.threads, models)
     if device.type == "cpu":
@@ -164,15 +229,38 @@ def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None) -> ModelSet
     return models
 
 
+def spread_models(cfg: DictConfig, models: ModelSet, ranks: Ranks) -> None:
+    """Compare the models with those of other ranks, and shard them where that is the strategy.
+    Raises UserError where they differ."""
+    if ranks.size > 1:
+        sums = {f"the weights of {name}": text for name, text in models.checksums().items()}
+        remedy = "give all of them the same model, init and versions of packages"
+        refuse_disagreement(ranks, sums, remedy)
+    if ranks.sharded:
+        half = cfg.hardware.get("mixed_precision") == "bf16"
+        models.shard(ranks.device, torch.bfloat16 if half else None)
+
+
 def _context(cfg: DictConfig, env: Env, models: ModelSet, collector: Collector) -> Context:
     """What the algorithm is given, demonstrations apart."""
 
+    ranks, generator = models.ranks, collector.generator
+    if ranks.size > 1 or ranks.sharded:
+        generator = RankGenerator(generator, models)
+
     def indistinguishable(episode: Episode, turn: int) -> list[Task]:
         tasks = env.tasks(episode.task.split)
-        return indistinguishable_tasks(episode, turn, tasks, collector.make_env)
+        found = indistinguishable_tasks(episode, turn, tasks, collector.make_env)
+        if ranks.size == 1:
+            return found
+        # a world that asks a model may have answered each rank otherwise: rank 0's answers count
+        names = ranks.gather([task.id for task in found], "tasks")[0]
+        others = [task for task in tasks if task.id != episode.task.id]
+        return [task for task in [episode.task, *others] if task.id in names]
 
     return Context(
-        chat=collector.chat, models=models, generator=collector.generator,
+        chat=collector.chat, models=models,
+        generator=generator,
         sampling=collector.sampling, seed=cfg.seed, turn_delimiter=env.turn_delimiter,
         probe=lambda starts: collector.play(starts, collector.sampling),
         indistinguishable_tasks=indistinguishable,
@@ -213,7 +301,8 @@ def load_demonstrations(cfg: DictConfig, algo: Algorithm, env: Env, chat: Chat) 
 def pick_device(name: str) -> torch.device:
     """The device of that name. Raises UserError where this machine has none."""
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("hardware 'gpu' needs a CUDA device and none was found; use hardware=cpu")
+        line = f"hardware.device '{name}' needs a CUDA device and none was found"
+        raise UserError(f"{line}; give hardware=cpu, or hardware.device=cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -224,13 +313,18 @@ def pick_device(name: str) -> torch.device:
 
 
 def set_threads(threads: int | None, models: ModelSet) -> None:
-    """Fix the number of torch threads: as given, else 1 for a very small model, else all cores,
-    at most 8. UserError for a number that cannot be."""
-    require_at_least(1, threads=1 if threads is None else threads)
+    """Fix the number of torch threads: as given, else as OMP_NUM_THREADS says, else 1 for a very
+    small model, else all cores that are this process's share, at most 8. UserError for a number
+    that cannot be."""
+    name = "hardware.threads"
+    if threads is None and (said := os.environ.get(OPENMP, "").partition(",")[0].strip()):
+        name, threads = OPENMP, int(said) if said.isdecimal() else 0
+    require_at_least(1, **{name: 1 if threads is None else threads})
     size = sum(weight.numel() for weight in models.module("policy").parameters())
-    chosen = threads or (1 if size < PARAMETERS_FOR_TWO_THREADS else min(8, os.cpu_count() or 1))
+    cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    chosen = threads or (1 if size < PARAMETERS_FOR_TWO_THREADS else max(1, min(8, cores)))
     if chosen > MAX_THREADS:  # OpenMP ends a process that cannot have them
-        raise UserError(f"hardware.threads is {chosen}; give at most {MAX_THREADS}")
+        raise UserError(f"{name} is {chosen}; give at most {MAX_THREADS}")
     torch.set_num_threads(chosen)
 
 

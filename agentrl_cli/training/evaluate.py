@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.core.statistics import cluster_bootstrap
+from agentrl_cli.core.statistics import Interval, cluster_bootstrap
 from agentrl_cli.core.types import Episode, Task, derive_seed, evenly_spaced
 from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart
 
@@ -56,6 +56,13 @@ def split_starts(parts: Parts, split: str, per_task: int) -> list[EpisodeStart]:
     return [start for task in tasks for start in task_starts(parts.seed, task, per_task)]
 
 
+def count_episodes(parts: Parts) -> int:
+    """How many episodes `evaluate` plays, those of its algorithm's own measurements apart."""
+    each = parts.eval.episodes_per_task + parts.eval.greedy
+    tasks = [len(parts.make_env().tasks(split)[: parts.eval.tasks]) for split in parts.eval.splits]
+    return each * sum(tasks)
+
+
 def task_starts(seed: int, task: Task, per_task: int) -> list[EpisodeStart]:
     """How `per_task` episodes of a task begin, a group of their own."""
     return [
@@ -87,6 +94,15 @@ def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
     }
 
 
+def success_gain(ours: list[Episode], theirs: list[Episode]) -> Interval:
+    """Success of ours less theirs, which began alike, episode by episode; tasks are resampled."""
+    by_task: dict[str, list[float]] = {}
+    for one, other in zip(ours, theirs, strict=True):
+        gain = float(one.success) - float(other.success)
+        by_task.setdefault(one.task.id, []).append(gain)
+    return cluster_bootstrap(list(by_task.values()), least=-1.0)
+
+
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
@@ -94,24 +110,28 @@ def _mean(values: list[float]) -> float:
 def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:
     """The first split played by plain sampling, by the search, and by best-of-n on whole answers
     with an n that samples about as many tokens: `search/METHOD_…`, tokens and judgements an
-    episode. Raises UserError where the run has no critic that values partial answers."""
+    episode; `search/gain…`, the search's success less that of best-of-n. Raises UserError where the
+    run has no critic that values partial answers."""
     sampling = replace(parts.collector.sampling, temperature=parts.eval.temperature)
     split, token_texts = parts.eval.splits[0], parts.chat.vocabulary()
     starts = split_starts(parts, split, parts.eval.episodes_per_task)
 
-    def measure(search: TreeSearch) -> dict[str, float]:
+    def measure(search: TreeSearch) -> tuple[list[Episode], dict[str, float]]:
         parts.generator.clear()
         search.bind(parts.generator, parts.algo.state_values, token_texts)
         episodes = parts.play(starts, sampling, search)
         success = {k: v for k, v in episode_metrics(episodes).items() if k.startswith("success")}
         totals = {"tokens": search.sampled_tokens, "judged": search.judged_answers}
-        return success | {name: total / len(episodes) for name, total in totals.items()}
+        return episodes, success | {name: total / len(episodes) for name, total in totals.items()}
 
-    searched, plain = measure(tree), measure(replace(tree, expand=1, rounds=1))
+    _, plain = measure(replace(tree, expand=1, rounds=1))
+    by_tree, searched = measure(tree)
     n = max(2, round(searched["tokens"] / plain["tokens"]))
-    best_of_n = measure(replace(tree, expand=n, rounds=1))
+    by_draws, best_of_n = measure(replace(tree, expand=n, rounds=1))
+    gain = success_gain(by_tree, by_draws)
     methods = {"sampling": plain, "tree": searched, f"best_of_{n}": best_of_n}
     rows: dict[str, Any] = {"search": tree.order, "split": split, "episodes": len(starts)}
+    rows |= {"search/gain": gain.mean, "search/gain_low": gain.low, "search/gain_high": gain.high}
     for name, metrics in methods.items():
         metrics["extra_tokens"] = metrics["tokens"] - plain["tokens"]
         rows |= {f"search/{name}_{key}": value for key, value in metrics.items()}

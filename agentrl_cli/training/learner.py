@@ -18,14 +18,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.core.batching import pass_cost
+from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import read_json
+from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.types import Sample, derive_seed
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import collate, forward, micro_batches
+from agentrl_cli.models.policy import collate
+from agentrl_cli.models.reader import Pass, rank_passes
+from agentrl_cli.models.sharding import whole
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.training.optimizer import Optimizer
+
+Terms = tuple[list[int], dict[str, float]]  # a micro-batch's samples, its loss and sums by name
 
 
 class NonFiniteError(RuntimeError):
@@ -80,14 +85,18 @@ class Learner:
         seed: int,
         publish: Callable[[str], None],
         mixed_precision: str | None = None,
+        activity: Activity | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """Built after the models hold the weights to start from. `tokens_per_batch` bounds the
-        padded ids of one forward; `publish(name)` is called after a phase that changed a model
-        which generates."""
+        """Built after the models hold the weights to start from, where all `ranks` are to hold
+        them. `tokens_per_batch` bounds the padded ids of one forward; `publish(name)` is called
+        after a phase that changed a model which generates; `activity` is told how many samples of a
+        phase are trained."""
         self.models, self.specs, self.publish = models, specs, publish
         self.tokens_per_batch, self.seed = tokens_per_batch, seed
-        self.mixed_precision = mixed_precision
-        self.accelerator = Accelerator(cpu=models.device.type == "cpu")
+        self.mixed_precision, self.ranks = mixed_precision, ranks or Ranks()
+        self.activity = activity or Activity()
+        self.accelerator = Accelerator(cpu=models.device.type == "cpu", mixed_precision="no")
         self.optimizers = {
             name: Optimizer(models.trainable(name), spec.optimizer)
             for name, spec in specs.items()
@@ -100,21 +109,29 @@ class Learner:
         with nothing to train."""
         meters: dict[str, PhaseMeter] = {}
         metrics: dict[str, float] = {}
-        began, trained = perf_counter(), 0.0
+        began, trained, between = perf_counter(), 0.0, self.activity.name
         for phase in phases:
             start = perf_counter()
+            self.activity.begin(f"train {phase.name}", len(phase.samples) * phase.epochs)
             self._train_phase(phase, meters.setdefault(phase.name, PhaseMeter()), step)
             metrics |= phase.metrics
             trained += perf_counter() - start
+            self.activity.begin(between)
         for name, meter in meters.items():
             metrics |= meter.metrics(name)
         return metrics | {"time/train": trained, "time/algorithm": perf_counter() - began - trained}
 
-    def save(self, folder: Path) -> None:
-        """Each optimizer's tensors as safetensors, all scalars in one JSON file."""
-        folder.mkdir(parents=True, exist_ok=True)
+    def save(self, folder: Path | None) -> None:
+        """Each optimizer's tensors as safetensors, all scalars in one JSON file; None where another
+        rank writes."""
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         for name, optimizer in self.optimizers.items():
-            save_file(optimizer.tensors(), folder / f"{name}.safetensors")
+            tensors = optimizer.tensors(kept=folder is not None)
+            if folder is not None:
+                save_file(tensors, folder / f"{name}.safetensors")
+        if folder is None:
+            return
         steps = {name: optimizer.steps for name, optimizer in self.optimizers.items()}
         (folder / "optimizers.json").write_text(json.dumps(steps))
 
@@ -139,6 +156,7 @@ class Learner:
             seed = derive_seed(self.seed, "learner", step, phase.name, epoch)
             for groups in split_steps(phase, seed):
                 self._optimizer_step(phase, groups, meter)
+                self.activity.done += sum(map(len, groups))
         self.models.mark_changed(phase.model)
         if self.specs[phase.model].generates:
             self.publish(phase.model)
@@ -152,9 +170,9 @@ class Learner:
             step = f"a step of {len(samples)} samples with nothing to train"
             raise ValueError(f"phase '{phase.name}' has {step}")
         optimizer.clear()
-        cost = pass_cost(self.models.device.type)
-        for rows in micro_batches(groups, phase.samples, self.tokens_per_batch, cost):
-            self._add_gradients(phase, [phase.samples[i] for i in rows], units, meter)
+        for found in self.ranks.gather(self._make_passes(phase, groups, units), "passes"):
+            _count(phase, found, meter)
+        self.ranks.sum_gradients(list(optimizer.weights.values()))
         norm = self._clip_gradients(optimizer)
         if not math.isfinite(norm):
             raise NonFiniteError(phase.name, "the gradient norm", samples)
@@ -178,26 +196,42 @@ class Learner:
         limit = optimizer.spec.clip_norm or math.inf
         norm = self.accelerator.clip_grad_norm_(optimizer.weights.values(), limit)
         assert norm is not None
-        return float(norm)
+        return float(whole(norm))
 
-    def _add_gradients(
-        self, phase: Phase, samples: list[Sample], units: float, meter: PhaseMeter
-    ) -> None:
-        """Add the gradients of one micro-batch's share of the step's loss, which is per unit."""
-        batch = collate(samples).to(self.models.device)
-        module, head = self.models.module(phase.model), self.models.head(phase.model)
+    def _make_passes(self, phase: Phase, groups: list[list[int]], units: float) -> list[Terms]:
+        """Add the gradients of this rank's micro-batches; what the loss said of each."""
+        device, found = self.models.device.type, list[Terms]()
+        with self.ranks.together(passes=True):
+            for part in rank_passes(
+                groups, phase.samples, self.tokens_per_batch, device, self.ranks
+            ):
+                terms = self._add_gradients(phase, part, units)
+                if part.counts:
+                    found.append((part.rows, terms))
+        return found
+
+    def _add_gradients(self, phase: Phase, part: Pass, units: float) -> dict[str, float]:
+        """Add the gradients of one micro-batch's share of the step's loss, which is per unit; the
+        loss and the sums of its metrics."""
+        batch = collate([phase.samples[i] for i in part.rows]).to(self.models.device)
+        reader = self.models.reader(phase.model)
         with self._autocast():
-            outputs = forward(
-                module, batch, head,
-                entropy_gradient=phase.entropy_gradient, head_only=phase.head_only,
-            )  # fmt: skip
+            outputs = reader.read(
+                batch, entropy_gradient=phase.entropy_gradient, head_only=phase.head_only
+            )
         loss, sums = phase.loss(outputs, batch)
-        for term, value in {"loss": loss.detach(), **sums}.items():
-            number = float(value)
+        self.accelerator.backward(loss / units if part.counts else 0.0 * loss)
+        return {term: float(n) for term, n in {"loss": loss.detach(), **sums}.items()}
+
+
+def _count(phase: Phase, found: list[Terms], meter: PhaseMeter) -> None:
+    """Add what the losses of a rank's micro-batches said to the meter. Raises NonFiniteError."""
+    for rows, terms in found:
+        for term, number in terms.items():
             if not math.isfinite(number):
+                samples = [phase.samples[i] for i in rows]
                 raise NonFiniteError(phase.name, f"'{term}'", samples)
             meter.sums[term] = meter.sums.get(term, 0.0) + number
-        self.accelerator.backward(loss / units)
 
 
 def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:

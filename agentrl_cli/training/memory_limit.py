@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from agentrl_cli.algos.base import Algorithm
+from agentrl_cli.config.settings import RESUMABLE
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.load import dtype_of
 from agentrl_cli.training.memory_plan import MemoryPlan, device_type, plan_memory
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 NAMED = 3  # keys that are named to be lowered
-RESUMABLE = (  # keys on which memory hangs and no weight: a run may go on with others
-    "hardware.tokens_per_batch", "hardware.generator.max_batch", "hardware.generator.cache_tokens",
-    "hardware.generator.cache_mib", "hardware.memory_gib", "model.gradient_checkpointing",
-)  # fmt: skip
 LORA = {"rank": 16, "alpha": 32, "targets": ["all-linear"]}
 
 
@@ -44,14 +41,15 @@ class Saver:
 
 
 def available_bytes(cfg: DictConfig) -> int | None:
-    """`hardware.memory_gib`, else what is free on the GPU or, on the CPU, what the machine has;
-    None where there is no such device."""
+    """`hardware.memory_gib`, else what is free on the GPU or, on the CPU, this process's share of
+    what the machine has; None where there is no such device."""
     given = cfg.hardware.get("memory_gib")
     if given is not None:
         return int(given * GIB)
     if device_type(cfg) == "cuda":
         return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if cfg.hardware.get("strategy") else 1
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // processes
 
 
 def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
@@ -107,6 +105,8 @@ def _lower_values(cfg: DictConfig) -> dict[str, Any]:
     values: dict[str, Any] = {key: OmegaConf.select(cfg, key) // 2 for key in halved}
     if not cfg.model.gradient_checkpointing:
         values["model.gradient_checkpointing"] = True
+    if cfg.hardware.get("strategy") == "fsdp":  # which takes neither of what follows
+        return {key: value for key, value in values.items() if value}
     if cfg.model.lora is None:
         values["model.lora"] = LORA
     if dtype_of(cfg.model.dtype, torch.device(device_type(cfg))) == torch.float32:

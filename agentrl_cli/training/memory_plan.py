@@ -4,8 +4,9 @@ CUDA takes for itself, and memory that its allocator holds in pieces, are not co
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -88,6 +89,8 @@ def read_shapes(cfg: DictConfig) -> Shapes:
     cannot be, or where adapters fit no layer of it."""
     config = as_dataclass(cfg.model, ModelConfig)
     dtype = dtype_of(config.dtype, torch.device(device_type(cfg)))
+    if cfg.hardware.get("strategy") == "fsdp":  # the format of passes, whatever that of weights
+        dtype = torch.bfloat16 if cfg.hardware.get("mixed_precision") == "bf16" else torch.float32
     model = load_shapes(config, dtype)
     text, names = model.config.get_text_config(), [name for name, _ in model.named_parameters()]
     parameters, positions = sum(w.numel() for w in model.parameters()), max_positions(model)
@@ -193,9 +196,40 @@ def refuse_unread_context(cfg: DictConfig, positions: int) -> None:
         raise UserError(f"rollout.max_context is {cfg.rollout.max_context}, {reads}; {remedy}")
 
 
+def process_count(cfg: DictConfig) -> int:
+    """How many processes train one run: as `hardware.processes` says, or as a launcher has
+    started."""
+    if cfg.hardware.get("strategy") is None:
+        return 1
+    return cfg.hardware.get("processes") or int(os.environ.get("WORLD_SIZE", 1))
+
+
+def sharded_plan(plan: MemoryPlan, shapes: Shapes, processes: int) -> MemoryPlan:
+    """The plan of one process of hardware=fsdp, where passes compute in the plan's format. Of the
+    weights and of all that belongs to them it holds a share, in float32; a pass gathers the
+    vocabulary and two layers at a time, decoding all weights."""
+    copies = plan.kept["base weights"] // shapes.size  # of each parameter of each model
+    held = {"base weights": FULL * copies, "optimizer moments": plan.kept["optimizer moments"]}
+    roots = plan.phases["an optimizer step"]["roots of moments"]
+    of_step = {"gradients": FULL * shapes.parameters, "roots of moments": roots}
+    held, of_step = (
+        {name: number // processes for name, number in part.items()} for part in (held, of_step)
+    )
+    vocabulary = shapes.vocabulary * shapes.hidden
+    two_layers = 2 * (shapes.parameters - vocabulary) // shapes.layers
+    gathered = {"gathered layers": shapes.size * (vocabulary + two_layers)}
+    gradients = {"gradients": of_step["gradients"]}
+    phases = {name: {**parts, **gradients, **gathered} for name, parts in plan.phases.items()}
+    whole = {"gathered weights": shapes.size * shapes.parameters}
+    phases |= {"an optimizer step": of_step, "decoding": plan.phases["decoding"] | whole}
+    values = {"keys and values": plan.kept["keys and values"]}
+    return replace(plan, kept=held | values, phases=phases)
+
+
 def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
-    """The plan of a whole run. Raises UserError where its model's config.json cannot be read, or
-    where episodes may be longer than the model reads."""
+    """The plan of a whole run, of each of its processes where there are several. Raises UserError
+    where its model's config.json cannot be read, or where episodes may be longer than the model
+    reads."""
     shapes, context = read_shapes(cfg), cfg.rollout.max_context
     refuse_unread_context(cfg, shapes.positions)
     generating = sum(spec.generates for spec in algo.models().values())
@@ -206,7 +240,9 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
     )  # fmt: skip
     decoding = {"a batch's keys and values": batch, "logits of a step": logits}
     kept = kept_bytes(shapes, algo) | {"keys and values": stays}
-    return MemoryPlan(
+    plan = MemoryPlan(
         parameters=shapes.parameters, adapter=shapes.adapter, kept=kept,
         phases=phases | {"decoding": decoding},
     )  # fmt: skip
+    is_sharded = cfg.hardware.get("strategy") == "fsdp" and not shapes.adapter
+    return sharded_plan(plan, shapes, process_count(cfg)) if is_sharded else plan

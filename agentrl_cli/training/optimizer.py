@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from agentrl_cli.models.model_set import is_head
+from agentrl_cli.models.sharding import copy_whole, whole
 from agentrl_cli.models.specs import OptimizerSpec
 
 
@@ -69,15 +70,18 @@ class Optimizer:
         for weight in (*self.weights.values(), *self.masters.values()):
             weight.grad = None
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Moments, step counts and masters, by weight."""
+    def tensors(self, *, kept: bool = True) -> dict[str, Tensor]:
+        """Moments, step counts and masters, by weight, all of them whole. Sharded ones are put
+        together one by one, on all ranks, and stay only where they are `kept`."""
         states = {
             f"{key}|{part}": value
             for key, m in self.masters.items()
             for part, value in self._moments(m).items()
         }
         own = {key: m for key, m in self.masters.items() if m is not self.weights[key]}
-        return states | {f"{key}|master": m for key, m in own.items()}
+        states |= {f"{key}|master": m for key, m in own.items()}
+        found = ((label, whole(tensor)) for label, tensor in states.items())
+        return {label: tensor for label, tensor in found if kept}
 
     def load(self, tensors: dict[str, Tensor], steps: int) -> None:
         """Inverse of `tensors`. Raises KeyError where a tensor belongs to no weight, ValueError
@@ -96,10 +100,14 @@ class Optimizer:
             if part != "step" and tensor.shape != master.shape:
                 raise ValueError(f"{label} has the shape {list(tensor.shape)}")
             if part == "master":
-                master.copy_(tensor)
-            else:  # AdamW keeps its step counts on the CPU
-                device = tensor.device if part == "step" else master.device
-                self.adam.state[master][part] = tensor.to(device, copy=True)
+                copy_whole(master, tensor)
+            elif part == "step":  # AdamW keeps its step counts on the CPU
+                self.adam.state[master][part] = tensor.clone()
+            else:
+                self.adam.state[master][part] = moment = torch.empty_like(
+                    master, dtype=tensor.dtype
+                )
+                copy_whole(moment, tensor)
 
     def _moments(self, master: Tensor) -> dict[str, Tensor]:
         return self.adam.state[master] if master in self.adam.state else {}

@@ -2,7 +2,9 @@
 
 Run as `python tests/bench/critics.py --env math` (each world once); writes the figures of that
 world into docs/results/critics.json. With `--drift RUN`, a run of NLAC's default, it measures how
-far likelihood on own unfiltered play moves the base in as many steps as the policy took there.
+far likelihood on own unfiltered play moves the base in as many steps as the policy took there; with
+`--values RUN…`, finished runs of Self-AC, what their V is worth; with `--search RUN`, one of these,
+what a tree search by that V wins.
 Actions are drawn as the policy samples them, in states of its own play of test tasks, which nothing
 was tuned on; each is forecast as NLAC does and played out `--probes` times by the policy. What each
 figure means, docs/results.md says.
@@ -26,7 +28,8 @@ from agentrl_cli.algos.nlac.ledger import ProbedCandidates, differ, lesson_gains
 from agentrl_cli.algos.nlac.monitor import auc, ranked_pairs
 from agentrl_cli.algos.nlac.probe import probe
 from agentrl_cli.algos.turns import TurnRef, all_turns
-from agentrl_cli.config.compose import check, compose
+from agentrl_cli.cli.evaluate import evaluate_command
+from agentrl_cli.config.compose import check, compose, load
 from agentrl_cli.rollout.collector import PlayCollector
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import update
@@ -136,6 +139,29 @@ def own_play_drift(env: str, run: Run, overrides: list[str]) -> dict[str, float]
     return {"own_play_drift": success(parts) - before, "drift_steps": taken}
 
 
+def value_figures(runs: list[Run]) -> dict[str, float]:
+    """What V of finished runs of Self-AC is worth: the mean of their last evaluations."""
+    last = [[row for row in run.metrics() if "critic/auc_same_turn" in row][-1] for run in runs]
+    return {
+        "self_ac_auc": fmean(row["critic/auc_same_turn"] for row in last),
+        "self_ac_brier_ratio": fmean(row["critic/brier_ratio"] for row in last),
+    }
+
+
+def search_figures(run: Run) -> dict[str, float]:
+    """What a run of Self-AC wins by tree search above best-of-n at as many tokens."""
+    found = evaluate_command(str(run.folder), ["search=tot", "eval.splits=[test]"])
+    seed = load(run.config_file, []).seed
+    stored = {
+        "tot_gain": "search/gain",
+        "tot_gain_low": "search/gain_low",
+        "tot_gain_high": "search/gain_high",
+        "tot_tree_success": "search/tree_success",
+        "tot_extra_tokens": "search/tree_extra_tokens",
+    }
+    return {f"{name}_s{seed}": found[key] for name, key in stored.items()}
+
+
 def success(parts: Parts) -> float:
     """The share of some thousand test episodes that are won."""
     tasks = len(parts.make_env().tasks("test"))
@@ -149,6 +175,13 @@ def nlac_of(parts: Parts) -> NLAC:
     return parts.algo
 
 
+def store(figures: dict[str, float]) -> None:
+    """Set these figures in docs/results/critics.json, beside what it holds."""
+    stored = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    rounded = {name: round(value, 4) for name, value in figures.items()}
+    RESULT.write_text(json.dumps(dict(sorted((stored | rounded).items())), indent=1) + "\n")
+
+
 def main() -> None:
     """Measure one world and add its figures to the file."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -156,18 +189,23 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=300)
     parser.add_argument("--probes", type=int, default=64)
     parser.add_argument("--drift", type=Path, help="A run of NLAC: measure the drift alone.")
+    parser.add_argument("--values", type=Path, nargs="+", help="Runs of Self-AC: their V alone.")
+    parser.add_argument("--search", type=Path, help="A run of Self-AC: its tree search alone.")
     parser.add_argument("--dry", action="store_true", help="Print, write nothing.")
     parser.add_argument("overrides", nargs="*", help="Settings of the run, like init=FOLDER.")
     args = parser.parse_args()
     if args.drift:
         figures = own_play_drift(args.env, Run(args.drift), args.overrides)
+    elif args.values:
+        figures = value_figures([Run(run) for run in args.values])
+    elif args.search:
+        figures = search_figures(Run(args.search))
     else:
         figures = measure(args.env, args.states, args.probes, args.overrides)
-    named = {f"{name}_{args.env}": round(value, 4) for name, value in figures.items()}
+    named = {f"{name}_{args.env}": value for name, value in figures.items()}
     print(json.dumps(named, indent=1))
     if not args.dry:
-        stored = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-        RESULT.write_text(json.dumps(dict(sorted((stored | named).items())), indent=1) + "\n")
+        store(named)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def method_figures(case: Case, folder: Path, grpo_seconds: float) -> Figures:
         found[f"self_ac_{layout}_over_grpo_ratio"] = updating(parts, episodes) / grpo_seconds
         del parts
     few = ["rollout.episodes_per_step=16", "algo.turns_per_update=32", "rollout.max_tokens=24"]
-    nlac = ["algo=nlac", "algo.advanced.monitored_states=0", *few]
+    nlac = ["algo=nlac", "algo.min_readable=0", "algo.advanced.monitored_states=0", *few]
     _, parts = assembled(case, folder, *nlac)
     update(parts)
     metrics, _ = update(parts)

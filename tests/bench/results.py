@@ -1,13 +1,13 @@
 """Measures every learning figure of an environment anew: `make results`; with `--ablations` those
 of NLAC's ablations on Twenty Questions, which go to docs/results/twentyq_ablations.json.
 
-Every run is a shipped preset; writes docs/results/ENV.json and ENV_critic.json, and
-agentrl_cli/reproduce.json, against which `agentrl reproduce` holds a later run. Each algorithm and
-control trains from the shipped base on the same number of episodes, three seeds, one torch thread a
-run, `--jobs` runs side by side. Who learns from demonstrations gets one fixed set of the expert's,
-SFT from the base, StepAgent, DPO, PPO and RFT once more from that SFT. A run that is already done
-is not repeated. The table that it prints last is that of `agentrl report FOLDER --markdown`;
-`make results-page` then writes docs/results.md.
+Every run is a shipped preset; writes docs/results/ENV.json and ENV_critic.json, where the records
+of runs that are not in the folder stay, and agentrl_cli/reproduce.json, against which `agentrl
+reproduce` holds a later run. Each algorithm and control trains from the shipped base on the same
+number of episodes, three seeds, one torch thread a run, `--jobs` runs side by side. Who learns from
+demonstrations gets one fixed set of the expert's, SFT from the base, StepAgent, DPO, PPO and RFT
+once more from that SFT. A run that is already done is not repeated. The table that it prints last
+is that of `agentrl report FOLDER --markdown`; `make results-page` then writes docs/results.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ PLAYERS = ("nlac", "self_ac", "archer", "ppo", "grpo", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
 FROM_SFT = (*STUDENTS[1:], "ppo_from_sft", "rft_from_sft")  # who starts from that SFT
 VARIANTS = {  # of algorithms; each is a preset, as each algorithm is
-    "twentyq": (("sft", OWN_PLAY), ("ppo", "ppo_from_sft"), ("rft", "rft_from_sft")),
+    "twentyq": (
+        ("sft", OWN_PLAY),
+        ("ppo", "ppo_from_sft"),
+        ("rft", "rft_from_sft"),
+        ("nlac", "plain_farewell"),  # told as little of a lost game as the others
+        ("grpo", "graded_reward"),  # told as much
+    ),
 }
 ABLATIONS = (  # of NLAC, each a preset
     "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8", "m2",
@@ -226,10 +232,18 @@ def keep(record: dict[str, Any]) -> None:
 
 
 def write(name: str, rows: Rows) -> None:
-    """Replace a file of records."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(rows, indent=1) + "\n")
-    print(f"{len(rows)} records in docs/results/{name}")
+    """Put records in the place of those of the same runs; those of other runs stay."""
+    file = RESULTS / name
+    stored: Rows = json.loads(file.read_text()) if file.exists() else []
+    kept = [row for row in stored if run_key(row) not in set(map(run_key, rows))]
+    everything = sorted([*kept, *rows], key=run_key)
+    file.write_text(json.dumps(everything, indent=1) + "\n")
+    print(f"{len(rows)} records of {len(everything)} in docs/results/{name}")
+
+
+def run_key(record: dict[str, Any]) -> tuple[str, str, str, int]:
+    """What tells the run of a record from others of its file."""
+    return record["algo"], record["variant"], str(record.get("demos", "")), record["seed"]
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.self_ac.algorithm import SelfAC
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import logprobs_and_values, token_logprobs
+from agentrl_cli.models.reader import logprobs_and_values, token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.assemble import keep_freed_memory
@@ -124,12 +124,12 @@ def critic_of(folder: Path, prompt: int) -> tuple[SelfAC, ModelSet]:
 
 def per_turn(models: ModelSet, prompt: list[int], episodes: list[Episode]) -> Iterator[Phase]:
     """An actor phase as GRPO's and a critic phase over single states, both scored first."""
-    module, head = models.module("policy"), models.head("policy")
+    reader = models.reader("policy")
     actions = [s for e in episodes for s in episode_samples(e, lambda i, turn: {"advantage": 1.0})]
-    for sample, logprobs in zip(actions, token_logprobs(module, actions), strict=True):
+    for sample, logprobs in zip(actions, token_logprobs(reader, actions), strict=True):
         sample.streams["old_logprob"] = logprobs
     states = [state for episode in episodes for state in states_of(episode, prompt)]
-    for sample, (_, values) in zip(states, logprobs_and_values(module, head, states), strict=True):
+    for sample, (_, values) in zip(states, logprobs_and_values(reader, states), strict=True):
         sample.streams["old_value"] = values.tolist()
     yield Phase("critic", states, lambda out, batch: value_error(out, batch, 0.0), units=per_sample)
     yield Phase("policy", actions, lambda out, batch: clipped_ratio(out, batch, 0.2))

@@ -16,7 +16,8 @@ from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.corpora.pretraining import branched_sample
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.packed_attention import predecessors
-from agentrl_cli.models.policy import collate, forward, token_logprobs
+from agentrl_cli.models.policy import collate, forward
+from agentrl_cli.models.reader import Reader, token_logprobs
 from agentrl_cli.training.learner import Learner
 from tests.builders.models import SAMPLES, SPECS, model_config
 from tests.builders.packed_rows import LAYOUTS, model_of
@@ -80,8 +81,8 @@ def test_a_branch_in_a_packed_text_is_that_branch_alone_and_the_text_is_the_text
     """So a branch sees neither other branches nor what came later, and nothing sees it."""
     packed, plain = branched_sample(text()), [played(text()), *alone(text())]
     model = model_of("qwen2", layout)
-    (found,) = token_logprobs(model, [packed])
-    expected = token_logprobs(model, plain)
+    (found,) = token_logprobs(Reader(model), [packed])
+    expected = token_logprobs(Reader(model), plain)
     labels = packed.streams["shadow"]
     for label, (sample, logprobs) in enumerate(zip(plain, expected, strict=True)):
         mine = [(lp, m) for lp, m, k in zip(found, packed.mask, labels, strict=True) if k == label]
@@ -176,9 +177,9 @@ def test_a_step_in_mixed_precision_changes_weights_that_stay_float32(model_folde
 
 def test_packed_texts_are_close_in_mixed_precision():
     packed, model = branched_sample(text()), model_of("qwen2")
-    (exact,) = token_logprobs(model, [packed])
+    (exact,) = token_logprobs(Reader(model), [packed])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        (coarse,) = token_logprobs(model, [packed])
+        (coarse,) = token_logprobs(Reader(model), [packed])
     assert coarse != exact and coarse == pytest.approx(exact, abs=0.3)
 
 

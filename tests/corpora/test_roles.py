@@ -137,7 +137,8 @@ def test_a_critique_gives_a_verdict_on_as_many_forecasts_of_each_action(corpus: 
 @cache
 def refined(world: str) -> list[tuple[Text, Branch, str]]:
     """Refinements with the critique that each reads."""
-    found = spoken(corpus_of(world), "refine", {"math": 50, "twentyq": 12, "tau_mini": 30}[world])
+    count = {"math": 50, "twentyq": 12, "tau_mini": 30, "wiki": 30}[world]
+    found = spoken(corpus_of(world), "refine", count)
     return [(text, branch, branch.prompt.splitlines()[0]) for text, branch in found]
 
 

@@ -13,13 +13,8 @@ import pytest
 from agentrl_cli.core.types import Message, Step
 from agentrl_cli.corpora.base import Branch
 from agentrl_cli.corpora.clerk import ERRORS, RULES, ClerkState
-from agentrl_cli.corpora.tau import (
-    Snapshot,
-    TauCorpus,
-    Transition,
-    redraw_unspoken_wish,
-    write_critique,
-)
+from agentrl_cli.corpora.played import Transition, verdict
+from agentrl_cli.corpora.tau import Snapshot, TauCorpus, redraw_unspoken_wish
 from agentrl_cli.envs.tau.mini import ITEMS, mini_domain
 from tests.builders.corpus import record, seeds, tau_corpus
 from tests.builders.shop_books import (
@@ -40,7 +35,7 @@ def corpus() -> TauCorpus:
 
 @pytest.fixture(scope="module")
 def conversations(corpus: TauCorpus) -> list[list[Transition]]:
-    return [corpus.converse(rng) for rng in seeds(160)]
+    return [corpus.episode(rng) for rng in seeds(160)]
 
 
 @dataclass
@@ -56,17 +51,17 @@ def watch(
     corpus: TauCorpus, role: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[Watched]:
     """So many conversations in which the role speaks of every turn."""
-    imagine, drawn = TauCorpus._imagine, []
+    imagine, drawn = TauCorpus.imagine, []
 
     def note(self: TauCorpus, before: Snapshot, action: str, rng: random.Random):
         drawn.append(imagine(self, before, action, rng))
         return drawn[-1]
 
-    monkeypatch.setattr(TauCorpus, "_imagine", note)
+    monkeypatch.setattr(TauCorpus, "imagine", note)
     found = []
     for seed in range(count):
         drawn.clear()
-        played = corpus.converse(random.Random(seed))
+        played = corpus.episode(random.Random(seed))
         branches = corpus.text("play", {role: 1.0}, seed).branches
         each = len(drawn) // len(branches)
         assert each * len(branches) == len(drawn)
@@ -108,7 +103,7 @@ def test_an_error_is_bound_to_its_item_and_as_many_items_are_prone_as_configured
 def test_habits_as_a_whole_are_as_frequent_as_configured(corpus: TauCorpus):
     habits = corpus.habits
     chances = [
-        habits._chance(error, f"{item} {i}") for error in ERRORS for item in ITEMS for i in range(9)
+        habits.chance(error, f"{item} {i}") for error in ERRORS for item in ITEMS for i in range(9)
     ]
     expected = sum(habits.prone[error] for error in ERRORS) / len(ERRORS)
     assert set(chances) == {habits.often, habits.seldom}
@@ -124,7 +119,7 @@ def test_no_text_is_about_the_environments_own_orders(conversations: list[list[T
 
 def test_a_text_is_what_the_shop_answered(corpus: TauCorpus):
     for seed in range(30):
-        played, text = corpus.converse(random.Random(seed)), corpus.text("play", {}, seed)
+        played, text = corpus.episode(random.Random(seed)), corpus.text("play", {}, seed)
         assert text.turns[0].observation[0].content == corpus.env.system()
         assert [turn.action for turn in text.turns] == [move.action for move in played]
         for turn, move in zip(text.turns[1:], played, strict=False):
@@ -138,7 +133,7 @@ def test_a_text_is_what_the_shop_answered(corpus: TauCorpus):
 def test_every_check_is_true_by_the_shops_own_books(corpus: TauCorpus):
     said = Counter()
     for rng in seeds(60):
-        played = corpus.converse(rng)
+        played = corpus.episode(rng)
         for at, move in enumerate(played[:-1]):
             forecast = corpus._forecast(played, at, rng).answer
             assert_true_check(played, at, move.action, rule_of(forecast))
@@ -150,7 +145,7 @@ def test_a_forecast_is_what_came_of_an_action(corpus: TauCorpus):
     outcomes = Counter()
     for seed in range(50):
         played, text = (
-            corpus.converse(random.Random(seed)),
+            corpus.episode(random.Random(seed)),
             corpus.text("play", {"forecast": 1}, seed),
         )
         assert len(text.branches) == len(played)
@@ -175,13 +170,13 @@ def test_a_forecast_of_another_action_is_what_then_came(
 def test_actions_of_any_kind_are_forecast_and_not_taught(
     corpus: TauCorpus, monkeypatch: pytest.MonkeyPatch
 ):
-    imagine, drawn, said, not_last = TauCorpus._imagine, list[list[Transition]](), Counter(), 0
+    imagine, drawn, said, not_last = TauCorpus.imagine, list[list[Transition]](), Counter(), 0
 
     def note(self: TauCorpus, before: Snapshot, action: str, rng: random.Random):
         drawn.append(imagine(self, before, action, rng))
         return drawn[-1]
 
-    monkeypatch.setattr(TauCorpus, "_imagine", note)
+    monkeypatch.setattr(TauCorpus, "imagine", note)
     for seed in range(60):
         drawn.clear()
         text, played = corpus.text("wild", {}, seed), corpus.wander(random.Random(seed))
@@ -197,8 +192,8 @@ def test_actions_of_any_kind_are_forecast_and_not_taught(
 
 def test_a_look_at_an_order_that_nobody_has_is_not_called_right(corpus: TauCorpus):
     for rng in seeds(10):
-        played = corpus.converse(rng)
-        future = corpus._play_on(played[2].before.fork(), rng, "get(10)")
+        played = corpus.episode(rng)
+        future = corpus.play_on(played[2].before.fork(), rng, "get(10)")
         assert future[0].step.info["tool_error"]
         forecast = corpus._forecast([*played[:2], *future], 2, rng).answer
         told(played, 2, future, forecast)
@@ -286,7 +281,7 @@ WON, LOST = "zip 12. Right. Yes. Success.", "zip 12. Right. Yes. Failure."
 def test_a_critique_names_a_broken_rule_unless_it_ends_better(
     mine: list[str], others: list[str], critique: str
 ):
-    assert write_critique(mine, others) == f"Optimality: {critique}"
+    assert verdict(mine, others, RULES) == f"Optimality: {critique}"
 
 
 def test_the_action_that_succeeded_most_often_is_written_again(

@@ -1,21 +1,23 @@
 """Kill small runs with SIGKILL, at random moments and at file operations, resume them, and compare
 them with the run that was never interrupted. A run that was killed before its first checkpoint is
-begun anew, as its refusal says. Results are appended to a file, so that the same command goes on
-where it stopped: `python tests/faults/kills.py --runs 100 --algo grpo`."""
+begun anew, as its refusal says. Each command is a process of its own, forked from one that has
+imported everything. Results are appended to a file, so that the same command goes on where it
+stopped: `python tests/faults/kills.py --runs 100 --algo grpo`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -30,6 +32,20 @@ MORE = {  # as the defaults have it, where the builder's settings have it otherw
 }
 OFTEN = ("save_minutes=1e-9", "save_every=2")
 CHANGES = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
+PROCESSES = multiprocessing.get_context("forkserver")
+PRELOADED = (  # by the process from which the others are forked
+    "peft", "transformers.models.qwen2.modeling_qwen2", "agentrl_cli.cli.main",
+    "agentrl_cli.cli.train", "agentrl_cli.cli.run_training", "agentrl_cli.generators.hf",
+    "agentrl_cli.algos.nlac", "agentrl_cli.algos.self_ac", "agentrl_cli.algos.stepagent",
+)  # fmt: skip
+PROCESSES.set_forkserver_preload(list(PRELOADED))
+
+
+class Ended(NamedTuple):
+    """How a process ended, and what it wrote to stderr."""
+
+    returncode: int
+    stderr: str
 
 
 def main(arguments: list[str]) -> int:
@@ -124,28 +140,25 @@ def call(
     home: Path,
     command: list[str],
     *,
-    die_at: int | None = None,
+    die_at: int = 0,
     count: Path | None = None,
     timeout: float | None = None,
-) -> subprocess.CompletedProcess[str]:
+) -> Ended:
     """`agentrl COMMAND` in a process of its own, which SIGKILL ends where it is told to."""
     home.mkdir(parents=True, exist_ok=True)
     more = ["--config-dir", str(folders(home))] if command[0] == "train" else []
-    child = [sys.executable, __file__, "--child", str(die_at or 0), str(count or ""), str(home)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [*child, *command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment, cwd=ROOT,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
+    os.environ["PYTHONPATH"] = str(ROOT)  # where the processes find what they import
+    with tempfile.NamedTemporaryFile() as said:
+        arguments = (die_at, count, str(home), said.name, [*command, *more])
+        process = PROCESSES.Process(target=child, args=arguments)
+        process.start()
+        process.join(timeout)
         process.kill()
-        out, err = process.communicate()
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+        process.join()
+        return Ended(process.exitcode or 0, Path(said.name).read_text())
 
 
-def child(die_at: int, count: str, home: str, command: list[str]) -> None:
+def child(die_at: int, count: Path | None, home: str, said: str, command: list[str]) -> None:
     """Run a command; die at that change of a file under `home`, or write how many there were."""
     changes = 0
 
@@ -156,6 +169,9 @@ def child(die_at: int, count: str, home: str, command: list[str]) -> None:
             if changes == die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    os.dup2(os.open(said, os.O_WRONLY), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.chdir(ROOT)
     sys.addaudithook(on_event)
     from agentrl_cli.cli.main import app
 
@@ -163,7 +179,7 @@ def child(die_at: int, count: str, home: str, command: list[str]) -> None:
         app(command)
     finally:
         if count:
-            Path(count).write_text(str(changes))
+            count.write_text(str(changes))
 
 
 def changes_file(event: str, arguments: tuple[Any, ...]) -> bool:
@@ -172,7 +188,4 @@ def changes_file(event: str, arguments: tuple[Any, ...]) -> bool:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        child(int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
-    else:
-        sys.exit(min(1, main(sys.argv[1:])))
+    sys.exit(min(1, main(sys.argv[1:])))

@@ -27,6 +27,7 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path, model_folder: P
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_reading_verbs_import_nothing_that_a_run_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

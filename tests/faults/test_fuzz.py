@@ -11,7 +11,7 @@ import pytest
 from agentrl_cli.core import files
 from tests.paths import ROOT
 
-CASES = 2000
+CASES = 500
 
 
 @pytest.mark.slow

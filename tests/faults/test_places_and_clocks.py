@@ -92,6 +92,7 @@ class JumpingClock:
         return datetime.fromtimestamp(self.time(), UTC)
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_changes_no_training_no_save_and_no_duration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

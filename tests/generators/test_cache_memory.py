@@ -131,6 +131,15 @@ def test_a_sequence_that_can_never_fit_is_refused_with_what_it_takes(weights):
         limited(weights, 0)
 
 
+def test_the_columns_of_a_head_lie_side_by_side():
+    states = torch.randn(3, 2, 5, 4)  # [rows, heads, tokens, size]
+    layer = BatchLayer(None, None, 0)
+    layer.update(states[:, :, :3], states[:, :, :3])
+    keys, values = layer.update(states[:, :, 3:], states[:, :, 3:])
+    assert torch.equal(keys, states) and torch.equal(values, states)
+    assert all(head.is_contiguous() for part in (keys, values) for row in part for head in row)
+
+
 class AllAtOnce(HFGenerator):
     """Continues all sequences together, whatever fits."""
 

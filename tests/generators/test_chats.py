@@ -173,7 +173,7 @@ def test_what_is_damaged_in_a_file_of_answers_is_left_out(tmp_path: Path):
     file.write_bytes(
         b'{"key": "0", "answer": "x"}\n{ey\x84\x91"}\n[]\n{"key": "2", "answer": "y"}\n'
     )
-    assert chat(cache=str(file)).answers == {"0": "x", "2": "y"}
+    assert chat(model=None, cache=str(file)).answers == {"0": "x", "2": "y"}
 
 
 @pytest.mark.extras
@@ -190,14 +190,14 @@ def test_what_several_threads_ask_alike_is_asked_once(endpoint: Endpoint, tmp_pa
 @pytest.mark.parametrize("name", ["HOME", "AWS_SECRET_ACCESS_KEY", "API_KEY_", "sk-x", ""])
 def test_no_variable_but_an_api_key_is_sent_and_its_name_not_shown(name: str):
     with pytest.raises(UserError, match="that ends in API_KEY") as refused:
-        chat(key_variable=name)
+        chat(model=None, key_variable=name)
     assert not name or name not in str(refused.value).replace("ends in API_KEY", "")
-    assert chat(key_variable="API_KEY").key_variable == "API_KEY"
+    assert chat(model=None, key_variable="API_KEY").key_variable == "API_KEY"
 
 
 def test_an_address_with_a_user_is_refused_unshown():
     with pytest.raises(UserError, match="base_url holds a user") as refused:
-        chat(base_url="http://me:word@host/v1")
+        chat(model=None, base_url="http://me:word@host/v1")
     assert "word" not in str(refused.value)
 
 

@@ -13,6 +13,7 @@ from agentrl_cli.runs.run import Run
 from tests.builders.runs import SPEAKER, facts, trained
 
 FULL = "model.lora=null"
+UNREAD = "algo.min_readable=0"  # a random model writes no role
 KEPT = "model.gradient_checkpointing=false"
 CASES = {
     "grpo": ("grpo", []),
@@ -20,9 +21,9 @@ CASES = {
     "grpo, all weights": ("grpo", [FULL]),
     "stepagent_implicit": ("stepagent_implicit", []),
     "stepagent_inverse": ("stepagent_inverse", []),
-    "nlac": ("nlac", [SPEAKER]),
-    "nlac, all activations kept": ("nlac", [SPEAKER, KEPT]),
-    "nlac, sampled roles": ("nlac", []),
+    "nlac": ("nlac", [SPEAKER, UNREAD]),
+    "nlac, all activations kept": ("nlac", [SPEAKER, KEPT, UNREAD]),
+    "nlac, sampled roles": ("nlac", [UNREAD]),
 }
 
 

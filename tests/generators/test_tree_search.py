@@ -19,7 +19,7 @@ from agentrl_cli.core.types import Sample
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.generators.tree_search import TreeSearch
-from agentrl_cli.models.policy import logprobs_and_values
+from agentrl_cli.models.reader import logprobs_and_values
 from tests.builders.critics import Weights
 from tests.builders.models import disturb
 from tests.builders.runs import folders, settings, trained
@@ -160,7 +160,7 @@ def test_hidden_states_of_the_cache_are_those_of_the_trainers_pass(model_folder:
         Sample([*ids, *algo.critic_prompt_ids], [0] * len(ids + algo.critic_prompt_ids))
         for ids in states
     ]
-    rows = logprobs_and_values(models.module("policy"), models.head("policy"), asked)
+    rows = logprobs_and_values(models.reader("policy"), asked)
     alone = [float(values[-1]) for _, values in rows]
     assert algo.state_values(states) == pytest.approx(alone, abs=1e-5)
     before = generator.stores["policy"].find(hashes(generator, states[1]))
@@ -212,12 +212,16 @@ def test_a_search_is_compared_with_sampling_and_best_of_n_on_the_same_games(run)
     assert best_of.startswith("best_of_") and record["search"] == "beam" and record["episodes"] == 4
     assert record["search/sampling_extra_tokens"] == record["search/sampling_judged"] == 0
     assert record["search/tree_tokens"] > 2 * record["search/sampling_tokens"]
+    gain = record["search/tree_success"] - record[f"search/{best_of}_success"]
+    assert record["search/gain"] == pytest.approx(gain)
+    assert record["search/gain_low"] <= gain <= record["search/gain_high"]
     n = int(best_of.removeprefix("best_of_"))
     assert n == max(2, round(record["search/tree_tokens"] / record["search/sampling_tokens"]))
     assert json.loads((run.folder / "evaluations.jsonl").read_text().splitlines()[-1]) == record
     assert evaluate_command(str(run.folder), chosen) == record
 
 
+@pytest.mark.slow
 def test_a_search_needs_a_critic_and_is_no_way_to_train(run, tmp_path: Path):
     shown = CliRunner().invoke(app, ["eval", str(run.folder), "search=tott"])
     assert shown.exit_code == 2 and "did you mean 'tot'" in shown.output
@@ -226,6 +230,9 @@ def test_a_search_needs_a_critic_and_is_no_way_to_train(run, tmp_path: Path):
         evaluate_command(None, [*plain, "search=tot"], folders(tmp_path))
     with pytest.raises(UserError, match="search needs a trained critic"):
         start([*plain, "search=tot"], config_dir=folders(tmp_path))
+    served = ["search=tot", "hardware=vllm", "hardware.device=cpu"]
+    with pytest.raises(UserError, match="carries LoRA adapters"):
+        evaluate_command(str(run.folder), served)
     with pytest.raises(UserError, match="'env=twentyq' chooses a group"):
         load(run.config_file, ["env=twentyq"])
     with pytest.raises(UserError, match=r"search\.order must be one of beam, best_first"):

@@ -10,7 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import collate, forward, token_logprobs
+from agentrl_cli.models.policy import collate, forward
+from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.training.optimizer import Optimizer
 from tests.builders.models import ADAM, SPECS, disturb, model_config, write_model
 
@@ -61,5 +62,5 @@ def test_a_saved_bfloat16_adapter_says_the_same_bits(folder, tmp_path):
         disturb(models, name)
     models.save(tmp_path)
     fresh.load(tmp_path)
-    said, again = (token_logprobs(m.module("policy"), [TEXT]) for m in (models, fresh))
+    said, again = (token_logprobs(m.reader("policy"), [TEXT]) for m in (models, fresh))
     assert said == again and fresh.fingerprint("policy") == models.fingerprint("policy")

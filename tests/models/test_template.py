@@ -166,3 +166,26 @@ def test_a_run_whose_tokenizer_got_another_template_is_not_resumed(tmp_path: Pat
     (folder / "chat_template.jinja").write_text("{# other #}" + CHATML)
     with pytest.raises(UserError, match=r"the chat template .* has changed; put it back, or"):
         resume(str(run.folder), ["steps=2"])
+
+
+ENDLESS = {
+    "{{ 9 ** 9 ** 9 }}": r"raises a number to a power \(\*\*\)",
+    "{% if messages | length > 40 %}{{ x ** 2 }}{% endif %}": r"raises a number to a power",
+    "{{ 'x' * 99999 * 99999 }}": "multiplies a product again",
+    "{{ 'x' * 10000000000 }}": "has the number 10000000000,",
+    "{{ '%10000000000d' }}{{ 'x'.center(10000000000) }}": "has the number 10000000000,",
+    "{% generation %}{{ 9 ** 9 }}{% endgeneration %}": "raises a number to a power",
+}
+
+
+@pytest.mark.parametrize("text", ENDLESS)
+def test_arithmetic_that_no_clock_can_end_is_refused_before_it_is_rendered(text: str):
+    with pytest.raises(UserError, match=f"the chat template {ENDLESS[text]}") as error:
+        chat_of(CHATML + text)
+    assert "may compute for ever or fill the memory; write the template without it" in str(
+        error.value
+    )
+
+
+def test_usual_arithmetic_of_a_template_is_no_such():
+    chat_of("{{ '' * 3 }}{% if 5 % 2 == 3 and 100000 - 7 > 0 %}x{% endif %}" + CHATML)

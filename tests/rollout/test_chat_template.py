@@ -166,6 +166,34 @@ def test_a_role_prompt_extends_state_and_action(chat):
     assert prompt == chat.start(whole)
 
 
+FOLDS = body("message['content']").replace(  # a template that knows a system turn only at the top
+    "{% for message in messages %}",
+    "{% for message in messages %}{% if message['role'] == 'system' and not loop.first %}"
+    "{{ raise_exception('system comes first') }}{% endif %}",
+)
+
+
+def test_the_system_gives_a_role_its_instruction_where_the_template_has_such_a_turn(chat):
+    state, action = chat.start(user("Begin.")), chat.encode_action("Is it alive?")
+    prompt = chat.role_prompt(state, action, "Forecast.", "system", "[Note] Forecast.")
+    whole = [*user("Begin."), Message("assistant", "Is it alive?"), Message("system", "Forecast.")]
+    assert prompt == chat.start(whole)
+
+
+@pytest.mark.parametrize(("template", "special"), [(FOLDS, None), (MISTRAL, MISTRAL_SPECIAL)])
+def test_without_such_a_turn_the_user_gives_it_in_a_frame(template: str, special: list[str] | None):
+    chat = Chat(tiny_tokenizer(template, special, (special or ["", "<|im_end|>"])[1]))
+    state, action = chat.start(user("Begin.")), chat.encode_action("Is it alive?")
+    prompt = chat.role_prompt(state, action, "Forecast.", "system", "[Note] Forecast.")
+    assert prompt == chat.role_prompt(state, action, "[Note] Forecast.")
+    assert "[Note] Forecast." in chat.text_of(prompt)
+
+
+def test_a_prompt_that_is_a_message_is_sent_in_the_template(chat):
+    ids = chat.encode_raw("{message}How likely is it?")
+    assert ids == chat.extend(user("How likely is it?"), None)
+
+
 def test_an_answer_decodes_to_its_text_and_memo_is_not_shared(chat):
     ids = chat.encode_action("Is it  a cat?\nYes ")
     assert ids[-1] == chat.closing and chat.decode(ids) == "Is it  a cat?\nYes "

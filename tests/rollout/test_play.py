@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentrl_cli.core.errors import EpisodeError, UserError
+from agentrl_cli.core.errors import EpisodeError, GeneratorError, StoppedRun, UserError
 from agentrl_cli.core.types import Episode, Message, Step, Turn
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.generators.scripted import ScriptedGenerator
@@ -294,3 +294,34 @@ def test_a_limit_of_time_changes_neither_episodes_nor_errors(sampler):
     assert [e.error for e in limited] == [e.error for e in free]
     with pytest.raises(UserError):
         both(fails_at=1, error=UserError)
+
+
+def lost(generator: ScriptedGenerator, *, at: int, every: int):
+    """The generator, which from call number `at` on leaves each `every`th prompt unanswered."""
+    calls, sample = [], generator.generate
+
+    def generate(prompts, seeds, sampling, model="policy"):
+        calls.append(len(prompts))
+        answers = sample(prompts, seeds, sampling, model)
+        if len(calls) <= at:
+            return answers
+        left = [None if i % every == 0 else answer for i, answer in enumerate(answers)]
+        raise GeneratorError("the server is gone", left)
+
+    generator.generate = generate
+    return generator
+
+
+def test_an_episode_without_an_answer_has_failed_and_the_others_go_on():
+    episodes = roll(starts(4), lost(script(lambda prompt: "Hello."), at=1, every=4))
+    assert [episode.stop for episode in episodes] == ["error", "error", "done", "done"]
+    assert [len(episode.turns) for episode in episodes] == [1, 2, 3, 3]
+    first = episodes[0]
+    assert (first.error, first.error_kind) == ("GeneratorError: the server is gone", "generator")
+    assert first.reward == 0.0
+
+
+def test_a_lost_generator_stops_play_as_a_broken_world_does():
+    generator = lost(script(lambda prompt: "Hello."), at=1, every=1)
+    with pytest.raises(StoppedRun, match=r"2 of 4 .* the server is gone; mend what generates"):
+        play(starts(4), EchoEnv, CHAT, generator, SAMPLING, max_context=500, most_failed=0.4)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,17 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli.config.compose import build, compose
+from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Task, Turn
-from agentrl_cli.runs.loggers import Console, TrackerLogger, WandbLogger, step_line
+from agentrl_cli.runs.loggers import (
+    Console,
+    TrackerLogger,
+    WandbLogger,
+    step_line,
+    sweep_of,
+    turn_rows,
+)
 from agentrl_cli.runs.run import Run
 
 
@@ -59,12 +69,28 @@ def test_terminal_gets_a_bar_below_the_lines(tmp_path: Path, monkeypatch: pytest
     with os.fdopen(slave, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         run, cfg = new_run(tmp_path)
+        activity = Activity("play", 3, 8)
         with run.track():
-            run.attach([Console()], cfg)
+            run.attach([Console(activity=activity)], cfg)
             run.log(1, {"reward/mean": 1.0})
+            time.sleep(0.6)  # the line is drawn anew four times a second
         written = os.read(master, 100_000).decode()
     os.close(master)
     assert f"step  1/{cfg.steps}  reward/mean 1" in written and f"0/{cfg.steps}" in written
+    assert "play 3/8, " in written and "s left" in written
+
+
+def test_an_activity_says_what_is_done_how_fast_and_how_long_it_takes():
+    activity = Activity()
+    activity.begin("texts of the critic")
+    assert activity.text() == "texts of the critic"
+    activity.begin("play", 8)
+    activity.began = time.monotonic() - 2.0
+    assert activity.text() == "play 0/8"
+    activity.done = 4
+    assert activity.text() == "play 4/8, 2/s, 2 s left"
+    activity.advance(1, 20)
+    assert activity.text().startswith("play 1/20, ")
 
 
 @pytest.fixture
@@ -91,8 +117,29 @@ def test_wandb_offline_stores_metrics_configuration_and_episodes(tmp_path: Path)
     content = stored.read_bytes()
     for word in (b"reward/mean", b"episodes/train", b"steps"):
         assert word in content
-    (table,) = run.folder.glob("wandb/offline-run-*/files/media/table/episodes/train*.json")
-    assert "is it alive?" in table.read_text()
+    (file,) = run.folder.glob("wandb/offline-run-*/files/media/table/episodes/train*.json")
+    table = json.loads(file.read_text())
+    (row,) = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert (row["observation"], row["action"], row["turn"]) == ("user: hi", "is it alive?", 1)
+    for word in (b"twentyq", b"nlac", b"train"):
+        assert word in content
+
+
+def test_a_table_has_a_row_for_each_turn_with_what_it_was_worth():
+    info = {"value": 0.5, "advantage": -0.25, "critic": {"critique": "it repeats"}}
+    first = Turn([Message("system", "play"), Message("user", "hi")], "a", [1], [2], [-0.5])
+    last = Turn([Message("user", "no")], "b", [3], [4], [-0.1], 1.0, True, info=info)
+    rows = turn_rows(7, Episode("e1", Task("cat", "train", {}), "g", 7, [first, last], stop="done"))
+    assert [row[:6] for row in rows] == [[7, "e1", "cat", False, "done", n] for n in (1, 2)]
+    assert rows[0][6:] == ["system: play\nuser: hi", "a", 0.0, None, None, None]
+    assert rows[1][6:] == ["user: no", "b", 1.0, 0.5, -0.25, "it repeats"]
+
+
+def test_the_runs_of_a_sweep_are_one_group(tmp_path: Path):
+    run, _ = new_run(tmp_path / "grid")
+    assert sweep_of(run) is None
+    (tmp_path / "grid" / ".multirun").mkdir()
+    assert sweep_of(run) == "grid"
 
 
 @pytest.mark.wandb

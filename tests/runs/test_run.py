@@ -49,6 +49,48 @@ def test_new_run_says_started_and_what_made_it(tmp_path: Path):
     assert meta["git"] is None or len(meta["git"]["commit"]) == 40
 
 
+def git(folder: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
+    subprocess.run(["git", *who, "-C", str(folder), *arguments], check=True, capture_output=True)
+
+
+def test_a_run_knows_the_code_of_the_folder_that_it_was_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    assert new_run(tmp_path).meta["working_folder"] == {"folder": str(work), "git": None}
+    git(work, "init")
+    (work / "mine.py").write_text("one = 1\n")
+    git(work, "add", "mine.py")
+    git(work, "commit", "-m", "mine")
+    clean = new_run(tmp_path).meta["working_folder"]["git"]
+    assert len(clean["commit"]) == 40 and (clean["dirty"], clean["files"]) == (False, {})
+    (work / "mine.py").write_text("one = 2\n")
+    (work / "new.yaml").write_text("a: 1\n")
+    (work / "notes.txt").write_text("no code\n")
+    changed = new_run(tmp_path).meta["working_folder"]["git"]
+    assert changed["commit"] == clean["commit"] and changed["dirty"]
+    assert sorted(changed["files"]) == ["mine.py", "new.yaml"]
+    (work / "new.yaml").write_text("a: 2\n")
+    again = new_run(tmp_path).meta["working_folder"]["git"]
+    assert again["files"]["mine.py"] == changed["files"]["mine.py"]
+    assert again["files"]["new.yaml"] != changed["files"]["new.yaml"]
+
+
+def test_a_repository_starts_no_program_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    git(tmp_path, "init")
+    program = tmp_path / "watch"
+    program.write_text(f"#!/bin/sh\ntouch '{tmp_path}/started'\n")
+    program.chmod(0o755)
+    git(tmp_path, "commit", "--allow-empty", "-m", "first")
+    git(tmp_path, "config", "core.fsmonitor", str(program))
+    monkeypatch.chdir(tmp_path)
+    assert new_run(tmp_path / "runs").meta["working_folder"]["git"]["commit"]
+    assert not (tmp_path / "started").exists()
+
+
 def test_existing_folder_is_refused_and_untouched(tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious").write_text("x")

@@ -25,11 +25,13 @@ def faults(kept: bool) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told anything")
 def test_large_buffers_are_made_of_kept_pages() -> None:
     assert faults(kept=True) < 100
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told anything")
 def test_they_are_made_of_fresh_pages_where_nothing_is_told() -> None:
     assert faults(kept=False) > 100

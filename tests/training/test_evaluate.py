@@ -18,7 +18,7 @@ from agentrl_cli.core.statistics import cluster_bootstrap, pass_at_k
 from agentrl_cli.core.types import Episode, Task, Turn, evenly_spaced
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.assemble import assemble
-from agentrl_cli.training.evaluate import episode_metrics, evaluate, play_split
+from agentrl_cli.training.evaluate import episode_metrics, evaluate, play_split, success_gain
 from tests.builders.runs import folders, settings, trained
 
 
@@ -60,6 +60,20 @@ def test_episodes_of_one_task_are_no_independent_evidence():
     # ten tasks: a binomial of ten draws, whose 2.5 % and 97.5 % points are 2 and 8
     assert (alike.low, alike.high) == pytest.approx((0.2, 0.8), abs=0.05)
     assert alone.high - alone.low == pytest.approx(2 * 1.96 * 0.05, abs=0.03)
+
+
+@pytest.mark.parametrize(("tasks", "high"), [(4, 0.4899), (40, 0.0876), (1, 0.7935)])
+def test_no_win_and_nothing_but_wins_leave_wilsons_doubt(tasks: int, high: float):
+    lost = cluster_bootstrap([[0.0, 0.0]] * tasks)
+    won = cluster_bootstrap([[1.0]] * tasks)
+    assert (lost.low, lost.mean, lost.high) == pytest.approx((0.0, 0.0, high), abs=1e-4)
+    assert (won.low, won.mean, won.high) == pytest.approx((1 - high, 1.0, 1.0), abs=1e-4)
+
+
+def test_games_that_all_end_alike_do_not_prove_that_there_is_no_gain():
+    both = [ended(name, 2, success=False) for name in "abcd"]
+    found = success_gain(both, both)
+    assert (found.low, found.mean, found.high) == pytest.approx((-0.4899, 0.0, 0.4899), abs=1e-4)
 
 
 def test_an_interval_weighs_tasks_by_their_episodes_and_needs_one():

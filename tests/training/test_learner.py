@@ -16,9 +16,8 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import token_logprobs
+from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
-from agentrl_cli.training import learner as learner_module
 from agentrl_cli.training.learner import Learner, NonFiniteError, split_steps
 from tests.builders.models import model_config, texts, write_model
 
@@ -76,7 +75,7 @@ def test_micro_batches_change_the_step_only_by_rounding(folder, lora):
 
 def test_the_loss_is_a_mean_over_the_trained_tokens_of_the_step(folder):
     bench = Bench(folder, tokens=8)
-    logprobs = token_logprobs(bench.models.module("policy"), texts(), 8)
+    logprobs = token_logprobs(bench.models.reader("policy"), texts(), 8)
     expected = -sum(map(sum, logprobs)) / sum(sum(s.mask) for s in texts())
     found = bench.run(Phase("sft", texts(), nll))
     assert found["sft/loss"] == pytest.approx(expected, rel=1e-5)
@@ -191,13 +190,13 @@ def test_advantage_raises_good_tokens_and_lowers_bad_ones(folder):
     bench = Bench(folder, lr=1e-3)
     good, bad = [20, 31, 32], [20, 41, 42]
     plain = [Sample(ids, [0, 1, 1]) for ids in (good, bad)]
-    before = token_logprobs(bench.models.module("policy"), plain, 99)
+    before = token_logprobs(bench.models.reader("policy"), plain, 99)
     samples = [
         Sample(s.ids, s.mask, {"old_logprob": old, "advantage": [a] * 3})
         for s, old, a in zip(plain, before, (1.0, -1.0), strict=True)
     ]
     found = bench.run(Phase("policy", samples, lambda o, b: clipped_ratio(o, b, 0.2)))
-    after = token_logprobs(bench.models.module("policy"), plain, 99)
+    after = token_logprobs(bench.models.reader("policy"), plain, 99)
     assert sum(after[0]) > sum(before[0])
     assert sum(after[1]) < sum(before[1])
     assert found["policy/ratio"] == pytest.approx(1.0, abs=1e-5)
@@ -211,7 +210,7 @@ def test_pairs_stay_together_and_in_order_through_shuffling_and_batching(folder)
         for first in (50 + i, 60 + i):
             ids = [20, first] + [30] * (i % 3)
             samples.append(Sample(ids, [0] + [1] * (len(ids) - 1)))
-    scores = token_logprobs(bench.models.module("policy"), samples, 99)
+    scores = token_logprobs(bench.models.reader("policy"), samples, 99)
     for sample, row in zip(samples, scores, strict=True):
         sample.streams["reference_logprob"] = row
     seen = []
@@ -355,8 +354,8 @@ def test_the_gradient_is_clipped_to_the_norm_given(folder):
     norms = []
     for bench in (free, held):
         optimizer = bench.learner.optimizers["policy"]
-        bench.learner._add_gradients(
-            Phase("x", texts(), nll), texts(), 1.0, learner_module.PhaseMeter()
+        bench.learner._make_passes(
+            Phase("x", texts(), nll), [[i] for i in range(len(texts()))], 1.0
         )
         before = bench.learner._clip_gradients(optimizer)
         grads = [w.grad for w in optimizer.weights.values() if w.grad is not None]

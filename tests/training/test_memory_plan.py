@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from omegaconf import DictConfig
 
 from agentrl_cli.algos.base import Algorithm
+from agentrl_cli.cli.sweep import Sweep
 from agentrl_cli.cli.train import start
 from agentrl_cli.config.compose import build, check, compose, options
 from agentrl_cli.core.errors import UserError
@@ -60,6 +62,20 @@ def test_weights_and_optimizer_are_counted_by_hand(tmp_path: Path):
         assert step == (4 + 4 if dtype == "float32" else 2 + 4 + 4) * parameters  # on CUDA
 
 
+def test_of_several_processes_each_holds_a_share_of_what_is_trained(tmp_path: Path):
+    small, parameters = write_shape(tmp_path, "Qwen3-0.6B"), 596_049_920
+    model = ["model=hf", f"model.path={small}", "algo=sft"]
+    one, _ = planned(*model, "hardware=ddp", "hardware.processes=8", "model.lora=null")
+    assert one.kept["optimizer moments"] == 8 * parameters
+    plan, cfg = planned(*model, "hardware=fsdp", "hardware.processes=8", "model.lora=null")
+    held = sum(plan.kept.values()) - plan.kept["keys and values"]
+    assert held == (4 + 8) * parameters // 8
+    assert plan.phases["decoding"]["gathered weights"] == 2 * parameters  # in bfloat16
+    assert plan.phases["reading logits"]["gradients"] == 4 * parameters // 8
+    keys = {saver.key for saver in memory_savers(cfg, build(cfg.algo))}
+    assert not keys & {"model.lora", "model.dtype"}
+
+
 def test_adapters_are_counted_by_hand_and_the_base_is_held_once(tmp_path: Path):
     small = write_shape(tmp_path, "Qwen2.5-7B")
     lora = "model.lora={rank: 64, alpha: 128, targets: [q_proj]}"
@@ -87,6 +103,45 @@ def test_presets_for_real_hardware_plan_within_it(name: str, tmp_path: Path):
     assert planned(*overrides)[0].peak < 0.95 * gib * GIB
 
 
+@pytest.mark.parametrize(
+    ("model", "shape", "hardware"),
+    [
+        ("qwen2.5_7b", "Qwen2.5-7B", "gpu_80gb"),
+        ("qwen2.5_1.5b", "Qwen2.5-1.5B", "gpu_24gb"),
+        ("qwen3_0.6b", "Qwen3-0.6B", "gpu_24gb"),
+    ],
+)
+@pytest.mark.parametrize("algo", ["grpo", "nlac"])
+def test_any_method_plans_with_a_models_and_a_hardwares_preset(
+    model: str, shape: str, hardware: str, algo: str, tmp_path: Path
+):
+    there = f"model.path={write_shape(tmp_path, shape)}"
+    chosen = [f"model={model}", f"hardware={hardware}", f"algo={algo}", "env=twentyq_full"]
+    plan, cfg = planned(*chosen, there)
+    assert plan.peak < 0.95 * cfg.hardware.memory_gib * GIB
+
+
+def test_the_presets_of_the_paper_have_one_rate_for_all_methods():
+    names = [file.stem for file in (CONF / "experiment").glob("paper_twentyq_*.yaml")]
+    rates = {name: compose([f"experiment={name}"]).algo.optimizer.lr for name in names}
+    assert set(rates.values()) == {1e-5}, rates
+
+
+def test_the_sweep_for_eight_gpus_composes_and_each_of_its_runs_plans_within_one(tmp_path: Path):
+    page = (CONF.parent / "docs" / "scaling.md").read_text()
+    command = next(line for line in page.splitlines() if line.startswith("$ agentrl sweep "))
+    *overrides, jobs, eight = shlex.split(command)[3:]
+    grid = Sweep(overrides, None, None)
+    assert (jobs, eight, grid.count_runs()) == ("--jobs", "8", 8)
+    points = list(grid.points_to_check())
+    there = f"model.path={write_shape(tmp_path, 'Qwen2.5-7B')}"
+    assert len({tuple(point) for point in points}) == 8
+    for point in points[:2]:
+        plan, cfg = planned(*point, there)
+        assert plan.peak < 0.95 * cfg.hardware.memory_gib * GIB == 0.95 * 80 * GIB
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would load what is planned")
 def test_dry_plans_without_the_device_and_without_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

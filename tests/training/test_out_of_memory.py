@@ -38,6 +38,7 @@ def run_out_in_training(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Learner, "_train_phase", train_phase)
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_in_play_costs_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = facts(trained(tmp_path / "whole", "nlac", "it"))
     play = PlayCollector.collect
@@ -58,6 +59,7 @@ def test_memory_that_runs_out_in_play_costs_no_bit(tmp_path: Path, monkeypatch: 
     assert facts(Run(run.folder)) == whole
 
 
+@pytest.mark.slow
 def test_an_update_that_is_broken_off_is_done_again_from_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -70,6 +72,7 @@ def test_an_update_that_is_broken_off_is_done_again_from_the_last_checkpoint(
     assert facts(Run(run.folder)) == whole
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_is_saved_as_it_is_and_goes_on_with_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -42,9 +42,14 @@ CASES = {
     "nlac, all phases": ("nlac", [SPEAKER]),
     "nlac, guarded": ("nlac", [SPEAKER, *GUARDED]),
 }
+EVERY_TIME = ("grpo", "nlac, guarded")  # among the fast tests
+MARKED = [
+    pytest.param(*case, id=name, marks=[] if name in EVERY_TIME else pytest.mark.slow)
+    for name, case in CASES.items()
+]
 
 
-@pytest.mark.parametrize(("algo", "more"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("algo", "more"), MARKED)
 def test_a_repeated_run_is_the_same_bit_for_bit(tmp_path: Path, algo: str, more: list[str]):
     first, again = (trained(tmp_path, algo, name, *more) for name in ("first", "again"))
     assert facts(first) == facts(again)
@@ -55,7 +60,7 @@ def test_another_seed_is_another_run(tmp_path: Path):
     assert first["metrics"] != other["metrics"] and first["weights"] != other["weights"]
 
 
-@pytest.mark.parametrize(("algo", "more"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("algo", "more"), MARKED)
 def test_resume_equals_the_uninterrupted_run(tmp_path: Path, algo: str, more: list[str]):
     run = trained(tmp_path, algo, "whole", *more)
     whole, checkpoints = facts(run), saved(run)
@@ -115,6 +120,7 @@ def test_an_interrupted_run_is_saved_and_goes_on_as_if_nothing_had_happened(
     assert facts(run) == facts(done) and saved(run) == saved(done)
 
 
+@pytest.mark.slow
 def test_an_interruption_before_the_first_step_is_saved_and_the_advice_works(tmp_path: Path):
     whole = facts(trained(tmp_path, "sft", "whole"))
     process = begun(tmp_path, "sft", "cut")
@@ -129,6 +135,7 @@ def test_an_interruption_before_the_first_step_is_saved_and_the_advice_works(tmp
     assert facts(Run(tmp_path / "cut")) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "at"), [("grpo", 14), ("nlac", 30)])  # calls in step 2 or 3
 def test_a_run_that_is_killed_goes_on_from_what_was_saved_by_time(
     tmp_path: Path, algo: str, at: int
@@ -154,6 +161,7 @@ def test_a_run_that_died_behind_its_last_checkpoint_is_finished(tmp_path: Path):
         resume(str(run.folder))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_to_end_where_it_stopped_is_evaluated_there(tmp_path: Path):
     done = trained(tmp_path, "nlac", "whole", "steps=2", "eval_every=0")
     run = trained(tmp_path, "nlac", "cut", "eval_every=0")
@@ -200,6 +208,7 @@ def test_an_interruption_of_the_last_step_changes_nothing(tmp_path: Path):
     assert Run(tmp_path / "cut").meta["status"] == "done"
 
 
+@pytest.mark.slow
 def test_ctrl_c_exits_with_130_and_says_how_to_go_on(tmp_path: Path):
     process = begun(tmp_path, "sft", "cut", interrupted(tmp_path, 5))
     said = process.communicate()[1]
@@ -218,6 +227,7 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path):
     assert facts(run) == before and Run(run.folder).meta == run.meta
 
 
+@pytest.mark.slow
 def test_a_finished_run_trained_further_equals_one_that_was_planned_longer(tmp_path: Path):
     whole = facts(trained(tmp_path, "grpo", "whole", "steps=4", "eval_every=2"))
     run = trained(tmp_path, "grpo", "further", "steps=2", "eval_every=2")

@@ -14,13 +14,15 @@ from safetensors.torch import load_file
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.cli.train import resume, start
 from agentrl_cli.config.compose import check, compose, options
+from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import FAILURE_KINDS, SimulatorError, StoppedRun, UserError
 from agentrl_cli.core.types import Episode, Step, Task
+from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import due, rollout_metrics
-from agentrl_cli.training.assemble import assemble
+from agentrl_cli.training.assemble import assemble, set_threads
 from agentrl_cli.training.learner import NonFiniteError
 from tests.builders.runs import (
     ALGORITHMS,
@@ -110,6 +112,7 @@ def test_checkpoints_are_complete_and_hold_nothing_that_is_unpickled(run: Run):
     assert not list(run.folder.rglob("*partial*"))
 
 
+@pytest.mark.slow
 def test_the_stored_configuration_repeats_the_run(tmp_path: Path, run: Run):
     start([f"runs={tmp_path}", "name=again"], file=run.config_file)
     again = Run(tmp_path / "again").metrics()
@@ -126,7 +129,8 @@ def test_the_end_is_a_table_of_base_and_trained_and_the_next_command(
     said = capsys.readouterr()
     assert said.err.splitlines()[0] == f"run {tmp_path / 'it'}"
     lines = said.out.splitlines()
-    assert lines[0].split() == ["base", "trained"] and lines[1].startswith("test success")
+    assert lines[0].split() == ["base", "trained", "difference"]
+    assert lines[1].startswith("test success")
     assert lines[-2:] == [f"run {tmp_path / 'it'}", f"next: agentrl show {tmp_path / 'it'}"]
 
 
@@ -172,6 +176,7 @@ def test_what_is_due_happens_every_so_often_and_at_the_end(step: int, every: int
     assert due(step, every, steps=10) is happens
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_of_another(tmp_path: Path):
     first = trained(tmp_path, "sft", "first", "algo.optimizer.lr=1e-2")
     frozen = ["algo.optimizer.lr=0", "steps=1", f"init={first.folder}"]
@@ -236,7 +241,9 @@ def test_demonstrations_that_changed_are_not_resumed_with_but_a_run_is_judged_wi
 
 
 def test_a_batch_that_is_not_finite_is_kept_and_the_run_fails(tmp_path: Path):
-    wild = ["algo.optimizer.lr=1e36", "algo.optimizer.clip_norm=0", "algo.tokens_per_step=1"]
+    wild = [
+        "algo.optimizer.weight_decay=1e37", "algo.optimizer.clip_norm=0", "algo.tokens_per_step=1",
+    ]  # fmt: skip
     with pytest.raises(NonFiniteError, match="is not finite"):
         trained(tmp_path, "sft", "it", *wild)
     run = Run(tmp_path / "it")
@@ -285,14 +292,30 @@ def test_broken_episodes_are_counted_by_what_broke():
     metrics = rollout_metrics(episodes)
     shares = [metrics[f"episodes/failed_{kind}"] for kind in FAILURE_KINDS]
     assert (FAILURE_KINDS, shares) == (
-        ("crash", "contract", "simulator", "timeout"), [0, 0, 0.5, 0.25],
+        ("crash", "contract", "simulator", "timeout", "generator", "actor"),
+        [0, 0, 0.5, 0.25, 0, 0],
     )  # fmt: skip
     assert metrics["episodes/failed"] == 0.75
 
 
+@pytest.mark.slow
 def test_threads_are_chosen_by_size_unless_told(tmp_path: Path):
     run = trained(tmp_path, "sft", "it", "steps=1", "hardware.threads=2")
     assert run.meta["threads"] == torch.get_num_threads() == 2
+
+
+def test_threads_follow_the_environment_unless_the_run_says_otherwise(
+    models: ModelSet, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
+    set_threads(None, models)
+    assert torch.get_num_threads() == 3
+    set_threads(1, models)
+    assert torch.get_num_threads() == 1
+    for wrong, sentence in (("many", "is 0; give at least 1"), ("5000", "is 5000; give at most")):
+        monkeypatch.setenv("OMP_NUM_THREADS", wrong)
+        with pytest.raises(UserError, match=f"OMP_NUM_THREADS {sentence}"):
+            set_threads(None, models)
 
 
 def test_scripted_roles_train_both_phases_of_the_critic_and_are_annotated(tmp_path: Path):
@@ -303,6 +326,7 @@ def test_scripted_roles_train_both_phases_of_the_critic_and_are_annotated(tmp_pa
     assert said and all(one["critique"].startswith("Optimality:") for one in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "more"), [("grpo", []), ("nlac", [SPEAKER, *GUARDED])])
 def test_a_run_is_the_same_whatever_the_number_of_workers(
     tmp_path: Path, algo: str, more: list[str]
@@ -317,3 +341,21 @@ def test_no_algorithm_is_named_in_the_loop():
     text = Path(start.__code__.co_filename).read_text().lower()
     words = set(re.findall(r"[a-z_]+", text))
     assert words.isdisjoint(options("algo")) and len(options("algo")) >= 4
+
+
+def test_what_a_run_does_is_known_while_it_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names: list[str] = []
+    counts: set[tuple[str, int]] = set()
+
+    def begin(self: Activity, name: str, count: int = 0) -> None:
+        names.append(name)
+        self.name, self.done, self.count = name, 0, count
+
+    def advance(self: Activity, done: int, count: int) -> None:
+        counts.add((self.name, count))
+
+    monkeypatch.setattr(Activity, "begin", begin)
+    monkeypatch.setattr(Activity, "advance", advance)
+    trained(tmp_path, "grpo", "it", "steps=1", "algo.epochs=1", "save_every=0", SPEAKER)
+    assert names == ["baseline", "play", "samples", "train policy", "samples", "evaluation", "save"]
+    assert {("baseline", 4), ("play", 8), ("evaluation", 4)} <= counts

@@ -101,7 +101,8 @@ def target(home: Path) -> Target:
 
 
 def _worlds(home: Path) -> list[tuple[str, Env]]:
-    names = ["env=twentyq", "env=twentyq_full", "env=tau_mini"]
+    names = ["env=twentyq", "env=twentyq_full", "env=tau_mini", "env=wiki", "env=wiki_full"]
+    names += ["env=wiki env.task=article"]
     names += [f"env=math env.turns={turns}" for turns in ("single", "thoughts", "retry")]
     found = [(name, build(check(compose(name.split()), skip=SKIPPED).env)) for name in names]
     services = write_json(home / "services")
