@@ -27,6 +27,7 @@ TEMPLATE = Path(__file__).with_suffix(".md")
 PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 START, END = "<!-- from docs/results: make results-page -->\n", "<!-- end -->"
+OLD = "0.1"  # the folder of what was learnt with the models of version 0.1
 WORLDS = {"twentyq": "Twenty Questions", "math": "MATH", "tau_mini": "the small shop"}
 PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")
@@ -48,6 +49,11 @@ Cells = list[list[str]]
 def load(name: str) -> Any:
     """The content of docs/results/NAME.json."""
     return json.loads((RECORDS / f"{name}.json").read_text())
+
+
+def load_old(name: str) -> Any:
+    """The content of docs/results/0.1/NAME.json."""
+    return load(f"{OLD}/{name}")
 
 
 def configurations(rows: Iterable[Row], split: str = "test") -> list[Runs]:
@@ -125,10 +131,7 @@ def by_demonstrations(rows: Sequence[Row]) -> str:
 
 def overview() -> str:
     """README's table: each algorithm's gain in each world."""
-    plain = {
-        world: {runs[0]["algo"]: runs for runs in configurations(load(world)) if _is_default(runs)}
-        for world in WORLDS
-    }
+    plain = {world: defaults(load_old(world)) for world in WORLDS}
     cells = [
         [algo, *(ranged(gains(plain[world][algo])) for world in WORLDS)]
         for algo in (*PLAYERS, *STUDENTS)
@@ -138,11 +141,45 @@ def overview() -> str:
     return markdown(" | ".join(["algorithm", *named]), cells)
 
 
-def critics(key: str, columns: dict[str, str]) -> str:
+def todays_learning() -> str:
+    """A table for each world: whatever was trained from today's models."""
+    known = todays_worlds().items()
+    tables = [(name, learning(load(file), lambda row: True)) for file, name in known]
+    return "\n\n".join(f"### {name} today\n\n{table}" for name, table in tables)
+
+
+def todays_worlds() -> dict[str, str]:
+    """The worlds in which something was trained from today's models."""
+    return {world: name for world, name in WORLDS.items() if (RECORDS / f"{world}.json").exists()}
+
+
+def todays_critics() -> str:
+    """The figures of docs/results/critics.json, a column for each world."""
+    found = load("critics")
+    names = sorted({key.removesuffix(f"_{w}") for key in found for w in WORLDS if key.endswith(w)})
+    cells = [
+        [f"`{name}`", *(_shown(found.get(f"{name}_{world}")) for world in WORLDS)] for name in names
+    ]
+    return markdown(" | ".join(["figure", *WORLDS.values()]), cells)
+
+
+def _shown(value: float | None) -> str:
+    """`0.71`, `300`, and nothing for what was not measured."""
+    if value is None:
+        return ""
+    text = f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2f}"
+    return text.replace("-", "−")
+
+
+def defaults(rows: Iterable[Row]) -> dict[str, Runs]:
+    """The records of each algorithm's default, on the test split."""
+    return {runs[0]["algo"]: runs for runs in configurations(rows) if _is_default(runs)}
+
+
+def critics(key: str, columns: dict[str, str], files: dict[str, str]) -> str:
     """What critics knew before and after training, means over seeds; those that logged `key`.
-    `columns` are metrics and their headers."""
+    `columns` are metrics and their headers, `files` the records by name and their worlds."""
     cells = []
-    files = {**WORLDS, "twentyq_ablations": "Twenty Questions, ablations"}
     for file, world in files.items():
         found: dict[str, Runs] = {}
         for row in load(f"{file}_critic"):
@@ -214,21 +251,26 @@ def noise(rows: Sequence[Row]) -> str:
 
 def page() -> str:
     """docs/results.md."""
-    found = {world: load(world) for world in WORLDS}
+    found = {world: load_old(world) for world in WORLDS}
     flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
-    flat += ("stepagent_cost",)
+    flat += ("stepagent_cost", "real_models")
+    old_files = {f"{OLD}/{world}": name for world, name in WORLDS.items()}
+    old_files[f"{OLD}/twentyq_ablations"] = "Twenty Questions, ablations"
     twentyq, credit = found["twentyq"], load("delayed_credit")
     parts = {f"{world}_players": learning(rows, _plays) for world, rows in found.items()}
     parts |= {f"{world}_students": learning(rows, _studies) for world, rows in found.items()}
     parts |= {
         "controls": learning(twentyq, _is_control),
-        "demonstrations": by_demonstrations(load("stepagent")),
-        "ablations": learning(load("twentyq_ablations"), lambda row: True),
+        "demonstrations": by_demonstrations(load_old("stepagent")),
+        "ablations": learning(load_old("twentyq_ablations"), lambda row: True),
         "noise": noise(twentyq),
         **{f"lead_{other}": lead(twentyq, other) for other in ("ppo", "grpo", "self_ac")},
         **{f"lead_{control}": lead(twentyq, "nlac", control) for control in _controls(twentyq)},
-        "written_critics": critics("nlac/brier", WRITTEN),
-        "scalar_critics": critics("critic/brier", SCALAR),
+        "written_critics": critics("nlac/brier", WRITTEN, old_files),
+        "scalar_critics": critics("critic/brier", SCALAR, old_files),
+        "todays_written": critics("nlac/brier", WRITTEN, todays_worlds()),
+        "todays_learning": todays_learning(),
+        "todays_critics": todays_critics(),
         "delayed_credit_table": delayed_credit(credit),
         "golden": golden(load("tau_exactness")),
     }
