@@ -41,7 +41,8 @@ check: setup
 	$(BIN)/python tools/size_report.py
 
 ci: $(EXTRAS)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "(slow or extras) and not ranks and not vllm and not ray" --timeout 3000 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "(slow or extras) and not ranks and not vllm and not ray and not alone" --timeout 3000 $(ARGS)
+	$(BIN)/python -m pytest -m alone --timeout 1200 $(ARGS)
 
 # several processes that train one run, on two cores: some minutes
 ranks-test: setup

@@ -19,9 +19,11 @@ from agentrl_cli.rollout.actor_pool import Actor, Cluster, MakePlayer, Part, Pla
 from agentrl_cli.rollout.play import EpisodeStart
 
 INSTALL = "hardware.actors needs Ray, which is not installed; pip install 'agentrl-cli[ray]'"
-OWN_RAY = {  # variables of a Ray that is started here: it tells nobody of itself, and actors do
-    "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0",  # not make way for other programs
+OWN_RAY = {  # variables of a Ray that is started here: it tells nobody of itself, actors do not
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0",  # make way for other programs, and
+    "RAY_gcs_server_port_wait_time_s": "300",  # a busy machine has as long as it needs
 }  # fmt: skip
+OWN_STARTS = 3  # of a Ray here, which gives its own node 30 s and has no setting for that
 KNOCK_SECONDS = 10.0
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -66,7 +68,7 @@ class RayCluster(Cluster):
                 os.environ.setdefault(name, value)
             here = {"num_cpus": ceil(self.count * self.cpus), "num_gpus": len(gpus)}
             with _seeing(gpus):
-                ray.init(address="local", include_dashboard=False, **here, **quiet)
+                _start(ray, include_dashboard=False, **here, **quiet)
         except Exception as error:  # what a cluster may do wrong has no type of its own
             where = "start here" if self.address is None else f"be reached at {self.address!r}"
             line = f"Ray cannot {where} ({_first_line(error)})"
@@ -149,6 +151,18 @@ class _Host:
         self, starts: list[EpisodeStart], sampling: Sampling, most_failed: float
     ) -> list[Episode]:
         return self.player.play(starts, sampling, most_failed)
+
+
+def _start(ray: Any, **settings: Any) -> None:
+    """A Ray of this process, begun anew where a busy machine was too slow for it."""
+    for left in reversed(range(OWN_STARTS)):
+        try:
+            ray.init(address="local", **settings)
+            return
+        except Exception:
+            ray.shutdown()
+            if not left:
+                raise
 
 
 def _first_line(error: Exception) -> str:

@@ -351,7 +351,7 @@ OWN_RAY = [  # whatever other one runs on this machine
     [
         ("hydra_joblib_launcher", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]),
         ("hydra_submitit_launcher", ["hydra/launcher=submitit_local"]),
-        ("hydra_ray_launcher", OWN_RAY),
+        pytest.param("hydra_ray_launcher", OWN_RAY, marks=pytest.mark.alone),
     ],
 )
 def test_launchers_run_every_point(plugin: str, overrides: list[str], tmp_path: Path):

@@ -48,6 +48,7 @@ def gist(episode: Episode) -> dict[str, Any]:
 
 
 @pytest.mark.extras
+@pytest.mark.alone
 def test_a_run_with_two_actors_ends_well(tmp_path: Path):
     run = trained(tmp_path, "nlac", "it", *RAY, "steps=2", "eval.baseline=false")
     rows = [row for row in run.metrics() if "actors/idle" in row]
