@@ -24,7 +24,7 @@ from agentrl_cli.report.text import labelled
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import PLAYED_PARTS, Run
 
-SPLITS = ("test", "train", "dev")  # where a task is searched; an unnamed one is of the first
+SPLITS = ("test", "train", "val")  # where a task is searched; an unnamed one is of the first
 
 
 def play(
@@ -69,11 +69,11 @@ def find_task(env: Env, task_id: str | None) -> Task:
 
 
 def _tasks(env: Env, split: str) -> list[Task]:
-    """The tasks of a split; none where the environment does not know it, which only dev may be."""
+    """The tasks of a split; none where the environment does not know it, which only val may be."""
     try:
         return env.tasks(split)
     except UserError:
-        if split != "dev":
+        if split != "val":
             raise
         return []
 

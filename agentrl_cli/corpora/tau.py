@@ -45,8 +45,7 @@ class OtherShop(TauBench):
 
     shop: Domain
 
-    @property
-    def domain_data(self) -> Domain:
+    def domain_of(self, split: str) -> Domain:
         """The given shop."""
         return self.shop
 

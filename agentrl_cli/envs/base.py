@@ -4,11 +4,13 @@ deterministic."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Step, Task
+
+SPLITS = ("train", "val", "test")
 
 
 class Env(ABC):
@@ -32,7 +34,9 @@ class Env(ABC):
 
     @abstractmethod
     def tasks(self, split: str) -> list[Task]:
-        """All tasks of `train` or `test` in a fixed order. UserError for an unknown split."""
+        """All tasks of a split in a fixed order: of `train`, of `test`, and where the world has it
+        of `val`, by which settings and checkpoints are chosen. No task is in two of them. UserError
+        for an unknown split."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> list[Message]:
@@ -59,6 +63,13 @@ class Env(ABC):
 
     def close(self) -> None:
         """Release what the instance holds."""
+
+
+def require_split(split: str, known: Sequence[str] = SPLITS) -> None:
+    """Raise UserError where the split is none of those."""
+    if split not in known:
+        *first, last = map(repr, known)
+        raise UserError(f"unknown split {split!r}: use {', '.join(first)} or {last}")
 
 
 def episodes_by_task(episodes: list[Episode]) -> list[list[Episode]]:

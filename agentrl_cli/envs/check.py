@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import combinations, cycle, islice
 from typing import Any
 
 from agentrl_cli.core.errors import UserError
@@ -85,19 +85,28 @@ def _texts(make: EnvFactory) -> Iterator[str]:
 
 def _splits(make: EnvFactory) -> Iterator[str]:
     train, test = make().tasks("train"), make().tasks("test")
+    try:
+        val = make().tasks("val")
+    except UserError:  # it need not have that
+        val = []
+    splits = {"train": train, "val": val, "test": test}
     if not train or not test:
         yield "tasks(split) is empty for train or test: give both at least one task"
     if train != make().tasks("train"):
         yield "tasks('train') differs between two calls: fix the order and the random seed"
-    for split, tasks in (("train", train), ("test", test)):
+    for split, tasks in splits.items():
         if any(task.split != split for task in tasks):
             yield f"tasks({split!r}) holds a task of another split: set Task.split to {split!r}"
-    ids = [task.id for task in train + test]
+    ids = [task.id for tasks in splits.values() for task in tasks]
     if len(set(ids)) < len(ids):
-        yield "two tasks have the same id: make ids unique over both splits"
-    data = [{json.dumps(task.data, sort_keys=True) for task in tasks} for tasks in (train, test)]
-    if data[0] & data[1]:
-        yield "train and test share task data: make the splits disjoint"
+        yield "two tasks have the same id: make ids unique over all splits"
+    data = {
+        split: {json.dumps(task.data, sort_keys=True) for task in tasks}
+        for split, tasks in splits.items()
+    }
+    for one, other in combinations(splits, 2):
+        if data[one] & data[other]:
+            yield f"{one} and {other} share task data: make the splits disjoint"
 
 
 def _unknown_split(make: EnvFactory) -> Iterator[str]:

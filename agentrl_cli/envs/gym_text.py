@@ -12,14 +12,12 @@ from typing import Any
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Message, Step, Task
-from agentrl_cli.envs.base import Env
-
-SPLITS = {"train": 0, "test": 1}
+from agentrl_cli.envs.base import Env, require_split
 
 
 @dataclass(kw_only=True)
 class GymText(Env):
-    """A task is a seed; no seed is in both splits. An episode is a success where its rewards add up
+    """A task is a seed; no seed is in two splits. An episode is a success where its rewards add up
     to `success_reward`. A limit of the foreign world's own (`truncated`) is an end like others."""
 
     entry: str | None
@@ -28,24 +26,29 @@ class GymText(Env):
     episodes: int
     test_episodes: int
     success_reward: float
+    val_episodes: int = 0
     world: Any = field(default=None, init=False, repr=False)
     total: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, episodes=self.episodes, test_episodes=self.test_episodes)
+        require_at_least(0, val_episodes=self.val_episodes)
 
     def system(self) -> str:
         """The instruction."""
         return self.instruction
 
     def tasks(self, split: str) -> list[Task]:
-        """Even seeds to train on, odd ones to test on. Raises UserError where no world can be made,
-        so that nothing is begun with it."""
-        if split not in SPLITS:
-            raise UserError(f"unknown split {split!r}: use 'train' or 'test'")
+        """Even seeds to train on, odd ones to test on, and those behind all of these for `val`.
+        Raises UserError where no world can be made, so that nothing is begun with it."""
+        require_split(split)
         _close(self._make())
-        count, first = self.test_episodes if split == "test" else self.episodes, SPLITS[split]
-        seeds = range(first, first + 2 * count, 2)
+        end = 2 * max(self.episodes, self.test_episodes)
+        seeds = {
+            "train": range(0, 2 * self.episodes, 2),
+            "test": range(1, 2 * self.test_episodes, 2),
+            "val": range(end, end + self.val_episodes),
+        }[split]
         return [Task(f"gym-{split}-{seed}", split, {"seed": seed}) for seed in seeds]
 
     def reset(self, task: Task, seed: int) -> list[Message]:

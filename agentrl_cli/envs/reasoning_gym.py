@@ -12,23 +12,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from agentrl_cli.core.errors import UserError, require_at_least
-from agentrl_cli.core.types import Episode, Message, Step, Task
-from agentrl_cli.envs.base import Env, episodes_by_task
+from agentrl_cli.core.types import Episode, Message, Step, Task, derive_seed
+from agentrl_cli.envs.base import Env, episodes_by_task, require_split
 from agentrl_cli.envs.math.answers import boxed
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, Grade
 from agentrl_cli.envs.math.summary import pass_and_majority, reply_metrics
 
 RUNS_CODE = re.compile(r"(?<!\w)(?:eval|exec|parse_expr|sympify)\(")
-SPLITS = ("train", "test")
 
 
 @dataclass(kw_only=True)
 class ReasoningGym(Env):
-    """`name` is a task of reasoning-gym, `options` its own settings; train and test are drawn with
-    different seeds, and a test question that is trained on is left out."""
+    """`name` is a task of reasoning-gym, `options` its own settings; splits are drawn with
+    different seeds; a test question that is trained on is left out, and one of `val` that is in
+    either."""
 
     name: str
     options: dict[str, Any]
@@ -36,10 +37,12 @@ class ReasoningGym(Env):
     problems: int
     test_problems: int
     split_seed: int
+    val_problems: int = 0
     task: Task | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, problems=self.problems, test_problems=self.test_problems)
+        require_at_least(0, val_problems=self.val_problems)
 
     def system(self) -> str:
         """The instruction."""
@@ -47,13 +50,13 @@ class ReasoningGym(Env):
 
     def tasks(self, split: str) -> list[Task]:
         """One task a question."""
-        if split not in SPLITS:
-            raise UserError(f"unknown split {split!r}: use 'train' or 'test'")
-        trained = {} if split == "train" else self._questions("train")
+        require_split(split)
+        others = {"train": (), "test": ("train",), "val": ("train", "test")}[split]
+        known = set(chain.from_iterable(map(self._questions, others)))
         return [
             Task(f"{self.name}-{split}-{index}", split, {"question": question, "index": index})
             for question, index in self._questions(split).items()
-            if question not in trained
+            if question not in known
         ]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
@@ -86,8 +89,10 @@ class ReasoningGym(Env):
         return pass_and_majority(tasks) | reply_metrics(episodes) if tasks else {}
 
     def _questions(self, split: str) -> dict[str, int]:
-        count = self.problems if split == "train" else self.test_problems
         dataset = self._dataset(split)
+        count = {
+            "train": self.problems, "val": self.val_problems, "test": self.test_problems,
+        }[split]  # fmt: skip
         return {str(dataset[i]["question"]): i for i in reversed(range(count))}
 
     def _entry(self, task: Task) -> tuple[Any, dict[str, Any]]:
@@ -95,8 +100,9 @@ class ReasoningGym(Env):
         return dataset, dataset[task.data["index"]]
 
     def _dataset(self, split: str) -> Any:
-        seed = 2 * self.split_seed + SPLITS.index(split)
-        size = max(self.problems, self.test_problems)
+        seeds = {"train": 2 * self.split_seed, "test": 2 * self.split_seed + 1}
+        seed = seeds.get(split, derive_seed("reasoning_gym", split, self.split_seed) % 2**31)
+        size = max(self.problems, self.test_problems, self.val_problems)
         return open_dataset(self.name, json.dumps(self.options, sort_keys=True), seed, size)
 
 

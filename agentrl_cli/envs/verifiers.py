@@ -19,29 +19,31 @@ from typing import Any
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Message, Step, Task
-from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.base import Env, require_split
 
-SPLITS = ("train", "test")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(kw_only=True)
 class Verifiers(Env):
     """`name` is what `load_environment` takes, `options` its arguments. A task is a row of the
-    environment's data; where it has one set of rows, the last `test_tasks` are tested. An episode
-    is a success where the rubric's reward is at least `success_reward`."""
+    environment's data; where it has one set of rows, the last `test_tasks` are tested, and the
+    `val_tasks` before these are `val`. An episode is a success where the rubric's reward is at
+    least `success_reward`."""
 
     name: str | None
     options: dict[str, Any]
     instruction: str
     test_tasks: int
     success_reward: float
+    val_tasks: int = 0
     task: Task | None = field(default=None, init=False, repr=False)
     actions: list[str] = field(default_factory=list, init=False, repr=False)
     talk: Conversation | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, test_tasks=self.test_tasks)
+        require_at_least(0, val_tasks=self.val_tasks)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what verifiers holds of the episode, which is played again from the actions."""
@@ -52,20 +54,22 @@ class Verifiers(Env):
         return self._env().system_prompt or self.instruction
 
     def tasks(self, split: str) -> list[Task]:
-        """One task a row. Raises UserError where there are too few rows for two splits."""
-        if split not in SPLITS:
-            raise UserError(f"unknown split {split!r}: use 'train' or 'test'")
+        """One task a row. Raises UserError where there are too few rows for the splits."""
+        require_split(split)
         sets = row_sets(self._env())
-        if len(sets) == 2:
-            name, rows = list(sets.items())[SPLITS.index(split)]
+        (name, rows), *others = sets.items()
+        if others and split == "test":
+            name, rows = others[0]
             kept = range(len(rows))
         else:
-            ((name, rows),) = sets.items()
-            if len(rows) <= self.test_tasks:
-                line = f"'{self.name}' has {len(rows)} rows and env.test_tasks is {self.test_tasks}"
-                raise UserError(f"{line}; test fewer of them")
-            first = len(rows) - self.test_tasks
-            kept = range(first) if split == "train" else range(first, len(rows))
+            end = len(rows) - (0 if others else self.test_tasks)
+            first = end - self.val_tasks
+            if first < 1:
+                counts = f"env.test_tasks is {self.test_tasks}, env.val_tasks {self.val_tasks}"
+                raise UserError(f"'{self.name}' has {len(rows)} rows, {counts}; keep fewer of them")
+            kept = {
+                "train": range(first), "val": range(first, end), "test": range(end, len(rows)),
+            }[split]  # fmt: skip
         return [Task(f"{name}-{row}", split, {"set": name, "row": row}) for row in kept]
 
     def reset(self, task: Task, seed: int) -> list[Message]:

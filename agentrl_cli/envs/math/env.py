@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Message, Step, Task
-from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.base import Env, require_split
 from agentrl_cli.envs.math.answers import boxed, last_formula, normalise
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, MAX_REPLY_LENGTH, Extract, Grade, grade
 from agentrl_cli.envs.math.kinds import LEVELS
@@ -23,7 +23,6 @@ from agentrl_cli.envs.math.summary import summarise
 
 BLANK_LINE = "\n\n"
 CORRECT = "Correct."
-SPLITS = ("train", "test")
 MAX_THOUGHTS = 256  # of one reply
 
 
@@ -57,13 +56,17 @@ class MathEnv(Env):
     split_seed: int
     extract: Extract = "boxed"
     tolerance: float = 0.0
+    val_share: float = 0.0
+    val_problems: int = 0
     state: ProblemState | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(
             1, attempts=self.attempts, problems=self.problems, test_problems=self.test_problems
         )
-        require_fraction(test_share=self.test_share, tolerance=self.tolerance)
+        require_at_least(0, val_problems=self.val_problems)
+        require_fraction(test_share=self.test_share, val_share=self.val_share)
+        require_fraction(tolerance=self.tolerance)
 
     @property
     def turn_delimiter(self) -> str:
@@ -76,8 +79,7 @@ class MathEnv(Env):
 
     def tasks(self, split: str) -> list[Task]:
         """One task a problem of these levels and subjects."""
-        if split not in SPLITS:
-            raise UserError(f"unknown split {split!r}: use 'train' or 'test'")
+        require_split(split)
         problems = self._built_in(split) if self.data is None else self._read(self.data, split)
         known = sorted({str(row["subject"]) for row in problems})
         for subject in self.subjects:
@@ -87,11 +89,15 @@ class MathEnv(Env):
         return [Task(f"math-{split}-{row['id']}", split, row) for row in chosen]
 
     def _built_in(self, split: str) -> Sequence[dict[str, Any]]:
-        count = self.problems if split == "train" else self.test_problems
-        return built_in_rows(split, count, tuple(self.levels) or LEVELS, self.split_seed)
+        counts = {
+            "train": self.problems, "val": self.val_problems, "test": self.test_problems,
+        }  # fmt: skip
+        levels = tuple(self.levels) or LEVELS
+        return built_in_rows(split, counts[split], levels, self.split_seed, self.problems)
 
     def _read(self, data: str, split: str) -> list[dict[str, Any]]:
-        splits = read_splits(data, self.test_data, self.test_share, self.split_seed)
+        given = (self.test_data, self.test_share, self.split_seed, self.val_share)
+        splits = read_splits(data, *given)
         return [row for row in splits[split] if not self.levels or row["level"] in self.levels]
 
     def reset(self, task: Task, seed: int) -> list[Message]:

@@ -18,6 +18,7 @@ from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.math.kinds import PROBLEM_KINDS, Operation, Plan, ProblemKind
 
 Value = TypeVar("Value", str, Fraction)
+Key = tuple[str, tuple[int, ...]]
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": Fraction}
 LATEX_SIGNS = {"+": "+", "-": "-", "*": r"\cdot", "/": "/"}
 MAX_DRAWS = 100_000  # of a level's problems; there are some thousand different ones
@@ -173,38 +174,48 @@ def draw_problem(
 
 @lru_cache(maxsize=8)
 def built_in_rows(
-    split: str, count: int, levels: tuple[int, ...], seed: int
+    split: str, count: int, levels: tuple[int, ...], seed: int, trained: int = 0
 ) -> tuple[dict[str, Any], ...]:
     """The problems of a split as rows, with ids; not to be changed."""
-    problems = built_in_problems(split, count, levels, seed)
+    problems = built_in_problems(split, count, levels, seed, trained)
     return tuple({"id": problem.id, **problem.row()} for problem in problems)
 
 
 def built_in_problems(
-    split: str, count: int, levels: tuple[int, ...], seed: int
+    split: str, count: int, levels: tuple[int, ...], seed: int, trained: int = 0
 ) -> tuple[Problem, ...]:
     """`count` different problems of each level (fewer where its operands allow no more), the levels
-    in turn, so that the first few are of all."""
+    in turn, so that the first few are of all. Those of `val` are as those of `train`, without the
+    `trained` first ones of each level."""
     by_level: list[list[Problem]] = []
     for level in levels:
-        kinds = [kind for kind in PROBLEM_KINDS if kind.level == level]
-        rng = random.Random(derive_seed("math", split, level, seed))
-        by_level.append(_distinct_problems(kinds, count, rng, split, seed))
+        others = _of_level("train", level, trained, seed) if split == "val" else []
+        by_level.append(_of_level(split, level, count, seed, others))
     in_turn = chain.from_iterable(zip_longest(*by_level))
     return tuple(problem for problem in in_turn if problem is not None)
 
 
-def _distinct_problems(
-    kinds: list[ProblemKind], count: int, rng: random.Random, split: str, seed: int
+def _of_level(
+    split: str, level: int, count: int, seed: int, others: Sequence[Problem] = ()
 ) -> list[Problem]:
-    seen: dict[tuple[str, tuple[int, ...]], Problem] = {}
+    """Different problems, and none of the others."""
+    kinds = [kind for kind in PROBLEM_KINDS if kind.level == level]
+    rng = random.Random(derive_seed("math", split, level, seed))
+    operands_of = "test" if split == "test" else "train"
+    seen, known = dict[Key, Problem](), {*map(_key, others)}
     draws = range(min(20 * count, MAX_DRAWS))
     for kind, _ in zip(cycle(kinds), draws, strict=False):
-        problem = draw_problem([kind], rng, split, seed)
-        seen.setdefault((kind.name, canonical_operands(problem)), problem)
+        problem = draw_problem([kind], rng, operands_of, seed)
+        if _key(problem) not in known:
+            seen.setdefault(_key(problem), problem)
         if len(seen) == count:
             break
     return list(seen.values())
+
+
+def _key(problem: Problem) -> Key:
+    """What two problems that ask the same have in common."""
+    return problem.kind.name, canonical_operands(problem)
 
 
 def split_of(problem: Problem, seed: int) -> str:

@@ -19,27 +19,37 @@ from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.math.answers import boxed
 
 Row = dict[str, Any]
+VAL_NAMES = ("val", "validation", "dev")  # a data set's own split for choosing
 BLANK_LINES = re.compile(r"\n\s*\n")
 EXTRA = "pip install 'agentrl-cli[math]'"
 
 
 @lru_cache(maxsize=4)
 def read_splits(
-    data: str, test_data: str | None, test_share: float, seed: int
+    data: str, test_data: str | None, test_share: float, seed: int, val_share: float = 0.0
 ) -> dict[str, list[Row]]:
-    """The rows of `train` and `test`: of the data's own splits; or all of `test_data` and the rest
-    of `data`; or a share of the rows, drawn by problem. Raises UserError for what cannot be read.
-    """
+    """The rows of `train`, `val` and `test`. Those of test: the data's own split; or all of
+    `test_data`; or a share of the rows, drawn by problem. Those of val: the data's own, or a share
+    of the others. Raises UserError for what cannot be read."""
     splits = _parse_splits(data)
-    rows = list(chain(*splits.values()))
-    if test_data is not None:
-        test = list(chain(*_parse_splits(test_data).values()))
-    elif {"train", "test"} <= splits.keys():
-        return {"train": splits["train"], "test": splits["test"]}
+    val = [row for name in VAL_NAMES for row in splits.pop(name, [])]
+    if test_data is None and {"train", "test"} <= splits.keys():
+        rows, test = splits["train"], splits["test"]
     else:
-        test = [row for row in rows if _is_test_problem(row["problem"], test_share, seed)]
-    tested = {row["problem"] for row in test}
-    return {"train": [row for row in rows if row["problem"] not in tested], "test": test}
+        rows = list(chain(*splits.values()))
+        if test_data is None:
+            test = _drawn(rows, test_share, "row", seed)
+        else:
+            test = list(chain(*_parse_splits(test_data).values()))
+        rows = _without(rows, test)
+    val = val or _drawn(rows, val_share, "val", seed)
+    return {"train": _without(rows, val), "val": val, "test": test}
+
+
+def _without(rows: list[Row], others: list[Row]) -> list[Row]:
+    """The rows whose problems are none of the others'."""
+    known = {row["problem"] for row in others}
+    return [row for row in rows if row["problem"] not in known] if known else rows
 
 
 def parse_rows(source: str, rows: Iterable[tuple[int, Any]]) -> Iterable[Row]:
@@ -98,8 +108,10 @@ def _parse_row(number: int, row: Any) -> Row:
     }
 
 
-def _is_test_problem(problem: str, share: float, seed: int) -> bool:
-    return derive_seed("math", "row", seed, problem) % 10**6 < share * 10**6
+def _drawn(rows: list[Row], share: float, name: str, seed: int) -> list[Row]:
+    """A share of the rows, which for each hangs on its problem alone."""
+    draws = [derive_seed("math", name, seed, row["problem"]) % 10**6 for row in rows]
+    return [row for row, drawn in zip(rows, draws, strict=True) if drawn < share * 10**6]
 
 
 def _numbered_rows(data: str) -> dict[str, list[tuple[int, Any]]]:

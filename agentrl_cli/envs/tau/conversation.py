@@ -21,4 +21,5 @@ class Conversation:
     confirmed: bool = False  # the user's last message said yes
     turn: int = 0
     over: bool = False
+    split: str = "train"
     first_fault: str = ""  # of the user's first message

@@ -39,7 +39,7 @@ READ_ERRORS = (
 )  # fmt: skip
 TASK_KEYS = ("user_id", "instruction", "actions", "outputs")
 TYPE_NAMES = {dict: "mapping", list: "list", str: "text"}
-SPLITS = ("train", "dev", "test")
+SPLITS = ("train", "dev", "test")  # as τ-bench calls them
 DOMAIN_FOLDERS = ("", "tau_bench/envs/", "envs/")  # where a domain's folder may lie
 
 

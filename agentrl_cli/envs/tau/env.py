@@ -9,12 +9,12 @@ from typing import Any
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode, Message, Step, Task
-from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.base import SPLITS, Env, require_split
 from agentrl_cli.envs.tau import measures
 from agentrl_cli.envs.tau.actions import RESPOND, STYLES, Action, parse
 from agentrl_cli.envs.tau.calls import call_tool
 from agentrl_cli.envs.tau.conversation import Conversation
-from agentrl_cli.envs.tau.data import SPLITS, TABLES, Domain, load_domain
+from agentrl_cli.envs.tau.data import TABLES, Domain, load_domain
 from agentrl_cli.envs.tau.database import Database
 from agentrl_cli.envs.tau.expert import expert_texts
 from agentrl_cli.envs.tau.mini import mini_domain
@@ -73,9 +73,13 @@ class TauBench(Env):
 
     @property
     def domain_data(self) -> Domain:
+        """What the episode in progress is played in; of the mini shop `val` has another."""
+        return self.domain_of(self.conversation.split if self.conversation else "train")
+
+    def domain_of(self, split: str) -> Domain:
         """The domain's data, read once in a process and not kept on the instance."""
         if self.domain == "mini":
-            return mini_domain()
+            return mini_domain(split)
         if self.data is None:
             raise UserError(
                 f"env.data is missing: τ-bench's {self.domain} data does not come with agentrl; "
@@ -95,20 +99,22 @@ class TauBench(Env):
         return domain.policy + form
 
     def tasks(self, split: str) -> list[Task]:
-        """The tasks of train, dev or test; a domain may have none of a split."""
-        if split not in SPLITS:
-            raise UserError(f"split '{split}' is unknown; use one of {', '.join(SPLITS)}")
-        source, rows = split, self.domain_data.tasks[split]
+        """The tasks of a split, of which a domain may have none. `val` and `dev`, as τ-bench calls
+        it, are the same tasks."""
+        require_split(split, (*SPLITS, "dev"))
+        source = "dev" if split == "val" else split
+        rows = self.domain_of(split).tasks[source]
         if self.user == "scripted" and self.holdout:
             source, rows = "train", self.domain_data.tasks["train"]
             kept = max(0, len(rows) - self.holdout)
-            rows = {"train": rows[:kept], "dev": (), "test": rows[kept:]}[split]
+            rows = {"train": rows[:kept], "test": rows[kept:]}.get(split, ())
         return [Task(f"{self.domain}-{source}-{row['id']}", split, row) for row in rows]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
         """A fresh database and a user who speaks first."""
         user = self._user(task.data, seed)
-        self.conversation = Conversation(task.data, Database(self.domain_data.tables), user)
+        database = Database(self.domain_of(task.split).tables)
+        self.conversation = Conversation(task.data, database, user, split=task.split)
         first = user.start()
         self.conversation.user_message, self.conversation.first_fault = first.text, first.fault
         return [Message("user", first.text)]
@@ -146,7 +152,8 @@ class TauBench(Env):
 
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
         """pass^k, whose fault failures were, and what doing nothing would have won."""
-        return measures.summarise(self.domain_data, episodes)
+        domain = self.domain_of(episodes[0].task.split) if episodes else self.domain_data
+        return measures.summarise(domain, episodes)
 
     def _user(self, task: dict[str, Any], seed: int) -> User:
         if self.user == "silent":

@@ -52,6 +52,7 @@ class TwentyQ(Env):
     test_objects: int
     split_seed: int
     show_turns_left: bool
+    val_objects: int = 0
     reading: Literal["exact", "free"] = "exact"
     oracle: Literal["table", "llm"] = "table"
     llm: ChatFunction | None = None
@@ -66,7 +67,7 @@ class TwentyQ(Env):
             raise UserError(f"turns is {self.turns}: allow at least 1")
         if self.oracle == "llm" and self.llm is None:
             raise UserError("env.oracle=llm needs a model; name one as env.llm.model=NAME")
-        self.world_table.split("test", self.test_objects, self.split_seed)
+        self._objects("test")
 
     @property
     def world_table(self) -> World:
@@ -85,9 +86,12 @@ class TwentyQ(Env):
 
     def tasks(self, split: str) -> list[Task]:
         """One task per object of the split."""
-        names = self.world_table.split(split, self.test_objects, self.split_seed)
-        stem = f"twentyq-{Path(self.world).stem}"
+        names, stem = self._objects(split), f"twentyq-{Path(self.world).stem}"
         return [Task(f"{stem}-{name.replace(' ', '-')}", split, {"object": name}) for name in names]
+
+    def _objects(self, split: str) -> list[str]:
+        given = (self.test_objects, self.split_seed, self.val_objects)
+        return self.world_table.split(split, *given)
 
     def reset(self, task: Task, seed: int) -> list[Message]:
         """Hide the task's object. Only the expert draws from the seed."""

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import derive_seed
+from agentrl_cli.envs.base import require_split
 from agentrl_cli.envs.twentyq import table
 from agentrl_cli.envs.twentyq.word_lists import FORMATS, read_words
 
 WORLD_NAMES = ("small", "full")
+VAL_ONE_IN = 4  # of the objects that are not tested
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,25 +68,30 @@ class World:
             if all(answers[attribute] == answer for attribute, answer in known)
         ]
 
-    def split(self, split: str, test_objects: int, seed: int) -> list[str]:
-        """The objects of `train` or `test`: disjoint, from all categories alike, in world order."""
-        if split not in ("train", "test"):
-            raise UserError(f"unknown split {split!r}: use 'train' or 'test'")
+    def split(self, split: str, test_objects: int, seed: int, val_objects: int = 0) -> list[str]:
+        """The objects of a split: disjoint, from all categories alike, in world order. `val` gets a
+        quarter of what is not tested at most."""
+        require_split(split)
         if not 0 <= test_objects < len(self.objects):
             most = len(self.objects) - 1
             raise UserError(f"test_objects is {test_objects}: world {self.name} allows 0 to {most}")
-        test = set(self._draw_test_objects(test_objects, seed))
-        return [name for name in self.objects if (name in test) == (split == "test")]
+        require_at_least(0, **{"env.val_objects": val_objects})
+        test = set(self._draw(self.objects, test_objects, "split", seed))
+        others = [name for name in self.objects if name not in test]
+        count = min(val_objects, len(others) // VAL_ONE_IN)
+        val = set(self._draw(others, count, "val", seed))
+        chosen = {"test": test, "val": val, "train": {*others} - val}[split]
+        return [name for name in self.objects if name in chosen]
 
-    def _draw_test_objects(self, count: int, seed: int) -> list[str]:
+    def _draw(self, objects: Sequence[str], count: int, split: str, seed: int) -> list[str]:
         """`count` objects: of each category its share, rounded by the largest remainder."""
-        draw = random.Random(derive_seed("twentyq", "split", seed))
+        draw = random.Random(derive_seed("twentyq", split, seed))
         members: dict[str, list[str]] = {}
-        for name in self.objects:
+        for name in objects:
             members.setdefault(self.categories[name], []).append(name)
         ranked = []
         for names in members.values():
-            share, tie = count * len(names) / len(self.objects), draw.random()
+            share, tie = count * len(names) / len(objects), draw.random()
             shuffled = draw.sample(names, len(names))
             ranked += [(max(0.0, n - share), tie, name) for n, name in enumerate(shuffled, start=1)]
         return [name for *_, name in sorted(ranked)[:count]]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
-from agentrl_cli.core.types import Episode, Message, Step, Task
-from agentrl_cli.envs.base import Env
+from agentrl_cli.core.types import Episode, Message, Step, Task, derive_seed
+from agentrl_cli.envs.base import Env, require_split
 from agentrl_cli.envs.wiki import measures
 from agentrl_cli.envs.wiki.actions import parse
 from agentrl_cli.envs.wiki.answers import f1, is_right, proves
@@ -53,6 +53,8 @@ class Wiki(Env):
     turns: int
     page_lines: int
     page_results: int
+    val_share: float = 0.0
+    val_questions: int = 0
     search: Search | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,21 +65,25 @@ class Wiki(Env):
         require_at_least(1, turns=self.turns, page_lines=self.page_lines)
         require_at_least(1, page_results=self.page_results, questions=self.questions)
         require_at_least(1, test_questions=self.test_questions)
-        require_fraction(test_share=self.test_share)
+        require_at_least(0, val_questions=self.val_questions)
+        require_fraction(test_share=self.test_share, val_share=self.val_share)
 
-    @property
-    def wiki(self) -> WikiWorld:
-        """The pages and the tasks, made or read once in a process and not kept on the instance."""
-        if self.data is None:
-            counts = (self.questions, self.test_questions)
-            return built_in(self.world, self.world_seed, self.pages, counts)
-        share = (self.test_share, self.world_seed)
-        return read_user_data(self.data, self.test_data, *share, self.reward != "answer")
+    def wiki(self, split: str) -> WikiWorld:
+        """The pages and the tasks, made or read once in a process and not kept on the instance. The
+        questions of `val` are those that another built-in encyclopedia has for `test`."""
+        if self.data is not None:
+            shares = (self.test_share, self.val_share, self.world_seed)
+            return read_user_data(self.data, self.test_data, *shares, self.reward != "answer")
+        if split == "val":
+            other, counts = derive_seed("wiki", split, self.world_seed), (1, self.val_questions)
+            return built_in(self.world, other, self.pages, counts).only_test_as(split)
+        counts = (self.questions, self.test_questions)
+        return built_in(self.world, self.world_seed, self.pages, counts)
 
     @property
     def encyclopedia(self) -> Encyclopedia:
-        """What there is to read."""
-        return self.wiki.encyclopedia
+        """What there is to read in the episode in progress."""
+        return self.wiki(self.search.split if self.search else "train").encyclopedia
 
     def system(self) -> str:
         """What is to be done, and the actions."""
@@ -86,18 +92,18 @@ class Wiki(Env):
     def tasks(self, split: str) -> list[Task]:
         """The questions or the topics of a split; of the built-in world no page that one of `train`
         is about, leads through or asks for is one of `test`."""
-        if split not in ("train", "test"):
-            raise UserError(f"unknown split '{split}': use 'train' or 'test'")
-        rows = self.wiki.questions if self.task == "question" else self.wiki.articles
-        if not rows["train"] and not rows["test"]:
+        require_split(split)
+        wiki = self.wiki(split)
+        rows = wiki.questions if self.task == "question" else wiki.articles
+        if self.data is not None and not any(rows.values()):
             needed = "'question'" if self.task == "question" else "'topic'"
             raise UserError(f"the data has no row with a {needed}; add one or change env.task")
-        return [Task(f"{self.wiki.name}-{row['id']}", split, row) for row in rows[split]]
+        return [Task(f"{wiki.name}-{row['id']}", split, row) for row in rows[split]]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
         """Ask. Nothing is open yet."""
         browser = Browser(self.page_lines, self.page_results)
-        self.search = Search(task.data, browser)
+        self.search = Search(task.data, browser, split=task.split)
         return [Message("user", f"{task.data['question']} {self.turns} left.")]
 
     def step(self, action: str) -> Step:

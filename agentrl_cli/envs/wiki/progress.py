@@ -16,6 +16,7 @@ class Search:
     browser: Browser
     turn: int = 0
     over: bool = False
+    split: str = "train"
     done_before: set[tuple[str, ...]] = field(default_factory=set)
 
     @property

@@ -14,13 +14,13 @@ from typing import Any
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import derive_seed
+from agentrl_cli.envs.base import SPLITS
 from agentrl_cli.envs.wiki.folder import clean, read_folder
 from agentrl_cli.envs.wiki.hotpot import Paragraphs
 from agentrl_cli.envs.wiki.pages import Encyclopedia, link_key
 from agentrl_cli.envs.wiki.worlds import Row, WikiWorld
 
 QUESTIONS = "questions.jsonl"
-SPLITS = ("train", "test")
 MOST_BYTES = 2**30  # of a file of questions
 TEXT_LENGTH = 2000  # characters of a question or an answer
 
@@ -41,16 +41,23 @@ class _Source:
 
 @lru_cache(maxsize=4)
 def read_user_data(
-    data: str, test_data: str | None, test_share: float, seed: int, needs_proof: bool
+    data: str,
+    test_data: str | None,
+    test_share: float,
+    val_share: float,
+    seed: int,
+    needs_proof: bool,
 ) -> WikiWorld:
     """The pages and the questions. Raises UserError for what cannot be read, with the row."""
     path = Path(os.path.expanduser(data))
     tested = None if test_data is None else Path(os.path.expanduser(test_data))
     read = _folder if files.is_folder(path) else _paragraph_file
     encyclopedia, rows, test_rows = read(path, tested, needs_proof)
+    shares = {"row": 0.0 if tested else test_share, "val": val_share}
     for row in rows:
-        drawn = derive_seed("wiki", "row", seed, row["question"]) % 10**6 < test_share * 10**6
-        row.setdefault("split", "test" if drawn and test_data is None else "train")
+        draws = {name: derive_seed("wiki", name, seed, row["question"]) % 10**6 for name in shares}
+        test, val = (draws[name] < share * 10**6 for name, share in shares.items())
+        row.setdefault("split", "test" if test else "val" if val else "train")
     for row in test_rows:
         row["split"] = "test"
     known = {row["question"] for row in test_rows}

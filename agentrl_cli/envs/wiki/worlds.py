@@ -23,6 +23,11 @@ class WikiWorld:
     questions: dict[str, list[Row]]
     articles: dict[str, list[Row]]
 
+    def only_test_as(self, split: str) -> WikiWorld:
+        """The tasks of `test` alone, as those of another split."""
+        questions, articles = ({split: rows["test"]} for rows in (self.questions, self.articles))
+        return WikiWorld(f"{self.name}-{split}", self.encyclopedia, questions, articles)
+
 
 @dataclass(eq=False)
 class Entity:

@@ -209,7 +209,7 @@ def conf(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "train", "test"), [("twentyq", 56, 40), ("twentyq_full", 178, 60)]
+    ("name", "train", "test"), [("twentyq", 44, 40), ("twentyq_full", 158, 60)]
 )
 def test_the_configured_games_can_be_played(name, train, test):
     env = TwentyQ(**conf(name))
