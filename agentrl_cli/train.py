@@ -19,6 +19,7 @@ from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.rollout.time_limit import abandoned_threads
+from agentrl_cli.runs import best
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.assemble import Parts
 from agentrl_cli.training.evaluate import episode_metrics, evaluate
@@ -51,13 +52,16 @@ def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
     ):
         saver = Saver(cfg, run, parts)
         saver.save_beginning()
+        saver.keep_if_best()  # which a process that died has left to do
         if ranks.any(cfg.eval.baseline and not run.has_metrics, "baseline"):
             if not is_interrupted():
                 run.log(0, timed_evaluation(parts, run, 0))
+                saver.keep_if_best()
         if parts.step == cfg.steps and ranks.any(not run.is_evaluated(parts.step), "last step"):
             parts.context.step = parts.step - 1  # as the update has left it
             run.log(parts.step, timed_evaluation(parts, run, parts.step))
             saver.save()
+            saver.keep_if_best()
         while parts.step < cfg.steps and not is_interrupted():
             metrics, episodes = update(parts)
             run.log(parts.step, metrics)
@@ -65,6 +69,7 @@ def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
                 run.write_episodes("train", parts.step, episodes[:KEPT_EPISODES])
                 run.log(parts.step, timed_evaluation(parts, run, parts.step))
             saver.save_if_due()
+            saver.keep_if_best()
         if parts.step < cfg.steps:
             saver.save(planned=False)
             tell(f"saved; go on with: {resume_command(run, parts)}")
@@ -100,6 +105,17 @@ class Saver:
             self.parts.activity.begin("save")
             self.parts.save(self.run, planned=planned)
             self.saved_step, self.saved_at = self.parts.step, time.monotonic()
+
+    def keep_if_best(self) -> None:
+        """With `keep=best`, keep this step's checkpoint where it was evaluated and won more of the
+        split `val` than every other."""
+        ranks = self.parts.ranks
+        wins = self.cfg.get("keep") == "best" and ranks.is_main
+        if ranks.any(wins and best.is_best(self.run, self.parts.step), "best"):
+            self.save(planned=False)
+            with ranks.together():
+                if ranks.is_main:
+                    best.keep(self.run, self.parts.step)
 
 
 def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:

@@ -1,5 +1,5 @@
-"""`agentrl export`: the policy of a run's last checkpoint as a plain Hugging Face model. Adapters
-are merged; heads, critics and all that only served training stay behind."""
+"""`agentrl export`: the policy that a run keeps as a plain Hugging Face model. Adapters are merged;
+heads, critics and all that only served training stay behind."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.load import dtype_of
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import ModelSpec
+from agentrl_cli.runs.best import played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import Run
 
@@ -34,7 +35,7 @@ def export(ref: str, target: Path) -> tuple[Run, int]:
     Raises UserError for an unknown run, a `target` that holds something or cannot be written, and
     an adapter that cannot be merged; `target` then is as it was."""
     run = find_run(ref)
-    checkpoint = run.whole_checkpoint("models/policy/")
+    checkpoint = played_checkpoint(run, "models/policy/")
     cfg = check(load(run.config_file, []), skip=UNUSED)
     config = as_dataclass(cfg.model, ModelConfig)
     with _new_folder(target.resolve()) as folder:

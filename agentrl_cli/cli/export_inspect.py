@@ -14,6 +14,7 @@ from agentrl_cli import __version__
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Turn
+from agentrl_cli.report.records import read_record
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import Run, step_of
@@ -32,7 +33,9 @@ def export_inspect(ref: str, folder: Path) -> tuple[Path, int]:
     found = run.episode_files("eval")
     if not found:
         raise UserError(f"run '{run.name}' has no evaluation yet; wait for its first one")
-    episodes, step = episode_files.read_all(found[-1]), step_of(found[-1])
+    kept = read_record(run).final_step
+    file = next((file for file in found if step_of(file) == kept), found[-1])
+    episodes, step = episode_files.read_all(file), step_of(file)
     began, task = plain(run.meta["created"][:19]), plain(run.meta.get("choices", {}).get("env"))
     file = folder / f"{began}_{task}_{plain(run.name)}-{step}.json"
     if files.is_file(file):

@@ -21,6 +21,7 @@ from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.contract import answer, first_messages, opening
 from agentrl_cli.report.episode import render
 from agentrl_cli.report.text import labelled
+from agentrl_cli.runs.best import played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import PLAYED_PARTS, Run
 
@@ -169,7 +170,7 @@ def play_with_policy(cfg: DictConfig, run: Run | None, task: Task) -> Episode:
 
     parts = assemble(cfg, None, learns=False, restored=run is not None)
     if run is not None:
-        parts.restore_models(run.whole_checkpoint(*PLAYED_PARTS).folder)
+        parts.restore_models(played_checkpoint(run, *PLAYED_PARTS).folder)
     episodes = parts.play(task_starts(parts.seed, task, 1), parts.collector.sampling)
     parts.algo.annotate(episodes)
     return episodes[0]

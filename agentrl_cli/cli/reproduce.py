@@ -23,7 +23,8 @@ from agentrl_cli.config.schema import nearest
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.one_process import refuse_several_processes
-from agentrl_cli.report.records import evaluated_splits, success_interval
+from agentrl_cli.report.records import evaluated_splits, read_record, success_interval
+from agentrl_cli.runs.best import kept_evaluation
 from agentrl_cli.runs.run import Run
 
 STORED = Path(__file__).parent / "reproduce.json"
@@ -177,12 +178,13 @@ def toy_overrides(cfg: DictConfig) -> list[str]:
 
 
 def final_result(run: Run) -> Result:
-    """The first split of a run's last evaluation."""
+    """The first split of the evaluation that tells how good a run is."""
     rows = [row for row in run.metrics() if evaluated_splits(row)]
     if not rows:
         raise UserError(f"run '{run.name}' has no evaluation; give the preset one")
-    split = evaluated_splits(rows[-1])[0]
-    success = success_interval(rows[-1], split)
+    kept = kept_evaluation(rows, read_record(run).config.get("keep"))
+    split = evaluated_splits(kept)[0]
+    success = success_interval(kept, split)
     return Result(split, success.mean, success.low, success.high)
 
 

@@ -14,6 +14,7 @@ from agentrl_cli.config.compose import build, chosen_option
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import say
 from agentrl_cli.generators.endpoint import outside_chats
+from agentrl_cli.runs.best import played_checkpoint
 from agentrl_cli.runs.run import PLAYED_PARTS, Run
 from agentrl_cli.training.assemble import Parts, assemble
 from agentrl_cli.training.endpoint import PATH, assemble_endpoint
@@ -48,10 +49,10 @@ def evaluate_endpoint(cfg: DictConfig, show: Show) -> Record:
 
 
 def evaluate_run(run: Run, cfg: DictConfig, show: Show, *, is_elsewhere: bool) -> Record:
-    """Play with a run's last checkpoint and append the record, which names the environment where
-    that is not the run's own (`is_elsewhere`), to the run's."""
+    """Play with the checkpoint that a run keeps and append the record, which names the environment
+    where that is not the run's own (`is_elsewhere`), to the run's."""
     parts = assemble(cfg, None, learns=False, restored=True)
-    checkpoint = run.whole_checkpoint(*PLAYED_PARTS)
+    checkpoint = played_checkpoint(run, *PLAYED_PARTS)
     parts.restore_models(checkpoint.folder)
     where = {"env": cfg.choices.env} if is_elsewhere else {}
     with tell_requests(cfg, parts):

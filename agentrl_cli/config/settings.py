@@ -155,13 +155,18 @@ class Settings:
     hardware: HardwareConfig
     eval: EvalConfig
     data: DataConfig
+    keep: Literal["last", "best"] = "last"
 
 
 LEAST = {"steps": 1, "eval_every": 0, "save_every": 0, "save_minutes": 0}
 
 
 def wrong_limits(values: dict[str, Any]) -> list[str]:
-    """A line for each root setting that is too small."""
+    """A line for each root setting that is too small, or leaves nothing to choose from."""
     given = {key: values[key] for key in LEAST if key in values}
     wrong = {key: value for key, value in given.items() if not value >= LEAST[key]}
-    return [f"{key} is {value}; give at least {LEAST[key]}" for key, value in wrong.items()]
+    lines = [f"{key} is {value}; give at least {LEAST[key]}" for key, value in wrong.items()]
+    if values.get("keep") == "best" and not 0 < values["eval_every"] < values["steps"]:
+        plan = f"eval_every={values['eval_every']} plans one for {values['steps']} steps"
+        lines.append(f"keep=best chooses among evaluations, and {plan}; evaluate more often")
+    return lines

@@ -9,15 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentrl_cli.models.load import TINY
+from agentrl_cli.runs.best import played_checkpoint
 from agentrl_cli.runs.find import find_run
 
 MAX_BYTES = 8 * 2**20  # bytes of one weight file
 
 
 def ship(ref: str, env: str, root: Path = Path("runs")) -> Path:
-    """Write the run's last policy in bfloat16 to the package; the file. ValueError above 8 MiB."""
+    """Write the run's policy in bfloat16 to the package; the file. ValueError above 8 MiB."""
     part = "models/policy/"
-    policy = find_run(ref, root).whole_checkpoint(part).folder / part
+    policy = played_checkpoint(find_run(ref, root), part).folder / part
     weights = load_file(policy / "model.safetensors")
     target = TINY / env / "model.safetensors"
     target.parent.mkdir(exist_ok=True)

@@ -19,6 +19,7 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Array, Interval
 from agentrl_cli.runs import episode_files
+from agentrl_cli.runs.best import best_evaluation
 from agentrl_cli.runs.episode_files import EpisodeEntry
 from agentrl_cli.runs.find import MAX_NAMED, find_run, folders_of_runs, is_run, list_runs
 from agentrl_cli.runs.run import Run
@@ -88,10 +89,14 @@ class Record:
 
     @property
     def final_step(self) -> int | None:
-        """The step of the evaluation that ended the run; None for a run that did not come there."""
+        """The step of the evaluation that ended the run, or of the best one where that is what it
+        keeps; None for a run that did not come to its end."""
         planned = self.config.get("steps")
         if self.status != "done" or not isinstance(planned, int):
             return None
+        rows = [{"step": step, **row} for step, row in self.evaluations.items()]
+        if self.config.get("keep") == "best" and (best := best_evaluation(rows)):
+            return int(best["step"])
         return planned if evaluated_splits(self.evaluations.get(planned, {})) else None
 
     def score(self, step: int, split: str) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 from agentrl_cli.core.statistics import Interval
 from agentrl_cli.report.records import evaluated_splits, read_record, success_interval
 from agentrl_cli.report.seeds import paired_difference
+from agentrl_cli.runs.best import kept_evaluation
 from agentrl_cli.runs.run import Run
 
 SHARES = ("greedy_success", "invalid", "repeated")
@@ -18,7 +19,13 @@ def final_table(run: Run) -> str:
     """Base and trained side by side with their difference, then where the run lies and what to do
     next."""
     rows = [row for row in run.metrics() if any(key.startswith("eval/") for key in row)]
-    lines = comparison(rows[0], rows[-1], paired_gain(run, rows)) if rows else []
+    lines: list[str] = []
+    if rows:
+        keep = read_record(run).config.get("keep")
+        rows = [rows[0], kept_evaluation(rows, keep)]
+        lines = comparison(rows[0], rows[-1], paired_gain(run, rows))
+        if keep == "best":
+            lines.append(f"trained is step {rows[-1]['step']}, which won most of val and is kept")
     return "\n".join([*lines, f"run {run.folder}", f"next: agentrl show {run.quoted_folder}"])
 
 

@@ -116,7 +116,8 @@ def run_view(
     are those in which other runs differ, `spell` spells its tokens where they are asked for."""
     facts, command = list(_facts(record)), record.run.quoted_folder
     view = RunView(record.name, record.anchor, command, group, facts, page, settings or [])
-    step = max((step for step in record.evaluations if record.entries(step)), default=None)
+    kept = [step for step in record.evaluations if record.entries(step)]
+    step = record.final_step if record.final_step in kept else max(kept, default=None)
     if step is None:
         return view
     room = _add_evaluated(view, record, step, limits, spell)

@@ -11,7 +11,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from agentrl_cli.rollout.demos import DemoReader, read_demos, read_lines
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX, expert_lines
 from agentrl_cli.rollout.play import indistinguishable_tasks
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.runs.best import VAL, played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.training.learner import Learner
 from agentrl_cli.training.memory_plan import refuse_unread_context
@@ -178,6 +179,8 @@ def assemble(
         algo.bind(parts.context)
         if learns and not restored:
             parts.buffer.add(earlier_episodes(cfg, parts.data, parts.chat, algo.replay_capacity))
+        if learns and cfg.get("keep") == "best":
+            parts.eval = with_val(parts.eval, env)
         check_settings(cfg, parts)
     if ranks.size > 1:
         text = json.dumps([episode.to_json() for episode in parts.context.demos])
@@ -280,6 +283,19 @@ def check_settings(cfg: DictConfig, parts: Parts) -> None:
             raise UserError(f"eval.splits names '{split}', which has no tasks; name another")
 
 
+def with_val(settings: EvalConfig, env: Env) -> EvalConfig:
+    """The settings of an evaluation that also plays the split `val`. Raises UserError where the
+    world has no such tasks."""
+    try:
+        tasks = env.tasks(VAL)
+    except UserError:
+        tasks = []
+    if not tasks:
+        line = "keep=best chooses by the split 'val', of which this environment has no tasks"
+        raise UserError(f"{line}; give it some (a key of env that begins with val_), or keep=last")
+    return replace(settings, splits=[*dict.fromkeys([*settings.splits, VAL])])
+
+
 def load_demonstrations(cfg: DictConfig, algo: Algorithm, env: Env, chat: Chat) -> list[Episode]:
     """What `data.demos` names. Raises UserError where the algorithm needs demonstrations and there
     are none, or reads none and there are."""
@@ -336,7 +352,7 @@ def load_initial_weights(models: ModelSet, init: str | None, runs: Path) -> None
     names = ("config.json", "adapter_config.json")
     if not any(is_file(folder / name) for name in names):
         part = "models/policy/"
-        folder = find_run(init, runs).whole_checkpoint(part).folder / part
+        folder = played_checkpoint(find_run(init, runs), part).folder / part
     models.load_weights("policy", folder)
 
 

@@ -6,9 +6,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Step, Task
-from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.base import Env, require_split
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.chat_template import Chat
@@ -34,8 +33,7 @@ class CoinEnv(Env):
         return "Say something."
 
     def tasks(self, split: str) -> list[Task]:
-        if split not in ("train", "test"):
-            raise UserError(f"split '{split}' is unknown; use train or test")
+        require_split(split)
         return [Task(f"{split}-{i}", split, {"name": f"{split}-{i}"}) for i in range(4)]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
