@@ -21,7 +21,7 @@ NAMES = {
     "algo.normalise_advantages=perhaps": "algo.normalise_advantages "
     "must be a boolean, not 'perhaps'",
     "eval.splits=test": "eval.splits must be a list of strings, not 'test'",
-    "eval.splits=[tset]": "unknown split 'tset': use 'train' or 'test'",
+    "eval.splits=[tset]": "unknown split 'tset': use 'train', 'val' or 'test'",
     "eval.splits=[]": "eval.splits is empty; name at least one",
     "model.weights=twentyqq": "embedded weights 'twentyqq' do not exist; choose null or",
     "model.dtype=float16": "model.dtype 'float16' is unknown; choose auto, float32 or bfloat16",
