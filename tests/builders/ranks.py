@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +67,16 @@ def launch(*commands: list[str], places: tuple[Path, ...] = ()) -> list[Ended]:
         for process in started:
             process.kill()
     return [Ended(p.returncode, *texts) for p, texts in zip(started, said, strict=True)]
+
+
+def started_by(launcher: Sequence[str], command: list[str]) -> Ended:
+    """What a real launcher's two processes of agentrl said together, until both have ended."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-m", *launcher, "-m", "agentrl_cli.cli", *command]
+    done = subprocess.run(
+        program, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=SECONDS
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def train_command(root: Path, algo: str, name: str, *more: str) -> Settings:

@@ -25,7 +25,10 @@ CPU = {  # what the build for the CPU needs
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
 }  # fmt: skip
 TIGHT = 1e-3  # nats between sampled log-probs and a recomputation
-ARGUMENTS = ["--enforce-eager", "--max-model-len", "2048"]
+ARGUMENTS = [  # a seeded prompt that is read in two parts ends the build for the CPU
+    "--enforce-eager", "--max-model-len", "2048", "--no-enable-chunked-prefill",
+    "--max-num-batched-tokens", "8192",
+]  # fmt: skip
 GENERATING = {
     "policy": ModelSpec(kind="trained", generates=True, optimizer=ADAM),
     "target": ModelSpec(kind="ema", generates=True),

@@ -14,8 +14,10 @@ from tests.builders.ranks import (
     FSDP,
     Ended,
     dying,
+    free_port,
     largest_gap,
     launch,
+    started_by,
     train_command,
     trained_by,
     weights,
@@ -82,6 +84,29 @@ def gone(ends: list[Ended], survivor: int) -> str:
     lines = ends[survivor].err.strip().splitlines()
     assert ends[survivor].code == 1 and lines[-1].startswith("another process of this run is gone")
     return lines[-1]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("torch.distributed.run", "--nproc_per_node", "2", "--master_port"),
+        (
+            "accelerate.commands.launch",
+            "--multi_gpu",
+            "--num_processes",
+            "2",
+            "--main_process_port",
+        ),
+    ],
+    ids=["torchrun", "accelerate launch"],
+)
+def test_real_launchers_start_a_run(tmp_path: Path, launcher: tuple[str, ...]):
+    whole = trained(tmp_path, "grpo", "whole", *THREE)
+    command = train_command(tmp_path, "grpo", "it", *DDP, *THREE)
+    ended = started_by([*launcher, str(free_port())], command)
+    assert ended.code == 0, ended
+    closely(whole, Run(tmp_path / "it"))
 
 
 @pytest.mark.ranks

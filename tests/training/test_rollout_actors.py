@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl_cli.cli.train import resume
+from agentrl_cli.cli.train import resume, start
 from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import read_json
@@ -20,7 +20,9 @@ from agentrl_cli.training.assemble import Parts, assemble
 from agentrl_cli.training.rollout_actors import RolloutActor, pack_policy, start_actors
 from tests.builders.models import LORA
 from tests.builders.runs import ACTORS, facts, folders, interrupted, settings, trained
+from tests.builders.vllm import vllm_run
 from tests.fakes.thread_cluster import ThreadCluster
+from tests.fakes.vllm_server import serving
 
 WITH_LORA = f"model.lora={{rank: {LORA.rank}, alpha: {LORA.alpha}, targets: [all-linear]}}"
 
@@ -113,6 +115,14 @@ def test_actors_beside_several_processes_are_refused(tmp_path: Path):
     sentence = r"hardware\.actors play for one process, and hardware\.strategy is ddp; give"
     with pytest.raises(UserError, match=sentence):
         trained(tmp_path, "grpo", "it", ACTORS, "+hardware.strategy=ddp")
+
+
+def test_actors_beside_servers_are_refused(model_folder: Path, tmp_path: Path):
+    with serving(model_folder) as server:
+        given = vllm_run(server.url, model_folder, tmp_path, "grpo", ACTORS)
+        with pytest.raises(UserError, match=r"asks servers; leave one of them out$"):
+            start(given, config_dir=folders(tmp_path))
+    assert not (tmp_path / "it").exists()
 
 
 def test_evaluations_are_played_by_actors_too(tmp_path: Path):
