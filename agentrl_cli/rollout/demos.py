@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,9 @@ class DemoReader:
         self.chat, self.max_context = chat, max_context
         self.system, self.tools = env.system(), env.tools
         self.train_tasks = {task.id: task for task in env.tasks("train")}
-        self.test_ids = {task.id for task in env.tasks("test")}
+        self.held_out = {task.id: "test" for task in env.tasks("test")}
+        with suppress(UserError):  # it need not have that split
+            self.held_out |= {task.id: "val" for task in env.tasks("val")}
 
     def read(self, line: str, number: int) -> Episode:
         """The demonstration of a line. Raises InvalidDemo with the reason."""
@@ -118,8 +121,8 @@ class DemoReader:
     def _task(self, name: object) -> Task:
         """The train task of that name. Raises InvalidDemo for any other."""
         task_id = name if isinstance(name, str) else ""
-        if task_id in self.test_ids:
-            raise InvalidDemo(f"its task {name!r} is of the test split")
+        if task_id in self.held_out:
+            raise InvalidDemo(f"its task {name!r} is of the {self.held_out[task_id]} split")
         if task_id not in self.train_tasks:
             raise InvalidDemo(f"its task {name!r} is of another environment")
         return self.train_tasks[task_id]

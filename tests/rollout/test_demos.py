@@ -94,6 +94,7 @@ BAD = {
     row(SYSTEM, SEEN, SAID, SYSTEM, SAID): "a message of system stands in observation 2",
     row(*GOOD, task="chess-1"): "its task 'chess-1' is of another environment",
     row(*GOOD, task="test-0"): "its task 'test-0' is of the test split",
+    row(*GOOD, task="val-0"): "its task 'val-0' is of the val split",
     row(*GOOD, task=3): "its task 3 is of another environment",
     row(*GOOD, task=[]): "its task [] is of another environment",
     row(SYSTEM, SEEN, {"role": "assistant", "content": "x" * 900}): "action 1 ends at token 9",
