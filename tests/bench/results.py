@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 import yaml
@@ -132,6 +133,23 @@ def train_all(work: Sequence[Startable], folder: Path, jobs: int) -> None:
         with ThreadPoolExecutor(jobs) as pool:
             group = [plan for plan in work if (plan.start is not None) is later]
             list(pool.map(lambda plan: train(plan, folder), group))
+
+
+def remaining(work: Sequence[Plan], folder: Path, stored: Rows) -> str:
+    """How many runs are left, and what playing and training will take them on one thread, by what
+    the stored runs of the same kind took, or else all."""
+    left = [plan for plan in work if not is_done(folder / plan.name)]
+    took: dict[tuple[str, str], list[float]] = {}
+    for row in stored:
+        if row["split"] == "test":
+            took.setdefault((row["algo"], row["variant"]), []).append(row["seconds"])
+    known = {kind: fmean(seconds) for kind, seconds in took.items()}
+    usual = fmean(known.values()) if known else 0.0
+    minutes = sum(known.get((plan.algo, plan.variant), usual) for plan in left) / 60
+    guessed = len({(plan.algo, plan.variant) for plan in left} - known.keys())
+    time = f"about {minutes // 60:.0f} h {minutes % 60:.0f} min of one thread"
+    unsure = f", {guessed} kinds of run guessed" if guessed else ""
+    return f"{len(left)} of {len(work)} runs are left, {time}{unsure}"
 
 
 def refuse_other_plans(work: list[Plan], folder: Path) -> None:
@@ -255,6 +273,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="algorithms and controls to run")
     parser.add_argument("--ablations", action="store_true", help="NLAC's, and nothing else")
     parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
+    parser.add_argument("--plan", action="store_true", help="print what is left, and nothing else")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="of the runs; runs/results/ENV by default")
     asked = parser.parse_args()
@@ -265,6 +284,11 @@ def main() -> None:
     work = ablations(asked.env, asked.seeds) if asked.ablations else compared
     chosen = [plan for plan in work if not asked.only or (plan.variant or plan.algo) in asked.only]
     refuse_other_plans(work, folder)
+    file = RESULTS / f"{name}.json"
+    stored: Rows = json.loads(file.read_text()) if file.exists() else []
+    print(f"{name}: {remaining(chosen, folder, stored)}", flush=True)
+    if asked.plan:
+        return
     if not asked.write_only:
         train_all(chosen, folder, asked.jobs)
     done = [(plan, folder / plan.name) for plan in work if is_done(folder / plan.name)]
