@@ -223,30 +223,30 @@ class Reader:
         return state.mistakes[key]
 
     def choose_action(self, state: ReaderState, rng: random.Random) -> str:
-        """The next action."""
+        """The next action, behind a line of what it has read or looks for: a small model finds a
+        name or a number only where it may first recite the line that holds it."""
         goal = self.goal(state, rng)
-        if goal.kind == "submit":
-            return f"SUBMIT {goal.value}"
-        if goal.kind == "save":
-            return f"SAVE {goal.line}"
-        asked_before = ("search", goal.relation) in state.tried
-        if not asked_before and self._errs(state, rng, "astray", goal.relation, goal.title[:2]):
-            return f"SEARCH {goal.relation}"
-        return right_actions(state, goal)[0]
+        action = right_actions(state, goal)[0]
+        if goal.kind == "open" and ("search", goal.relation) not in state.tried:
+            if self._errs(state, rng, "astray", goal.relation, goal.title[:2]):
+                action = f"SEARCH {goal.relation}"
+        return f"{recall(goal)}\n{action}"
 
     def any_action(self, state: ReaderState, rng: random.Random) -> str:
-        """An action of any kind, whatever the reader would choose."""
+        """An action of any kind, whatever the reader would choose, behind any line."""
         shown = list(state.views[-1].leads_to) if state.views else []
         names = [*shown, state.entity, *state.facts]
         values = [v for facts in state.facts.values() for fact in facts for v in fact.values]
         name, relation = rng.choice(names), rng.choice(state.chain or ("year",))
         lines = len(state.facts.get(state.open, ()))
         line = rng.randint(1, max(1, lines))
-        return rng.choice((
+        action = rng.choice((
             f"OPEN {name}", f"OPEN {name}", f"SAVE {line}", f"SAVE {line}", f"SEARCH {name}",
             f"SEARCH {relation}", "BACK", f"FIND {relation}",
             f"SUBMIT {rng.choice([*values, name])}",
         ))  # fmt: skip
+        read = [to_save(title, fact) for title, facts in state.facts.items() for fact in facts]
+        return f"{recall(rng.choice([due(state), Goal('open', name, relation), *read]))}\n{action}"
 
 
 def right_actions(state: ReaderState, goal: Goal) -> list[str]:
@@ -274,11 +274,19 @@ def check(state: ReaderState, action: str) -> str:
 
 
 def recall(goal: Goal) -> str:
-    """What is due: the relation, the page, and the line with its value where it was seen."""
+    """What is due: the answer, the line with its number where it was seen, or what to look for. It
+    is in the order in which a page says it, with the number behind, so that it can be copied."""
     if goal.kind == "submit":
-        return f"{goal.value}."
-    place = f"{goal.line} {goal.value}" if goal.line else "not seen"
-    return f"{goal.relation} {goal.title} {place}."
+        return f"It is {goal.value}."
+    if not goal.line:
+        return f"Look for the {goal.relation} of {goal.title}."
+    verb = "are" if goal.relation == LIST else "is"
+    return f"The {goal.relation} {verb} {goal.value}, {goal.line}."
+
+
+def to_save(title: str, fact: Fact) -> Goal:
+    """To save the line of a fact."""
+    return Goal("save", title, fact.relation, fact.line, fact.values[0])
 
 
 def broken_rule(state: ReaderState, action: str) -> str:

@@ -28,8 +28,6 @@ from agentrl_cli.corpora.played import (
 )
 from agentrl_cli.corpora.reader import (
     RULES,
-    Fact,
-    Goal,
     Reader,
     ReaderHabits,
     ReaderState,
@@ -37,8 +35,10 @@ from agentrl_cli.corpora.reader import (
     check,
     observe,
     recall,
+    to_save,
 )
 from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.wiki.actions import parse
 from agentrl_cli.envs.wiki.env import Wiki
 
 PAGES, QUESTIONS = 60, 4  # of the encyclopedia of a text
@@ -92,7 +92,7 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
             played.append(self.act(now, action, now.fork()))
         told = [(t, f) for t, facts in now.state.facts.items() for f in facts]
         branches = [
-            Branch(len(played) - 1, f"The {f.relation} of {t}?", recall(_seen(t, f)))
+            Branch(len(played) - 1, f"The {f.relation} of {t}?", recall(to_save(t, f)))
             for t, f in rng.sample(told, min(RECALLED, len(told)))
         ]
         return Text("facts", untaught(turns_of(played)), branches)
@@ -105,7 +105,7 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
             action = (
                 self.reader.any_action(now.state, rng) if any_kind else self.fresh_action(now, rng)
             )
-            if action.startswith("SUBMIT") and rng.random() < 0.7:
+            if parse(action).verb == "submit" and rng.random() < 0.7:
                 action = self.reader.any_action(now.state, rng)
             played.append(self.act(now, action, now.fork()))
         return played
@@ -184,10 +184,6 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
     def told(self, played: Transition[Snapshot]) -> str:
         """What was opened or saved."""
         return first_sentence(response(played))
-
-
-def _seen(title: str, fact: Fact) -> Goal:
-    return Goal("save", title, fact.relation, fact.line, fact.values[0])
 
 
 def worth(farewell: str) -> str:
