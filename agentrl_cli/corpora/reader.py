@@ -18,7 +18,7 @@ from agentrl_cli.envs.wiki.questions import LIST, ORDERS
 QUESTION = re.compile(r"(Name|Count) the (.+) of (\w+)\.")
 HEADING = re.compile(r"(\w+), an? (\w+)\.")
 RESULTS = re.compile(r"\d+ pages?[.,]")
-FACT = re.compile(r"(\d+) The (\w+) (?:is|are) (.+)\.")
+FACT = re.compile(r"The (\w+) (?:is|are) (.+) \((\d+)\)\.")
 RULES = (
     "Not done.", "Not that line.", "Not that page.", "Not there.", "Save the line first.", "Known.",
     "Not the answer.", "Answer now.", "Unclear.",
@@ -41,6 +41,12 @@ class Fact:
     relation: str
     line: int
     values: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The values as the line has them."""
+        *first, last = self.values
+        return f"{', '.join(first)} and {last}" if first else last
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ def observe(state: ReaderState, action: str, shown: str) -> None:
     elif read.verb == "back" and len(state.views) > 1:
         state.views.pop()
     elif read.verb == "open" and page:
-        facts = tuple(Fact(f[2], int(f[1]), _values(f[3])) for f in map(FACT.match, rows) if f)
+        facts = tuple(Fact(f[1], int(f[3]), _values(f[2])) for f in map(FACT.match, rows) if f)
         state.facts[page[1]], state.nouns[page[1]] = facts, page[2]
         names = tuple(value for fact in facts for value in fact.values if not value.isdigit())
         state.views.append(View(page[1], names))
@@ -147,7 +153,7 @@ class Reader:
         that were not saved, to answer."""
         taken, end = self._walk(state, rng)
         unsaved = [
-            Goal("save" if state.open == title else "open", title, f.relation, f.line, f.values[0])
+            Goal("save" if state.open == title else "open", title, f.relation, f.line, f.text)
             for title, f in taken
             if (title, f.line) not in state.saved and not self._forgets(state, title, f, rng)
         ]
@@ -275,18 +281,18 @@ def check(state: ReaderState, action: str) -> str:
 
 def recall(goal: Goal) -> str:
     """What is due: the answer, the line with its number where it was seen, or what to look for. It
-    is in the order in which a page says it, with the number behind, so that it can be copied."""
+    is in the order in which a page says it, so that it can be copied."""
     if goal.kind == "submit":
         return f"It is {goal.value}."
     if not goal.line:
         return f"Look for the {goal.relation} of {goal.title}."
     verb = "are" if goal.relation == LIST else "is"
-    return f"The {goal.relation} {verb} {goal.value}, {goal.line}."
+    return f"The {goal.relation} {verb} {goal.value} ({goal.line})."
 
 
 def to_save(title: str, fact: Fact) -> Goal:
     """To save the line of a fact."""
-    return Goal("save", title, fact.relation, fact.line, fact.values[0])
+    return Goal("save", title, fact.relation, fact.line, fact.text)
 
 
 def broken_rule(state: ReaderState, action: str) -> str:

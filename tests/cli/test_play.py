@@ -47,7 +47,7 @@ def test_a_person_searches_and_cites_the_wiki(agentrl: Agentrl):
     typed = "SEARCH Fenick\nOPEN Fenick\nSAVE 2\nSUBMIT Dalo\n"
     done = agentrl("play", "env=wiki", "--task", task, stdin=typed)
     lines = done.stdout.splitlines()
-    assert "2 The mother is Dalo." in done.stdout and lines[-2].endswith("Right. Proved.")
+    assert "The mother is Dalo (2)." in done.stdout and lines[-2].endswith("Right. Proved.")
     assert lines[-1] == f"success, reward 1, task {task}"
 
 

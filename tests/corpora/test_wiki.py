@@ -29,7 +29,9 @@ from agentrl_cli.envs.wiki.env import Wiki
 from tests.builders.corpus import record, seeds, wiki_corpus
 from tests.builders.wiki import begun, wiki
 
-RECITED = re.compile(r"The (?P<relation>\w+) (?P<verb>is|are) (?P<value>\w+), (?P<line>\d+)\.")
+RECITED = re.compile(
+    r"The (?P<relation>\w+) (?P<verb>is|are) (?P<value>[\w, ]+) \((?P<line>\d+)\)\."
+)
 ASKED = re.compile(r"The (?P<relation>\w+) of (?P<title>\w+)\?")
 MISTAKES = ("unsaved", "neighbour", "stop", "astray", "skip", "miscount")
 
@@ -175,12 +177,12 @@ def test_what_is_due_leads_from_the_question_to_the_answer():
         "Look for the mother of Fenick. Not that line.",
         "Look for the mother of Fenick. Right.",
         "Look for the mother of Fenick. Right.",
-        "The mother is Dalo, 2. Save the line first.",
-        "The mother is Dalo, 2. Right.",
-        "The mother is Dalo, 2. Not that line.",
-        "The mother is Dalo, 2. Known.",
-        "The mother is Dalo, 2. Not done.",
-        "The mother is Dalo, 2. Right.",
+        "The mother is Dalo (2). Save the line first.",
+        "The mother is Dalo (2). Right.",
+        "The mother is Dalo (2). Not that line.",
+        "The mother is Dalo (2). Known.",
+        "The mother is Dalo (2). Not done.",
+        "The mother is Dalo (2). Right.",
         "It is Dalo. Answer now.",
         "It is Dalo. Not the answer.",
     ]
@@ -191,12 +193,13 @@ def test_what_is_due_leads_from_the_question_to_the_answer():
 
 
 def test_no_text_is_of_the_environments_own_encyclopedia(searches: list[list[Transition]]):
-    own = {f"{p.heading}.\n1 {p.lines[0]}" for p in wiki().encyclopedia.pages.values()}
+    pages = wiki().encyclopedia
+    own = {f"{page.heading}.\n{pages.numbered(page)[0]}" for page in pages.pages.values()}
     shown = [
         "\n".join(move.step.messages[-1].content.split("\n")[:2]) for s in searches for move in s
     ]
-    pages = {text for text in shown if "\n1 " in text}
-    assert len(pages) > 200 and not pages & own
+    read = {text for text in shown if text.endswith("(1).")}
+    assert len(read) > 200 and not read & own
     asked = {task.data["question"] for split in ("train", "test") for task in wiki().tasks(split)}
     questions = [str(s[0].before.observation[0].content).split(". ")[0] + "." for s in searches]
     assert len(asked & {*questions}) <= 2  # names are few enough for the same words
@@ -220,11 +223,8 @@ def test_facts_recall_what_a_page_said_and_teach_no_action(corpus: WikiCorpus):
         for branch in text.branches[:-1]:
             told, asked = RECITED.fullmatch(branch.answer), ASKED.fullmatch(branch.prompt)
             assert told and asked and told["relation"] == asked["relation"]
-            page = shown.partition(f"\n{asked['title']}, ")[2]
-            page = page or shown.partition(f"{asked['title']}, ")[2]
-            if page and "\n1 The" in page:
-                line = f"{told['line']} The {told['relation']} {told['verb']} {told['value']}"
-                assert re.search(rf"{line}[.,]", shown) or f"{line} and" in shown
+            if re.search(rf"^{asked['title']}, an? \w+\.\nThe ", shown, re.MULTILINE):
+                assert branch.answer in shown
 
 
 # roles
@@ -311,9 +311,9 @@ def test_own_play_is_in_other_encyclopedias(corpus: WikiCorpus):
     assert not texts[0] & texts[1] and not texts[0] & texts[2] and titles[0] != titles[1]
 
 
-WON = "The mother is Dalo, 2. Right. Saved. Right. Proved. Success."
-LOST = "The mother is Dalo, 2. Right. Saved. Wrong. Proved. Failure."
-WRONG = "The mother is Dalo, 2. Not that line. Saved. Right. Proved. {}"
+WON = "The mother is Dalo (2). Right. Saved. Right. Proved. Success."
+LOST = "The mother is Dalo (2). Right. Saved. Wrong. Proved. Failure."
+WRONG = "The mother is Dalo (2). Not that line. Saved. Right. Proved. {}"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl_cli.envs.wiki.actions import line_numbers
@@ -60,7 +59,7 @@ class Browser:
         page, count = pages.pages.get(view.title), len(view.results)
         heading = page.heading if page else f"{count} {'page' if count == 1 else 'pages'}"
         rows = (
-            numbered(page.lines) if page else [pages.pages[t].heading + "." for t in view.results]
+            pages.numbered(page) if page else [pages.pages[t].heading + "." for t in view.results]
         )
         size = self._size(view)
         shown = rows[view.part * size : (view.part + 1) * size]
@@ -137,7 +136,7 @@ class Browser:
         if view is None or not view.title:
             return "No page is open.", False
         wanted = {word.casefold() for word in WORD.findall(words)}
-        rows = numbered(pages.pages[view.title].lines)
+        rows = pages.numbered(pages.pages[view.title])
         found = [row for row in rows if wanted <= {word.casefold() for word in WORD.findall(row)}]
         if not wanted or not found:
             return f"No line has {clipped(words)}.", True
@@ -164,11 +163,6 @@ class Browser:
 
 
 NEEDED = {"search": "words", "find": "words", "open": "a link", "save": "the numbers of lines"}
-
-
-def numbered(lines: Sequence[str]) -> list[str]:
-    """Lines behind their numbers, from 1."""
-    return [f"{number} {line}" for number, line in enumerate(lines, start=1)]
 
 
 def clipped(text: str) -> str:

@@ -53,7 +53,7 @@ def built_in(world: str, seed: int, pages: int, questions: tuple[int, int]) -> W
     parts = {split: _Builder(world, names, rng).build(size) for split, size in sizes.items()}
     made = [page for part in parts.values() for page in part.pages]
     rng.shuffle(made)
-    library = encyclopedia_of(made)
+    library = encyclopedia_of(made, number_last=world == "small")
     rows: dict[str, list[Row]] = {}
     for (split, part), count in zip(parts.items(), questions, strict=True):
         draw = random.Random(derive_seed("wiki", world, seed, "questions", split))

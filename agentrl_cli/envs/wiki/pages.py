@@ -35,9 +35,11 @@ class Page:
 
 @dataclass(frozen=True, eq=False)
 class Encyclopedia:
-    """Pages by title; compared by identity."""
+    """Pages by title; compared by identity. With `number_last` the number of a line stands at its
+    end, where a small model can copy it: it reads on from what it knows, and not back."""
 
     pages: Mapping[str, Page]
+    number_last: bool = False
 
     @cached_property
     def index(self) -> SearchIndex:
@@ -56,6 +58,13 @@ class Encyclopedia:
         exact = self.titles.get(link_key(words))
         return found if exact is None else (exact, *(title for title in found if title != exact))
 
+    def numbered(self, page: Page) -> list[str]:
+        """The lines of a page with their numbers, as they are shown."""
+        rows = enumerate(page.lines, start=1)
+        if self.number_last:
+            return [f"{line.removesuffix('.')} ({number})." for number, line in rows]
+        return [f"{number} {line}" for number, line in rows]
+
     def text(self, line: Line) -> str:
         """What a line says. KeyError or IndexError where there is none."""
         return self.pages[line[0]].lines[line[1] - 1]
@@ -66,9 +75,9 @@ def link_key(text: str) -> str:
     return SPACES.sub(" ", text).strip().strip("[]").strip().casefold()
 
 
-def encyclopedia_of(pages: Iterable[Page]) -> Encyclopedia:
+def encyclopedia_of(pages: Iterable[Page], *, number_last: bool = False) -> Encyclopedia:
     """The encyclopedia of these pages; of several with one title the first."""
     by_title: dict[str, Page] = {}
     for page in pages:
         by_title.setdefault(page.title, page)
-    return Encyclopedia(by_title)
+    return Encyclopedia(by_title, number_last)

@@ -41,10 +41,10 @@ def test_a_search_reads_as_documented(env):
     assert results[0] == "5 pages, page 1 of 2." and results[1] == "Fenick, a painter."
     assert results[-2:] == ["[next]", "15 left."] and len(results) == 7
     assert env.step("OPEN Fenick").messages[0].content == (
-        "Fenick, a painter.\n1 The teacher is Allow.\n2 The mother is Dalo.\n3 The year is 435.\n"
-        "4 The town is Veron.\n14 left."
+        "Fenick, a painter.\nThe teacher is Allow (1).\nThe mother is Dalo (2).\n"
+        "The year is 435 (3).\nThe town is Veron (4).\n14 left."
     )
-    assert env.step("FIND mother").messages[0].content == "2 The mother is Dalo. 13 left."
+    assert env.step("FIND mother").messages[0].content == "The mother is Dalo (2). 13 left."
     assert env.step("SAVE 2").messages[0].content == "Saved: The mother is Dalo. 12 left."
     step = env.step("SUBMIT Dalo")
     assert step.messages[0].content == "Right. Proved."
@@ -119,8 +119,8 @@ def test_what_cannot_be_done_is_said_and_costs_a_turn(env, action: str, answer: 
         ("FIND dragons", "No line has dragons."),
         (
             "FIND is",
-            "1 The teacher is Allow.\n2 The mother is Dalo.\n3 The year is 435.\n"
-            "4 The town is Veron.",
+            "The teacher is Allow (1).\nThe mother is Dalo (2).\nThe year is 435 (3).\n"
+            "The town is Veron (4).",
         ),
     ],
 )
