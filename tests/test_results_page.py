@@ -62,8 +62,8 @@ def test_each_configuration_has_its_row(file: Path):
         shown = pytest.approx(expected, abs=0.0501)
         found = [line for line in lines if line[: len(expected)] == shown]
         assert found, f"{configuration} is not on the page"
-        seconds = fmean(row["seconds"] for row in rows)
-        assert found[0][-1] == pytest.approx(seconds, abs=0.501)
+        seconds = pytest.approx(fmean(row["seconds"] for row in rows), abs=0.501)
+        assert any(line[-1] == seconds for line in found)  # two that learn the same take other times
 
 
 def numbers(line: str) -> list[float]:
