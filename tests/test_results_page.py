@@ -63,7 +63,7 @@ def test_each_configuration_has_its_row(file: Path):
         found = [line for line in lines if line[: len(expected)] == shown]
         assert found, f"{configuration} is not on the page"
         seconds = pytest.approx(fmean(row["seconds"] for row in rows), abs=0.501)
-        assert any(line[-1] == seconds for line in found)  # two that learn the same take other times
+        assert any(line[-1] == seconds for line in found)  # of two that learn the same, too
 
 
 def numbers(line: str) -> list[float]:

@@ -158,9 +158,16 @@ def todays_critics() -> str:
     found = load("critics")
     names = sorted({key.removesuffix(f"_{w}") for key in found for w in WORLDS if key.endswith(w)})
     cells = [
-        [f"`{name}`", *(_shown(found.get(f"{name}_{world}")) for world in WORLDS)] for name in names
+        [_figure(name), *(_shown(found.get(f"{name}_{world}")) for world in WORLDS)]
+        for name in names
     ]
     return markdown(" | ".join(["figure", *WORLDS.values()]), cells)
+
+
+def _figure(name: str) -> str:
+    """A figure's name in a table; that of one seed's says which."""
+    name, _, seed = name.partition("_s") if name[-1].isdigit() else (name, "", "")
+    return f"`{name}`" + (f", seed {seed}" if seed else "")
 
 
 def _shown(value: float | None) -> str:

@@ -39,7 +39,7 @@ from agentrl_cli.training.evaluate import play_split
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "critics.json"
 FORECASTS = 8  # of each action
 DRIFT_EPISODES = 4000  # before and after
-EPISODES = {"math": 4, "twentyq": 20, "tau_mini": 25}  # of each test task
+EPISODES = {"math": 4, "twentyq": 20, "tau_mini": 25, "wiki": 10}  # of each test task
 
 
 def measure(env: str, states: int, probes: int, overrides: list[str]) -> dict[str, float]:

@@ -41,6 +41,7 @@ TASKS = {
     "twentyq": {"test": 40, "train": 56},
     "tau_mini": {"test": 30, "train": 90},
     "math": {"test": 200, "train": 1000},
+    "wiki": {"test": 80, "train": 240},
 }
 Rows = list[dict[str, Any]]
 PLAYERS = ("nlac", "self_ac", "archer", "ppo", "grpo", "rft")

@@ -167,7 +167,7 @@ def test_toy_sizes_are_set_where_a_preset_has_the_key():
 @pytest.mark.timeout(1800)
 def test_every_path_runs_at_toy_size(tmp_path: Path):
     """Of a control that every world has, one preset: they differ in the environment alone."""
-    again = {f"{world}_{control}" for world in ("math", "tau_mini") for control in CONTROLS}
+    again = {f"{world}_{control}" for world in ("math", "tau_mini", "wiki") for control in CONTROLS}
     lines, failed = smoke_test(tmp_path, sorted({*options("experiment")} - again))
     assert failed == 0, "\n".join(lines)
     assert "of their numbers this says nothing" in lines[-1] and "paper_twentyq_nlac" in lines[-2]

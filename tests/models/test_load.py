@@ -17,7 +17,7 @@ from agentrl_cli.models.model_set import ModelSet
 from tests.builders.models import LORA, SPECS, build, model_config, write_model
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 
-EMBEDDED = ("math", "tau_mini", "twentyq")
+EMBEDDED = ("math", "tau_mini", "twentyq", "wiki")
 
 
 @pytest.fixture(scope="module")
