@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -166,8 +167,8 @@ def todays_critics() -> str:
 
 def _figure(name: str) -> str:
     """A figure's name in a table; that of one seed's says which."""
-    name, _, seed = name.partition("_s") if name[-1].isdigit() else (name, "", "")
-    return f"`{name}`" + (f", seed {seed}" if seed else "")
+    found = re.fullmatch(r"(.+)_s(\d+)", name)
+    return f"`{found[1]}`, seed {found[2]}" if found else f"`{name}`"
 
 
 def _shown(value: float | None) -> str:
