@@ -65,11 +65,12 @@ def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
         while parts.step < cfg.steps and not is_interrupted():
             metrics, episodes = update(parts)
             run.log(parts.step, metrics)
-            if due(parts.step, cfg.eval_every, cfg.steps):
+            if evaluates := due(parts.step, cfg.eval_every, cfg.steps):
                 run.write_episodes("train", parts.step, episodes[:KEPT_EPISODES])
                 run.log(parts.step, timed_evaluation(parts, run, parts.step))
             saver.save_if_due()
-            saver.keep_if_best()
+            if evaluates:
+                saver.keep_if_best()
         if parts.step < cfg.steps:
             saver.save(planned=False)
             tell(f"saved; go on with: {resume_command(run, parts)}")

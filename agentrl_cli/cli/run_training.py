@@ -24,7 +24,7 @@ from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.models.template import template_text
 from agentrl_cli.report.summary import final_table
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.runs import checkpoints
+from agentrl_cli.runs import best, checkpoints
 from agentrl_cli.runs.checkpoints import Checkpoint
 from agentrl_cli.runs.loggers import Console, WandbLogger
 from agentrl_cli.runs.run import Run
@@ -81,6 +81,7 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
         parts.share_buffer()
         with interruptible(launched=ranks.size > 1) as interrupted:
             run.truncate_logs(checkpoint)
+            best.forget_later(run, checkpoint.step)
             run.record_resume(cfg, checkpoint.step)
             print(f"run {run.folder}, from step {checkpoint.step}", file=sys.stderr)
             attach_loggers(run, cfg, parts)

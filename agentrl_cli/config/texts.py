@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 TEXT_GROUPS = ("prompts", "wording")  # whose nodes an algorithm's node names
 NAMING = ("algo", "rollout")  # nodes that name them: a corpus is written for an algorithm
-ADDED_KEYS = {"save_minutes": 0.0}  # with what it means where a run was stored before there was one
+ADDED_KEYS = {
+    "save_minutes": 0.0,
+    "keep": "last",
+}  # with what it means where a run was stored before there was one
 
 
 def put_texts(cfg: DictConfig) -> None:

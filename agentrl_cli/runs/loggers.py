@@ -19,7 +19,8 @@ from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError, require_above
 from agentrl_cli.core.terminal import safe, say
 from agentrl_cli.core.types import Episode, Turn
-from agentrl_cli.runs.run import Logger, Run, step_of
+from agentrl_cli.runs.best import played_checkpoint
+from agentrl_cli.runs.run import Logger, Run
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -241,7 +242,7 @@ class WandbLogger(Logger):
         import wandb
 
         assert self.run is not None
-        page, step = self.client.tracker, step_of(self.run.latest_checkpoint())
+        page, step = self.client.tracker, played_checkpoint(self.run).step
         say(f"writing the {name} for wandb", err=True)
         try:
             with TemporaryDirectory(dir=self.run.folder, prefix=".artifact-") as folder:

@@ -286,6 +286,10 @@ def check_settings(cfg: DictConfig, parts: Parts) -> None:
 def with_val(settings: EvalConfig, env: Env) -> EvalConfig:
     """The settings of an evaluation that also plays the split `val`. Raises UserError where the
     world has no such tasks."""
+    if settings.splits[0] == VAL:
+        line = "eval.splits begins with 'val', by which keep=best chooses"
+        raise UserError(f"{line}; begin with the split that shall be reported, as test")
+    env.tasks("train")  # where the world itself cannot be had, that is the reason
     try:
         tasks = env.tasks(VAL)
     except UserError:

@@ -38,7 +38,7 @@ CONTROLS = (
 )  # fmt: skip
 OWN_PLAY = "own_play"  # SFT on its own unfiltered play, the control that must stay flat
 TASKS = {
-    "twentyq": {"test": 40, "train": 56},
+    "twentyq": {"test": 40, "train": 44},
     "tau_mini": {"test": 30, "train": 90},
     "math": {"test": 200, "train": 1000},
     "wiki": {"test": 80, "train": 240},

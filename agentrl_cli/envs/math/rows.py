@@ -32,9 +32,11 @@ def read_splits(
     `test_data`; or a share of the rows, drawn by problem. Those of val: the data's own, or a share
     of the others. Raises UserError for what cannot be read."""
     splits = _parse_splits(data)
-    val = [row for name in VAL_NAMES for row in splits.pop(name, [])]
+    val: list[Row] = []
     if test_data is None and {"train", "test"} <= splits.keys():
         rows, test = splits["train"], splits["test"]
+        own = [row for name in VAL_NAMES for row in splits.get(name, [])]
+        val = _without(own, [*rows, *test])
     else:
         rows = list(chain(*splits.values()))
         if test_data is None:

@@ -60,6 +60,8 @@ def read_user_data(
         row.setdefault("split", "test" if test else "val" if val else "train")
     for row in test_rows:
         row["split"] = "test"
+    others = {row["question"] for row in rows if row["split"] != "val"}
+    rows = [row for row in rows if row["split"] != "val" or row["question"] not in others]
     known = {row["question"] for row in test_rows}
     kept = [row for row in rows if row["question"] not in known] + test_rows
     return WikiWorld(

@@ -148,7 +148,7 @@ def test_parquet_files_and_folders_are_read_alike(tmp_path: Path, monkeypatch: p
     written(folder / "test.jsonl", lines[7:])
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     found = read(str(folder))
-    assert {split: len(found[split]) for split in found} == {"train": 7, "test": 3}
+    assert {split: len(found[split]) for split in found} == {"train": 7, "val": 0, "test": 3}
 
 
 @pytest.mark.extras
