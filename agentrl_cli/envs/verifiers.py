@@ -66,7 +66,7 @@ class Verifiers(Env):
             first = end - self.val_tasks
             if first < 1:
                 counts = f"env.test_tasks is {self.test_tasks}, env.val_tasks {self.val_tasks}"
-                raise UserError(f"'{self.name}' has {len(rows)} rows, {counts}; keep fewer of them")
+                raise UserError(f"'{self.name}' has {len(rows)} rows and {counts}; keep fewer of them")
             kept = {
                 "train": range(first), "val": range(first, end), "test": range(end, len(rows)),
             }[split]  # fmt: skip
