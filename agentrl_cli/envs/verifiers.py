@@ -65,8 +65,8 @@ class Verifiers(Env):
             end = len(rows) - (0 if others else self.test_tasks)
             first = end - self.val_tasks
             if first < 1:
-                counts = f"env.test_tasks is {self.test_tasks}, env.val_tasks {self.val_tasks}"
-                raise UserError(f"'{self.name}' has {len(rows)} rows and {counts}; keep fewer of them")
+                line = f"'{self.name}' has {len(rows)} rows and env.test_tasks is {self.test_tasks}"
+                raise UserError(f"{line}, env.val_tasks {self.val_tasks}; keep fewer of them")
             kept = {
                 "train": range(first), "val": range(first, end), "test": range(end, len(rows)),
             }[split]  # fmt: skip
