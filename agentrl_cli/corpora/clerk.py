@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass, field
 
 from agentrl_cli.corpora.base import Habits
-from agentrl_cli.envs.tau.mini import ITEMS, REQUIRED_STATUS
+from agentrl_cli.envs.tau.mini import ITEMS, REQUIRED_STATUS, item_line, look_for
 
-ORDER_LINE = re.compile(r"^(\d+) (pending|delivered|cancelled|returned): (.+)\.$")
+ITEM_LINE = re.compile(r"The (\w+) is in (\d+) \((pending|delivered)\)\.")
 WISH_ITEM = re.compile(r"\bmy (\w+)")
 WRITE = re.compile(r"(cancel|return)\((\d+)(?:, (.*))?\)")
 PROPOSAL = re.compile(r"(Cancel|Return (.+) of) (\d+): yes or no\?")
@@ -67,7 +67,7 @@ class Clerk:
 
     def observe(self, state: ClerkState, text: str, rng: random.Random) -> None:
         """Take in what was answered; a new wish draws new errors."""
-        wish, order = WISH_ITEM.search(text), ORDER_LINE.match(text)
+        wish = WISH_ITEM.search(text)
         if wish and wish[1] != state.item:
             state.item, state.more, state.asked_for_more = wish[1], [], False
             state.errors = self.habits.draw_errors(state.item, rng)
@@ -80,17 +80,23 @@ class Clerk:
             state.orders = text.split()[1:]
         elif text.endswith(" too."):
             state.more = [word for word in re.findall(r"\w+", text) if word in ITEMS]
-        elif order and order[2] in ("pending", "delivered"):
-            state.seen[order[1]] = (order[2], order[3].split(", "))
+        for number in {number for _, number, _ in ITEM_LINE.findall(text)}:
+            rows = [row for row in ITEM_LINE.findall(text) if row[1] == number]
+            state.seen[number] = (rows[0][2], [item for item, _, _ in rows])
         state.over |= bool(re.match(r"\d+ (cancelled|returned)|Error: \d+ is|Error: items", text))
 
     def note(self, state: ClerkState, action: str) -> None:
         """Take in what was done: it asks neither for more nor yes or no twice."""
-        state.asked_for_more |= action == "Is there more?"
-        state.proposed |= PROPOSAL.fullmatch(action) is not None
+        words = last_line(action)
+        state.asked_for_more |= words == "Is there more?"
+        state.proposed |= PROPOSAL.fullmatch(words) is not None
 
     def choose_action(self, state: ClerkState, rng: random.Random) -> str:
-        """The next action."""
+        """The next action, behind the line that it acts by, once the orders are known: a small
+        model finds an order only where it may first recite the line of the item."""
+        return behind(where_item_is(state), self._act(state, rng))
+
+    def _act(self, state: ClerkState, rng: random.Random) -> str:
         if state.over:
             return "It is finished."
         if not state.zip:
@@ -128,18 +134,41 @@ class Clerk:
         return f"return({number}, {items})" if is_return else f"cancel({number})"
 
     def any_action(self, state: ClerkState, rng: random.Random) -> str:
-        """An action of any kind, whatever the clerk would choose."""
+        """An action of any kind, whatever the clerk would choose, behind any line."""
         numbers = [*(state.orders or []), *state.seen, "10"]
         number, item = rng.choice(numbers), state.item or rng.choice(ITEMS)
         order = state.order() or number
         items = ", ".join([item, *state.more][: rng.randint(1, 2)])
-        return rng.choice((
+        status = rng.choice(("pending", "delivered"))
+        line = rng.choice((
+            where_item_is(state), look_for(item), item_line(item, order, status),
+            item_line(item, number, status), item_line(rng.choice(ITEMS), number, status),
+        ))  # fmt: skip
+        return behind(line, rng.choice((
             "What is your zip?", f"find({state.zip or rng.randrange(10, 100)})", f"get({number})",
             f"cancel({number})", f"return({number}, {item})", f"cancel({order})",
             f"return({order}, {items})", f"return({order}, {items})", "Is there more?",
             f"Return {items} of {order}: yes or no?", f"Cancel {order}: yes or no?",
             "It is pending.", "It is delivered.", "It is finished.", "transfer()",
-        ))  # fmt: skip
+        )))  # fmt: skip
+
+
+def behind(line: str, action: str) -> str:
+    """An action behind a line; "": no line."""
+    return f"{line}\n{action}" if line else action
+
+
+def last_line(action: str) -> str:
+    """What is done, without the line that is recited before it."""
+    return action.strip().rpartition("\n")[2]
+
+
+def where_item_is(state: ClerkState) -> str:
+    """The line of the item that is asked for as the order showed it; "" before orders are known."""
+    if not state.zip or state.orders is None:
+        return ""
+    number = state.order()
+    return item_line(state.item, number, state.seen[number][0]) if number else look_for(state.item)
 
 
 def check(state: ClerkState, action: str) -> str:
@@ -149,17 +178,18 @@ def check(state: ClerkState, action: str) -> str:
 
 
 def recall(state: ClerkState) -> str:
-    """The wish, the order that it is about and its status, what more is wanted, what was asked."""
+    """The order that the wish is about and its status, the wish, what more is wanted, what was
+    asked. It is in the order in which the shop says it, so that it can be copied."""
     if not state.zip or state.orders is None:
         return f"zip {state.zip}." if state.zip else "no zip."
-    number = state.order()
-    place = f"{number} {state.seen[number][0]}" if number else "not seen"
-    told = " asked" * state.asked_for_more + " proposed" * state.proposed + " done" * state.over
-    return f"{' '.join([state.kind, state.item, place, *state.more])}{told}."
+    happened = ["asked"] * state.asked_for_more + ["proposed"] * state.proposed
+    told = [state.kind, *(["done"] if state.over else [*state.more, *happened])]
+    return f"{where_item_is(state).removesuffix('.')}: {', '.join(told)}."
 
 
 def broken_rule(state: ClerkState, action: str) -> str:
     """The rule that an action breaks by what was observed before it; `Right.` for none."""
+    action = last_line(action)
     if state.over:
         return "Right." if action == "It is finished." else "It is finished."
     if not state.zip:

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 
 from agentrl_cli.core.types import Episode, Message, Turn
 from agentrl_cli.corpora.base import Branch, Text
-from agentrl_cli.corpora.clerk import RULES, Clerk, ClerkHabits, ClerkState, check
+from agentrl_cli.corpora.clerk import (
+    RULES,
+    Clerk,
+    ClerkHabits,
+    ClerkState,
+    behind,
+    check,
+    where_item_is,
+)
 from agentrl_cli.corpora.played import (
     FAILURE,
     SUCCESS,
@@ -89,10 +97,9 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         played = self._follow(now, ["What is your zip?", f"find({zip_code})", *looks])
         self.clerk.observe(now.state, now.observation[-1].content, rng)
         played += self._follow(now, [self.clerk.any_action(now.state, rng)])
-        places = {i: f"{n} {status}" for n, (status, held) in now.state.seen.items() for i in held}
         there = [item for order in orders.values() for item in order["items"]]
         branches = [
-            Branch(len(played) - 1, f"My {item}?", f"{item} {places.get(item, 'not seen')}.")
+            Branch(len(played) - 1, f"My {item}?", where_item_is(replace(now.state, item=item)))
             for item in [*rng.sample(there, FACTS), *rng.sample(ITEMS, FACTS // 3)]
         ]
         return Text("facts", untaught(turns_of(played)), branches)
@@ -127,8 +134,9 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         what would end the conversation, a look at any order."""
         own = rng.random() < 0.5
         action = self.fresh_action(now, rng) if own else self.clerk.any_action(now.state, rng)
-        if now.state.orders and rng.random() < (0.8 if action in ENDING else 0.5):
-            return f"get({rng.choice(now.state.orders)})"
+        line, _, words = action.rpartition("\n")
+        if now.state.orders and rng.random() < (0.8 if words in ENDING else 0.5):
+            return behind(line, f"get({rng.choice(now.state.orders)})")
         return action
 
     def start(self, rng: random.Random) -> Snapshot:

@@ -11,7 +11,7 @@ from agentrl_cli.corpora.tau import Snapshot
 from agentrl_cli.envs.tau.mini import REQUIRED_STATUS
 from agentrl_cli.envs.tau.mini_user import MiniUser
 
-SHOWN = re.compile(r"(\d+) (pending|delivered): ")
+SHOWN = re.compile(r"The \w+ is in (\d+) \((pending|delivered)\)\.")
 WRITTEN = re.compile(r"(cancel|return)\((\d+)(?:, (.*))?\)")
 PROPOSED = re.compile(r"(Cancel|Return) (?:(.+) of )?(\d+): yes or no\?")
 
@@ -40,7 +40,12 @@ def said_before(played: list[Transition], at: int) -> Said:
         (i for i in range(1, at + 1) if wish(played[i])["item"] != wish(played[i - 1])["item"]),
         default=0,
     )
-    return Said(heard, heard[begins:], [t.action for t in played[begins:at]])
+    return Said(heard, heard[begins:], [done_in(t.action) for t in played[begins:at]])
+
+
+def done_in(turn: str) -> str:
+    """What is done in a turn: its last line."""
+    return turn.split("\n")[-1]
 
 
 def wish(move: Transition) -> dict:
@@ -56,6 +61,7 @@ def is_unknown_look(move: Transition, action: str) -> bool:
 
 def rule_broken(played: list[Transition], at: int, action: str) -> set[str]:
     """All rules of which it is true that the action breaks them."""
+    action = done_in(action)
     said, now = said_before(played, at), wish(played[at])
     number, kind = now["order"], now["kind"]
     order = played[at].before.env.domain_data.tables["orders"][number]
@@ -134,23 +140,21 @@ def recalled(played: list[Transition], at: int) -> str:
         return "no zip."
     if not any(text.startswith("orders ") for text in said.heard):
         return f"zip {zip_code}."
-    shown = [found.groups() for text in said.heard if (found := SHOWN.match(text))]
-    place = [" ".join(row) for row in shown if row[0] == now["order"]] or ["not seen"]
     more = [item for item in now["more"] if any(text.endswith(" too.") for text in said.since)]
     ended = any(re.match(r"\d+ (cancelled|returned)|Error: (\d+ is|items)", t) for t in said.since)
     events = {
         "asked": "Is there more?" in said.done,
         "proposed": any(PROPOSED.fullmatch(text) for text in said.done),
-        "done": ended,
     }
-    words = [
-        now["kind"],
-        now["item"],
-        place[0],
-        *more,
-        *(word for word, is_so in events.items() if is_so),
-    ]
-    return " ".join(words) + "."
+    happened = ["done"] if ended else [*more, *(word for word, is_so in events.items() if is_so)]
+    return f"{line_of(said, now).removesuffix('.')}: {', '.join([now['kind'], *happened])}."
+
+
+def line_of(said: Said, now: dict) -> str:
+    """The line of the item that is asked for as an order showed it, or that it is to be found."""
+    lines = [line for text in said.heard for line in text.split("\n") if SHOWN.fullmatch(line)]
+    mine = [line for line in lines if line.startswith(f"The {now['item']} is in {now['order']} ")]
+    return mine[-1] if mine else f"Look for the {now['item']}."
 
 
 def rule_of(forecast: str) -> str:
@@ -161,7 +165,7 @@ def rule_of(forecast: str) -> str:
 def assert_true_check(played: list[Transition], at: int, action: str, checked: str) -> None:
     """Of what was done by the shop's own books."""
     if checked == "Right.":
-        assert action in allowed(played, at), (action, allowed(played, at))
+        assert done_in(action) in allowed(played, at), (action, allowed(played, at))
     else:
         assert checked in rule_broken(played, at, action), (action, checked)
 
@@ -178,7 +182,7 @@ def told(played: list[Transition], at: int, future: list[Transition], forecast: 
     changes = [
         t.step.messages[-1].content
         for t in future[1:]
-        if t.action.startswith(("cancel(", "return(", "transfer("))
+        if done_in(t.action).startswith(("cancel(", "return(", "transfer("))
     ]
     rest = " ".join([response, *changes[-1:], outcome])
     assert forecast.endswith(f". {rest}")

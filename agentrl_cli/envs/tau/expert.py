@@ -19,30 +19,42 @@ def expert_texts(
     domain: Domain, conversation: Conversation, *, user: str, style: str
 ) -> Iterator[str]:
     """The expert's texts in this style until the conversation ends, by its task's ground truth."""
-    for action in _expert_actions(domain, conversation, user):
+    for thought, action in _expert_turns(domain, conversation, user):
         if conversation.over:
             return
-        yield format_action(action, style)
+        yield format_action(action, style, thought)
 
 
-def _expert_actions(domain: Domain, conversation: Conversation, user: str) -> Iterator[Action]:
+def _expert_turns(
+    domain: Domain, conversation: Conversation, user: str
+) -> Iterator[tuple[str, Action]]:
+    """Actions, each with the thought before it; "" for none."""
+    if user != "silent" and domain.name == "mini":
+        turns = mini.expert_turns(conversation.task, domain.tables)
+        return ((thought, parse(text, "call", mini.TOOLS)) for thought, text in turns)
     if user == "silent":
-        return _silent_actions(domain, conversation.task)
-    if domain.name == "mini":
-        texts = mini.expert_texts(conversation.task, domain.tables)
-        return (parse(text, "call", mini.TOOLS) for text in texts)
-    return _conversation_actions(domain, conversation)
+        actions = _silent_actions(domain, conversation.task)
+    else:
+        actions = _conversation_actions(domain, conversation)
+    return (("", action) for action in actions)
 
 
-def format_action(action: Action, style: str) -> str:
-    """An action in a style's form; the inverse of `parse`."""
+def format_action(action: Action, style: str, thought: str = "") -> str:
+    """An action in a style's form, behind a thought where the form has room for one; the inverse of
+    `parse`."""
     call = json.dumps({"name": action.name, "arguments": action.arguments})
     if style == "react":
-        return f"Thought:\nThe next step.\nAction:\n{call}"
+        return f"Thought:\n{thought or 'The next step.'}\nAction:\n{call}"
+    if style == "native":
+        is_reply = action.name == RESPOND
+        return _plain_action(action) if is_reply else f"<tool_call>\n{call}\n</tool_call>"
+    return "\n".join(filter(None, [thought, _plain_action(action)]))
+
+
+def _plain_action(action: Action) -> str:
+    """Words for the user, or a call as `name(argument, …)`."""
     if action.name == RESPOND:
         return str(action.arguments["content"])
-    if style == "native":
-        return f"<tool_call>\n{call}\n</tool_call>"
     return f"{action.name}({', '.join(map(_plain_text, action.arguments.values()))})"
 
 

@@ -23,7 +23,7 @@ ITEMS = (
 USERS, TEST_USERS = 24, 6  # the last users are the test split
 ORDERS_PER_USER = 3
 POLICY = (
-    "Ask for the zip and find(zip) the orders. get(order) tells the status and the items. "
+    "Ask for the zip and find(zip) the orders. get(order) tells the items and the status. "
     "cancel(order) a pending order, return(order, items) of a delivered order, in one call: "
     "first ask if there is more. Ask yes or no before you cancel or return. "
     "Say what was asked. If it is not right to do, transfer()."
@@ -42,10 +42,16 @@ def find(data: Database, zip: Any) -> str:
 
 
 def get(data: Database, order: Any) -> str:
-    """An order's status and items."""
+    """Of each item of an order a line that names the order and its status behind it: a small model
+    finds what is due by reading on from what it knows."""
     number = str(order).strip()
     record = _find_order(data, number)
-    return f"{number} {record['status']}: {', '.join(record['items'])}."
+    return "\n".join(item_line(item, number, record["status"]) for item in record["items"])
+
+
+def item_line(item: str, number: str, status: str) -> str:
+    """In which order an item is."""
+    return f"The {item} is in {number} ({status})."
 
 
 def cancel(data: Database, order: Any) -> str:
@@ -108,19 +114,27 @@ def make_shop(rng: random.Random, customers: int, test_customers: int = 0) -> Do
     )  # fmt: skip
 
 
-def expert_texts(task: Record, tables: Tables) -> Iterator[str]:
-    """The right actions for a task of a shop, to be sent one by one."""
-    yield "What is your zip?"
-    yield f"find({task['zip']})"
+def expert_turns(task: Record, tables: Tables) -> Iterator[tuple[str, str]]:
+    """The right actions for a task of a shop, to be sent one by one, each behind a thought: the
+    line of the item that is asked for, or that it has to be looked for."""
+    yield "", "What is your zip?"
+    yield "", f"find({task['zip']})"
     seen: set[str] = set()
     for wish in task["requests"]:
         for number in tables["users"][task["user_id"]]["orders"]:
             if number not in seen:
-                yield f"get({number})"
+                yield look_for(wish["item"]), f"get({number})"
             seen.add(number)
             if wish["item"] in tables["orders"][number]["items"]:
-                yield from _fulfil(wish, number, tables["orders"][number]["status"])
+                status = tables["orders"][number]["status"]
+                line = item_line(wish["item"], number, status)
+                yield from ((line, action) for action in _fulfil(wish, number, status))
                 break
+
+
+def look_for(item: str) -> str:
+    """What is thought while an item was in no order that was looked at."""
+    return f"Look for the {item}."
 
 
 def _fulfil(wish: Record, number: str, status: str) -> Iterator[str]:

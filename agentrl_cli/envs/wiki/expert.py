@@ -1,4 +1,5 @@
-"""The expert: from line to line of the proof, as a reader would who knows where to look."""
+"""The expert: from line to line of the proof, as a reader would who knows where to look. In the small
+encyclopedia it recites before it acts, as the embedded model does, which could not follow it else."""
 
 from __future__ import annotations
 
@@ -6,23 +7,40 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from agentrl_cli.envs.wiki.browser import NEXT, PREVIOUS, Browser
-from agentrl_cli.envs.wiki.pages import Encyclopedia, link_key
+from agentrl_cli.envs.wiki.pages import Encyclopedia, Line, link_key
 from agentrl_cli.envs.wiki.progress import Search
 
 
 def expert_actions(search: Search, pages: Encyclopedia) -> Iterator[str]:
     """Actions until the episode is over. Each page of the proof is reached by a link of what is
     open, one step back, or a search; its lines are seen before they are saved."""
+    recites = pages.number_last and bool(search.task["answers"])
+    for thought, action in _turns(search, pages):
+        yield f"{thought}\n{action}" if recites else action
+
+
+def _turns(search: Search, pages: Encyclopedia) -> Iterator[tuple[str, str]]:
+    """Actions, each with what is recited before it: the line that it acts by, or what it looks
+    for."""
     lines = [step[0] for step in search.proof]
     for title, group in groupby(lines, key=lambda line: line[0]):
         numbers = sorted({number for _, number in group})
-        yield from _reach(search, pages, title)
+        thought = _look_for(pages, (title, numbers[0]))
+        yield from ((thought, action) for action in _reach(search, pages, title))
         for number in numbers:
-            yield from _turn_to(search, pages, number)
+            yield from ((thought, action) for action in _turn_to(search, pages, number))
         if not search.over:
-            yield f"SAVE {' '.join(map(str, numbers))}"
+            shown = pages.numbered(pages.pages[title])
+            recited = " ".join(shown[number - 1] for number in numbers)
+            yield recited, f"SAVE {' '.join(map(str, numbers))}"
+    answers = search.task["answers"]
     if not search.over:
-        yield f"SUBMIT {search.task['answers'][0]}" if search.task["answers"] else "SUBMIT"
+        yield (f"It is {answers[0]}.", f"SUBMIT {answers[0]}") if answers else ("", "SUBMIT")
+
+
+def _look_for(pages: Encyclopedia, line: Line) -> str:
+    """What is looked for, by a line like `The mother is Dalo.`; "" where lines have other forms."""
+    return f"Look for the {pages.text(line).split()[1]} of {line[0]}." if pages.number_last else ""
 
 
 def _reach(search: Search, pages: Encyclopedia, title: str) -> Iterator[str]:

@@ -81,7 +81,7 @@ def test_a_hasty_agent_of_the_small_shop_breaks_a_rule(hasty: str):
             continue
         if hasty == "more":
             item, more = (task.data["requests"][0][key] for key in ("item", "more"))
-            action = "Hm." if action == "Is there more?" else action
+            action = "Hm." if action.endswith("Is there more?") else action
             action = action.replace(f"{item}, {', '.join(more)}", item)
         steps.append(env.step(action))
         if steps[-1].done:
