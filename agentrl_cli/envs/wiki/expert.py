@@ -1,5 +1,6 @@
-"""The expert: from line to line of the proof, as a reader would who knows where to look. In the small
-encyclopedia it recites before it acts, as the embedded model does, which could not follow it else."""
+"""The expert: from line to line of the proof, as a reader would who knows where to look. In the
+small encyclopedia it recites before it acts, as the embedded model does.
+"""
 
 from __future__ import annotations
 
