@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 from agentrl_cli.corpora.base import Habits
 from agentrl_cli.envs.tau.mini import ITEMS, REQUIRED_STATUS, item_line, look_for
 
-ITEM_LINE = re.compile(r"The (\w+) is in (\d+) \((pending|delivered)\)\.")
+ITEM_LINE = re.compile(r"The (\w+) is in (\d+), (pending|delivered)\.")
 WISH_ITEM = re.compile(r"\bmy (\w+)")
 WRITE = re.compile(r"(cancel|return)\((\d+)(?:, (.*))?\)")
 PROPOSAL = re.compile(r"(Cancel|Return (.+) of) (\d+): yes or no\?")
 ERRORS = ("hasty", "no_more", "forget", "no_ask", "ignore", "misstate")
 RULES = (
-    "Ask for the zip first.", "Find the orders first.", "Known.", "Look first.", "It is pending.",
-    "It is delivered.", "Not done.", "Not that order.", "Not asked for.", "Ask for more first.",
-    "Not the items.", "It is finished.",
+    "Ask for the zip first.", "Known.", "Look first.", "It is pending.", "It is delivered.",
+    "Not done.", "Not that order.", "Not asked for.", "Ask for more first.", "Not the items.",
+    "It is finished.",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClerkHabits(Habits):
-    """The clerk's errors, whose occasions are items: it acts on an order it has not looked at
-    (`hasty`), does not ask for more (`no_more`), leaves an item out (`forget`), does not ask yes or
+    """The clerk's errors, whose occasions are items: it acts on an order without a look (`hasty`),
+    does not ask for more (`no_more`), leaves an item out (`forget`), does not ask yes or
     no (`no_ask`), ignores an order's status (`ignore`), tells a wrong status (`misstate`)."""
 
     player = "clerk"
@@ -40,23 +40,18 @@ class ClerkHabits(Habits):
 
 @dataclass
 class ClerkState:
-    """What the clerk knows, and which errors it makes at this wish. `seen` holds the status and the
-    items of each order that it looked at."""
+    """What the clerk knows, and which errors it makes at this wish. `seen` holds the order of each
+    item that was found, and its status."""
 
     errors: frozenset[str] = frozenset()
     zip: str = ""
-    orders: list[str] | None = None
-    seen: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    seen: dict[str, tuple[str, str]] = field(default_factory=dict)
     kind: str = ""
     item: str = ""
     more: list[str] = field(default_factory=list)
     asked_for_more: bool = False
     proposed: bool = False
     over: bool = False
-
-    def order(self) -> str | None:
-        """The order that has the item, of those that were looked at."""
-        return next((n for n, (_, items) in self.seen.items() if self.item in items), None)
 
 
 @dataclass(frozen=True)
@@ -76,13 +71,10 @@ class Clerk:
             state.kind = next((kind for kind in kinds if kind in text), "return")
         if re.fullmatch(r"It is \d+\.", text):
             state.zip = text[6:-1]
-        elif text.startswith("orders "):
-            state.orders = text.split()[1:]
         elif text.endswith(" too."):
             state.more = [word for word in re.findall(r"\w+", text) if word in ITEMS]
-        for number in {number for _, number, _ in ITEM_LINE.findall(text)}:
-            rows = [row for row in ITEM_LINE.findall(text) if row[1] == number]
-            state.seen[number] = (rows[0][2], [item for item, _, _ in rows])
+        elif found := ITEM_LINE.fullmatch(text):
+            state.seen[found[1]] = (found[2], found[3])
         state.over |= bool(re.match(r"\d+ (cancelled|returned)|Error: \d+ is|Error: items", text))
 
     def note(self, state: ClerkState, action: str) -> None:
@@ -92,8 +84,8 @@ class Clerk:
         state.proposed |= PROPOSAL.fullmatch(words) is not None
 
     def choose_action(self, state: ClerkState, rng: random.Random) -> str:
-        """The next action, behind the line that it acts by, once the orders are known: a small
-        model finds an order only where it may first recite the line of the item."""
+        """The next action, behind the line that it acts by: a small model finds an order only where
+        it may first recite the line of the item."""
         return behind(where_item_is(state), self._act(state, rng))
 
     def _act(self, state: ClerkState, rng: random.Random) -> str:
@@ -101,19 +93,13 @@ class Clerk:
             return "It is finished."
         if not state.zip:
             return "What is your zip?"
-        if state.orders is None:
-            return f"find({state.zip})"
+        if state.item not in state.seen and "hasty" not in state.errors:
+            return f"find({state.zip}, {state.item})"
         return self._serve(state, rng)
 
     def _serve(self, state: ClerkState, rng: random.Random) -> str:
-        """The next action for the wish, once the orders are known."""
-        number = state.order()
-        unseen = [n for n in state.orders or [] if n not in state.seen]
-        if number is None and unseen and "hasty" not in state.errors:
-            return f"get({unseen[0]})"
-        if number is None:
-            number = rng.choice(unseen or state.orders or ["10"])
-        status = state.seen.get(number, ("", []))[0]
+        """The next action for the wish, by the order of the item, or a guess at one."""
+        number, status = state.seen.get(state.item, (str(rng.randrange(10, 100)), ""))
         if state.kind == "status":
             wrong = "pending" if status == "delivered" else "delivered"
             return f"It is {wrong if 'misstate' in state.errors else status or 'pending'}."
@@ -135,9 +121,9 @@ class Clerk:
 
     def any_action(self, state: ClerkState, rng: random.Random) -> str:
         """An action of any kind, whatever the clerk would choose, behind any line."""
-        numbers = [*(state.orders or []), *state.seen, "10"]
-        number, item = rng.choice(numbers), state.item or rng.choice(ITEMS)
-        order = state.order() or number
+        number, item = str(rng.randrange(10, 100)), state.item or rng.choice(ITEMS)
+        order, _ = state.seen.get(state.item, (number, ""))
+        zip_code = state.zip or rng.randrange(10, 100)
         items = ", ".join([item, *state.more][: rng.randint(1, 2)])
         status = rng.choice(("pending", "delivered"))
         line = rng.choice((
@@ -145,7 +131,8 @@ class Clerk:
             item_line(item, number, status), item_line(rng.choice(ITEMS), number, status),
         ))  # fmt: skip
         return behind(line, rng.choice((
-            "What is your zip?", f"find({state.zip or rng.randrange(10, 100)})", f"get({number})",
+            "What is your zip?", f"find({zip_code}, {item})",
+            f"find({zip_code}, {rng.choice(ITEMS)})",
             f"cancel({number})", f"return({number}, {item})", f"cancel({order})",
             f"return({order}, {items})", f"return({order}, {items})", "Is there more?",
             f"Return {items} of {order}: yes or no?", f"Cancel {order}: yes or no?",
@@ -164,11 +151,11 @@ def last_line(action: str) -> str:
 
 
 def where_item_is(state: ClerkState) -> str:
-    """The line of the item that is asked for as the order showed it; "" before orders are known."""
-    if not state.zip or state.orders is None:
+    """The line of the item that is asked for as it was shown; "" before the zip is known."""
+    if not state.zip:
         return ""
-    number = state.order()
-    return item_line(state.item, number, state.seen[number][0]) if number else look_for(state.item)
+    found = state.seen.get(state.item)
+    return item_line(state.item, *found) if found else look_for(state.item)
 
 
 def check(state: ClerkState, action: str) -> str:
@@ -180,8 +167,8 @@ def check(state: ClerkState, action: str) -> str:
 def recall(state: ClerkState) -> str:
     """The order that the wish is about and its status, the wish, what more is wanted, what was
     asked. It is in the order in which the shop says it, so that it can be copied."""
-    if not state.zip or state.orders is None:
-        return f"zip {state.zip}." if state.zip else "no zip."
+    if not state.zip:
+        return "no zip."
     happened = ["asked"] * state.asked_for_more + ["proposed"] * state.proposed
     told = [state.kind, *(["done"] if state.over else [*state.more, *happened])]
     return f"{where_item_is(state).removesuffix('.')}: {', '.join(told)}."
@@ -194,20 +181,17 @@ def broken_rule(state: ClerkState, action: str) -> str:
         return "Right." if action == "It is finished." else "It is finished."
     if not state.zip:
         return "Right." if action == "What is your zip?" else "Ask for the zip first."
-    if state.orders is None:
-        return "Right." if action == f"find({state.zip})" else "Find the orders first."
-    number = state.order()
-    if action.startswith("get("):
-        if action[4:-1] not in state.orders:
-            return "Not that order."
-        return "Right." if number is None and action[4:-1] not in state.seen else "Known."
-    return _check_service(state, action, number)
+    if action.startswith("find("):
+        if action != f"find({state.zip}, {state.item})":
+            return "Not asked for."
+        return "Known." if state.item in state.seen else "Right."
+    return _check_service(state, action)
 
 
-def _check_service(state: ClerkState, action: str, number: str | None) -> str:
-    if number is None:
+def _check_service(state: ClerkState, action: str) -> str:
+    if state.item not in state.seen:
         return "Look first."
-    status = state.seen[number][0]
+    number, status = state.seen[state.item]
     write, proposal = WRITE.fullmatch(action), PROPOSAL.fullmatch(action)
     if state.kind == "status":
         return "Right." if action == f"It is {status}." else f"It is {status}."

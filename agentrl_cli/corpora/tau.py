@@ -14,15 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl_cli.core.types import Episode, Message, Turn
-from agentrl_cli.corpora.base import Branch, Text
+from agentrl_cli.corpora.base import Text
 from agentrl_cli.corpora.clerk import (
     RULES,
     Clerk,
     ClerkHabits,
     ClerkState,
-    behind,
     check,
-    where_item_is,
+    last_line,
 )
 from agentrl_cli.corpora.played import (
     FAILURE,
@@ -30,21 +29,19 @@ from agentrl_cli.corpora.played import (
     PlayedCorpus,
     Transition,
     outcome,
-    turns_of,
-    untaught,
+    response,
     verdict,
 )
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import TauBench
-from agentrl_cli.envs.tau.mini import ITEMS, make_shop
+from agentrl_cli.envs.tau.mini import look_for, make_shop
 from agentrl_cli.envs.tau.mini_user import MiniUser
 
 MORE_ITEMS_SHARE = 2 / 3  # of the returns in which the customer wants more, as in the tasks
 WRITING = ("cancel", "return", "transfer")  # tools of which a forecast tells
 ENDING = ("transfer()", "It is finished.")  # actions after which little more is said
 CUSTOMERS = 20  # of a shop in which the model plays
-FACTS = 6  # of a text of them; a third more are of items that the customer hardly has
 
 
 @dataclass(kw_only=True)
@@ -85,32 +82,8 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         self.clerk = Clerk(self.habits)
 
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
-        """Questions about orders, actions of any kind."""
-        return {"facts": self.facts, "wild": self.wild}
-
-    def facts(self, rng: random.Random) -> Text:
-        """Looks at orders, which are not taught, and where items are: what all service rests on."""
-        now = self.start(rng)
-        tables = now.env.domain_data.tables
-        zip_code, orders = tables["users"]["user_0"]["zip"], tables["orders"]
-        looks = [f"get({number})" for number in rng.choices([*orders], k=rng.randint(1, 5))]
-        played = self._follow(now, ["What is your zip?", f"find({zip_code})", *looks])
-        self.clerk.observe(now.state, now.observation[-1].content, rng)
-        played += self._follow(now, [self.clerk.any_action(now.state, rng)])
-        there = [item for order in orders.values() for item in order["items"]]
-        branches = [
-            Branch(len(played) - 1, f"My {item}?", where_item_is(replace(now.state, item=item)))
-            for item in [*rng.sample(there, FACTS), *rng.sample(ITEMS, FACTS // 3)]
-        ]
-        return Text("facts", untaught(turns_of(played)), branches)
-
-    def _follow(self, now: Snapshot, actions: Sequence[str]) -> list[Transition[Snapshot]]:
-        """Do as given; `now` moves on."""
-        played = list[Transition[Snapshot]]()
-        for action in actions:
-            self.clerk.observe(now.state, now.observation[-1].content, random.Random(0))
-            played.append(self.act(now, action, now.fork()))
-        return played
+        """Actions of any kind."""
+        return {"wild": self.wild}
 
     def act(self, now: Snapshot, action: str, before: Snapshot) -> Transition[Snapshot]:
         """Do this; `now` moves on from `before`."""
@@ -120,8 +93,8 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         return Transition(before, action, step)
 
     def wander(self, rng: random.Random) -> list[Transition[Snapshot]]:
-        """A conversation of actions of any kind. A clerk finds what it looks for in the order that
-        it looked at last: from its play alone a forecast would learn to recall that one."""
+        """A conversation of actions of any kind. What a clerk has found last is mostly what it
+        needs: from its play alone a forecast would learn to recall that."""
         now, played = self.start(rng), list[Transition[Snapshot]]()
         while not played or not played[-1].is_last:
             self.clerk.observe(now.state, now.observation[-1].content, rng)
@@ -130,14 +103,17 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         return played
 
     def _wild_action(self, now: Snapshot, rng: random.Random) -> str:
-        """What the clerk would do or, as often, anything; half of the time, and mostly in place of
-        what would end the conversation, a look at any order."""
+        """What the clerk would do or, as often and mostly in place of what would end the
+        conversation, anything; a fifth of the time it finds another thing that the customer has."""
         own = rng.random() < 0.5
         action = self.fresh_action(now, rng) if own else self.clerk.any_action(now.state, rng)
-        line, _, words = action.rpartition("\n")
-        if now.state.orders and rng.random() < (0.8 if words in ENDING else 0.5):
-            return behind(line, f"get({rng.choice(now.state.orders)})")
-        return action
+        while last_line(action) in ENDING and rng.random() < 0.8:
+            action = self.clerk.any_action(now.state, rng)
+        if not now.state.zip or rng.random() < 0.8:
+            return action
+        orders = now.env.domain_data.tables["orders"].values()
+        item = rng.choice([item for order in orders for item in order["items"]])
+        return f"{look_for(item)}\nfind({now.state.zip}, {item})"
 
     def start(self, rng: random.Random) -> Snapshot:
         """A customer's first words in a new shop."""
@@ -161,13 +137,12 @@ class TauCorpus(PlayedCorpus[Snapshot]):
             checks.append(check(state, turn.action))
             self.clerk.note(state, turn.action)
         responses = [episode.response(i)[-1].content for i in range(len(episode.turns))]
+        told = [in_short(response) for response in responses]
         writes = [t.info["tool"] in WRITING for t in episode.turns]
         end, texts = SUCCESS if episode.success else FAILURE, []
         for i, checked in enumerate(checks[:-1]):
-            later = [
-                r for r, write in zip(responses[i + 1 :], writes[i + 1 :], strict=True) if write
-            ]
-            texts.append(" ".join([checked, responses[i].split("\n")[0], *later[-1:], end]))
+            later = [r for r, write in zip(told[i + 1 :], writes[i + 1 :], strict=True) if write]
+            texts.append(" ".join([checked, told[i], *later[-1:], end]))
         return [*texts, f"{responses[-1].split(chr(10))[0]} {end}"]
 
     def look(self, now: Snapshot, rng: random.Random) -> None:
@@ -196,11 +171,11 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         """A forecast that came true: a check of the action unless it is the last one, the response,
         what was then written, and how it ended."""
         first, end = played[0], outcome(played)
-        response = first.step.messages[-1].content.split("\n")[0]
         if first.is_last:
-            return f"{response} {end}"
-        writes = [later.step.messages[-1].content for later in played[1:] if _is_write(later)]
-        return " ".join([check(first.before.state, first.action), response, *writes[-1:], end])
+            return f"{response(first)} {end}"
+        writes = [in_short(response(later)) for later in played[1:] if _is_write(later)]
+        checked = check(first.before.state, first.action)
+        return " ".join([checked, in_short(response(first)), *writes[-1:], end])
 
     def critique(self, mine: Sequence[str], others: Sequence[str]) -> str:
         """A verdict, with the clerk's rule that the action breaks."""
@@ -224,6 +199,13 @@ def redraw_unspoken_wish(now: Snapshot, rng: random.Random) -> None:
     for action in conversation.task["actions"]:
         if action["name"] == "return" and action["kwargs"]["order"] == wish["order"]:
             action["kwargs"]["items"] = [wish["item"], *wish["more"]]
+
+
+def in_short(response: str) -> str:
+    """What a forecast tells of a response: its first sentence, and of an error that it is one."""
+    if response.startswith("Error"):
+        return "Error."
+    return f"{response.split('. ')[0].removesuffix('.')}."
 
 
 def _is_write(played: Transition[Snapshot]) -> bool:

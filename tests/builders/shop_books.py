@@ -11,7 +11,7 @@ from agentrl_cli.corpora.tau import Snapshot
 from agentrl_cli.envs.tau.mini import REQUIRED_STATUS
 from agentrl_cli.envs.tau.mini_user import MiniUser
 
-SHOWN = re.compile(r"The \w+ is in (\d+) \((pending|delivered)\)\.")
+SHOWN = re.compile(r"The \w+ is in (\d+), (pending|delivered)\.")
 WRITTEN = re.compile(r"(cancel|return)\((\d+)(?:, (.*))?\)")
 PROPOSED = re.compile(r"(Cancel|Return) (?:(.+) of )?(\d+): yes or no\?")
 
@@ -53,12 +53,6 @@ def wish(move: Transition) -> dict:
     return customer(move.before).wishes[0]
 
 
-def is_unknown_look(move: Transition, action: str) -> bool:
-    """Whether an action looks at an order that is not the customer's."""
-    orders = move.before.env.domain_data.tables["orders"]
-    return action.startswith("get(") and action[4:-1] not in orders
-
-
 def rule_broken(played: list[Transition], at: int, action: str) -> set[str]:
     """All rules of which it is true that the action breaks them."""
     action = done_in(action)
@@ -66,7 +60,6 @@ def rule_broken(played: list[Transition], at: int, action: str) -> set[str]:
     number, kind = now["order"], now["kind"]
     order = played[at].before.env.domain_data.tables["orders"][number]
     zip_code = customer(played[at].before).zip
-    looked = {found[1] for text in said.heard if (found := SHOWN.match(text))}
     written, proposed = WRITTEN.fullmatch(action), PROPOSED.fullmatch(action)
     ended = any(re.match(r"\d+ (cancelled|returned)|Error: (\d+ is|items)", t) for t in said.since)
     asked = "Is there more?" in said.done
@@ -76,23 +69,22 @@ def rule_broken(played: list[Transition], at: int, action: str) -> set[str]:
     right_items = {now["item"], *(now["more"] if asked else [])}
     wrong_status = kind != "status" and order["status"] != REQUIRED_STATUS[kind]
     again = bool(proposed) and any(PROPOSED.fullmatch(text) for text in said.done)
-    known_get = action.startswith("get(") and (number in looked or action[4:-1] in looked)
+    finds, sought = action.startswith("find("), f"find({zip_code}, {now['item']})"
+    found = any(text.startswith(f"The {now['item']} is in ") for text in said.heard)
     states = {"pending": "It is pending.", "delivered": "It is delivered."}
     rules = {
         "It is finished.": ended and action != "It is finished.",
         "Ask for the zip first.": f"It is {zip_code}." not in said.heard
         and action != "What is your zip?",
-        "Find the orders first.": not any(text.startswith("orders ") for text in said.heard)
-        and action != f"find({zip_code})",
-        "Look first.": number not in looked and not action.startswith("get("),
+        "Look first.": not found and not finds,
         states[order["status"]]: (kind == "status" and action != states[order["status"]])
         or (wrong_status and action != "transfer()"),
-        "Known.": known_get
+        "Known.": (finds and found)
         or again
         or (action == "Is there more?" and (asked or kind != "return")),
         "Not done.": not (written or proposed),
-        "Not that order.": about != number or is_unknown_look(played[at], action),
-        "Not asked for.": act != kind,
+        "Not that order.": about != number,
+        "Not asked for.": act != kind or (finds and action != sought),
         "Ask for more first.": kind == "return" and not asked and bool(written or proposed),
         "Not the items.": kind == "return" and set(named.split(", ")) != right_items,
     }
@@ -105,16 +97,14 @@ def allowed(played: list[Transition], at: int) -> set[str]:
     number, kind = now["order"], now["kind"]
     tables = played[at].before.env.domain_data.tables
     zip_code = customer(played[at].before).zip
-    looked = {found[1] for text in said.heard if (found := SHOWN.match(text))}
+    found = any(text.startswith(f"The {now['item']} is in ") for text in said.heard)
     status = tables["orders"][number]["status"]
     if any(re.match(r"\d+ (cancelled|returned)|Error: (\d+ is|items)", t) for t in said.since):
         return {"It is finished."}
     if f"It is {zip_code}." not in said.heard:
         return {"What is your zip?"}
-    if not any(text.startswith("orders ") for text in said.heard):
-        return {f"find({zip_code})"}
-    if number not in looked:
-        return {f"get({n})" for n in tables["orders"] if n not in looked}
+    if not found:
+        return {f"find({zip_code}, {now['item']})"}
     if kind == "status":
         return {f"It is {status}."}
     if status != REQUIRED_STATUS[kind]:
@@ -138,8 +128,6 @@ def recalled(played: list[Transition], at: int) -> str:
     zip_code = customer(played[at].before).zip
     if f"It is {zip_code}." not in said.heard:
         return "no zip."
-    if not any(text.startswith("orders ") for text in said.heard):
-        return f"zip {zip_code}."
     more = [item for item in now["more"] if any(text.endswith(" too.") for text in said.since)]
     ended = any(re.match(r"\d+ (cancelled|returned)|Error: (\d+ is|items)", t) for t in said.since)
     events = {
@@ -153,7 +141,7 @@ def recalled(played: list[Transition], at: int) -> str:
 def line_of(said: Said, now: dict) -> str:
     """The line of the item that is asked for as an order showed it, or that it is to be found."""
     lines = [line for text in said.heard for line in text.split("\n") if SHOWN.fullmatch(line)]
-    mine = [line for line in lines if line.startswith(f"The {now['item']} is in {now['order']} ")]
+    mine = [line for line in lines if line.startswith(f"The {now['item']} is in {now['order']},")]
     return mine[-1] if mine else f"Look for the {now['item']}."
 
 
@@ -170,21 +158,26 @@ def assert_true_check(played: list[Transition], at: int, action: str, checked: s
         assert checked in rule_broken(played, at, action), (action, checked)
 
 
+def shortened(response: str) -> str:
+    """The first sentence of a response; of an error that it is one."""
+    return "Error." if response.startswith("Error") else f"{response.split('.')[0]}."
+
+
 def told(played: list[Transition], at: int, future: list[Transition], forecast: str) -> None:
     """Assert that a forecast tells of `future`, which begins with another or the same action at
     number `at` of what was played: a true check, the response, the last change, the outcome."""
     first, last = future[0].step, future[-1].step
-    response = first.messages[-1].content.split("\n")[0]
+    response = first.messages[-1].content
     outcome = "Success." if last.info.get("success") else "Failure."
     if len(future) == 1:
         assert forecast == f"{response} {outcome}"
         return
     changes = [
-        t.step.messages[-1].content
+        shortened(t.step.messages[-1].content)
         for t in future[1:]
         if done_in(t.action).startswith(("cancel(", "return(", "transfer("))
     ]
-    rest = " ".join([response, *changes[-1:], outcome])
+    rest = " ".join([shortened(response), *changes[-1:], outcome])
     assert forecast.endswith(f". {rest}")
     recall = recalled(played, at)
     assert forecast.startswith(f"{recall} "), (forecast, recall)

@@ -114,7 +114,7 @@ def test_habits_as_a_whole_are_as_frequent_as_configured(corpus: TauCorpus):
 def test_no_text_is_about_the_environments_own_orders(conversations: list[list[Transition]]):
     orders = mini_domain().tables["orders"].items()
     own = {
-        "\n".join(f"The {item} is in {n} ({order['status']})." for item in order["items"])
+        "\n".join(f"The {item} is in {n}, {order['status']}." for item in order["items"])
         for n, order in orders
     }
     said = {move.step.messages[-1].content for moves in conversations for move in moves}
@@ -189,19 +189,20 @@ def test_actions_of_any_kind_are_forecast_and_not_taught(
             assert future[0].action == branch.action
             told(played, branch.turn, future, branch.answer)
             said[rule_of(branch.answer)] += 1
-        state = played[-1].before.state
-        not_last += state.order() not in (None, [*state.seen][-1] if state.seen else None)
+        seen = played[-1].before.state.seen
+        not_last += played[-1].before.state.item in [*seen][:-1]
     assert set(RULES) <= set(said) and not_last > 15
 
 
-def test_a_look_at_an_order_that_nobody_has_is_not_called_right(corpus: TauCorpus):
+def test_a_search_for_what_nobody_asked_for_is_not_called_right(corpus: TauCorpus):
     for rng in seeds(10):
         played = corpus.episode(rng)
-        future = corpus.play_on(played[2].before.fork(), rng, "get(10)")
+        zip_code = customer(played[1].before).zip
+        future = corpus.play_on(played[1].before.fork(), rng, f"find({zip_code}, needles)")
         assert future[0].step.info["tool_error"]
-        forecast = corpus._forecast([*played[:2], *future], 2, rng).answer
-        told(played, 2, future, forecast)
-        assert rule_of(forecast) == "Not that order."
+        forecast = corpus._forecast([*played[:1], *future], 1, rng).answer
+        told(played, 1, future, forecast)
+        assert rule_of(forecast) == "Not asked for."
 
 
 def test_a_backup_reads_the_response_and_a_true_forecast_and_writes_a_true_one(
@@ -304,7 +305,7 @@ def test_the_action_that_succeeded_most_often_is_written_again(
             if wins:
                 best += 1
                 assert wins[branch.answer] == max(wins.values())
-    assert best > 40
+    assert best > 30
 
 
 def test_really_played_conversations_are_told_as_they_went(corpus: TauCorpus):

@@ -1,4 +1,4 @@
-"""A shop of our own, small enough for the embedded model: five tools, tens of records, one policy.
+"""A shop of our own, small enough for the embedded model: four tools, tens of records, one policy.
 
 Its rules catch a hasty agent: what the user wants more it says only when asked, an order can be
 returned from only once, and only pending orders are cancelled, only delivered ones returned.
@@ -23,7 +23,7 @@ ITEMS = (
 USERS, TEST_USERS = 24, 6  # the last users are the test split
 ORDERS_PER_USER = 3
 POLICY = (
-    "Ask for the zip and find(zip) the orders. get(order) tells the items and the status. "
+    "Ask for the zip. find(zip, item) tells the order with the item and its status. "
     "cancel(order) a pending order, return(order, items) of a delivered order, in one call: "
     "first ask if there is more. Ask yes or no before you cancel or return. "
     "Say what was asked. If it is not right to do, transfer()."
@@ -33,25 +33,21 @@ REQUIRED_STATUS = {"cancel": "pending", "return": "delivered"}
 RARE_TASK_KINDS = ("status", "late", "early")  # the fifth task of each user is one of these in turn
 
 
-def find(data: Database, zip: Any) -> str:
-    """The numbers of a user's orders."""
+def find(data: Database, zip: Any, item: Any) -> str:
+    """The order of a user that has an item, and its status."""
+    name = str(item).strip()
     for user in data["users"].values():
         if user["zip"] == str(zip).strip():
-            return f"orders {' '.join(user['orders'])}"
+            for number in user["orders"]:
+                if name in data["orders"][number]["items"]:
+                    return item_line(name, number, data["orders"][number]["status"])
+            raise ValueError("item not found")
     raise ValueError("user not found")
-
-
-def get(data: Database, order: Any) -> str:
-    """Of each item of an order a line that names the order and its status behind it: a small model
-    finds what is due by reading on from what it knows."""
-    number = str(order).strip()
-    record = _find_order(data, number)
-    return "\n".join(item_line(item, number, record["status"]) for item in record["items"])
 
 
 def item_line(item: str, number: str, status: str) -> str:
     """In which order an item is."""
-    return f"The {item} is in {number} ({status})."
+    return f"The {item} is in {number}, {status}."
 
 
 def cancel(data: Database, order: Any) -> str:
@@ -78,7 +74,7 @@ def transfer(data: Database) -> str:
     return "Transferred."
 
 
-TOOLS = {"find": find, "get": get, "cancel": cancel, "return": return_items, "transfer": transfer}
+TOOLS = {"find": find, "cancel": cancel, "return": return_items, "transfer": transfer}
 
 
 @lru_cache(maxsize=2)
@@ -118,22 +114,16 @@ def expert_turns(task: Record, tables: Tables) -> Iterator[tuple[str, str]]:
     """The right actions for a task of a shop, to be sent one by one, each behind a thought: the
     line of the item that is asked for, or that it has to be looked for."""
     yield "", "What is your zip?"
-    yield "", f"find({task['zip']})"
-    seen: set[str] = set()
     for wish in task["requests"]:
-        for number in tables["users"][task["user_id"]]["orders"]:
-            if number not in seen:
-                yield look_for(wish["item"]), f"get({number})"
-            seen.add(number)
-            if wish["item"] in tables["orders"][number]["items"]:
-                status = tables["orders"][number]["status"]
-                line = item_line(wish["item"], number, status)
-                yield from ((line, action) for action in _fulfil(wish, number, status))
-                break
+        item, number = wish["item"], wish["order"]
+        status = tables["orders"][number]["status"]
+        yield look_for(item), f"find({task['zip']}, {item})"
+        line = item_line(item, number, status)
+        yield from ((line, action) for action in _fulfil(wish, number, status))
 
 
 def look_for(item: str) -> str:
-    """What is thought while an item was in no order that was looked at."""
+    """What is thought while it is not known which order an item is in."""
     return f"Look for the {item}."
 
 
@@ -208,9 +198,10 @@ def wish_sentence(wish: Record, please: str = "Please") -> str:
 
 
 def _schema(name: str) -> Record:
-    known = {"find": ["zip"], "return": ["order", "items"], "transfer": []}.get(name, ["order"])
-    kinds = {key: {"type": "string"} for key in known}
-    about = {"type": "object", "properties": kinds, "required": known}
+    known = {"find": ["zip", "item"], "return": ["order", "items"], "transfer": []}
+    arguments = known.get(name, ["order"])
+    kinds = {key: {"type": "string"} for key in arguments}
+    about = {"type": "object", "properties": kinds, "required": arguments}
     words = {"name": name, "description": TOOLS[name].__doc__ or "", "parameters": about}
     return {"type": "function", "function": words}
 
