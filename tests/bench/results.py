@@ -6,7 +6,8 @@ of runs that are not in the folder stay, and agentrl_cli/reproduce.json, against
 reproduce` holds a later run. Each algorithm and control trains from the shipped base on the same
 number of episodes, three seeds, one torch thread a run, `--jobs` runs side by side. Who learns from
 demonstrations gets one fixed set of the expert's, SFT from the base, StepAgent, DPO, PPO and RFT
-once more from that SFT. A run that is already done is not repeated. The table that it prints last
+once more from that SFT. A run that is already done is not repeated; with `--missing` one whose
+record is stored is left out, too, also where its folder is gone. The table that it prints last
 is that of `agentrl report FOLDER --markdown`; `make results-page` then writes docs/results.md.
 """
 
@@ -101,6 +102,14 @@ def plans(env: str, seeds: list[int], controls: bool) -> list[Plan]:
 def ablations(env: str, seeds: list[int]) -> list[Plan]:
     """NLAC without one of its parts, or with more of one."""
     return [Plan(env, "nlac", variant, seed) for variant in ABLATIONS for seed in seeds]
+
+
+def missing(work: Sequence[Plan], stored: Rows) -> list[Plan]:
+    """The plans without a stored record, and the runs that these start from."""
+    known = {(row["algo"], row["variant"], row["seed"]) for row in stored}
+    left = {plan for plan in work if (plan.algo, plan.variant, plan.seed) not in known}
+    needed = left | {plan.start for plan in left if plan.start is not None}
+    return [plan for plan in work if plan in needed]
 
 
 class Startable(Protocol):
@@ -275,6 +284,7 @@ def main() -> None:
     parser.add_argument("--ablations", action="store_true", help="NLAC's, and nothing else")
     parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
     parser.add_argument("--plan", action="store_true", help="print what is left, and nothing else")
+    parser.add_argument("--missing", action="store_true", help="what has no stored record")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="of the runs; runs/results/ENV by default")
     asked = parser.parse_args()
@@ -287,6 +297,7 @@ def main() -> None:
     refuse_other_plans(work, folder)
     file = RESULTS / f"{name}.json"
     stored: Rows = json.loads(file.read_text()) if file.exists() else []
+    chosen = missing(chosen, stored) if asked.missing else chosen
     print(f"{name}: {remaining(chosen, folder, stored)}", flush=True)
     if asked.plan:
         return
