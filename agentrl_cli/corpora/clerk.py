@@ -41,7 +41,8 @@ class ClerkHabits(Habits):
 @dataclass
 class ClerkState:
     """What the clerk knows, and which errors it makes at this wish. `seen` holds the order of each
-    item that was found, and its status."""
+    item that was found, and its status. Where it named an order that there is not it has `failed`,
+    and gives up."""
 
     errors: frozenset[str] = frozenset()
     zip: str = ""
@@ -51,6 +52,7 @@ class ClerkState:
     more: list[str] = field(default_factory=list)
     asked_for_more: bool = False
     proposed: bool = False
+    failed: bool = False
     over: bool = False
 
 
@@ -66,7 +68,7 @@ class Clerk:
         if wish and wish[1] != state.item:
             state.item, state.more, state.asked_for_more = wish[1], [], False
             state.errors = self.habits.draw_errors(state.item, rng)
-            state.proposed = state.over = False
+            state.proposed = state.failed = state.over = False
             kinds = ("return", "cancel", "status")
             state.kind = next((kind for kind in kinds if kind in text), "return")
         if re.fullmatch(r"It is \d+\.", text):
@@ -75,6 +77,7 @@ class Clerk:
             state.more = [word for word in re.findall(r"\w+", text) if word in ITEMS]
         elif found := ITEM_LINE.fullmatch(text):
             state.seen[found[1]] = (found[2], found[3])
+        state.failed |= text.startswith("Error: order")
         state.over |= bool(re.match(r"\d+ (cancelled|returned)|Error: \d+ is|Error: items", text))
 
     def note(self, state: ClerkState, action: str) -> None:
@@ -89,7 +92,7 @@ class Clerk:
         return behind(where_item_is(state), self._act(state, rng))
 
     def _act(self, state: ClerkState, rng: random.Random) -> str:
-        if state.over:
+        if state.over or state.failed:
             return "It is finished."
         if not state.zip:
             return "What is your zip?"
