@@ -59,7 +59,7 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
     source = train(folder, "grpo", seed, "experiment=twentyq_grpo", "data.keep_episodes=true")
     won = folder / f"won-s{seed}.jsonl"
     write_successes(source, won)
-    offline = [f"data.buffer={source.folder}", "data.offline=true", "eval_every=4"]
+    offline = [f"data.buffer={source.folder}", "data.offline=true", "eval_every=2"]
     offline += ["algo.advanced.buffer_size=4096"]
     imitated = ["algo=sft", "env=twentyq", f"data.demos={won}", f"steps={PASSES}", "eval_every=1"]
     imitated += ["algo.tokens_per_step=800"]  # as RFT's steps
