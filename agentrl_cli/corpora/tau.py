@@ -35,12 +35,13 @@ from agentrl_cli.corpora.played import (
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import TauBench
-from agentrl_cli.envs.tau.mini import look_for, make_shop
+from agentrl_cli.envs.tau.mini import RARE_TASK_KINDS, TASK_KINDS, look_for, make_shop
 from agentrl_cli.envs.tau.mini_user import MiniUser
 
 MORE_ITEMS_SHARE = 2 / 3  # of the returns in which the customer wants more, as in the tasks
 WRITING = ("cancel", "return", "transfer")  # tools of which a forecast tells
 ENDING = ("transfer()", "It is finished.")  # actions after which little more is said
+RARE_SHARE = 1 / 3  # of the customers of played texts; of the environment's own it is a fifth
 CUSTOMERS = 20  # of a shop in which the model plays
 
 
@@ -116,9 +117,15 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         return f"{look_for(item)}\nfind({now.state.zip}, {item})"
 
     def start(self, rng: random.Random) -> Snapshot:
-        """A customer's first words in a new shop."""
-        env = self._other_shop(rng, 1)
-        task = rng.choice(env.tasks("train"))
+        """A customer's first words in a new shop. Every third one asks for what is rarely asked
+        for: only there an order's status is not what the wish lets one guess."""
+        env = self._other_shop(rng, len(RARE_TASK_KINDS))
+        is_rare = rng.random() < RARE_SHARE
+        kinds = len(TASK_KINDS) + 1  # of each customer, a rare one last
+        of_kind = [
+            row for row in env.tasks("train") if (row.data["id"] % kinds == kinds - 1) is is_rare
+        ]
+        task = rng.choice(of_kind)
         return Snapshot(env, ClerkState(), env.reset(task, rng.randrange(1 << 30)))
 
     def other_world(self, rng: random.Random) -> Env:
