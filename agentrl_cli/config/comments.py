@@ -232,7 +232,8 @@ def _resolved(cfg: Any, key: str, value: Any) -> Any:
     if not isinstance(value, str) or "${" not in value:
         return value
     try:
-        return OmegaConf.select(cfg, key)
+        found = OmegaConf.select(cfg, key)
+        return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
     except OmegaConfBaseException:
         return value
 

@@ -48,8 +48,14 @@ def test_every_key_has_its_value_its_comment_and_its_source():
     assert "experiment/math_grpo.yaml" in {source for _, _, source in hf.values()}
 
 
-def test_what_is_printed_is_yaml_of_what_is_composed():
-    overrides = ["algo=nlac", "env=tau_mini", "eval.splits=[test]", "algo.optimizer.lr=1e-5"]
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algo=nlac", "env=tau_mini", "eval.splits=[test]", "algo.optimizer.lr=1e-5"],
+        ["experiment=tau_mini_base"],  # whose corpus refers to the whole node of the world
+    ],
+)
+def test_what_is_printed_is_yaml_of_what_is_composed(overrides: list[str]):
     printed = yaml.safe_load(agentrl("config", *overrides).stdout)
     composed = OmegaConf.to_container(compose(overrides), resolve=True)
     assert isinstance(composed, dict) and composed.pop("choices")
