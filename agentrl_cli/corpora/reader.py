@@ -95,13 +95,14 @@ class ReaderState:
 @dataclass(frozen=True)
 class Goal:
     """What is to be done next: `open` a page for what it tells of a relation, `save` the line that
-    does, or `submit` the value."""
+    does, or `submit` the value, for which `compared` are the years of works."""
 
     kind: str
     title: str = ""
     relation: str = ""
     line: int = 0
     value: str = ""
+    compared: tuple[tuple[str, int], ...] = ()
 
 
 def ask(state: ReaderState, question: str) -> None:
@@ -200,7 +201,8 @@ class Reader:
                 return taken, Goal("open", work, "year")
             taken.append((work, fact))
             years[work] = int(fact.values[0])
-        return taken, Goal("submit", value=ORDERS[state.order](works, key=years.__getitem__))
+        best = ORDERS[state.order](works, key=years.__getitem__)
+        return taken, Goal("submit", value=best, compared=tuple(years.items()))
 
     def _look(
         self, state: ReaderState, title: str, relation: str, rng: random.Random
@@ -236,7 +238,7 @@ class Reader:
         if goal.kind == "open" and ("search", goal.relation) not in state.tried:
             if self._errs(state, rng, "astray", goal.relation, goal.title[:2]):
                 action = f"SEARCH {goal.relation}"
-        return f"{recall(goal)}\n{action}"
+        return f"{compared(goal.compared)}{recall(goal)}\n{action}"
 
     def any_action(self, state: ReaderState, rng: random.Random) -> str:
         """An action of any kind, whatever the reader would choose, behind any line."""
@@ -288,6 +290,11 @@ def recall(goal: Goal) -> str:
         return f"Look for the {goal.relation} of {goal.title}."
     verb = "are" if goal.relation == LIST else "is"
     return f"The {goal.relation} {verb} {goal.value} ({goal.line})."
+
+
+def compared(years: Sequence[tuple[str, int]]) -> str:
+    """The years of works in a sentence, by which one of them is then named; "" for none."""
+    return f"Of {', '.join(f'{work} {year}' for work, year in years)}. " if years else ""
 
 
 def to_save(title: str, fact: Fact) -> Goal:

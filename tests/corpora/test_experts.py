@@ -12,7 +12,9 @@ from agentrl_cli.corpora.clerk import ClerkState, where_item_is
 from agentrl_cli.corpora.reader import ReaderState, ask, due, observe, recall
 from tests.builders.corpus import tau_corpus, wiki_corpus
 
-RECITED = re.compile(r"Look for the \w+ of \w+\.|The \w+ (is|are) .+ \(\d\)\.|It is \w+\.")
+RECITED = re.compile(
+    r"Look for the \w+ of \w+\.|The \w+ (is|are) .+ \(\d\)\.|(Of .+ \d+\. )?It is \w+\."
+)
 
 
 def test_the_expert_of_the_wiki_recites_what_is_due():

@@ -109,7 +109,7 @@ def test_without_habits_the_reader_makes_no_mistake():
 
 
 def test_the_reader_first_recites_what_it_acts_by(searches: list[list[Transition]]):
-    recited = Counter()
+    recited, compared = Counter(), 0
     for move in (move for moves in searches for move in moves):
         line, _, action = move.action.partition("\n")
         read, told = parse(action), RECITED.fullmatch(line)
@@ -120,10 +120,24 @@ def test_the_reader_first_recites_what_it_acts_by(searches: list[list[Transition
             said = f"The {told['relation']} {told['verb']} {told['value']}"
             assert shown[int(told["line"]) - 1].startswith(said)
         elif read.verb == "submit":
-            assert line == f"It is {read.argument}."
+            found = re.fullmatch(r"(?:Of (.+)\. )?It is (\w+)\.", line)
+            assert found and found[2] == read.argument
+            compared += found[1] is not None
+            assert_true_years(move, found[1] or "")
         else:
             assert line.startswith("Look for the ") or told
     assert min(recited[verb] for verb in ("search", "open", "save", "submit")) > 100
+    assert compared > 10
+
+
+def assert_true_years(move: Transition, told: str) -> None:
+    """The years that are told of works stand on their pages, and the answer is the first or last."""
+    rows = [row.split() for row in told.split(", ") if row]
+    pages = move.before.env.encyclopedia.pages
+    assert all(f"The year is {year}." in pages[work].lines for work, year in rows)
+    years = {work: int(year) for work, year in rows}
+    answer = parse(move.action).argument
+    assert not years or years[answer] in (min(years.values()), max(years.values()))
 
 
 def test_a_mistake_is_bound_to_its_occasion_and_as_many_are_prone_as_configured():

@@ -4,6 +4,7 @@ small encyclopedia it recites before it acts, as the embedded model does.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -35,8 +36,17 @@ def _turns(search: Search, pages: Encyclopedia) -> Iterator[tuple[str, str]]:
             recited = " ".join(shown[number - 1] for number in numbers)
             yield recited, f"SAVE {' '.join(map(str, numbers))}"
     answers = search.task["answers"]
-    if not search.over:
-        yield (f"It is {answers[0]}.", f"SUBMIT {answers[0]}") if answers else ("", "SUBMIT")
+    if not search.over and answers:
+        yield f"{_compared(pages, lines)}It is {answers[0]}.", f"SUBMIT {answers[0]}"
+    elif not search.over:
+        yield "", "SUBMIT"
+
+
+def _compared(pages: Encyclopedia, lines: list[Line]) -> str:
+    """The years that a proof compares, as the embedded model does; "" where it compares none."""
+    found = [(line[0], re.fullmatch(r"The year is (\d+)\.", pages.text(line))) for line in lines]
+    years = [f"{title} {year[1]}" for title, year in found if year is not None]
+    return f"Of {', '.join(years)}. " if len(years) > 1 else ""
 
 
 def _look_for(pages: Encyclopedia, line: Line) -> str:
