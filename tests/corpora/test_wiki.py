@@ -131,7 +131,7 @@ def test_the_reader_first_recites_what_it_acts_by(searches: list[list[Transition
 
 
 def assert_true_years(move: Transition, told: str) -> None:
-    """The years that are told of works stand on their pages, and the answer is the first or last."""
+    """The years that are told of works stand on their pages; the answer is the first or last."""
     rows = [row.split() for row in told.split(", ") if row]
     pages = move.before.env.encyclopedia.pages
     assert all(f"The year is {year}." in pages[work].lines for work, year in rows)
