@@ -1,0 +1,128 @@
+"""Conversations in the templates of real model families, against golden files: what is seen, what is
+trained and where a turn ends. The templates are those that the wheel of TRL ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tokenizers import AddedToken
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Message, Turn
+from agentrl_cli.models.template import give_template
+from agentrl_cli.rollout.chat_template import Chat
+from tests.builders.models import model_config
+from tests.builders.tiny_models import CHATML, tiny_tokenizer
+
+FOLDER = Path(__file__).parent / "templates"
+TOOL = {
+    "name": "find",
+    "description": "Find an item.",
+    "parameters": {"type": "object", "properties": {"item": {"type": "string"}}},
+}
+QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+LLAMA = [
+    "<|finetune_right_pad_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<|eot_id|>",
+]  # fmt: skip
+
+
+class Family(NamedTuple):
+    """A template's file, the special tokens (padding first, the end of a turn last), whether it
+    shows tools, and settings of the model."""
+
+    file: str
+    special: list[str]
+    tools: bool = True
+    settings: dict[str, str] = {}
+
+
+FAMILIES = {
+    "chatml": Family("", QWEN, tools=False),
+    "qwen2_5": Family("qwen2_5", QWEN),
+    "qwen3": Family("qwen3", QWEN, settings={"chat_template": "qwen3"}),
+    "qwen3_instruct_2507": Family("qwen3_instruct_2507", QWEN),
+    "llama3": Family("llama3", LLAMA, tools=False),
+    "llama3_1": Family("llama3_1", LLAMA),
+    "gemma": Family(
+        "gemma", ["<pad>", "<bos>", "<start_of_turn>", "<end_of_turn>"], False,
+        {"system_role": "user"},
+    ),
+}  # fmt: skip
+
+
+def chat_of(family: Family, settings: dict[str, str] | None = None) -> Chat:
+    """The family's chat over a small tokenizer that has its special tokens."""
+    text = (FOLDER / f"{family.file}.jinja").read_text() if family.file else CHATML
+    tokenizer = tiny_tokenizer(text, family.special, family.special[-1])
+    if "<|begin_of_text|>" in family.special or "<bos>" in family.special:
+        tokenizer.bos_token = family.special[1]
+    free: Any = [AddedToken(f"<{end}{name}>", special=False)
+                 for name in ("think", "tool_call") for end in ("", "/")]  # fmt: skip
+    tokenizer.add_tokens(free)
+    chosen = family.settings if settings is None else settings
+    give_template(tokenizer, model_config("some/model", **chosen))  # pyright: ignore[reportArgumentType]
+    return Chat(tokenizer)
+
+
+def conversation(family: Family) -> list[Turn]:
+    """A tool called, its answer, a reply, a question, a last reply."""
+    call = '<tool_call>\n{"name": "find", "arguments": {"item": "lamp"}}\n</tool_call>'
+    looked = Message("tool" if family.tools else "user", "The lamp is in 74.")
+    return [
+        Turn([Message("system", "Serve."), Message("user", "My lamp?")], call, [], [], []),
+        Turn([looked], "It is in 74.", [], [], []),
+        Turn([Message("user", "Thanks.")], "Bye.", [], [], []),
+    ]
+
+
+def encoded(chat: Chat, family: Family) -> list[Turn]:
+    """The conversation with its ids."""
+    return chat.encode_turns(conversation(family), [TOOL] if family.tools else ())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_is_what_the_golden_file_says(name: str):
+    family = FAMILIES[name]
+    chat = chat_of(family)
+    chat.check([TOOL] if family.tools else ())
+    text = "".join(
+        f"{chat.text_of(turn.observation_ids)}⟦{chat.text_of(turn.action_ids)}⟧"
+        for turn in encoded(chat, family)
+    )
+    assert text == (FOLDER / f"{name}.golden").read_text()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_turn_ends_with_the_familys_own_token_and_no_other_does(name: str):
+    family = FAMILIES[name]
+    chat = chat_of(family)
+    end = chat.tokenizer.convert_tokens_to_ids(family.special[-1])
+    for turn in encoded(chat, family):
+        assert turn.action_ids[-1] == end and turn.action_ids.count(end) == 1
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.file])
+def test_what_was_encoded_turn_by_turn_is_what_the_template_renders_whole(name: str):
+    family = FAMILIES[name]
+    chat, turns = chat_of(family), conversation(family)[:1]
+    (first,) = chat.encode_turns(turns, [TOOL] if family.tools else ())
+    rows = [{"role": m.role, "content": m.content} for m in turns[0].observation]
+    if family.settings.get("system_role") == "user":
+        rows = [{"role": "user", "content": "Serve.\n\nMy lamp?"}]
+    rows.append({"role": "assistant", "content": turns[0].action})
+    tools: Any = [TOOL] if family.tools else None
+    whole = str(chat.tokenizer.apply_chat_template(rows, tools=tools, tokenize=False))
+    assert whole.startswith(chat.text_of(first.observation_ids + first.action_ids))
+
+
+def test_qwen3s_own_template_drops_thoughts_and_is_refused():
+    with pytest.raises(UserError, match="chat_template=qwen3"):
+        chat_of(FAMILIES["qwen3"], {}).check()
+
+
+def test_gemma_knows_no_system_turn_and_says_so():
+    with pytest.raises(UserError, match=r"model\.system_role=user"):
+        encoded(chat_of(FAMILIES["gemma"], {}), FAMILIES["gemma"])
