@@ -1,10 +1,11 @@
-"""Conversations in the templates of real model families, against golden files: what is seen, what is
-trained and where a turn ends. The templates are those that the wheel of TRL ships."""
+"""Conversations in the templates of real model families, against golden files: what is seen, what
+is trained and where a turn ends. The templates are those that the wheel of TRL ships."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
@@ -29,14 +30,15 @@ LLAMA = [
 ]  # fmt: skip
 
 
-class Family(NamedTuple):
+@dataclass(frozen=True)
+class Family:
     """A template's file, the special tokens (padding first, the end of a turn last), whether it
     shows tools, and settings of the model."""
 
     file: str
     special: list[str]
     tools: bool = True
-    settings: dict[str, str] = {}
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 FAMILIES = {
@@ -99,7 +101,7 @@ def test_a_conversation_is_what_the_golden_file_says(name: str):
 def test_each_turn_ends_with_the_familys_own_token_and_no_other_does(name: str):
     family = FAMILIES[name]
     chat = chat_of(family)
-    end = chat.tokenizer.convert_tokens_to_ids(family.special[-1])
+    end: Any = chat.tokenizer.convert_tokens_to_ids(family.special[-1])
     for turn in encoded(chat, family):
         assert turn.action_ids[-1] == end and turn.action_ids.count(end) == 1
 
