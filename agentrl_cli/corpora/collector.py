@@ -36,7 +36,8 @@ class Stage:
 @dataclass(kw_only=True)
 class CorpusCollector(Collector):
     """Draws `texts_per_step` texts a step, by the stage that the step is in (the last one goes on
-    for ever). The sampling numbers serve evaluation only."""
+    for ever). The sampling numbers are those of the
+    model's own play and of evaluations."""
 
     corpus: Corpus
     stages: list[Stage]

@@ -20,6 +20,7 @@ from agentrl_cli.corpora.clerk import (
     Clerk,
     ClerkHabits,
     ClerkState,
+    behind,
     check,
     last_line,
 )
@@ -112,9 +113,11 @@ class TauCorpus(PlayedCorpus[Snapshot]):
             action = self.clerk.any_action(now.state, rng)
         if not now.state.zip or rng.random() < 0.8:
             return action
-        orders = now.env.domain_data.tables["orders"].values()
-        item = rng.choice([item for order in orders for item in order["items"]])
-        return f"{look_for(item)}\nfind({now.state.zip}, {item})"
+        tables, conversation = now.env.domain_data.tables, now.env.conversation
+        assert conversation is not None
+        mine = tables["users"][conversation.task["user_id"]]["orders"]
+        item = rng.choice([item for number in mine for item in tables["orders"][number]["items"]])
+        return behind(look_for(item), f"find({now.state.zip}, {item})")
 
     def start(self, rng: random.Random) -> Snapshot:
         """A customer's first words in a new shop. Every third one asks for what is rarely asked
@@ -150,7 +153,7 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         for i, checked in enumerate(checks[:-1]):
             later = [r for r, write in zip(told[i + 1 :], writes[i + 1 :], strict=True) if write]
             texts.append(" ".join([checked, told[i], *later[-1:], end]))
-        return [*texts, f"{responses[-1].split(chr(10))[0]} {end}"]
+        return [*texts, f"{responses[-1]} {end}"]
 
     def look(self, now: Snapshot, rng: random.Random) -> None:
         """Take in the last observation."""

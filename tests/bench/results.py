@@ -105,11 +105,15 @@ def ablations(env: str, seeds: list[int]) -> list[Plan]:
 
 
 def missing(work: Sequence[Plan], stored: Rows) -> list[Plan]:
-    """The plans without a stored record, and the runs that these start from."""
-    known = {(row["algo"], row["variant"], row["seed"]) for row in stored}
-    left = {plan for plan in work if (plan.algo, plan.variant, plan.seed) not in known}
-    needed = left | {plan.start for plan in left if plan.start is not None}
-    return [plan for plan in work if plan in needed]
+    """The plans without a stored record of as many updates, behind the runs that these start
+    from. A record of other weights must be deleted by hand."""
+    known = {(row["algo"], row["variant"], row["seed"], row["steps"]) for row in stored}
+    left = [
+        plan for plan in work
+        if (plan.algo, plan.variant, plan.seed, compose(plan.settings()).steps) not in known
+    ]  # fmt: skip
+    starts = [plan.start for plan in left if plan.start is not None]
+    return list(dict.fromkeys([*starts, *left]))
 
 
 class Startable(Protocol):

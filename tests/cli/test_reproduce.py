@@ -21,7 +21,7 @@ from agentrl_cli.cli.reproduce import (
 from agentrl_cli.config.compose import build, check, compose, options
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Run
-from tests.bench.results import CONTROLS, TASKS, ablations, plans, preset
+from tests.bench.results import CONTROLS, TASKS, Plan, ablations, missing, plans, preset
 from tests.builders.models import write_model
 from tests.builders.report import write_run
 from tests.builders.runs import Agentrl
@@ -85,6 +85,13 @@ def test_every_run_that_make_results_compares_is_a_preset_from_the_start_it_name
         cfg = compose([f"experiment={plan.preset}", "seed=5", "runs=x"])
         assert (cfg.choices.algo, cfg.choices.env) == (plan.algo, plan.env)
         assert cfg.init == (f"x/{plan.start.preset}_s5" if plan.start else None)
+
+
+def test_what_is_missing_has_no_record_of_its_own_length_and_its_start_comes_first():
+    nlac, later = Plan("math", "nlac", "", 0), Plan("math", "dpo", "", 1)
+    stored = [{"algo": "nlac", "variant": "", "seed": 0, "steps": 12}]
+    assert missing([nlac, later], stored) == [later.start, later]
+    assert missing([nlac], [stored[0] | {"steps": 24}]) == [nlac]
 
 
 def test_every_stored_number_belongs_to_a_preset():

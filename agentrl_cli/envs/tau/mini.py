@@ -206,12 +206,12 @@ def _schema(name: str) -> Record:
     return {"type": "function", "function": words}
 
 
-def _find_order(data: Database, number: str, status: str = "") -> Record:
-    """The order's record. ValueError where there is none, or none with this status."""
+def _find_order(data: Database, number: str, status: str) -> Record:
+    """The order's record. ValueError where there is none with this status."""
     if number not in data["orders"]:
         raise ValueError(f"order {number[:8]} not found")
     order = data["orders"][number]
-    if status and order["status"] != status:
+    if order["status"] != status:
         raise ValueError(f"{number} is {order['status']}")
     return order
 
