@@ -30,6 +30,7 @@ class FakeVLLM(ThreadingHTTPServer):
     for, `history` every load and unload."""
 
     daemon_threads = True
+    request_queue_size = 128  # connections that wait; of more than these some are reset
 
     def __init__(
         self,
