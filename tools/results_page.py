@@ -29,9 +29,13 @@ PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 START, END = "<!-- from docs/results: make results-page -->\n", "<!-- end -->"
 OLD = "0.1"  # the folder of what was learnt with the models of version 0.1
-WORLDS = {"twentyq": "Twenty Questions", "math": "MATH", "tau_mini": "the small shop"}
+OLD_WORLDS = {"twentyq": "Twenty Questions", "math": "MATH", "tau_mini": "the small shop"}
+WORLDS = OLD_WORLDS | {"wiki": "the wiki"}
 PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")
+TRIALS = {
+    "preset": "as it was", "third": "rates / 3", "thrice": "rates x 3", "small_steps": "steps / 2",
+}  # fmt: skip
 PAIRS = "nlac/auc_pairs"
 WRITTEN = {
     "nlac/brier": "Brier score", "nlac/optimism": "optimism", "nlac/auc_within": "AUC in a state",
@@ -131,14 +135,15 @@ def by_demonstrations(rows: Sequence[Row]) -> str:
 
 
 def overview() -> str:
-    """README's table: each algorithm's gain in each world."""
-    plain = {world: defaults(load_old(world)) for world in WORLDS}
+    """README's table: each algorithm's gain in each world, empty where it was not trained."""
+    known = todays_worlds()
+    plain = {world: defaults(load(world)) for world in known}
     cells = [
-        [algo, *(ranged(gains(plain[world][algo])) for world in WORLDS)]
+        [algo, *(ranged(gains(plain[w][algo])) if algo in plain[w] else "" for w in known)]
         for algo in (*PLAYERS, *STUDENTS)
     ]
-    bases = (share(mean(plain[world]["nlac"], "base")) for world in WORLDS)
-    named = [f"{name} ({base} %)" for name, base in zip(WORLDS.values(), bases, strict=True)]
+    bases = [share(mean(plain[world]["nlac"], "base")) for world in known]
+    named = [f"{name} ({base} %)" for name, base in zip(known.values(), bases, strict=True)]
     return markdown(" | ".join(["algorithm", *named]), cells)
 
 
@@ -152,6 +157,34 @@ def todays_learning() -> str:
 def todays_worlds() -> dict[str, str]:
     """The worlds in which something was trained from today's models."""
     return {world: name for world, name in WORLDS.items() if (RECORDS / f"{world}.json").exists()}
+
+
+def todays_tuning() -> str:
+    """For each algorithm its start and its four trials on `val`, where they were done."""
+    tables = []
+    for world, name in WORLDS.items():
+        if (RECORDS / f"{world}_tuning.json").exists():
+            tables.append(f"{_sentence(name)}:\n\n{tuning(load(f'{world}_tuning'))}")
+    return "\n\n".join(tables)
+
+
+def tuning(rows: Sequence[Row]) -> str:
+    """A line for each algorithm: success on `val` at the start and after each trial, at best."""
+    cells = []
+    for algo in dict.fromkeys(row["algo"] for row in rows):
+        own = [row for row in rows if row["algo"] == algo]
+        after = {
+            trial: max(row["val"] for row in own if row["variant"] == trial and row["step"])
+            for trial in TRIALS
+        }
+        start = next(row["val"] for row in own if not row["step"])
+        cells.append([algo, share(start), *(share(after[trial]) for trial in TRIALS)])
+    return markdown(" | ".join(["algorithm", "start, %", *TRIALS.values()]), cells)
+
+
+def _sentence(name: str) -> str:
+    """A name as a sentence begins with it."""
+    return name[0].upper() + name[1:]
 
 
 def todays_critics() -> str:
@@ -259,10 +292,10 @@ def noise(rows: Sequence[Row]) -> str:
 
 def page() -> str:
     """docs/results.md."""
-    found = {world: load_old(world) for world in WORLDS}
+    found = {world: load_old(world) for world in OLD_WORLDS}
     flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
     flat += ("stepagent_cost", "real_models")
-    old_files = {f"{OLD}/{world}": name for world, name in WORLDS.items()}
+    old_files = {f"{OLD}/{world}": name for world, name in OLD_WORLDS.items()}
     old_files[f"{OLD}/twentyq_ablations"] = "Twenty Questions, ablations"
     twentyq, credit = found["twentyq"], load("delayed_credit")
     parts = {f"{world}_players": learning(rows, _plays) for world, rows in found.items()}
@@ -278,6 +311,7 @@ def page() -> str:
         "scalar_critics": critics("critic/brier", SCALAR, old_files),
         "todays_written": critics("nlac/brier", WRITTEN, todays_worlds()),
         "todays_learning": todays_learning(),
+        "todays_tuning": todays_tuning(),
         "todays_critics": todays_critics(),
         "delayed_credit_table": delayed_credit(credit),
         "golden": golden(load("tau_exactness")),
