@@ -1,12 +1,13 @@
 """Tunes the algorithms of a comparison with like effort: `python tests/bench/tuning.py --env math`.
 
 Each gets the same four trials: its preset as it is, its learning rates divided and multiplied by
-three, and twice as many optimizer steps of half the size. A trial has half of the preset's updates
-and a seed that no comparison uses, and is judged by success on the split `val`. SFT's trials are
-judged after every third pass over the demonstrations, of twelve, so that the number of passes is
-tuned, too. Who starts from an SFT starts from its preset, so tune SFT first. Writes every
-evaluation into docs/results/ENV_tuning.json and prints each trial's best; the presets are then
-changed by hand. Trials that are done, under runs/tuning/ENV, are not repeated.
+three, and twice as many optimizer steps of half the size. A trial has as many updates as its
+preset, for shorter ones choose rates that are too high, and a seed that no comparison uses; it is
+judged by success on the split `val`. SFT's trials are judged after every third pass over the
+demonstrations, of twelve, so that the number of passes is tuned, too. Who starts from an SFT starts
+from its preset, so tune SFT first. Writes every evaluation into docs/results/ENV_tuning.json and
+prints each trial's best; the presets are then changed by hand. Trials that are done, under
+runs/tuning/ENV, are not repeated.
 """
 
 from __future__ import annotations
@@ -81,14 +82,11 @@ class Trial(NamedTuple):
         """The overrides of the run."""
         if self.trial == START:
             return [self.preset, f"seed={SEED}"]
-        half = compose([self.preset]).steps // 2
-        length = [f"steps={half}"]
-        if self.algo == "sft":
-            length = [f"steps={PASSES}", f"eval_every={PASSES // 4}"]
+        passes = [f"steps={PASSES}", f"eval_every={PASSES // 4}"] if self.algo == "sft" else []
         size = EPISODES // VAL_TASKS[self.env]
         judged = ["eval.splits=[val]", "eval.greedy=false", f"eval.episodes_per_task={size}"]
         changes = [f"{key}={value}" for key, value in self.changes.items()]
-        return [self.preset, *length, *judged, *changes, f"seed={SEED}"]
+        return [self.preset, *passes, *judged, *changes, f"seed={SEED}"]
 
 
 def records(trial: Trial, run: Path) -> Rows:
