@@ -18,7 +18,7 @@ OTHER_PAGES = {  # which name their records and quote no figure
     "memory_plan": "scaling.md", "wiki_cost": "wiki.md",
 }  # fmt: skip
 RECORDS = sorted((ROOT / "docs" / "results").glob("**/*.json"))
-LEARNING = [file for file in RECORDS if file.stem in ("twentyq", "math", "tau_mini")]
+LEARNING = [file for file in RECORDS if file.stem in ("twentyq", "math", "tau_mini", "wiki")]
 PAGE = (ROOT / "docs" / "results.md").read_text()
 
 

@@ -68,7 +68,7 @@ def test_presets_of_the_paper_train_a_large_model_through_lora():
 
 def test_what_is_stored_of_a_run_is_what_its_record_says():
     """Records of models that are no longer embedded have nothing stored to be held against."""
-    names = ("twentyq", "twentyq_ablations", "tau_mini", "math")
+    names = ("twentyq", "twentyq_ablations", "tau_mini", "math", "wiki")
     files = [file for name in names if (file := RESULTS / f"{name}.json").exists()]
     records = [row for file in files for row in json.loads(file.read_text())]
     told = {(preset(row), str(row["seed"])): row for row in records if row["split"] == "test"}
