@@ -199,7 +199,9 @@ def todays_critics() -> str:
 
 
 def _figure(name: str) -> str:
-    """A figure's name in a table; that of one seed's says which."""
+    """A figure's name in a table; that of one seed or of a spoiled critic says which."""
+    if found := re.fullmatch(r"(guard_[a-z]+)_(.+)", name):
+        return f"`{found[1]}`, {found[2].replace('_', ' ')}"
     found = re.fullmatch(r"(.+)_s(\d+)", name)
     return f"`{found[1]}`, seed {found[2]}" if found else f"`{name}`"
 

@@ -61,8 +61,9 @@ def figures(env: str, control: str, runs: dict[int, Run]) -> dict[str, float]:
     opened = [
         row["guard/open"] for run in runs.values() for row in run.metrics() if "guard/open" in row
     ]
-    figures = {"low": change.low, "change": change.mean, "high": change.high, "open": fmean(opened)}
-    return {f"guard_{name}_{control}_{env}": value for name, value in figures.items()}
+    found = {"guard_low": change.low, "guard_change": change.mean, "guard_high": change.high}
+    found["guard_open"] = fmean(opened)
+    return {f"{name}_{control}_{env}": value for name, value in found.items()}
 
 
 def main() -> None:
