@@ -34,7 +34,8 @@ WORLDS = OLD_WORLDS | {"wiki": "the wiki"}
 PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")
 TRIALS = {
-    "preset": "as it was", "third": "rates / 3", "thrice": "rates x 3", "small_steps": "steps / 2",
+    "preset": "as it was", "third": "rates / 3", "thrice": "rates × 3",
+    "small_steps": "half the step",
 }  # fmt: skip
 PAIRS = "nlac/auc_pairs"
 WRITTEN = {
@@ -164,7 +165,7 @@ def todays_tuning() -> str:
     tables = []
     for world, name in WORLDS.items():
         if (RECORDS / f"{world}_tuning.json").exists():
-            tables.append(f"{_sentence(name)}:\n\n{tuning(load(f'{world}_tuning'))}")
+            tables.append(f"On {name}:\n\n{tuning(load(f'{world}_tuning'))}")
     return "\n\n".join(tables)
 
 
@@ -180,11 +181,6 @@ def tuning(rows: Sequence[Row]) -> str:
         start = next(row["val"] for row in own if not row["step"])
         cells.append([algo, share(start), *(share(after[trial]) for trial in TRIALS)])
     return markdown(" | ".join(["algorithm", "start, %", *TRIALS.values()]), cells)
-
-
-def _sentence(name: str) -> str:
-    """A name as a sentence begins with it."""
-    return name[0].upper() + name[1:]
 
 
 def todays_critics() -> str:

@@ -39,10 +39,10 @@ CONTROLS = (
 )  # fmt: skip
 OWN_PLAY = "own_play"  # SFT on its own unfiltered play, the control that must stay flat
 TASKS = {
-    "twentyq": {"test": 40, "train": 44},
-    "tau_mini": {"test": 30, "train": 90},
-    "math": {"test": 200, "train": 1000},
-    "wiki": {"test": 80, "train": 240},
+    "twentyq": {"test": 40, "train": 44, "val": 12},
+    "tau_mini": {"test": 30, "train": 90, "val": 30},
+    "math": {"test": 200, "train": 1000, "val": 100},
+    "wiki": {"test": 80, "train": 240, "val": 40},
 }
 Rows = list[dict[str, Any]]
 PLAYERS = ("nlac", "self_ac", "archer", "ppo", "grpo", "rft")

@@ -27,11 +27,10 @@ from tests.bench.results import FROM_SFT, PLAYERS, ROOT, STUDENTS, TASKS, Rows, 
 
 SEED = 10  # of every trial; the comparisons have 0, 1 and 2
 EPISODES = 600  # of an evaluation
-VAL_TASKS = {"twentyq": 12, "tau_mini": 30, "math": 100, "wiki": 40}
 PASSES = 12  # of SFT, four times evaluated
 START = "start"  # SFT by its preset, which others start from
 TRIALS = ("preset", "third", "thrice", "small_steps")
-FACTORS = {"preset": 1.0, "third": 1 / 3, "thrice": 3.0, START: 1.0}
+FACTORS = {"preset": 1.0, "third": 1 / 3, "thrice": 3.0}
 BODY, HEAD = "algo.optimizer.lr", "algo.optimizer.head_lr"
 RATES = {
     "ppo": (BODY, HEAD),
@@ -83,7 +82,7 @@ class Trial(NamedTuple):
         if self.trial == START:
             return [self.preset, f"seed={SEED}"]
         passes = [f"steps={PASSES}", f"eval_every={PASSES // 4}"] if self.algo == "sft" else []
-        size = EPISODES // VAL_TASKS[self.env]
+        size = EPISODES // TASKS[self.env]["val"]
         judged = ["eval.splits=[val]", "eval.greedy=false", f"eval.episodes_per_task={size}"]
         changes = [f"{key}={value}" for key, value in self.changes.items()]
         return [self.preset, *passes, *judged, *changes, f"seed={SEED}"]
@@ -110,8 +109,9 @@ def tune(env: str, algo: str, folder: Path) -> None:
         if trial.start:
             train(trial.start, folder)
         train(trial, folder)
-        rows += records(trial, folder / trial.name)
-        found = best(records(trial, folder / trial.name))
+        judged = records(trial, folder / trial.name)
+        rows += judged
+        found = best(judged)
         print(algo, trial.trial, trial.changes, found["step"], round(found["val"], 4), flush=True)
     write(f"{env}_tuning.json", rows)
 
