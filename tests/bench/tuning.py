@@ -28,6 +28,7 @@ from tests.bench.results import FROM_SFT, PLAYERS, ROOT, STUDENTS, TASKS, Rows, 
 SEED = 10  # of every trial; the comparisons have 0, 1 and 2
 EPISODES = 600  # of an evaluation
 PASSES = 12  # of SFT, four times evaluated
+UNWATCHED = ["algo.advanced.monitored_states=0"]  # what NLAC measures of its critic judges no trial
 START = "start"  # SFT by its preset, which others start from
 TRIALS = ("preset", "third", "thrice", "small_steps")
 FACTORS = {"preset": 1.0, "third": 1 / 3, "thrice": 3.0}
@@ -84,6 +85,7 @@ class Trial(NamedTuple):
         passes = [f"steps={PASSES}", f"eval_every={PASSES // 4}"] if self.algo == "sft" else []
         size = EPISODES // TASKS[self.env]["val"]
         judged = ["eval.splits=[val]", "eval.greedy=false", f"eval.episodes_per_task={size}"]
+        judged += UNWATCHED if self.algo == "nlac" else []
         changes = [f"{key}={value}" for key, value in self.changes.items()]
         return [self.preset, *passes, *judged, *changes, f"seed={SEED}"]
 
