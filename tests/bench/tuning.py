@@ -86,12 +86,13 @@ class Trial(NamedTuple):
         size = EPISODES // TASKS[self.env]["val"]
         judged = ["eval.splits=[val]", "eval.greedy=false", f"eval.episodes_per_task={size}"]
         judged += UNWATCHED if self.algo == "nlac" else []
+        judged += ["eval.baseline=false"] if self.trial != TRIALS[0] else []  # the same start
         changes = [f"{key}={value}" for key, value in self.changes.items()]
         return [self.preset, *passes, *judged, *changes, f"seed={SEED}"]
 
 
 def records(trial: Trial, run: Path) -> Rows:
-    """One for each evaluation, the start's, of step 0, among them."""
+    """One for each evaluation, in the first trial the start's, of step 0, among them."""
     common: dict[str, Any] = {"env": trial.env, "algo": trial.algo, "variant": trial.trial}
     common |= {"seed": SEED, "changes": trial.changes}
     common |= {"start": trial.start.name if trial.start else "base"}
