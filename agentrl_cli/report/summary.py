@@ -12,6 +12,7 @@ from agentrl_cli.runs.run import Run
 
 SHARES = ("greedy_success", "invalid", "repeated")
 MEANS_OF_WINS = "turns_to_success"  # nothing to average where no episode was won
+NONE = "–"  # of a cell without a figure
 Row = dict[str, Any]
 
 
@@ -22,35 +23,34 @@ def final_table(run: Run) -> str:
     lines: list[str] = []
     if rows:
         keep = read_record(run).config.get("keep")
-        rows = [rows[0], kept_evaluation(rows, keep)]
-        lines = comparison(rows[0], rows[-1], paired_gain(run, rows))
+        base, trained = None if rows[0]["step"] else rows[0], kept_evaluation(rows, keep)
+        lines = comparison(base, trained, paired_gain(run, base, trained) if base else None)
         if keep == "best":
-            lines.append(f"trained is step {rows[-1]['step']}, which won most of val and is kept")
+            lines.append(f"trained is step {trained['step']}, which won most of val and is kept")
     return "\n".join([*lines, f"run {run.folder}", f"next: agentrl show {run.quoted_folder}"])
 
 
-def paired_gain(run: Run, rows: list[Row]) -> Interval | None:
-    """The gain in success of the split whose episodes are kept, task by task, from the first line
-    of evaluation to the last; None where there is one line, or episodes are missing."""
-    record, steps = read_record(run), [row["step"] for row in (rows[0], rows[-1])]
+def paired_gain(run: Run, base: Row, trained: Row) -> Interval | None:
+    """The gain in success of the split whose episodes are kept, task by task, from one line of
+    evaluation to another; None where they are the same, or episodes are missing."""
+    record, steps = read_record(run), [row["step"] for row in (base, trained)]
     before, after = (record.outcomes(step) for step in steps)
     if steps[0] == steps[1] or before is None or after is None or not before.keys() & after.keys():
         return None
     return paired_difference({0: after}, {0: before})
 
 
-def comparison(base: Row, trained: Row, gain: Interval | None = None) -> list[str]:
+def comparison(base: Row | None, trained: Row, gain: Interval | None = None) -> list[str]:
     """One line for each measure of each split; success with its 95 % interval clustered by task.
-    `gain` is the first split's difference with its interval, where that is known."""
+    Without `base` (eval.baseline=false) its cells are dashes. `gain` is the first split's
+    difference with its interval, where that is known."""
     lines = [f"{'':<24} {'base':>18} {'trained':>18} {'difference':>20}"]
     for position, split in enumerate(evaluated_splits(trained)):
-        before, after = (success_interval(row, split) for row in (base, trained))
         known = gain if position == 0 else None
-        cells = [_share(before), _share(after), _gain(before.mean, after.mean, known)]
-        lines.append(_line(f"{split} success", *cells))
+        lines.append(_line(f"{split} success", *_success(base, trained, split, known)))
         for name in (MEANS_OF_WINS, *SHARES):
             key = f"eval/{split}_{name}"
-            if key in trained and key in base:
+            if key in trained and (base is None or key in base):
                 label = f"{split} {name.replace('_', ' ')}"
                 lines.append(_line(label, *_cells(base, trained, split, name)))
     return lines
@@ -61,14 +61,24 @@ def has_nothing_to_average(row: Row, key: str) -> bool:
     return key.endswith(MEANS_OF_WINS) and not row.get(key.removesuffix(MEANS_OF_WINS) + "success")
 
 
-def _cells(base: Row, trained: Row, split: str, name: str) -> list[str]:
+def _success(base: Row | None, trained: Row, split: str, gain: Interval | None) -> list[str]:
+    """Success of both lines, and by how much it has changed."""
+    after = success_interval(trained, split)
+    if base is None:
+        return [NONE, _share(after), NONE]
+    before = success_interval(base, split)
+    return [_share(before), _share(after), _gain(before.mean, after.mean, gain)]
+
+
+def _cells(base: Row | None, trained: Row, split: str, name: str) -> list[str]:
     """What both lines hold of one measure, and by how much it has changed."""
     key, is_share = f"eval/{split}_{name}", name in SHARES
-    missing = [has_nothing_to_average(row, key) for row in (base, trained)]
     form, change = (".1%", _points) if is_share else (".1f", "{:+.1f}".format)
-    texts = [f"{row[key]:{form}}" for row in (base, trained)]
-    texts = ["–" if gone else text for text, gone in zip(texts, missing, strict=True)]
-    return [*texts, "–" if any(missing) else change(trained[key] - base[key])]
+    texts = [
+        NONE if row is None or has_nothing_to_average(row, key) else f"{row[key]:{form}}"
+        for row in (base, trained)
+    ]
+    return [*texts, NONE if base is None or NONE in texts else change(trained[key] - base[key])]
 
 
 def _line(label: str, base: str, trained: str, difference: str) -> str:

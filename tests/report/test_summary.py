@@ -56,6 +56,12 @@ def test_a_mean_over_wins_is_a_dash_where_there_are_none():
     ]
 
 
+def test_a_run_that_did_not_play_its_start_shows_no_base(tmp_path: Path):
+    run = trained(tmp_path, "grpo", "it", "steps=2", "eval_every=1", "eval.baseline=false", SPEAKER)
+    _, success, *_ = final_table(run).splitlines()
+    assert success.split()[2] == "–" and success.endswith("–") and "%" in success
+
+
 def test_the_difference_at_the_end_is_paired_by_task(tmp_path: Path):
     run = trained(tmp_path, "grpo", "it", "steps=1", SPEAKER)
     outcomes = [
