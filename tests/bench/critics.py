@@ -128,7 +128,8 @@ def own_play_drift(env: str, run: Run, overrides: list[str]) -> dict[str, float]
     tokens = sum(row["policy/trained_tokens"] for row in rows)
     size, rate = math.ceil(tokens / steps), max(row["policy/lr"] for row in rows)
     settings = [f"algo.tokens_per_step={size}", f"algo.optimizer.lr={rate}", *overrides]
-    parts = assemble(check(compose([f"env={env}", "algo=sft", "model=tiny", *settings])), None)
+    base = [f"env={env}", "algo=sft", "model=tiny", "hardware.threads=1"]
+    parts = assemble(check(compose([*base, *settings])), None)
     before, taken = success(parts), 0.0
     played = parts.collector.collect(0, 1)
     acted = sum(len(turn.action_ids) for turn in all_turns(played)) / len(played)
