@@ -87,8 +87,8 @@ performance: setup
 
 # about six hours on two cores; finished runs under runs/results are not repeated
 results: setup
-	for env in twentyq tau_mini math; do $(BIN)/python tests/bench/results.py --env $$env --plan || exit 1; done
-	for env in twentyq tau_mini math; do $(BIN)/python tests/bench/results.py --env $$env || exit 1; done
+	for env in math twentyq tau_mini wiki; do $(BIN)/python tests/bench/results.py --env $$env --plan || exit 1; done
+	for env in math twentyq tau_mini wiki; do $(BIN)/python tests/bench/results.py --env $$env || exit 1; done
 
 # docs/results.md and README's table, from the records in docs/results
 results-page: setup
