@@ -29,7 +29,7 @@ $(EXTRAS): $(STAMP)
 	touch $@
 
 demo: setup
-	$(BIN)/agentrl train algo=nlac env=twentyq steps=12
+	$(BIN)/agentrl train algo=nlac env=twentyq
 	$(BIN)/agentrl show last
 
 test: setup
