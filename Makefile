@@ -94,7 +94,7 @@ results: setup
 results-page: setup
 	$(BIN)/python tools/results_page.py
 
-# README's pictures; about an hour on two cores, finished runs under runs/pictures are not repeated
+# the curves of README and docs/results.md, from the records in docs/results
 pictures: setup
 	$(BIN)/python tools/pictures.py
 

@@ -1,4 +1,4 @@
-"""README's pictures are drawn from runs, are small, and let no text of a model be markup."""
+"""The pictures are drawn from the records, are small, and let no text of a model be markup."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 
 from agentrl_cli.core.types import Episode, Message
 from agentrl_cli.runs import episode_files
-from tests.builders.report import BASE, BETTER, episode, write_run
+from tests.builders.report import episode, write_run
 from tests.paths import ROOT
 
 pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib (extra: report)")
 
 from tools import pictures
+from tools.results_page import PLAYERS, WORLDS, load
 
 LARGEST = 150_000  # bytes of a picture
 SAID = {
@@ -29,22 +30,34 @@ def texts(svg: str) -> list[str]:
     return [node.text or "" for node in ElementTree.fromstring(svg).iter() if node.text]
 
 
-def test_the_stored_pictures_are_small():
-    sizes = {file.name: file.stat().st_size for file in (ROOT / "docs" / "images").iterdir()}
-    assert {"curves.svg", "episode.svg"} <= sizes.keys()
-    assert max(sizes.values()) < LARGEST
+def test_the_stored_pictures_are_small_and_those_of_the_records():
+    stored = {file.stem: file.read_text() for file in (ROOT / "docs" / "images").glob("*.svg")}
+    assert max(map(len, stored.values())) < LARGEST
+    drawn = pictures.curves()
+    assert drawn.keys() | {"episode"} == stored.keys()
+    assert drawn == {name: stored[name] for name in drawn}, "make pictures"
 
 
-def test_curves_of_three_seeds_of_three_algorithms_are_one_small_picture(tmp_path: Path):
-    runs = [
-        write_run(tmp_path / f"{algo}-s{seed}", algo=algo, seed=seed, final=final)
-        for algo, final in zip(pictures.ALGOS, (BETTER, BASE, BETTER), strict=True)
-        for seed in pictures.SEEDS
+def test_every_run_that_played_has_a_curve_which_begins_before_anything_was_learnt():
+    for world in WORLDS:
+        played = [row for row in load(world) if row["algo"] in PLAYERS and not row["variant"]]
+        curves = load(f"{world}_curves")
+        found = {(row["algo"], row["seed"]) for row in curves}
+        assert found <= {(row["algo"], row["seed"]) for row in played}
+        for row in curves:
+            assert row["episodes"][0] == row["seconds"][0] == 0
+            assert len(row["success"]) == len(row["episodes"]) == len(row["seconds"])
+
+
+def test_a_panel_has_every_seed_of_an_algorithm_against_what_was_spent():
+    rows = [
+        {"algo": "grpo", "seed": s, "success": [0.2, 0.5], "seconds": [0, 7], "episodes": [0, 9]}
+        for s in (0, 1)
     ]
-    assert all(map(pictures.is_done, runs))
-    drawn = pictures.curves(runs)
-    assert drawn == pictures.curves(runs) and len(drawn) < LARGEST
-    assert ElementTree.fromstring(drawn).tag.endswith("svg")
+    drawn = pictures.panel(rows, "a world", "seconds")
+    assert [list(line.xs) for line in drawn.curves["grpo"]] == [[0, 7], [0, 7]]
+    assert [list(line.ys) for line in drawn.curves["grpo"]] == [[0.2, 0.5], [0.2, 0.5]]
+    assert drawn.axis == "seconds of play and training" and drawn.is_logarithmic
 
 
 def test_an_episode_s_picture_says_what_the_critic_said():
@@ -69,12 +82,6 @@ def test_the_episode_is_won_judged_at_every_turn_and_has_both_verdicts(tmp_path:
     episode_files.write(run / "episodes" / "eval-000020.jsonl", found[:3])
     with pytest.raises(SystemExit, match="no episode"):
         pictures.pick(run)
-
-
-def test_a_run_that_was_left_half_way_is_not_trained_over(tmp_path: Path):
-    run = write_run(tmp_path / "nlac-s0", algo="nlac", status="stopped")
-    with pytest.raises(SystemExit, match="not done"):
-        pictures.train(run, "nlac", 0)
 
 
 def judged() -> Episode:

@@ -1,70 +1,61 @@
-"""Makes README's pictures in docs/images/: learning curves, and an episode with its critiques.
-
-Run as `make pictures`; trains three seeds of three algorithms on Twenty Questions first, which
-takes about an hour on two cores. A run under runs/pictures that is done is not repeated.
+"""Draws the pictures in docs/images/ from the records in docs/results: how success rises with the
+episodes and the seconds of play and training, for README in all worlds, for docs/results.md in
+each. `make pictures`; with `--episode RUN` README's episode with its critiques is drawn, too, from
+a finished run of NLAC on Twenty Questions.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.algos.nlac.prompts import outcome
-from agentrl_cli.cli.report import gather
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report import figures
+from agentrl_cli.report.figures import Line, Panel
 from agentrl_cli.runs import episode_files
+from tools.results_page import PLAYERS, WORLDS, Row, load
 
-ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "runs" / "pictures"
-IMAGES = ROOT / "docs" / "images"
-ALGOS, SEEDS = ("nlac", "grpo", "rft"), (0, 1, 2)
-SHOWN = "nlac"  # whose episode is drawn
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+SPENT = ("episodes", "seconds")  # what success is drawn against
 TURNS = range(4, 9)  # of an episode that is worth a picture
-SETTINGS = ("eval_every=6", "eval.splits=[test]", "eval.greedy=false")
 INK, PALE, GOOD, BAD, MIND = "#22303c", "#6b7780", "#00795a", "#b3430a", "#0060a0"
 WIDTH, LINE, LETTERS = 860, 18, 90  # pixels; letters of a line
 NUMBERS, LABELS, TEXTS = 20, 44, 124  # pixels from the left
-Line = tuple[str, str, str]  # a label, a text and its colour
+Said = tuple[str, str, str]  # a label, a text and its colour
 
 
-def train(run: Path, algo: str, seed: int) -> None:
-    """Train one run unless it is done. Raises SystemExit where it was left half-way."""
-    if is_done(run):
-        return
-    if run.exists():
-        raise SystemExit(f"{run} is there but not done; remove it, or agentrl resume it")
-    chosen = [
-        f"experiment=twentyq_{algo}",
-        f"seed={seed}",
-        f"runs={run.parent}",
-        f"name={run.name}",
-    ]
-    command = [sys.executable, "-m", "agentrl_cli.cli", "train", *chosen, *SETTINGS]
-    subprocess.run(command, check=True, cwd=ROOT)
+def panel(rows: Sequence[Row], title: str, axis: str) -> Panel:
+    """Success of what was played, every seed of each algorithm, against what had been spent."""
+    curves = {
+        algo: [Line(np.array(row[axis], float), np.array(row["success"])) for row in rows
+               if row["algo"] == algo]
+        for algo in PLAYERS
+    }  # fmt: skip
+    return Panel(title, f"{axis} of play and training", curves, is_logarithmic=axis == "seconds")
 
 
-def is_done(run: Path) -> bool:
-    """Whether a run has finished."""
-    meta = run / "meta.json"
-    return meta.exists() and json.loads(meta.read_text())["status"] == "done"
-
-
-def curves(runs: list[Path]) -> str:
-    """Test success of the runs against episodes, as SVG."""
-    (world,) = gather([str(run) for run in runs]).worlds
-    return figures.svg(figures.learning_curve(world))
+def curves() -> dict[str, str]:
+    """The pictures by their files' names, as SVG: README's, and one for each world."""
+    found = {name: load(f"{world}_curves") for world, name in WORLDS.items()}
+    drawn = {"curves": [panel(rows, name, "episodes") for name, rows in found.items()]}
+    for world, name in WORLDS.items():
+        drawn[f"curves_{world}"] = [panel(found[name], "", axis) for axis in SPENT]
+    success = "success, train tasks"
+    return {
+        name: figures.svg(figures.learning_curves(panels, 2, success))
+        for name, panels in drawn.items()
+    }
 
 
 def pick(run: Path) -> Episode:
@@ -105,7 +96,7 @@ def picture(episode: Episode, source: str) -> str:
     ])  # fmt: skip
 
 
-def _turn(turn: Turn, answer: str) -> Iterator[Line]:
+def _turn(turn: Turn, answer: str) -> Iterator[Said]:
     """What the agent does, what its critic foresees, what it says of it and would rather do, and
     the world's answer."""
     said: dict[str, Any] = turn.info["critic"]
@@ -127,24 +118,14 @@ def _text(x: int, y: int, text: str, colour: str, bold: bool = False) -> str:
 
 
 def main() -> None:
-    """Train what is missing, and draw."""
+    """Draw."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, default=RUNS, help="where the runs are")
-    parser.add_argument("--no-train", action="store_true", help="draw what is done")
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
-    asked = parser.parse_args()
-    folder = asked.runs.resolve()
-    plans = {folder / f"{algo}-s{seed}": (algo, seed) for seed in SEEDS for algo in ALGOS}
-    if not asked.no_train:
-        with ThreadPoolExecutor(asked.jobs) as pool:
-            list(pool.map(lambda run: train(run, *plans[run]), plans))
-    done = [run for run in plans if is_done(run)]
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    (IMAGES / "curves.svg").write_text(curves(done))
-    run = next(run for run in done if plans[run][0] == SHOWN)
-    episode = picture(pick(run), f"{SHOWN}, seed {plans[run][1]}")
-    (IMAGES / "episode.svg").write_text(episode)
-    print(f"docs/images: {', '.join(run.name for run in done)}; the episode is of {run.name}")
+    parser.add_argument("--episode", type=Path, metavar="RUN", help="a run of NLAC to show one of")
+    run: Path | None = parser.parse_args().episode
+    drawn = curves() | ({"episode": picture(pick(run), run.name)} if run else {})
+    for name, text in drawn.items():
+        (IMAGES / f"{name}.svg").write_text(text)
+    print("docs/images:", ", ".join(drawn))
 
 
 if __name__ == "__main__":

@@ -148,11 +148,12 @@ def overview() -> str:
     return markdown(" | ".join(["algorithm", *named]), cells)
 
 
-def todays_learning() -> str:
-    """A table for each world: whatever was trained from today's models."""
-    known = todays_worlds().items()
-    tables = [(name, learning(load(file), lambda row: True)) for file, name in known]
-    return "\n\n".join(f"### {name} today\n\n{table}" for name, table in tables)
+def todays_learning(world: str) -> str:
+    """Whatever was trained from today's models in a world: curves, and a table."""
+    curves = load(f"{world}_curves")
+    played = ", ".join(dict.fromkeys(row["algo"] for row in curves))
+    picture = f"![Success of {played} against episodes and seconds](images/curves_{world}.svg)"
+    return f"{picture}\n\n{learning(load(world), lambda row: True)}"
 
 
 def todays_worlds() -> dict[str, str]:
@@ -308,7 +309,7 @@ def page() -> str:
         "written_critics": critics("nlac/brier", WRITTEN, old_files),
         "scalar_critics": critics("critic/brier", SCALAR, old_files),
         "todays_written": critics("nlac/brier", WRITTEN, todays_worlds()),
-        "todays_learning": todays_learning(),
+        **{f"{world}_today": todays_learning(world) for world in todays_worlds()},
         "todays_tuning": todays_tuning(),
         "todays_critics": todays_critics(),
         "delayed_credit_table": delayed_credit(credit),
@@ -336,8 +337,9 @@ def readme() -> str:
 
 def _name(runs: Runs) -> str:
     """`nlac, shuffled outcomes`; a variant that names its algorithm stands alone."""
-    algo, variant = runs[0]["algo"], runs[0]["variant"].replace("_", " ")
-    return variant if variant.startswith(algo) else ", ".join(filter(None, [algo, variant]))
+    algo, variant = runs[0]["algo"], runs[0]["variant"]
+    words = variant.removeprefix(algo).strip("_").replace("_", " ")
+    return ", ".join(filter(None, [algo, words]))
 
 
 def _is_default(runs: Runs) -> bool:

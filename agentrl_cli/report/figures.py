@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AXES = ("episodes", "gradient steps", "seconds")
-POINTS = 80  # of a curve
+POINTS = 80  # of a mean of curves that have no points in common
 LETTERS_PER_INCH = 12  # of a label
 MIN_RUNS_FOR_BAND = 3
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A", "#7A7A7A")
@@ -48,6 +48,21 @@ class Line:
     ys: Array  # [points]
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One of the pictures beside each other: the curves of the runs by label, and what they are
+    drawn against; on a logarithmic axis from the first point above 0."""
+
+    title: str
+    axis: str
+    curves: dict[str, list[Line]]
+    is_logarithmic: bool = False
+
+    def axes(self) -> list[Array]:
+        """Where the points of each run stand."""
+        return [line.xs for lines in self.curves.values() for line in lines]
+
+
 def curves(world: World) -> Figure | None:
     """Success against episodes, gradient steps and seconds: evaluations above, fresh training
     episodes below (mean of five updates); thick lines are means over seeds, bands their 95 %
@@ -70,13 +85,27 @@ def curves(world: World) -> Figure | None:
     return figure
 
 
-def learning_curve(world: World) -> Figure:
-    """Evaluated success against episodes alone, drawn as in `curves`."""
-    figure, ((axis,),) = _grid(1, 1, width=7.2, height=3.4)
-    _success_curves(axis, world, AXES[0], _evaluated)
-    axis.set_xlabel(f"training {AXES[0]}")
-    axis.set_ylabel(f"success ({world.split})")
-    _legend(figure, axis)
+def learning_curves(panels: Sequence[Panel], across: int, success: str) -> Figure:
+    """Success in each of the panels, `across` of them in a row; a label has one colour in all.
+    `success` says whose it is."""
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.curves))
+    down = math.ceil(len(panels) / across)
+    figure, grid = _grid(down, across, width=3.6 * across, height=2.6 * down + 0.4)
+    axes = [axis for row in grid for axis in row]
+    for axis, panel in zip(axes, panels, strict=False):
+        for label, lines in panel.curves.items():
+            _mean_line(axis, lines, label, labels.index(label), points=False)
+        axis.set_title(panel.title)
+        axis.set_xlabel(panel.axis)
+        _show_shares(axis)
+        if panel.is_logarithmic:
+            axis.set_xscale("log")
+            axis.set_xlim(left=min(xs[xs > 0].min() for xs in panel.axes()))
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    for row in grid:
+        row[0].set_ylabel(success)
+    _legend(figure, *axes)
     return figure
 
 
@@ -166,6 +195,11 @@ def _success_curves(axis: Axes, world: World, name: str, read: Callable[..., Lin
     for number, group in enumerate(world.groups):
         lines = [line for record in group.records if (line := read(record, name, world.split))]
         _mean_line(axis, lines, group.label, number, points=read is _evaluated)
+    _show_shares(axis)
+
+
+def _show_shares(axis: Axes) -> None:
+    """From the start on, and shares from 0 to 1 in per cent."""
     axis.set_xlim(left=0)
     axis.set_ylim(0, 1)
     axis.yaxis.set_major_formatter(_percent())
@@ -178,9 +212,8 @@ def _mean_line(axis: Axes, lines: list[Line], label: str, number: int, points: b
         return
     colour = COLOURS[number % len(COLOURS)]
     dash = DASHES[number // len(COLOURS) % len(DASHES)]
-    start, end = max(line.xs[0] for line in lines), min(line.xs[-1] for line in lines)
-    grid = np.linspace(start, end, POINTS)
-    rows = np.array([np.interp(grid, line.xs, line.ys) for line in lines])  # [runs, POINTS]
+    grid = _common_axis([line.xs for line in lines])
+    rows = np.array([np.interp(grid, line.xs, line.ys) for line in lines])  # [runs, points]
     axis.plot(grid, rows.mean(0), dash, color=colour, label=label)
     if len(lines) >= MIN_RUNS_FOR_BAND:
         low, high = seeds.bootstrap_band(rows)
@@ -188,6 +221,14 @@ def _mean_line(axis: Axes, lines: list[Line], label: str, number: int, points: b
     form = "o-" if points else "-"
     for line in lines:
         axis.plot(line.xs, line.ys, form, color=colour, alpha=0.45, lw=0.6, ms=2.8, mew=0)
+
+
+def _common_axis(axes: list[Array]) -> Array:
+    """The points of all runs where these are the same, else POINTS of them, from where the last
+    begins to where the first ends."""
+    if all(np.array_equal(xs, axes[0]) for xs in axes):
+        return axes[0]
+    return np.linspace(max(xs[0] for xs in axes), min(xs[-1] for xs in axes), POINTS)
 
 
 def _evaluated(record: Record, axis: str, split: str) -> Line | None:

@@ -1,14 +1,15 @@
 """Measures every learning figure of an environment anew: `make results`; with `--ablations` those
-of NLAC's ablations on Twenty Questions, which go to docs/results/twentyq_ablations.json.
+of NLAC's ablations on MATH or Twenty Questions, which go to docs/results/ENV_ablations.json.
 
-Every run is a shipped preset; writes docs/results/ENV.json and ENV_critic.json, where the records
-of runs that are not in the folder stay, and agentrl_cli/reproduce.json, against which `agentrl
-reproduce` holds a later run. Each algorithm and control trains from the shipped base on the same
-number of episodes, three seeds, one torch thread a run, `--jobs` runs side by side. Who learns from
-demonstrations gets one fixed set of the expert's, SFT from the base, StepAgent, DPO, PPO and RFT
-once more from that SFT. A run that is already done is not repeated; with `--missing` one whose
-record is stored is left out, too, also where its folder is gone. The table that it prints last
-is that of `agentrl report FOLDER --markdown`; `make results-page` then writes docs/results.md.
+Every run is a shipped preset; writes docs/results/ENV.json, ENV_critic.json and ENV_curves.json,
+where the records of runs that are not in the folder stay, and agentrl_cli/reproduce.json, against
+which `agentrl reproduce` holds a later run. Each algorithm and control trains from the shipped base
+on the same number of episodes, three seeds, one torch thread a run, `--jobs` runs side by side. Who
+learns from demonstrations gets one fixed set of the expert's, SFT from the base, StepAgent, DPO,
+PPO and RFT once more from that SFT. A run that is already done is not repeated; with `--missing`
+one whose record is stored is left out, too, also where its folder is gone. The table that it
+prints last is that of `agentrl report FOLDER --markdown`; `make pictures` and `make results-page`
+then draw the curves and write docs/results.md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
@@ -48,6 +50,7 @@ Rows = list[dict[str, Any]]
 PLAYERS = ("nlac", "self_ac", "archer", "ppo", "grpo", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
 FROM_SFT = (*STUDENTS[1:], "ppo_from_sft", "rft_from_sft")  # who starts from that SFT
+SOURCES = (("nlac", "nlac_paper"), ("self_ac", "self_ac_slides"))  # to their letter
 VARIANTS = {  # of algorithms; each is a preset, as each algorithm is
     "twentyq": (
         ("sft", OWN_PLAY),
@@ -57,9 +60,13 @@ VARIANTS = {  # of algorithms; each is a preset, as each algorithm is
         ("grpo", "graded_reward"),  # told as much
     ),
 }
-ABLATIONS = (  # of NLAC, each a preset
-    "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8", "m2",
-)  # fmt: skip
+ABLATIONS = {  # of NLAC, each a preset: all where they are cheap, elsewhere the most telling
+    "math": (
+        "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8", "m2",
+        "shared_critic", "guarded",
+    ),
+    "twentyq": ("shared_critic", "k1"),
+}  # fmt: skip
 
 
 class Plan(NamedTuple):
@@ -95,13 +102,14 @@ def plans(env: str, seeds: list[int], controls: bool) -> list[Plan]:
     """Everything that is compared, seed by seed."""
     compared = [(algo, "") for algo in (*PLAYERS, *STUDENTS)]
     if controls:
-        compared += [*(("nlac", control) for control in CONTROLS), *VARIANTS.get(env, ())]
+        compared += [("nlac", control) for control in CONTROLS]
+        compared += [*SOURCES, *VARIANTS.get(env, ())]
     return [Plan(env, algo, variant, seed) for seed in seeds for algo, variant in compared]
 
 
 def ablations(env: str, seeds: list[int]) -> list[Plan]:
     """NLAC without one of its parts, or with more of one."""
-    return [Plan(env, "nlac", variant, seed) for variant in ABLATIONS for seed in seeds]
+    return [Plan(env, "nlac", variant, seed) for variant in ABLATIONS[env] for seed in seeds]
 
 
 def missing(work: Sequence[Plan], stored: Rows) -> list[Plan]:
@@ -215,13 +223,17 @@ def named(plan: Plan) -> dict[str, Any]:
 
 def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:
     """What a run took, and the commit that ran."""
-    phases = ("time/rollout", "time/train", "time/algorithm")
     return {
         "episodes": int(sum(row.get("episodes/count", 0) for row in updates)),
         "steps": len(updates),
-        "seconds": round(sum(row.get(name, 0.0) for row in updates for name in phases), 1),
+        "seconds": round(sum(map(seconds_of, updates)), 1),
         "commit": meta["git"]["commit"],
     }
+
+
+def seconds_of(update: dict[str, Any]) -> float:
+    """What an update took, play and training; no evaluation."""
+    return sum(update.get(f"time/{phase}", 0.0) for phase in ("rollout", "train", "algorithm"))
 
 
 def by_split(common: dict[str, Any], base: dict[str, Any], last: dict[str, Any]) -> Rows:
@@ -249,6 +261,19 @@ def critic_records(plan: Plan, run: Path) -> Rows:
         if measured:
             found.append(named(plan) | {"step": row["step"]} | measured)
     return found
+
+
+def curve(plan: Plan, run: Path) -> dict[str, Any]:
+    """Success as it was played for each update, and how many episodes and seconds of play and
+    training the run had learnt from by then."""
+    updates = read(run)[2]
+    episodes = accumulate((int(row["episodes/count"]) for row in updates), initial=0)
+    seconds = accumulate(map(seconds_of, updates), initial=0.0)
+    return named(plan) | {
+        "success": [round(row["episodes/success"], 4) for row in updates],
+        "episodes": list(episodes)[:-1],
+        "seconds": [round(spent, 1) for spent in seconds][:-1],
+    }
 
 
 def preset(record: dict[str, Any]) -> str:
@@ -315,6 +340,9 @@ def main() -> None:
     print(markdown(gather([str(run) for _, run in done])))
     critics = [row for plan, run in done for row in critic_records(plan, run)]
     write(f"{name}_critic.json", critics)
+    played = [(plan, run) for plan, run in done if (plan.variant or plan.algo) in PLAYERS]
+    if played:
+        write(f"{name}_curves.json", [curve(plan, run) for plan, run in played])
 
 
 if __name__ == "__main__":

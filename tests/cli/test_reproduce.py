@@ -21,7 +21,7 @@ from agentrl_cli.cli.reproduce import (
 from agentrl_cli.config.compose import build, check, compose, options
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Run
-from tests.bench.results import CONTROLS, TASKS, Plan, ablations, missing, plans, preset
+from tests.bench.results import ABLATIONS, CONTROLS, TASKS, Plan, ablations, missing, plans, preset
 from tests.builders.models import write_model
 from tests.builders.report import write_run
 from tests.builders.runs import Agentrl
@@ -44,14 +44,16 @@ def test_a_preset_says_how_to_run_it_and_builds_its_algorithm(file: Path):
 @pytest.mark.slow
 def test_the_ablations_are_what_their_names_say():
     def algo(name: str):
-        return check(compose([f"experiment=twentyq_{name}"])).algo
+        return check(compose([f"experiment=math_{name}"])).algo
 
     plain = algo("nlac")
+    assert algo("shared_critic").critic == "shared" != plain.critic
+    assert algo("guarded").guard.every and not plain.guard.every
     assert (algo("k1").forecasts, algo("k8").forecasts, algo("m2").rounds) == (1, 8, 2)
     on_policy = algo("on_policy").advanced
     assert (on_policy.buffer_size, on_policy.priority_exponent) == (128, 0)
     assert algo("shuffled_outcomes").advanced.control == "shuffled_outcomes"
-    for name in ("k1", "m2", "nlql", "nlrl", "monte_carlo", "self_distillation", "refined"):
+    for name in ABLATIONS["math"]:
         changed = {key for key in plain if plain[key] != algo(name).get(key)}
         without_critic = {"_target_", "improvement", "critic"}
         assert changed <= without_critic if name == "self_distillation" else len(changed) <= 1
@@ -68,7 +70,7 @@ def test_presets_of_the_paper_train_a_large_model_through_lora():
 
 def test_what_is_stored_of_a_run_is_what_its_record_says():
     """Records of models that are no longer embedded have nothing stored to be held against."""
-    names = ("twentyq", "twentyq_ablations", "tau_mini", "math", "wiki")
+    names = (*TASKS, *(f"{env}_ablations" for env in ABLATIONS))
     files = [file for name in names if (file := RESULTS / f"{name}.json").exists()]
     records = [row for file in files for row in json.loads(file.read_text())]
     told = {(preset(row), str(row["seed"])): row for row in records if row["split"] == "test"}
@@ -81,7 +83,8 @@ def test_what_is_stored_of_a_run_is_what_its_record_says():
 @pytest.mark.slow
 def test_every_run_that_make_results_compares_is_a_preset_from_the_start_it_names():
     compared = [one for env in TASKS for one in plans(env, [5], controls=True)]
-    for plan in (*compared, *ablations("twentyq", [5])):
+    ablated = [one for env in ABLATIONS for one in ablations(env, [5])]
+    for plan in (*compared, *ablated):
         cfg = compose([f"experiment={plan.preset}", "seed=5", "runs=x"])
         assert (cfg.choices.algo, cfg.choices.env) == (plan.algo, plan.env)
         assert cfg.init == (f"x/{plan.start.preset}_s5" if plan.start else None)
