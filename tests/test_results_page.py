@@ -19,11 +19,12 @@ OTHER_PAGES = {  # which name their records and quote no figure
 }  # fmt: skip
 RECORDS = sorted((ROOT / "docs" / "results").glob("**/*.json"))
 LEARNING = [file for file in RECORDS if file.stem in ("twentyq", "math", "tau_mini", "wiki")]
-PAGE = (ROOT / "docs" / "results.md").read_text()
+PAGE, OLD_PAGE = ((ROOT / "docs" / f"results{old}.md").read_text() for old in ("", "_0.1"))
 
 
 def test_page_and_readme_are_up_to_date():
     assert results_page.page() == PAGE, "make results-page"
+    assert results_page.old_page() == OLD_PAGE, "make results-page"
     assert results_page.readme() == (ROOT / "README.md").read_text(), "make results-page"
 
 
@@ -38,11 +39,12 @@ def test_every_record_is_on_the_page(file: Path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(results_page, "load", load)
         results_page.page()
+        results_page.old_page()
     if file.stem in OTHER_PAGES:
         assert file.name in (ROOT / "docs" / OTHER_PAGES[file.stem]).read_text()
         return
     name = str(file.relative_to(ROOT / "docs" / "results").with_suffix(""))
-    assert name in loaded, f"give {file.name} a section in tools/results_page.py"
+    assert name in loaded, f"give {file.name} a section in tools/pages"
 
 
 @pytest.mark.parametrize("file", LEARNING, ids=lambda file: f"{file.parent.name}/{file.stem}")
@@ -52,7 +54,8 @@ def test_each_configuration_has_its_row(file: Path):
     for row in json.loads(file.read_text()):
         if row["split"] == "test":
             groups.setdefault((row["algo"], row["variant"]), []).append(row)
-    lines = [numbers(line) for line in PAGE.splitlines() if line.startswith("| ")]
+    page = OLD_PAGE if file.parent.name == results_page.OLD else PAGE
+    lines = [numbers(line) for line in page.splitlines() if line.startswith("| ")]
     for configuration, rows in groups.items():
         finals = [100 * row[key] for row in rows for key in ("final", "low", "high")]
         gains = [100 * (row["final"] - row["base"]) for row in rows]

@@ -1,8 +1,9 @@
-"""Makes docs/results.md, and the small table of README.md, from the records in docs/results/.
+"""Makes docs/results.md, docs/results_0.1.md and the small table of README.md, from the records in
+docs/results/.
 
-Run as `make results-page`; `python tools/results_page.py --check` says whether both are up to date.
+Run as `make results-page`; `python tools/results_page.py --check` says whether all are up to date.
 Every number is computed from the records here; the sentences around them, and what each table
-means, stand in tools/results_page.md.
+means, stand in tools/pages/.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from agentrl_cli.report.tables import share
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "results"
-TEMPLATE = Path(__file__).with_suffix(".md")
-PAGE = ROOT / "docs" / "results.md"
+PAGES = Path(__file__).parent / "pages"  # their texts, with places for what is computed
+DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 START, END = "<!-- from docs/results: make results-page -->\n", "<!-- end -->"
 OLD = "0.1"  # the folder of what was learnt with the models of version 0.1
@@ -291,32 +292,49 @@ def noise(rows: Sequence[Row]) -> str:
 
 def page() -> str:
     """docs/results.md."""
-    found = {world: load_old(world) for world in OLD_WORLDS}
+    worlds = todays_worlds()
     flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
-    flat += ("stepagent_cost", "real_models")
-    old_files = {f"{OLD}/{world}": name for world, name in OLD_WORLDS.items()}
-    old_files[f"{OLD}/twentyq_ablations"] = "Twenty Questions, ablations"
-    twentyq, credit = found["twentyq"], load("delayed_credit")
-    parts = {f"{world}_players": learning(rows, _plays) for world, rows in found.items()}
-    parts |= {f"{world}_students": learning(rows, _studies) for world, rows in found.items()}
-    parts |= {
+    flat += ("stepagent_cost", "real_models", "delayed_credit")
+    parts = {
+        **{f"{world}_today": todays_learning(world) for world in worlds},
+        "noise": noise(load("twentyq")),
+        "noise_wiki": noise(load("wiki")),
+        "todays_tuning": todays_tuning(),
+        "todays_written": critics("nlac/brier", WRITTEN, worlds),
+        "todays_scalar": critics("critic/brier", SCALAR, worlds),
+        "todays_critics": todays_critics(),
+        "delayed_credit_table": delayed_credit(load("delayed_credit")),
+        "golden": golden(load("tau_exactness")),
+        **{name: load(name) for name in flat},
+    }
+    return filled("results", parts)
+
+
+def old_page() -> str:
+    """docs/results_0.1.md."""
+    found = {world: load_old(world) for world in OLD_WORLDS}
+    files = {f"{OLD}/{world}": name for world, name in OLD_WORLDS.items()}
+    files[f"{OLD}/twentyq_ablations"] = "Twenty Questions, ablations"
+    twentyq = found["twentyq"]
+    parts = {
+        **{f"{world}_players": learning(rows, _plays) for world, rows in found.items()},
+        **{f"{world}_students": learning(rows, _studies) for world, rows in found.items()},
         "controls": learning(twentyq, _is_control),
         "demonstrations": by_demonstrations(load_old("stepagent")),
         "ablations": learning(load_old("twentyq_ablations"), lambda row: True),
         "noise": noise(twentyq),
         **{f"lead_{other}": lead(twentyq, other) for other in ("ppo", "grpo", "self_ac")},
         **{f"lead_{control}": lead(twentyq, "nlac", control) for control in _controls(twentyq)},
-        "written_critics": critics("nlac/brier", WRITTEN, old_files),
-        "scalar_critics": critics("critic/brier", SCALAR, old_files),
-        "todays_written": critics("nlac/brier", WRITTEN, todays_worlds()),
-        **{f"{world}_today": todays_learning(world) for world in todays_worlds()},
-        "todays_tuning": todays_tuning(),
-        "todays_critics": todays_critics(),
-        "delayed_credit_table": delayed_credit(credit),
-        "golden": golden(load("tau_exactness")),
+        "written_critics": critics("nlac/brier", WRITTEN, files),
+        "scalar_critics": critics("critic/brier", SCALAR, files),
     }
-    parts |= {"delayed_credit": credit, **{name: load(name) for name in flat}}
-    return "\n\n".join(map(wrapped, TEMPLATE.read_text().format_map(parts).split("\n\n")))
+    return filled("results_0.1", parts)
+
+
+def filled(name: str, parts: dict[str, Any]) -> str:
+    """The text of a page with what was computed in its places."""
+    text = (PAGES / f"{name}.md").read_text().format_map(parts)
+    return "\n\n".join(map(wrapped, text.split("\n\n")))
 
 
 def wrapped(block: str) -> str:
@@ -363,10 +381,11 @@ def _controls(rows: Iterable[Row]) -> list[str]:
 
 
 def main() -> int:
-    """Write both files, or say which is out of date."""
+    """Write the files, or say which is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
-    made = {PAGE: page(), README: readme()}
+    pages = {DOCS / "results.md": page(), DOCS / "results_0.1.md": old_page()}
+    made = pages | {README: readme()}
     if not parser.parse_args().check:
         for file, text in made.items():
             file.write_text(text)
