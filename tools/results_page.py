@@ -38,6 +38,7 @@ TRIALS = {
     "preset": "as it was", "third": "rates / 3", "thrice": "rates × 3",
     "small_steps": "half the step",
 }  # fmt: skip
+ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#its-ablations)):"
 PAIRS = "nlac/auc_pairs"
 WRITTEN = {
     "nlac/brier": "Brier score", "nlac/optimism": "optimism", "nlac/auc_within": "AUC in a state",
@@ -150,11 +151,15 @@ def overview() -> str:
 
 
 def todays_learning(world: str) -> str:
-    """Whatever was trained from today's models in a world: curves, and a table."""
+    """Whatever was trained from today's models in a world: curves, and a table; one more of NLAC's
+    ablations where they were run."""
     curves = load(f"{world}_curves")
     played = ", ".join(dict.fromkeys(row["algo"] for row in curves))
     picture = f"![Success of {played} against episodes and seconds](images/curves_{world}.svg)"
-    return f"{picture}\n\n{learning(load(world), lambda row: True)}"
+    parts = [picture, learning(load(world), lambda row: True)]
+    if (RECORDS / f"{world}_ablations.json").exists():
+        parts += [ABLATED, learning(load(f"{world}_ablations"), lambda row: True)]
+    return "\n\n".join(parts)
 
 
 def todays_worlds() -> dict[str, str]:

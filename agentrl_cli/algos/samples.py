@@ -51,3 +51,13 @@ def append_tokens(sample: Sample, ids: list[int], trained: int = 0, **numbers: f
 def completion_sample(prompt: list[int], completion: list[int]) -> Sample:
     """A prompt and the text to learn behind it: gradient only through the text's tokens."""
     return Sample(prompt + completion, [0] * len(prompt) + [1] * len(completion))
+
+
+def branches_sample(prompt: list[int], completions: list[list[int]]) -> Sample:
+    """A prompt and several texts to learn behind it, none of which sees another: the prompt is read
+    once, and each text is a shadow (models/packed_attention.py). One alone needs to be none."""
+    sample = Sample([], [], {"shadow": []})
+    append_tokens(sample, prompt)
+    for label, completion in enumerate(completions, 1):
+        append_tokens(sample, completion, trained=1, shadow=label if len(completions) > 1 else 0)
+    return sample

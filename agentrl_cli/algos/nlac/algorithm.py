@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
@@ -29,13 +31,14 @@ from agentrl_cli.algos.nlac.refine import Refiner
 from agentrl_cli.algos.nlac.refined_play import RefinedPlay
 from agentrl_cli.algos.nlac.roles import Ids, Roles
 from agentrl_cli.algos.role_report import RoleReport, refuse_unreadable
-from agentrl_cli.algos.samples import completion_sample
+from agentrl_cli.algos.samples import branches_sample, completion_sample
 from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_fraction
 from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
-from agentrl_cli.models.policy import Batch, Outputs
+from agentrl_cli.models.packable import enable_packing
+from agentrl_cli.models.policy import Batch, Outputs, causal_lm
 from agentrl_cli.models.reader import add_logprobs, token_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
@@ -115,6 +118,7 @@ class NLAC(Algorithm):
     critic_monitor: Monitor = field(init=False, repr=False)
     policy_guard: Guard = field(init=False, repr=False)
     is_warned: bool = field(init=False, repr=False, default=False)
+    reads_packed: bool = field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
         self.guard = self.guard if self.guard and self.guard.every else None
@@ -195,7 +199,8 @@ class NLAC(Algorithm):
 
     def improvement_texts(self, turns: int) -> dict[str, int]:
         """The candidates of each turn, k forecasts of each, and what rewriting the first takes: a
-        critique a round, and forecasts and a critique of each rewritten action that is judged."""
+        critique a round, and forecasts and a critique of each rewritten action that is judged. For
+        a choice at most one critique of each, fewer where the first in the lead stays there."""
         judged = self.rounds - 1 + self.gate  # of the rewritten actions, by the refiner
         drawn, valued = self.candidates, self.improvement != "refinement"
         counts = {"actions": drawn - (self.advanced.first_action == "stored")}
@@ -328,15 +333,28 @@ class NLAC(Algorithm):
 
     def _distillation(self, lessons: list[Lesson], metrics: dict[str, float]) -> Phase:
         """L2: what is learnt behind the plain prompt; the start's log-probs for the anchor."""
-        samples = [completion_sample(x.turn.state_ids, x.action_ids) for x in lessons]
-        for sample, lesson in zip(samples, lessons, strict=True):
-            sample.streams["weight"] = [lesson.weight * trained for trained in sample.mask]
+        samples = self._lesson_samples(lessons)
         if self.kl_coef:
             add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
         return Phase(
             "policy", samples, self.distillation_loss,
             tokens_per_step=self.advanced.tokens_per_step, metrics=metrics,
         )  # fmt: skip
+
+    def _lesson_samples(self, lessons: list[Lesson]) -> list[Sample]:
+        """The lessons of a turn behind their state, which is read once; a sample for each lesson
+        where the model cannot read them packed."""
+        turns = [list(of_turn) for _, of_turn in groupby(lessons, lambda lesson: lesson.turn)]
+        groups = turns if self.reads_packed else [[lesson] for lesson in lessons]
+        return [self._lesson_sample(group) for group in groups]
+
+    def _lesson_sample(self, lessons: list[Lesson]) -> Sample:
+        """What is learnt in one state, each token by the weight of its lesson."""
+        state = lessons[0].turn.state_ids
+        sample = branches_sample(state, [lesson.action_ids for lesson in lessons])
+        weights = [lesson.weight for lesson in lessons for _ in lesson.action_ids]
+        sample.streams["weight"] = [0.0] * len(state) + weights
+        return sample
 
     def distillation_loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """L2 = -log policy(a | s), weighed, and `kl_coef` times the divergence from the start."""
@@ -345,6 +363,7 @@ class NLAC(Algorithm):
     def bind(self, context: Context) -> None:
         """Receive the given objects; the roles speak through them."""
         super().bind(context)
+        self.reads_packed = self._enable_packing()
         advanced = self.advanced
         self.roles = Roles(
             context, self.prompts, advanced.role_tokens, advanced.role_temperature,
@@ -369,6 +388,16 @@ class NLAC(Algorithm):
         )  # fmt: skip
         if self.guard:
             self.policy_guard = Guard(self.guard, self.roles)
+
+    def _enable_packing(self) -> bool:
+        """Whether the lessons of a turn can be read together, by all who are to read them."""
+        readers = ("policy", "reference") if self.kl_coef else ("policy",)
+        with suppress(UserError):
+            for name in readers:
+                model = causal_lm(self.context.models.module(name))
+                enable_packing(model, [self.context.chat.closing], "visible_first", "full")
+            return True
+        return False
 
     def refined_generator(self) -> Generator:
         """Plays what would be distilled with the present weights, without distilling it."""

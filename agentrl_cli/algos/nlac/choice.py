@@ -50,19 +50,19 @@ class Lesson:
 
 @dataclass
 class Candidate:
-    """An action, how many of the draws it is, its forecasts, and its critique if it has one;
-    `reading` says how these texts are read."""
+    """An action, how many of the draws it is, its forecasts, and its critique once it was asked
+    for; `reading` says how these texts are read."""
 
     action_ids: Ids
     draws: int
     forecasts: list[str] = field(default_factory=list)
-    critique: str = ""
+    critique: str | None = None
     reading: Reading = field(default=READINGS["exact"], kw_only=True)
 
     @property
     def is_optimal(self) -> bool | None:
         """The critique's verdict; None where it has none."""
-        return self.reading.verdict(self.critique)
+        return self.reading.verdict(self.critique or "")
 
     @property
     def value(self) -> float:
@@ -187,13 +187,22 @@ class Chooser:
             action.forecasts = [] if self.control == "empty_critiques" else forecasts
 
     def _add_critiques(self, groups: list[Candidates]) -> None:
-        """Criticise what has no critique yet, for a choice where there are several actions."""
-        asked = [g for g in groups if len(g.actions) > 1 or self.improvement == "critique"]
-        rows = [(g, action) for g in asked for action in g.actions if not action.critique]
-        critiqued = [self.as_read(group, action) for group, action in rows]
-        self.roles.write_critiques(critiqued)
-        for (_, action), critique in zip(rows, critiqued, strict=True):
-            action.critique = critique.critique
+        """Criticise what is still to be judged, until nothing is."""
+        while rows := [(g, action) for g in groups for action in self._to_judge(g)]:
+            critiqued = [self.as_read(group, action) for group, action in rows]
+            self.roles.write_critiques(critiqued)
+            for (_, action), critique in zip(rows, critiqued, strict=True):
+                action.critique = critique.critique
+
+    def _to_judge(self, group: Candidates) -> list[Candidate]:
+        """The actions whose critique still counts: where critiques decide, all; for a choice among
+        several those in the lead, since a critique only ever takes from an action's chances."""
+        waiting = [action for action in group.actions if action.critique is None]
+        if self.improvement == "critique":
+            return waiting
+        most = max(map(self._log_improved, group.actions))
+        several = len(group.actions) > 1
+        return [action for action in waiting if several and self._log_improved(action) == most]
 
     def _add_refinements(self, groups: list[Candidates]) -> None:
         """Refine the first draw of each group; what is new is forecast, too, where values count."""
@@ -220,7 +229,7 @@ class Chooser:
         rows = [a.forecasts for a in group.drawn if a is not action] or [action.forecasts]
         others = [f for column in zip_longest(*rows) for f in column if f is not None]
         mine, others = action.forecasts[:count], others[: count if self.compare else 0]
-        texts = (mine, others, action.critique)
+        texts = (mine, others, action.critique or "")
         return CritiquedAction(group.turn, action.action_ids, *texts, reading=action.reading)
 
 

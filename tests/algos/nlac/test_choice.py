@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import pytest
 
+from agentrl_cli.algos.nlac import algorithm
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.choice import Candidate, Candidates
+from agentrl_cli.algos.nlac.roles import CritiquedAction
+from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.config.compose import compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.model_set import ModelSet
+from agentrl_cli.models.reader import token_logprobs
 from tests.builders.nlac import (
     CHAT,
     LOST,
@@ -19,6 +24,7 @@ from tests.builders.nlac import (
     WON,
     asked,
     bound,
+    branches,
     candidate,
     episode,
     filled,
@@ -81,14 +87,44 @@ def test_what_its_critique_does_not_call_optimal_loses_one(models: ModelSet):
     assert learnt(algo, unread, approved) == {"a": 1 - 3 / 4, "b": -1 / 4}
 
 
-def test_a_choice_asks_for_a_critique_of_each_of_several_actions(models: ModelSet):
+@pytest.mark.parametrize("seed", range(40))
+def test_critiques_are_asked_of_those_in_the_lead_and_the_choice_is_that_of_all_critiques(
+    models: ModelSet, seed: int, monkeypatch: pytest.MonkeyPatch
+):
+    rng, algo = random.Random(seed), choosing(models, "choice", choice_temperature=0.4)
+    rows = [(text, rng.randint(1, 3), rng.choice([0.0, 0.5, 1.0])) for text in "abcde"]
+    verdicts = {text: rng.choice([YES, NO, "Hm.", ""]) for text in "abcde"}
+    known = [candidate(*row, critique=verdicts[row[0]]) for row in rows]
+    actions = [candidate(*row) for row in rows]
+    asked_of: list[str] = []
+
+    def criticise(written: list[CritiquedAction]) -> None:
+        for action in written:
+            asked_of.append(CHAT.decode(action.action_ids))
+            action.critique = verdicts[asked_of[-1]]
+
+    monkeypatch.setattr(algo.roles, "write_critiques", criticise)
+    for action in actions:
+        action.critique = None
+    turn, chooser = places(WON)[0], algo.chooser
+    chooser._add_critiques([Candidates(turn, actions)])  # pyright: ignore[reportPrivateUsage]
+    assert learnt(algo, *actions) == learnt(algo, *known)
+    assert len(set(asked_of)) == len(asked_of)
+    scores = {t: math.log(n) + (v - (verdicts[t] == NO)) / 0.4 for t, n, v in rows}
+    hopes = {t: math.log(n) + v / 0.4 for t, n, v in rows}
+    assert set(asked_of) == {t for t in hopes if hopes[t] >= max(scores.values()) - 1e-9}
+
+
+def test_one_action_alone_is_not_judged_again(models: ModelSet):
     lines = iter([*MOST, *["Is it a cow?"] * 4])
-    generator = troupe(act=lambda text, draw: next(lines), refine="Is it a cow?")
+    said = {"refine": "Is it a cow?", "evaluate": NO, "forecast": "Success."}
+    generator = troupe(act=lambda text, draw: next(lines), **said)
     algo = bound(nlac(improvement="choice", candidates=4), generator, models)
     several, one = algo.chooser.draw(places(WON)[:2])
-    assert [bool(a.critique) for a in several.actions] == [True] * 3
-    assert [bool(a.critique) for a in one.actions] == [True] and one.refinement
-    assert [len(call.prompts) for call in generator.calls if call.role == "evaluate"] == [2, 2]
+    assert several.first.critique == one.first.critique == NO and one.refinement
+    calls = [len(call.prompts) for call in generator.of("evaluate")]
+    judged = sum(action.critique is not None for action in several.actions)
+    assert calls == [2] + [1] * (judged - 1) and judged > 1
 
 
 def test_equal_choices_and_unanimous_draws_teach_nothing(models: ModelSet):
@@ -118,13 +154,46 @@ def test_the_chosen_draw_is_trained_up_and_the_other_down(models: ModelSet):
     generator = troupe(forecast=forecast, refine="Is it a cat?")
     algo = bound(nlac(improvement="choice", candidates=6, turns_per_update=5), generator, models)
     phase = updated(algo, filled(WON, LOST))["policy"]
-    signs = {(written(s), max(s.streams["weight"], key=abs) > 0) for s in phase.samples}
-    assert signs == {("Is it a cat?", True), ("Is it a dog?", False)}
-    for sample in phase.samples:
-        weight = max(sample.streams["weight"], key=abs)
-        assert sample.streams["weight"] == [weight * trained for trained in sample.mask]
-    taught = sum(written(sample) == "Is it a cat?" for sample in phase.samples)
-    assert phase.metrics["nlac/distilled_share"] == taught / 5
+    learnt = [branches(sample) for sample in phase.samples]
+    for of_state in learnt:
+        assert {text: min(weights) > 0 for text, weights in of_state} == {
+            "Is it a cat?": True,
+            "Is it a dog?": False,
+        }
+        assert all(len(set(weights)) == 1 for _, weights in of_state)
+    assert phase.metrics["nlac/distilled_share"] == len(learnt) / 5
+
+
+def test_what_is_learnt_in_a_state_is_read_together_as_it_would_be_alone(models: ModelSet):
+    algo = choosing(models, "choice", choice_temperature=0.5)
+    rows = [candidate("Is it a cat?", 3, 0.2), candidate("Is it?", 2, 0.9), candidate("No.", 1)]
+    turn = places(WON)[1]
+    lessons = algo.chooser.lessons(Candidates(turn, rows))
+    (together,) = algo._lesson_samples(lessons)  # pyright: ignore[reportPrivateUsage]
+    alone = [completion_sample(turn.state_ids, lesson.action_ids) for lesson in lessons]
+    reader, state = algo.context.models.reader("policy"), len(turn.state_ids)
+    (packed,), single = token_logprobs(reader, [together]), token_logprobs(reader, alone)
+    assert packed[:state] == [0.0] * state
+    assert packed[state:] == pytest.approx([x for row in single for x in row[state:]], abs=1e-5)
+    weights = together.streams["weight"]
+    assert weights[state:] == [x.weight for x in lessons for _ in x.action_ids]
+    assert weights[:state] == [0.0] * state
+
+
+def test_a_model_that_reads_nothing_packed_learns_each_lesson_for_itself(
+    models: ModelSet, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*given: Any) -> None:
+        raise UserError("not this one")
+
+    monkeypatch.setattr(algorithm, "enable_packing", refuse)
+    algo = choosing(models, "choice")
+    lessons = algo.chooser.lessons(
+        Candidates(places(WON)[0], [candidate("a", 3, 0.2), candidate("b", 1, 0.9)])
+    )
+    samples = algo._lesson_samples(lessons)  # pyright: ignore[reportPrivateUsage]
+    assert [written(sample) for sample in samples] == ["a", "b"]
+    assert not any(any(sample.streams["shadow"]) for sample in samples)
 
 
 # contrast
