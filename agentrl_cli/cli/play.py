@@ -60,9 +60,13 @@ def play_person(env: Env, task: Task, seed: int) -> None:
 
 
 def find_task(env: Env, task_id: str | None) -> Task:
-    """The named task of any split, or any task of the test split."""
+    """The named task of any split, or any task of the first split that has one. Raises UserError
+    where there is none."""
     if task_id is None:
-        return random.choice(env.tasks(SPLITS[0]))
+        found = next(filter(None, (_tasks(env, split) for split in SPLITS)), None)
+        if found is None:
+            raise UserError("the environment has no task in any split; give it one")
+        return random.choice(found)
     tasks = {task.id: task for split in SPLITS for task in _tasks(env, split)}
     if task_id not in tasks:
         raise UserError(f"task '{task_id}' not found{nearest(task_id, tasks)}")

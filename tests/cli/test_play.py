@@ -14,6 +14,7 @@ from agentrl_cli.core.types import Message, Turn
 from agentrl_cli.report.episode import find_episode, render, render_turn
 from agentrl_cli.runs.run import Run
 from tests.builders.runs import SPEAKER, Agentrl, trained
+from tests.builders.wiki import write_folder
 
 ENV = build(check(compose([])).env)
 TASK = ENV.tasks("test")[0]
@@ -49,6 +50,16 @@ def test_a_person_searches_and_cites_the_wiki(agentrl: Agentrl):
     lines = done.stdout.splitlines()
     assert "The mother is Dalo (2)." in done.stdout and lines[-2].endswith("Right. Proved.")
     assert lines[-1] == f"success, reward 1, task {task}"
+
+
+def test_a_question_of_ones_own_pages_is_played_whatever_its_split(
+    agentrl: Agentrl, tmp_path: Path
+):
+    row = {"question": "How many?", "answer": "42", "evidence": [["a", 1]]}
+    write_folder(tmp_path / "pages", {"a.md": "There are 42."}, [row])
+    data = ["env=wiki", f"env.data={tmp_path / 'pages'}", "env.test_share=0"]
+    done = agentrl("play", *data, stdin="SEARCH a\nOPEN a\nSAVE 1\nSUBMIT 42\n")
+    assert done.returncode == 0 and "success, reward 1" in done.stdout
 
 
 def test_the_object_is_named_only_after_the_end(agentrl: Agentrl):

@@ -40,12 +40,12 @@ def parse(text: str) -> Action:
 
 
 def line_numbers(argument: str) -> list[int]:
-    """The numbers of `3`, `1 4`, `1, 2 and 5` or `2-4` in their order; [] where it is none of
-    these. Never raises."""
+    """The numbers of `3`, `1 4`, `1, 2 and 5` or `2-4` in their order, of a range one more than
+    MAX_LINES at most; [] where it is none of these. Never raises."""
     if not LINE_LIST.fullmatch(argument):
         return []
     numbers: list[int] = []
     for first, last in RANGE.findall(argument):
         end = min(int(last or first), int(first) + MAX_LINES)
         numbers += range(int(first), end + 1)
-    return list(dict.fromkeys(numbers))[:MAX_LINES]
+    return list(dict.fromkeys(numbers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from agentrl_cli.envs.wiki.actions import line_numbers
+from agentrl_cli.envs.wiki.actions import MAX_LINES, line_numbers
 from agentrl_cli.envs.wiki.pages import Encyclopedia, Line, link_key
 from agentrl_cli.envs.wiki.search import WORD
 
@@ -153,6 +153,8 @@ class Browser:
         missing = [number for number in numbers if not 1 <= number <= len(lines)]
         if missing:
             return f"There is no line {missing[0]} here.", False
+        if len(numbers) > MAX_LINES:
+            return f"SAVE takes {MAX_LINES} lines at most.", False
         new = [(view.title, n) for n in numbers if (view.title, n) not in self.saved]
         self.saved += new
         if not new:

@@ -67,6 +67,8 @@ class Wiki(Env):
         require_at_least(1, test_questions=self.test_questions)
         require_at_least(0, val_questions=self.val_questions)
         require_fraction(test_share=self.test_share, val_share=self.val_share)
+        if self.test_data is not None and self.data is None:
+            raise UserError("env.test_data needs env.data, to whose pages it asks; give both")
 
     def wiki(self, split: str) -> WikiWorld:
         """The pages and the tasks, made or read once in a process and not kept on the instance. The

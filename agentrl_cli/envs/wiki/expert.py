@@ -8,9 +8,12 @@ import re
 from collections.abc import Iterator
 from itertools import groupby
 
+from agentrl_cli.envs.wiki.actions import MAX_ARGUMENT
 from agentrl_cli.envs.wiki.browser import NEXT, PREVIOUS, Browser
 from agentrl_cli.envs.wiki.pages import Encyclopedia, Line, link_key
 from agentrl_cli.envs.wiki.progress import Search
+
+FAR = 2  # parts of a page that are turned rather than passed over
 
 
 def expert_actions(search: Search, pages: Encyclopedia) -> Iterator[str]:
@@ -78,10 +81,14 @@ def _link_to(browser: Browser, pages: Encyclopedia, title: str) -> str:
 
 
 def _turn_to(search: Search, pages: Encyclopedia, number: int) -> Iterator[str]:
-    """Turn the open page to the part with this line."""
+    """Turn the open page to the part with this line; one that is far away is found by its words."""
     browser = search.browser
     while not search.over and browser.view is not None:
         part = (number - 1) // browser.page_lines
         if browser.view.part == part:
+            return
+        if abs(browser.view.part - part) > FAR:
+            words = pages.text((browser.view.title, number))
+            yield f"FIND {words[:MAX_ARGUMENT]}"
             return
         yield f"OPEN {NEXT if browser.view.part < part else PREVIOUS}"

@@ -45,8 +45,7 @@ def read_folder(folder: Path) -> tuple[Encyclopedia, dict[str, str]]:
     """The pages of a folder, and their titles by place. Raises UserError for a folder without
     pages, one that is too large, and a page that is no text."""
     files = [_read(folder, place) for place in _places(folder)]
-    counts = Counter(file.title for file in files)
-    titles = {f.place: _unique(f, counts[f.title] > 1) for f in files}
+    titles = _titles(files)
     by_title = {link_key(title): title for title in reversed(titles.values())}
 
     def lead(place: str) -> Callable[[str, bool], str | None]:
@@ -102,7 +101,7 @@ def clean(text: str) -> str:
 def _places(folder: Path) -> list[str]:
     """The places of all pages in the folder, in order."""
     try:
-        sizes = dict(sorted(_walk(folder, "")))
+        sizes = dict(sorted(_walk(folder)))
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"'{error.filename}' cannot be read ({reason}); mend it") from None
@@ -122,20 +121,23 @@ def _places(folder: Path) -> list[str]:
     return list(sizes)
 
 
-def _walk(folder: Path, below: str) -> Iterator[tuple[str, int]]:
+def _walk(folder: Path) -> Iterator[tuple[str, int]]:
     """Places of pages and their bytes; what begins with a dot is left out, and links to other
     folders are not followed. UserError for a page that is a link out of the folder."""
-    with os.scandir(folder / below) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(folder, f"{below}{entry.name}/")
-            elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():
-                if entry.is_symlink() and not is_inside(Path(entry.path), folder):
-                    line = f"page '{entry.path}' is a link out of the folder"
-                    raise UserError(f"{line}; copy it or take it out")
-                yield f"{below}{entry.name}", entry.stat().st_size
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        with os.scandir(folder / below) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{below}{entry.name}/")
+                elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():
+                    if entry.is_symlink() and not is_inside(Path(entry.path), folder):
+                        line = f"page '{entry.path}' is a link out of the folder"
+                        raise UserError(f"{line}; copy it or take it out")
+                    yield f"{below}{entry.name}", entry.stat().st_size
 
 
 def _read(folder: Path, place: str) -> _File:
@@ -157,9 +159,26 @@ def _read(folder: Path, place: str) -> _File:
     return _File(place, clean(title.translate(str.maketrans("[]", "()")))[:TITLE_LENGTH], lines)
 
 
-def _unique(file: _File, is_shared: bool) -> str:
-    """The title, with its place where other pages have the same."""
-    return f"{file.title} ({file.place})" if is_shared or not file.title else file.title
+def _titles(files: list[_File]) -> dict[str, str]:
+    """The title of each page by its place: with the end of the place where others have the same but
+    for case, and with a number where that does not tell them apart."""
+    counts = Counter(link_key(file.title) for file in files)
+    titles, taken = dict[str, str](), set[str]()
+    for file in files:
+        is_shared = counts[link_key(file.title)] > 1 or not file.title
+        title = f"{file.title} ({file.place[-TITLE_LENGTH:]})" if is_shared else file.title
+        titles[file.place] = not_taken(title, taken)
+    return titles
+
+
+def not_taken(title: str, taken: set[str]) -> str:
+    """The title, or the same with a number behind it that no link in `taken` leads to; it is taken
+    from now on."""
+    found, number = title, 2
+    while link_key(found) in taken:
+        found, number = f"{title} ({number})", number + 1
+    taken.add(link_key(found))
+    return found
 
 
 def _no_text(folder: Path, place: str, byte: int) -> UserError:

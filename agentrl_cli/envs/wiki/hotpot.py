@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-from agentrl_cli.envs.wiki.folder import clean, pieces
+from agentrl_cli.envs.wiki.folder import TITLE_LENGTH, clean, not_taken, pieces
 from agentrl_cli.envs.wiki.pages import Encyclopedia, Page, encyclopedia_of, link_key
 
 MOST_LINKS = 200  # of a paragraph that many questions share
@@ -19,8 +19,8 @@ Sentences = tuple[str, ...]
 
 
 class Paragraphs:
-    """Collects the paragraphs of questions: of two with the same title and other sentences the
-    later one has a number behind its title."""
+    """Collects the paragraphs of questions: of two with the same title, but for case, and other
+    sentences the later one has a number behind its title."""
 
     def __init__(self) -> None:
         self.titles: dict[tuple[str, Sentences], str] = {}
@@ -42,11 +42,7 @@ class Paragraphs:
         return found
 
     def _take(self, key: tuple[str, Sentences]) -> str:
-        title, number = key[0] or "Untitled", 2
-        while title in self.taken:
-            title, number = f"{key[0] or 'Untitled'} ({number})", number + 1
-        self.titles[key] = title
-        self.taken.add(title)
+        self.titles[key] = title = not_taken(key[0][:TITLE_LENGTH] or "Untitled", self.taken)
         self.beside[title] = {}
         counts, begin, places = [len(pieces(sentence)) for sentence in key[1]], 1, []
         for count in counts:
@@ -61,8 +57,10 @@ class Paragraphs:
         steps = []
         for title, number in _pairs(row.get("supporting_facts"), "supporting_facts", "sent_id"):
             page = titles.get(title)
-            if not isinstance(number, int) or page is None:
+            if not isinstance(number, int):
                 raise ValueError(f"a supporting fact is {str([title, number])[:60]}")
+            if page is None:
+                raise ValueError(f"no paragraph is called '{title[:60]}', as a supporting fact is")
             lines = self.places[page][number : number + 1] if number >= 0 else []
             steps += [[[page, line] for line in lines[0]]] if lines and lines[0] else []
         return [step for i, step in enumerate(steps) if step not in steps[:i]]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.base import SPLITS
+from agentrl_cli.envs.wiki.actions import MAX_ARGUMENT
 from agentrl_cli.envs.wiki.folder import clean, read_folder
 from agentrl_cli.envs.wiki.hotpot import Paragraphs
 from agentrl_cli.envs.wiki.pages import Encyclopedia, link_key
@@ -22,14 +24,16 @@ from agentrl_cli.envs.wiki.worlds import Row, WikiWorld
 
 QUESTIONS = "questions.jsonl"
 MOST_BYTES = 2**30  # of a file of questions
-TEXT_LENGTH = 2000  # characters of a question or an answer
+TEXT_LENGTH = 2000  # characters of a question
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A file of questions and whether every row must name lines that prove it."""
+    """A file of questions, the key that names it, and whether every row must name lines that prove
+    it."""
 
     file: Path
+    key: str
     needs_proof: bool
 
     def unreadable(self, number: int, reason: str) -> UserError:
@@ -87,7 +91,8 @@ def _folder(
         )
         raise UserError(f"{line}; write one, or name it as env.data")
     encyclopedia, titles = read_folder(folder)
-    sources = [_Source(file, needs_proof) for file in (folder / QUESTIONS, tested) if file]
+    sources = [_Source(folder / QUESTIONS, "env.data", needs_proof)]
+    sources += [_Source(tested, "env.test_data", needs_proof)] if tested else []
     found = [
         [_own_row(source, n, row, encyclopedia, titles, f"{'t' if i else 'q'}{n}")
          for n, row in _json_lines(source)]
@@ -160,8 +165,9 @@ def _paragraph_file(
     file: Path, tested: Path | None, needs_proof: bool
 ) -> tuple[Encyclopedia, list[Row], list[Row]]:
     paragraphs = Paragraphs()
-    rows = _hotpot_rows(_Source(file, needs_proof), paragraphs, "q")
-    test_rows = _hotpot_rows(_Source(tested, needs_proof), paragraphs, "t") if tested else []
+    rows = _hotpot_rows(_Source(file, "env.data", needs_proof), paragraphs, "q")
+    test = _Source(tested, "env.test_data", needs_proof) if tested else None
+    test_rows = _hotpot_rows(test, paragraphs, "t") if test else []
     return paragraphs.encyclopedia(), rows, test_rows
 
 
@@ -171,14 +177,18 @@ def _hotpot_rows(source: _Source, paragraphs: Paragraphs, prefix: str) -> list[R
         try:
             if not isinstance(row, dict):
                 raise ValueError("not an object")
-            titles = paragraphs.add(row)
-            proof = paragraphs.proof(row, titles) if row.get("supporting_facts") else []
-            _require_proof(source, proof, "supporting_facts")
-            kind = clean(str(row.get("type") or "question")).replace("-", "_")[:40]
-            asked = {"question": _text(row, "question"), "answers": _answers(row), "proof": proof}
+            asked = {"question": _text(row, "question"), "answers": _answers(row)}
+            titles, facts = paragraphs.add(row), row.get("supporting_facts") or []
+            _require_proof(source, facts, "supporting_facts")
+            proof = paragraphs.proof(row, titles) if facts else []
         except ValueError as error:
             raise source.unreadable(number, str(error)) from None
-        found.append({"id": f"{prefix}{number}", "kind": kind, **asked})
+        if proof or not source.needs_proof:
+            kind = clean(str(row.get("type") or "question")).replace("-", "_")[:40]
+            found.append({"id": f"{prefix}{number}", "kind": kind, **asked, "proof": proof})
+    if not found:
+        line = f"no question of '{source.file}' has a supporting fact within its paragraphs"
+        raise UserError(f"{line}; give another file, or set env.reward=answer")
     return found
 
 
@@ -198,15 +208,24 @@ def _answers(row: dict[str, Any]) -> list[str]:
     """One answer, or a list of forms of it."""
     value = row.get("answer")
     values = value if isinstance(value, list) else [value]
-    texts = [clean(str(v)) for v in values if isinstance(v, str | int | float) and clean(str(v))]
+    texts = [clean(str(value)) for value in values if _is_answer(value)]
     if not texts or len(texts) < len(values):
         raise ValueError("no 'answer'")
-    return [text[:TEXT_LENGTH] for text in texts]
+    if (longest := max(map(len, texts))) > MAX_ARGUMENT:
+        raise ValueError(f"its answer has {longest} characters, and SUBMIT takes {MAX_ARGUMENT}")
+    return texts
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether it is text that says something, or a number."""
+    if isinstance(value, str):
+        return bool(clean(value))
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _json_rows(source: _Source) -> Iterable[tuple[int, Any]]:
     """The rows of a .json list or of .jsonl lines, counted from 1."""
-    if source.file.suffix == ".jsonl":
+    if source.file.suffix.lower() == ".jsonl":
         return _json_lines(source)
     text = _content(source)
     try:
@@ -235,10 +254,13 @@ def _json_lines(source: _Source) -> list[tuple[int, Any]]:
 
 def _content(source: _Source) -> bytes:
     file = source.file
-    remedy = "give a folder of pages with questions.jsonl, or a .json or .jsonl file of questions"
+    may_be_folder = source.key == "env.data"
+    remedy = "give a folder of pages with questions.jsonl, or " if may_be_folder else "give "
+    remedy += "a .json or .jsonl file of questions"
     try:
-        if file.suffix not in (".json", ".jsonl"):
-            raise UserError(f"env.data '{file}' is neither a folder nor a .json file; {remedy}")
+        if file.suffix.lower() not in (".json", ".jsonl"):
+            kind = "neither a folder nor a .json file" if may_be_folder else "no .json file"
+            raise UserError(f"{source.key} '{file}' is {kind}; {remedy}")
         if file.stat().st_size > MOST_BYTES:
             raise UserError(f"'{file}' is larger than {MOST_BYTES} bytes; give a part of it")
         return file.read_bytes()

@@ -170,7 +170,7 @@ def test_the_last_line_acts(text: str, action: Action):
         ("two", []),
         ("", []),
         ("-", []),
-        ("1-999999", [*range(1, 101)]),
+        ("1-999999", [*range(1, 102)]),
     ],
 )
 def test_numbers_of_lines_are_read(text: str, numbers: list[int]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,53 @@ def test_pages_with_one_title_are_told_apart_by_their_place(tmp_path: Path):
     assert expert_steps(env, env.tasks("train")[0])[-1][1].reward == 1.0
 
 
+def test_titles_that_differ_by_case_alone_are_told_apart(tmp_path: Path):
+    pages = {"a.md": "# Home\nFirst.", "b.md": "# home\nSecond.", "B.MD": "# HOME\nThird."}
+    rows = [
+        {"question": f"{n}?", "answer": n, "evidence": [[place, n]]}
+        for place, n in (("a.md", "First"), ("b.md", "Second"), ("B.MD", "Third"))
+    ]
+    env = own(write_folder(tmp_path, pages, rows))
+    assert {*env.encyclopedia.pages} == {"HOME (B.MD)", "Home (a.md)", "home (b.md) (2)"}
+    for task in env.tasks("train"):
+        assert expert_steps(env, task)[-1][1].reward == 1.0
+
+
+def test_a_title_is_short_enough_to_be_opened(tmp_path: Path):
+    deep = f"{'/'.join(['folder' * 10] * 8)}/a.md"
+    pages = {deep: "# One\nFirst.", "b.md": "# One\nSecond.", "c.md": f"# {'w ' * 300}\nThird."}
+    row = {"question": "Which?", "answer": "First", "evidence": [[deep, 1]]}
+    env = own(write_folder(tmp_path, pages, [row]))
+    assert max(map(len, env.encyclopedia.pages)) < 250
+    assert expert_steps(env, env.tasks("train")[0])[-1][1].reward == 1.0
+
+
+def test_a_folder_may_be_deep(tmp_path: Path):
+    root, here = write_folder(tmp_path), tmp_path
+    for _ in range(1200):
+        here = here / "d"
+        os.mkdir(here)
+    assert len(own(root).encyclopedia.pages) == 3
+
+
+def test_the_expert_finds_a_line_far_down_a_page(tmp_path: Path):
+    lines = [f"Line {n} is about fact{n}." for n in range(1, 301)]
+    row = {"question": "Which?", "answer": "250", "evidence": [["long", 250], ["long", 3]]}
+    env = own(write_folder(tmp_path, {"long.txt": "\n".join(lines)}, [row]))
+    steps = expert_steps(env, env.tasks("train")[0])
+    assert steps[-1][1].reward == 1.0 and len(steps) < 8
+    assert any(step.messages[0].content.startswith(f"250 {lines[249]}") for _, step in steps)
+
+
+def test_a_save_of_too_many_lines_saves_none(tmp_path: Path):
+    lines = [f"Line {n}." for n in range(1, 301)]
+    row = {"question": "Which?", "answer": "3", "evidence": [["long", 3]]}
+    env = begun(own(write_folder(tmp_path, {"long.txt": "\n".join(lines)}, [row])))
+    shown(env, "SEARCH long", "OPEN long")
+    assert shown(env, "SAVE 3-999999") == "SAVE takes 100 lines at most."
+    assert shown(env, "SAVE 3-102") == "Saved 100 lines."
+
+
 def test_what_is_not_a_page_is_left_alone(tmp_path: Path):
     pages = {**PAGES, ".git/x.md": "hidden", "photo.png": b"\x89PNG\0", "data.csv": "a,b"}
     assert len(own(write_folder(tmp_path, pages)).encyclopedia.pages) == 3
@@ -143,6 +191,9 @@ def test_test_questions_may_be_a_file_of_their_own(tmp_path: Path):
     [
         ([{"question": "Why?"}], "row 1 of .* is no question \\(no 'answer'\\); mend or delete it"),
         ([ROWS[0], {"question": "Why?", "answer": "  "}], "row 2 .*no 'answer'"),
+        ([{"question": "Why?", "answer": True}], "no 'answer'"),
+        ('{"question": "Why?", "answer": NaN}', "no 'answer'"),
+        ([{**ROWS[0], "answer": "w" * 401}], "its answer has 401 characters, and SUBMIT takes 400"),
         ([{"answer": "x"}], "no 'question'"),
         ([["x"]], "not an object"),
         ("{", "no JSON"),
@@ -219,6 +270,13 @@ def test_data_that_is_not_there_is_refused(tmp_path: Path):
     assert "has no questions.jsonl" in refused(tmp_path)
 
 
+def test_the_key_that_names_no_file_is_named(tmp_path: Path):
+    line = refused(write_folder(tmp_path), test_data=str(tmp_path))
+    assert line.startswith("env.test_data '") and "is no .json file" in line
+    with pytest.raises(UserError, match=r"env.test_data needs env.data"):
+        wiki(test_data="more.jsonl")
+
+
 # HotpotQA and 2WikiMultiHopQA
 
 
@@ -236,6 +294,24 @@ def test_questions_in_both_public_forms_are_played(tmp_path: Path):
     for task in (bridge, comparison):
         assert expert_steps(env, task)[-1][1].info["success"] is True
     assert {*env.encyclopedia.pages} == {"Anna", "Anna (2)", "Grey Castle", "Velm"}
+
+
+def test_paragraphs_whose_titles_differ_by_case_or_are_long_are_pages_of_their_own(tmp_path: Path):
+    long = "w" * 500
+    context = [["The Who", ["A band."]], ["The who", ["A word."]], [long, ["Long."]]]
+    facts = [[["The who", 0]], [["The Who", 0]], [[long, 0]]]
+    rows = [{**HOTPOT, "context": context, "supporting_facts": fact} for fact in facts]
+    env = own(write_json(tmp_path / "dev.json", rows))
+    for task in env.tasks("train"):
+        assert expert_steps(env, task)[-1][1].info["success"] is True
+    assert max(map(len, env.encyclopedia.pages)) <= 100
+
+
+def test_a_question_without_a_fact_within_its_paragraphs_is_left_out(tmp_path: Path):
+    rows = [{**HOTPOT, "supporting_facts": [["Anna", 9]]}, TWO_WIKI]
+    env = own(write_json(tmp_path / "dev.json", rows))
+    assert [task.data["question"] for task in env.tasks("train")] == [TWO_WIKI["question"]]
+    assert len(own(tmp_path / "dev.json", reward="answer").tasks("train")) == 2
 
 
 def test_a_paragraph_links_to_those_beside_it_that_it_names(tmp_path: Path):
@@ -274,7 +350,16 @@ def test_lines_of_a_jsonl_and_a_test_file_are_read(tmp_path: Path):
             [{**HOTPOT, "supporting_facts": [["Anna", "x"]]}],
             r"a supporting fact is \['Anna', 'x'\]",
         ),
-        ([{**HOTPOT, "supporting_facts": [["Bob", 0]]}], r"a supporting fact is \['Bob', 0\]"),
+        (
+            [{**HOTPOT, "supporting_facts": [["Bob", 0]]}],
+            "no paragraph is called 'Bob', as a supporting fact is",
+        ),
+        ([{**HOTPOT, "answer": None, "supporting_facts": None}], "no 'answer'"),
+        ([{**HOTPOT, "answer": "w " * 300}], "its answer has 599 characters, and SUBMIT takes 400"),
+        (
+            [{**HOTPOT, "supporting_facts": [["Anna", 9]]}],
+            "no question of .* has a supporting fact",
+        ),
     ],
 )
 def test_files_of_another_form_are_refused(tmp_path: Path, value: Any, sentence: str):
