@@ -16,6 +16,7 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal
 
@@ -118,7 +119,6 @@ class NLAC(Algorithm):
     critic_monitor: Monitor = field(init=False, repr=False)
     policy_guard: Guard = field(init=False, repr=False)
     is_warned: bool = field(init=False, repr=False, default=False)
-    reads_packed: bool = field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
         self.guard = self.guard if self.guard and self.guard.every else None
@@ -341,6 +341,16 @@ class NLAC(Algorithm):
             tokens_per_step=self.advanced.tokens_per_step, metrics=metrics,
         )  # fmt: skip
 
+    @cached_property
+    def reads_packed(self) -> bool:
+        """Whether the lessons of a turn can be read together, by all who are to read them."""
+        with suppress(UserError):
+            for name in ("policy", "reference") if self.kl_coef else ("policy",):
+                model = causal_lm(self.context.models.module(name))
+                enable_packing(model, [self.context.chat.closing], "visible_first", "full")
+            return True
+        return False
+
     def _lesson_samples(self, lessons: list[Lesson]) -> list[Sample]:
         """The lessons of a turn behind their state, which is read once; a sample for each lesson
         where the model cannot read them packed."""
@@ -363,7 +373,6 @@ class NLAC(Algorithm):
     def bind(self, context: Context) -> None:
         """Receive the given objects; the roles speak through them."""
         super().bind(context)
-        self.reads_packed = self._enable_packing()
         advanced = self.advanced
         self.roles = Roles(
             context, self.prompts, advanced.role_tokens, advanced.role_temperature,
@@ -388,16 +397,6 @@ class NLAC(Algorithm):
         )  # fmt: skip
         if self.guard:
             self.policy_guard = Guard(self.guard, self.roles)
-
-    def _enable_packing(self) -> bool:
-        """Whether the lessons of a turn can be read together, by all who are to read them."""
-        readers = ("policy", "reference") if self.kl_coef else ("policy",)
-        with suppress(UserError):
-            for name in readers:
-                model = causal_lm(self.context.models.module(name))
-                enable_packing(model, [self.context.chat.closing], "visible_first", "full")
-            return True
-        return False
 
     def refined_generator(self) -> Generator:
         """Plays what would be distilled with the present weights, without distilling it."""
