@@ -69,6 +69,65 @@ def test_each_configuration_has_its_row(file: Path):
         assert any(line[-1] == seconds for line in found)  # of two that learn the same, too
 
 
+def gains(world: str) -> dict[str, float]:
+    """The mean gain of each algorithm and control in points."""
+    runs = results_page.configurations(results_page.load(world))
+    return {
+        one[0]["variant"] or one[0]["algo"]: 100 * fmean(results_page.gains(one)) for one in runs
+    }
+
+
+def finals(world: str, split: str) -> dict[str, float]:
+    """The mean final success of each algorithm's default."""
+    runs = results_page.configurations(results_page.load(world), split)
+    plain = [one for one in runs if not one[0]["variant"]]
+    return {one[0]["algo"]: fmean(row["final"] for row in one) for one in plain}
+
+
+def test_what_is_said_of_twenty_questions():
+    found = gains("twentyq")
+    others = [found[algo] for algo in ("rft", "self_ac", "grpo")]
+    assert found["nlac"] > 1.5 * max(others)
+    trained = results_page.configurations(results_page.load("twentyq"), "train")
+    ends = {
+        one[0]["algo"]: fmean(r["final"] for r in one)
+        for one in trained
+        if results_page._is_default(one)
+    }
+    players = [ends[algo] for algo in ("nlac", "rft", "self_ac", "grpo")]
+    assert max(players) - min(players) < 0.06
+    assert max(found["shuffled_critiques"], found["empty_critiques"]) < 3
+    assert found["frozen_critic"] > found["nlac"] - 4
+
+
+def test_what_is_said_of_math():
+    found = gains("math")
+    alike = [found[algo] for algo in ("self_ac", "ppo", "grpo", "nlac")]
+    assert found["rft"] > max(alike) + 5 and max(alike) - min(alike) < 6
+    assert all(0 < found[algo] < 6 for algo in ("stepagent_implicit", "stepagent_inverse", "dpo"))
+    assert found["archer"] < 0
+
+
+def test_what_is_said_of_the_shop():
+    runs = results_page.configurations(results_page.load("tau_mini"))
+    ends = {
+        one[0]["algo"]: fmean(r["final"] for r in one)
+        for one in runs
+        if results_page._is_default(one)
+    }
+    assert min(ends.values()) == ends["nlac"] > 0.9
+    tried = [row for row in results_page.load("tau_mini_tuning") if row["algo"] == "sft"]
+    assert max(row["val"] for row in tried) > 0.99
+
+
+def test_what_is_said_of_the_wiki():
+    found = gains("wiki")
+    alike = [found[algo] for algo in ("grpo", "rft", "self_ac", "sft")]
+    assert max(alike) - min(alike) < 4
+    assert max(found[algo] for algo in ("stepagent_implicit", "stepagent_inverse", "dpo")) < 2
+    assert 0.4 * min(alike) < found["nlac"] < 0.7 * min(alike) and found["archer"] < 4
+
+
 def numbers(line: str) -> list[float]:
     """The numbers of a table's line behind its first cell."""
     cells = re.sub(r"(?<=\d),(?=\d{3}\b)", "", line.split("|", 2)[2]).replace("−", "-")
