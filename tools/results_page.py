@@ -139,14 +139,13 @@ def by_demonstrations(rows: Sequence[Row]) -> str:
 
 def overview() -> str:
     """README's table: each algorithm's gain in each world, empty where it was not trained."""
-    known = todays_worlds()
-    plain = {world: defaults(load(world)) for world in known}
+    plain = {world: defaults(load(world)) for world in WORLDS}
     cells = [
-        [algo, *(ranged(gains(plain[w][algo])) if algo in plain[w] else "" for w in known)]
+        [algo, *(ranged(gains(plain[w][algo])) if algo in plain[w] else "" for w in WORLDS)]
         for algo in (*PLAYERS, *STUDENTS)
     ]
-    bases = [share(mean(plain[world]["nlac"], "base")) for world in known]
-    named = [f"{name} ({base} %)" for name, base in zip(known.values(), bases, strict=True)]
+    bases = [share(mean(plain[world]["nlac"], "base")) for world in WORLDS]
+    named = [f"{name} ({base} %)" for name, base in zip(WORLDS.values(), bases, strict=True)]
     return markdown(" | ".join(["algorithm", *named]), cells)
 
 
@@ -160,11 +159,6 @@ def todays_learning(world: str) -> str:
     if (RECORDS / f"{world}_ablations.json").exists():
         parts += [ABLATED, learning(load(f"{world}_ablations"), lambda row: True)]
     return "\n\n".join(parts)
-
-
-def todays_worlds() -> dict[str, str]:
-    """The worlds in which something was trained from today's models."""
-    return {world: name for world, name in WORLDS.items() if (RECORDS / f"{world}.json").exists()}
 
 
 def todays_tuning() -> str:
@@ -297,16 +291,15 @@ def noise(rows: Sequence[Row]) -> str:
 
 def page() -> str:
     """docs/results.md."""
-    worlds = todays_worlds()
     flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
     flat += ("stepagent_cost", "real_models", "delayed_credit")
     parts = {
-        **{f"{world}_today": todays_learning(world) for world in worlds},
+        **{f"{world}_today": todays_learning(world) for world in WORLDS},
         "noise": noise(load("twentyq")),
         "noise_wiki": noise(load("wiki")),
         "todays_tuning": todays_tuning(),
-        "todays_written": critics("nlac/brier", WRITTEN, worlds),
-        "todays_scalar": critics("critic/brier", SCALAR, worlds),
+        "todays_written": critics("nlac/brier", WRITTEN, WORLDS),
+        "todays_scalar": critics("critic/brier", SCALAR, WORLDS),
         "todays_critics": todays_critics(),
         "delayed_credit_table": delayed_credit(load("delayed_credit")),
         "golden": golden(load("tau_exactness")),
@@ -359,7 +352,7 @@ def readme() -> str:
 
 
 def _name(runs: Runs) -> str:
-    """`nlac, shuffled outcomes`; a variant that names its algorithm stands alone."""
+    """`nlac, shuffled outcomes`; a variant's own name of its algorithm is not said twice."""
     algo, variant = runs[0]["algo"], runs[0]["variant"]
     words = variant.removeprefix(algo).strip("_").replace("_", " ")
     return ", ".join(filter(None, [algo, words]))

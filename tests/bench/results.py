@@ -30,6 +30,7 @@ import yaml
 from agentrl_cli.cli import reproduce
 from agentrl_cli.cli.report import gather, markdown
 from agentrl_cli.config.compose import compose
+from agentrl_cli.report.records import LEARNING_TIMES
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX
 from agentrl_cli.runs.run import Run, step_of
 
@@ -233,7 +234,7 @@ def cost(meta: dict[str, Any], updates: Rows) -> dict[str, Any]:
 
 def seconds_of(update: dict[str, Any]) -> float:
     """What an update took, play and training; no evaluation."""
-    return sum(update.get(f"time/{phase}", 0.0) for phase in ("rollout", "train", "algorithm"))
+    return sum(update.get(name, 0.0) for name in LEARNING_TIMES)
 
 
 def by_split(common: dict[str, Any], base: dict[str, Any], last: dict[str, Any]) -> Rows:
@@ -317,6 +318,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="of the runs; runs/results/ENV by default")
     asked = parser.parse_args()
+    if asked.ablations and asked.env not in ABLATIONS:
+        parser.error(f"--ablations are those of --env {' and '.join(ABLATIONS)}")
     name = f"{asked.env}_ablations" if asked.ablations else asked.env
     folder = (asked.folder or ROOT / "runs" / "results" / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)

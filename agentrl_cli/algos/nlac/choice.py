@@ -200,9 +200,10 @@ class Chooser:
         waiting = [action for action in group.actions if action.critique is None]
         if self.improvement == "critique":
             return waiting
+        if len(group.actions) == 1:
+            return []
         most = max(map(self._log_improved, group.actions))
-        several = len(group.actions) > 1
-        return [action for action in waiting if several and self._log_improved(action) == most]
+        return [action for action in waiting if self._log_improved(action) == most]
 
     def _add_refinements(self, groups: list[Candidates]) -> None:
         """Refine the first draw of each group; what is new is forecast, too, where values count."""
