@@ -11,9 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from agentrl_cli.algos.base import Context, Phase
-from agentrl_cli.algos.nlac.algorithm import NLAC, Advanced
+from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.choice import Candidate
 from agentrl_cli.algos.nlac.prompts import Prompts
+from agentrl_cli.algos.nlac.settings import Advanced
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
 from agentrl_cli.generators.base import Completion, Generator, Sampling

@@ -6,86 +6,42 @@ critique; the refiner rewrites the action by it; the rewritten action is distill
 policy. No policy gradient. Our choices where the paper is silent: the evaluator may also read
 forecasts of another action of the same state (`compare`), the policy stays frozen for the first
 `critic_warmup` updates, and a gate drops refinements that their own critique does not call optimal.
-The parts in the paper's order: roles.py, backup.py, refine.py; monitor.py measures, variants.py
-has the ablations.
+The parts in the paper's order: roles.py, backup.py, refine.py, distillation.py;
+monitor.py measures, variants.py has the ablations, settings.py what is rarely changed.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
 from typing import Any, Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.losses import Loss, nll, with_kl
 from agentrl_cli.algos.nlac import role_check
 from agentrl_cli.algos.nlac.backup import LanguageBackup, Target
-from agentrl_cli.algos.nlac.choice import Candidates, Chooser, Control, Improvement, Lesson
+from agentrl_cli.algos.nlac.choice import Candidates, Chooser, Improvement, Lesson
+from agentrl_cli.algos.nlac.distillation import can_read_packed, lesson_samples
 from agentrl_cli.algos.nlac.guard import Guard, GuardSettings
 from agentrl_cli.algos.nlac.monitor import Monitor, annotate, improvement
 from agentrl_cli.algos.nlac.prompts import Prompts, fill
 from agentrl_cli.algos.nlac.refine import Refiner
 from agentrl_cli.algos.nlac.refined_play import RefinedPlay
 from agentrl_cli.algos.nlac.roles import Ids, Roles
+from agentrl_cli.algos.nlac.settings import Advanced
 from agentrl_cli.algos.role_report import RoleReport, refuse_unreadable
-from agentrl_cli.algos.samples import branches_sample, completion_sample
+from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_fraction
 from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
-from agentrl_cli.models.packable import enable_packing
-from agentrl_cli.models.policy import Batch, Outputs, causal_lm
+from agentrl_cli.models.policy import Batch, Outputs
 from agentrl_cli.models.reader import add_logprobs, token_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
-
-
-@dataclass(frozen=True, kw_only=True)
-class Advanced:
-    """Rarely changed. `ema_decay` is the share that the target keeps; `trace` chains backups along
-    what was played (0: the paper's single one); `priority_exponent` and `buffer_size`, in episodes,
-    are the replay's. With `keep_optimal` an action that its critique calls optimal stays as it is,
-    else the refiner is asked all the same. `role_weights` names the model that writes critiques
-    and refinements: nothing trains these roles, so the live policy forgets them and its start
-    (reference) does not.
-    `control` spoils or leaves out one part on purpose: what NLAC gains over it is that part's work.
-    The successor's targets are mostly one sampled outcome each, so one step on all of them
-    (`successor_tokens_per_step` 0) follows their noise less than many small ones.
-    `monitored_states`, `monitored_actions` of each, `monitored_forecasts` and `probes` of each
-    action size the measurements at evaluation."""
-
-    ema_decay: float
-    trace: float
-    priority_exponent: float
-    buffer_size: int
-    first_action: Literal["fresh", "stored"]
-    keep_optimal: bool
-    role_weights: Literal["policy", "target", "reference"]
-    control: Control
-    role_tokens: int
-    role_temperature: float
-    critique_temperature: float
-    tokens_per_step: int
-    successor_tokens_per_step: int
-    monitored_states: int
-    monitored_actions: int
-    monitored_forecasts: int
-    probes: int
-
-    def __post_init__(self) -> None:
-        require_fraction(ema_decay=self.ema_decay, trace=self.trace)
-        require_at_least(0, priority_exponent=self.priority_exponent)
-        require_at_least(1, buffer_size=self.buffer_size)
-        require_at_least(1, role_tokens=self.role_tokens, monitored_actions=self.monitored_actions)
-        require_at_least(1, monitored_forecasts=self.monitored_forecasts, probes=self.probes)
-        require_at_least(0, role_temperature=self.role_temperature)
-        require_at_least(0, monitored_states=self.monitored_states)
-        require_at_least(0, critique_temperature=self.critique_temperature)
 
 
 @dataclass(kw_only=True)
@@ -333,7 +289,7 @@ class NLAC(Algorithm):
 
     def _distillation(self, lessons: list[Lesson], metrics: dict[str, float]) -> Phase:
         """L2: what is learnt behind the plain prompt; the start's log-probs for the anchor."""
-        samples = self._lesson_samples(lessons)
+        samples = lesson_samples(lessons, packed=self.reads_packed)
         if self.kl_coef:
             add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
         return Phase(
@@ -343,28 +299,9 @@ class NLAC(Algorithm):
 
     @cached_property
     def reads_packed(self) -> bool:
-        """Whether the lessons of a turn can be read together, by all who are to read them."""
-        with suppress(UserError):
-            for name in ("policy", "reference") if self.kl_coef else ("policy",):
-                model = causal_lm(self.context.models.module(name))
-                enable_packing(model, [self.context.chat.closing], "visible_first", "full")
-            return True
-        return False
-
-    def _lesson_samples(self, lessons: list[Lesson]) -> list[Sample]:
-        """The lessons of a turn behind their state, which is read once; a sample for each lesson
-        where the model cannot read them packed."""
-        turns = [list(of_turn) for _, of_turn in groupby(lessons, lambda lesson: lesson.turn)]
-        groups = turns if self.reads_packed else [[lesson] for lesson in lessons]
-        return [self._lesson_sample(group) for group in groups]
-
-    def _lesson_sample(self, lessons: list[Lesson]) -> Sample:
-        """What is learnt in one state, each token by the weight of its lesson."""
-        state = lessons[0].turn.state_ids
-        sample = branches_sample(state, [lesson.action_ids for lesson in lessons])
-        weights = [lesson.weight for lesson in lessons for _ in lesson.action_ids]
-        sample.streams["weight"] = [0.0] * len(state) + weights
-        return sample
+        """Whether all who are to read the lessons of a turn can read them together."""
+        names = ("policy", "reference") if self.kl_coef else ("policy",)
+        return can_read_packed(self.context, names)
 
     def distillation_loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """L2 = -log policy(a | s), weighed, and `kl_coef` times the divergence from the start."""
