@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 KEPT_EPISODES = 16  # fresh episodes written at each evaluation
+STEERING = ("guard/episodes", "rollouts/episodes")  # played in an update, and they steer it
 LOGPROB_GAP_EPISODES = 4  # episodes a step whose log-probs are compared with the trainer's
 
 
@@ -142,8 +143,8 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     parts.step += 1
     engines = parts.collector.actors.metrics() | parts.generator.metrics()
     metrics = rollout_metrics(episodes) | gap | seconds | learned | engines
-    if "guard/episodes" in metrics:  # a guard's probes steer the run, too
-        metrics["episodes/count"] = metrics.get("episodes/count", 0) + metrics["guard/episodes"]
+    if steering := sum(metrics.get(name, 0.0) for name in STEERING):
+        metrics["episodes/count"] = metrics.get("episodes/count", 0) + steering
     return metrics, episodes
 
 

@@ -33,6 +33,7 @@ from agentrl_cli.models.packable import enable_packing
 from agentrl_cli.models.policy import Batch, Outputs, causal_lm
 from agentrl_cli.models.reader import add_logprobs, logprobs_and_values
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.rollout.play import first_turn
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 Q, V = 0, 1  # the critic's outputs
@@ -155,7 +156,8 @@ class ArCHer(Algorithm):
         prompts = [e.state_ids(k) for e in episodes for k in range(len(e.turns))]
         seeds = [self._seed(update, "act", i) for i in range(len(prompts))]
         completions = self.context.generator.generate(prompts, seeds, self.context.sampling)
-        return [row[0].ids for row in completions]
+        delimiter, chat = self.context.turn_delimiter, self.context.chat
+        return [first_turn(row[0].ids, delimiter, chat) for row in completions]
 
     def _target_values(
         self, segments: list[list[value_spans.StepSpan]], fresh_actions: list[list[int]] | None

@@ -71,8 +71,8 @@ ILLNESSES = (  # in the order in which the parts follow each other: each spoils 
     ),
     Illness(
         "refiner", "spoils more turns than it mends",
-        "keep what is called optimal (algo.advanced.keep_optimal=true), or choose among draws"
-        " (algo.improvement=choice)",
+        "keep what is called optimal (algo.advanced.keep_optimal=true), or choose among more draws"
+        " (algo.improvement=choice, algo.candidates)",
         lambda x: x["spoiled"] * x.sound > x["mended"] * x.faulty,
     ),
     Illness(

@@ -41,7 +41,7 @@ TO_MEND = {  # by what broke; the environment where it is not here
 class EpisodeStart:
     """How an episode begins. `seed` feeds the sampler and, unless `world_seed` is given, the world;
     `replayed` turns are played again on the fresh world, ids and all, before the generator takes
-    over."""
+    over, in front of the observation that is `awaited` (None: of any)."""
 
     task: Task
     group: str
@@ -49,6 +49,7 @@ class EpisodeStart:
     id: str
     replayed: list[Turn] = field(default_factory=list)
     world_seed: int | None = None
+    awaited: list[Message] | None = None
 
 
 def play(
@@ -195,6 +196,8 @@ class LiveEpisode:
         for turn in self.start.replayed:
             if not self.ended:
                 yield from self._replay(turn)
+        if not self.ended and self.start.awaited not in (None, self.observation):
+            yield from self._end("diverged", self.observation)
         yield from self._end_if_too_long()
 
     def take(self, answer: Completion | GeneratorError) -> EnvCalls[None]:

@@ -15,6 +15,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Sample
 from agentrl_cli.models.policy import Batch, Outputs, collate
 from agentrl_cli.models.specs import OptimizerSpec
+from agentrl_cli.rollout.play import first_turn
 from tests.builders.archer import ACTION, archer, archer_with_values, phases, run_update, targets
 from tests.builders.critics import bound, head_values, learner, with_rewards
 from tests.builders.models import LORA, disturb
@@ -92,6 +93,17 @@ def test_v_learns_the_targets_q_of_a_fresh_action_of_the_policy_or_of_the_stored
     asked = [(call.model, call.prompts) for call in generator.calls]
     fresh = [("policy", [WON.state_ids(k) for k in range(3)])]
     assert asked == (fresh if action == "fresh" else [])
+
+
+def test_of_a_fresh_reply_v_learns_from_what_the_world_takes_as_one_turn(model_folder: Path):
+    algo, models, generator = archer_with_values(model_folder)
+    generator.lines["act"] = lambda text, draw: "Is it a fish?\nIs it a dog?"
+    algo.context.turn_delimiter = "\n"
+    samples = algo.transitions([WON], 0)
+    first = first_turn(CHAT.encode_action("Is it a fish?\nIs it a dog?"), "\n", CHAT)
+    assert CHAT.decode(first) == "Is it a fish?\n"
+    expected = [head_values(models, "target", WON.state_ids(k) + first)[Q] for k in range(3)]
+    assert targets(samples, "v") == pytest.approx(expected, abs=1e-5)
 
 
 def test_q_is_read_at_the_end_of_an_action_and_v_at_the_end_of_a_state(model_folder: Path):

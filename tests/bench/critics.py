@@ -89,7 +89,8 @@ def ceiling(algo: NLAC, groups: list[ProbedCandidates], probes: int) -> float:
     again = iter(probe(algo.roles, rows, probes))
     pairs: list[tuple[float, float]] = []
     for group in groups:
-        drawn = [(next(again), success) for _, success in group.drawn]
+        twice = [(next(again), success) for _, success in group.drawn]
+        drawn = [(rate, success) for rate, success in twice if rate is not None]
         for i, (a, p) in enumerate(drawn):
             for b, q in drawn[:i]:
                 if differ(p, q, probes):

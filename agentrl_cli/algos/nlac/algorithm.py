@@ -96,6 +96,9 @@ class NLAC(Algorithm):
         if self.gate and improvement in ("choice", "contrast"):
             line = f"algo.gate=true means nothing to algo.improvement={improvement}"
             raise UserError(f"{line}, which compares values; set algo.gate=false")
+        if control == "frozen_critic" and self.critic == "shared":
+            line = "algo.advanced.control=frozen_critic needs algo.critic=own: with shared weights"
+            raise UserError(f"{line} what the policy learns moves the critic; set algo.critic=own")
         if control == "majority" and improvement != "choice":
             line = "algo.advanced.control=majority needs algo.improvement=choice"
             raise UserError(f"{line}; set that, too")
@@ -173,6 +176,7 @@ class NLAC(Algorithm):
         """Policy evaluation by the language Bellman backup, then improvement by refinement."""
         self.require_readable_roles(buffer)
         self.roles.begin_stream("nlac", self.context.step)
+        packed = self.reads_packed  # asked first, since it readies the models: all is read alike
         keys = self.sample_turns(buffer, self.advanced.priority_exponent)
         turns = [TurnRef(buffer.episode(key), key.turn) for key in keys]
 
@@ -186,7 +190,7 @@ class NLAC(Algorithm):
             if self.guard:
                 metrics |= self.policy_guard.check(self.context.step, lessons)
                 lessons = lessons if self.policy_guard.is_open else []
-            yield self._distillation(lessons, metrics)
+            yield self._distillation(lessons, metrics, packed)
 
     def require_readable_roles(self, buffer: ReplayBuffer) -> None:
         """At the first step, raise UserError where this model's roles cannot be read."""
@@ -287,9 +291,11 @@ class NLAC(Algorithm):
             self.is_warned = True
             say(role_check.mute_critic(read, len(groups)), err=True)
 
-    def _distillation(self, lessons: list[Lesson], metrics: dict[str, float]) -> Phase:
+    def _distillation(
+        self, lessons: list[Lesson], metrics: dict[str, float], packed: bool
+    ) -> Phase:
         """L2: what is learnt behind the plain prompt; the start's log-probs for the anchor."""
-        samples = lesson_samples(lessons, packed=self.reads_packed)
+        samples = lesson_samples(lessons, packed)
         if self.kl_coef:
             add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
         return Phase(

@@ -7,7 +7,7 @@ Candidates are fresh actions of the policy and, unless critiques alone decide, t
 - `choice`: the likeliest action of the improved policy π'(a|s) ∝ π(a|s) exp(V(a)/τ), which solves
   KL-regularised improvement (Peters et al. 2010; Abdolmaleki et al. 2018, MPO, eq. 4), π(a|s)
   estimated by how often the action was drawn and V by the success that its forecasts foretell, less
-  1 where its critique does not call it optimal: forecasts tell ends, a critique names faults;
+  1 where its critique calls it not optimal: forecasts tell ends, a critique names faults;
 - `contrast`: every draw, by its value less the state's. No distillation but a policy gradient over
   turns (Williams 1992) with verbal values.
 """
@@ -71,7 +71,7 @@ class Candidate:
 
     @property
     def judged_value(self) -> float:
-        """The value, less 1 where the critique does not call the action optimal."""
+        """The value, less 1 where the critique calls the action not optimal."""
         return self.value - (self.is_optimal is False)
 
 
@@ -189,8 +189,7 @@ class Chooser:
     def _add_critiques(self, groups: list[Candidates]) -> None:
         """Criticise what is still to be judged, until nothing is."""
         while rows := [(g, action) for g in groups for action in self._to_judge(g)]:
-            critiqued = [self.as_read(group, action) for group, action in rows]
-            self.roles.write_critiques(critiqued)
+            critiqued = self.refiner.criticise([self.as_read(*row) for row in rows])
             for (_, action), critique in zip(rows, critiqued, strict=True):
                 action.critique = critique.critique
 

@@ -12,6 +12,8 @@ from agentrl_cli.algos.nlac.probe import mean, probe
 from agentrl_cli.algos.nlac.roles import Roles
 from agentrl_cli.core.errors import require_at_least
 
+FEWEST_LESSONS = 8  # of which the guard believes a mean
+
 
 @dataclass(frozen=True, kw_only=True)
 class GuardSettings:
@@ -27,7 +29,7 @@ class GuardSettings:
     def __post_init__(self) -> None:
         require_at_least(1, every=1 if self.every is None else self.every)
         require_at_least(1, probes=self.probes, memory=self.memory)
-        require_at_least(2, lessons=self.lessons)
+        require_at_least(FEWEST_LESSONS, lessons=self.lessons)
 
 
 @dataclass
@@ -55,9 +57,9 @@ class Guard:
     @property
     def bounds(self) -> tuple[float, float]:
         """The mean gain in success of a lesson over the policy's own play, and the lower end of its
-        95 % interval; -1 before two lessons were measured."""
+        95 % interval; -1 before FEWEST_LESSONS were measured, of which an interval says little."""
         gains = [gain for measurement in self.gains for gain in measurement]
-        return mean(gains), low_end(gains) if len(gains) > 1 else -1.0
+        return mean(gains), low_end(gains) if len(gains) >= FEWEST_LESSONS else -1.0
 
     @property
     def is_open(self) -> bool:
@@ -69,4 +71,4 @@ class Guard:
         own = [(lesson.turn, None) for lesson in lessons]
         found = probe(self.roles, [*wanted, *own], self.settings.probes)
         pairs = zip(found, found[len(lessons) :], strict=False)
-        return [taught - played for taught, played in pairs]
+        return [a - b for a, b in pairs if a is not None and b is not None]

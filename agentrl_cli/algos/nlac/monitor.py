@@ -57,13 +57,15 @@ class Monitor:
         return measured | {"nlac/brier_start": start["nlac/brier"]}
 
     def calibration(self, turns: list[TurnRef], model: str | None = None) -> dict[str, float]:
-        """The Brier score of forecast success against how episodes ended (0.25: a coin's)."""
+        """The Brier score of forecast success against how episodes ended (0.25: a coin's); one that
+        broke or was cut off says nothing."""
         actions, count = [turn.action_ids for turn in turns], self.chooser.forecasts
         forecasts = self.roles.forecast(turns, actions, count, model)
         rows = zip(turns, actions, forecasts, strict=True)
         reading = self.roles.reading
         forecast = [CritiquedAction(*row, reading=reading) for row in rows if row[-1]]
-        errors = [a.forecast_success - float(a.turn.episode.success) for a in forecast]
+        ended = [a for a in forecast if a.turn.episode.stop == "done"]
+        errors = [a.forecast_success - float(a.turn.episode.success) for a in ended]
         return {
             "nlac/brier": mean([error**2 for error in errors]),
             "nlac/optimism": mean(errors),
@@ -93,11 +95,14 @@ class Monitor:
         return refinement is not None and refinement.last.action_ids == best
 
     def probed(self, turns: list[TurnRef]) -> list[ProbedCandidates]:
-        """The candidates of each turn and the share of their probes that succeeded."""
+        """The candidates of each turn and the share of their probes that succeeded; a turn of which
+        one of them could not be measured is left out."""
         groups = self.chooser.draw(turns)
         wanted = [(g.turn, action.action_ids) for g in groups for action in g.actions]
         found = iter(probe(self.roles, wanted, self.probes))
-        return [ProbedCandidates(g, [next(found) for _ in g.actions]) for g in groups]
+        rows = [(group, [next(found) for _ in group.actions]) for group in groups]
+        measured = [(g, [rate for rate in row if rate is not None]) for g, row in rows]
+        return [ProbedCandidates(g, row) for g, row in measured if len(row) == len(g.actions)]
 
 
 def improvement(

@@ -54,7 +54,7 @@ class Refiner:
         """A refinement of each action, which comes with its forecasts and those of an alternative.
         All its actions but the last are criticised, under the gate the last one too. Turns where a
         critique could not be read are left out."""
-        first = self._criticise(first)
+        first = self.criticise(first)
         refinements = [Refinement([action], action.turn.state_ids) for action in first]
         for i in range(self.rounds):
             actions = self._write_again(refinements)
@@ -97,14 +97,14 @@ class Refiner:
             rows = zip(turns, new, forecasts, others, strict=True)
             reading = self.roles.reading
             new_actions = [CritiquedAction(*row, reading=reading) for row in rows]
-            critiqued = self._criticise(new_actions)
+            critiqued = self.criticise(new_actions)
         else:
             critiqued = list(map(CritiquedAction, turns, new))
         following = dict(zip(changed, critiqued, strict=True))
         for i, refinement in enumerate(refinements):
             refinement.actions.append(following.get(i, refinement.last))
 
-    def _criticise(self, actions: list[CritiquedAction]) -> list[CritiquedAction]:
+    def criticise(self, actions: list[CritiquedAction]) -> list[CritiquedAction]:
         """Let the evaluator write critiques, and spoil them where a control says so."""
         self.roles.write_critiques(actions)
         critiques = [action.critique for action in actions]

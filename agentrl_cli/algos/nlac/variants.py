@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC
@@ -72,6 +72,12 @@ class NLRL(NLAC):
         written = iter(self.roles.write(prompts, 1, "target", role="aggregate"))
         return [self.backup.if_readable(next(written)[0]) if row else None for row in rollouts]
 
+    def _evaluate_policy(self, *given: Any) -> Phase:
+        """As NLAC's, with the rollouts counted: they steer the run."""
+        phase = super()._evaluate_policy(*given)
+        phase.metrics["rollouts/episodes"] = float(self.turns_per_update * self.rollouts)
+        return phase
+
     def _prompt(self, turn: TurnRef, rollouts: list[Episode]) -> Ids:
         """The action, what the world answered to it, and how each rollout ended."""
         texts = {"response": turn.response, "rollouts": "\n".join(map(self._end, rollouts))}
@@ -109,7 +115,7 @@ class NLACSelfDistillation(NLAC):
         self.roles.begin_stream("nlac", self.context.step)
         keys = self.sample_turns(buffer, priority_exponent=0.0)
         lessons, metrics = self.improve([TurnRef(buffer.episode(k), k.turn) for k in keys])
-        yield self._distillation(lessons, metrics)
+        yield self._distillation(lessons, metrics, self.reads_packed)
 
     def evaluation_texts(self, turns: int) -> dict[str, int]:
         """Nothing is evaluated."""
@@ -140,6 +146,7 @@ class NLACSelfDistillation(NLAC):
         return lessons, {
             "nlac/changed_share": mean(changed),
             "nlac/distilled_share": len(lessons) / len(turns),
+            "rollouts/episodes": float(len(turns) * self.rollouts),
         }
 
     def _prompt(self, turn: TurnRef, rollouts: list[Episode]) -> Ids:

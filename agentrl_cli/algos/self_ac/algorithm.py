@@ -13,6 +13,7 @@ trains nothing.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ from agentrl_cli.models.policy import Batch, Outputs, causal_lm, max_positions
 from agentrl_cli.models.reader import logprobs_and_values
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+
+PLACE = re.compile(r"\{(\w+)\}")  # what a critic prompt is to be given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,10 @@ class SelfAC(Algorithm):
         require_at_least(0, critic_warmup=self.critic_warmup)
         require_at_least(0, tokens_per_step=self.tokens_per_step)
         require_fraction(discount=self.discount, gae_lambda=self.gae_lambda, alpha=self.alpha)
+        for name in PLACE.findall(self.critic_prompt.removeprefix("{message}")):
+            if name != "closing":
+                known = "it can be given closing and, in front of all else, message"
+                raise UserError(f"algo.critic_prompt asks for '{name}'; {known}")
 
     def models(self) -> dict[str, ModelSpec]:
         """One model; only its head is the critic's own, and thrown away after training."""

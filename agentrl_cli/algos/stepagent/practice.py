@@ -149,7 +149,8 @@ def discriminator_halves(
     attempts: list[Attempt], per_fragment: int, context: Context
 ) -> tuple[list[Attempt], list[Attempt]]:
     """The attempts at one half of the fragments, `per_fragment` at each, and those at the other.
-    Which half is drawn for two updates, in the second of which they change places."""
+    The order is drawn for two updates, in the second of which the halves of the same fragments
+    change places; of fragments that are drawn anew, the halves are new ones."""
     firsts = list(range(0, len(attempts), per_fragment))
     random.Random(derive_seed(context.seed, "halves", context.step // 2)).shuffle(firsts)
     middle = len(firsts) // 2

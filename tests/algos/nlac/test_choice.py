@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from tests.builders.nlac import (
     places,
     troupe,
     updated,
+    weights,
     written,
 )
 
@@ -340,6 +342,21 @@ def test_shuffled_values_are_those_of_other_candidates(models: ModelSet):
     assert sorted(text for _, text in spoiled) == sorted(text for _, text in texts["none"])
 
 
+def test_shuffled_critiques_are_those_of_other_candidates(models: ModelSet):
+    def evaluate(text: str, draw: object) -> str:
+        return f"Optimality: No. Of {messages(text)[-2].removesuffix('<|im_end|>').strip()}"
+
+    own = {}
+    for control in ("none", "shuffled_critiques"):
+        names = iter(range(100))
+        speakers = troupe(act=lambda t, d, n=names: f"Is it a {next(n)}?", evaluate=evaluate)
+        algo = nlac({"control": control}, improvement="critique", candidates=4)
+        groups = bound(algo, speakers, models).chooser.draw(places(WON, LOST))
+        drawn = [action for group in groups for action in group.drawn]
+        own[control] = [CHAT.decode(a.action_ids) in (a.critique or "") for a in drawn]
+    assert all(own["none"]) and sum(own["shuffled_critiques"]) < 10 < len(own["none"]) == 20
+
+
 def test_a_majority_asks_nobody(models: ModelSet):
     lines = iter(MOST * 6)
     generator = troupe(act=lambda text, draw: next(lines))
@@ -350,12 +367,14 @@ def test_a_majority_asks_nobody(models: ModelSet):
     assert sorted(weights) == [("Is it a cat?", 0.25)] * 3 + [("Is it a dog?", -0.25)] * 3
 
 
-def test_a_frozen_critic_never_learns(models: ModelSet):
+def test_a_frozen_critic_never_learns(model_folder: Path):
     generator = troupe()
-    algo = bound(nlac({"control": "frozen_critic"}), generator, models)
-    before = models.fingerprint("target")
+    algo = nlac({"control": "frozen_critic"}, critic="own")
+    models = weights(algo, model_folder)
+    bound(algo, generator, models)
+    before = models.fingerprint("critic")
     assert list(updated(algo, filled(WON, LOST))) == ["policy"]
-    assert models.fingerprint("target") == before and not generator.of("backup")
+    assert models.fingerprint("critic") == before and not generator.of("backup")
 
 
 @pytest.mark.parametrize(
@@ -364,6 +383,7 @@ def test_a_frozen_critic_never_learns(models: ModelSet):
         ({"improvement": "critique"}, "empty_critiques", "nothing to learn"),
         ({"improvement": "contrast"}, "empty_critiques", "nothing to learn"),
         ({}, "majority", "needs algo.improvement=choice"),
+        ({"critic": "shared"}, "frozen_critic", "needs algo.critic=own"),
         ({"improvement": "choice", "gate": True}, "none", "which compares values"),
         ({"improvement": "critique", "candidates": 1}, "none", "candidates is 1"),
         ({"compare": True, "candidates": 1}, "none", "candidates is 1"),
@@ -375,8 +395,5 @@ def test_settings_that_contradict_each_other_are_refused(
 ):
     with pytest.raises(UserError, match=sentence):
         nlac({"control": control}, **{"candidates": 2, **settings})
-
-
-def test_nothing_is_kept_where_nothing_is_refined():
     with pytest.raises(UserError, match="refines nothing"):
         nlac({"keep_optimal": True}, improvement="critique", candidates=2)

@@ -41,3 +41,15 @@ def test_a_target_tells_what_came_and_names_an_outcome(targets: list[tuple[str, 
     kept = [f". {response.split('.')[0]}. It tells " in text for response, text in targets]
     assert sum(kept) / len(kept) > 0.9
     assert all(outcome(text) is not None for _, text in targets)
+
+
+@pytest.mark.parametrize("env", ["math", "tau_mini", "twentyq", "wiki"])
+def test_the_papers_preset_is_its_plain_rule_with_shared_weights(env: str):
+    algo = check(compose([f"experiment={env}_nlac_paper"])).algo
+    said = {
+        "forecasts": 1, "rounds": 1, "candidates": 1, "improvement": "refinement",
+        "compare": False, "gate": False, "critic": "shared", "critic_warmup": 0, "kl_coef": 0.0,
+    }  # fmt: skip
+    assert {key: algo[key] for key in said} == said
+    assert algo.advanced.role_weights == "policy" and algo.advanced.trace == 0
+    assert algo.advanced.control == "none" and not algo.advanced.keep_optimal

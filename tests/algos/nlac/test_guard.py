@@ -13,7 +13,7 @@ from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.choice import Lesson
 from agentrl_cli.algos.nlac.guard import Guard, GuardSettings
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.types import Message
+from agentrl_cli.core.types import Episode, Message
 from agentrl_cli.envs.base import Env
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.play import EpisodeStart
@@ -125,31 +125,50 @@ def test_a_policy_learns_once_its_lessons_are_shown_to_be_better(model_folder: P
 def test_a_guard_measures_lessons_against_own_play_and_counts_its_episodes(model_folder: Path):
     algo, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
     guard = Guard(SETTINGS, algo.roles)
-    rooms = [place for place in places(*walks(walker(GO, RIGHT), 3)) if place.turn == 0]
-    better = [Lesson(place, CHAT.encode_action(GO)) for place in rooms[:2]]
-    equal = [Lesson(rooms[2], CHAT.encode_action(JUMP))]
+    rooms = [place for place in places(*walks(walker(GO, RIGHT), 8)) if place.turn == 0]
+    better = [Lesson(place, CHAT.encode_action(GO)) for place in rooms[:6]]
+    equal = [Lesson(place, CHAT.encode_action(JUMP)) for place in rooms[6:]]
     unlearnt = [Lesson(place, CHAT.encode_action(JUMP), -1.0) for place in rooms]
     metrics = guard.check(0, [*better, *equal, *unlearnt])
-    mean, error = 2 / 3, (1 / 3 / 3) ** 0.5  # of the gains 1, 1, 0; their variance is 1 / 3
+    mean, error = 3 / 4, (3 / 14 / 8) ** 0.5  # of six gains of 1 and two of 0
     assert metrics == {
         "guard/gain": pytest.approx(mean),
         "guard/low": pytest.approx(mean - 1.96 * error),
         "guard/open": 1.0,
-        "guard/episodes": 2 * 3 * SETTINGS.probes,
+        "guard/episodes": 2 * 8 * SETTINGS.probes,
     }
     assert guard.check(1, equal)["guard/episodes"] == 0 and guard.is_open  # not due
     guard.check(2, equal)
-    assert sorted(guard.gains[0] + guard.gains[1]) == [0, 0, 1, 1]
+    assert sorted(guard.gains[0] + guard.gains[1]) == [0] * 4 + [1] * 6
     guard.check(4, equal)
-    assert guard.gains == [[0.0], [0.0]] and not guard.is_open  # two measurements are remembered
+    assert guard.gains == [[0.0] * 2] * 2 and not guard.is_open  # two measurements are remembered
 
 
-def test_a_guard_is_shut_before_it_has_measured_two_lessons(model_folder: Path):
+def test_a_guard_is_shut_before_it_has_measured_eight_lessons(model_folder: Path):
     algo, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
-    one = [Lesson(places(*walks(walker(GO, RIGHT), 1))[0], CHAT.encode_action(GO))]
-    metrics = Guard(SETTINGS, algo.roles).check(0, one)
+    rooms = [place for place in places(*walks(walker(GO, RIGHT), 7)) if place.turn == 0]
+    few = [Lesson(place, CHAT.encode_action(GO)) for place in rooms]
+    metrics = Guard(SETTINGS, algo.roles).check(0, few)
     assert (metrics["guard/gain"], metrics["guard/low"], metrics["guard/open"]) == (1, -1, 0)
     assert Guard(SETTINGS, algo.roles).check(0, [])["guard/open"] == 0
+
+
+def test_a_lesson_whose_probes_were_all_cut_off_says_nothing(model_folder: Path):
+    algo, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
+    play = algo.context.probe
+
+    def cut(starts: list[EpisodeStart]) -> list[Episode]:
+        episodes = play(starts)
+        for start, played in zip(starts, episodes, strict=True):
+            is_own_play = not start.replayed
+            played.stop = "context" if is_own_play and "e0" in start.id else played.stop
+        return episodes
+
+    algo.context.probe = cut
+    rooms = [place for place in places(*walks(walker(GO, RIGHT), 3)) if place.turn == 0]
+    guard = Guard(SETTINGS, algo.roles)
+    guard.check(0, [Lesson(place, CHAT.encode_action(GO)) for place in rooms])
+    assert guard.gains == [[1.0, 1.0]]
 
 
 def test_a_guard_takes_as_many_lessons_as_is_set(model_folder: Path):
@@ -162,7 +181,7 @@ def test_a_guard_takes_as_many_lessons_as_is_set(model_folder: Path):
 
 def test_what_a_guard_has_measured_is_in_a_checkpoint(model_folder: Path):
     algo, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
-    algo.policy_guard.gains = [[1.0, 0.5], [0.5]]
+    algo.policy_guard.gains = [[1.0, 0.5] * 3, [0.5] * 2]
     state = json.loads(json.dumps(algo.state()))
     other, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
     assert not other.policy_guard.is_open
@@ -185,7 +204,7 @@ def test_a_world_that_cannot_be_replayed_has_no_guard(model_folder: Path):
     world, speakers = Fickle(jump=(0.0, 1.0), last=0.0), walker(GO, RIGHT)
     algo, _ = guarded(model_folder, speakers, world)
     played = rolled(world, speakers, [EpisodeStart(world.tasks("train")[0], "g", 0, "e")])
-    lessons = [Lesson(place, CHAT.encode_action(GO)) for place in places(*played)[1:]]
+    lessons = [Lesson(place, CHAT.encode_action(GO)) for place in places(*played)]
     with pytest.raises(UserError, match=r"cannot be probed; set algo\.guard=null"):
         algo.policy_guard.check(0, lessons)
 
@@ -199,7 +218,7 @@ def test_a_world_that_cannot_be_replayed_is_still_monitored_without_probes(model
     assert not any(name.startswith(("ledger/", "nlac/auc")) for name in measured)
 
 
-@pytest.mark.parametrize("sizes", [{"every": 0}, {"probes": 0}, {"memory": 0}, {"lessons": 1}])
+@pytest.mark.parametrize("sizes", [{"every": 0}, {"probes": 0}, {"memory": 0}, {"lessons": 7}])
 def test_a_guard_that_could_never_measure_is_refused(sizes: dict[str, int]):
     with pytest.raises(UserError, match=next(iter(sizes))):
         GuardSettings(**{"every": 2, "lessons": 8, "probes": 3, "memory": 2, **sizes})

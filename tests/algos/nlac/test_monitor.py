@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,10 @@ from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac import monitor
 from agentrl_cli.algos.nlac.choice import Candidate, Candidates, Lesson
-from agentrl_cli.algos.nlac.probe import probe
+from agentrl_cli.algos.nlac.probe import probe, start_from
 from agentrl_cli.algos.nlac.refine import Refinement
 from agentrl_cli.algos.nlac.roles import CritiquedAction
-from agentrl_cli.core.types import Task
+from agentrl_cli.core.types import Message, Task
 from agentrl_cli.envs.twentyq.env import TwentyQ
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks
@@ -29,6 +31,7 @@ from tests.builders.nlac import (
     asked,
     bound,
     candidate,
+    episode,
     nlac,
     places,
     troupe,
@@ -216,6 +219,39 @@ def test_probing_plays_an_action_over_all_tasks_that_look_alike(models: ModelSet
     place, guess = places(episode)[1], GAME.world_table.guess(tasks[7].data["object"])
     wanted = [(place, CHAT.encode_action(text)) for text in (guess, "Is it nice?")]
     assert probe(algo.roles, wanted, len(tasks)) == [1 / len(tasks), 0.0]
+
+
+def test_probes_that_are_fewer_than_the_tasks_that_look_alike_favour_none_of_them(models: ModelSet):
+    generator = troupe(act="Is it nice?")
+    tasks = GAME.tasks("train")
+    algo = watching(nlac(), GAME, generator, models)
+    starts = [EpisodeStart(tasks[0], "g", seed, f"e{seed}") for seed in range(200)]
+    played = rolled(GAME, generator, starts)
+    probed, play = list[str](), algo.context.probe
+    algo.context.probe = lambda starts: probed.extend(s.task.id for s in starts) or play(starts)
+    probe(algo.roles, [(place, None) for place in places(*played) if place.turn == 0], 4)
+    counts = Counter(probed)
+    assert len(tasks) > 40 and set(counts) == {task.id for task in tasks}
+    assert max(counts.values()) < 40  # of 800 among 44; the own task took 200 of them
+
+
+def test_own_play_from_another_observation_has_diverged():
+    generator = troupe(act="Is it nice?")
+    task = GAME.tasks("train")[0]
+    (episode,) = rolled(GAME, generator, [EpisodeStart(task, "g", 0, "e")])
+    start = start_from(CHAT, places(episode)[1], None, 7, 0)
+    assert rolled(GAME, generator, [start])[0].stop == "done"
+    assert start.awaited is not None
+    other = replace(start, awaited=[Message("user", "Perhaps."), *start.awaited[1:]])
+    assert rolled(GAME, generator, [other])[0].stop == "diverged"
+
+
+def test_an_episode_that_was_cut_off_does_not_count_as_failed(models: ModelSet):
+    algo = bound(nlac(), troupe(forecast="Yes. Success."), models)
+    cut = episode("cut", ["Is it big?"], success=False, stop="context")
+    won = algo.critic_monitor.calibration(places(WON))
+    assert algo.critic_monitor.calibration([*places(WON), *places(cut)]) == won
+    assert won["nlac/brier"] == 0
 
 
 def test_watching_measures_nothing_where_no_state_is_watched_and_changes_no_weight(

@@ -177,6 +177,8 @@ def test_episodes_that_cannot_be_trained_are_left_out_and_counted_by_reason(mode
     ("wrong", "words"),
     [
         ({"critic_prompt": ""}, "critic_prompt '' has no token"),
+        ({"critic_prompt": "{state}?"}, "asks for 'state'; it can be given closing"),
+        ({"critic_prompt": "Judge {message}"}, "asks for 'message'; .* in front of all else"),
         ({"alpha": 1.5}, "alpha is 1.5"),
         ({"td_steps": 0}, "td_steps is 0"),
         ({"critic_warmup": -1}, "critic_warmup is -1"),

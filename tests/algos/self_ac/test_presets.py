@@ -11,7 +11,7 @@ from agentrl_cli.core.types import Message
 from agentrl_cli.models.load import load_base
 from agentrl_cli.rollout.chat_template import Chat
 
-SLIDES = ("twentyq_self_ac_slides", "math_self_ac_slides", "tau_mini_self_ac_slides")
+SLIDES = [f"{env}_self_ac_slides" for env in ("twentyq", "math", "tau_mini", "wiki")]
 
 
 def test_the_embedded_models_are_asked_with_the_instruction_that_taught_them_to_forecast():
