@@ -100,8 +100,10 @@ def plan_rows(cfg: DictConfig, algo: Algorithm) -> Rows:
     specs = algo.models()
     yield "algorithm", cfg.choices.algo
     yield "models", ", ".join(f"{name} ({spec.kind})" for name, spec in specs.items())
-    trained = plan.adapter or plan.parameters
-    yield "parameters", f"{plan.parameters + plan.adapter:,}, of them trained {trained:,}"
+    trained, size = plan.adapter or plan.parameters, plan.parameters + plan.adapter
+    learning = sum(spec.kind == "trained" for spec in specs.values())
+    times = f", in each of {learning} models" if learning > 1 else ""
+    yield "parameters", f"{size:,}, of them trained {trained:,}{times}"
     yield from text_rows(cfg, algo, collector)
     limit = available_bytes(cfg)
     of = "" if limit is None else f" of {in_gib(limit)}"

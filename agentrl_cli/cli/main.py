@@ -74,7 +74,7 @@ def main(
 @app.command(epilog=help_examples.TRAIN)
 def train(
     overrides: Overrides = None,
-    dry: Annotated[bool, typer.Option(help="Check, plan, and play one episode only.")] = False,
+    dry: Annotated[bool, typer.Option(help="Check, plan, and play four episodes only.")] = False,
     config: Annotated[Path | None, typer.Option(help="Repeat the config.yaml of a run.")] = None,
     cfg: Annotated[
         Cfg | None, typer.Option("--cfg", help="Print the configuration; start nothing.")
@@ -232,7 +232,9 @@ def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
     file, count = write_demos(overrides or [], config_dir)
     say(file)
-    next_command = f"agentrl train algo=sft data.demos={file} steps=3 algo.tokens_per_step=2000"
+    world = "".join(f" {text}" for text in overrides or [] if text.startswith(("env=", "env.")))
+    settings = f"data.demos={file} steps=3 algo.tokens_per_step=2000"
+    next_command = f"agentrl train algo=sft{world} {settings}"
     say(f"{count} episodes; learn from them: {next_command}", err=True)
 
 

@@ -167,18 +167,23 @@ def ls(
 
 @app.command("list", epilog=help_examples.LIST)
 def list_options(
-    group: Annotated[str, typer.Argument(help=GROUPS, autocompletion=completion.group_names)],
+    group: Annotated[
+        str | None, typer.Argument(help=GROUPS, autocompletion=completion.group_names)
+    ] = None,
     option: Annotated[
         str | None, typer.Argument(help="Show its keys.", autocompletion=completion.option_names)
     ] = None,
     config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what there is to choose in a group, or the keys of one option."""
+    """List the groups, what there is to choose in one, or the keys of one option."""
     from agentrl_cli.config.groups import groups, options
     from agentrl_cli.config.schema import nearest
 
     known = groups(config_dir)
+    if group is None:
+        say(json.dumps(known) if as_json else "\n".join(known))
+        return
     if group not in known:
         raise UserError(f"group '{group}' not found{nearest(group, known)}")
     if option is not None:

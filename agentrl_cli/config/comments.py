@@ -221,7 +221,7 @@ def _comment_behind(lines: list[str], line: int, column: int) -> str:
     """The comment of a line behind a column, where its value has ended; "" where there is none."""
     rest = lines[line][column:] if line < len(lines) else ""
     head, mark, comment = rest.partition("#")
-    return comment.strip() if mark and not head.strip(" :,}]") else ""
+    return comment.strip() if mark and not head.strip(" :,") else ""
 
 
 def _resolved(cfg: Any, key: str, value: Any) -> Any:

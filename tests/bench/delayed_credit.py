@@ -9,6 +9,7 @@ is measured on `SEEDS`.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -114,6 +115,7 @@ def best(trials: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Tune, measure on the seeds and write the records."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)
     found: dict[str, list[dict[str, Any]]] = {"trials": [], "runs": []}
     with tempfile.TemporaryDirectory() as place:

@@ -9,6 +9,7 @@ the processor for all that the grading processes did, their loading and the othe
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -77,6 +78,7 @@ def hostile_figures() -> dict[str, float]:
 
 def main() -> None:
     """Measure, print, write."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     grade("x+1", "1+x")  # the workers load
     golds = answers()
     equal = [timed(gold, gold) for gold in golds]

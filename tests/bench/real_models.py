@@ -8,6 +8,7 @@ none that the table can answer where it is none.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -60,6 +61,7 @@ def question_figures() -> dict[str, int]:
 
 def main() -> None:
     """Count, keep what else the file holds, write, print."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     kept = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     RESULT.write_text(json.dumps(kept | answer_figures() | question_figures(), indent=1) + "\n")
     print(RESULT.read_text(), end="")

@@ -6,6 +6,7 @@ made up in a temporary folder; each command runs in a process of its own.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -69,6 +70,7 @@ def make_large(folder: Path) -> None:
 
 def main() -> None:
     """Make, measure, write."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_runs(folder / "runs")

@@ -6,6 +6,7 @@ run, and with as many as a run alone would choose. A quiet machine of two cores,
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -37,6 +38,7 @@ def seconds(folder: str, way: str) -> float:
 
 def main() -> None:
     """Each way once, then write."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     machine = {"cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
     with tempfile.TemporaryDirectory() as folder:
         taken = {way: seconds(folder, way) for way in WAYS}

@@ -7,9 +7,9 @@ were made by running the official code; nothing of the data is written.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -172,7 +172,9 @@ def measure(folder: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    found = measure(Path(sys.argv[1]) if len(sys.argv) > 1 else DATA)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, nargs="?", default=DATA, help="what was recorded")
+    found = measure(parser.parse_args().data)
     target = ROOT / "docs" / "results" / "tau_exactness.json"
     target.write_text(json.dumps(found, indent=1) + "\n")
     print(target.read_text())

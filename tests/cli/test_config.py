@@ -10,8 +10,9 @@ import yaml
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
+from agentrl_cli.cli.dry import plan_rows
 from agentrl_cli.cli.main import app
-from agentrl_cli.config.compose import compose
+from agentrl_cli.config.compose import build, check, compose
 from tests.builders.command_line import agentrl, refused
 from tests.builders.report import write_run
 
@@ -154,3 +155,27 @@ def test_a_shell_is_offered_groups_options_keys_and_runs(
         write_run(tmp_path / "runs" / folder)
     found = offered("agentrl", *words)
     assert set(offer) <= set(found)
+
+
+def test_what_is_said_of_a_node_in_one_line_is_not_said_of_its_last_key():
+    text = agentrl("list", "algo", "grpo").stdout
+    lines = {line.split("#")[0].strip(): line for line in text.splitlines()}
+    assert "AdamW" in lines["optimizer:"] and "AdamW" not in lines["decay_steps: 0"]
+
+
+def test_without_a_group_the_groups_are_listed():
+    found = agentrl("list").stdout.split()
+    assert {"algo", "env", "model", "hardware", "experiment"} <= set(found)
+    assert found == json.loads(agentrl("list", "--json").stdout)
+
+
+def test_demonstrations_are_learnt_in_the_world_that_they_are_of(tmp_path: Path):
+    file = tmp_path / "demos.jsonl"
+    result = agentrl("demos", "env=math", "env.turns=single", "n=2", f"out={file}")
+    assert f"agentrl train algo=sft env=math env.turns=single data.demos={file}" in result.stderr
+
+
+def test_a_plan_says_how_many_models_are_trained():
+    for algo, ending in (("nlac", "trained 1,050,752, in each of 2 models"), ("grpo", "1,050,752")):
+        cfg = check(compose([f"algo={algo}"]))
+        assert str(dict(plan_rows(cfg, build(cfg.algo)))["parameters"]).endswith(ending)

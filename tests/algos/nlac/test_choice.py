@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +30,6 @@ from tests.builders.nlac import (
     places,
     troupe,
     updated,
-    weights,
     written,
 )
 
@@ -322,59 +320,6 @@ def test_without_values_the_choice_is_the_most_frequent_draw(models: ModelSet):
     for group in honest.draw(places(WON)):
         chosen = honest.choose(group)
         assert chosen and CHAT.decode(chosen.action_ids) == "Is it a dog?"
-
-
-def test_shuffled_values_are_those_of_other_candidates(models: ModelSet):
-    def forecast(text: str, draw: object) -> str:
-        return f"Of {messages(text)[-2].removesuffix('<|im_end|>').strip()} Success."
-
-    texts = {}
-    for control in ("none", "shuffled_critiques"):
-        names = iter(range(100))
-        generator = troupe(act=lambda t, d, n=names: f"Is it a {next(n)}?", forecast=forecast)
-        algo = nlac({"control": control}, improvement="choice", candidates=4)
-        groups = bound(algo, generator, models).chooser.draw(places(WON, LOST))
-        drawn = [action for group in groups for action in group.drawn]
-        texts[control] = [(CHAT.decode(a.action_ids), a.forecasts[0]) for a in drawn]
-    assert all(action in text for action, text in texts["none"])
-    spoiled = texts["shuffled_critiques"]
-    assert sum(action in text for action, text in spoiled) < 10 < len(spoiled) == 20
-    assert sorted(text for _, text in spoiled) == sorted(text for _, text in texts["none"])
-
-
-def test_shuffled_critiques_are_those_of_other_candidates(models: ModelSet):
-    def evaluate(text: str, draw: object) -> str:
-        return f"Optimality: No. Of {messages(text)[-2].removesuffix('<|im_end|>').strip()}"
-
-    own = {}
-    for control in ("none", "shuffled_critiques"):
-        names = iter(range(100))
-        speakers = troupe(act=lambda t, d, n=names: f"Is it a {next(n)}?", evaluate=evaluate)
-        algo = nlac({"control": control}, improvement="critique", candidates=4)
-        groups = bound(algo, speakers, models).chooser.draw(places(WON, LOST))
-        drawn = [action for group in groups for action in group.drawn]
-        own[control] = [CHAT.decode(a.action_ids) in (a.critique or "") for a in drawn]
-    assert all(own["none"]) and sum(own["shuffled_critiques"]) < 10 < len(own["none"]) == 20
-
-
-def test_a_majority_asks_nobody(models: ModelSet):
-    lines = iter(MOST * 6)
-    generator = troupe(act=lambda text, draw: next(lines))
-    algo = nlac({"control": "majority"}, improvement="choice", candidates=4)
-    lessons, _ = bound(algo, generator, models).improve(places(WON))
-    assert {call.role for call in generator.calls} == {"act"}
-    weights = [(CHAT.decode(x.action_ids), x.weight) for x in lessons]
-    assert sorted(weights) == [("Is it a cat?", 0.25)] * 3 + [("Is it a dog?", -0.25)] * 3
-
-
-def test_a_frozen_critic_never_learns(model_folder: Path):
-    generator = troupe()
-    algo = nlac({"control": "frozen_critic"}, critic="own")
-    models = weights(algo, model_folder)
-    bound(algo, generator, models)
-    before = models.fingerprint("critic")
-    assert list(updated(algo, filled(WON, LOST))) == ["policy"]
-    assert models.fingerprint("critic") == before and not generator.of("backup")
 
 
 @pytest.mark.parametrize(
