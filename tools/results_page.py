@@ -36,7 +36,7 @@ PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")
 TRIALS = {
     "preset": "as it was", "third": "rates / 3", "thrice": "rates × 3",
-    "small_steps": "half the step",
+    "small_steps": "half the tokens a step",
 }  # fmt: skip
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#its-ablations)):"
 PAIRS = "nlac/auc_pairs"
