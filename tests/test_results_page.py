@@ -84,6 +84,13 @@ def finals(world: str, split: str) -> dict[str, float]:
     return {one[0]["algo"]: fmean(row["final"] for row in one) for one in plain}
 
 
+def seconds(world: str) -> dict[str, float]:
+    """The mean time of each algorithm's default."""
+    runs = results_page.configurations(results_page.load(world))
+    plain = [one for one in runs if not one[0]["variant"]]
+    return {one[0]["algo"]: fmean(row["seconds"] for row in one) for one in plain}
+
+
 def test_what_is_said_of_twenty_questions():
     found = gains("twentyq")
     others = [found[algo] for algo in ("rft", "self_ac", "grpo")]
@@ -118,6 +125,17 @@ def test_what_is_said_of_the_wiki():
     assert max(alike) - min(alike) < 4
     assert max(found[algo] for algo in ("stepagent_implicit", "stepagent_inverse", "dpo")) < 2
     assert 0.4 * min(alike) < found["nlac"] < 0.7 * min(alike) and found["archer"] < 4
+
+
+def test_what_readme_says():
+    worlds = ("twentyq", "math", "tau_mini", "wiki")
+    for world in worlds:
+        found, taken = gains(world), seconds(world)
+        others = ("grpo", "rft", "self_ac")
+        assert min(found[algo] for algo in ("nlac", *others)) > 0 and found.get("ppo", 1) > 0
+        assert max(taken[algo] for algo in others) < 0.5 * taken["nlac"]
+        assert (found["nlac"] > max(found[algo] for algo in others)) == (world == "twentyq")
+        assert world in ("twentyq", "math") or found["nlac"] < min(found[algo] for algo in others)
 
 
 def numbers(line: str) -> list[float]:
