@@ -125,6 +125,14 @@ def test_what_is_said_of_the_wiki():
     assert max(alike) - min(alike) < 4
     assert max(found[algo] for algo in ("stepagent_implicit", "stepagent_inverse", "dpo")) < 2
     assert 0.4 * min(alike) < found["nlac"] < 0.7 * min(alike) and found["archer"] < 4
+    assert 1.7 * found["majority"] < found["nlac"] < 2.3 * found["majority"]
+    assert found["shuffled_critiques"] < 0
+    (own,) = (
+        100 * (row["final"] - row["base"])
+        for row in results_page.load("wiki")
+        if (row["algo"], row["variant"], row["split"], row["seed"]) == ("nlac", "", "test", 0)
+    )
+    assert own < min(found["frozen_critic"], found["shuffled_outcomes"])
 
 
 def test_what_readme_says():
