@@ -154,7 +154,7 @@ NLAC = {
     "algo.advanced.monitored_forecasts=0": "monitored_forecasts is 0; give at least 1",
     "algo.advanced.control=all": "algo.advanced.control must be one of none, shuffled_outcomes",
     GUARD: "algo.guard needs algo.critic=own: with shared weights a policy that waits would still",
-    f"{GUARD.replace('8', '1')} algo.critic=own": "lessons is 1; give at least 2",
+    f"{GUARD.replace('8', '7')} algo.critic=own": "lessons is 7; give at least 8",
     "algo.improvement=choice": "algo.gate=true means nothing to algo.improvement=choice, which",
     "algo.improvement=contrast": "algo.gate=true means nothing to algo.improvement=contrast, which",
     "algo.improvement=choice algo.gate=false algo.candidates=1": "candidates is 1; give at least 2",
