@@ -340,5 +340,8 @@ def test_settings_that_contradict_each_other_are_refused(
 ):
     with pytest.raises(UserError, match=sentence):
         nlac({"control": control}, **{"candidates": 2, **settings})
+
+
+def test_nothing_is_kept_where_nothing_is_refined():
     with pytest.raises(UserError, match="refines nothing"):
         nlac({"keep_optimal": True}, improvement="critique", candidates=2)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.algos.nlac.choice import Candidate
 from agentrl_cli.models.model_set import ModelSet
 from tests.builders.nlac import (
     CHAT,
     LOST,
     WON,
+    Line,
     bound,
     filled,
     messages,
@@ -20,21 +22,29 @@ from tests.builders.nlac import (
     weights,
 )
 
-MOST = ["Is it a cat?"] * 3 + ["Is it a dog?"]
+
+def drawn(models: ModelSet, control: str, improvement: str, **lines: Line) -> list[Candidate]:
+    """Twenty draws, no two alike, of a chooser under a control."""
+    names = iter(range(100))
+    speakers = troupe(act=lambda text, draw: f"Is it a {next(names)}?", **lines)
+    algo = nlac({"control": control}, improvement=improvement, candidates=4)
+    groups = bound(algo, speakers, models).chooser.draw(places(WON, LOST))
+    return [action for group in groups for action in group.drawn]
+
+
+def named(text: str) -> str:
+    """Of a role's prompt the action that is judged."""
+    return messages(text)[-2].removesuffix("<|im_end|>").strip()
 
 
 def test_shuffled_values_are_those_of_other_candidates(models: ModelSet):
     def forecast(text: str, draw: object) -> str:
-        return f"Of {messages(text)[-2].removesuffix('<|im_end|>').strip()} Success."
+        return f"Of {named(text)} Success."
 
     texts = {}
     for control in ("none", "shuffled_critiques"):
-        names = iter(range(100))
-        generator = troupe(act=lambda t, d, n=names: f"Is it a {next(n)}?", forecast=forecast)
-        algo = nlac({"control": control}, improvement="choice", candidates=4)
-        groups = bound(algo, generator, models).chooser.draw(places(WON, LOST))
-        drawn = [action for group in groups for action in group.drawn]
-        texts[control] = [(CHAT.decode(a.action_ids), a.forecasts[0]) for a in drawn]
+        actions = drawn(models, control, "choice", forecast=forecast)
+        texts[control] = [(CHAT.decode(a.action_ids), a.forecasts[0]) for a in actions]
     assert all(action in text for action, text in texts["none"])
     spoiled = texts["shuffled_critiques"]
     assert sum(action in text for action, text in spoiled) < 10 < len(spoiled) == 20
@@ -43,21 +53,17 @@ def test_shuffled_values_are_those_of_other_candidates(models: ModelSet):
 
 def test_shuffled_critiques_are_those_of_other_candidates(models: ModelSet):
     def evaluate(text: str, draw: object) -> str:
-        return f"Optimality: No. Of {messages(text)[-2].removesuffix('<|im_end|>').strip()}"
+        return f"Optimality: No. Of {named(text)}"
 
     own = {}
     for control in ("none", "shuffled_critiques"):
-        names = iter(range(100))
-        speakers = troupe(act=lambda t, d, n=names: f"Is it a {next(n)}?", evaluate=evaluate)
-        algo = nlac({"control": control}, improvement="critique", candidates=4)
-        groups = bound(algo, speakers, models).chooser.draw(places(WON, LOST))
-        drawn = [action for group in groups for action in group.drawn]
-        own[control] = [CHAT.decode(a.action_ids) in (a.critique or "") for a in drawn]
+        actions = drawn(models, control, "critique", evaluate=evaluate)
+        own[control] = [CHAT.decode(a.action_ids) in (a.critique or "") for a in actions]
     assert all(own["none"]) and sum(own["shuffled_critiques"]) < 10 < len(own["none"]) == 20
 
 
 def test_a_majority_asks_nobody(models: ModelSet):
-    lines = iter(MOST * 6)
+    lines = iter((["Is it a cat?"] * 3 + ["Is it a dog?"]) * 6)
     generator = troupe(act=lambda text, draw: next(lines))
     algo = nlac({"control": "majority"}, improvement="choice", candidates=4)
     lessons, _ = bound(algo, generator, models).improve(places(WON))
