@@ -22,7 +22,7 @@ from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.play import EpisodeStart
-from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
 
 
 @dataclass(kw_only=True)
@@ -72,10 +72,10 @@ class NLRL(NLAC):
         written = iter(self.roles.write(prompts, 1, "target", role="aggregate"))
         return [self.backup.if_readable(next(written)[0]) if row else None for row in rollouts]
 
-    def _evaluate_policy(self, *given: Any) -> Phase:
+    def _evaluate_policy(self, keys: list[TurnKey], *more: Any) -> Phase:
         """As NLAC's, with the rollouts counted: they steer the run."""
-        phase = super()._evaluate_policy(*given)
-        phase.metrics["rollouts/episodes"] = float(self.turns_per_update * self.rollouts)
+        phase = super()._evaluate_policy(keys, *more)
+        phase.metrics["rollouts/episodes"] = float(len(keys) * self.rollouts)
         return phase
 
     def _prompt(self, turn: TurnRef, rollouts: list[Episode]) -> Ids:

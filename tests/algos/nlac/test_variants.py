@@ -91,6 +91,7 @@ def test_nlrl_draws_a_value_from_fresh_rollouts_of_the_action(models: ModelSet):
     )
     phase = updated(algo, filled(WON, LOST))["successor"]
     assert len(starts) == 3 * 5 and len({start.seed for start in starts}) == 15
+    assert phase.metrics["rollouts/episodes"] == len(starts)
     by_place = {(s.id.partition("-")[0], len(s.replayed), s.replayed[-1].action) for s in starts}
     turns = [(p.episode.id, p.turn + 1, p.episode.turns[p.turn].action) for p in places(WON, LOST)]
     assert by_place == set(turns)
@@ -132,6 +133,7 @@ def test_self_distillation_refines_by_rollouts_and_has_no_critic(models: ModelSe
         assert asked(text).count("Success.") + asked(text).count("Failure.") == 4
     assert set(map(written, phases["policy"].samples)) == {"Is it an owl?"}
     assert phases["policy"].metrics["nlac/distilled_share"] == 1
+    assert phases["policy"].metrics["rollouts/episodes"] == 5 * 4
 
 
 @pytest.mark.parametrize("preset", ["twentyq", "paper_twentyq"])
