@@ -32,6 +32,7 @@ WIKI = ["env._target_=agentrl_cli.envs.Wiki", "~env.turns", *(
         "turns": 3, "page_lines": 8, "page_results": 2,
     }.items()
 ), "steps=1", "rollout.episodes_per_step=2"]  # fmt: skip
+NLRL = ["algo._target_=agentrl_cli.algos.NLRL", "+algo.rollouts=2", "steps=1"]
 FLAGS = "(invalid|repeated|unboxed|tool_error|unconfirmed)"
 
 
@@ -61,6 +62,7 @@ def every_metric(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -
         found |= logged(algo, tmp_path_factory.mktemp("run"), SPEAKER)
     found |= logged("nlac", tmp_path_factory.mktemp("run"), SPEAKER, *GUARDED)
     found |= logged("nlac", tmp_path_factory.mktemp("run"), SPEAKER, ACTORS, "steps=1")
+    found |= logged("nlac", tmp_path_factory.mktemp("run"), SPEAKER, *NLRL)
     school = tmp_path_factory.mktemp("run")
     found |= logged("sft", school, *student_overrides(school))
     found |= logged_with_server(tmp_path_factory.mktemp("run"), model_folder)
@@ -109,6 +111,7 @@ def test_pages_name_only_keys_of_the_configuration():
     engines = ("hardware=ddp", "hardware=fsdp", "hardware=ray", "hardware=vllm")
     chosen = [*(f"algo={algo}" for algo in FOUND), "logger=wandb", *engines]
     known = set().union(*(keys(compose([one, *given])) for one in chosen))
+    known |= keys(compose(["experiment=math_nlrl"]))
     roots = "algo|rollout|eval|hardware|model|logger"
     text = "\n".join(page.read_text() for page in PAGES)
     named = set(re.findall(rf"`((?:{roots})(?:\.[a-z_]+)+)[`=]", text))
