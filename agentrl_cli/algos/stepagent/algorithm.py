@@ -10,8 +10,8 @@ Our choices: the expert's own probabilities are not known, so the reference of D
 the run started from, which should be an SFT on the same demonstrations (`init`). A try at a
 fragment is an episode of one turn whose baseline is what the other tries in its state earn; in
 episodes of its own it is a learned value. Rewards come from a discriminator that was trained at
-other fragments, or on other episodes, which it reads in one pass (models/packed_attention.py). One
-update is one cycle. Left out: training the discriminator to convergence before every cycle.
+other fragments, or on other episodes, each read in one pass. One update is one cycle. Left out:
+training the discriminator to convergence before every cycle.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ from agentrl_cli.algos.stepagent.discriminator import (
 )
 from agentrl_cli.algos.stepagent.practice import Attempt, StateAction
 from agentrl_cli.algos.turns import all_turns
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import require_at_least
 from agentrl_cli.core.types import Episode, Sample, derive_seed
-from agentrl_cli.models.packable import enable_packing
-from agentrl_cli.models.policy import causal_lm
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
@@ -145,17 +143,9 @@ class StepAgentInverse(Algorithm):
         return {"attempts": Texts(count, max_tokens)} if count else {}
 
     def bind(self, context: Context) -> None:
-        """Receive the given objects; PPO uses the same. Raises UserError where the discriminator
-        cannot read the turns of an episode packed."""
+        """Receive the given objects; PPO uses the same."""
         super().bind(context)
         self.ppo.bind(context)
-        if self.plays:
-            judge = causal_lm(context.models.module("discriminator"))
-            try:
-                enable_packing(judge, [context.chat.closing], "visible_first", "full")
-            except UserError as error:
-                remedy = "or set algo.rollout=fragment"
-                raise UserError(f"algo.rollout=environment: {error}; {remedy}") from error
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """The discriminator first, then the policy for the rewards that it now gives."""

@@ -10,7 +10,7 @@ from itertools import compress
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.samples import append_tokens
 from agentrl_cli.algos.stepagent.practice import StateAction, encode_action
-from agentrl_cli.core.types import Episode, Sample, Turn
+from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.reader import logprobs_and_values
 
@@ -29,28 +29,27 @@ def labelled_actions(acts: list[StateAction], label: float, context: Context) ->
 
 def labelled_episodes(episodes: list[Episode], label: float, context: Context) -> list[Sample]:
     """One sample for each unbroken segment of an episode, with the streams of `labelled_actions` at
-    every turn's action, in order. Where an action was not played as it is judged, what is judged is
-    a shadow behind the state (models/packed_attention.py), the played one stays for later turns."""
+    every turn's action, in order. Earlier actions stand before a turn as they were judged, so that
+    their layout tells nothing either."""
     samples: list[Sample] = []
     for episode in episodes:
         for i, turn in enumerate(episode.turns):
             if i == 0 or turn.restart:
-                samples.append(Sample([], [], {"value_at": [], "label": [], "shadow": []}))
-            _append_turn(samples[-1], turn, encode_action(turn.action, context), label, i + 1)
+                samples.append(Sample([], [], {"value_at": [], "label": []}))
+            _append_state(samples[-1], turn.observation_ids, context.chat.closing)
+            _append_judged(samples[-1], encode_action(turn.action, context), label)
     return samples
 
 
-def _append_turn(sample: Sample, turn: Turn, judged: list[int], label: float, shadow: int) -> None:
-    append_tokens(sample, turn.observation_ids)
-    if judged == turn.action_ids:
-        _append_judged(sample, judged, label)
-    else:
-        _append_judged(sample, judged, label, shadow=shadow)
-        append_tokens(sample, turn.action_ids)
+def _append_state(sample: Sample, ids: list[int], closing: int) -> None:
+    """What a turn adds to its state. The closing token of an action that was played without one is
+    its first, and the action as it is judged has one."""
+    is_closed = bool(sample.ids) and sample.ids[-1] == closing
+    append_tokens(sample, ids[1:] if is_closed and ids[:1] == [closing] else ids)
 
 
-def _append_judged(sample: Sample, ids: list[int], label: float, shadow: int = 0) -> None:
-    append_tokens(sample, ids, shadow=shadow)
+def _append_judged(sample: Sample, ids: list[int], label: float) -> None:
+    append_tokens(sample, ids)
     sample.streams["value_at"][-1], sample.streams["label"][-1] = 1.0, label
 
 

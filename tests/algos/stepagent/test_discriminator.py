@@ -15,10 +15,9 @@ from agentrl_cli.algos.stepagent.algorithm import StepAgentInverse
 from agentrl_cli.algos.stepagent.discriminator import labelled_actions, labelled_episodes, logits
 from agentrl_cli.algos.stepagent.practice import StateAction
 from agentrl_cli.config.settings import LoraConfig
-from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.model_set import ModelSet
-from tests.builders.critics import bound, learner
+from tests.builders.critics import learner
 from tests.builders.models import LORA, disturb
 from tests.builders.nlac import LOST, WON, episode, places
 from tests.builders.stepagent import OTHER, SHOWN, STILL, buffer, inverse, phases, shown
@@ -36,7 +35,7 @@ def test_an_episode_is_one_sample_judged_at_the_last_token_of_each_action(model_
         judged = {end - 1: label for end in ends}
         at, labels = sample.streams["value_at"], sample.streams["label"]
         assert {i: labels[i] for i, count in enumerate(at) if count} == judged
-        assert not any(sample.mask) and not any(sample.streams["shadow"])
+        assert not any(sample.mask)
 
 
 def test_own_actions_and_the_experts_count_alike(model_folder: Path):
@@ -58,21 +57,32 @@ def test_as_many_demonstrations_as_episodes_are_drawn_anew_in_every_update(model
     assert len(drawn) > 1
 
 
-def untidy(
+def test_the_layout_of_no_action_tells_agent_from_expert(model_folder: Path):
+    algo = inverse(rollout="environment")
+    shown(algo, model_folder, [OTHER])
+    tidy = episode("game", ["Is it big?", "Hm.\nIs it red?", "Is it old?"], success=True)
+    blanks = episode("game", [" Is it  big? ", "Hm.\n\nIs it red?", "Is it old?"], success=True)
+    unclosed = deepcopy(tidy)
+    unclosed.turns[2].action_ids.pop()
+    closing = unclosed.turns[0].action_ids.pop()
+    unclosed.turns[1].observation_ids.insert(0, closing)  # as it is played
+    samples = labelled_episodes([tidy, blanks, unclosed], 1.0, algo.context)
+    assert tidy.turns[1].action_ids != blanks.turns[1].action_ids
+    assert samples[0] == samples[1] == samples[2]
+    assert samples[0].ids == tidy.state_ids(2) + tidy.turns[2].action_ids
+
+
+def disturbed(
     folder: Path, algo: StepAgentInverse, lora: LoraConfig | None = None
 ) -> tuple[ModelSet, list[Episode]]:
-    """A trained discriminator, and episodes of unequal length, one with a restart, some of whose
-    actions were not played as they are judged: other blanks, cut off before the closing token."""
+    """A trained discriminator, and episodes of unequal length, one with a restart."""
     models = shown(algo, folder, [SHOWN, OTHER], lora=lora)
-    blanks = episode("blanks", [" Is it  big? ", "Hm.\n\nIs it red?", "Is it old?"], success=True)
-    cut = episode("cut", ["Is it big?", "Is it red?", "Is it"], success=False, stop="truncated")
-    cut.turns[2].action_ids.pop()
     again = deepcopy(WON)
     again.turns[1].observation_ids = LOST.turns[0].observation_ids
     again.turns[1].restart = True
     for model_name in models.names:
         disturb(models, model_name)
-    return models, [blanks, cut, again, LOST]
+    return models, [SHOWN, again, LOST]
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
@@ -80,22 +90,21 @@ def test_one_pass_over_an_episode_judges_as_a_pass_for_each_action(
     model_folder: Path, lora: LoraConfig | None
 ):
     algo = inverse(rollout="environment")
-    models, played = untidy(model_folder, algo, lora)
-    packed = labelled_episodes(played, 1.0, algo.context)
-    assert len(packed) == 5 and sum(any(s.streams["shadow"]) for s in packed) == 2
+    models, played = disturbed(model_folder, algo, lora)
+    whole = labelled_episodes(played, 1.0, algo.context)
     acts = [StateAction.played(turn) for turn in places(*played)]
-    found = logits(models, packed)
-    assert len(found) == 11 and pstdev(found) > 0.1
+    found = logits(models, whole)
+    assert len(whole) == 4 and len(found) == len(acts) == 8 and pstdev(found) > 0.1
     alone = labelled_actions(acts, 1.0, algo.context)
     assert found == pytest.approx([logits(models, [one])[0] for one in alone], abs=1e-5)
 
 
 def test_one_pass_over_an_episode_has_the_gradients_of_a_pass_for_each_action(model_folder: Path):
     algo, norms, losses = inverse(rollout="environment"), [], []
-    models, played = untidy(model_folder, algo)
+    models, played = disturbed(model_folder, algo)
     acts = [StateAction.played(turn) for turn in places(*played)]
-    packed = labelled_episodes(played, 1.0, algo.context)
-    for samples in (packed, labelled_actions(acts, 1.0, algo.context)):
+    whole = labelled_episodes(played, 1.0, algo.context)
+    for samples in (whole, labelled_actions(acts, 1.0, algo.context)):
         phase = replace(phases(algo, [WON, LOST])["discriminator"], samples=samples)
         still = replace(algo, discriminator_optimizer=STILL)
         found = learner(still, models).run(iter([phase]), 0)
@@ -119,13 +128,6 @@ def test_one_call_of_the_body_judges_all_turns_of_the_episodes(
     monkeypatch.setattr(models.module("discriminator").base_model, "forward", counted)
     algo.rewards(labelled_episodes([WON, LOST], 1.0, algo.context))
     assert calls == [(2, WON.tokens)]
-
-
-def test_only_episodes_of_its_own_need_a_discriminator_that_reads_them_packed(model_folder: Path):
-    words = r"^algo\.rollout=environment: .* or set algo\.rollout=fragment$"
-    with pytest.raises(UserError, match=words):
-        bound(inverse(rollout="environment"), model_folder, attention="eager")
-    bound(inverse(), model_folder, attention="eager")
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
