@@ -20,7 +20,7 @@ from agentrl_cli.core.types import Episode
 from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.rollout.time_limit import abandoned_threads
 from agentrl_cli.runs import best
-from agentrl_cli.runs.run import Run
+from agentrl_cli.runs.run import Run, step_of
 from agentrl_cli.training.assemble import Parts
 from agentrl_cli.training.evaluate import episode_metrics, evaluate
 from agentrl_cli.training.learner import NonFiniteError
@@ -241,9 +241,12 @@ def save_when_stopped(run: Run, parts: Parts) -> Iterator[None]:
         raise
     except StoppedRun as error:
         holds = parts.between_steps and bool(run.checkpoints())
-        if not parts.ranks.any(holds, "stop"):
+        if parts.ranks.any(holds, "stop"):
+            kept = f"the checkpoint of step {step_of(run.latest_checkpoint())} holds"
+        else:
             parts.save(run, planned=False)
-        raise StoppedRun(f"{error}; saved; go on with: {resume_command(run, parts)}") from error
+            kept = "saved"
+        raise StoppedRun(f"{error}; {kept}; go on with: {resume_command(run, parts)}") from error
 
 
 @contextmanager

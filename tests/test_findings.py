@@ -43,7 +43,7 @@ def leaves(node: Any) -> Iterator[float]:
 
 
 def known(file: Path) -> set[float]:
-    """What a record says, as it stands and in per cent; of runs also gains, and all seeds' means."""
+    """What a record says, as it stands and in per cent; of runs also gains, and means."""
     content = json.loads(file.read_text())
     found = {*leaves(content)}
     if isinstance(content, list) and "final" in content[0]:
@@ -60,7 +60,9 @@ def says(numbers: set[float], figure: str) -> bool:
     return any(abs(abs(number) - wanted) <= 0.5001 * 10**-decimals for number in numbers)
 
 
-@pytest.mark.parametrize("item", [item for item in ITEMS if FIGURE.search(item)], ids=lambda i: i[2:50])
+@pytest.mark.parametrize(
+    "item", [item for item in ITEMS if FIGURE.search(item)], ids=lambda i: i[2:50]
+)
 def test_a_figure_has_its_evidence(item: str):
     for figures, link in evidence(item):
         assert link or not figures, f"{figures}: name the record or the log behind them"

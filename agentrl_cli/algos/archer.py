@@ -7,7 +7,7 @@ copy of the language model (its own adapter under LoRA) with two linear heads, Q
 token of the action and V at the last token of the observation; replay draws whole episodes, for one
 pass reads all their turns, with fresh actions as shadows behind their states
 (models/packed_attention.py); the actor learns from this step's fresh episodes instead of fresh
-actions in replayed states; its ratio to the weights that played is clipped, which with one
+actions in replayed states; its ratio to the weights before the update is clipped, which with one
 optimizer step is REINFORCE. Left out: the token-level baseline and, from the authors' code, the
 second critic whose minimum with the first is taken.
 """
@@ -69,6 +69,8 @@ class ArCHer(Algorithm):
     tokens_per_step: int
     optimizer: OptimizerSpec
     critic_optimizer: OptimizerSpec
+
+    uses_ratio = True
 
     def __post_init__(self) -> None:
         require_at_least(

@@ -97,6 +97,8 @@ class Algorithm(ABC):
     group_size = 1  # how many episodes of one task are played side by side
     replay_capacity = 0  # how many episodes the buffer keeps for replay; 0: it never looks back
     demo_use: Literal["never", "may", "must"] = "never"  # whether it learns from demonstrations
+    uses_ratio = False  # whether its loss has a ratio to the policy that sampled
+    learns_offline = False  # whether replayed episodes alone train its policy
 
     @abstractmethod
     def models(self) -> dict[str, ModelSpec]:

@@ -60,7 +60,7 @@ class DPO(Algorithm):
         renew_reference(self.context.models, self.reference)
         metrics = {
             "dpo/failures": len(failed) / max(1, len(episodes)),
-            "dpo/unpaired": 1 - len(pairs) / max(1, len(failed)),
+            "dpo/unpaired": (len(failed) - len(pairs)) / max(1, len(failed)),
         }
         loss = partial(dpo, beta=self.beta, imitation_coef=self.imitation_coef)
         yield preference_phase(

@@ -1,8 +1,9 @@
 """GRPO: group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300).
 
 Several episodes of one task are played side by side; an episode's advantage is its reward relative
-to its group, the same for all its tokens; the policy follows PPO's clipped ratio. Left out: process
-rewards.
+to its group, the same for all its tokens; the policy follows PPO's clipped ratio. Our choices: the
+loss is a mean over all trained tokens of an optimizer step, not over episodes; episodes without an
+advantage are left out, of the KL too. Left out: process rewards.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class GRPO(Algorithm):
     epochs: int
     tokens_per_step: int
     optimizer: OptimizerSpec
+
+    uses_ratio = True
 
     def __post_init__(self) -> None:
         require_at_least(2, episodes_per_group=self.episodes_per_group)

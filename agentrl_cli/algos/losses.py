@@ -55,7 +55,7 @@ def clipped_ratio(
 ) -> Loss:
     """PPO's clipped surrogate per token (Schulman et al. 2017, eq. 7), negated.
 
-    Streams: `advantage` and `old_logprob` (the behaviour's, as recomputed before the first step).
+    Streams: `advantage` and `old_logprob` (the policy's before the update, at temperature 1).
     The ratio is clamped to [1 - clip, 1 + clip_high]; `clip_high` is `clip` unless given (Yu et al.
     2025, DAPO).
     """

@@ -61,6 +61,8 @@ class PPO(Algorithm):
     tokens_per_step: int
     optimizer: OptimizerSpec
 
+    uses_ratio = True
+
     def __post_init__(self) -> None:
         require_at_least(1, epochs=self.epochs)
         require_at_least(0, clip=self.clip, value_clip=self.value_clip, value_coef=self.value_coef)

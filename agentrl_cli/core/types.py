@@ -154,7 +154,8 @@ def _messages(rows: list[dict[str, Any]]) -> list[Message]:
 
 def evenly_spaced(items: list[Item], count: int) -> list[Item]:
     """At most `count` of the items, evenly over their order, as that of tasks."""
-    return items[:: max(1, len(items) // count)][:count]
+    taken = min(count, len(items))
+    return [items[i * len(items) // taken] for i in range(taken)]
 
 
 def derive_seed(*parts: object) -> int:

@@ -69,9 +69,10 @@ class Efficiency:
 @dataclass(frozen=True)
 class Figures:
     """The results of a group. Shares in 0 to 1; `scores` are all runs' finals by seed, never the
-    best, `intervals` what each run measured; `passes` are pass@k and pass^k. `difference` and
-    `improvement` are against the reference, None for itself (and for the latter with a single run
-    on a side, which shows no spread)."""
+    best, `intervals` what each run measured; `failed` is the share of their last episodes that
+    broke and count as lost; `passes` are pass@k and pass^k. `difference` and `improvement` are
+    against the reference, None for itself (and for the latter with a single run on a side, which
+    shows no spread)."""
 
     group: str
     seeds: list[int]
@@ -85,6 +86,7 @@ class Figures:
     improvement: Interval | None
     efficiency: Efficiency | None
     cost: dict[str, float]
+    failed: float
     passes: dict[str, Interval]
 
 
@@ -172,6 +174,7 @@ def _figures(group: Group, against: Group | None, split: str, threshold: float |
         improvement=seeds.probability_of_improvement(scores, other_scores) if has_spread else None,
         efficiency=efficiency(runs, threshold) if threshold is not None else None,
         cost=mean_cost(runs),
+        failed=fmean(run.failed(split) for run in runs),
         passes=passes(list(final.values())),
     )
 
@@ -256,18 +259,19 @@ def _until(records: Sequence[Record], axis: str, threshold: float) -> list[float
 
 
 def mean_cost(records: Sequence[Record]) -> dict[str, float]:
-    """Means over runs: episodes and tokens played, tokens trained on, seconds of each phase."""
+    """Means over runs: episodes and tokens played, tokens read in training, prompts
+    among them, seconds of each phase."""
     costs = [_cost(record) for record in records]
     return {name: fmean(cost[name] for cost in costs) for name in costs[0]}
 
 
 def _cost(record: Record) -> dict[str, float]:
-    trained = [k for k in record.columns if k.endswith("/tokens") and k != "episodes/tokens"]
+    read = [k for k in record.columns if k.endswith("/tokens") and k != "episodes/tokens"]
     seconds = {name: float(record.column(f"time/{name}").sum()) for name in PHASES[:-1]}
     return {
         "episodes": float(record.column("episodes/count").sum()),
         "tokens_played": float(record.column("episodes/tokens").sum()),
-        "tokens_trained": float(sum(record.column(key).sum() for key in trained)),
+        "tokens_read": float(sum(record.column(key).sum() for key in read)),
         **{f"seconds_{name}": value for name, value in seconds.items()},
         "seconds_eval": sum(row.get("time/eval", 0.0) for row in record.evaluations.values()),
         "seconds": sum(seconds.values()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentrl_cli.algos.nlac.reading import exact_outcome, tolerant_outcome
+from agentrl_cli.algos.nlac.reading import stated_outcome
 from agentrl_cli.core.files import is_number
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report.records import Record
@@ -64,9 +64,10 @@ class Verdicts:
 
 
 def predictions(episodes: Iterable[Episode]) -> list[Prediction]:
-    """Every turn for which a critic's expectation can be compared with the outcome."""
+    """Every turn for which a critic's expectation can be compared with the outcome, which of an
+    episode that broke or was cut off is not known."""
     found: list[Prediction] = []
-    for episode in episodes:
+    for episode in (episode for episode in episodes if episode.stop == "done"):
         for number, turn in enumerate(episode.turns, start=1):
             expected, critic = expected_success(turn), turn.info.get("critic")
             if expected is not None:
@@ -122,17 +123,11 @@ def expected_success(turn: Turn) -> float | None:
     if isinstance(critic, dict):
         forecasts = critic.get("forecasts")
         texts = forecasts if isinstance(forecasts, list) else []
-        outcomes = [_outcome(text) for text in texts if isinstance(text, str)]
+        outcomes = [stated_outcome(text) for text in texts if isinstance(text, str)]
         named = [success for success in outcomes if success is not None]
         return sum(named) / len(named) if named else None
     value = turn.info.get("value")
     return min(1.0, max(0.0, float(value))) if is_number(value) else None
-
-
-def _outcome(forecast: str) -> bool | None:
-    """The outcome of a forecast that its run could read, in either way."""
-    found = exact_outcome(forecast)
-    return tolerant_outcome(forecast) if found is None else found
 
 
 def _win_rate(predictions: list[Prediction]) -> float:

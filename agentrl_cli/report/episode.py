@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.algos.nlac.prompts import outcome
+from agentrl_cli.algos.nlac.reading import stated_outcome
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_number
 from agentrl_cli.core.types import Episode, Turn
@@ -108,7 +108,7 @@ def render(episode: Episode, source: str, how: Style | None = None) -> list[str]
     how = how or Style()
     lines = _labelled(summary(episode, source), how)
     for number, (turn, return_) in enumerate(with_returns(episode), start=1):
-        lines += ["", *render_turn(number, turn, return_, episode.success, how)]
+        lines += ["", *render_turn(number, turn, return_, known_end(episode), how)]
     closing = _labelled([(message.role, message.content) for message in episode.closing], how)
     return [*lines, "", *closing] if closing else lines
 
@@ -139,6 +139,11 @@ def summary(episode: Episode, source: str) -> Facts:
     facts += [("episode", f"{episode.id}, {episode.tokens} tokens, seed {episode.seed}")]
     facts += [("task", f"{episode.task.id} ({episode.task.split})"), ("outcome", ended)]
     return facts + ([("error", episode.error)] if episode.error else [])
+
+
+def known_end(episode: Episode) -> bool | None:
+    """Whether it was won; None where it broke or was cut off, so that nobody knows."""
+    return episode.success if episode.stop == "done" else None
 
 
 def with_returns(episode: Episode) -> Iterator[tuple[Turn, float]]:
@@ -208,7 +213,7 @@ def _forecasts(critic: dict[str, Any], folds: bool) -> Facts:
 
 def _outcomes(forecasts: list[str]) -> str:
     """`3 x Success, 1 x Failure`: the outcomes that forecasts end with."""
-    counts = Counter(map(outcome, forecasts))
+    counts = Counter(map(stated_outcome, forecasts))
     named = [f"{counts[end]} x {name}" for end, name in OUTCOMES.items() if counts[end]]
     return ", ".join(named) + " (their texts: --full)"
 
@@ -227,7 +232,7 @@ def _critic(critic: dict[str, Any], action: str, success: bool | None) -> Facts:
 
 def _agreement(forecasts: Iterable[str], success: bool | None) -> Facts:
     """How many forecasts named the outcome that came; nothing where it is not known."""
-    named = [forecast for forecast in map(outcome, forecasts) if forecast is not None]
+    named = [forecast for forecast in map(stated_outcome, forecasts) if forecast is not None]
     if success is None or not named:
         return []
     right, end = sum(forecast == success for forecast in named), "won" if success else "lost"

@@ -103,6 +103,10 @@ class Record:
         """The success of an evaluation."""
         return self.evaluations.get(step, {}).get(f"eval/{split}_success")
 
+    def failed(self, split: str) -> float:
+        """The share of the last evaluation's episodes that broke, which count as lost."""
+        return self.evaluations.get(self.final_step or 0, {}).get(f"eval/{split}_failed", 0.0)
+
     def interval(self, split: str) -> Interval | None:
         """The final success with the interval that the run itself has logged; None without one."""
         try:

@@ -17,6 +17,12 @@ from agentrl_cli.core import statistics
 from agentrl_cli.core.statistics import Array, Interval, percentile_interval, resample_counts
 
 Outcomes = Mapping[str, Sequence[float]]  # the values of each task of one run
+# 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom
+STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,10 @@ class Noise:
 
     @property
     def least_difference(self) -> float:
-        """What the difference of two single runs must exceed to be no play of seeds at 95 %."""
-        return 1.96 * math.sqrt(2) * self.deviation
+        """What the difference of two single runs must exceed to be no play of seeds at 95 %, by
+        Student's t, since the deviation is an estimate."""
+        quantile = STUDENT[min(self.freedom, len(STUDENT)) - 1]
+        return quantile * math.sqrt(2) * self.deviation
 
 
 def crossed_bootstrap(runs: Sequence[Outcomes], seed: int = 0) -> Interval:

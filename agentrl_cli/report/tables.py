@@ -40,7 +40,7 @@ def costs(comparison: Comparison) -> Cells:
         "group": lambda row: row.group,
         "episodes": lambda row: count(row.cost["episodes"]),
         "tokens played": lambda row: count(row.cost["tokens_played"]),
-        "tokens trained": lambda row: count(row.cost["tokens_trained"]),
+        "tokens read": lambda row: count(row.cost["tokens_read"]),
         "seconds": lambda row: count(row.cost["seconds"]),
         "+ evaluation": lambda row: count(row.cost["seconds_eval"]),
     }
@@ -75,6 +75,8 @@ def remarks(comparison: Comparison) -> list[str]:
             f" {noise.freedom} degrees of freedom); two single runs differ by more than"
             f" {share(noise.least_difference)} points only once in twenty."
         )
+    if broken := [f"{row.group} ({share(row.failed)} %)" for row in comparison.rows if row.failed]:
+        lines.append(f"Episodes that broke count as lost: {', '.join(broken)}.")
     if few := [row.group for row in comparison.rows if len(row.scores) < 3]:
         lines.append(f"Fewer than three seeds, leads and no results: {', '.join(few)}.")
     return lines

@@ -12,7 +12,15 @@ from typing import Any
 from agentrl_cli.core.types import Episode
 from agentrl_cli.report import credit, critic
 from agentrl_cli.report.credit import Bar, Strip
-from agentrl_cli.report.episode import Facts, has_changed, numbers, summary, texts, with_returns
+from agentrl_cli.report.episode import (
+    Facts,
+    has_changed,
+    known_end,
+    numbers,
+    summary,
+    texts,
+    with_returns,
+)
 from agentrl_cli.report.records import Record
 from agentrl_cli.report.tables import share
 from agentrl_cli.report.text import number_duplicates
@@ -205,7 +213,7 @@ def episode_view(
     rows = credit.bars(episode)
     turns = [
         TurnView(
-            f"{anchor}-t{n}", numbers(turn, return_), texts(turn, episode.success), rows[n - 1],
+            f"{anchor}-t{n}", numbers(turn, return_), texts(turn, known_end(episode)), rows[n - 1],
             tokens(turn, spell) if spell else [],
         )
         for n, (turn, return_) in enumerate(with_returns(episode), start=1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_at_most
@@ -138,8 +139,7 @@ class PlayCollector(Collector):
         """What step `step` plays: `group_size` episodes of each of its tasks."""
         tasks, starts = train_tasks(self.make_env()), []
         groups = self.count(group_size) // group_size
-        for t in range(groups):
-            task = self._task(tasks, step * groups + t)
+        for t, task in enumerate(islice(self._stream(tasks, step * groups), groups)):
             group = f"s{step:06d}-t{t:02d}"
             for i in range(group_size):
                 seed = derive_seed(self.seed, "rollout", step, t, task.id, i)
@@ -161,9 +161,11 @@ class PlayCollector(Collector):
         starts = self.starts(step, group_size)
         return self.request(starts, self.sampling, most_failed=FAILED_LIMIT, step=step)
 
-    def _task(self, tasks: list[Task], position: int) -> Task:
-        """The task at a position of the endless stream in which each epoch shuffles all of them."""
-        epoch, index = divmod(position, len(tasks))
-        order = list(range(len(tasks)))
-        random.Random(derive_seed(self.seed, "data", epoch)).shuffle(order)
-        return tasks[order[index]]
+    def _stream(self, tasks: list[Task], position: int) -> Iterator[Task]:
+        """From a position on, the endless stream in which each epoch shuffles all tasks."""
+        epoch, passed = divmod(position, len(tasks))
+        while True:
+            order = list(range(len(tasks)))
+            random.Random(derive_seed(self.seed, "data", epoch)).shuffle(order)
+            yield from (tasks[index] for index in order[passed:])
+            epoch, passed = epoch + 1, 0

@@ -58,6 +58,11 @@ class EnvThreads:
                     self._go_on(*self._next_outcome(), ended)
             yield
 
+    def forget(self, episode: Hashable) -> None:
+        """Let the thread of an episode that has ended end, too."""
+        if thread := self._threads.pop(episode, None):
+            thread.close()
+
     def _thread(self, episode: Hashable) -> OwnThread:
         if episode not in self._threads:
             self._threads[episode] = OwnThread()

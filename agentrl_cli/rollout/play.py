@@ -76,23 +76,25 @@ def play(
     `most_failed` of all episodes has ended so. `activity` is told how many have ended."""
     sampling, most = replace(sampling, n=1), max_context - sampling.max_tokens
     waiting, activity = iter(starts), activity or Activity()
-    begun, live, failed = list[LiveEpisode](), list[LiveEpisode](), list[Episode]()
+    begun, live, failed = list[Episode](), list[LiveEpisode](), list[Episode]()
 
     def play_on(turns: list[tuple[LiveEpisode, EnvCalls[None]]]) -> None:
         for (episode, _), _ in zip(turns, envs.run(turns), strict=True):
             if episode.record.stop == "error":
                 failed.append(episode.record)
                 refuse_failures(failed, most_failed, len(starts))
+            if episode.ended:
+                envs.forget(episode)
 
     with EnvThreads(workers, env_timeout) as envs:
         while True:
             free = (episodes_at_once or len(starts)) - len(live)
             new = [LiveEpisode(s, make_env(), chat, version, most) for s in islice(waiting, free)]
-            begun += new
+            begun += [episode.record for episode in new]
             play_on([(episode, episode.begin()) for episode in new])
             live = [episode for episode in live + new if not episode.ended]
             if not live and len(begun) == len(starts):
-                return [episode.record for episode in begun]
+                return begun
             if not live:
                 continue
             moving = live[: generator.fitting([episode.state_ids for episode in live], model)]

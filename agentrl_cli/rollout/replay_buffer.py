@@ -164,12 +164,13 @@ def read_episodes(path: Path, count: int) -> list[Episode]:
 
 def _read_last(path: Path, count: int, lines: int) -> list[Episode]:
     """The last `count` episodes of a file with so many lines."""
+    passed = max(0, lines - count)
     try:
         with path.open("rb") as file:
-            kept = list(islice(file, max(0, lines - count), None)) if count else []
+            kept = list(islice(file, passed, None)) if count else []
     except OSError as error:
         raise UserError(f"cannot read episodes from {path} ({error.strerror})") from error
-    numbered = enumerate(kept, lines - count + 1)
+    numbered = enumerate(kept, passed + 1)
     return [_read_line(path, number, line) for number, line in numbered]
 
 

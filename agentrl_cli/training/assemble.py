@@ -178,9 +178,11 @@ def assemble(
         parts.context.demos = load_demonstrations(cfg, algo, env, parts.chat) if learns else []
         algo.bind(parts.context)
         if learns and not restored:
-            parts.buffer.add(earlier_episodes(cfg, parts.data, parts.chat, algo.replay_capacity))
+            parts.buffer.add(earlier_episodes(cfg, parts.data, parts.chat, algo))
         if learns and cfg.get("keep") == "best":
             parts.eval = with_val(parts.eval, env)
+        if learns:
+            refuse_temperature(cfg, algo)
         check_settings(cfg, parts)
     if ranks.size > 1:
         text = json.dumps([episode.to_json() for episode in parts.context.demos])
@@ -281,6 +283,15 @@ def check_settings(cfg: DictConfig, parts: Parts) -> None:
     for split in parts.eval.splits:
         if not parts.make_env().tasks(split):
             raise UserError(f"eval.splits names '{split}', which has no tasks; name another")
+
+
+def refuse_temperature(cfg: DictConfig, algo: Algorithm) -> None:
+    """Raise UserError where a loss would take the ratio to another policy than the one that
+    sampled: log-probs are those at temperature 1."""
+    temperature = cfg.rollout.temperature
+    if algo.uses_ratio and temperature != 1:
+        line = f"rollout.temperature is {temperature:g}, and algo '{cfg.choices.algo}' corrects for"
+        raise UserError(f"{line} the policy at temperature 1; set rollout.temperature=1")
 
 
 def with_val(settings: EvalConfig, env: Env) -> EvalConfig:

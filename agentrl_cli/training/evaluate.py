@@ -72,8 +72,9 @@ def task_starts(seed: int, task: Task, per_task: int) -> list[EpisodeStart]:
 
 
 def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
-    """Success with its interval, mean reward and turns, turns of the successes, and the share of
-    turns for which the environment set a public true flag (`invalid`, `repeated`, …)."""
+    """Success with its interval, mean reward and turns, turns of the successes, the share of
+    episodes that broke, which count as lost, and the share of turns for which the environment set a
+    public true flag (`invalid`, `repeated`, …)."""
     by_task: dict[str, list[float]] = {}
     for episode in episodes:
         by_task.setdefault(episode.task.id, []).append(float(episode.success))
@@ -90,6 +91,7 @@ def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
         "turns": _mean([float(len(e.turns)) for e in episodes]),
         "turns_to_success": _mean([float(len(e.turns)) for e in episodes if e.success]),
         "episodes": float(len(episodes)),
+        "failed": _mean([float(bool(e.error)) for e in episodes]),
         **shares,
     }
 

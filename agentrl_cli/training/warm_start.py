@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.config.compose import load
 from agentrl_cli.config.settings import DataConfig
 from agentrl_cli.core import files
@@ -25,23 +26,29 @@ if TYPE_CHECKING:
 FILE = "buffer.jsonl"
 
 
-def earlier_episodes(cfg: DictConfig, data: DataConfig, chat: Chat, capacity: int) -> list[Episode]:
-    """The newest `capacity` episodes of the run that `data.buffer` names, under ids of their own;
-    none where it names none. Raises UserError where the algorithm does not replay, or the run has
-    no episodes or some of another world, model or chat template."""
+def earlier_episodes(
+    cfg: DictConfig, data: DataConfig, chat: Chat, algo: Algorithm
+) -> list[Episode]:
+    """The newest episodes of the run that `data.buffer` names, as many as the algorithm replays,
+    under ids of their own; none where it names none. Raises UserError where the algorithm does not
+    replay, or not without fresh episodes where these are to be all, or the run has no episodes or
+    some of another world, model or chat template."""
     if data.buffer is None:
         if data.offline:
             raise UserError("data.offline=true has nothing to learn from; name data.buffer=RUN")
         return []
-    if not capacity:
+    if not algo.replay_capacity:
         line = f"algo '{cfg.choices.algo}' does not replay, so data.buffer means nothing to it"
         raise UserError(f"{line}; use one that does, as nlac or archer")
+    if data.offline and not algo.learns_offline:
+        line = f"data.offline=true, but algo '{cfg.choices.algo}' trains its policy on fresh play"
+        raise UserError(f"{line}; leave data.offline out, or use nlac")
     run = find_run(data.buffer, Path(cfg.runs))
     _refuse_other_source(cfg, run, chat)
     if not files.is_file(run.folder / FILE):
         line = f"run '{run.name}' has kept no episodes"
         raise UserError(f"{line}; train it with data.keep_episodes=true")
-    episodes = list(_usable(read_episodes(run.folder / FILE, capacity)))
+    episodes = list(_usable(read_episodes(run.folder / FILE, algo.replay_capacity)))
     if not episodes:
         raise UserError(f"run '{run.name}' has kept no whole episode; name another data.buffer")
     return episodes

@@ -58,6 +58,7 @@ def test_successes_broken_ones_and_undemonstrated_tasks_make_no_pair(model_folde
     broken = replace(LOST, error="KeyError: 1")
     phase = phase_of(algo, [WON, LOST, broken])
     assert phase.samples == [] and phase.metrics["dpo/unpaired"] == 1
+    assert phase_of(algo, [WON]).metrics == {"dpo/failures": 0, "dpo/unpaired": 0}
     restarted = deepcopy(LOST)
     restarted.turns[1].restart = True
     algo.context.demos = [DEMO]

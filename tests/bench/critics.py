@@ -99,17 +99,12 @@ def ceiling(algo: NLAC, groups: list[ProbedCandidates], probes: int) -> float:
 
 
 def verdict_edge(groups: list[ProbedCandidates], probes: int) -> float:
-    """The share of No among first draws that are worse than their state's mean by two standard
-    errors, less the share among those that are better by as much."""
-    judged = [(g.success[0] - g.mean, g.flagged) for g in groups if differs(g, probes)]
+    """The share of No among first draws that are worse than the other draws of their state by two
+    standard errors, less the share among those that are better by as much."""
+    judged = [(g.gap(g.candidates.first.action_ids, probes), g.flagged) for g in groups]
     worse = [flagged is True for gap, flagged in judged if gap < 0]
     better = [flagged is True for gap, flagged in judged if gap > 0]
     return (fmean(worse) if worse else 0.0) - (fmean(better) if better else 0.0)
-
-
-def differs(group: ProbedCandidates, probes: int) -> bool:
-    """Whether the first draw's success is not its state's mean."""
-    return differ(group.success[0], group.mean, probes)
 
 
 def brier_ratio(parts: Parts, turns: list[TurnRef]) -> float:

@@ -14,6 +14,7 @@ from agentrl_cli.algos.base import Context, Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.choice import Candidate
 from agentrl_cli.algos.nlac.prompts import Prompts
+from agentrl_cli.algos.nlac.reading import READINGS
 from agentrl_cli.algos.nlac.settings import Advanced
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
@@ -27,6 +28,7 @@ from tests.builders.models import model_config
 from tests.builders.tiny_models import tiny_tokenizer
 
 CHAT = Chat(tiny_tokenizer())
+EXACT = READINGS["exact"]
 SAMPLING = Sampling(max_tokens=24, temperature=1.0, stop_ids=CHAT.stop_ids)
 PROMPTS = Prompts(
     forecast="Forecast it.",
@@ -154,7 +156,9 @@ class ValuedCandidate(Candidate):
 def candidate(text: str, draws: int, *success: float, critique: str = "") -> Candidate:
     """An action that was drawn so often, with as many forecasts, of this mean success."""
     forecasts, value = ["It goes on."] * len(success), fmean(success) if success else 0.5
-    return ValuedCandidate(CHAT.encode_action(text), draws, forecasts, critique, value)
+    return ValuedCandidate(
+        CHAT.encode_action(text), draws, forecasts, critique, value, reading=EXACT
+    )
 
 
 def filled(*episodes: Episode) -> ReplayBuffer:

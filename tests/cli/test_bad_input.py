@@ -102,6 +102,7 @@ SIZES = {
     "algo.optimizer.lr._target_=agentrl_cli.envs.TwentyQ": "algo.optimizer.lr must be a float, not",
     "algo.optimizer._target_=agentrl_cli.runs.FilesOnly": "algo.optimizer._target_ must be one of",
     "rollout.temperature=-1": "temperature is -1.0; give at least 0",
+    "rollout.temperature=0.7": "rollout.temperature is 0.7, and algo 'grpo' corrects for",
     "eval.episodes_per_task=0": "episodes_per_task is 0; give at least 1",
     "eval.tasks=0": "tasks is 0; give at least 1",
     "hardware.threads=0": "hardware.threads is 0; give at least 1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,10 +13,14 @@ import pytest
 
 from agentrl_cli.cli.report import FILE, Report, folder_for, gather, render, write
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.files import write_jsonl
 from agentrl_cli.report import page
 from agentrl_cli.report.compare import Comparison, compare, worlds
+from agentrl_cli.report.critic import predictions
 from agentrl_cli.report.differences import differences
+from agentrl_cli.report.episode import known_end, texts
 from agentrl_cli.report.records import read_records
+from agentrl_cli.report.tables import remarks
 from agentrl_cli.runs import episode_files
 from tests.builders.report import BASE, BETTER, Page, break_lines, episodes, write_run
 
@@ -69,6 +74,22 @@ def test_figures_of_a_group_by_hand(two: Path):
     assert rows["grpo"].difference is None and rows["grpo"].improvement is None
 
 
+def test_episodes_that_broke_are_told(tmp_path: Path):
+    folder = write_run(tmp_path / "a", final=BASE)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["eval/test_failed"] = 0.125
+    write_jsonl(folder / "metrics.jsonl", rows)
+    assert "Episodes that broke count as lost: grpo (12.5 %)." in remarks(only(tmp_path))
+
+
+def test_an_end_that_nobody_knows_is_no_judge_of_a_critic():
+    (won,) = episodes({"cat": [1]}, critic={"forecasts": ["Outcome: success"]})
+    assert [(p.expected, p.won) for p in predictions([won])] == [(1, True)]
+    assert "reality" in dict(texts(won.turns[0], known_end(won)))
+    won.stop = "context"
+    assert predictions([won]) == [] and "reality" not in dict(texts(won.turns[0], known_end(won)))
+
+
 def test_chances_of_several_tries_by_hand(two: Path):
     nlac = {row.group: row for row in only(two).rows}["nlac"]
     # of two games each: cat both, dog one, owl one, elk one
@@ -80,7 +101,7 @@ def test_chances_of_several_tries_by_hand(two: Path):
 def test_costs_are_means_over_runs(two: Path):
     (grpo, _) = only(two).rows
     assert grpo.cost["episodes"] == 200 and grpo.cost["tokens_played"] == 2000
-    assert grpo.cost["tokens_trained"] == 1600 and grpo.cost["seconds"] == pytest.approx(60)
+    assert grpo.cost["tokens_read"] == 1600 and grpo.cost["seconds"] == pytest.approx(60)
     assert grpo.cost["seconds_rollout"] == 20 and grpo.cost["seconds_eval"] == 14
 
 

@@ -122,8 +122,10 @@ def test_noise_is_the_pooled_deviation_between_seeds():
     floor = seeds.seed_noise([[0.4, 0.44], [0.1, 0.2, 0.3], [0.9]])
     assert floor is not None and floor.freedom == 3
     assert floor.deviation == pytest.approx(math.sqrt((2 * 0.02**2 + 2 * 0.1**2) / 3))
-    assert floor.least_difference == pytest.approx(1.96 * math.sqrt(2) * floor.deviation)
+    assert floor.least_difference == pytest.approx(3.182 * math.sqrt(2) * floor.deviation)
     assert seeds.seed_noise([[0.4], [0.1]]) is None
+    quantiles = stats.t.ppf(0.975, range(1, len(seeds.STUDENT) + 1))
+    assert seeds.STUDENT == pytest.approx(quantiles, abs=5e-4)
 
 
 def test_a_threshold_is_reached_at_its_first_crossing():

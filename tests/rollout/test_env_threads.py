@@ -166,6 +166,17 @@ def test_so_many_episodes_are_in_play_at_a_time_and_say_what_they_would_together
     assert max(played) == min(7, at_once)
 
 
+def test_an_episode_that_has_ended_leaves_its_thread():
+    before, most = threading.active_count(), list[int]()
+
+    class Watched(EchoEnv):
+        def close(self) -> None:
+            most.append(threading.active_count())
+
+    roll_in(Watched, starts(40), script(lambda prompt: "Hello."), workers=2, episodes_at_once=3)
+    assert len(most) == 40 and max(most) <= before + 2 * 3  # those that close, and their successors
+
+
 def test_episodes_that_fail_are_counted_against_all_that_are_to_be_played():
     speaker, asked = script(lambda prompt: "Hello."), []
     with pytest.raises(StoppedRun, match="3 of 10 episodes failed"):

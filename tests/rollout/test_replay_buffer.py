@@ -10,7 +10,7 @@ import pytest
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Task, Turn
-from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey, read_episodes
 from agentrl_cli.runs import episode_files
 
 
@@ -198,6 +198,8 @@ def test_an_unreadable_line_is_named_with_file_and_number(tmp_path, line):
     state = {"priorities": [[1, 1], [1, 1]], "lines": 2}
     with pytest.raises(UserError, match=r"buffer.jsonl line 2 is no episode"):
         ReplayBuffer(path, 10).load(state)
+    with pytest.raises(UserError, match=r"buffer.jsonl line 2 is no episode"):
+        read_episodes(path, 10)
 
 
 @pytest.mark.parametrize("row", [[1.0], [1.0, -1.0], [1.0, float("nan")], [1.0, "high"], 5])

@@ -194,3 +194,4 @@ def test_a_spread_takes_evenly_in_order_and_no_more_than_asked():
     episodes = [Episode(str(i), Task("t", "test", {}), "g", 0, []) for i in range(7)]
     assert [e.id for e in evenly_spaced(episodes, 3)] == ["0", "2", "4"]
     assert evenly_spaced(episodes, 9) == episodes and evenly_spaced([], 3) == []
+    assert [e.id for e in evenly_spaced(episodes, 4)] == ["0", "1", "3", "5"]  # to the end

@@ -65,8 +65,9 @@ def test_an_update_that_is_broken_off_is_done_again_from_the_last_checkpoint(
 ):
     whole = facts(trained(tmp_path / "whole", "nlac", "it"))
     run_out_in_training(monkeypatch, step=2)
-    run, _ = stopped(tmp_path)
+    run, words = stopped(tmp_path)
     monkeypatch.undo()
+    assert "; the checkpoint of step 2 holds; go on with: " in words
     assert [folder.name for folder in run.checkpoints()] == ["step-000002"]
     resume(str(run.folder))
     assert facts(Run(run.folder)) == whole

@@ -60,7 +60,7 @@ def test_every_step_and_every_evaluation_is_one_line_of_metrics(run: Run):
     assert (played, evaluated) == ([1, 2, 3, 4], [0, 2, 4])
     for row in rows:
         assert all(value is not None for value in row.values())
-    assert {"eval/train_success", "eval/test_greedy_success", "nlac/brier"} <= rows[-1].keys()
+    assert {"eval/train_success", "eval/test_greedy_success", "nlac/auc_within"} <= rows[-1].keys()
 
 
 def test_a_step_says_what_it_played_and_that_sampled_tokens_are_the_trainers(run: Run):

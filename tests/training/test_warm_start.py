@@ -62,6 +62,8 @@ def test_what_cannot_be_learnt_from_is_refused(played: Path):
     refused(train(played, "grpo", "a", first), "algo 'grpo' does not replay, so data.buffer means")
     refused(train(played, "nlac", "a", plain), "run 'plain' has kept no episodes; train it with")
     refused(train(played, "nlac", "a", "data.offline=true"), "data.offline=true has nothing to")
+    offline = train(played, "archer", "a", first, "data.offline=true")
+    refused(offline, "data.offline=true, but algo 'archer' trains its policy on fresh play; leave")
     other = ["env=twentyq", "rollout.max_tokens=24"]
     refused(
         train(played, "nlac", "a", first, *other), "the episodes of run 'first' are of env=coin"

@@ -76,6 +76,8 @@ class NLAC(Algorithm):
     policy_guard: Guard = field(init=False, repr=False)
     is_warned: bool = field(init=False, repr=False, default=False)
 
+    learns_offline = True
+
     def __post_init__(self) -> None:
         self.guard = self.guard if self.guard and self.guard.every else None
         require_fraction(min_readable=self.min_readable)

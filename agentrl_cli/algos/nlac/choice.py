@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
 
-from agentrl_cli.algos.nlac.reading import READINGS, Reading
+from agentrl_cli.algos.nlac.reading import Reading
 from agentrl_cli.algos.nlac.refine import Refinement, Refiner
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids, Roles, mean_success
 from agentrl_cli.algos.turns import TurnRef
@@ -57,7 +57,7 @@ class Candidate:
     draws: int
     forecasts: list[str] = field(default_factory=list)
     critique: str | None = None
-    reading: Reading = field(default=READINGS["exact"], kw_only=True)
+    reading: Reading = field(kw_only=True)
 
     @property
     def is_optimal(self) -> bool | None:

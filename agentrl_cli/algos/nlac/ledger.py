@@ -50,6 +50,19 @@ class ProbedCandidates:
         found = self.candidates.first.is_optimal
         return None if found is None else not found
 
+    def gap(self, action_ids: list[int], probes: int) -> float:
+        """By how much a candidate succeeds more than the policy's other draws do in the mean, with
+        `probes` probes of each action; 0 where that is within two standard errors."""
+        success = self.of(action_ids)
+        others = [(a.draws, rate) for a, rate in self.drawn if a.action_ids != action_ids]
+        total = sum(draws for draws, _ in others)
+        if not total:
+            return 0.0
+        shares = [draws / total for draws, _ in others]
+        mean_of_others = sum(share * rate for share, (_, rate) in zip(shares, others, strict=True))
+        is_clear = differ(success, mean_of_others, probes, sum(share**2 for share in shares))
+        return success - mean_of_others if is_clear else 0.0
+
     def of(self, action_ids: list[int]) -> float:
         """The success of one of the candidates."""
         actions = [action.action_ids for action in self.candidates.actions]
@@ -58,13 +71,13 @@ class ProbedCandidates:
 
 def ledger(groups: Sequence[ProbedCandidates], chooser: Chooser, probes: int) -> dict[str, float]:
     """Metrics `ledger/…`, docs/metrics.md. An action is faulty where it succeeds less often than
-    its state's mean by two standard errors."""
-    faulty = [differ(g.success[0], g.mean, probes) and g.success[0] < g.mean for g in groups]
+    the policy's other draws by two standard errors."""
+    faulty = [g.gap(g.candidates.first.action_ids, probes) < 0 for g in groups]
     judged = [(g.flagged, ill) for g, ill in zip(groups, faulty, strict=True)]
     refined = [
-        (g.refined < g.mean and differ(g.refined, g.mean, probes), g.refined_gain, ill)
+        (g.gap(g.candidates.refinement.last.action_ids, probes) < 0, g.refined_gain, ill)
         for g, ill in zip(groups, faulty, strict=True)
-        if g.refined is not None
+        if g.candidates.refinement is not None
     ]
     gains = lesson_gains(groups, chooser)
     return {
@@ -95,8 +108,9 @@ def low_end(values: Sequence[float]) -> float:
     return mean(values) - TWO_SIDED_95 * statistics.stdev(values) / len(values) ** 0.5
 
 
-def differ(success: float, other: float, probes: int) -> bool:
-    """Whether two success rates, each of so many probes, differ by two standard errors."""
+def differ(success: float, other: float, probes: int, spread: float = 1.0) -> bool:
+    """Whether two success rates differ by two standard errors: one of so many probes, the other of
+    as many, or a mean of such rates whose squared weights sum to `spread`."""
     pooled = (success + other) / 2
-    error = (2 * pooled * (1 - pooled) / probes) ** 0.5
+    error = (pooled * (1 - pooled) * (1 + spread) / probes) ** 0.5
     return abs(success - other) > max(STANDARD_ERRORS * error, 1e-9)

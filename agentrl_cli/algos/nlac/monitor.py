@@ -54,11 +54,14 @@ class Monitor:
             measured |= self.discrimination(sampled[: self.states])
         measured |= drift(self.roles.context, episodes)
         start = self.calibration(sampled, "reference")
-        return measured | {"nlac/brier_start": start["nlac/brier"]}
+        if "nlac/brier" in start:
+            measured["nlac/brier_start"] = start["nlac/brier"]
+        return measured
 
     def calibration(self, turns: list[TurnRef], model: str | None = None) -> dict[str, float]:
-        """The Brier score of forecast success against how episodes ended (0.25: a coin's); one that
-        broke or was cut off says nothing."""
+        """The Brier score of forecast success against how episodes ended (0.25: a coin's) and its
+        optimism. An episode that broke or was cut off says nothing; without a forecast that could
+        be read of one that ended, both are left out."""
         actions, count = [turn.action_ids for turn in turns], self.chooser.forecasts
         forecasts = self.roles.forecast(turns, actions, count, model)
         rows = zip(turns, actions, forecasts, strict=True)
@@ -66,11 +69,9 @@ class Monitor:
         forecast = [CritiquedAction(*row, reading=reading) for row in rows if row[-1]]
         ended = [a for a in forecast if a.turn.episode.stop == "done"]
         errors = [a.forecast_success - float(a.turn.episode.success) for a in ended]
-        return {
-            "nlac/brier": mean([error**2 for error in errors]),
-            "nlac/optimism": mean(errors),
-            "nlac/valid_forecasts": sum(map(len, forecasts)) / (count * len(turns)),
-        }
+        score = {"nlac/brier": mean([e**2 for e in errors]), "nlac/optimism": mean(errors)}
+        valid = sum(map(len, forecasts)) / (count * len(turns))
+        return {**(score if errors else {}), "nlac/valid_forecasts": valid}
 
     def discrimination(self, turns: list[TurnRef]) -> dict[str, float]:
         """Forecast values of several actions of each state against their probed values; the probed
@@ -130,7 +131,11 @@ def annotate(group: Candidates, chooser: Chooser) -> None:
     """Write what the critic said of a played action into its turn's `info["critic"]`."""
     refinement = group.refinement
     first = refinement.first if refinement else chooser.as_read(group, group.first)
-    last = refinement.last if refinement else CritiquedAction(group.turn, [])
+    last = (
+        refinement.last
+        if refinement
+        else CritiquedAction(group.turn, [], reading=chooser.roles.reading)
+    )
     group.turn.episode.turns[group.turn.turn].info["critic"] = {
         "forecasts": first.forecasts,
         "others": first.alternative_forecasts,

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentrl_cli.algos.nlac.reading import READINGS, Reading, ReadingName
-from agentrl_cli.algos.nlac.reading import exact_outcome as outcome
-from agentrl_cli.algos.nlac.reading import exact_verdict as verdict
 from agentrl_cli.core.errors import UserError
 
-__all__ = ["Prompts", "fill", "outcome", "verdict"]
 PLACE = re.compile(r"\{(\w+)\}")
 FILLED = {
     "forecast": (),

@@ -77,6 +77,12 @@ def exact_verdict(critique: str) -> bool | None:
     return None if found is None else found[1] == "Yes"
 
 
+def stated_outcome(forecast: str) -> bool | None:
+    """The outcome of a stored forecast whose run could read it, in either way."""
+    found = exact_outcome(forecast)
+    return tolerant_outcome(forecast) if found is None else found
+
+
 def tolerant_outcome(forecast: str) -> bool | None:
     """The outcome that a forecast states: after a label (`Outcome: failure`), as a sentence of one
     word, or as the only one that its last or first sentence names. None where two differ."""

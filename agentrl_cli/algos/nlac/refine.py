@@ -91,15 +91,16 @@ class Refiner:
         """Append the next action of each; one that the refiner kept keeps its critique too."""
         changed = [i for i, ids in enumerate(actions) if ids != refinements[i].last.action_ids]
         turns, new = [refinements[i].turn for i in changed], [actions[i] for i in changed]
+        reading = self.roles.reading
         if with_critique and changed:
             forecasts = self.roles.forecast(turns, new, self.forecasts)
             others = [refinements[i].first.alternative_forecasts for i in changed]
             rows = zip(turns, new, forecasts, others, strict=True)
-            reading = self.roles.reading
             new_actions = [CritiquedAction(*row, reading=reading) for row in rows]
             critiqued = self.criticise(new_actions)
         else:
-            critiqued = list(map(CritiquedAction, turns, new))
+            rows = zip(turns, new, strict=True)
+            critiqued = [CritiquedAction(*row, reading=reading) for row in rows]
         following = dict(zip(changed, critiqued, strict=True))
         for i, refinement in enumerate(refinements):
             refinement.actions.append(following.get(i, refinement.last))

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.prompts import Prompts, fill
-from agentrl_cli.algos.nlac.reading import READINGS, Reading
+from agentrl_cli.algos.nlac.reading import Reading
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.rollout.play import first_turn
@@ -30,7 +30,7 @@ class CritiquedAction:
     forecasts: list[str] = field(default_factory=list)
     alternative_forecasts: list[str] = field(default_factory=list)
     critique: str = ""
-    reading: Reading = field(default=READINGS["exact"], kw_only=True)
+    reading: Reading = field(kw_only=True)
 
     @property
     def is_optimal(self) -> bool | None:
@@ -43,7 +43,7 @@ class CritiquedAction:
         return mean_success(self.forecasts, self.reading)
 
 
-def mean_success(forecasts: Sequence[str], reading: Reading = READINGS["exact"]) -> float:
+def mean_success(forecasts: Sequence[str], reading: Reading) -> float:
     """The share of forecasts that name success; 0.5 of none."""
     return fmean(reading.outcome(text) is True for text in forecasts) if forecasts else 0.5
 

@@ -87,6 +87,8 @@ class SelfAC(Algorithm):
     scale: AdvantageScale = field(init=False, default=AdvantageScale(), repr=False)
     turns_per_state: float = field(init=False, default=1.0, repr=False)
 
+    uses_ratio = True
+
     def __post_init__(self) -> None:
         require_at_least(1, td_steps=self.td_steps, epochs=self.epochs)
         require_at_least(0, clip=self.clip, thought_tokens=self.thought_tokens)

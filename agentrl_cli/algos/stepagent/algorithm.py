@@ -113,6 +113,7 @@ class StepAgentInverse(Algorithm):
     ppo: PPO
 
     demo_use = "must"  # they are what the discriminator is shown
+    uses_ratio = True
 
     def __post_init__(self) -> None:
         require_at_least(1, discriminator_epochs=self.discriminator_epochs)

@@ -10,7 +10,7 @@ from agentrl_cli.algos.nlac.refine import Refinement
 from agentrl_cli.algos.nlac.roles import CritiquedAction
 from agentrl_cli.models.model_set import ModelSet
 from tests.builders.corridor import PATH, RIGHT, walker, walks, watching
-from tests.builders.nlac import WON, bound, candidate, nlac, places, troupe
+from tests.builders.nlac import EXACT, WON, bound, candidate, nlac, places, troupe
 from tests.fakes.tabular import GO, JUMP
 
 YES, NO = "Optimality: Yes. So.", "Optimality: No. So."
@@ -22,7 +22,7 @@ def probed(critique: str, success: float, other: float, refined: float | None) -
     place = places(WON)[0]
     drawn = [candidate("a", 1, critique=critique), candidate("b", 1)]
     last = drawn[0] if refined is None else candidate("c", 0)
-    judged = [CritiquedAction(place, each.action_ids) for each in (drawn[0], last)]
+    judged = [CritiquedAction(place, each.action_ids, reading=EXACT) for each in (drawn[0], last)]
     refinement = Refinement(judged, prompt=[]) if critique else None
     rates = [success, other] if refined is None else [success, other, refined]
     actions = drawn if refined is None else [*drawn, last]
@@ -59,9 +59,21 @@ def test_every_figure_of_the_ledger_by_hand(models: ModelSet):
 
 def test_a_difference_within_the_noise_of_the_probes_is_no_fault(models: ModelSet):
     chooser = bound(nlac(), troupe(), models).chooser
-    close = [probed(NO, 0.25, 0.75, 0.5)]  # 0.25 under the mean; two errors are 0.34 and 0.12
+    close = [probed(NO, 0.25, 0.5, 0.5)]  # 0.25 under the other; two errors are 0.34 and 0.12
     assert ledger(close, chooser, PROBES)["ledger/faulty"] == 0
     assert ledger(close, chooser, 8 * PROBES)["ledger/faulty"] == 1
+
+
+def test_an_action_is_held_against_the_other_draws():
+    group = probed(NO, 0.25, 0.75, 0.5)
+    first, _, refined = (action.action_ids for action in group.candidates.actions)
+    assert group.gap(first, 64) == -0.5 and group.gap(refined, 64) == 0  # to both, 0.5 in the mean
+    group.candidates.actions[1].draws = 3
+    # p is 0.5625, the error sqrt(p (1 - p) (1 + 1/16 + 9/16) / probes), so two are 0.125 at 102.4
+    assert group.gap(refined, 102) == 0 and group.gap(refined, 103) == -0.125
+    alone = probed(NO, 0.25, 0.75, None)
+    del alone.candidates.actions[1], alone.success[1]
+    assert alone.gap(first, 64) == 0  # all draws are the same
 
 
 def test_what_the_gate_drops_is_no_lesson(models: ModelSet):

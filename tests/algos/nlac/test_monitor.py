@@ -26,6 +26,7 @@ from tests.builders.corridor import PATH, RIGHT, rolled, walker, watching
 from tests.builders.models import disturb
 from tests.builders.nlac import (
     CHAT,
+    EXACT,
     LOST,
     WON,
     asked,
@@ -78,10 +79,12 @@ def test_improvement_counts_what_was_said_and_done():
     def group(critique: str, kept: bool, *success: float) -> Candidates:
         place = places(WON)[0]  # of its own: turns are compared by identity
         first = candidate("a", 1, *success, critique=critique)
-        judged = CritiquedAction(place, first.action_ids, first.forecasts, critique=critique)
-        last = CritiquedAction(place, first.action_ids if kept else [2])
+        judged = CritiquedAction(
+            place, first.action_ids, first.forecasts, critique=critique, reading=EXACT
+        )
+        last = CritiquedAction(place, first.action_ids if kept else [2], reading=EXACT)
         refinement = Refinement([judged, last], prompt=[])
-        return Candidates(place, [first, Candidate([2], 0)], refinement)
+        return Candidates(place, [first, Candidate([2], 0, reading=EXACT)], refinement)
 
     groups = [
         group("Optimality: Yes.", True, 1.0),
@@ -252,6 +255,14 @@ def test_an_episode_that_was_cut_off_does_not_count_as_failed(models: ModelSet):
     won = algo.critic_monitor.calibration(places(WON))
     assert algo.critic_monitor.calibration([*places(WON), *places(cut)]) == won
     assert won["nlac/brier"] == 0
+
+
+def test_a_critic_that_says_nothing_has_no_score(models: ModelSet):
+    mute = bound(nlac(), troupe(forecast="Who knows?"), models).critic_monitor
+    assert mute.calibration(places(WON)) == {"nlac/valid_forecasts": 0}
+    cut = episode("cut", ["Is it big?"], success=False, stop="context")
+    able = bound(nlac(), troupe(forecast="Yes. Success."), models).critic_monitor
+    assert able.calibration(places(cut)) == {"nlac/valid_forecasts": 1}
 
 
 def test_watching_measures_nothing_where_no_state_is_watched_and_changes_no_weight(

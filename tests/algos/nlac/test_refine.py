@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from agentrl_cli.models.model_set import ModelSet
 from tests.builders.nlac import (
     CHAT,
     LOST,
+    PROMPTS,
     WON,
     Troupe,
     asked,
@@ -42,6 +44,15 @@ def test_the_refined_action_is_distilled_behind_the_plain_prompt(models: ModelSe
             sample.ids
         )
     assert phase.metrics["nlac/optimal_share"] == 0 and phase.metrics["nlac/changed_share"] == 1
+
+
+def test_what_is_written_of_a_refined_action_is_read_as_all_else(models: ModelSet):
+    said = {"forecast": "The outcome: success", "evaluate": "Verdict: no", "act": "Is it a dog?"}
+    tolerant = replace(PROMPTS, reading="tolerant")
+    algo = nlac(improvement="choice", candidates=2, prompts=tolerant)
+    (group,) = bound(algo, troupe(**said), models).chooser.draw(places(WON)[:1])
+    assert [action.value for action in group.actions] == [1, 1]  # the draw's, and the refined one's
+    assert group.first.is_optimal is False
 
 
 def test_all_forecasts_and_all_rounds_are_written_and_each_round_reads_those_before(

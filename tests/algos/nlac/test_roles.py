@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.nlac.prompts import FILLED, fill, outcome, verdict
+from agentrl_cli.algos.nlac.prompts import FILLED, fill
+from agentrl_cli.algos.nlac.reading import exact_outcome, exact_verdict
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.errors import UserError
@@ -16,6 +18,7 @@ from agentrl_cli.core.types import Message, Turn
 from agentrl_cli.models.model_set import ModelSet
 from tests.builders.nlac import (
     CHAT,
+    EXACT,
     PROMPTS,
     SAMPLING,
     WON,
@@ -58,7 +61,7 @@ def roles_of(generator: Troupe, models: ModelSet) -> Roles:
     ],
 )
 def test_an_outcome_is_the_last_word_of_a_forecast_or_nothing(text: str, read: bool | None):
-    assert outcome(text) is read
+    assert exact_outcome(text) is read
 
 
 @pytest.mark.parametrize(
@@ -77,13 +80,14 @@ def test_an_outcome_is_the_last_word_of_a_forecast_or_nothing(text: str, read: b
     ],
 )
 def test_a_verdict_opens_a_critique_or_there_is_none(text: str, read: bool | None):
-    assert verdict(text) is read
+    assert exact_verdict(text) is read
 
 
 @given(st.text())
 def test_any_text_can_be_read(text: str):
-    assert outcome(text) in (True, False, None) and verdict(text) in (True, False, None)
-    assert outcome(f"{text} Success.") is True and verdict(f"Optimality: No. {text}") is False
+    assert exact_outcome(text) in (True, False, None) and exact_verdict(text) in (True, False, None)
+    assert exact_outcome(f"{text} Success.") is True
+    assert exact_verdict(f"Optimality: No. {text}") is False
 
 
 # filling in
@@ -169,7 +173,12 @@ def test_a_critique_has_a_temperature_of_its_own(models: ModelSet):
     roles = bound(nlac(advanced=rare), generator, models).roles
     actions = [place.action_ids for place in places(WON)]
     forecasts = roles.forecast(places(WON), actions, 2)
-    roles.write_critiques(list(map(CritiquedAction, places(WON), actions, forecasts)))
+    roles.write_critiques(
+        [
+            CritiquedAction(*row, reading=EXACT)
+            for row in zip(places(WON), actions, forecasts, strict=True)
+        ]
+    )
     forecast, critique = generator.calls
     assert (forecast.sampling.temperature, critique.sampling.temperature) == (0.25, 0.0)
 
@@ -201,7 +210,8 @@ def test_forecasts_without_an_outcome_are_left_out_one_by_one(models: ModelSet):
 def test_a_value_is_the_mean_success_of_the_forecasts_and_one_half_of_none():
     place = places(WON)[0]
     forecasts = ["A. Success.", "B. Failure.", "C. Failure."]
-    assert CritiquedAction(place, [], forecasts).forecast_success == pytest.approx(1 / 3)
-    assert CritiquedAction(place, []).forecast_success == 0.5
-    assert CritiquedAction(place, [], critique="Optimality: No.").is_optimal is False
-    assert CritiquedAction(place, []).is_optimal is None
+    action = partial(CritiquedAction, place, [], reading=EXACT)
+    assert action(forecasts).forecast_success == pytest.approx(1 / 3)
+    assert action().forecast_success == 0.5
+    assert action(critique="Optimality: No.").is_optimal is False
+    assert action().is_optimal is None

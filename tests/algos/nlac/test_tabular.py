@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.nlac.prompts import outcome
+from agentrl_cli.algos.nlac.reading import exact_outcome
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.model_set import ModelSet
@@ -54,7 +54,7 @@ def test_outcomes_travel_one_step_back_with_each_sweep(models: ModelSet):
         known.append([bool(table.texts["policy"][f"Room {room}.", GO]) for room in range(4)])
         sweep(algo, table, rows, step)
     assert known == [[room >= 4 - step for room in range(4)] for step in range(5)]
-    assert {outcome(text) for text in table.texts["policy"]["Room 0.", GO]} == {True}
+    assert {exact_outcome(text) for text in table.texts["policy"]["Room 0.", GO]} == {True}
 
 
 def test_whole_traces_carry_the_outcome_to_the_first_turn_in_one_sweep(models: ModelSet):
@@ -63,7 +63,7 @@ def test_whole_traces_carry_the_outcome_to_the_first_turn_in_one_sweep(models: M
     algo = bound(nlac({"trace": 1.0}), table, models)
     sweep(algo, table, places(*played(world, table, 3)), 0)
     told = [table.texts["policy"][f"Room {room}.", GO] for room in range(4)]
-    assert all(outcome(text) for row in told for text in row) and all(told)
+    assert all(exact_outcome(text) for row in told for text in row) and all(told)
 
 
 @pytest.mark.parametrize("trace", [0.5, 1.0])

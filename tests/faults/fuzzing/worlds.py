@@ -12,7 +12,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.nlac.prompts import fill, outcome, verdict
+from agentrl_cli.algos.nlac.prompts import fill
+from agentrl_cli.algos.nlac.reading import READINGS, exact_outcome, exact_verdict
 from agentrl_cli.algos.nlac.refine import Refiner
 from agentrl_cli.algos.nlac.roles import CritiquedAction, mean_success
 from agentrl_cli.algos.self_ac.thoughts import thought_ends
@@ -149,9 +150,13 @@ def _play(world: Env, case: Case, home: Path) -> None:
 def roles_target(home: Path) -> Target:
     """Texts of NLAC's roles, of thoughts, answers to grade, and sums."""
     models = weights(nlac(), write_model(home / "model"))
+    exact = READINGS["exact"]
     readers: dict[str, tuple[Sequence[str], Callable[[str, str], object]]] = {
-        "forecast": (FORECASTS, lambda one, two: (outcome(one), mean_success([one, two]))),
-        "critique": (CRITIQUES, lambda one, two: verdict(one)),
+        "forecast": (
+            FORECASTS,
+            lambda one, two: (exact_outcome(one), mean_success([one, two], exact)),
+        ),
+        "critique": (CRITIQUES, lambda one, two: exact_verdict(one)),
         "prompt": (FORECASTS, lambda one, two: fill(PROMPTS.backup, response=one, forecast=two)),
         "thoughts": (ACTIONS, lambda one, two: thought_ends([one, two, one], 1)),
         "grade": (GRADED, grade),
@@ -191,7 +196,7 @@ def _refined(models: Any, one: str, two: str) -> None:
     actions = roles.act(turns)
     forecasts = roles.forecast(turns, actions, 2)
     rows = zip(turns, actions, forecasts, strict=True)
-    first = [CritiquedAction(*row, row[-1]) for row in rows]
+    first = [CritiquedAction(*row, row[-1], reading=roles.reading) for row in rows]
     refiner = Refiner(
         roles=roles, forecasts=2, rounds=2, gate=True, keep_optimal=False, control="none"
     )
