@@ -94,7 +94,13 @@ def seconds(world: str) -> dict[str, float]:
 def test_what_is_said_of_twenty_questions():
     found = gains("twentyq")
     others = [found[algo] for algo in ("rft", "self_ac", "grpo")]
-    assert found["nlac"] > 1.5 * max(others)
+    assert found["nlac"] > 1.5 * max(others) and found["nlac"] > 1.4 * found["ppo"]
+    assert found["plain_farewell"] > found["nlac"] - 3
+    assert 1 < found["graded_reward"] - found["grpo"] < 3 and found["sft"] > found["nlac"]
+    later = ("ppo_from_sft", "rft_from_sft", "dpo", "stepagent_implicit", "stepagent_inverse")
+    assert max(found[name] for name in later) < 2
+    taken = seconds("twentyq")
+    assert taken["sft"] < taken["nlac"] / 10
     leads = {}
     for split in ("test", "train"):
         ends = finals("twentyq", split)
@@ -143,11 +149,13 @@ def test_what_readme_says():
     worlds = ("twentyq", "math", "tau_mini", "wiki")
     for world in worlds:
         found, taken = gains(world), seconds(world)
-        others = ("grpo", "rft", "self_ac")
-        assert min(found[algo] for algo in ("nlac", *others)) > 0 and found.get("ppo", 1) > 0
+        others = ("grpo", "rft", "self_ac", "ppo")
+        assert min(found[algo] for algo in ("nlac", *others)) > 0
         assert max(taken["grpo"], taken["rft"]) < taken["nlac"] / 3
-        assert taken["self_ac"] < taken["nlac"]
+        assert max(taken["self_ac"], taken["ppo"]) < taken["nlac"]
         assert (found["nlac"] > max(found[algo] for algo in others)) == (world == "twentyq")
+        best = max(found[algo] for algo in ("nlac", "archer", *others) if algo in found)
+        assert (found["sft"] > best) == (world in ("twentyq", "tau_mini"))
         assert world in ("twentyq", "math") or found["nlac"] < min(found[algo] for algo in others)
 
 

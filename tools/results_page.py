@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.report import seeds
 from agentrl_cli.report.tables import share
+from tests.bench.results import CONTROLS, OWN_PLAY
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "results"
@@ -121,7 +122,7 @@ def learning(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> str:
             cell.append(share(mean(trained[_name(runs)], "final")))
         cells.append([*cell, f"{mean(runs, 'seconds'):,.0f}"])
     train = "train split, % | " if trained else ""
-    listed = ", ".join(str(row["seed"]) for row in chosen[0])
+    listed = ", ".join(str(row["seed"]) for row in max(chosen, key=len))
     header = f"algorithm | start, % | final, %, seed {listed} | gain, points | {train}seconds"
     return markdown(header, cells)
 
@@ -150,12 +151,15 @@ def overview() -> str:
 
 
 def todays_learning(world: str) -> str:
-    """Whatever was trained from today's models in a world: curves, and a table; one more of NLAC's
-    ablations where they were run."""
+    """Whatever was trained from today's models in a world: curves, and a table of each kind; one
+    more of NLAC's ablations where they were run."""
     curves = load(f"{world}_curves")
     played = ", ".join(dict.fromkeys(row["algo"] for row in curves))
     picture = f"![Success of {played} against episodes and seconds](images/curves_{world}.svg)"
-    parts = [picture, learning(load(world), lambda row: True)]
+    parts, rows = [picture], load(world)
+    for lead_in, wanted in SHOWN:
+        if any(wanted(row) for row in rows):
+            parts += [lead_in, learning(rows, wanted)]
     if (RECORDS / f"{world}_ablations.json").exists():
         parts += [ABLATED, learning(load(f"{world}_ablations"), lambda row: True)]
     return "\n\n".join(parts)
@@ -372,6 +376,18 @@ def _studies(row: Row) -> bool:
 
 def _is_control(row: Row) -> bool:
     return not _plays(row) and not _studies(row)
+
+
+def _spoils(row: Row) -> bool:
+    """Whether a run shows what a method's gain rests on, by taking that away."""
+    return row["variant"] in (*CONTROLS, OWN_PLAY)
+
+
+SHOWN = (
+    ("By play, from the base:", lambda row: not _studies(row) and not _spoils(row)),
+    ("From demonstrations of the expert, and on from that SFT:", _studies),
+    ("Controls:", _spoils),
+)
 
 
 def _controls(rows: Iterable[Row]) -> list[str]:
