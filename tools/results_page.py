@@ -13,16 +13,32 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentrl_cli.report import seeds
 from agentrl_cli.report.tables import share
 from tests.bench.results import CONTROLS, OWN_PLAY
+from tools.results_tables import (
+    Row,
+    Runs,
+    by_demonstrations,
+    configurations,
+    delayed_credit,
+    gains,
+    golden,
+    lead,
+    learning,
+    markdown,
+    mean,
+    name_of,
+    noise,
+    ranged,
+    tuning,
+)
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "results"
@@ -35,10 +51,6 @@ OLD_WORLDS = {"twentyq": "Twenty Questions", "math": "MATH", "tau_mini": "the sm
 WORLDS = OLD_WORLDS | {"wiki": "the wiki"}
 PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")
-TRIALS = {
-    "preset": "as it was", "third": "rates / 3", "thrice": "rates × 3",
-    "small_steps": "half the tokens a step",
-}  # fmt: skip
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#its-ablations)):"
 PAIRS = "nlac/auc_pairs"
 WRITTEN = {
@@ -50,9 +62,6 @@ SCALAR = {
     "critic/rank_correlation": "rank correlation", "critic/rank_same_turn": "in one turn",
 }  # fmt: skip
 WIDTH = 120
-Row = dict[str, Any]
-Runs = list[Row]  # the records of one configuration on one split, a seed each
-Cells = list[list[str]]
 
 
 def load(name: str) -> Any:
@@ -63,79 +72,6 @@ def load(name: str) -> Any:
 def load_old(name: str) -> Any:
     """The content of docs/results/0.1/NAME.json."""
     return load(f"{OLD}/{name}")
-
-
-def configurations(rows: Iterable[Row], split: str = "test") -> list[Runs]:
-    """The records of a split, those that differ by their seed alone together."""
-    found: dict[tuple[str, str, Any], Runs] = {}
-    for row in rows:
-        if row["split"] == split:
-            found.setdefault((row["algo"], row["variant"], row["demos"]), []).append(row)
-    return list(found.values())
-
-
-def gains(runs: Runs) -> list[float]:
-    """What each seed gained over its own start, as a share of the tasks."""
-    return [row["final"] - row["base"] for row in runs]
-
-
-def mean(runs: Runs, key: str) -> float:
-    """The mean of a figure over the seeds."""
-    return fmean(row[key] for row in runs)
-
-
-def points(value: float) -> str:
-    """`+15.3`, `−0.4`: a difference of shares in points."""
-    return share(value, signed=True).replace("-0.0", "+0.0").replace("-", "−")
-
-
-def ranged(values: Sequence[float]) -> str:
-    """`+15.3 [+12.5, +19.0]`: the mean in points, the lowest and the highest; alone where there is
-    only one value."""
-    if len(values) == 1:
-        return points(values[0])
-    return f"{points(fmean(values))} [{points(min(values))}, {points(max(values))}]"
-
-
-def final(row: Row) -> str:
-    """`51.0 [45.5, 56.8]`: the final success with its interval, in per cent."""
-    return f"{share(row['final'])} [{share(row['low'])}, {share(row['high'])}]"
-
-
-def markdown(header: str, cells: Cells) -> str:
-    """A Markdown table; the header's columns stand apart by ` | `."""
-    columns = header.split(" | ")
-    lines = [columns, ["---"] * len(columns), *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def learning(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> str:
-    """The table of the configurations that are wanted, the largest gain first; with what they win
-    on the train split where that was played."""
-    trained = {_name(runs): runs for runs in configurations(rows, "train")}
-    chosen = [runs for runs in configurations(rows) if wanted(runs[0])]
-    cells = []
-    for runs in sorted(chosen, key=lambda runs: -fmean(gains(runs))):
-        finals = ", ".join(map(final, runs))
-        cell = [_name(runs), share(mean(runs, "base")), finals, ranged(gains(runs))]
-        if trained:
-            cell.append(share(mean(trained[_name(runs)], "final")))
-        cells.append([*cell, f"{mean(runs, 'seconds'):,.0f}"])
-    train = "train split, % | " if trained else ""
-    listed = ", ".join(str(row["seed"]) for row in max(chosen, key=len))
-    header = f"algorithm | start, % | final, %, seed {listed} | gain, points | {train}seconds"
-    return markdown(header, cells)
-
-
-def by_demonstrations(rows: Sequence[Row]) -> str:
-    """What was reached with each number of demonstrations."""
-    cells = [
-        [_name(runs), str(runs[0]["demos"]), ", ".join(share(row["final"]) for row in runs),
-         ranged(gains(runs)), f"{mean(runs, 'seconds'):,.0f}"]
-        for runs in configurations(rows)
-    ]  # fmt: skip
-    header = "algorithm | demonstrations | final, %, seed 0, 1, 2 | gain, points | seconds"
-    return markdown(header, cells)
 
 
 def overview() -> str:
@@ -172,20 +108,6 @@ def todays_tuning() -> str:
         if (RECORDS / f"{world}_tuning.json").exists():
             tables.append(f"On {name}:\n\n{tuning(load(f'{world}_tuning'))}")
     return "\n\n".join(tables)
-
-
-def tuning(rows: Sequence[Row]) -> str:
-    """A line for each algorithm: success on `val` at the start and after each trial, at best."""
-    cells = []
-    for algo in dict.fromkeys(row["algo"] for row in rows):
-        own = [row for row in rows if row["algo"] == algo]
-        after = {
-            trial: max(row["val"] for row in own if row["variant"] == trial and row["step"])
-            for trial in TRIALS
-        }
-        start = next(row["val"] for row in own if not row["step"])
-        cells.append([algo, share(start), *(share(after[trial]) for trial in TRIALS)])
-    return markdown(" | ".join(["algorithm", "start, %", *TRIALS.values()]), cells)
 
 
 def todays_critics() -> str:
@@ -228,7 +150,7 @@ def critics(key: str, columns: dict[str, str], files: dict[str, str]) -> str:
         found: dict[str, Runs] = {}
         for row in load(f"{file}_critic"):
             if key in row:
-                found.setdefault(_name([row]), []).append(row)
+                found.setdefault(name_of([row]), []).append(row)
         cells += [[world, name, *_from_to(runs, columns)] for name, runs in found.items()]
     return markdown(" | ".join(["world", "algorithm", *columns.values()]), cells)
 
@@ -246,51 +168,6 @@ def _from_to(runs: Runs, columns: Iterable[str]) -> list[str]:
             shown = [f"{fmean(found):.2f}".replace("-", "−") for found in values]
         cells.append(" → ".join(shown))
     return cells
-
-
-def delayed_credit(found: Row) -> str:
-    """Episodes to the threshold of both algorithms: on the tuning seed, then on the others."""
-    cells = []
-    for algo in dict.fromkeys(row["algo"] for row in found["runs"]):
-        tried, ran = ([r for r in found[name] if r["algo"] == algo] for name in ("trials", "runs"))
-        numbers = ", ".join(f"{key} {value:g}" for key, value in ran[0]["numbers"].items())
-        cells.append([algo, numbers, *(", ".join(map(_episodes, rows)) for rows in (tried, ran))])
-    return markdown("algorithm | settings of the best trial | trials | seed 0, 1, 2", cells)
-
-
-def _episodes(row: Row) -> str:
-    return f"{row['episodes']:,}" if row["episodes"] else "not reached"
-
-
-def golden(found: Row) -> str:
-    """How many of the recorded cases of τ-bench's retail agree, by split and by what is held."""
-    parts = ("observations", "reward", "database", "executed", "verdict")
-    splits = ("dev", "train")
-    cells = [[part, *(_agreement(found, split, part) for split in splits)] for part in parts]
-    return markdown("equal to the official code | dev | train", cells)
-
-
-def _agreement(found: Row, split: str, part: str) -> str:
-    equal, recorded = (
-        found[f"retail_{split}_golden_{part}_{end}"] for end in ("equal", "recorded")
-    )
-    return f"{equal:.0f} of {recorded:.0f}"
-
-
-def lead(rows: Sequence[Row], other: str, variant: str = "") -> str:
-    """`+4.4 points (+7.0, +0.5, +5.7)`: NLAC's final success less another's, seed by seed."""
-    found = {(runs[0]["algo"], runs[0]["variant"]): runs for runs in configurations(rows)}
-    pairs = zip(found["nlac", ""], found[other, variant], strict=True)
-    leads = [ours["final"] - theirs["final"] for ours, theirs in pairs]
-    return f"{points(fmean(leads))} points ({', '.join(map(points, leads))})"
-
-
-def noise(rows: Sequence[Row]) -> str:
-    """How far runs that differ in their seed alone lie apart."""
-    found = seeds.seed_noise([[row["final"] for row in runs] for runs in configurations(rows)])
-    if found is None:
-        raise SystemExit("no configuration has two seeds")
-    return f"{share(found.deviation)} points ({found.freedom} degrees of freedom)"
 
 
 def page() -> str:
@@ -353,13 +230,6 @@ def readme() -> str:
     if not (start and end):
         raise SystemExit(f"README.md has no place for its table, between {START}and {END}")
     return f"{before}{start}\n{overview()}\n\n{end}{after}"
-
-
-def _name(runs: Runs) -> str:
-    """`nlac, shuffled outcomes`; a variant's own name of its algorithm is not said twice."""
-    algo, variant = runs[0]["algo"], runs[0]["variant"]
-    words = variant.removeprefix(algo).strip("_").replace("_", " ")
-    return ", ".join(filter(None, [algo, words]))
 
 
 def _is_default(runs: Runs) -> bool:

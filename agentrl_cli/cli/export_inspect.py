@@ -13,6 +13,7 @@ from typing import Any
 from agentrl_cli import __version__
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, Message, Turn
 from agentrl_cli.report.records import read_record
 from agentrl_cli.runs import episode_files
@@ -134,8 +135,3 @@ def turn_notes(turn: Turn) -> Json:
 def error(text: str) -> Json:
     """What broke an episode."""
     return {"message": text, "traceback": "", "traceback_ansi": ""}
-
-
-def mean(values: list[float]) -> float:
-    """The mean; 0 of nothing."""
-    return sum(values) / len(values) if values else 0.0

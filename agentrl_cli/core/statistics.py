@@ -4,7 +4,7 @@ over several runs (seeds) are in `report.seeds`, which resamples in the same way
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,12 @@ import numpy as np
 RESAMPLES = 2000
 Z = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
 Array = np.ndarray
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean, 0 of nothing."""
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0
 
 
 @dataclass(frozen=True)

@@ -98,22 +98,18 @@ def play(
             if not live:
                 continue
             moving = live[: generator.fitting([episode.state_ids for episode in live], model)]
-            prompts = [e.state_ids for e in moving]
-            seeds = [derive_seed(e.start.seed, len(e.record.turns)) for e in moving]
-            answers = _answers(generator, prompts, seeds, sampling, model)
+            answers = _answers(generator, moving, sampling, model)
             play_on([(e, e.take(answer)) for e, answer in zip(moving, answers, strict=True)])
             live = [episode for episode in live if not episode.ended]
             activity.advance(len(begun) - len(live), len(starts))
 
 
 def _answers(
-    generator: Generator,
-    prompts: list[list[int]],
-    seeds: list[int],
-    sampling: Sampling,
-    model: str,
+    generator: Generator, episodes: list[LiveEpisode], sampling: Sampling, model: str
 ) -> list[Completion | GeneratorError]:
-    """One answer to each prompt, or why there is none."""
+    """One answer in each episode, or why there is none."""
+    prompts = [episode.state_ids for episode in episodes]
+    seeds = [derive_seed(e.start.seed, len(e.record.turns)) for e in episodes]
     try:
         return [answer for (answer,) in generator.generate(prompts, seeds, sampling, model)]
     except GeneratorError as error:

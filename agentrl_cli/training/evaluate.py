@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.core.statistics import Interval, cluster_bootstrap
+from agentrl_cli.core.statistics import Interval, cluster_bootstrap, mean
 from agentrl_cli.core.types import Episode, Task, derive_seed, evenly_spaced
 from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart
 
@@ -81,17 +81,17 @@ def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
     success = cluster_bootstrap(list(by_task.values()))
     turns = [turn for episode in episodes for turn in episode.turns]
     flags = sorted({k for turn in turns for k, v in turn.info.items() if isinstance(v, bool)})
-    shares = {flag: _mean([float(bool(t.info.get(flag))) for t in turns]) for flag in flags}
+    shares = {flag: mean([float(bool(t.info.get(flag))) for t in turns]) for flag in flags}
     shares.pop("success", None)
     return {
         "success": success.mean,
         "success_low": success.low,
         "success_high": success.high,
-        "reward": _mean([e.reward for e in episodes]),
-        "turns": _mean([float(len(e.turns)) for e in episodes]),
-        "turns_to_success": _mean([float(len(e.turns)) for e in episodes if e.success]),
+        "reward": mean([e.reward for e in episodes]),
+        "turns": mean([float(len(e.turns)) for e in episodes]),
+        "turns_to_success": mean([float(len(e.turns)) for e in episodes if e.success]),
         "episodes": float(len(episodes)),
-        "failed": _mean([float(bool(e.error)) for e in episodes]),
+        "failed": mean([float(bool(e.error)) for e in episodes]),
         **shares,
     }
 
@@ -103,10 +103,6 @@ def success_gain(ours: list[Episode], theirs: list[Episode]) -> Interval:
         gain = float(one.success) - float(other.success)
         by_task.setdefault(one.task.id, []).append(gain)
     return cluster_bootstrap(list(by_task.values()), least=-1.0)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from agentrl_cli.algos.nlac.choice import Lesson
 from agentrl_cli.algos.nlac.ledger import low_end
-from agentrl_cli.algos.nlac.probe import mean, probe
+from agentrl_cli.algos.nlac.probe import probe
 from agentrl_cli.algos.nlac.roles import Roles
 from agentrl_cli.core.errors import require_at_least
+from agentrl_cli.core.statistics import mean
 
 FEWEST_LESSONS = 8  # of which the guard believes a mean
 

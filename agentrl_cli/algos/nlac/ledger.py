@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl_cli.algos.nlac.choice import Candidate, Candidates, Chooser
-from agentrl_cli.algos.nlac.probe import mean
+from agentrl_cli.core.statistics import mean
 
 STANDARD_ERRORS = 2.0  # by which two success rates count as different
 TWO_SIDED_95 = 1.96  # standard errors

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.choice import Candidate, Candidates, Chooser, Lesson
 from agentrl_cli.algos.nlac.ledger import ProbedCandidates, differ, ledger
-from agentrl_cli.algos.nlac.probe import CannotReplay, mean, probe
+from agentrl_cli.algos.nlac.probe import CannotReplay, probe
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.turns import TurnRef, all_turns
+from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, evenly_spaced
 from agentrl_cli.models.reader import token_logprobs
 

@@ -10,6 +10,7 @@ from itertools import cycle
 from agentrl_cli.algos.nlac.roles import Ids, Roles
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Task
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.play import EpisodeStart, probe_starts
@@ -70,8 +71,3 @@ def _alike(roles: Roles, turn: TurnRef) -> list[Task]:
 
 def _seeds(roles: Roles, turn: TurnRef, count: int) -> list[int]:
     return [roles.seed("probe", turn.episode.id, turn.turn, k) for k in range(count)]
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean, 0 of nothing."""
-    return sum(values) / len(values) if values else 0.0

@@ -15,10 +15,11 @@ from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.backup import Target
 from agentrl_cli.algos.nlac.choice import Control, Lesson
 from agentrl_cli.algos.nlac.monitor import drift
-from agentrl_cli.algos.nlac.probe import mean, start_from
+from agentrl_cli.algos.nlac.probe import start_from
 from agentrl_cli.algos.nlac.roles import Ids
 from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.play import EpisodeStart

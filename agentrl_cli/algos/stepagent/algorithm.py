@@ -17,7 +17,6 @@ training the discriminator to convergence before every cycle.
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +39,7 @@ from agentrl_cli.algos.stepagent.discriminator import (
 from agentrl_cli.algos.stepagent.practice import Attempt, StateAction
 from agentrl_cli.algos.turns import all_turns
 from agentrl_cli.core.errors import require_at_least
+from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, Sample, derive_seed
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -235,8 +235,3 @@ def preference_pair(attempt: Attempt) -> Pair:
     """The expert's action and the agent's own behind the same state."""
     state, expert = attempt.fragment.state_ids, attempt.fragment.expert_ids
     return completion_sample(state, expert), completion_sample(state, attempt.action_ids)
-
-
-def mean(numbers: list[float]) -> float:
-    """0 where there are none."""
-    return statistics.fmean(numbers) if numbers else 0.0

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
-from agentrl_cli.core.statistics import cluster_bootstrap, pass_at_k
+from agentrl_cli.core.statistics import cluster_bootstrap, mean, pass_at_k
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import episodes_by_task
 
@@ -44,12 +43,12 @@ def pass_and_majority(tasks: Tasks) -> dict[str, float]:
     metrics: dict[str, float] = {}
     k = 2
     while k <= n:
-        metrics[f"pass_at_{k}"] = _mean(
+        metrics[f"pass_at_{k}"] = mean(
             pass_at_k(sum(episode.success for episode in group), len(group), k) for group in tasks
         )
         k *= 2
     if n > 1:
-        metrics[f"majority_at_{n}"] = _mean(majority_is_correct(group[:n]) for group in tasks)
+        metrics[f"majority_at_{n}"] = mean(majority_is_correct(group[:n]) for group in tasks)
     return metrics
 
 
@@ -69,17 +68,12 @@ def reply_metrics(episodes: list[Episode]) -> dict[str, float]:
     reasons = [str(t.info["grade"]) for e in episodes for t in e.turns if "grade" in t.info]
     tokens = [float(sum(len(turn.action_ids) for turn in e.turns)) for e in episodes]
     return {
-        "response_tokens": _mean(tokens),
-        "replies_unboxed": _mean(float(reason == "unboxed") for reason in reasons),
-        "replies_timed_out": _mean(float(reason == "timeout") for reason in reasons),
-        "replies_crashed": _mean(float(reason == "crash") for reason in reasons),
+        "response_tokens": mean(tokens),
+        "replies_unboxed": mean(float(reason == "unboxed") for reason in reasons),
+        "replies_timed_out": mean(float(reason == "timeout") for reason in reasons),
+        "replies_crashed": mean(float(reason == "crash") for reason in reasons),
     }
 
 
 def _metric_word(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "none"
-
-
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers) if numbers else 0.0
