@@ -11,6 +11,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 SERVER := .venv-vllm
 SERVER_STAMP := $(SERVER)/.agentrl-installed
 VLLM := 0.32.0
+WORLDS := math twentyq tau_mini wiki
+ABLATED := math twentyq
 
 .PHONY: setup demo test check ci results results-page pictures ranks-test vllm-test ray-test kills fuzz soak performance clean
 
@@ -87,8 +89,11 @@ performance: setup
 
 # about six hours on two cores; finished runs under runs/results are not repeated
 results: setup
-	for env in math twentyq tau_mini wiki; do $(BIN)/python tests/bench/results.py --env $$env --plan || exit 1; done
-	for env in math twentyq tau_mini wiki; do $(BIN)/python tests/bench/results.py --env $$env || exit 1; done
+	for env in $(WORLDS); do $(BIN)/python tests/bench/results.py --env $$env --plan || exit 1; done
+	for env in $(ABLATED); do $(BIN)/python tests/bench/results.py --env $$env --ablations --plan || exit 1; done
+	for env in $(WORLDS); do $(BIN)/python tests/bench/results.py --env $$env || exit 1; done
+	for env in $(ABLATED); do $(BIN)/python tests/bench/results.py --env $$env --ablations || exit 1; done
+	$(BIN)/python tests/bench/stepagent.py
 
 # docs/results.md and README's table, from the records in docs/results
 results-page: setup
