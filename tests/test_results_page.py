@@ -95,7 +95,7 @@ def test_what_is_said_of_twenty_questions():
     found = gains("twentyq")
     others = [found[algo] for algo in ("rft", "self_ac", "grpo")]
     assert found["nlac"] > 1.5 * max(others) and found["nlac"] > 1.4 * found["ppo"]
-    assert found["plain_farewell"] > found["nlac"] - 3
+    assert found["plain_farewell"] > found["nlac"]
     assert 1 < found["graded_reward"] - found["grpo"] < 3 and found["sft"] > found["nlac"]
     later = ("ppo_from_sft", "rft_from_sft", "dpo", "stepagent_implicit", "stepagent_inverse")
     assert max(found[name] for name in later) < 2
