@@ -125,6 +125,7 @@ def test_what_is_said_of_the_shop():
     found, ends = gains("tau_mini"), finals("tau_mini", "test")
     assert 0.5 < found["majority"] / found["nlac"] < 0.6 and found["shuffled_critiques"] < 0
     assert min(ends.values()) == ends["nlac"] > 0.9
+    assert found["frozen_critic"] > found["nlac"] - 4
     tried = [row for row in results_page.load("tau_mini_tuning") if row["algo"] == "sft"]
     assert max(row["val"] for row in tried) > 0.99
 
