@@ -14,8 +14,9 @@ from tests.paths import ROOT
 
 pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib (extra: report)")
 
+from tests.bench.results import PLAYERS
 from tools import pictures
-from tools.results_page import PLAYERS, WORLDS, load
+from tools.results_page import WORLDS, load
 
 LARGEST = 150_000  # bytes of a picture
 SAID = {

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.report.tables import share
-from tests.bench.results import CONTROLS, OWN_PLAY
+from tests.bench.results import CONTROLS, OWN_PLAY, PLAYERS, STUDENTS
 from tools.results_tables import (
     Row,
     Runs,
@@ -49,8 +49,6 @@ START, END = "<!-- from docs/results: make results-page -->\n", "<!-- end -->"
 OLD = "0.1"  # the folder of what was learnt with the models of version 0.1
 OLD_WORLDS = {"twentyq": "Twenty Questions", "math": "MATH", "tau_mini": "the small shop"}
 WORLDS = OLD_WORLDS | {"wiki": "the wiki"}
-PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
-STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#its-ablations)):"
 PAIRS = "nlac/auc_pairs"
 WRITTEN = {

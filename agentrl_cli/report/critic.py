@@ -67,7 +67,7 @@ def predictions(episodes: Iterable[Episode]) -> list[Prediction]:
     """Every turn for which a critic's expectation can be compared with the outcome, which of an
     episode that broke or was cut off is not known."""
     found: list[Prediction] = []
-    for episode in (episode for episode in episodes if episode.stop == "done"):
+    for episode in filter(lambda episode: episode.stop == "done", episodes):
         for number, turn in enumerate(episode.turns, start=1):
             expected, critic = expected_success(turn), turn.info.get("critic")
             if expected is not None:

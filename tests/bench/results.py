@@ -49,7 +49,7 @@ TASKS = {
     "wiki": {"test": 80, "train": 240, "val": 40},
 }
 Rows = list[dict[str, Any]]
-PLAYERS = ("nlac", "self_ac", "archer", "ppo", "grpo", "rft")
+PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
 FROM_SFT = (*STUDENTS[1:], "ppo_from_sft", "rft_from_sft")  # who starts from that SFT
 SOURCES = (("nlac", "nlac_paper"), ("self_ac", "self_ac_slides"))  # to their letter
