@@ -346,9 +346,12 @@ def complete(
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error; of one in YAML, which ends with its place, all as one line."""
+    """What the system says, or the first line of an error; of one in YAML, which ends with its
+    place, all as one line."""
     from yaml import MarkedYAMLError
 
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     lines = str(error).split("\n") if isinstance(error, MarkedYAMLError) else _lines(error)[:1]
     return " ".join(line.strip() for line in lines)
 
