@@ -28,6 +28,7 @@ from tools.results_tables import (
     by_demonstrations,
     configurations,
     delayed_credit,
+    differences,
     gains,
     golden,
     lead,
@@ -50,15 +51,17 @@ OLD = "0.1"  # the folder of what was learnt with the models of version 0.1
 OLD_WORLDS = {"twentyq": "Twenty Questions", "math": "MATH", "tau_mini": "the small shop"}
 WORLDS = OLD_WORLDS | {"wiki": "the wiki"}
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#its-ablations)):"
-PAIRS = "nlac/auc_pairs"
 WRITTEN = {
-    "nlac/brier": "Brier score", "nlac/optimism": "optimism", "nlac/auc_within": "AUC in a state",
-    PAIRS: "pairs", "nlac/auc_all": "AUC over all", "nlac/refined_gain_all": "refined gain",
+    "nlac/brier": "Brier score", "nlac/optimism": "optimism", "nlac/auc_all": "AUC over all",
+    "nlac/refined_gain_all": "refined gain",
 }  # fmt: skip
 SCALAR = {
     "critic/brier": "Brier score", "critic/optimism": "optimism",
     "critic/rank_correlation": "rank correlation", "critic/rank_same_turn": "in one turn",
 }  # fmt: skip
+COMPARED = (
+    ("nlac", "grpo"), ("nlac", "rft"), ("nlac", "ppo"), ("self_ac", "grpo"), ("self_ac", "ppo"),
+)  # fmt: skip
 WIDTH = 120
 
 
@@ -154,28 +157,24 @@ def critics(key: str, columns: dict[str, str], files: dict[str, str]) -> str:
 
 
 def _from_to(runs: Runs, columns: Iterable[str]) -> list[str]:
-    """`0.17 → 0.23` for each metric: at the first step and at the last, the mean over the seeds; of
-    pairs, which are counted, the sum."""
+    """`0.17 → 0.23` for each metric: at the first step and at the last, the mean over the seeds."""
     ends = (0, max(row["step"] for row in runs))
     cells = []
     for column in columns:
-        values = [[row[column] for row in runs if row["step"] == step] for step in ends]
-        if column == PAIRS:
-            shown = [f"{sum(found):.0f}" for found in values]
-        else:
-            shown = [f"{fmean(found):.2f}".replace("-", "−") for found in values]
-        cells.append(" → ".join(shown))
+        means = [fmean(row[column] for row in runs if row["step"] == step) for step in ends]
+        cells.append(" → ".join(f"{mean:.2f}".replace("-", "−") for mean in means))
     return cells
 
 
 def page() -> str:
     """docs/results.md."""
+    played = {world: list(filter(_plays_to_win, load(world))) for world in WORLDS}
     flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
     flat += ("stepagent_cost", "real_models", "delayed_credit")
     parts = {
         **{f"{world}_today": todays_learning(world) for world in WORLDS},
-        "noise": noise(load("twentyq")),
-        "noise_wiki": noise(load("wiki")),
+        **{f"noise_{world}": noise(rows) for world, rows in played.items()},
+        "differences": differences({WORLDS[w]: rows for w, rows in played.items()}, COMPARED),
         "todays_tuning": todays_tuning(),
         "todays_written": critics("nlac/brier", WRITTEN, WORLDS),
         "todays_scalar": critics("critic/brier", SCALAR, WORLDS),
@@ -251,8 +250,13 @@ def _spoils(row: Row) -> bool:
     return row["variant"] in (*CONTROLS, OWN_PLAY)
 
 
+def _plays_to_win(row: Row) -> bool:
+    """Whether a run that starts from the base may use what its method has."""
+    return not _studies(row) and not _spoils(row)
+
+
 SHOWN = (
-    ("By play, from the base:", lambda row: not _studies(row) and not _spoils(row)),
+    ("By play, from the base:", _plays_to_win),
     ("From demonstrations of the expert, and on from that SFT:", _studies),
     ("Controls:", _spoils),
 )

@@ -3,7 +3,8 @@ page, results_page.py says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -143,11 +144,35 @@ def lead(rows: Sequence[Row], other: str, variant: str = "") -> str:
     return f"{points(fmean(leads))} points ({', '.join(map(points, leads))})"
 
 
-def noise(rows: Sequence[Row]) -> str:
-    """How far runs that differ in their seed alone lie apart."""
+def differences(worlds: Mapping[str, Sequence[Row]], pairs: Iterable[tuple[str, str]]) -> str:
+    """`+8.5 ± 3.7` for each pair of algorithms in each world: the mean final success of the first
+    less that of the second, and how far the luck of seeds moves such a difference at 95 %."""
+    cells = []
+    for first, second in pairs:
+        cell = [f"{first} less {second}"]
+        for rows in worlds.values():
+            known = {name_of(runs): runs for runs in configurations(rows)}
+            ours, theirs = known[first], known[second]
+            if len(ours) != len(theirs):
+                raise SystemExit(f"{first} and {second} have not as many seeds")
+            luck = deviation(rows).least_difference / math.sqrt(len(ours))
+            apart = mean(ours, "final") - mean(theirs, "final")
+            cell.append(f"{points(apart)} ± {share(luck)}")
+        cells.append(cell)
+    return markdown(" | ".join(["points", *worlds]), cells)
+
+
+def deviation(rows: Sequence[Row]) -> seeds.Noise:
+    """How far runs of a world that differ in their seed alone lie apart."""
     found = seeds.seed_noise([[row["final"] for row in runs] for runs in configurations(rows)])
     if found is None:
         raise SystemExit("no configuration has two seeds")
+    return found
+
+
+def noise(rows: Sequence[Row]) -> str:
+    """`2.2 points (34 degrees of freedom)`: that deviation in words."""
+    found = deviation(rows)
     return f"{share(found.deviation)} points ({found.freedom} degrees of freedom)"
 
 
