@@ -1,8 +1,8 @@
 """Whether NLAC's guard keeps a spoiled critic from doing harm: `python tests/bench/guard.py --env
 twentyq` (each world once).
 
-NLAC trains with `algo.guard` and a critic that is spoiled on purpose, by shuffled outcomes and by
-empty critiques, three seeds each. `guard_low_CONTROL_WORLD` in docs/results/critics.json is the
+NLAC trains with `algo.guard` and a critic that is spoiled on purpose, by shuffled outcomes, by
+empty critiques and by critiques of other actions, three seeds each. `guard_low_CONTROL_WORLD` in docs/results/critics.json is the
 lower end of the 95 % interval of test success after training, less before, tasks and seeds
 resampled, over at least 4,000 episodes on each side; `guard_open_…` the share of updates in which
 the guard let the policy learn. Runs that are done, under runs/guard/ENV, are not repeated."""
@@ -24,7 +24,7 @@ from agentrl_cli.runs.run import Run
 from tests.bench.critics import store
 from tests.bench.results import ROOT, TASKS, train_all
 
-CONTROLS = ("shuffled_outcomes", "empty_critiques")
+CONTROLS = ("shuffled_outcomes", "empty_critiques", "shuffled_critiques")
 EPISODES = 4000  # on each side, at least
 GUARD = "algo.guard={every: 2, lessons: 48, probes: 4, memory: 3}"  # as conf/algo/nlac.yaml says
 
