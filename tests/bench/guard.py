@@ -2,10 +2,11 @@
 twentyq` (each world once).
 
 NLAC trains with `algo.guard` and a critic that is spoiled on purpose, by shuffled outcomes, by
-empty critiques and by critiques of other actions, three seeds each. `guard_low_CONTROL_WORLD` in docs/results/critics.json is the
-lower end of the 95 % interval of test success after training, less before, tasks and seeds
-resampled, over at least 4,000 episodes on each side; `guard_open_…` the share of updates in which
-the guard let the policy learn. Runs that are done, under runs/guard/ENV, are not repeated."""
+empty critiques and by critiques of other actions, three seeds each. `guard_low_CONTROL_WORLD` in
+docs/results/critics.json is the lower end of the 95 % interval of test success after training, less
+before, tasks and seeds resampled, over at least 4,000 episodes on each side; `guard_open_…` the
+share of updates in which the guard let the policy learn. Runs that are done, under runs/guard/ENV,
+are not repeated."""
 
 from __future__ import annotations
 
