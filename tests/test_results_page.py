@@ -109,10 +109,21 @@ def test_what_is_said_of_twenty_questions():
     assert -6 < min(found["shuffled_critiques"], found["majority"])
     assert max(found["shuffled_critiques"], found["majority"], found["empty_critiques"]) < 0
     assert found["frozen_critic"] > found["nlac"] - 4
+    assert 0 < found["nlac_paper"] < 5 and found["archer"] < 0
+    parts = gains("twentyq_ablations")
+    assert 0.6 < parts["k1"] / found["nlac"] < 0.75 and parts["shared_critic"] > found["nlac"]
 
 
 def test_what_is_said_of_math():
     found = gains("math")
+    assert found["rft"] > found["self_ac_slides"] > max(found["self_ac"], found["ppo"]) + 3.8
+    assert found["nlac_paper"] < 0
+    last = [
+        row["critic/optimism"]
+        for row in results_page.load("math_critic")
+        if row["variant"] == "self_ac_slides" and row["step"]
+    ]
+    assert len(last) == 3 and max(last) < -0.45
     alike = [found[algo] for algo in ("self_ac", "ppo", "grpo", "nlac")]
     assert found["rft"] > max(alike) + 5 and max(alike) - min(alike) < 6
     assert all(0 < found[algo] < 6 for algo in ("stepagent_implicit", "stepagent_inverse", "dpo"))
@@ -121,9 +132,20 @@ def test_what_is_said_of_math():
     assert taken["grpo"] < taken["rft"] < min(taken[algo] for algo in ("self_ac", "ppo", "nlac"))
 
 
+def test_what_is_said_of_ablations_on_math():
+    found, whole, luck = gains("math_ablations"), gains("math")["nlac"], 3.8
+    lost = {name: whole - gain for name, gain in found.items()}
+    assert all(lost[name] > luck for name in ("shared_critic", "nlql", "self_distillation"))
+    assert 0.75 * luck < lost["k1"] < luck
+    same = ("m2", "k8", "on_policy", "monte_carlo", "nlrl", "guarded")
+    assert all(abs(lost[name]) < luck for name in same)
+
+
 def test_what_is_said_of_the_shop():
     found, ends = gains("tau_mini"), finals("tau_mini", "test")
     assert 0.5 < found["majority"] / found["nlac"] < 0.6 and found["shuffled_critiques"] < 0
+    assert max(ends["archer"], 0.426 + found["nlac_paper"] / 100) < 0.7
+    del ends["archer"]
     assert min(ends.values()) == ends["nlac"] > 0.9
     assert found["frozen_critic"] > found["nlac"] - 4
     tried = [row for row in results_page.load("tau_mini_tuning") if row["algo"] == "sft"]

@@ -21,13 +21,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.report.tables import share
-from tests.bench.results import CONTROLS, OWN_PLAY, PLAYERS, STUDENTS
+from tests.bench.results import ABLATIONS, CONTROLS, OWN_PLAY, PLAYERS, STUDENTS
 from tools.results_tables import (
     Row,
     Runs,
     by_demonstrations,
     configurations,
     delayed_credit,
+    deviation,
     differences,
     gains,
     golden,
@@ -60,7 +61,8 @@ SCALAR = {
     "critic/rank_correlation": "rank correlation", "critic/rank_same_turn": "in one turn",
 }  # fmt: skip
 COMPARED = (
-    ("nlac", "grpo"), ("nlac", "rft"), ("nlac", "ppo"), ("self_ac", "grpo"), ("self_ac", "ppo"),
+    ("nlac", "grpo"), ("nlac", "rft"), ("nlac", "ppo"), ("self_ac", "grpo"),
+    ("self_ac, slides", "self_ac"),
 )  # fmt: skip
 WIDTH = 120
 
@@ -97,7 +99,7 @@ def todays_learning(world: str) -> str:
     for lead_in, wanted in SHOWN:
         if any(wanted(row) for row in rows):
             parts += [lead_in, learning(rows, wanted)]
-    if (RECORDS / f"{world}_ablations.json").exists():
+    if world in ABLATIONS:
         parts += [ABLATED, learning(load(f"{world}_ablations"), lambda row: True)]
     return "\n\n".join(parts)
 
@@ -168,15 +170,17 @@ def _from_to(runs: Runs, columns: Iterable[str]) -> list[str]:
 
 def page() -> str:
     """docs/results.md."""
-    played = {world: list(filter(_plays_to_win, load(world))) for world in WORLDS}
+    rows = {name: load(world) for world, name in WORLDS.items()}
+    spread = {name: deviation(list(filter(_plays, rows[name]))) for name in rows}
+    ablated = {f"{world}_ablations": f"{WORLDS[world]}, ablations" for world in ABLATIONS}
     flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
     flat += ("stepagent_cost", "real_models", "delayed_credit")
     parts = {
         **{f"{world}_today": todays_learning(world) for world in WORLDS},
-        **{f"noise_{world}": noise(rows) for world, rows in played.items()},
-        "differences": differences({WORLDS[w]: rows for w, rows in played.items()}, COMPARED),
+        **{f"noise_{world}": noise(spread[name]) for world, name in WORLDS.items()},
+        "differences": differences(rows, spread, COMPARED),
         "todays_tuning": todays_tuning(),
-        "todays_written": critics("nlac/brier", WRITTEN, WORLDS),
+        "todays_written": critics("nlac/brier", WRITTEN, WORLDS | ablated),
         "todays_scalar": critics("critic/brier", SCALAR, WORLDS),
         "todays_critics": todays_critics(),
         "delayed_credit_table": delayed_credit(load("delayed_credit")),
@@ -198,7 +202,7 @@ def old_page() -> str:
         "controls": learning(twentyq, _is_control),
         "demonstrations": by_demonstrations(load_old("stepagent")),
         "ablations": learning(load_old("twentyq_ablations"), lambda row: True),
-        "noise": noise(twentyq),
+        "noise": noise(deviation(twentyq)),
         **{f"lead_{other}": lead(twentyq, other) for other in ("ppo", "grpo", "self_ac")},
         **{f"lead_{control}": lead(twentyq, "nlac", control) for control in _controls(twentyq)},
         "written_critics": critics("nlac/brier", WRITTEN, files),
@@ -250,13 +254,8 @@ def _spoils(row: Row) -> bool:
     return row["variant"] in (*CONTROLS, OWN_PLAY)
 
 
-def _plays_to_win(row: Row) -> bool:
-    """Whether a run that starts from the base may use what its method has."""
-    return not _studies(row) and not _spoils(row)
-
-
 SHOWN = (
-    ("By play, from the base:", _plays_to_win),
+    ("By play, from the base:", lambda row: not _studies(row) and not _spoils(row)),
     ("From demonstrations of the expert, and on from that SFT:", _studies),
     ("Controls:", _spoils),
 )

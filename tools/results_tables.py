@@ -144,18 +144,25 @@ def lead(rows: Sequence[Row], other: str, variant: str = "") -> str:
     return f"{points(fmean(leads))} points ({', '.join(map(points, leads))})"
 
 
-def differences(worlds: Mapping[str, Sequence[Row]], pairs: Iterable[tuple[str, str]]) -> str:
-    """`+8.5 ± 3.7` for each pair of algorithms in each world: the mean final success of the first
-    less that of the second, and how far the luck of seeds moves such a difference at 95 %."""
+def differences(
+    worlds: Mapping[str, Sequence[Row]],
+    spread: Mapping[str, seeds.Noise],
+    pairs: Iterable[tuple[str, str]],
+) -> str:
+    """`+8.5 ± 3.7` for each pair of configurations in each world: the mean final success of the
+    first less that of the second, and how far the luck of seeds moves such a difference at 95 %."""
     cells = []
     for first, second in pairs:
         cell = [f"{first} less {second}"]
-        for rows in worlds.values():
+        for world, rows in worlds.items():
             known = {name_of(runs): runs for runs in configurations(rows)}
+            if first not in known or second not in known:
+                cell.append("")
+                continue
             ours, theirs = known[first], known[second]
             if len(ours) != len(theirs):
                 raise SystemExit(f"{first} and {second} have not as many seeds")
-            luck = deviation(rows).least_difference / math.sqrt(len(ours))
+            luck = spread[world].least_difference / math.sqrt(len(ours))
             apart = mean(ours, "final") - mean(theirs, "final")
             cell.append(f"{points(apart)} ± {share(luck)}")
         cells.append(cell)
@@ -163,16 +170,15 @@ def differences(worlds: Mapping[str, Sequence[Row]], pairs: Iterable[tuple[str, 
 
 
 def deviation(rows: Sequence[Row]) -> seeds.Noise:
-    """How far runs of a world that differ in their seed alone lie apart."""
+    """How far runs that differ in their seed alone lie apart."""
     found = seeds.seed_noise([[row["final"] for row in runs] for runs in configurations(rows)])
     if found is None:
         raise SystemExit("no configuration has two seeds")
     return found
 
 
-def noise(rows: Sequence[Row]) -> str:
-    """`2.2 points (34 degrees of freedom)`: that deviation in words."""
-    found = deviation(rows)
+def noise(found: seeds.Noise) -> str:
+    """`2.2 points (34 degrees of freedom)`."""
     return f"{share(found.deviation)} points ({found.freedom} degrees of freedom)"
 
 
