@@ -88,7 +88,7 @@ def with_reference(optimizer: OptimizerSpec) -> dict[str, ModelSpec]:
 def renew_reference(models: ModelSet, reference: str) -> None:
     """Set the reference to the policy of now where `reference` is `iteration`."""
     if reference == "iteration":
-        models.ema_update("reference", "policy", 0.0)
+        models.copy_weights("reference", "policy")
 
 
 def preference_phase(

@@ -35,7 +35,7 @@ def _append(sample: Sample, turn: Turn, streams: Streams) -> None:
     observed, acted = len(turn.observation_ids), len(turn.action_ids)
     sample.ids += turn.observation_ids + turn.action_ids
     rows = {k: v if isinstance(v, list) else [v] * acted for k, v in streams.items()}
-    sample.mask += [0] * observed + [int(w > 0) for w in rows.get("weight", [1.0] * acted)]
+    sample.mask += [0] * observed + [int(w != 0) for w in rows.get("weight", [1.0] * acted)]
     for name, row in rows.items():
         sample.streams.setdefault(name, []).extend([0.0] * observed + row)
 

@@ -81,7 +81,8 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
         parts.share_buffer()
         with interruptible(launched=ranks.size > 1) as interrupted:
             run.truncate_logs(checkpoint)
-            best.forget_later(run, checkpoint.step)
+            if ranks.is_main:
+                best.forget_later(run, checkpoint.step)
             run.record_resume(cfg, checkpoint.step)
             print(f"run {run.folder}, from step {checkpoint.step}", file=sys.stderr)
             attach_loggers(run, cfg, parts)

@@ -81,6 +81,9 @@ def refuse_launch(cfg: DictConfig, *, dry: bool = False) -> None:
     if strategy is not None and cfg.hardware.get("actors") is not None:
         line = f"hardware.actors play for one process, and hardware.strategy is {strategy}"
         raise UserError(f"{line}; give hardware.strategy=null, or hardware.actors=null")
+    if strategy is not None and "server" in cfg.hardware.generator:
+        line = f"hardware.generator asks servers for one process, and strategy is {strategy}"
+        raise UserError(f"{line}; give hardware.strategy=null, or hardware={strategy}")
     refuse_other_processes(strategy, cfg.hardware.get("processes"))
 
 

@@ -45,8 +45,8 @@ class Turn:
     """An observation and the action that answered it, as text and as tokens exactly as sampled.
     `observation_ids` is the delta since the last action (the first turn's holds the whole prompt),
     so an episode's tokens are one flat sequence; `restart` says that the context does not extend
-    the last turn's. `logprobs` are the generator's, one per action token. `finish` is stop, length
-    or invalid."""
+    the last turn's. `logprobs` are the generator's, one per action token. `finish` is stop or
+    length."""
 
     observation: list[Message]
     action: str
@@ -62,10 +62,10 @@ class Turn:
 
 @dataclass
 class Episode:
-    """One played task. `stop` is done, truncated, context or error; `closing` is what the world
-    said last, `seconds` the whole play took and `env_seconds` the world alone. `error` says what
-    broke and where, `error_kind` is one of errors.FAILURE_KINDS. `policy_version` is
-    the version of the model that played: how often its weights had changed; 0 where none did."""
+    """One played task. `stop` is done, truncated, context, diverged or error; `closing` is what the
+    world said last, `seconds` the whole play took and `env_seconds` the world alone. `error` says
+    what broke and where, `error_kind` is one of errors.FAILURE_KINDS. `policy_version` is the
+    version of the model that played: how often its weights had changed; 0 where none did."""
 
     id: str
     task: Task

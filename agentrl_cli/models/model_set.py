@@ -27,7 +27,7 @@ from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.models.load import find_base, load_base, read_pretrained
 from agentrl_cli.models.policy import Module, causal_lm, vocabulary_head
-from agentrl_cli.models.reader import Reader
+from agentrl_cli.models.reader import Passes, Reader
 from agentrl_cli.models.sharding import copy_whole, gathered, shard, whole_weights
 from agentrl_cli.models.specs import ModelSpec
 
@@ -72,9 +72,11 @@ class ModelSet:
         device: torch.device | str,
         seed: int,
         ranks: Ranks | None = None,
+        passes: Passes | None = None,
     ) -> None:
         """Raises UserError where the base cannot be loaded or models begin as each other, KeyError
-        where one begins as a model that is not declared. `ranks` read samples together."""
+        where one begins as a model that is not declared. `ranks` read samples together, by
+        `passes` like these."""
         refuse_cycles(specs)
         self.config, self.specs, self.device = config, specs, torch.device(device)
         self.seed = seed
@@ -92,7 +94,9 @@ class ModelSet:
             adapted = _with_adapters(base, config.lora, list(specs), seed)
             self._modules = dict.fromkeys(specs, adapted)
         self.ranks = ranks or Ranks()
-        self._readers = {n: Reader(m, self.head(n), self.ranks) for n, m in self._modules.items()}
+        self._readers = {
+            n: Reader(m, self.head(n), self.ranks, passes) for n, m in self._modules.items()
+        }
         self._versions = dict.fromkeys(specs, 0)
         self._averages: dict[str, dict[str, Tensor]] = {}
         self._active = ""
@@ -171,6 +175,14 @@ class ModelSet:
             average.mul_(rate).add_(source_weights[key].to(average.dtype), alpha=1 - rate)
             if average is not weight:
                 weight.copy_(average)
+        self.mark_changed(target)
+
+    @torch.no_grad()
+    def copy_weights(self, target: str, source: str) -> None:
+        """target = source, weight by weight; counts as a new version of target."""
+        source_weights = self.weights(source)
+        for key, weight in self.weights(target).items():
+            weight.copy_(source_weights[key])
         self.mark_changed(target)
 
     def version(self, name: str) -> int:

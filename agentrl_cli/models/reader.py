@@ -22,8 +22,16 @@ from agentrl_cli.models.policy import (
     micro_batches,
 )
 
-IDS_AT_ONCE = 16384  # ids in one pass without gradient
 Read = tuple[list[float], Tensor]  # a sample's log-probs, and values [length] or [length, 2]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How models are passed through, with gradient and without: `compute` is the format of
+    products, by autocast (None: that of the weights); `ids` bounds a pass without gradient."""
+
+    compute: torch.dtype | None = None
+    ids: int = 16384
 
 
 class Reader(nn.Module):
@@ -31,10 +39,15 @@ class Reader(nn.Module):
     `read` is the way in; `forward` gives the same as a tuple, in which hooks find tensors."""
 
     def __init__(
-        self, body: Module, head: nn.Module | None = None, ranks: Ranks | None = None
+        self,
+        body: Module,
+        head: nn.Module | None = None,
+        ranks: Ranks | None = None,
+        passes: Passes | None = None,
     ) -> None:
         super().__init__()
         self.body, self.head, self.ranks = body, head, ranks or Ranks()
+        self.passes = passes or Passes()
 
     @property
     def device(self) -> torch.device:
@@ -45,7 +58,9 @@ class Reader(nn.Module):
         self, batch: Batch, *, entropy_gradient: bool = False, head_only: bool = False
     ) -> Outputs:
         """One pass, as `policy.forward` describes it."""
-        return Outputs(*self(batch, entropy_gradient, head_only))
+        compute, device = self.passes.compute, self.device.type
+        with torch.autocast(device, compute, enabled=compute is not None):
+            return Outputs(*self(batch, entropy_gradient, head_only))
 
     def forward(
         self, batch: Batch, entropy_gradient: bool, head_only: bool
@@ -92,13 +107,10 @@ def _deal(groups: list[list[int]], lengths: list[int], size: int) -> list[list[l
     return [[groups[g] for g in order[rank::size]] for rank in range(size)]
 
 
-def token_logprobs(
-    reader: Reader, samples: list[Sample], tokens_per_batch: int = IDS_AT_ONCE
-) -> list[list[float]]:
+def token_logprobs(reader: Reader, samples: list[Sample]) -> list[list[float]]:
     """Log-probs of each sample's trained tokens in the order given, 0.0 elsewhere: ready to be a
     stream."""
-    read = logprobs_and_values(reader, samples, tokens_per_batch)
-    return [logprobs for logprobs, _ in read]
+    return [logprobs for logprobs, _ in logprobs_and_values(reader, samples)]
 
 
 def add_logprobs(reader: Reader, samples: list[Sample], stream: str) -> None:
@@ -108,9 +120,7 @@ def add_logprobs(reader: Reader, samples: list[Sample], stream: str) -> None:
 
 
 @torch.no_grad()
-def logprobs_and_values(
-    reader: Reader, samples: list[Sample], tokens_per_batch: int = IDS_AT_ONCE
-) -> list[Read]:
+def logprobs_and_values(reader: Reader, samples: list[Sample]) -> list[Read]:
     """Of each sample in the order given: its `token_logprobs`, and what the head gives for every
     token, [length] or [length, 2], on the CPU (0 without a head). Every rank reads a share."""
     if not samples:
@@ -119,7 +129,7 @@ def logprobs_and_values(
     singles, kind = [[i] for i in range(len(samples))], reader.device.type
     values = torch.zeros(1)
     with reader.ranks.together(passes=True):
-        for part in rank_passes(singles, samples, tokens_per_batch, kind, reader.ranks):
+        for part in rank_passes(singles, samples, reader.passes.ids, kind, reader.ranks):
             batch = collate([samples[i] for i in part.rows]).to(reader.device)
             outputs = reader.read(batch)
             values = torch.zeros_like(batch.mask) if outputs.values is None else outputs.values

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -93,11 +94,12 @@ class Console(Logger):
 class TrackerLogger(Logger):
     """Any tracker of Accelerate, by its name there: metrics by step, and the configuration.
     `options` go to its class in accelerate.tracking; in them {run} is the run's name and {folder}
-    its folder."""
+    its folder. Nothing that fails once it is open stops the run."""
 
     tracker: str
     options: dict[str, Any]
     client: Any = field(default=None, init=False)
+    has_failed: bool = field(default=False, init=False)
 
     def start(self, run: Run, cfg: DictConfig) -> None:
         """Open the tracker; what a resumed run was configured with is there already. Raises
@@ -122,11 +124,20 @@ class TrackerLogger(Logger):
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Hand on."""
-        self.client.log(metrics, step=step)
+        self._try(partial(self.client.log, metrics, step=step))
 
     def finish(self, status: str) -> None:
         """Close the tracker."""
-        self.client.finish()
+        self._try(self.client.finish)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # of its server, its file, its disk; each has errors of its own
+            if not self.has_failed:
+                reason = str(error).partition("\n")[0]
+                say(f"{self.tracker} failed ({reason}); the run goes on", err=True)
+            self.has_failed = True
 
 
 @dataclass(kw_only=True)

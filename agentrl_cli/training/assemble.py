@@ -31,6 +31,7 @@ from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import max_positions
+from agentrl_cli.models.reader import Passes
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.demos import DemoReader, read_demos, read_lines
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX, expert_lines
@@ -201,7 +202,6 @@ def _connect(
     learner = Learner(
         models, algo.models(), tokens_per_batch=cfg.hardware.tokens_per_batch, seed=cfg.seed,
         publish=lambda name: generator.load(name, models.version(name)), ranks=ranks,
-        mixed_precision=None if ranks.sharded else cfg.hardware.get("mixed_precision"),
         activity=(activity := Activity()),
     )  # fmt: skip
     collector: Collector = build(cfg.rollout)
@@ -226,12 +226,20 @@ def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None, ranks: Rank
     """The algorithm's models with their initial weights, and the process set up to compute them."""
     device = ranks.device or pick_device(cfg.hardware.device)
     config, place = as_dataclass(cfg.model, ModelConfig), "cpu" if ranks.sharded else device
-    models = ModelSet(config, algo.models(), place, cfg.seed, ranks)
+    models = ModelSet(config, algo.models(), place, cfg.seed, ranks, _passes(cfg, ranks))
     load_initial_weights(models, init, Path(cfg.runs))
     set_threads(cfg.hardware.threads, models)
     if device.type == "cpu":
         keep_freed_memory()
     return models
+
+
+def _passes(cfg: DictConfig, ranks: Ranks) -> Passes:
+    """A pass without gradient keeps no activations, and so reads twice the ids of a micro-batch.
+    Sharded models have a format of passes of their own."""
+    half = cfg.hardware.get("mixed_precision") == "bf16" and not ranks.sharded
+    most = min(Passes.ids, 2 * cfg.hardware.tokens_per_batch)
+    return Passes(torch.bfloat16 if half else None, most)
 
 
 def spread_models(cfg: DictConfig, models: ModelSet, ranks: Ranks) -> None:
@@ -352,7 +360,7 @@ def set_threads(threads: int | None, models: ModelSet) -> None:
         name, threads = OPENMP, int(said) if said.isdecimal() else 0
     require_at_least(1, **{name: 1 if threads is None else threads})
     size = sum(weight.numel() for weight in models.module("policy").parameters())
-    cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     chosen = threads or (1 if size < PARAMETERS_FOR_TWO_THREADS else max(1, min(8, cores)))
     if chosen > MAX_THREADS:  # OpenMP ends a process that cannot have them
         raise UserError(f"{name} is {chosen}; give at most {MAX_THREADS}")

@@ -74,7 +74,7 @@ def task_starts(seed: int, task: Task, per_task: int) -> list[EpisodeStart]:
 def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
     """Success with its interval, mean reward and turns, turns of the successes, the share of
     episodes that broke, which count as lost, and the share of turns for which the environment set a
-    public true flag (`invalid`, `repeated`, …)."""
+    public true flag (`invalid`, `repeated`, …) whose name is none of these."""
     by_task: dict[str, list[float]] = {}
     for episode in episodes:
         by_task.setdefault(episode.task.id, []).append(float(episode.success))
@@ -82,8 +82,7 @@ def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
     turns = [turn for episode in episodes for turn in episode.turns]
     flags = sorted({k for turn in turns for k, v in turn.info.items() if isinstance(v, bool)})
     shares = {flag: mean([float(bool(t.info.get(flag))) for t in turns]) for flag in flags}
-    shares.pop("success", None)
-    return {
+    counted = {
         "success": success.mean,
         "success_low": success.low,
         "success_high": success.high,
@@ -92,8 +91,8 @@ def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
         "turns_to_success": mean([float(len(e.turns)) for e in episodes if e.success]),
         "episodes": float(len(episodes)),
         "failed": mean([float(bool(e.error)) for e in episodes]),
-        **shares,
     }
+    return counted | {flag: share for flag, share in shares.items() if flag not in counted}
 
 
 def success_gain(ours: list[Episode], theirs: list[Episode]) -> Interval:

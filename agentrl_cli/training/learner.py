@@ -1,5 +1,5 @@
 """Trains the phases of an algorithm: samples to packed batches to optimizer steps. It owns every
-optimizer and is the only user of Accelerate; it knows no algorithm."""
+optimizer and knows no algorithm."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 
-import torch
-from accelerate import Accelerator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.nn.utils import clip_grad_norm_
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.core.activity import Activity
@@ -84,7 +83,6 @@ class Learner:
         tokens_per_batch: int,
         seed: int,
         publish: Callable[[str], None],
-        mixed_precision: str | None = None,
         activity: Activity | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -94,9 +92,8 @@ class Learner:
         phase are trained."""
         self.models, self.specs, self.publish = models, specs, publish
         self.tokens_per_batch, self.seed = tokens_per_batch, seed
-        self.mixed_precision, self.ranks = mixed_precision, ranks or Ranks()
+        self.ranks = ranks or Ranks()
         self.activity = activity or Activity()
-        self.accelerator = Accelerator(cpu=models.device.type == "cpu", mixed_precision="no")
         self.optimizers = {
             name: Optimizer(models.trainable(name), spec.optimizer)
             for name, spec in specs.items()
@@ -185,18 +182,10 @@ class Learner:
         meter.tokens += sum(len(sample.ids) for sample in samples)
         meter.trained_tokens += sum(sum(sample.mask) for sample in samples)
 
-    def _autocast(self) -> torch.autocast:
-        """Products in bfloat16 under mixed precision. Accelerate's own would be the same for every
-        learner of a process."""
-        enabled = self.mixed_precision == "bf16"
-        return torch.autocast(self.models.device.type, torch.bfloat16, enabled=enabled)
-
     def _clip_gradients(self, optimizer: Optimizer) -> float:
         """Scale the gradients down to `clip_norm` (0: leave them); their norm before that."""
         limit = optimizer.spec.clip_norm or math.inf
-        norm = self.accelerator.clip_grad_norm_(optimizer.weights.values(), limit)
-        assert norm is not None
-        return float(whole(norm))
+        return float(whole(clip_grad_norm_(optimizer.weights.values(), limit)))
 
     def _make_passes(self, phase: Phase, groups: list[list[int]], units: float) -> list[Terms]:
         """Add the gradients of this rank's micro-batches; what the loss said of each."""
@@ -214,13 +203,11 @@ class Learner:
         """Add the gradients of one micro-batch's share of the step's loss, which is per unit; the
         loss and the sums of its metrics."""
         batch = collate([phase.samples[i] for i in part.rows]).to(self.models.device)
-        reader = self.models.reader(phase.model)
-        with self._autocast():
-            outputs = reader.read(
-                batch, entropy_gradient=phase.entropy_gradient, head_only=phase.head_only
-            )
+        outputs = self.models.reader(phase.model).read(
+            batch, entropy_gradient=phase.entropy_gradient, head_only=phase.head_only
+        )
         loss, sums = phase.loss(outputs, batch)
-        self.accelerator.backward(loss / units if part.counts else 0.0 * loss)
+        (loss / units if part.counts else 0.0 * loss).backward()
         return {term: float(n) for term, n in {"loss": loss.detach(), **sums}.items()}
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 NAMED = 3  # keys that are named to be lowered
+LIMITS = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
+GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LORA = {"rank": 16, "alpha": 32, "targets": ["all-linear"]}
 
 
@@ -42,14 +45,29 @@ class Saver:
 
 def available_bytes(cfg: DictConfig) -> int | None:
     """`hardware.memory_gib`, else what is free on the GPU or, on the CPU, this process's share of
-    what the machine has; None where there is no such device."""
+    what the machine has or its control group may have; None where there is no such device."""
     given = cfg.hardware.get("memory_gib")
     if given is not None:
         return int(given * GIB)
     if device_type(cfg) == "cuda":
         return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if cfg.hardware.get("strategy") else 1
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // processes
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *group_limits()]) // processes
+
+
+def group_limits(root: Path = GROUPS, own: Path = OWN_GROUP) -> list[int]:
+    """The limits of memory in bytes of this process's control groups and of those above them, as a
+    container or a batch system sets them (cgroup v1 and v2)."""
+    rows = own.read_text().splitlines() if own.is_file() else []
+    files: list[Path] = []
+    for _, controllers, place in (row.split(":", 2) for row in rows):
+        if controllers in LIMITS:
+            folder, name = LIMITS[controllers]
+            group = Path(folder, place.strip("/"))
+            files += [root / above / name for above in (group, *group.parents)]
+    texts = [file.read_text().strip() for file in files if file.is_file()]
+    return [int(text) for text in texts if text.isdecimal()]
 
 
 def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:

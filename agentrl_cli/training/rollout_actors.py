@@ -71,7 +71,7 @@ def start_actors(cfg: DictConfig, parts: Parts) -> None:
     actor_cfg = cfg.copy()
     actor_cfg.hardware.actors = None
     actor_cfg.hardware.device = "cuda" if uses_gpus else "cpu"
-    cluster.connect(_other_gpus() if uses_gpus else [])
+    cluster.connect(_other_gpus(parts.models.device) if uses_gpus else [])
     pool = ActorPool(
         cluster=cluster, make_player=partial(RolloutActor, actor_cfg, Path.cwd()),
         version=partial(parts.models.version, POLICY), pack=partial(pack_policy, parts.models),
@@ -90,12 +90,13 @@ def start_actors(cfg: DictConfig, parts: Parts) -> None:
     parts.collector.actors = pool
 
 
-def _other_gpus() -> list[str]:
-    """The GPUs that this process sees but the first, on which it learns, unless there is only that
+def _other_gpus(own: torch.device) -> list[str]:
+    """The GPUs that this process sees but its `own`, on which it learns, unless there is only that
     one."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
-    return names[1:] or names
+    place = own.index or 0
+    return [*names[:place], *names[place + 1 :]] or names
 
 
 def pack_policy(models: ModelSet) -> bytes:

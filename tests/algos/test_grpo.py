@@ -117,9 +117,8 @@ def test_old_log_probs_are_the_trainers_own_never_the_generators(model_folder: P
     episodes = [ended(*row) for row in BATCH[:2]]  # their log-probs are NaN
     samples = phase_of(algo, episodes).samples
     bare = [Sample(s.ids, s.mask) for s in samples]
-    assert [s.streams["old_logprob"] for s in samples] == token_logprobs(
-        models.reader("policy"), bare, 16384
-    )
+    read = token_logprobs(models.reader("policy"), bare)
+    assert [s.streams["old_logprob"] for s in samples] == read
 
 
 def test_a_reference_is_kept_and_scored_only_where_its_kl_is_paid_for(model_folder: Path):
@@ -166,7 +165,7 @@ def test_a_penalty_keeps_the_policy_nearer_to_its_reference(model_folder: Path):
 
 def loglikelihood(models: ModelSet, played: Episode) -> float:
     samples = episode_samples(played, lambda i, turn: {})
-    return sum(map(sum, token_logprobs(models.reader("policy"), samples, 16384)))
+    return sum(map(sum, token_logprobs(models.reader("policy"), samples)))
 
 
 @pytest.mark.parametrize(

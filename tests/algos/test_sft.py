@@ -120,7 +120,7 @@ def test_imitation_makes_the_episode_likely_in_proportion_to_its_weights(model_f
     learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
     learner.run(algo.update([heavy, light], ReplayBuffer(None, 1)), 0)
     samples = [s for e in (heavy, light) for s in episode_samples(e, lambda i, turn: {})]
-    likely, unlikely = (sum(row) for row in token_logprobs(models.reader("policy"), samples, 4096))
+    likely, unlikely = (sum(row) for row in token_logprobs(models.reader("policy"), samples))
     assert likely == pytest.approx(-0.105, abs=0.15)  # log 0.9
     assert unlikely == pytest.approx(-2.303, abs=0.5)  # log 0.1
 

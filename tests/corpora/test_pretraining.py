@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.losses import nll
+from agentrl_cli.algos.losses import clipped_ratio, nll
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
@@ -17,7 +18,7 @@ from agentrl_cli.corpora.pretraining import branched_sample
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.packed_attention import predecessors
 from agentrl_cli.models.policy import collate, forward
-from agentrl_cli.models.reader import Reader, token_logprobs
+from agentrl_cli.models.reader import Passes, Reader, add_logprobs, token_logprobs
 from agentrl_cli.training.learner import Learner
 from tests.builders.models import SAMPLES, SPECS, model_config
 from tests.builders.packed_rows import LAYOUTS, model_of
@@ -133,12 +134,9 @@ def test_a_sample_that_begins_with_a_shadow_is_refused_and_one_that_trains_it_is
 # mixed precision
 
 
-def learner(folder: Path, precision: str | None) -> tuple[Learner, ModelSet]:
-    models = ModelSet(model_config(folder), SPECS, "cpu", 0)
-    made = Learner(
-        models, SPECS, tokens_per_batch=64, seed=0, publish=lambda name: None,
-        mixed_precision=precision,
-    )  # fmt: skip
+def learner(folder: Path, precision: torch.dtype | None) -> tuple[Learner, ModelSet]:
+    models = ModelSet(model_config(folder), SPECS, "cpu", 0, passes=Passes(precision))
+    made = Learner(models, SPECS, tokens_per_batch=64, seed=0, publish=lambda name: None)
     return made, models
 
 
@@ -160,14 +158,14 @@ def test_without_mixed_precision_a_loss_is_that_of_the_plain_forward(model_folde
     loss = -forward(module, collate(SAMPLES)).logprobs.sum() / sum(sum(s.mask) for s in SAMPLES)
     metrics = made.run(iter([Phase("sft", SAMPLES, nll)]), 0)
     assert metrics["sft/loss"] == pytest.approx(loss.item(), rel=1e-6)
-    mixed, _ = learner(model_folder, "bf16")
+    mixed, _ = learner(model_folder, torch.bfloat16)
     coarse = mixed.run(iter([Phase("sft", SAMPLES, nll)]), 0)
     assert coarse["sft/loss"] != pytest.approx(loss.item(), rel=1e-6)
     assert coarse["sft/loss"] == pytest.approx(loss.item(), rel=0.05)
 
 
 def test_a_step_in_mixed_precision_changes_weights_that_stay_float32(model_folder: Path):
-    made, models = learner(model_folder, "bf16")
+    made, models = learner(model_folder, torch.bfloat16)
     before = weights(models)
     losses = [made.run(iter([Phase("sft", SAMPLES, nll)]), step)["sft/loss"] for step in range(4)]
     assert losses[-1] < losses[0]
@@ -175,11 +173,20 @@ def test_a_step_in_mixed_precision_changes_weights_that_stay_float32(model_folde
         assert weight.dtype == torch.float32 and not torch.equal(weight, before[name])
 
 
+def test_before_the_first_step_in_mixed_precision_every_ratio_is_1(model_folder: Path):
+    """What the old log-probs were read by is what the new ones are read by."""
+    made, models = learner(model_folder, torch.bfloat16)
+    samples = [Sample(s.ids, s.mask, {"advantage": [float(m) for m in s.mask]}) for s in SAMPLES]
+    add_logprobs(models.reader("policy"), samples, "old_logprob")
+    loss = partial(clipped_ratio, clip=0.2)
+    metrics = made.run(iter([Phase("policy", samples, loss)]), 0)
+    assert metrics["policy/ratio"] == 1 and metrics["policy/approx_kl"] == 0
+
+
 def test_packed_texts_are_close_in_mixed_precision():
     packed, model = branched_sample(text()), model_of("qwen2")
     (exact,) = token_logprobs(Reader(model), [packed])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        (coarse,) = token_logprobs(Reader(model), [packed])
+    (coarse,) = token_logprobs(Reader(model, passes=Passes(torch.bfloat16)), [packed])
     assert coarse != exact and coarse == pytest.approx(exact, abs=0.3)
 
 

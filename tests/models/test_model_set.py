@@ -36,7 +36,7 @@ def test_a_head_is_as_wide_as_what_the_vocabulary_is_read_from(folder, tmp_path)
     OPTForCausalLM(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
     models = build(tmp_path)
-    read = logprobs_and_values(models.reader("critic"), SAMPLES, 99)
+    read = logprobs_and_values(models.reader("critic"), SAMPLES)
     assert [values.tolist() for _, values in read] == [[0.0] * len(s.ids) for s in SAMPLES]
 
 
@@ -79,9 +79,9 @@ def test_models_that_begin_as_each_other_are_refused(folder):
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_names_are_separate_weights(folder, lora):
     models = build(folder, lora)
-    before = {name: token_logprobs(models.reader(name), SAMPLES, 99) for name in models.names}
+    before = {name: token_logprobs(models.reader(name), SAMPLES) for name in models.names}
     disturb(models, "policy")
-    after = {name: token_logprobs(models.reader(name), SAMPLES, 99) for name in models.names}
+    after = {name: token_logprobs(models.reader(name), SAMPLES) for name in models.names}
     assert [name for name in models.names if before[name] != after[name]] == ["policy"]
 
 
@@ -154,7 +154,7 @@ def test_a_saved_set_loads_bit_for_bit(folder, tmp_path, lora):
     for name in models.names:
         assert fresh.fingerprint(name) == models.fingerprint(name)
         assert fresh.version(name) == models.version(name)
-        ours, theirs = (token_logprobs(m.reader(name), SAMPLES, 99) for m in (models, fresh))
+        ours, theirs = (token_logprobs(m.reader(name), SAMPLES) for m in (models, fresh))
         assert ours == theirs
 
 

@@ -9,7 +9,7 @@ from agentrl_cli.core.types import Sample
 from agentrl_cli.models import policy
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.policy import collate, forward, micro_batches
-from agentrl_cli.models.reader import Reader, token_logprobs
+from agentrl_cli.models.reader import Passes, Reader, token_logprobs
 from tests.builders.models import LORA, SAMPLES, SPECS, build, disturb, model_config, write_model
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 
@@ -27,7 +27,7 @@ def naive_logprobs(module, ids):
 
 def test_logprobs_equal_the_models_own_logits_sample_by_sample(folder):
     module = build(folder).module("policy")
-    found = token_logprobs(Reader(module), SAMPLES, tokens_per_batch=8)
+    found = token_logprobs(Reader(module, passes=Passes(ids=8)), SAMPLES)
     for sample, row in zip(SAMPLES, found, strict=True):
         plain = naive_logprobs(module, sample.ids)
         expected = [p * m for p, m in zip(plain, sample.mask, strict=True)]

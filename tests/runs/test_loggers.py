@@ -218,6 +218,30 @@ def test_a_tracker_that_refuses_its_options_is_one_sentence(tmp_path: Path):
         run.attach([logger], cfg)
 
 
+class LostServer:
+    """A tracker whose server has gone."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        raise ConnectionError("no answer")
+
+    def finish(self) -> None:
+        raise ConnectionError("no answer")
+
+
+def test_a_tracker_that_fails_later_is_told_once_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run, _ = new_run(tmp_path)
+    logger = TrackerLogger(tracker="mlflow", options={})
+    logger.client = LostServer()
+    with run.track():
+        run.loggers.append(logger)
+        run.log(1, {"reward/mean": 0.25})
+        run.log(2, {"reward/mean": 0.5})
+    assert run.meta["status"] == "done" and len(run.metrics()) == 2
+    assert capsys.readouterr().err.count("mlflow failed (no answer); the run goes on") == 1
+
+
 def test_an_unknown_tracker_is_refused_with_the_known_ones(tmp_path: Path):
     run, cfg = new_run(tmp_path)
     with pytest.raises(UserError, match=r"'tensorbord' is not a tracker .* mlflow, tensorboard"):

@@ -31,6 +31,11 @@ def ended(task: str, turns: int, *, success: bool, **flags: bool) -> Episode:
 # numbers
 
 
+def test_a_flag_named_as_what_is_counted_does_not_replace_it():
+    found = episode_metrics([ended("a", 2, success=True, failed=True, episodes=True, late=True)])
+    assert (found["failed"], found["episodes"], found["late"]) == (0, 1, 1)
+
+
 def test_an_evaluation_counts_by_hand():
     found = episode_metrics(
         [

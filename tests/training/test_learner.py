@@ -75,7 +75,7 @@ def test_micro_batches_change_the_step_only_by_rounding(folder, lora):
 
 def test_the_loss_is_a_mean_over_the_trained_tokens_of_the_step(folder):
     bench = Bench(folder, tokens=8)
-    logprobs = token_logprobs(bench.models.reader("policy"), texts(), 8)
+    logprobs = token_logprobs(bench.models.reader("policy"), texts())
     expected = -sum(map(sum, logprobs)) / sum(sum(s.mask) for s in texts())
     found = bench.run(Phase("sft", texts(), nll))
     assert found["sft/loss"] == pytest.approx(expected, rel=1e-5)
@@ -190,13 +190,13 @@ def test_advantage_raises_good_tokens_and_lowers_bad_ones(folder):
     bench = Bench(folder, lr=1e-3)
     good, bad = [20, 31, 32], [20, 41, 42]
     plain = [Sample(ids, [0, 1, 1]) for ids in (good, bad)]
-    before = token_logprobs(bench.models.reader("policy"), plain, 99)
+    before = token_logprobs(bench.models.reader("policy"), plain)
     samples = [
         Sample(s.ids, s.mask, {"old_logprob": old, "advantage": [a] * 3})
         for s, old, a in zip(plain, before, (1.0, -1.0), strict=True)
     ]
     found = bench.run(Phase("policy", samples, lambda o, b: clipped_ratio(o, b, 0.2)))
-    after = token_logprobs(bench.models.reader("policy"), plain, 99)
+    after = token_logprobs(bench.models.reader("policy"), plain)
     assert sum(after[0]) > sum(before[0])
     assert sum(after[1]) < sum(before[1])
     assert found["policy/ratio"] == pytest.approx(1.0, abs=1e-5)
@@ -210,7 +210,7 @@ def test_pairs_stay_together_and_in_order_through_shuffling_and_batching(folder)
         for first in (50 + i, 60 + i):
             ids = [20, first] + [30] * (i % 3)
             samples.append(Sample(ids, [0] + [1] * (len(ids) - 1)))
-    scores = token_logprobs(bench.models.reader("policy"), samples, 99)
+    scores = token_logprobs(bench.models.reader("policy"), samples)
     for sample, row in zip(samples, scores, strict=True):
         sample.streams["reference_logprob"] = row
     seen = []

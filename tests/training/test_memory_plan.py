@@ -15,7 +15,7 @@ from agentrl_cli.cli.sweep import Sweep
 from agentrl_cli.cli.train import start
 from agentrl_cli.config.compose import build, check, compose, options
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.training.memory_limit import GIB, memory_savers
+from agentrl_cli.training.memory_limit import GIB, group_limits, memory_savers
 from agentrl_cli.training.memory_plan import MemoryPlan, plan_memory
 from tests.bench import memory_plan as bench
 from tests.builders.hub_shapes import write_shape
@@ -152,6 +152,20 @@ def test_dry_plans_without_the_device_and_without_weights(
         assert f"\n{row}" in printed
     assert "activations" in printed and "logits and loss" in printed
     assert "not played: there is no CUDA device here" in printed
+
+
+@pytest.mark.parametrize(
+    ("row", "folder", "name"),
+    [("0::", "", "memory.max"), ("4:memory:", "memory", "memory.limit_in_bytes")],
+)
+def test_the_limits_of_control_groups_are_read(tmp_path: Path, row: str, folder: str, name: str):
+    own, outer = tmp_path / "own", tmp_path / folder / "job"
+    (outer / "step").mkdir(parents=True)
+    own.write_text(f"9:name=systemd:/job/step\n{row}/job/step\n")
+    (outer / "step" / name).write_text("max\n")
+    (outer / name).write_text(f"{3 * GIB}\n")
+    assert group_limits(tmp_path, own) == [3 * GIB]
+    assert group_limits(tmp_path, tmp_path / "none") == []
 
 
 def test_too_little_memory_is_refused_before_anything_is_made(tmp_path: Path):

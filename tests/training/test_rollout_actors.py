@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl_cli.cli.train import resume, start
-from agentrl_cli.config.compose import compose_checked
+from agentrl_cli.cli.train import refuse_launch, resume, start
+from agentrl_cli.config.compose import compose, compose_checked
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import read_json
 from agentrl_cli.rollout.collector import PlayCollector
 from agentrl_cli.rollout.play import EpisodeStart
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.assemble import Parts, assemble
-from agentrl_cli.training.rollout_actors import RolloutActor, pack_policy, start_actors
+from agentrl_cli.training.rollout_actors import RolloutActor, _other_gpus, pack_policy, start_actors
 from tests.builders.models import LORA
 from tests.builders.runs import ACTORS, facts, folders, interrupted, settings, trained
 from tests.builders.vllm import vllm_run
@@ -115,6 +115,20 @@ def test_actors_beside_several_processes_are_refused(tmp_path: Path):
     sentence = r"hardware\.actors play for one process, and hardware\.strategy is ddp; give"
     with pytest.raises(UserError, match=sentence):
         trained(tmp_path, "grpo", "it", ACTORS, "+hardware.strategy=ddp")
+
+
+def test_servers_beside_several_processes_are_refused():
+    cfg = compose(["hardware=vllm", "+hardware.strategy=ddp"])
+    with pytest.raises(UserError, match=r"asks servers for one process, and strategy is ddp; give"):
+        refuse_launch(cfg)
+
+
+def test_actors_get_the_gpus_that_the_learner_leaves(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    assert _other_gpus(torch.device("cuda")) == ["5", "6"]
+    assert _other_gpus(torch.device("cuda:1")) == ["4", "6"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    assert _other_gpus(torch.device("cuda")) == ["4"]
 
 
 def test_actors_beside_servers_are_refused(model_folder: Path, tmp_path: Path):

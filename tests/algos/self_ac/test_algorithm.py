@@ -231,7 +231,7 @@ def test_old_values_are_those_of_the_trainers_own_pass(model_folder: Path):
     algo, models = self_ac(model_folder)
     disturb(models, "policy")
     phase = phase_of(algo, played("a", [0.0, 1.0]))
-    again = logprobs_and_values(models.reader("policy"), phase.samples, 4096)
+    again = logprobs_and_values(models.reader("policy"), phase.samples)
     assert phase.samples[0].streams["old_logprob"] == again[0][0]
     assert settings()["alpha"] == algo.alpha
 
