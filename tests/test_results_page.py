@@ -158,6 +158,7 @@ def test_what_is_said_of_the_wiki():
     assert max(alike) - min(alike) < 4
     assert max(found[algo] for algo in ("stepagent_implicit", "stepagent_inverse", "dpo")) < 2
     assert 0.4 * min(alike) < found["nlac"] < 0.7 * min(alike) and found["archer"] < 4
+    assert found["nlac_paper"] < -20 and found["self_ac_slides"] > min(alike)
     assert 1.7 * found["majority"] < found["nlac"] < 2.3 * found["majority"]
     assert found["shuffled_critiques"] < 0
     (own,) = (

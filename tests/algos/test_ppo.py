@@ -65,9 +65,8 @@ def test_old_log_probs_are_the_trainers_own_so_that_the_first_step_is_unclipped(
     assert all(p != p for e in episodes for t in e.turns for p in t.logprobs)  # NaN
     samples = phase_of(algo, episodes).samples
     bare = [Sample(s.ids, s.mask) for s in samples]
-    assert [s.streams["old_logprob"] for s in samples] == token_logprobs(
-        models.reader("policy"), bare, 16384
-    )
+    read = token_logprobs(models.reader("policy"), bare)
+    assert [s.streams["old_logprob"] for s in samples] == read
     found = learner(algo, models).run(algo.update(episodes, ReplayBuffer(None, 1)), 0)
     assert found["policy/ratio"] == pytest.approx(1, abs=1e-5)
     assert found["policy/clip_fraction"] == 0

@@ -41,6 +41,7 @@ CASES = {  # by algorithm: what one process and two are given besides, and what 
     "grpo, sharded": ("grpo", [], FSDP, []),
     "nlac, sharded": ("nlac", [SPEAKER], ["hardware=speaker_fsdp"], []),
 }  # fmt: skip
+IN_CI = ("nlac, sharded",)
 GAP = 1e-5
 
 
@@ -53,8 +54,13 @@ def closely(one: Run, two: Run) -> None:
     assert largest_gap(weights(one), weights(two)) < GAP
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize(("algo", "alone", "together", "more"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("algo", "alone", "together", "more"),
+    [
+        pytest.param(*case, id=name, marks=pytest.mark.slow if name in IN_CI else pytest.mark.ranks)
+        for name, case in CASES.items()
+    ],
+)
 def test_two_processes_give_the_weights_of_one(
     tmp_path: Path, algo: str, alone: list[str], together: list[str], more: list[str]
 ):

@@ -21,7 +21,8 @@ def can_read_packed(context: Context, names: Iterable[str]) -> bool:
     with suppress(UserError):
         for name in names:
             model = causal_lm(context.models.module(name))
-            enable_packing(model, [context.chat.closing], "visible_first", "full")
+            with context.models.whole(name):
+                enable_packing(model, [context.chat.closing], "visible_first", "full")
         return True
     return False
 
