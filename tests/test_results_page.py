@@ -114,6 +114,20 @@ def test_what_is_said_of_twenty_questions():
     assert 0.6 < parts["k1"] / found["nlac"] < 0.75 and parts["shared_critic"] > found["nlac"]
 
 
+def test_what_is_said_of_more_and_fewer_demonstrations():
+    found = {
+        (results_page.name_of(runs), runs[0]["demos"]): [100 * g for g in results_page.gains(runs)]
+        for runs in results_page.configurations(results_page.load("stepagent"))
+    }
+    few, usual, many = (fmean(found["sft", size]) for size in (32, 128, 512))
+    assert few < usual < many
+    assert min(found["stepagent_implicit", 32]) > 0
+    assert fmean(found["sft, longer", 32]) > 2 * fmean(found["stepagent_implicit", 32])
+    assert fmean(found["sft, longer", 128]) < 3 and fmean(found["sft, longer", 512]) < 0
+    assert max(fmean(found["stepagent_implicit", size]) for size in (128, 512)) < 0
+    assert max(fmean(found["stepagent_inverse", size]) for size in (32, 128, 512)) < 1
+
+
 def test_what_is_said_of_math():
     found = gains("math")
     assert found["rft"] > found["self_ac_slides"] > max(found["self_ac"], found["ppo"]) + 3.8

@@ -178,6 +178,7 @@ def page() -> str:
     parts = {
         **{f"{world}_today": todays_learning(world) for world in WORLDS},
         **{f"noise_{world}": noise(spread[name]) for world, name in WORLDS.items()},
+        "demonstrations": by_demonstrations(load("stepagent")),
         "differences": differences(rows, spread, COMPARED),
         "todays_tuning": todays_tuning(),
         "todays_written": critics("nlac/brier", WRITTEN, WORLDS | ablated),

@@ -83,11 +83,11 @@ def learning(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> str:
 
 
 def by_demonstrations(rows: Sequence[Row]) -> str:
-    """What was reached with each number of demonstrations."""
+    """What was reached with each number of demonstrations, the fewest first."""
     cells = [
         [name_of(runs), str(runs[0]["demos"]), ", ".join(share(row["final"]) for row in runs),
          ranged(gains(runs)), f"{mean(runs, 'seconds'):,.0f}"]
-        for runs in configurations(rows)
+        for runs in sorted(configurations(rows), key=lambda runs: runs[0]["demos"])
     ]  # fmt: skip
     header = "algorithm | demonstrations | final, %, seed 0, 1, 2 | gain, points | seconds"
     return markdown(header, cells)
