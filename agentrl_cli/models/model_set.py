@@ -7,24 +7,21 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from peft import LoraConfig as PeftLora
-from peft import PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from agentrl_cli.config.settings import LoraConfig, ModelConfig
+from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import read_json
 from agentrl_cli.core.ranks import Ranks
-from agentrl_cli.core.types import derive_seed
+from agentrl_cli.models.adapters import adapter_weights, with_adapters
 from agentrl_cli.models.load import find_base, load_base, read_pretrained
 from agentrl_cli.models.policy import Module, causal_lm, vocabulary_head
 from agentrl_cli.models.reader import Passes, Reader
@@ -91,7 +88,7 @@ class ModelSet:
         if config.lora is None:
             self._modules = {n: base if n == "policy" else copy.deepcopy(base) for n in specs}
         else:
-            adapted = _with_adapters(base, config.lora, list(specs), seed)
+            adapted = with_adapters(base, config.lora, list(specs), seed)
             self._modules = dict.fromkeys(specs, adapted)
         self.ranks = ranks or Ranks()
         self._readers = {
@@ -157,7 +154,7 @@ class ModelSet:
         all models."""
         module = self._modules[name]
         lora = isinstance(module, PeftModel)
-        own = _adapter_weights(module, name) if lora else dict(module.named_parameters())
+        own = adapter_weights(module, name) if lora else dict(module.named_parameters())
         head = self.head(name)
         return own if head is None else own | dict(head.named_parameters("head"))
 
@@ -253,7 +250,7 @@ class ModelSet:
         assert isinstance(module, PeftModel), "a model without LoRA has no adapter"
         folder.mkdir(parents=True, exist_ok=True)
         module.peft_config[name].save_pretrained(str(folder))
-        adapter = {key: w.detach() for key, w in _adapter_weights(module, name).items()}
+        adapter = {key: w.detach() for key, w in adapter_weights(module, name).items()}
         save_file(adapter, folder / "adapter_model.safetensors", {"format": "pt"})
 
     def find_base(self, folder: Path) -> str:
@@ -286,7 +283,7 @@ class ModelSet:
         module = self.module(name)
         if isinstance(module, PeftModel):
             found = _read_weights(folder / "adapter_model.safetensors", self.device)
-            _copy_weights(_adapter_weights(module, name), found, folder)
+            _copy_weights(adapter_weights(module, name), found, folder)
         else:
             loaded = read_pretrained(folder, self.config, causal_lm(module).dtype)
             _copy_weights(dict(module.named_parameters()), dict(loaded.named_parameters()), folder)
@@ -318,14 +315,6 @@ class ModelSet:
         return self._averages.setdefault(name, {}).setdefault(key, weight.detach().float())
 
 
-def adapter_sizes(base: PreTrainedModel, lora: LoraConfig) -> list[int]:
-    """How many numbers each tensor of one adapter has on `base`, which may hold shapes alone, on
-    the meta device. Raises UserError where adapters fit no layer of it."""
-    with torch.device("meta"):
-        adapted = _with_adapters(base, lora, ["policy"], 0)
-    return [weight.numel() for weight in _adapter_weights(adapted, "policy").values()]
-
-
 def refuse_cycles(specs: dict[str, ModelSpec]) -> None:
     """Raises UserError where models begin as each other, KeyError where one begins as none of
     them."""
@@ -345,49 +334,6 @@ def _is_count(value: object) -> bool:
 def is_head(key: str) -> bool:
     """Whether a weight's name is that of a head."""
     return key.startswith("head.")
-
-
-def _with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -> PeftModel:
-    """One adapter per name in the number format of the base, each from its own random start; its
-    zero half leaves the base unchanged."""
-    width = causal_lm(base).config.get_text_config().hidden_size
-    if lora.rank > width:
-        raise UserError(f"model.lora.rank is {lora.rank}; give at most {width}, the model's width")
-    targets = "all-linear" if lora.targets == ["all-linear"] else lora.targets
-    config = PeftLora(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM"
-    )
-    model: PeftModel | None = None
-    own_format = False  # True: peft would compute adapters of a bfloat16 base in float32
-    with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers, not ours
-        for name in names:
-            torch.manual_seed(derive_seed(seed, "init", "lora", name))
-            try:
-                if model is None:
-                    model = get_peft_model(
-                        causal_lm(base), config, name, autocast_adapter_dtype=own_format
-                    )
-                else:
-                    model.add_adapter(
-                        name, copy.deepcopy(config), autocast_adapter_dtype=own_format
-                    )
-            except ValueError as error:
-                line = f"lora.targets {lora.targets} fit no layer of this model"
-                raise UserError(f"{line}; name linear layers of it, or all-linear") from error
-    assert model is not None
-    return model.eval()
-
-
-def _adapter_weights(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
-    """The adapter's parameters, its name cut out of theirs."""
-    found: dict[str, nn.Parameter] = {}
-    for key, parameter in module.named_parameters():
-        parts = key.split(".")
-        for i, part in enumerate(parts[:-1]):
-            if part.startswith("lora_") and parts[i + 1] == name:
-                found[".".join(parts[: i + 1] + parts[i + 2 :])] = parameter
-    return found
 
 
 def _read_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
