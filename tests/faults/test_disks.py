@@ -66,7 +66,7 @@ def fill_and_resume(root: Path, algo: str, done: Run, room: int) -> None:
     assert Run(run.folder).is_done
 
 
-@pytest.mark.parametrize("share", [0.4, 0.97])
+@pytest.mark.parametrize("share", [pytest.param(0.4, marks=pytest.mark.slow), 0.97])
 def test_a_run_on_a_full_disk_stops_and_goes_on_to_the_same_bytes(
     tmp_path: Path, whole: tuple[Run, int], share: float
 ):
