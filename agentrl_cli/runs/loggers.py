@@ -91,7 +91,23 @@ class Console(Logger):
 
 
 @dataclass(kw_only=True)
-class TrackerLogger(Logger):
+class Fallible(Logger):
+    """A logger whose failures stop no run: the first is said, and `has_failed` from then on."""
+
+    has_failed: bool = field(default=False, init=False)
+
+    def _try(self, call: Callable[[], Any], name: str, loss: str = "") -> None:
+        try:
+            call()
+        except Exception as error:  # of its process, server, file or disk; each has its own errors
+            if not self.has_failed:
+                reason = str(error).partition("\n")[0]
+                say(f"{name} failed ({reason}); the run goes on{loss}", err=True)
+            self.has_failed = True
+
+
+@dataclass(kw_only=True)
+class TrackerLogger(Fallible):
     """Any tracker of Accelerate, by its name there: metrics by step, and the configuration.
     `options` go to its class in accelerate.tracking; in them {run} is the run's name and {folder}
     its folder. Nothing that fails once it is open stops the run."""
@@ -99,7 +115,6 @@ class TrackerLogger(Logger):
     tracker: str
     options: dict[str, Any]
     client: Any = field(default=None, init=False)
-    has_failed: bool = field(default=False, init=False)
 
     def start(self, run: Run, cfg: DictConfig) -> None:
         """Open the tracker; what a resumed run was configured with is there already. Raises
@@ -124,24 +139,15 @@ class TrackerLogger(Logger):
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Hand on."""
-        self._try(partial(self.client.log, metrics, step=step))
+        self._try(partial(self.client.log, metrics, step=step), self.tracker)
 
     def finish(self, status: str) -> None:
         """Close the tracker."""
-        self._try(self.client.finish)
-
-    def _try(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:  # of its server, its file, its disk; each has errors of its own
-            if not self.has_failed:
-                reason = str(error).partition("\n")[0]
-                say(f"{self.tracker} failed ({reason}); the run goes on", err=True)
-            self.has_failed = True
+        self._try(self.client.finish, self.tracker)
 
 
 @dataclass(kw_only=True)
-class WandbLogger(Logger):
+class WandbLogger(Fallible):
     """Weights & Biases: metrics, configuration, a table of the turns of the first `rows` episodes
     of each file; tags are the chosen options, and the runs of a sweep are one group.
     `mode` null follows WANDB_MODE. Its id is kept in meta.json: a resumed run continues the page.
@@ -160,7 +166,6 @@ class WandbLogger(Logger):
     client: Any = field(default=None, init=False)
     run: Run | None = field(default=None, init=False)
     writers: dict[str, Writer] = field(default_factory=dict, init=False, repr=False)
-    has_failed: bool = field(default=False, init=False)
 
     def start(self, run: Run, cfg: DictConfig) -> None:
         """Open the page of the run. Raises UserError where W&B refuses."""
@@ -226,13 +231,7 @@ class WandbLogger(Logger):
         self._send({"step": step, f"episodes/{kind}": table})
 
     def _send(self, values: dict[str, Any]) -> None:
-        try:
-            self.client.log(values)
-        except Exception as error:  # of its process, of its server, of what it answers
-            if not self.has_failed:
-                reason = str(error).partition("\n")[0]
-                say(f"wandb failed ({reason}); the run goes on, no episodes are sent", err=True)
-            self.has_failed = True
+        self._try(partial(self.client.log, values), "wandb", ", no episodes are sent")
 
     def finish(self, status: str) -> None:
         """Hand over the artifacts of a run that is done, and close the page; only a failed run
