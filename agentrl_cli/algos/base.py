@@ -117,6 +117,11 @@ class Algorithm(ABC):
         is loaded. An episode has up to `turns` actions of up to `max_tokens` tokens."""
         return {}
 
+    def role_ids(self) -> int:
+        """The most ids that a prompt of the algorithm's own and what is written behind it add to an
+        episode, as far as that is known before one is played; asked after `bind`."""
+        return 0
+
     def annotate(self, episodes: list[Episode]) -> None:
         """Write into `turn.info` what a reader wants to see of the episodes; nothing by default."""
 

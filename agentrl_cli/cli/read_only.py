@@ -50,7 +50,7 @@ def show(
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="The text of every forecast.")] = False,
     ledger: Annotated[
-        bool, typer.Option("--ledger", help="NLAC: which part of the improvement is ill.")
+        bool, typer.Option("--ledger", help="NLAC: which part of the improvement is weak.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -128,6 +128,11 @@ def is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
+def is_count(value: Any) -> bool:
+    """Whether a value of JSON is a whole number from 0."""
+    return type(value) is int and value >= 0
+
+
 def null_if_not_finite(value: Any) -> Any:
     """The value with null for every number that is not finite."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
+ROLES = ("system", "user", "assistant", "tool")  # that a message may have
 MOST_EPISODES = 1_000_000  # that are begun at once, all of which memory has to hold
 
 
@@ -21,7 +22,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Message:
-    """One chat message; `role` is system, user, assistant or tool."""
+    """One chat message; `role` is one of `ROLES`."""
 
     role: str
     content: str

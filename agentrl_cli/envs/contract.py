@@ -12,10 +12,9 @@ from numbers import Real
 from typing import Any
 
 from agentrl_cli.core.errors import ContractError
-from agentrl_cli.core.types import Message, Step, Task
+from agentrl_cli.core.types import ROLES, Message, Step, Task
 from agentrl_cli.envs.base import Env
 
-ROLES = ("system", "user", "assistant", "tool")
 SHOWN_CHARACTERS = 200  # of a wrong answer
 
 

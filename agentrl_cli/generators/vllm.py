@@ -377,5 +377,7 @@ def _refuse_short_context(url: str, cards: list[dict[str, Any]], most: int) -> N
     lengths = [card.get("max_model_len") for card in cards]
     reads = min([n for n in lengths if isinstance(n, int)], default=math.inf)
     if most > reads:
-        line = f"the server at {url} reads at most {reads} ids, and rollout.max_context is {most}"
-        raise UserError(f"{line}; serve with a larger --max-model-len, or give less")
+        line = f"the server at {url} reads at most {reads} ids, and {most} are asked for"
+        raise UserError(
+            f"{line}; serve with a larger --max-model-len, or lower rollout.max_context"
+        )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.files import read_json
+from agentrl_cli.core.files import is_count, read_json
 from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.models.adapters import adapter_weights, with_adapters
 from agentrl_cli.models.load import find_base, load_base, read_pretrained
@@ -230,7 +230,7 @@ class ModelSet:
             if average.exists():
                 self._averages[name] = _read_weights(average, self.device)
         versions = read_json(folder / "versions.json")
-        if versions.keys() != self._versions.keys() or not all(map(_is_count, versions.values())):
+        if versions.keys() != self._versions.keys() or not all(map(is_count, versions.values())):
             names = ", ".join(self.names)
             line = f"'{folder / 'versions.json'}' does not say the versions of {names}"
             raise UserError(f"{line}; give a folder that a run saved")
@@ -325,10 +325,6 @@ def refuse_cycles(specs: dict[str, ModelSpec]) -> None:
                 line = " -> ".join([*chain, origin])
                 raise UserError(f"the models {line} begin as each other; let one begin as the base")
             chain.append(origin)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
 
 
 def is_head(key: str) -> bool:

@@ -1,6 +1,6 @@
-"""The improvement ledger of a run as a doctor's sheet: a figure for each part of NLAC's improvement
-in the order in which they follow each other, and the first part that is ill. Nothing is measured
-here; docs/metrics.md says what a figure counts."""
+"""The improvement ledger of a run as a table: a figure for each part of NLAC's improvement in the
+order in which they follow each other, and the first part that is weak. Nothing is measured here;
+docs/metrics.md says what a figure counts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Illness:
+class Weakness:
     """What is wrong with a part of the improvement, and what to do."""
 
     part: str
@@ -58,30 +58,30 @@ class Illness:
     is_found: Callable[[Ledger], bool]
 
 
-ILLNESSES = (  # in the order in which the parts follow each other: each spoils those behind it
-    Illness(
+WEAKNESSES = (  # in the order in which the parts follow each other: each spoils those behind it
+    Weakness(
         "critique", "misses more faults than it finds",
         "train the critic longer first (algo.critic_warmup) or let it read more (algo.forecasts)",
         lambda x: x.faulty > 0 and x["hits"] < MIN_HITS,
     ),
-    Illness(
+    Weakness(
         "critique", "flags too many sound actions",
         "give it something to compare with (algo.compare=true), more to read (algo.forecasts)",
         lambda x: x.sound > 0 and x["false_alarms"] > MAX_FALSE_ALARMS,
     ),
-    Illness(
+    Weakness(
         "refiner", "spoils more turns than it mends",
         "keep what is called optimal (algo.advanced.keep_optimal=true), or choose among more draws"
         " (algo.improvement=choice, algo.candidates)",
         lambda x: x["spoiled"] * x.sound > x["mended"] * x.faulty,
     ),
-    Illness(
+    Weakness(
         "lessons", "are too few to be learnt",
         "draw more (algo.candidates), replay more (algo.turns_per_update), or see what the gate"
         " drops (nlac/distilled_share)",
         lambda x: x["lesson_share"] < MIN_LESSON_SHARE,
     ),
-    Illness(
+    Weakness(
         "lessons", "are not shown to be better than what is played",
         "measure more turns (algo.advanced.monitored_states), or let the policy wait (algo.guard)",
         lambda x: x["lesson_gain_low"] < 0,
@@ -102,17 +102,17 @@ def read_ledger(run: Run, step: int | None = None) -> Ledger:
     return Ledger(run.name, row["step"], figures)
 
 
-def first_illness(ledger: Ledger) -> Illness | None:
-    """The first part that is ill: those behind it cannot be judged before it is well."""
-    return next((illness for illness in ILLNESSES if illness.is_found(ledger)), None)
+def first_weakness(ledger: Ledger) -> Weakness | None:
+    """The first part that is weak: those behind it cannot be judged before it is mended."""
+    return next((weakness for weakness in WEAKNESSES if weakness.is_found(ledger)), None)
 
 
 def render(ledger: Ledger) -> list[str]:
-    """The sheet: a row for each figure, and what to do first."""
-    illness = first_illness(ledger)
-    line = "no part is ill"
-    if illness is not None:
-        line = f"first ill: the {illness.part}, which {illness.finding}; {illness.remedy}"
+    """The table: a row for each figure, and what to do first."""
+    weakness = first_weakness(ledger)
+    line = "no part is weak"
+    if weakness is not None:
+        line = f"first weak part: the {weakness.part}, which {weakness.finding}; {weakness.remedy}"
     title = f"{ledger.run}, step {ledger.step}: {round(ledger['turns'])} turns measured"
     if ledger["turns"] < MIN_TURNS:
         title += ", too few to judge by; raise algo.advanced.monitored_states"
@@ -120,10 +120,10 @@ def render(ledger: Ledger) -> list[str]:
 
 
 def to_json(ledger: Ledger) -> dict[str, Any]:
-    """The figures, and the first part that is ill; None where none is."""
-    ill = first_illness(ledger)
-    found = ill and {"part": ill.part, "finding": ill.finding, "remedy": ill.remedy}
-    return {"run": ledger.run, "step": ledger.step, "figures": ledger.figures, "ill": found}
+    """The figures, and the first part that is weak; None where none is."""
+    weakness = first_weakness(ledger)
+    found = weakness and {key: getattr(weakness, key) for key in ("part", "finding", "remedy")}
+    return {"run": ledger.run, "step": ledger.step, "figures": ledger.figures, "weakness": found}
 
 
 def _rows(x: Ledger) -> list[list[str]]:

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import say, tell_tenths
-from agentrl_cli.core.types import Episode, Message, Task, Turn
+from agentrl_cli.core.types import ROLES, Episode, Message, Task, Turn
 from agentrl_cli.envs.base import Env
 
 if TYPE_CHECKING:
     from agentrl_cli.rollout.chat_template import Chat
 
-ROLES = ("system", "user", "assistant", "tool")
 NAMED_LINES = 10  # refused lines that are named one by one
 REMEDY = "mend it, or leave such lines out with data.skip_bad=true"
 

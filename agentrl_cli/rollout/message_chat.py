@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.types import Message
+from agentrl_cli.core.types import ROLES, Message
 from agentrl_cli.rollout.chat_template import Chat, Ids, Tools
 
 BYTES = 256
-ROLES = ("system", "user", "assistant", "tool")
 BEGIN = {role: BYTES + number for number, role in enumerate(ROLES)}
 ROLE = {mark: role for role, mark in BEGIN.items()}
 END = BYTES + len(ROLES)

@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.files import is_count
 
 RECORD = "run.json"
 VERSION = 2  # 1, of 0.1, holds byte lengths of logs and no digests
@@ -53,7 +54,7 @@ def write(folder: Path, step: int, metric_lines: int) -> None:
 def read(folder: Path) -> Checkpoint:
     """What the record says. Raises UserError where there is none, or it is damaged or foreign."""
     record = files.read_json(folder / RECORD)
-    if record.get("version") == 1 and _is_count(record.get("step")):
+    if record.get("version") == 1 and is_count(record.get("step")):
         return Checkpoint(folder, record["step"], None, {})
     content = {key: value for key, value in record.items() if key != "digest"}
     if not _is_record(record) or record["digest"] != _digest_of(content):
@@ -72,11 +73,7 @@ def _is_record(record: dict[str, Any]) -> bool:
         return False
     names = record["files"]
     texts = isinstance(names, dict) and all(isinstance(text, str) for text in names.values())
-    return texts and _is_count(record["step"]) and _is_count(record["metric_lines"])
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return texts and is_count(record["step"]) and is_count(record["metric_lines"])
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -163,6 +163,8 @@ NLAC = {
     "algo.choice_temperature=0": "choice_temperature is 0.0; give more than 0",
     "algo.improvement=best": "algo.improvement must be one of choice, contrast, critique, refine",
     "algo.advanced.control=majority": "algo.advanced.control=majority needs algo.improvement=choi",
+    "rollout.max_context=4090": "rollout.max_context is 4090, behind which roles read and write",
+    "algo.advanced.role_tokens=900": "rollout.max_context is 512, behind which roles read and",
     "algo.prompts.refine=\"'{critic}'\"": "prompts.refine asks for 'critic'; it can be given",
 }
 

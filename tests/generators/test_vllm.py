@@ -161,7 +161,7 @@ def test_episodes_longer_than_the_server_reads_are_refused(url: str, models: Mod
     ours = generator(models, url)
     ours.check_context(2048)
     assert listed(url) == [] and ours.loaded == {}
-    with pytest.raises(UserError, match=r"reads at most 2048 ids, and rollout.max_context is 2049"):
+    with pytest.raises(UserError, match=r"reads at most 2048 ids, and 2049 are asked for"):
         ours.check_context(2049)
 
 

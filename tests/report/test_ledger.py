@@ -1,4 +1,4 @@
-"""`agentrl show RUN --ledger`: the sheet of known figures, and the first part that is ill."""
+"""`agentrl show RUN --ledger`: the table of known figures, and the first part that is weak."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_with(folder: Path, *ledgers: dict[str, float]) -> Run:
     return run
 
 
-def sheet(folder: Path, **changes: float) -> list[str]:
+def rendered(folder: Path, **changes: float) -> list[str]:
     return ledger.render(ledger.read_ledger(run_with(folder, WELL | changes)))
 
 
@@ -56,7 +56,7 @@ def test_the_newest_ledger_is_shown_part_by_part(tmp_path: Path):
         ["lessons", "turns learnt from", "0.60", "20"],
         ["lessons", "gain over what is drawn", "+0.20", "12"],
     ]
-    assert cells[-1][-1] == "lower end from 0 (+0.05)" and lines[-1] == "no part is ill"
+    assert cells[-1][-1] == "lower end from 0 (+0.05)" and lines[-1] == "no part is weak"
     earlier = agentrl("show", str(run.folder), "--ledger", "--step", "10").stdout
     assert earlier.startswith("it, step 10") and "0.10" in earlier
 
@@ -75,8 +75,8 @@ def test_the_newest_ledger_is_shown_part_by_part(tmp_path: Path):
 def test_the_first_part_that_is_ill_is_named_with_what_to_do(
     tmp_path: Path, changes: dict[str, float], part: str, finding: str
 ):
-    last = sheet(tmp_path, **changes)[-1]
-    assert last.startswith(f"first ill: the {part}, which ") and finding in last
+    last = rendered(tmp_path, **changes)[-1]
+    assert last.startswith(f"first weak part: the {part}, which ") and finding in last
     assert "; " in last and "algo." in last
 
 
@@ -92,26 +92,26 @@ def test_the_first_part_that_is_ill_is_named_with_what_to_do(
 def test_what_is_on_the_line_or_cannot_be_judged_is_not_ill(
     tmp_path: Path, changes: dict[str, float]
 ):
-    assert sheet(tmp_path, **changes)[-1] == "no part is ill"
+    assert rendered(tmp_path, **changes)[-1] == "no part is weak"
 
 
 def test_a_ledger_of_few_turns_says_so(tmp_path: Path):
-    assert "too few to judge by" in sheet(tmp_path / "few", turns=19.0)[0]
-    assert "too few" not in sheet(tmp_path / "enough", turns=20.0)[0]
+    assert "too few to judge by" in rendered(tmp_path / "few", turns=19.0)[0]
+    assert "too few" not in rendered(tmp_path / "enough", turns=20.0)[0]
 
 
 def test_a_figure_of_no_turns_is_no_number(tmp_path: Path):
-    hits = next(line for line in sheet(tmp_path, faulty=0.0, hits=0.0) if "hits" in line)
+    hits = next(line for line in rendered(tmp_path, faulty=0.0, hits=0.0) if "hits" in line)
     assert "–" in hits and "0.00" not in hits
 
 
-def test_a_ledger_as_json_says_what_the_sheet_says(tmp_path: Path):
+def test_a_ledger_as_json_says_what_the_table_says(tmp_path: Path):
     run = run_with(tmp_path, WELL | {"hits": 0.25})
     found = json.loads(agentrl("show", str(run.folder), "--ledger", "--json").stdout)
     assert found["figures"] == WELL | {"hits": 0.25} and found["step"] == 10
-    assert found["ill"]["part"] == "critique" and found["ill"]["remedy"]
+    assert found["weakness"]["part"] == "critique" and found["weakness"]["remedy"]
     well = ledger.to_json(ledger.read_ledger(run_with(tmp_path / "well", WELL)))
-    assert well["ill"] is None
+    assert well["weakness"] is None
 
 
 def test_a_run_without_a_ledger_and_a_ledger_of_an_episode_are_refused(tmp_path: Path):

@@ -174,6 +174,14 @@ class NLAC(Algorithm):
                 counts["refinements"] = self.rounds
         return {role: count * self.turns_per_update for role, count in counts.items()}
 
+    def role_ids(self) -> int:
+        """Of a critique, which reads k forecasts of the action, with `compare` k more of another;
+        the longest instruction counts for any."""
+        prompts, compared = self.prompts, 2 if self.compare else 1
+        asked = (prompts.forecast, prompts.backup, prompts.evaluate, prompts.refine)
+        longest = max(len(self.roles.asked([], [], instruction)) for instruction in asked)
+        return longest + (compared * self.forecasts + 1) * self.advanced.role_tokens
+
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Policy evaluation by the language Bellman backup, then improvement by refinement."""
         self.require_readable_roles(buffer)

@@ -1,5 +1,5 @@
 """The improvement ledger: of measured turns, which part of the improvement lost what the critic
-knows. It is read like a doctor's sheet: the first figure that is ill names the part to treat."""
+knows. The first figure that is out of its range names the part to mend."""
 
 from __future__ import annotations
 
@@ -73,22 +73,24 @@ def ledger(groups: Sequence[ProbedCandidates], chooser: Chooser, probes: int) ->
     """Metrics `ledger/…`, docs/metrics.md. An action is faulty where it succeeds less often than
     the policy's other draws by two standard errors."""
     faulty = [g.gap(g.candidates.first.action_ids, probes) < 0 for g in groups]
-    judged = [(g.flagged, ill) for g, ill in zip(groups, faulty, strict=True)]
+    judged = [(g.flagged, fault) for g, fault in zip(groups, faulty, strict=True)]
     refined = [
-        (g.gap(g.candidates.refinement.last.action_ids, probes) < 0, g.refined_gain, ill)
-        for g, ill in zip(groups, faulty, strict=True)
+        (g.gap(g.candidates.refinement.last.action_ids, probes) < 0, g.refined_gain, fault)
+        for g, fault in zip(groups, faulty, strict=True)
         if g.candidates.refinement is not None
     ]
     gains = lesson_gains(groups, chooser)
     return {
         "ledger/turns": float(len(groups)),
-        "ledger/faulty": mean([float(ill) for ill in faulty]),
-        "ledger/hits": mean([float(flag is True) for flag, ill in judged if ill]),
-        "ledger/false_alarms": mean([float(flagged is True) for flagged, ill in judged if not ill]),
-        "ledger/mended": mean(
-            [float(not still and gain > 0) for still, gain, ill in refined if ill]
+        "ledger/faulty": mean([float(fault) for fault in faulty]),
+        "ledger/hits": mean([float(flag is True) for flag, fault in judged if fault]),
+        "ledger/false_alarms": mean(
+            [float(flagged is True) for flagged, fault in judged if not fault]
         ),
-        "ledger/spoiled": mean([float(bad) for bad, _, ill in refined if not ill]),
+        "ledger/mended": mean(
+            [float(not still and gain > 0) for still, gain, fault in refined if fault]
+        ),
+        "ledger/spoiled": mean([float(bad) for bad, _, fault in refined if not fault]),
         "ledger/lesson_share": len(gains) / max(1, len(groups)),
         "ledger/lesson_gain": mean(gains),
         "ledger/lesson_gain_low": low_end(gains),

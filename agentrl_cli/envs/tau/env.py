@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.text import encodable
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import SPLITS, Env, require_split
 from agentrl_cli.envs.tau import measures
@@ -206,11 +207,6 @@ class TauBench(Env):
         info["success"] = all(checks.values())
         info["privileged"] = checks
         return float(info["success"])
-
-
-def encodable(text: str) -> str:
-    """The text with ? for lone surrogates, which JSON can spell and no tokenizer can encode."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _info(tool: str, *, invalid: bool) -> dict[str, Any]:

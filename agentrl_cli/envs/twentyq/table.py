@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from agentrl_cli.core.text import with_article
+
 CELL_SIGNS = {"-": "no", "~": "sometimes"}
 OBJECT_LINE = re.compile(
     r'(?P<small>\* )?(?P<name>[^"(:]+?)( "(?P<noun>[^"]+)")?'
@@ -59,11 +61,6 @@ def things() -> tuple[Thing, ...]:
 def negate(text: str) -> str:
     """The negated form of a question: "not" goes behind the subject."""
     return SUBJECT.sub(r"\1 not", text)
-
-
-def with_article(name: str) -> str:
-    """The noun phrase of a countable name: "a dog", "an apple"."""
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _lines(file: str) -> list[str]:

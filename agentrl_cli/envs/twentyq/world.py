@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.text import with_article
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.base import require_split
 from agentrl_cli.envs.twentyq import table
@@ -131,7 +132,7 @@ def _from_file(path: str) -> World:
         objects=tuple(words),
         attributes=(),
         categories={name: group for name, (group, _) in words.items()},
-        nouns={name: table.with_article(_counted(name, rest)) for name, (_, rest) in words.items()},
+        nouns={name: with_article(_counted(name, rest)) for name, (_, rest) in words.items()},
         variants={name: tuple(rest) for name, (_, rest) in words.items()},
         texts={},
         answers={name: {} for name in words},

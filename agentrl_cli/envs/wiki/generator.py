@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.text import with_article
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.wiki.pages import Page, encyclopedia_of, link_key
 from agentrl_cli.envs.wiki.questions import make_articles, make_questions
@@ -28,7 +29,6 @@ from agentrl_cli.envs.wiki.schema import (
     SHARES,
     Relation,
     relations_of,
-    with_article,
 )
 from agentrl_cli.envs.wiki.worlds import Entity, Part, Row, WikiWorld
 

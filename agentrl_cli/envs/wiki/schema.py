@@ -111,8 +111,3 @@ FILLERS = {
 def relations_of(world: str, kind: str) -> list[Relation]:
     """What a world tells of a kind of page."""
     return [r for r in RELATIONS if r.of == kind and (world == "full" or r.plain)]
-
-
-def with_article(noun: str) -> str:
-    """`a poet`, `an explorer`."""
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from threading import Lock
 
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.text import encodable
 
 WORD = re.compile(r"\w+")
 MAX_WORDS, MAX_WORD = 16, 40  # of a search: words, and characters of each
@@ -44,7 +45,7 @@ class SearchIndex:
     def search(self, words: str) -> tuple[str, ...]:
         """At most MAX_FOUND titles of pages with any of the words, the best first, of equally good
         ones the first in the encyclopedia."""
-        found = list(dict.fromkeys(word[:MAX_WORD] for word in WORD.findall(_encodable(words))))
+        found = list(dict.fromkeys(word[:MAX_WORD] for word in WORD.findall(_storable_text(words))))
         if not found:
             return ()
         order = f"bm25(pages, {TITLE_WEIGHT}, 1.0), rowid"
@@ -68,9 +69,9 @@ class SearchIndex:
 
 
 def _storable(row: tuple[str, str]) -> tuple[str, str]:
-    return _encodable(row[0]), _encodable(row[1])
+    return _storable_text(row[0]), _storable_text(row[1])
 
 
-def _encodable(text: str) -> str:
-    """The text with ? for lone surrogates, which SQLite cannot store."""
-    return text.encode("utf-8", "replace").decode().replace("\0", " ")
+def _storable_text(text: str) -> str:
+    """The text as SQLite can store it: without lone surrogates and null characters."""
+    return encodable(text).replace("\0", " ")

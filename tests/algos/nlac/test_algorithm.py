@@ -47,6 +47,20 @@ def test_terminal_targets_are_the_true_outcome_and_nobody_is_asked(models: Model
     assert generator.calls == []
 
 
+def test_no_role_reads_and_writes_more_behind_an_episode_than_is_said(models: ModelSet):
+    long = "Yes. " * 16 + "Success."
+    cast = troupe(forecast=long, backup=long)
+    most = len(CHAT.encode_action(long))
+    algo = nlac(
+        {"role_tokens": most}, forecasts=3, compare=True, improvement="choice", candidates=2
+    )
+    updated(bound(algo, cast, models), filled(WON, LOST))
+    asked_of = {c.role: max(map(len, c.prompts)) + most for c in cast.calls if c.role != "act"}
+    room = WON.tokens + algo.role_ids()
+    assert asked_of.keys() == {"forecast", "backup", "evaluate", "refine"}
+    assert room - most < max(asked_of.values()) == asked_of["evaluate"] <= room
+
+
 @pytest.mark.parametrize("stop", ["truncated", "context"])
 def test_an_episode_that_was_cut_off_has_no_terminal_target(models: ModelSet, stop: str):
     cut = episode("cut", ["Is it big?", "Is it red?"], success=False, stop=stop)
