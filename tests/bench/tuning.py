@@ -35,7 +35,6 @@ FACTORS = {"preset": 1.0, "third": 1 / 3, "thrice": 3.0}
 BODY, HEAD = "algo.optimizer.lr", "algo.optimizer.head_lr"
 RATES = {
     "ppo": (BODY, HEAD),
-    "self_ac": (BODY, HEAD),
     "archer": (BODY, "algo.critic_optimizer.lr", "algo.critic_optimizer.head_lr"),
     "stepagent_inverse": ("algo.ppo.optimizer.lr",),
 }
