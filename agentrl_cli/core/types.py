@@ -88,8 +88,9 @@ class Episode:
 
     @property
     def success(self) -> bool:
-        """Whether the world called the episode a success (`info["success"]` of its last turn)."""
-        return bool(self.turns and self.turns[-1].info.get("success", False))
+        """Whether the world called the episode a success (`info["success"]` of its last turn); one
+        that broke, be it in closing its world, is none."""
+        return bool(self.turns and not self.error and self.turns[-1].info.get("success", False))
 
     @property
     def tokens(self) -> int:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import (
@@ -75,12 +75,14 @@ class OpenAIChat:
         if not KEY_VARIABLE.fullmatch(self.key_variable):  # not shown: it may be the key itself
             line = "key_variable must name an environment variable that ends in API_KEY"
             raise UserError(f"{line}; set such a one, and never write the key itself")
-        if self.base_url and urlsplit(self.base_url).username is not None:
+        if self.base_url and _split(self.base_url).username is not None:
             raise UserError("base_url holds a user; give the address alone, and set a key_variable")
         if self.model is not None:
             _require_client()
         if self.cache and files.is_file(Path(self.cache)):
             self.answers = _read(Path(self.cache))
+        elif self.cache and not files.is_folder(Path(self.cache).parent):
+            raise UserError(f"the folder of cache '{self.cache}' does not exist; make it first")
 
     @property
     def name(self) -> str:
@@ -154,7 +156,8 @@ class OpenAIChat:
             text = choice.message.content
         except (AttributeError, LookupError, TypeError):
             choice, text = None, None
-        if not _is_answer(text) and not (may_be_empty and text in ("", None) and choice):
+        is_empty = text is None or (isinstance(text, str) and not text.strip())
+        if not _is_answer(text) and not (may_be_empty and is_empty and choice):
             raise EmptyAnswer("the endpoint's answer holds no text; see what it serves")
         finish = "length" if getattr(choice, "finish_reason", None) == "length" else "stop"
         read, written = (_count(answer, part) for part in ("prompt_tokens", "completion_tokens"))
@@ -174,6 +177,18 @@ def outside_chats(env: object) -> list[OpenAIChat]:
     """The models outside of this process that an environment holds and may ask."""
     held = vars(env).values()
     return [value for value in held if isinstance(value, OpenAIChat) and value.model is not None]
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of an address. UserError where it is none."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises where it is no number
+        return parts
+    except ValueError as error:
+        raise UserError(
+            f"base_url '{url}' is no address ({error}); give http://HOST:PORT"
+        ) from None
 
 
 def _require_client() -> None:

@@ -55,7 +55,7 @@ class LocalChat:
 @lru_cache(maxsize=2)
 def _load(path: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -65,4 +65,6 @@ def _load(path: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise UserError(f"model '{path}' cannot be loaded ({first}); name another") from None
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    model.generation_config = GenerationConfig(eos_token_id=ends)  # none of the folder's own habits
     return model.to(torch.device(device)).eval(), tokenizer  # pyright: ignore[reportCallIssue, reportArgumentType]

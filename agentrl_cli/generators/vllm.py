@@ -363,7 +363,12 @@ def recompute_logprobs(module: Any, prompt: list[int], ids: list[int]) -> list[f
 
 def _checked_url(url: str) -> str:
     """The address without what servers add to it. UserError where it is none."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises where it is no number
+    except ValueError as error:
+        line = f"hardware.generator.urls holds '{url}', which is no address ({error})"
+        raise UserError(f"{line}; give addresses such as http://127.0.0.1:8000") from None
     if parts.username is not None:
         line = "hardware.generator.urls holds a user; give the address alone, and a key as"
         raise UserError(f"{line} {KEY_VARIABLE}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
+from pathlib import Path
 
 import torch
 from peft import LoraConfig as PeftLora
@@ -13,6 +15,7 @@ from transformers import PreTrainedModel
 
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.files import read_json
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.models.policy import Module, causal_lm
 
@@ -58,6 +61,32 @@ def adapter_weights(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
             if part.startswith("lora_") and parts[i + 1] == name:
                 found[".".join(parts[: i + 1] + parts[i + 2 :])] = parameter
     return found
+
+
+def refuse_other_adapter(folder: Path, module: PeftModel, name: str) -> None:
+    """Raise UserError where the adapter of a folder is multiplied by another number than `name`'s:
+    it would not be the same weights. A folder that does not say passes."""
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        return
+    try:
+        said = read_json(file)
+        theirs = _scale(said["lora_alpha"], said["r"], said.get("use_rslora"))
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        raise UserError(f"'{file}' is no adapter's of LoRA; give a folder that has one") from None
+    config = module.peft_config[name]
+    assert isinstance(config, PeftLora)
+    ours = _scale(config.lora_alpha, config.r, config.use_rslora)
+    if theirs != ours:
+        line = (
+            f"the adapter in '{folder}' is multiplied by {theirs:g}, that of model.lora by {ours:g}"
+        )
+        raise UserError(f"{line}; give model.lora the alpha and rank that it was trained with")
+
+
+def _scale(alpha: float, rank: float, by_root: bool | None) -> float:
+    """What peft multiplies an adapter by."""
+    return alpha / (math.sqrt(rank) if by_root else rank)
 
 
 def adapter_sizes(base: PreTrainedModel, lora: LoraConfig) -> list[int]:

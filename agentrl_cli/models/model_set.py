@@ -21,7 +21,7 @@ from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_count, read_json
 from agentrl_cli.core.ranks import Ranks
-from agentrl_cli.models.adapters import adapter_weights, with_adapters
+from agentrl_cli.models.adapters import adapter_weights, refuse_other_adapter, with_adapters
 from agentrl_cli.models.load import find_base, load_base, read_pretrained
 from agentrl_cli.models.policy import Module, causal_lm, vocabulary_head
 from agentrl_cli.models.reader import Passes, Reader
@@ -30,7 +30,8 @@ from agentrl_cli.models.specs import ModelSpec
 
 
 class ValueHead(nn.Module):
-    """A linear read-out in float32 that starts at zero, so that every first value is 0."""
+    """A linear read-out in float32, under autocast too, that starts at zero, so that every first
+    value is 0."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -39,7 +40,8 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., width] to values [...]."""
-        return hidden.float() @ self.weight + self.bias
+        with torch.autocast(hidden.device.type, enabled=False):
+            return hidden.float() @ self.weight + self.bias
 
 
 class ActionValueHead(nn.Module):
@@ -180,6 +182,7 @@ class ModelSet:
         source_weights = self.weights(source)
         for key, weight in self.weights(target).items():
             weight.copy_(source_weights[key])
+        self._averages.pop(target, None)
         self.mark_changed(target)
 
     def version(self, name: str) -> int:
@@ -227,6 +230,7 @@ class ModelSet:
         for name in self.names:
             self._load_model(name, folder / name, needs_head=True)
             average = folder / name / "average.safetensors"
+            self._averages.pop(name, None)
             if average.exists():
                 self._averages[name] = _read_weights(average, self.device)
         versions = read_json(folder / "versions.json")
@@ -282,6 +286,7 @@ class ModelSet:
             raise UserError(f"'{folder}' does not exist; give a checkpoint that has a '{name}'")
         module = self.module(name)
         if isinstance(module, PeftModel):
+            refuse_other_adapter(folder, module, name)
             found = _read_weights(folder / "adapter_model.safetensors", self.device)
             _copy_weights(adapter_weights(module, name), found, folder)
         else:

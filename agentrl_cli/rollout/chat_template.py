@@ -24,7 +24,8 @@ Ids = list[int]
 Result = TypeVar("Result")
 
 TEMPLATE_SECONDS = 5.0  # for a dialogue of a few words
-CACHED_ENCODINGS = 1 << 16
+CACHED_ENCODINGS = 1 << 13
+TODAY = "26 Jul 2024"  # what Llama's templates write where they are told no date and have no clock
 SENTINEL = "qzanswerzq"
 ANCHOR = (("user", "anchor", ""),)
 THOUGHT = "<think>\nA cat, perhaps.\n</think>\n\nIs it  a cat?"
@@ -44,7 +45,9 @@ class Frame(NamedTuple):
 
 
 class Chat:
-    """One tokenizer and its template. Short observations repeat, so every encoding is memoised.
+    """One tokenizer and its template. Short observations repeat, so every encoding is memoised. A
+    template that takes a date (`date_string`) is told the same one every day, so that a run goes on
+    with the prompts that it began with.
     `closing` is the token that closes an answer, `stop_ids` those that end its sampling,
     `answer_prefix` what the template itself puts before an answer (mostly nothing). UserError for a
     template without them.
@@ -113,9 +116,10 @@ class Chat:
             return False
         return SENTINEL in shown.partition(ANSWERS[0])[2] and shown != said
 
-    def encode_action(self, text: str) -> list[int]:
-        """The ids of a whole answer, closing token included, as the model would have sampled it."""
-        return list(self._answer(text))
+    def encode_action(self, text: str, *, goes_on: bool = False) -> list[int]:
+        """The ids of a whole answer, closing token included, as the model would have sampled it; of
+        the rest of one where it `goes_on`."""
+        return list(self._answer(text, "" if goes_on else self.answer_prefix))
 
     def encode_raw(self, text: str) -> list[int]:
         """The ids of `text` as it stands, special tokens by name and `{closing}` for the one that
@@ -135,9 +139,9 @@ class Chat:
                 turn.observation_ids = self.start(turn.observation, tools)
             else:
                 turn.observation_ids = self.extend(turn.observation, last_id, tools)
-            goes_on = i + 1 < len(turns) and not turns[i + 1].observation
-            answer = self.encode_action(turn.action)
-            turn.action_ids = answer[:-1] if goes_on else answer
+            is_cut = i + 1 < len(turns) and not turns[i + 1].observation
+            answer = self.encode_action(turn.action, goes_on=i > 0 and not turn.observation)
+            turn.action_ids = answer[:-1] if is_cut else answer
             turn.logprobs = [0.0] * len(turn.action_ids)
             last_id = turn.action_ids[-1] if turn.action_ids else None
         return turns
@@ -150,6 +154,24 @@ class Chat:
         """The text of any ids, with special tokens by name or without them."""
         options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(ids), **options))
+
+    def prefix_length(self, ids: Sequence[int]) -> int:
+        """How many of a sampled answer's first ids are what the template itself puts before it."""
+        length = 0
+        while length < len(ids) and self.text_of(ids[:length]) != self.answer_prefix:
+            length += 1
+            if not self.answer_prefix.startswith(self.text_of(ids[:length])):
+                return 0
+        return length
+
+    def ends_with(self, ids: Sequence[int], text: str) -> bool:
+        """Whether the text of sampled ids ends with `text`; only the last ids are decoded."""
+        count = len(text) + 1
+        while len(found := self.text_of(ids[-count:], special=False)) <= len(text):
+            if count >= len(ids):
+                break
+            count *= 2
+        return found.endswith(text)
 
     def vocabulary(self) -> list[str]:
         """The text of every token, by id."""
@@ -210,9 +232,9 @@ class Chat:
         text = self._render((*ANCHOR, ("assistant", SENTINEL, ""), *key), tools, True)
         return self._encode(text.partition(SENTINEL)[2])
 
-    def _answer_ids(self, text: str) -> tuple[int, ...]:
+    def _answer_ids(self, text: str, prefix: str) -> tuple[int, ...]:
         marked = _mark(text, self._in_answer)
-        return (*self._encode(self.answer_prefix + marked), self.closing)
+        return (*self._encode(prefix + marked), self.closing)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         """The ids of a text in which tokens stand by name, except for what is marked in it."""
@@ -244,7 +266,7 @@ class Chat:
         broken = (TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError)
         rows = [self._row(role, content, calls) for role, content, calls in key]
         shown = _mark(json.loads(tools), self._in_text) if tools else None
-        options = {"tools": shown, "add_generation_prompt": prompt}
+        options = {"tools": shown, "add_generation_prompt": prompt, "date_string": TODAY}
         try:
             text = str(self.tokenizer.apply_chat_template(rows, tokenize=False, **options))
             text.encode()  # no tokenizer takes half characters
@@ -281,7 +303,12 @@ def _key(messages: Sequence[Message]) -> Key:
 
 
 def _dump(rows: Sequence[dict[str, Any]]) -> str:
-    return json.dumps(list(rows)) if rows else ""
+    try:
+        return json.dumps(list(rows)) if rows else ""
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"a world's tools or calls are no JSON ({error}); give plain values"
+        ) from None
 
 
 def _token_names(tokenizer: PreTrainedTokenizerBase) -> tuple[set[str], set[str]]:

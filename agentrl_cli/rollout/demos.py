@@ -175,6 +175,10 @@ def _message(row: dict[str, Any]) -> Message:
     role, content = row.get("role"), row.get("content")
     if role not in ROLES:
         raise InvalidDemo(f"unknown role {role!r}: there is {', '.join(ROLES)}")
+    if row.get("tool_calls") or row.get("function_call"):
+        raise InvalidDemo(
+            f"a message of {role} calls tools beside its text: write calls in the text"
+        )
     if not isinstance(content, str) or not _is_text(content):
         raise InvalidDemo(f"a message of {role} has no text")
     return Message(role, content)

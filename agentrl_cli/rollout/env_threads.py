@@ -65,7 +65,11 @@ class EnvThreads:
 
     def _thread(self, episode: Hashable) -> OwnThread:
         if episode not in self._threads:
-            self._threads[episode] = OwnThread()
+            try:
+                self._threads[episode] = OwnThread()
+            except RuntimeError as error:
+                line = f"the worlds of {len(self._threads)} episodes have threads, and {error}"
+                raise StoppedRun(f"{line}; lower rollout.episodes_at_once") from None
         return self._threads[episode]
 
     def _go_on(

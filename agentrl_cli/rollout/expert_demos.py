@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing
 
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import EpisodeError, UserError
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import tell_tenths
 from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
@@ -22,22 +22,27 @@ def expert_episodes(env: Env, count: int, seed: int) -> list[Episode]:
     """`count` episodes of the expert on tasks of the train split, all tasks once before any comes
     again. Those that it loses or that break are no demonstrations: UserError where these are more
     than ten and a tenth, or where there are no tasks."""
-    tasks, won, lost = train_tasks(env), [], 0
+    tasks, won, lost, broken = train_tasks(env), [], 0, ""
     while len(won) < count:
         number = len(won) + lost
         epoch, position = divmod(number, len(tasks))
         order = random.Random(derive_seed(seed, "demos", epoch)).sample(tasks, len(tasks))
         episode, episode_seed = None, derive_seed(seed, "demos", number)
-        with suppress(EpisodeError):  # one that breaks is lost
-            task, name = order[position], f"demo-{number:06d}"
+        task, name = order[position], f"demo-{number:06d}"
+        try:
             episode = expert_episode(copy.copy(env), task, episode_seed, name)
+        except UserError:
+            raise
+        except Exception as error:  # one that breaks is lost
+            broken = f", the last that broke with {type(error).__name__}: {error}"
         if episode is not None and episode.success:
             won.append(episode)
             tell_tenths("episodes of the expert", len(won), count)
         else:
             lost += 1
         if lost > max(10, count // 10):
-            raise UserError(f"the expert lost {lost} of {number + 1} episodes; mend it first")
+            line = f"the expert lost {lost} of {number + 1} episodes{broken}"
+            raise UserError(f"{line}; mend it first")
     return won
 
 
@@ -64,17 +69,17 @@ def expert_episode(env: Env, task: Task, seed: int, name: str) -> Episode:
 def text_episode(env: Env, task: Task, seed: int, name: str, agent: TextAgent) -> Episode | None:
     """One episode of an agent as text, without ids and what is privileged; None where the agent has
     no actions. The agent is given the list of all messages so far, which grows as it acts."""
-    observation = opening(env, task, seed)
-    seen, turns, ended, stop = list(observation), [], False, "truncated"
-    actions = agent(seen)
-    if actions is None:
-        return None
-    while not ended and (action := next(actions, None)) is not None:
-        step = answer(env, action)
-        info = {key: value for key, value in step.info.items() if key != "privileged"}
-        turns.append(Turn(observation, action, [], [], [], step.reward, step.done, info=info))
-        observation, ended = step.messages, step.done or step.truncated
-        seen += observation
-        stop = "done" if step.done else "truncated"
-    env.close()
+    with closing(env):
+        observation = opening(env, task, seed)
+        seen, turns, ended, stop = list(observation), [], False, "truncated"
+        actions = agent(seen)
+        if actions is None:
+            return None
+        while not ended and (action := next(actions, None)) is not None:
+            step = answer(env, action)
+            info = {key: value for key, value in step.info.items() if key != "privileged"}
+            turns.append(Turn(observation, action, [], [], [], step.reward, step.done, info=info))
+            observation, ended = step.messages, step.done or step.truncated
+            seen += observation
+            stop = "done" if step.done else "truncated"
     return Episode(name, task, name, seed, turns, stop=stop, closing=observation)

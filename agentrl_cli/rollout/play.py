@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar
@@ -146,12 +147,13 @@ def probe_starts(
 
 
 def split_into_turns(completion: Completion, delimiter: str, chat: Chat) -> list[Completion]:
-    """The completion, cut behind every token that completes the text `delimiter` ("": never)."""
+    """The completion, cut behind every token that completes the text `delimiter` ("": never) and
+    not within what the template itself puts before an answer."""
     ids, logprobs = list(completion.ids), list(completion.logprobs)
     ends, begin = [], 0
     if delimiter and delimiter in chat.decode(ids):
-        for end in range(1, len(ids)):
-            if chat.decode(ids[begin:end]).endswith(delimiter):
+        for end in range(1 + chat.prefix_length(ids), len(ids)):
+            if chat.ends_with(ids[begin:end], delimiter):
                 ends.append(end)
                 begin = end
     spans = zip([0, *ends], [*ends, len(ids)], strict=True)
@@ -207,11 +209,13 @@ class LiveEpisode:
             yield from self.act(answer)
 
     def act(self, completion: Completion) -> EnvCalls[None]:
-        """Take a sampled action, cut where the world says so, and observe the world's answers."""
+        """Take a sampled action, cut where the world says so, and observe the world's answers. What
+        was written behind a part that is answered with a message is dropped: it did not know it."""
         for part in split_into_turns(completion, self.env.turn_delimiter, self.chat):
-            if not self.ended:
-                action = self.chat.decode(part.ids)
-                yield from self._step(self._turn(action, part.ids, part.logprobs, part.finish), {})
+            action = self.chat.decode(part.ids)
+            yield from self._step(self._turn(action, part.ids, part.logprobs, part.finish), {})
+            if self.ended or self.observation:
+                break
         yield from self._end_if_too_long()
 
     def _end_if_too_long(self) -> EnvCalls[None]:
@@ -311,4 +315,7 @@ def _same(episode: Episode, turn: int, task: Task, env: Env) -> bool:
         raise
     except Exception:
         return False
+    finally:
+        with suppress(Exception):
+            env.close()
     return True

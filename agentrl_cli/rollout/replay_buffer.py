@@ -167,7 +167,7 @@ def _read_last(path: Path, count: int, lines: int) -> list[Episode]:
     passed = max(0, lines - count)
     try:
         with path.open("rb") as file:
-            kept = list(islice(file, passed, None)) if count else []
+            kept = list(islice(file, passed, lines)) if count else []
     except OSError as error:
         raise UserError(f"cannot read episodes from {path} ({error.strerror})") from error
     numbered = enumerate(kept, passed + 1)

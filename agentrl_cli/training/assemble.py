@@ -179,7 +179,7 @@ def assemble(
         parts.context.demos = load_demonstrations(cfg, algo, env, parts.chat) if learns else []
         algo.bind(parts.context)
         if learns and not restored:
-            parts.buffer.add(earlier_episodes(cfg, parts.data, parts.chat, algo))
+            parts.buffer.add(earlier_episodes(cfg, parts.data, parts.chat, algo, env))
         if learns and cfg.get("keep") == "best":
             parts.eval = with_val(parts.eval, env)
         if learns:

@@ -233,6 +233,7 @@ class RankGenerator(Generator):
 
     def __init__(self, inner: Generator, models: ModelSet) -> None:
         self.inner, self.models, self.ranks = inner, models, models.ranks
+        self.gives_hidden_states = inner.gives_hidden_states
 
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"

@@ -15,6 +15,7 @@ from agentrl_cli.config.settings import DataConfig
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
+from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.replay_buffer import read_episodes
 from agentrl_cli.runs.find import find_run
@@ -27,12 +28,12 @@ FILE = "buffer.jsonl"
 
 
 def earlier_episodes(
-    cfg: DictConfig, data: DataConfig, chat: Chat, algo: Algorithm
+    cfg: DictConfig, data: DataConfig, chat: Chat, algo: Algorithm, env: Env
 ) -> list[Episode]:
     """The newest episodes of the run that `data.buffer` names, as many as the algorithm replays,
     under ids of their own; none where it names none. Raises UserError where the algorithm does not
     replay, or not without fresh episodes where these are to be all, or the run has no episodes or
-    some of another world, model or chat template."""
+    some of another world, task, instruction, model or chat template."""
     if data.buffer is None:
         if data.offline:
             raise UserError("data.offline=true has nothing to learn from; name data.buffer=RUN")
@@ -51,6 +52,7 @@ def earlier_episodes(
     episodes = list(_usable(read_episodes(run.folder / FILE, algo.replay_capacity)))
     if not episodes:
         raise UserError(f"run '{run.name}' has kept no whole episode; name another data.buffer")
+    _refuse_other_tasks(episodes, env, run)
     return episodes
 
 
@@ -65,6 +67,21 @@ def _refuse_other_source(cfg: DictConfig, run: Run, chat: Chat) -> None:
     if (theirs.model.path, run.meta.get("chat_template")) != (cfg.model.path, chat.fingerprint):
         line = f"run '{run.name}' was played with {theirs.model.path}, this one is {cfg.model.path}"
         raise UserError(f"{line}, or their templates differ; name a data.buffer of the same model")
+
+
+def _refuse_other_tasks(episodes: list[Episode], env: Env, run: Run) -> None:
+    """Raise UserError where an episode's task is not one that this run may train on, or its player
+    was instructed otherwise."""
+    tasks, system = {task.id: task for task in train_tasks(env)}, env.system()
+    remedy = "set env as that run did, or name another data.buffer"
+    for episode in episodes:
+        if tasks.get(episode.task.id) != episode.task:
+            line = f"task '{episode.task.id}' of run '{run.name}' is no train task of this env"
+            raise UserError(f"{line}; {remedy}")
+        first = episode.turns[0].observation
+        if [m.content for m in first if m.role == "system"] != ([system] if system else []):
+            line = f"the episodes of run '{run.name}' begin with another system message"
+            raise UserError(f"{line} than this env; {remedy}")
 
 
 def _usable(episodes: list[Episode]) -> Iterator[Episode]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -195,6 +196,25 @@ def test_no_variable_but_an_api_key_is_sent_and_its_name_not_shown(name: str):
     assert chat(model=None, key_variable="API_KEY").key_variable == "API_KEY"
 
 
+def test_what_is_no_address_or_no_place_for_a_file_is_refused_at_the_start(tmp_path: Path):
+    for address in ("http://[::1/v1", "http://127.0.0.1:80x/v1"):
+        with pytest.raises(
+            UserError, match=r"base_url '.*' is no address \(.*\); give http://HOST"
+        ):
+            chat(model=None, base_url=address)
+    with pytest.raises(UserError, match=r"the folder of cache '.*' does not exist; make it first"):
+        chat(model=None, cache=str(tmp_path / "none" / "answers.jsonl"))
+
+
+@pytest.mark.extras
+def test_an_agents_answer_of_white_space_is_an_answer_and_a_users_is_none(endpoint: Endpoint):
+    pytest.importorskip("openai", reason="needs the extra 'openai'")
+    endpoint.body = completion('"  "')
+    assert chat(base_url=endpoint.url).ask(ASKED, 7, 1.0, 8).text == "  "
+    with pytest.raises(SimulatorError, match="holds no text"):
+        chat(base_url=endpoint.url)(ASKED, 7)
+
+
 def test_an_address_with_a_user_is_refused_unshown():
     with pytest.raises(UserError, match="base_url holds a user") as refused:
         chat(model=None, base_url="http://me:word@host/v1")
@@ -218,6 +238,20 @@ def test_a_local_model_answers_the_same_to_the_same_seed(model_folder: Path):
     assert greedy(ASKED, 1) == greedy(ASKED, 2)
     with pytest.raises(UserError, match="cannot be loaded"):
         LocalChat(path="no/such/model", device="cpu", temperature=1.0, max_tokens=6)(ASKED, 0)
+
+
+def test_a_local_model_samples_as_asked_and_not_by_its_folders_habits(
+    model_folder: Path, tmp_path: Path
+):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    habits = {"do_sample": True, "top_p": 1e-6, "repetition_penalty": 1.5}
+    (folder / "generation_config.json").write_text(json.dumps(habits))
+    plain, other = (
+        LocalChat(path=str(path), device="cpu", temperature=1.0, max_tokens=6)
+        for path in (model_folder, folder)
+    )
+    assert [other(ASKED, seed) for seed in (1, 2, 3)] == [plain(ASKED, s) for s in (1, 2, 3)]
 
 
 def test_a_local_model_answers_threads_as_it_answers_one(model_folder: Path):

@@ -191,7 +191,9 @@ def test_a_server_that_cannot_be_reached_is_refused(models: ModelSet):
         generator(models, NOBODY).check_context(64)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "http://", "ftp://h"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "http://", "ftp://h", "http://[::1", "http://h:8x"]
+)
 def test_what_is_no_address_is_refused(models: ModelSet, url: str):
     with pytest.raises(UserError, match=r"hardware.generator.urls holds .*; give addresses"):
         generator(models, url)

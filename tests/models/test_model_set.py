@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
@@ -113,6 +115,48 @@ def test_ema_update_equals_the_hand_computation(folder, lora):
         assert torch.allclose(weight, expected, rtol=1e-6, atol=1e-8)
         assert not torch.equal(weight, before[key])
     assert models.version("target") == 1
+
+
+def test_a_copy_in_bfloat16_is_not_undone_by_the_next_average(folder):
+    specs = {
+        "policy": ModelSpec(kind="trained", generates=True, optimizer=ADAM),
+        "target": ModelSpec(kind="ema", generates=False, follows="policy"),
+    }
+    models = ModelSet(model_config(folder, dtype="bfloat16"), specs, "cpu", 0)
+    models.ema_update("target", "policy", 0.5)
+    disturb(models, "policy")
+    models.copy_weights("target", "policy")
+    models.ema_update("target", "policy", 0.99)
+    ours, theirs = models.weights("target"), models.weights("policy")
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_values_are_float32_where_a_pass_is_in_bfloat16(folder):
+    models = build(folder)
+    head = models.head("critic")
+    with torch.no_grad():
+        head.weight.normal_(0, 0.01)
+        head.bias.fill_(0.7)
+    hidden = torch.randn(40, len(head.weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        values = head(hidden)
+    assert values.dtype == torch.float32 and torch.equal(values, head(hidden))
+
+
+def test_an_adapter_that_was_multiplied_by_another_number_is_refused(folder, tmp_path):
+    models = build(folder, LORA)
+    disturb(models, "policy")
+    models.save_adapter("policy", tmp_path)
+    same = build(folder, LORA)
+    same.load_weights("policy", tmp_path)
+    assert same.fingerprint("policy") == models.fingerprint("policy")
+    other = build(folder, replace(LORA, alpha=3 * LORA.alpha))
+    line = r"is multiplied by (.*), that of model.lora by (.*); give model.lora the alpha and rank"
+    with pytest.raises(UserError, match=line):
+        other.load_weights("policy", tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"r": 0}')
+    with pytest.raises(UserError, match="is no adapter's of LoRA; give a folder that has one"):
+        same.load_weights("policy", tmp_path)
 
 
 def test_ema_at_rate_one_stays_and_at_rate_zero_copies(folder):

@@ -50,6 +50,18 @@ BAD = {
 }  # fmt: skip
 
 
+def test_a_template_that_writes_the_date_is_told_the_same_one_every_day():
+    today = "{{ (date_string if date_string is defined else strftime_now('%d %b %Y')) + '\\n' }}"
+    dated = body("message['content']").replace("{% for", f"{today}{{% for", 1)
+    chat = Chat(tiny_tokenizer(dated))
+    assert chat.text_of(chat.start([Message("user", "Hi.")])).startswith("26 Jul 2024\n")
+
+
+def test_tools_that_are_no_json_are_one_sentence(chat: Chat):
+    with pytest.raises(UserError, match=r"a world's tools or calls are no JSON \(.*set.*\); give"):
+        chat.start([Message("user", "Hi.")], [{"name": "find", "tags": {"a"}}])
+
+
 @pytest.fixture(scope="module")
 def chat() -> Chat:
     return Chat(tiny_tokenizer())

@@ -88,6 +88,7 @@ BAD = {
     row(SYSTEM, SEEN, {"role": "assistant", "content": None}): "a message of assistant has no text",
     row(SYSTEM, SEEN, {"role": "assistant", "content": "\ud800"}): "a message of assistant has no",
     row(SYSTEM, SEEN, {"role": ["x"], "content": "x"}): "unknown role ['x']",
+    row(SYSTEM, SEEN, {**SAID, "tool_calls": [{"id": "1"}]}): "a message of assistant calls tools",
     row(SYSTEM, SEEN, SAID, SAID): "two actions follow each other",
     row({"role": "system", "content": "Play chess."}, SEEN, SAID): "its system message is that of",
     row(SYSTEM, SYSTEM, SEEN, SAID): "its system message is that of another environment",

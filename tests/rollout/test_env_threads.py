@@ -28,6 +28,16 @@ def roll_in(make_env, begin, generator, **how):
     return play(begin, make_env, CHAT, generator, SAMPLING, max_context=500, **how)
 
 
+def test_where_no_thread_can_be_started_the_run_stops_with_the_key(monkeypatch, sampler):
+    def none() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("agentrl_cli.rollout.env_threads.OwnThread", none)
+    line = r"the worlds of 0 episodes have threads, and can't start new thread; lower rollout.epis"
+    with pytest.raises(StoppedRun, match=line):
+        roll_in(EchoEnv, starts(2), sampler, workers=2)
+
+
 @dataclass(kw_only=True)
 class Meeting(EchoEnv):
     """A world that answers only when as many others are asked as the barrier wants."""

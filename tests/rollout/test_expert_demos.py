@@ -4,18 +4,51 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.types import Episode, Task
+from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 from agentrl_cli.rollout.expert_demos import expert_episodes, expert_lines
 from tests.builders.demos import COIN, twentyq
 from tests.fakes.coin import CoinEnv
 
 # the expert's episodes
+
+
+def test_a_world_that_breaks_costs_an_episode_and_is_closed():
+    open_worlds: list[str] = []
+    closed: list[CoinEnv] = []
+
+    class Shaky(CoinEnv):
+        def expert(self, task: Task) -> Iterator[str]:
+            return iter(["even"] * self.turns)
+
+        def step(self, action: str) -> Step:
+            if len(open_worlds) % 3 == 1:
+                raise ValueError("boom")
+            return super().step(action)
+
+        def reset(self, task: Task, seed: int) -> list[Message]:
+            open_worlds.append(task.id)
+            return super().reset(task, seed)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    assert len(expert_episodes(Shaky(turns=2), 4, seed=0)) == 4
+    assert len(closed) == len(open_worlds) > 4
+
+    class Broken(Shaky):
+        def step(self, action: str) -> Step:
+            raise ValueError("boom")
+
+    line = r"the expert lost 11 of 11 episodes, the last that broke with ValueError: boom; mend it"
+    with pytest.raises(UserError, match=line):
+        expert_episodes(Broken(turns=2), 4, seed=0)
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,14 @@ def keys(buffer):
     return [TurnKey(e.id, i) for e in buffer.episodes() for i in range(len(e.turns))]
 
 
+def test_a_last_line_that_was_cut_off_is_left_out(tmp_path):
+    path = tmp_path / "buffer.jsonl"
+    filled(path)
+    with path.open("a") as file:
+        file.write('{"id": "d", "tu')
+    assert [e.id for e in read_episodes(path, 2)] == ["b", "c"]
+
+
 def test_capacity_drops_the_oldest_episodes():
     buffer = filled(capacity=2)
     buffer.add([episode("d", turns=3)])

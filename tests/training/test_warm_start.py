@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,26 @@ def test_mixed_it_learns_from_both(played: Path):
     assert done.exit_code == 0, done.output
     ids = stored(played, "mixed")
     assert len(ids) == len(set(ids)) == 16 and sum(i.startswith("buffer-") for i in ids) == 8
+
+
+CHANGED = {
+    "no train task of this env; set env as that run did": ('"name": "train-', '"name": "test-'),
+    "another system message than this env; set env": ("Say something.", "Say nothing."),
+}
+
+
+@pytest.mark.parametrize("sentence", CHANGED)
+def test_episodes_of_the_same_world_that_was_set_otherwise_are_refused(
+    played: Path, tmp_path: Path, sentence: str
+):
+    shutil.copytree(played / "runs" / "first", tmp_path / "first")
+    file = tmp_path / "first" / "buffer.jsonl"
+    kept = file.read_text()
+    file.write_text(kept.replace(*CHANGED[sentence]))
+    assert file.read_text() != kept
+    result = train(played, "nlac", "a", f"data.buffer={tmp_path / 'first'}")
+    assert result.exit_code == 2 and sentence in result.stderr
+    assert not (played / "runs" / "a").exists()
 
 
 def test_what_cannot_be_learnt_from_is_refused(played: Path):
