@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.models.model_set import ModelSet
+from agentrl_cli.models.model_set import ModelSet, ValueHead
 from agentrl_cli.models.reader import logprobs_and_values, token_logprobs
 from agentrl_cli.models.specs import ModelSpec
 from tests.builders.models import ADAM, LORA, SAMPLES, build, disturb, model_config, write_model
@@ -134,6 +134,7 @@ def test_a_copy_in_bfloat16_is_not_undone_by_the_next_average(folder):
 def test_values_are_float32_where_a_pass_is_in_bfloat16(folder):
     models = build(folder)
     head = models.head("critic")
+    assert isinstance(head, ValueHead)
     with torch.no_grad():
         head.weight.normal_(0, 0.01)
         head.bias.fill_(0.7)
