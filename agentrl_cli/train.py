@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import FAILURE_KINDS, GeneratorError, LostRank, StoppedRun, UserError
 from agentrl_cli.core.one_process import LAUNCH
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import tell
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.rollout.time_limit import abandoned_threads
@@ -314,13 +312,3 @@ def interruptible(*, launched: bool = False) -> Iterator[Event]:
     finally:
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
-
-
-def tell(text: str) -> None:
-    """Say it on stderr; where that is gone, as with a closed terminal, nobody is told any more."""
-    try:
-        say(text, err=True)
-    except OSError:
-        sys.stdout = sys.stderr = open(os.devnull, "w")
-    except RuntimeError:  # a signal came while this stream was being written
-        pass

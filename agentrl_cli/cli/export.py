@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from agentrl_cli.config.compose import as_dataclass, check, load
+from agentrl_cli.config.compose import as_dataclass, check, compose, load
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
@@ -51,6 +51,13 @@ def export(ref: str, target: Path) -> tuple[Run, int]:
             raise OSError(str(error)) from error
         models.tokenizer.save_pretrained(folder)
     return run, checkpoint.step
+
+
+def evaluable_context(folder: Path) -> int | None:
+    """How many ids an exported model reads, where `model=hf` would let episodes have more."""
+    positions = files.read_json(folder / "config.json").get("max_position_embeddings")
+    usual = compose(["model=hf"]).rollout.max_context
+    return positions if isinstance(positions, int) and positions < usual else None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
+from shlex import join, quote
 from typing import Annotated, Any
 
 import typer
@@ -87,6 +88,8 @@ def train(
     if config is not None:
         _refuse_groups(config_dir, "--config repeats a run by its own configuration")
     if cfg is not None:
+        if config is not None:
+            raise UserError(f"--cfg composes a configuration, and '{config}' is one; look into it")
         read_only.show_config(overrides or [], config_dir)
         return
     if not (overrides or config or dry):
@@ -112,10 +115,10 @@ def sweep_runs(
     def ask(question: str) -> bool:
         return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
 
-    folder = sweep(overrides or [], config_dir, name, jobs, ask)
-    lines, unfinished = summary(folder)
+    folder, points = sweep(overrides or [], config_dir, name, jobs, ask)
+    lines, unfinished = summary(folder, points)
     say("\n".join(lines))
-    say(f"compare them: agentrl report {folder}", err=True)
+    say(f"compare them: agentrl report {quote(str(folder))}", err=True)
     if unfinished:
         say(f"{unfinished} not done; the same command tries these again", err=True)
         raise typer.Exit(1)
@@ -147,8 +150,10 @@ def evaluate(
 ) -> None:
     """Evaluate a run's last checkpoint, or a bare model."""
     from agentrl_cli.cli.evaluate import evaluate_command
+    from agentrl_cli.runs.find import is_run
 
-    ref, overrides = (None, what) if "=" in what[0] else (what[0], what[1:])
+    is_override = "=" in what[0] and not is_run(Path(what[0]))
+    ref, overrides = (None, what) if is_override else (what[0], what[1:])
 
     def show(record: dict[str, Any]) -> None:
         _print_record(record, as_json)
@@ -204,12 +209,16 @@ def export(
     from agentrl_cli.runs.find import find_run
 
     find_run(run)  # a name that no run has, before a model is loaded
+    from agentrl_cli.cli.export import evaluable_context
     from agentrl_cli.cli.export import export as export_policy
 
     assert folder is not None
     source, step = export_policy(run, folder)
     say(folder)
-    next_command = f"agentrl eval model=hf model.path={folder} env={source.meta['choices']['env']}"
+    world, room = source.meta["choices"]["env"], evaluable_context(folder)
+    limit = f" rollout.max_context={room}" if room else ""
+    path = quote(f"model.path={folder}")
+    next_command = f"agentrl eval model=hf {path} env={world}{limit}"
     say(f"the policy of {source.name} at step {step}; try it: {next_command}", err=True)
 
 
@@ -232,9 +241,10 @@ def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
     file, count = write_demos(overrides or [], config_dir)
     say(file)
-    world = "".join(f" {text}" for text in overrides or [] if text.startswith(("env=", "env.")))
-    settings = f"data.demos={file} steps=3 algo.tokens_per_step=2000"
-    next_command = f"agentrl train algo=sft{world} {settings}"
+    same = [text for text in overrides or [] if not text.startswith(("n=", "out=", "algo="))]
+    words = [*same, "algo=sft", f"data.demos={file}", "steps=3", "algo.tokens_per_step=2000"]
+    groups = ["--config-dir", str(config_dir)] if config_dir else []
+    next_command = f"agentrl train {join([*words, *groups])}"
     say(f"{count} episodes; learn from them: {next_command}", err=True)
 
 

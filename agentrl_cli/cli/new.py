@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import keyword
 import re
+import sys
+from importlib.metadata import requires
 from pathlib import Path
 
 from agentrl_cli.core import files
@@ -23,6 +25,8 @@ def write_package(kind: str, name: str, parent: Path = Path(".")) -> tuple[Path,
         raise UserError(f"'{kind}' cannot be written; choose env or algo")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UserError(f"'{name}' is no name of a module; use small letters, digits and _")
+    if name in sys.stdlib_module_names or name in _dependencies():
+        raise UserError(f"'{name}' is a module that Python or agentrl needs; choose another name")
     folder = parent / name
     if folder.exists():
         raise UserError(f"'{folder}' exists; choose another name")
@@ -39,6 +43,12 @@ def write_package(kind: str, name: str, parent: Path = Path(".")) -> tuple[Path,
             (folder / path).write_text(_named(text, name), encoding="utf-8")
         (folder / name / "__init__.py").write_text("")
     return folder, f"{KINDS[kind].format(name=name)} --config-dir {folder}/conf"
+
+
+def _dependencies() -> set[str]:
+    """Names of packages that agentrl asks for, extras included, as modules are spelt."""
+    found = (re.match(r"[\w.-]+", text) for text in requires("agentrl-cli") or ())
+    return {match[0].lower().replace("-", "_") for match in found if match}
 
 
 def _named(text: str, name: str) -> str:

@@ -108,7 +108,7 @@ def read_script(file: Path) -> list[str]:
     """The actions of a file: a JSON list, or one action a line, as JSON or as it stands. What is
     not a string becomes its JSON text. UserError for a file that cannot be read."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"script '{file}' cannot be read ({error}); name a text file") from None
     content = _json(text)

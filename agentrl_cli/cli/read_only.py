@@ -83,7 +83,8 @@ def show(
     ids = " ".join(entry.id for entry in match.entries[1:4])
     kind = f"{' '.join(filters)} ones" if filters else "episodes"
     position = f"one of {len(match.entries)} {kind} (of {match.total}) in {match.file.stem}"
-    another = f"agentrl show {source.quoted_folder} --episode ID, like {ids or '...'}"
+    at = "" if step is None else f" --step {step}"
+    another = f"agentrl show {source.quoted_folder}{at} --episode ID, like {ids or '...'}"
     say(f"{position}; another: {another}", err=True)
 
 

@@ -13,12 +13,13 @@ from agentrl_cli.core.errors import require_fraction
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.report import critic, figures, page, tables
 from agentrl_cli.report.compare import Comparison, Group, World, compare, find_reference, worlds
-from agentrl_cli.report.records import Record, read_records
+from agentrl_cli.report.records import Record, find_runs, read_records
 from agentrl_cli.report.tokens import speller
 from agentrl_cli.report.views import slugs
-from agentrl_cli.runs.find import find_run
+from agentrl_cli.runs.find import is_run, list_runs
 
 FOLDER, FILE = "report", "report.html"
+PICTURES = ("finals", "curves", "costs", "training", "critic")  # of a world
 TRAINING_METRICS = ("loss", "kl_from_start", "approx_kl", "entropy", "grad_norm")
 
 
@@ -56,8 +57,8 @@ def folder_for(refs: Sequence[str]) -> Path:
     if len(refs) != 1:
         return Path(FOLDER)
     folder = Path(refs[0])
-    is_of_runs = folder.is_dir() and not (folder / "meta.json").exists()
-    return (folder if is_of_runs else find_run(refs[0]).folder) / FOLDER
+    is_of_runs = folder.is_dir() and not is_run(folder) and bool(list_runs(folder))
+    return (folder if is_of_runs else find_runs(refs[0])[0].folder) / FOLDER
 
 
 def write(report: Report, folder: Path, pages: bool = False, logprobs: bool = False) -> Path:
@@ -91,7 +92,9 @@ def pack(report: Report, folder: Path) -> Path:
         files.explain_write_errors(folder, "choose another place with --out"),
         ZipFile(packed, "w", ZIP_DEFLATED) as archive,
     ):
-        for file in [folder / FILE, *sorted(folder.glob("*-*.svg")), *filter(Path.exists, pages)]:
+        numbers = range(1, len(report.worlds) + 1)
+        pictures = [folder / f"{name}-{number}.svg" for number in numbers for name in PICTURES]
+        for file in [folder / FILE, *filter(Path.exists, [*pictures, *pages])]:
             archive.write(file, Path(FOLDER) / file.relative_to(folder))
     return packed
 
@@ -116,8 +119,12 @@ def draw(world: World, comparison: Comparison, folder: Path, number: int) -> dic
         "critic": figures.trends(world, critic.logged_metrics(records)),
     }
     pictures = {name: figures.svg(figure) for name, figure in drawn.items() if figure is not None}
-    for name, text in pictures.items():
-        files.replace_text(folder / f"{name}-{number}.svg", text)
+    for name in drawn:
+        file = folder / f"{name}-{number}.svg"
+        if name in pictures:
+            files.replace_text(file, pictures[name])
+        else:  # of an earlier report
+            file.unlink(missing_ok=True)
     return pictures
 
 

@@ -188,8 +188,9 @@ def sweep(
     name: str | None,
     jobs: int,
     confirm: Callable[[str], bool],
-) -> Path:
-    """Check the sweep, run what is not done, and return its folder. Where there are many points
+) -> tuple[Path, set[str] | None]:
+    """Check the sweep, run what is not done, and return its folder and the names of its points
+    (None: its sweeper alone knows them). Where there are many points
     `confirm(question)` answers whether to go on. Raises UserError for mistakes and for no
     points."""
     refuse_several_processes()
@@ -205,12 +206,14 @@ def sweep(
     grid.refuse_other_runs()
     print(f"sweep {grid.folder}: {count or 'as many as its sweeper says'} runs", file=sys.stderr)
     grid.start()
-    return grid.folder
+    return grid.folder, None if count is None else {name for _, name in grid.named_points()}
 
 
-def summary(folder: Path) -> tuple[list[str], int]:
-    """A line for each run of a sweep, and how many are not done."""
+def summary(folder: Path, points: set[str] | None = None) -> tuple[list[str], int]:
+    """A line for each run of a sweep, and how many are not done; of these `points` alone where they
+    are known, for a folder may hold those of another grid."""
     rows = [run_row(run) for run in list_runs(folder)]
+    rows = [row for row in rows if points is None or row["run"] in points]
     for row in rows:
         log = folder / f"{row['run']}.log"
         is_explained = row["status"] == "failed" and log.is_file()
@@ -218,6 +221,7 @@ def summary(folder: Path) -> tuple[list[str], int]:
     header = ["run", "status", "step", "eval"]
     cells = [[cell(row[name]) for name in header] for row in rows]
     logged = {log.name.removesuffix(".log") for log in folder.glob("*.log")}
+    logged &= logged if points is None else points
     never_begun = sorted(logged - {row["run"] for row in rows})
     cells += [[name, f"failed, see {folder / name}.log", "", ""] for name in never_begun]
     unfinished = sum(row["status"] != "done" for row in rows) + len(never_begun)

@@ -154,10 +154,11 @@ def flatten(node: Any, path: str = "") -> dict[str, Any]:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Replace the file by a text, whole or not at all, also where the machine dies."""
+    """Replace the file by a text, whole or not at all, also where the machine dies. What is no
+    UTF-8, as a name of a file of former times, is written as escapes."""
     partial = file.with_name(f".{file.name}.partial")
     try:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
         sync(partial)
         partial.replace(file)
     finally:

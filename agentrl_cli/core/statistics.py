@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 RESAMPLES = 2000
+EQUAL = 1e-12  # resampled means that differ by less are the same but for rounding
 Z = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
 Array = np.ndarray
 
@@ -71,9 +72,10 @@ def resampled_means(sums: Array, counts: Array, by_run: Array, by_task: Array) -
 
 
 def interval_over_tasks(mean: float, draws: Array, tasks: int, least: float) -> Interval:
-    """`percentile_interval`, but where all `tasks` ended alike, all of them lost or all won, or
-    without a difference, `interval_of_equals`: there resampling knows of no other end."""
-    if mean in (least, 0.0, 1.0) and np.nanmax(draws) == np.nanmin(draws):
+    """`percentile_interval`, but where all `tasks` have the same share, or the same end or no
+    difference, `interval_of_equals`: there resampling knows of no other one."""
+    may_be_equal = least == 0.0 or mean in (least, 0.0, 1.0)
+    if may_be_equal and np.nanmax(draws) - np.nanmin(draws) < EQUAL:
         return interval_of_equals(mean, tasks, least)
     return percentile_interval(mean, draws)
 

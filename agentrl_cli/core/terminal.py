@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 LONG = 1000  # pieces of work from which on a person is told how far it has come
@@ -15,6 +16,16 @@ def safe(text: str) -> str:
 def say(text: object, *, err: bool = False, end: str = "\n") -> None:
     """Print a text, made safe, to stdout or stderr."""
     print(safe(str(text)), file=sys.stderr if err else sys.stdout, end=end, flush=True)
+
+
+def tell(text: str) -> None:
+    """Say it on stderr; where that is gone, as with a closed terminal, nobody is told any more."""
+    try:
+        say(text, err=True)
+    except OSError:
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+    except RuntimeError:  # a signal came while this stream was being written
+        pass
 
 
 def tell_tenths(what: str, done: int, count: int) -> None:

@@ -61,6 +61,8 @@ def _run(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
     found: list[str] = []
     try:
         found.extend(check(*arguments))
+    except UserError:  # the user's, not the environment's
+        raise
     except Exception as error:
         what = check.__name__.strip("_").replace("_", " ")
         line = f"raised {error!r} ({_place(error, arguments[0])}) in the check of {what}"

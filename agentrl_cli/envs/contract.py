@@ -15,6 +15,9 @@ from agentrl_cli.core.errors import ContractError
 from agentrl_cli.core.types import ROLES, Message, Step, Task
 from agentrl_cli.envs.base import Env
 
+RESERVED = {  # what algorithms and play note on a turn, beside what its world told
+    "weight", "branches", "value", "advantage", "td_error", "critic", "thoughts", "forced",
+}  # fmt: skip
 SHOWN_CHARACTERS = 200  # of a wrong answer
 
 
@@ -71,6 +74,8 @@ def step_faults(step: Any) -> Iterator[str]:
         yield f"info is {_shown(step.info)}: give a dictionary with strings as keys"
     elif not _is_json(step.info):
         yield f"info cannot be written as JSON: keep plain values in {sorted(step.info)}"
+    elif own := sorted(RESERVED & step.info.keys()):
+        yield f"info has the keys {own}, which algorithms write: give them other names"
 
 
 def message_faults(source: str, messages: Any) -> Iterator[str]:

@@ -126,7 +126,7 @@ def finals(world: World, comparison: Comparison) -> Figure | None:
         axis.plot([row.final.mean] * 2, [y - 0.22, y + 0.22], color=colour, lw=2.2, zorder=2)
         if row.base is not None:
             axis.plot([row.base.mean] * 2, [y - 0.3, y + 0.3], color="#8a949e", lw=1.2, ls=":")
-    axis.set_yticks(range(len(rows)), [row.group for row in reversed(rows)])
+    axis.set_yticks(range(len(rows)), [_plain(row.group) for row in reversed(rows)])
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.set_xlabel(f"final success ({comparison.split}); dots: seeds, bar: 95 %, dotted: base")
     axis.set_xlim(0, 1)
@@ -146,7 +146,7 @@ def costs(comparison: Comparison) -> Figure | None:
         seconds = np.array([row.cost[f"seconds_{phase}"] for row in rows])
         axis.barh(ys, seconds, left=left, height=0.62, color=colour, label=phase)
         left += seconds
-    axis.set_yticks(ys, [row.group for row in rows])
+    axis.set_yticks(ys, [_plain(row.group) for row in rows])
     axis.set_xlabel("seconds of a run (mean over seeds)")
     _legend(figure, axis)
     return figure
@@ -166,7 +166,7 @@ def trends(world: World, metrics: Sequence[str]) -> Figure | None:
         for number, group in enumerate(world.groups):
             lines = [line for record in group.records if (line := _metric(record, name))]
             _mean_line(axis, lines, group.label, number, points=len(lines) < 3)
-        axis.set_title(name)
+        axis.set_title(_plain(name))
         if is_share(name):
             axis.set_ylim(0, 1)
     for axis in panels[len(shown) :]:
@@ -198,6 +198,11 @@ def _success_curves(axis: Axes, world: World, name: str, read: Callable[..., Lin
     _show_shares(axis)
 
 
+def _plain(text: str) -> str:
+    """The text with no formula in it, which a pair of dollar signs would begin and end."""
+    return text.replace("$", r"\$")
+
+
 def _show_shares(axis: Axes) -> None:
     """From the start on, and shares from 0 to 1 in per cent."""
     axis.set_xlim(left=0)
@@ -214,7 +219,7 @@ def _mean_line(axis: Axes, lines: list[Line], label: str, number: int, points: b
     dash = DASHES[number // len(COLOURS) % len(DASHES)]
     grid = _common_axis([line.xs for line in lines])
     rows = np.array([np.interp(grid, line.xs, line.ys) for line in lines])  # [runs, points]
-    axis.plot(grid, rows.mean(0), dash, color=colour, label=label)
+    axis.plot(grid, rows.mean(0), dash, color=colour, label=_plain(label))
     if len(lines) >= MIN_RUNS_FOR_BAND:
         low, high = seeds.bootstrap_band(rows)
         axis.fill_between(grid, low, high, color=colour, alpha=0.16, lw=0)

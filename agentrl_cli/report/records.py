@@ -21,7 +21,7 @@ from agentrl_cli.core.statistics import Array, Interval
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.best import best_evaluation
 from agentrl_cli.runs.episode_files import EpisodeEntry
-from agentrl_cli.runs.find import MAX_NAMED, find_run, folders_of_runs, is_run, list_runs
+from agentrl_cli.runs.find import MAX_NAMED, RUNS, find_run, folders_of_runs, is_run, list_runs
 from agentrl_cli.runs.run import Run
 
 LEARNING_TIMES = ("time/rollout", "time/algorithm", "time/train")  # all but evaluation
@@ -173,7 +173,24 @@ def read_records(refs: Iterable[str]) -> list[Record]:
         for run in find_runs(ref):
             by_folder.setdefault(run.folder.resolve(), run)
     runs = sorted(by_folder.values(), key=lambda run: run.meta["created"])
-    return [read_record(run) for run in runs]
+    return _without_copies([read_record(run) for run in runs])
+
+
+def _without_copies(records: list[Record]) -> list[Record]:
+    """The records, of a run and its copies the one that went furthest, or the first: the others
+    show nothing of how seeds differ."""
+    kept: dict[tuple[object, ...], Record] = {}
+    for record in records:
+        meta, settings = record.run.meta, files.flatten(group_settings(record))
+        key = (meta["created"], record.seed, str(sorted(settings.items())))
+        known = kept.get(key)
+        if known is None or record.last_step > known.last_step:
+            kept[key] = record
+        if known is not None:
+            copy = known if kept[key] is record else record
+            line = f"run '{copy.name}' is a copy of another run in the report, and is left out"
+            kept[key].notes.append(line)
+    return list(kept.values())
 
 
 def find_runs(ref: str) -> list[Run]:
@@ -181,11 +198,16 @@ def find_runs(ref: str) -> list[Run]:
     folder = Path(ref)
     if not files.is_folder(folder) or is_run(folder):
         return [find_run(ref)]
-    if runs := list_runs(folder):
+    if runs := list_runs(folder) or _named_run(ref):
         return runs
     examples = ", ".join(map(str, list(folders_of_runs(folder))[:MAX_NAMED]))
     remedy = "name one with runs in it" + (f", like {examples}" if examples else "")
     raise UserError(f"folder '{ref}' holds no runs; {remedy}")
+
+
+def _named_run(ref: str) -> list[Run]:
+    """The run of exactly that name in `runs`, if there is one."""
+    return [find_run(ref)] if is_run(RUNS / ref) else []
 
 
 def read_record(run: Run) -> Record:
@@ -230,7 +252,8 @@ def _starting_run(record: Record) -> Run | None:
     """The run that a run starts from; None where there is none or it cannot be read."""
     init = str(record.config.get("init"))
     try:
-        folders = (Path(init), record.run.folder.parent / init)
+        beside = record.run.folder.parent  # where it lies, too, if all runs were moved
+        folders = (beside / Path(init).name, beside / init, Path(init))
         return next((Run(folder) for folder in folders if is_run(folder)), None)
     except UserError:
         return None

@@ -145,7 +145,7 @@ def read_lines(file: Path) -> list[str]:
     try:
         if file.exists() and not file.is_file():  # a device may never end
             raise UserError(f"demonstrations '{file}' are no file; check data.demos")
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         line = f"demonstrations '{file}' cannot be read ({reason})"

@@ -20,7 +20,7 @@ def list_runs(root: Path) -> list[Run]:
     """All runs under `root`, oldest first. One that cannot be read is left out and named once on
     stderr."""
     runs = []
-    for file in root.glob("*/meta.json"):
+    for file in {file.resolve(): file for file in sorted(root.glob("*/meta.json"))}.values():
         try:
             runs.append(Run(file.parent))
         except UserError as error:
@@ -41,8 +41,9 @@ def is_run(folder: Path) -> bool:
 
 def find_run(ref: str, root: Path = RUNS) -> Run:
     """The run that a folder, a unique prefix of its name, its last four letters or `last` means."""
-    if is_run(Path(ref)):
-        return Run(Path(ref))
+    for folder in (Path(ref), root / ref):
+        if is_run(folder):
+            return Run(folder)
     runs = list_runs(root)
     if ref == "last" and runs:
         return runs[-1]

@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agentrl_cli.core import files
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError, require_above
-from agentrl_cli.core.terminal import safe, say
+from agentrl_cli.core.terminal import safe, say, tell
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.runs.best import played_checkpoint
 from agentrl_cli.runs.run import Logger, Run
@@ -79,15 +80,17 @@ class Console(Logger):
         if self.run:
             self.run.append_log(text)
         if self.progress is None:
-            print(text, file=sys.stderr, flush=True)
+            tell(text)
             return
-        self.progress.console.print(text, markup=False, highlight=False)
-        self.progress.update(self.progress.task_ids[0], completed=step)
+        with suppress(OSError):  # a terminal that is gone
+            self.progress.console.print(text, markup=False, highlight=False)
+            self.progress.update(self.progress.task_ids[0], completed=step)
 
     def finish(self, status: str) -> None:
         """Take the bar away."""
         if self.progress is not None:
-            self.progress.stop()
+            with suppress(OSError):
+                self.progress.stop()
 
 
 @dataclass(kw_only=True)

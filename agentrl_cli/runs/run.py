@@ -184,7 +184,7 @@ class Run:
         there would be a file of somebody else. W&B's own link to its log is never written through:
         each of its sessions makes a new one."""
         for path in self.folder.rglob("*"):
-            is_of_wandb = path.match(f"{self.folder.name}/wandb/*run-*/logs/{WANDB_LINK}")
+            is_of_wandb = path.relative_to(self.folder).match(f"wandb/*run-*/logs/{WANDB_LINK}")
             if path.is_symlink() and not is_of_wandb and not files.is_inside(path, self.folder):
                 remedy = "put what it leads to in its place, or remove it"
                 raise UserError(f"'{path}' is a link that leads out of the run; {remedy}")

@@ -74,8 +74,8 @@ class Trial(NamedTuple):
             key = STEP_SIZES.get(self.algo, "algo.tokens_per_step")
             return {key: OmegaConf.select(config, key) // 2}
         factor, keys = FACTORS[self.trial], RATES.get(self.algo, (BODY,))
-        rates = {key: float(f"{OmegaConf.select(config, key) * factor:.1e}") for key in keys}
-        return rates if factor != 1 else {}
+        own = {key: rate for key in keys if (rate := OmegaConf.select(config, key)) is not None}
+        return {k: float(f"{rate * factor:.1e}") for k, rate in own.items()} if factor != 1 else {}
 
     def settings(self) -> list[str]:
         """The overrides of the run."""

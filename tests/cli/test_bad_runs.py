@@ -158,6 +158,17 @@ def test_a_link_that_leads_out_of_the_run_is_refused(run: Run, name: str):
     assert victim.read_text() == "precious"
 
 
+def test_wandbs_own_link_is_no_matter_wherever_the_run_is_named_from(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    odd = run.folder.rename(run.folder.with_name("it [copy]"))
+    (odd / "wandb" / "offline-run-1" / "logs").mkdir(parents=True)
+    (odd / "wandb" / "offline-run-1" / "logs" / "debug-core.log").symlink_to(tmp_path / "log")
+    monkeypatch.chdir(odd)
+    for folder in (odd, Path()):
+        Run(folder).refuse_links()
+
+
 def test_a_link_within_the_run_is_no_matter(run: Run):
     (run.folder / "wandb").mkdir()
     (run.folder / "wandb" / "latest").symlink_to(run.folder / "episodes")

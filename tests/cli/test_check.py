@@ -9,6 +9,13 @@ import pytest
 from tests.builders.command_line import agentrl
 from tests.builders.runs import SMALL, Agentrl, folders
 
+
+def test_a_users_mistake_is_not_called_a_fault_of_the_world():
+    result = agentrl("check", "env=wiki", "env.data=nosuchfolder")
+    assert result.exit_code == 2
+    assert "env.data 'nosuchfolder' is neither" in result.stderr and "raised" not in result.output
+
+
 WORLD = """
 from dataclasses import dataclass
 from agentrl_cli.core.errors import UserError

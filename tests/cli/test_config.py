@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -172,7 +173,16 @@ def test_without_a_group_the_groups_are_listed():
 def test_demonstrations_are_learnt_in_the_world_that_they_are_of(tmp_path: Path):
     file = tmp_path / "demos.jsonl"
     result = agentrl("demos", "env=math", "env.turns=single", "n=2", f"out={file}")
-    assert f"agentrl train algo=sft env=math env.turns=single data.demos={file}" in result.stderr
+    said = f"agentrl train env=math env.turns=single algo=sft data.demos={file} steps=3"
+    assert said in result.stderr
+
+
+def test_the_command_that_learns_from_demonstrations_can_be_pasted(tmp_path: Path):
+    file = tmp_path / "my demos.jsonl"
+    result = agentrl("demos", "experiment=math_grpo", "env.turns=single", "n=2", f"out={file}")
+    words = shlex.split(result.stderr.split("learn from them: agentrl ")[1])
+    assert words[:3] == ["train", "experiment=math_grpo", "env.turns=single"]
+    assert f"data.demos={file}" in words
 
 
 def test_a_plan_says_how_many_models_are_trained():

@@ -22,6 +22,13 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): file.read_text() for file in kept}
 
 
+@pytest.mark.parametrize("name", ["json", "torch", "numpy"])
+def test_no_package_takes_the_name_of_a_module_that_is_needed(tmp_path: Path, name: str):
+    with pytest.raises(UserError, match=f"'{name}' is a module that Python or agentrl needs"):
+        write_package("env", name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_new_world_keeps_the_contract_and_its_expert_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

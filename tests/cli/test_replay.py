@@ -27,6 +27,9 @@ __all__ = ["services"]
 def test_a_script_is_a_json_list_or_lines(tmp_path: Path, text: str, actions: list[str]):
     (tmp_path / "script").write_text(text)
     assert read_script(tmp_path / "script") == actions
+    marked = "\ufeff" + (tmp_path / "script").read_text(encoding="utf-8")
+    (tmp_path / "script").write_text(marked, encoding="utf-8")
+    assert read_script(tmp_path / "script") == actions
 
 
 def test_a_replay_records_every_step_and_the_final_state(services: Path):

@@ -106,10 +106,11 @@ def test_the_report_of_one_run_lies_in_it(agentrl: Agentrl, tmp_path: Path):
 
 
 def test_a_report_is_packed_whole_into_one_file(agentrl: Agentrl, tmp_path: Path):
-    for name in ("one", "two"):
-        write_run(tmp_path / "runs" / name)
+    for seed, name in enumerate(("one", "two")):
+        write_run(tmp_path / "runs" / name, seed=seed)
     (tmp_path / "runs" / "report" / "pages").mkdir(parents=True)
     (tmp_path / "runs" / "report" / "pages" / "gone.html").write_text("of another report")
+    (tmp_path / "runs" / "report" / "my-gone.svg").write_text("somebody else's")
     done = agentrl("report", "runs", "--zip")
     packed = tmp_path / "runs" / "report" / "report.zip"
     assert done.returncode == 0, done.stderr
@@ -120,3 +121,4 @@ def test_a_report_is_packed_whole_into_one_file(agentrl: Agentrl, tmp_path: Path
     assert links == {"pages/one.html", "pages/two.html"}
     assert {f"report/{link}" for link in links} < set(names) and "report/curves-1.svg" in names
     assert not any("gone" in name for name in names)
+    assert (tmp_path / "runs" / "report" / "my-gone.svg").exists()

@@ -245,7 +245,7 @@ def small(root: Path, *more: str) -> list[str]:
 
 
 def run_sweep(root: Path, *more: str) -> Path:
-    return sweep(small(root, *more), folders(root), "it", 1, lambda question: True)
+    return sweep(small(root, *more), folders(root), "it", 1, lambda question: True)[0]
 
 
 def status(folder: Path) -> dict[str, str]:
@@ -336,6 +336,8 @@ def test_a_run_that_cannot_start_is_told_and_the_others_go_on(tmp_path: Path):
     lines, unfinished = summary(folder)
     assert status(folder) == {"init-null": "done"} and unfinished == 1
     assert any(f"failed, see {folder}/init-nowhere.log" in line for line in lines)
+    lines, unfinished = summary(folder, {"init-null"})
+    assert unfinished == 0 and not any("nowhere" in line for line in lines)
 
 
 OWN_RAY = [  # whatever other one runs on this machine

@@ -63,6 +63,7 @@ WRONG_STEPS = {
     "too large": (replace(GOOD, reward=10**400), "give a finite float"),
     "set": (replace(GOOD, info={"seen": {1}}), "info cannot be written as JSON"),
     "half in info": (replace(GOOD, info={"a": HALF}), "info cannot be written as JSON"),
+    "reserved": (replace(GOOD, info={"weight": 70, "x": 1}), "info has the keys ['weight'], which"),
     "keys": (replace(GOOD, info={1: 2}), "give a dictionary with strings as keys"),
     "no info": (replace(GOOD, info=None), "info is None: give a dictionary"),
     "number for done": (replace(GOOD, done=1), "done or truncated is not a bool"),

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -47,6 +48,33 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         said = {"critic": {"forecasts": [HOSTILE + " Success."], "critique": HOSTILE}}
         write_run(folder / f"nlac-{seed}", algo="nlac", seed=seed, said=said)
     return write(gather([str(folder)]), folder_for([str(folder)]), pages=True).parent
+
+
+def test_copies_of_a_run_count_once_and_are_named(two: Path, tmp_path: Path):
+    shutil.copytree(two / "grpo-1", two / "grpo-1 copy")
+    report = report_of(two)
+    (row,) = (row for row in report.comparisons[0].rows if row.group == "grpo")
+    assert len(row.scores) == 2 and report.notes == [
+        "run 'grpo-1 copy' is a copy of another run in the report, and is left out"
+    ]
+
+
+def test_runs_that_start_from_runs_beside_them_are_grouped_wherever_the_report_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / f"base-{seed}", algo="sft", seed=seed)
+        write_run(tmp_path / "runs" / f"own-{seed}", seed=seed, init=f"runs/base-{seed}")
+    monkeypatch.chdir(tmp_path / "runs")
+    (world,) = worlds(read_records(["own-0", "own-1"]))
+    assert [len(group.records) for group in world.groups] == [2]
+
+
+def test_names_that_no_font_or_file_likes_are_drawn_and_written(tmp_path: Path):
+    for number, name in enumerate(("$HOME_\\frac$x", "gr\udcfc\udcdfe")):
+        write_run(tmp_path / str(number), data={"demos": name}, text="half \ud800")
+    write(report_of(tmp_path), tmp_path / "report")
+    assert (tmp_path / "report" / FILE).read_text(encoding="utf-8")
 
 
 def report_of(folder: Path) -> Report:

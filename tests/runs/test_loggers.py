@@ -28,6 +28,32 @@ from agentrl_cli.runs.loggers import (
 from agentrl_cli.runs.run import Run
 
 
+class Gone:
+    """A stream whose reader is gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def flush(self) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_a_run_goes_on_where_nobody_reads_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run, cfg = new_run(tmp_path)
+    console = Console()
+    console.start(run, cfg)
+    monkeypatch.setattr(sys, "stderr", Gone())
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # what `tell` replaces is put back, too
+    console.log(1, {"reward/mean": 0.5})
+    console.log(2, {"reward/mean": 0.5})
+    assert len((run.folder / "log.txt").read_text().splitlines()) == 2
+
+
 def settings(root: Path) -> DictConfig:
     choices = {"env": "twentyq", "algo": "nlac", "model": "tiny"}
     return OmegaConf.create(

@@ -327,6 +327,14 @@ def test_full_name_wins_over_longer_names_with_that_prefix(tmp_path: Path):
     assert find_run("trial", tmp_path).name == "trial"
 
 
+def test_a_link_to_a_run_beside_it_is_another_name_of_it(tmp_path: Path):
+    run = new_run(tmp_path, "trial1")
+    (tmp_path / "best").symlink_to("trial1")
+    assert [found.name for found in list_runs(tmp_path)] == ["trial1"]
+    for ref in ("best", "trial1", "tria", "last"):
+        assert find_run(ref, tmp_path).folder.resolve() == run.folder.resolve()
+
+
 @pytest.mark.parametrize(
     ("ref", "words"),
     [("tria", "ambiguous; give more letters of"), ("triel1", "did you mean 'trial"),

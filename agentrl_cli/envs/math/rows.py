@@ -96,7 +96,8 @@ def _parse_row(number: int, row: Any) -> Row:
     if not isinstance(solution, str):
         raise ValueError("its 'solution' is no text")
     answer = row.get("answer")
-    answer = boxed(solution) if answer is None else str(answer)
+    is_given = answer is not None and str(answer).strip()
+    answer = str(answer) if is_given else boxed(solution)
     if not answer:
         raise ValueError("no 'answer' and no box in its 'solution'")
     level = re.search(r"\d", str(row.get("level", "")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ def read_words(path: str) -> Words:
     suffix = Path(path).suffix.lower()
     read = {".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}[suffix]
     try:
-        rows = read(Path(path).read_text(encoding="utf-8"))
+        rows = read(Path(path).read_text(encoding="utf-8-sig"))
         lower = [(group, [name.strip().lower() for name in names]) for group, names in rows]
+        counts = Counter(name for _, names in lower for name in dict.fromkeys(names))
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"'{twice[0]}' names two objects")
         words = {names[0]: (group, names[1:]) for group, names in lower}
     except (OSError, ValueError, AttributeError, LookupError, TypeError, csv.Error) as error:
         line = f"cannot read the word list {path}: {error}"

@@ -59,6 +59,7 @@ def test_a_row_is_read_in_either_form(tmp_path: Path):
         ({"answer": "7"}, "no 'problem'"),
         ({"problem": " ", "answer": "7"}, "no 'problem'"),
         ({"problem": "p"}, "no 'answer'"),
+        ({"problem": "p", "answer": " "}, "no 'answer'"),
         ({"problem": "p", "solution": "no box"}, "no 'answer'"),
         ({"problem": "p", "solution": ["x"], "answer": "7"}, "no text"),
         (row(0, unique_id="1"), "a second one with the id '1'"),

@@ -52,6 +52,20 @@ def test_each_wrong_guess_from_a_word_list_leaves_one_object_less(tmp_path, gues
     assert env.game and len(env.game.candidates) == 10 - guesses
 
 
+def test_a_list_that_excel_wrote_is_a_world_without_its_mark(tmp_path):
+    path = tmp_path / "words.csv"
+    path.write_text("\ufeffname,category\ndog,animal\nowl,bird\n", encoding="utf-8")
+    assert load_world(str(path)).objects == ("dog", "owl")
+
+
+@pytest.mark.parametrize("second", ["dog,toy,plush", "fox,animal,pet", "pet,animal,"])
+def test_a_name_of_two_objects_is_refused(tmp_path, second):
+    path = tmp_path / "words.csv"
+    path.write_text(f"name,category,variants\ndog,animal,pet\n{second}\n")
+    with pytest.raises(UserError, match=r"'(dog|pet)' names two objects; its form is"):
+        load_world(str(path))
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"a": [[]]}', '{"a": [[1]]}', '{"a": [[""]]}'])
 def test_a_broken_word_list_is_the_users_mistake(tmp_path, text):
     path = tmp_path / "broken.json"
