@@ -93,8 +93,8 @@ def seconds(world: str) -> dict[str, float]:
 
 def test_what_is_said_of_twenty_questions():
     found = gains("twentyq")
-    others = [found[algo] for algo in ("rft", "self_ac", "grpo")]
-    assert found["nlac"] > 1.5 * max(others) and found["nlac"] > 1.4 * found["ppo"]
+    assert found["nlac"] > 1.75 * max(found["rft"], found["grpo"])
+    assert found["nlac"] > 1.4 * max(found["self_ac"], found["ppo"])
     assert found["plain_farewell"] > found["nlac"]
     assert 1 < found["graded_reward"] - found["grpo"] < 3 and found["sft"] > found["nlac"]
     later = ("ppo_from_sft", "rft_from_sft", "dpo", "stepagent_implicit", "stepagent_inverse")
@@ -105,7 +105,7 @@ def test_what_is_said_of_twenty_questions():
     for split in ("test", "train"):
         ends = finals("twentyq", split)
         leads[split] = ends["nlac"] - max(ends[algo] for algo in ("rft", "self_ac", "grpo"))
-    assert 0 < leads["train"] < 0.6 * leads["test"]
+    assert 0 < leads["train"] < 0.7 * leads["test"]
     assert -6 < min(found["shuffled_critiques"], found["majority"])
     assert max(found["shuffled_critiques"], found["majority"], found["empty_critiques"]) < 0
     assert found["frozen_critic"] > found["nlac"] - 4
@@ -130,24 +130,23 @@ def test_what_is_said_of_more_and_fewer_demonstrations():
 
 def test_what_is_said_of_math():
     found = gains("math")
-    assert found["rft"] > found["self_ac_slides"] > max(found["self_ac"], found["ppo"]) + 3.8
-    assert found["nlac_paper"] < 0
+    order = [found[name] for name in ("rft", "self_ac", "self_ac_slides", "ppo", "nlac", "grpo")]
+    assert order == sorted(order, reverse=True) and found["nlac_paper"] < 0
+    assert found["self_ac"] - found["grpo"] > 3 * 3.3 and found["nlac"] - found["grpo"] < 3.3
     last = [
         row["critic/optimism"]
         for row in results_page.load("math_critic")
         if row["variant"] == "self_ac_slides" and row["step"]
     ]
     assert len(last) == 3 and max(last) < -0.45
-    alike = [found[algo] for algo in ("self_ac", "ppo", "grpo", "nlac")]
-    assert found["rft"] > max(alike) + 5 and max(alike) - min(alike) < 6
     assert all(0 < found[algo] < 6 for algo in ("stepagent_implicit", "stepagent_inverse", "dpo"))
     assert 0 < found["archer"] < 6
     taken = seconds("math")
-    assert taken["grpo"] < taken["rft"] < min(taken[algo] for algo in ("self_ac", "ppo", "nlac"))
+    assert taken["nlac"] > 3 * taken["grpo"]
 
 
 def test_what_is_said_of_ablations_on_math():
-    found, whole, luck = gains("math_ablations"), gains("math")["nlac"], 3.8
+    found, whole, luck = gains("math_ablations"), gains("math")["nlac"], 3.3
     lost = {name: whole - gain for name, gain in found.items()}
     assert all(lost[name] > luck for name in ("shared_critic", "nlql", "self_distillation"))
     assert 0.75 * luck < lost["k1"] < luck
