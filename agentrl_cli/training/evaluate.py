@@ -116,7 +116,7 @@ def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:
     def measure(search: TreeSearch) -> tuple[list[Episode], dict[str, float]]:
         parts.generator.clear()
         search.bind(parts.generator, parts.algo.state_values, token_texts)
-        episodes = parts.play(starts, sampling, search)
+        episodes = parts.play(starts, sampling, search, FAILED_LIMIT)
         success = {k: v for k, v in episode_metrics(episodes).items() if k.startswith("success")}
         totals = {"tokens": search.sampled_tokens, "judged": search.judged_answers}
         return episodes, success | {name: total / len(episodes) for name, total in totals.items()}

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
-from agentrl_cli.core.errors import LostRank, StoppedRun, UserError
+from agentrl_cli.core.errors import GeneratorError, LostRank, StoppedRun, UserError
 from agentrl_cli.core.ranks import Item, Numbers, Ranks, Result
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Completion, Generator, Sampling
@@ -138,12 +138,12 @@ class ProcessRanks(Ranks):
             if is_lost(error):
                 raise
             failed = error
-        reasons = self.gather(failed and _reason(failed), "together")
+        reasons = self.gather(failed and reason_of(failed), "together")
         if failed is not None:
             raise failed
         for rank, reason in enumerate(reasons):
             if reason is not None:
-                raise _error(rank, **reason)
+                raise error_of(rank, **reason)
 
     def takes_the_word(self) -> bool:
         """Whether this rank is the first to say why the run ends; where nobody can be asked, it
@@ -294,19 +294,23 @@ def _from_rows(rows: list[dict[str, Any]]) -> list[Completion]:
     return [Completion(**row) for row in rows]
 
 
-def _reason(error: Exception) -> dict[str, str]:
+def reason_of(error: Exception) -> dict[str, str]:
     """What the others must know of an error: its kind and its text."""
     if isinstance(error, UserError):
         return {"kind": "stopped" if isinstance(error, StoppedRun) else "user", "text": str(error)}
+    if isinstance(error, GeneratorError):
+        return {"kind": "generator", "text": str(error)}
     kind = "memory" if is_out_of_memory(error) else "other"
     return {"kind": kind, "text": f"{type(error).__name__}: {error}"}
 
 
-def _error(rank: int, kind: str, text: str) -> Exception:
+def error_of(rank: int, kind: str, text: str) -> Exception:
     """What is raised here for an error of another rank."""
     kinds = {"user": UserError, "stopped": StoppedRun, "memory": MemoryError}
     if kind in kinds:
         return kinds[kind](text)
+    if kind == "generator":
+        return GeneratorError(text, [])
     return LostRank(f"rank {rank} of this run failed ({text.splitlines()[0]})")
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.core.errors import GeneratorError
 from agentrl_cli.core.files import read_json
 from agentrl_cli.runs.run import Run
+from agentrl_cli.training.ranks import error_of, reason_of
 from tests.builders.ranks import (
     DDP,
     FSDP,
@@ -52,6 +54,11 @@ def closely(one: Run, two: Run) -> None:
         other = [[turn["action"] for turn in row["turns"]] for row in facts(two)["episodes"][name]]
         assert actions == other
     assert largest_gap(weights(one), weights(two)) < GAP
+
+
+def test_a_generator_that_fails_on_one_rank_fails_on_all():
+    told = error_of(1, **reason_of(GeneratorError("the server gave no answer", [None])))
+    assert isinstance(told, GeneratorError) and str(told) == "the server gave no answer"
 
 
 @pytest.mark.parametrize(
