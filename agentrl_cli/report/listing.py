@@ -20,7 +20,7 @@ def run_row(run: Run) -> dict[str, Any]:
     return {
         "run": run.name,
         "folder": str(run.folder),
-        "status": run.meta["status"],
+        "status": run.status,
         "created": run.meta["created"],
         "step": max((line["step"] for line in lines), default=0),
         "reward": _last(lines, "reward/mean"),

@@ -64,8 +64,8 @@ class Record:
 
     @property
     def status(self) -> str:
-        """started, running, done, failed or stopped."""
-        return str(self.run.meta.get("status", "started"))
+        """started, running, killed, done, failed or stopped."""
+        return self.run.status
 
     @property
     def seed(self) -> int:
@@ -296,7 +296,7 @@ def _status_notes(record: Record) -> list[str]:
         notes.append(f"{name}: {count} {lines} of metrics.jsonl cannot be read, left out")
     if record.status in ("started", "running"):
         notes.append(f"{name} is still going, or its machine died ({at}): {out}")
-    elif record.status in ("failed", "stopped"):
+    elif record.status in ("failed", "stopped", "killed"):
         why = str(record.run.meta.get("error") or "").partition("\n")[0]
         notes.append(f"{name} {record.status} at {at}{': ' + why if why else ''}; {out}")
     elif record.final_step is None:

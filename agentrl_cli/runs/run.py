@@ -179,6 +179,16 @@ class Run:
                 raise UserError(f"{line}; wait for its end, or stop it with Ctrl-C there")
             yield
 
+    @property
+    def status(self) -> str:
+        """started, running, done, stopped or failed, as its process last wrote it, and killed where
+        that was running and holds the run no more; nothing is written."""
+        status, lock = str(self.meta.get("status", "started")), self.folder / ".lock"
+        if status == "running" and lock.is_file():
+            with suppress(OSError), files.try_lock(FileLock(lock, fallback_to_soft=False)) as free:
+                return "killed" if free else status
+        return status
+
     def refuse_links(self) -> None:
         """Raise UserError where something in the folder leads out of it: what is written or cut
         there would be a file of somebody else. W&B's own link to its log is never written through:

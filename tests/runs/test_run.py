@@ -327,6 +327,18 @@ def test_full_name_wins_over_longer_names_with_that_prefix(tmp_path: Path):
     assert find_run("trial", tmp_path).name == "trial"
 
 
+def test_a_run_whose_process_is_gone_was_killed_and_one_that_trains_runs(tmp_path: Path):
+    run = new_run(tmp_path, "it")
+    seen = [Run(run.folder).status]
+    run.set_status("running")
+    seen.append(Run(run.folder).status)  # of a run that never locked, as of other versions
+    with run.lock():
+        seen.append(Run(run.folder).status)
+    seen.append(Run(run.folder).status)
+    assert seen == ["started", "running", "running", "killed"]
+    assert Run(run.folder).meta["status"] == "running"
+
+
 def test_a_link_to_a_run_beside_it_is_another_name_of_it(tmp_path: Path):
     run = new_run(tmp_path, "trial1")
     (tmp_path / "best").symlink_to("trial1")
