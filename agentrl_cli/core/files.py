@@ -51,6 +51,16 @@ def try_lock(lock: FileLock) -> Iterator[bool]:
         yield True
 
 
+def is_free(lock: Path) -> bool:
+    """Whether no process holds the lock of that file, which must be there; False where that cannot
+    be known, as on a file system without locks."""
+    try:
+        FileLock(lock, fallback_to_soft=False).acquire(blocking=False).lock.release()
+    except OSError:  # as Timeout is
+        return False
+    return True
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The one object of a JSON file. Raises UserError where there is none."""
     remedy = "name a folder that a run wrote"

@@ -184,10 +184,8 @@ class Run:
         """started, running, done, stopped or failed, as its process last wrote it, and killed where
         that was running and holds the run no more; nothing is written."""
         status, lock = str(self.meta.get("status", "started")), self.folder / ".lock"
-        if status == "running" and lock.is_file():
-            with suppress(OSError), files.try_lock(FileLock(lock, fallback_to_soft=False)) as free:
-                return "killed" if free else status
-        return status
+        was_killed = status == "running" and lock.is_file() and files.is_free(lock)
+        return "killed" if was_killed else status
 
     def refuse_links(self) -> None:
         """Raise UserError where something in the folder leads out of it: what is written or cut
