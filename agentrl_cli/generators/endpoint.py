@@ -185,10 +185,8 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port  # raises where it is no number
         return parts
-    except ValueError as error:
-        raise UserError(
-            f"base_url '{url}' is no address ({error}); give http://HOST:PORT"
-        ) from None
+    except ValueError:  # not shown: what is no port may be a password
+        raise UserError("base_url is no address; give one like http://HOST:PORT") from None
 
 
 def _require_client() -> None:

@@ -366,8 +366,8 @@ def _checked_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises where it is no number
-    except ValueError as error:
-        line = f"hardware.generator.urls holds '{url}', which is no address ({error})"
+    except ValueError:  # not shown: what is no port may be a password
+        line = "hardware.generator.urls holds what is no address"
         raise UserError(f"{line}; give addresses such as http://127.0.0.1:8000") from None
     if parts.username is not None:
         line = "hardware.generator.urls holds a user; give the address alone, and a key as"
