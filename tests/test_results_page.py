@@ -174,12 +174,7 @@ def test_what_is_said_of_the_wiki():
     assert found["nlac_paper"] < -20 and found["self_ac_slides"] > min(alike)
     assert 1.7 * found["majority"] < found["nlac"] < 2.3 * found["majority"]
     assert found["shuffled_critiques"] < 0
-    (own,) = (
-        100 * (row["final"] - row["base"])
-        for row in results_page.load("wiki")
-        if (row["algo"], row["variant"], row["split"], row["seed"]) == ("nlac", "", "test", 0)
-    )
-    assert own < min(found["frozen_critic"], found["shuffled_outcomes"])
+    assert found["nlac"] < min(found["frozen_critic"], found["shuffled_outcomes"])
 
 
 def test_what_readme_says():
