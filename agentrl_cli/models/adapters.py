@@ -77,7 +77,7 @@ def refuse_other_adapter(folder: Path, module: PeftModel, name: str) -> None:
     config = module.peft_config[name]
     assert isinstance(config, PeftLora)
     ours = _scale(config.lora_alpha, config.r, config.use_rslora)
-    if theirs != ours:
+    if said["r"] == config.r and theirs != ours:  # of another rank, its shapes say it
         line = (
             f"the adapter in '{folder}' is multiplied by {theirs:g}, that of model.lora by {ours:g}"
         )
