@@ -39,6 +39,9 @@ def parts_of(run: Run) -> Parts:
     return parts
 
 
+QUICK = ("grpo", "nlac", "self_ac")  # without a head and with one, alone and beside others
+
+
 @torch.no_grad()
 def logits(model: torch.nn.Module) -> torch.Tensor:
     return model(input_ids=IDS).logits
@@ -50,7 +53,10 @@ def greedy(model: PreTrainedModel) -> list[int]:
     return found[0, IDS.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algo",
+    [algo if algo in QUICK else pytest.param(algo, marks=pytest.mark.slow) for algo in ALGORITHMS],
+)
 def test_the_plain_model_generates_what_the_run_with_its_critics_generates(
     tmp_path: Path, algo: str
 ):

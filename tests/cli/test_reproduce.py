@@ -38,6 +38,7 @@ def test_a_preset_says_how_to_run_it_and_builds_its_algorithm(file: Path):
     assert first == "# @package _global_"
     assert re.match(rf"# agentrl train experiment={file.stem}: \w", second)
     cfg = check(compose([f"experiment={file.stem}"]))
+    assert cfg.choices.experiment == file.stem
     assert type(build(cfg.algo)).__name__ == cfg.algo._target_.rpartition(".")[2]
 
 

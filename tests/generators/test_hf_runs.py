@@ -26,6 +26,8 @@ CASES = {
     "nlac, sampled roles": ("nlac", [UNREAD]),
 }
 
+SLOW = ("grpo, all activations kept", "stepagent_implicit", "nlac", "nlac, all activations kept")
+
 
 def run_of(folder: Path, root: Path, algo: str, name: str, *more: str) -> Run:
     """Two steps of a model that lies in a folder, saved after each."""
@@ -33,7 +35,13 @@ def run_of(folder: Path, root: Path, algo: str, name: str, *more: str) -> Run:
     return trained(root, algo, name, *model, *more)
 
 
-@pytest.mark.parametrize(("algo", "more"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("algo", "more"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name, case in CASES.items()
+    ],
+)
 def test_a_model_from_a_folder_trains_and_resumes_exactly(
     model_folder: Path, tmp_path: Path, algo: str, more: list[str]
 ):

@@ -104,7 +104,11 @@ def hang_up_counts() -> Iterator[None]:
 @pytest.mark.usefixtures("hang_up_counts")
 @pytest.mark.parametrize(
     ("at", "by"),
-    [(1, "SIGINT"), (5, "SIGTERM"), pytest.param(12, "SIGHUP", marks=pytest.mark.slow)],
+    [
+        (1, "SIGINT"),
+        pytest.param(5, "SIGTERM", marks=pytest.mark.slow),
+        pytest.param(12, "SIGHUP", marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_run_is_saved_and_goes_on_as_if_nothing_had_happened(
     tmp_path: Path, at: int, by: str, capsys: pytest.CaptureFixture[str]

@@ -199,7 +199,15 @@ def imitated(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(root, "sft", "it", DEMOS, "steps=1", "eval.baseline=false")
 
 
-@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+@pytest.mark.parametrize(
+    "algo",
+    [
+        algo
+        if algo in ("archer", "nlac", "self_ac")
+        else pytest.param(algo, marks=pytest.mark.slow)
+        for algo in sorted(ALGORITHMS)
+    ],
+)
 def test_every_algorithm_can_start_from_an_sft_on_demonstrations(
     tmp_path: Path, imitated: Run, algo: str
 ):
