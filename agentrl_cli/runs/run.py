@@ -14,7 +14,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs import checkpoints, episode_files, provenance
 from agentrl_cli.runs.checkpoints import Checkpoint
+from agentrl_cli.runs.meta import now, read_meta, status_change
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 KEPT_CHECKPOINTS = 2
 PLAYED_PARTS = ("models/", "state.json")  # what of a checkpoint is read to play with it
-REQUIRED_META: dict[str, Any] = {"status": str, "created": str, "history": list}
-OPTIONAL_META: dict[str, Any] = {"choices": dict, "seed": int, "git": dict | None}
 LOGS = ("metrics.jsonl", "buffer.jsonl")  # what is only appended to while a run trains
 WANDB_LINK = "debug-core.log"  # in a session of W&B: a link to where its process writes
 
@@ -384,25 +383,3 @@ def _new_name(cfg: DictConfig) -> str:
     parts = (cfg.choices.env, cfg.choices.algo, cfg.choices.model)
     letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(4))
     return f"{datetime.now():%Y-%m-%d}_{'-'.join(map(str, parts))}_s{cfg.seed}_{letters}"
-
-
-def read_meta(file: Path) -> dict[str, Any]:
-    """A run's meta.json. Raises UserError for a file that cannot be read or says too little."""
-    meta = files.read_json(file)
-    wrong = [key for key, kind in REQUIRED_META.items() if not isinstance(meta.get(key), kind)]
-    given = {key: kind for key, kind in OPTIONAL_META.items() if key in meta}
-    wrong += [key for key, kind in given.items() if not isinstance(meta[key], kind)]
-    if wrong:
-        missing = ", ".join(wrong)
-        raise UserError(f"'{file}' does not say a run's {missing}; name a folder that a run wrote")
-    return meta
-
-
-def status_change(status: str, error: str | None = None) -> dict[str, Any]:
-    """The entries that a change of status sets, the new part of the history among them."""
-    return {"status": status, "error": error, "history": [{"status": status, "time": now()}]}
-
-
-def now() -> str:
-    """The time, to the microsecond."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")

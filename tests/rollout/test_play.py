@@ -6,22 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentrl_cli.core.errors import EpisodeError, GeneratorError, StoppedRun, UserError
 from agentrl_cli.core.types import Episode, Message, Step, Turn
-from agentrl_cli.generators.base import Completion, Sampling
+from agentrl_cli.generators.base import Sampling
 from agentrl_cli.generators.scripted import ScriptedGenerator
-from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.play import (
     EpisodeStart,
     indistinguishable_tasks,
     play,
     probe_starts,
-    split_into_turns,
 )
-from tests.builders.tiny_models import tiny_tokenizer
 from tests.fakes.echo import CHAT, EchoEnv, TinyWeights, random_sampler, script
 
 SAMPLING = Sampling(max_tokens=8, temperature=1.0, stop_ids=CHAT.stop_ids)
@@ -282,39 +277,6 @@ def test_what_was_written_behind_a_part_that_is_answered_is_dropped():
     assert [turn.action for turn in episode.turns] == ["One;", "One;", "One;"]
     for turn in episode.turns[1:]:
         assert turn.observation[0].content.startswith("Heard 4") and turn.observation_ids
-
-
-THINKING = "{% if m['role'] == 'assistant' %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
-PREFIXED = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
-    + THINKING
-    + "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-
-def test_what_the_template_puts_before_an_answer_stands_once_and_is_not_cut():
-    chat = Chat(tiny_tokenizer(PREFIXED))
-    assert chat.answer_prefix == "<think>\n\n</think>\n\n"
-    whole = chat.encode_action("One.\n\nTwo.")
-    parts = split_into_turns(Completion(whole, [0.0] * len(whole), "stop"), "\n\n", chat)
-    assert [chat.decode(part.ids) for part in parts] == ["One.\n\n", "Two."]
-    scripted = [Turn([Message("user", "Hi.")], "One.\n\n", [], [], [])]
-    chat.encode_turns([*scripted, second := Turn([], "Two.", [], [], [])])
-    assert chat.text_of(scripted[0].action_ids + second.action_ids) == chat.text_of(whole)
-
-
-@given(st.lists(st.sampled_from(["a", "\n", "\n\n", ";", " b", "é", ";;", "."]), max_size=30))
-def test_turns_are_cut_where_all_of_their_text_would_say(words):
-    ids = CHAT.encode_action("".join(words))
-    ends, begin = [], 0
-    for end in range(1, len(ids)):  # the definition, which decodes all that a turn has so far
-        if CHAT.decode(ids[begin:end]).endswith("\n\n"):
-            ends, begin = [*ends, end], end
-    parts = split_into_turns(Completion(ids, [0.0] * len(ids), "stop"), "\n\n", CHAT)
-    assert [len(part.ids) for part in parts] == [
-        b - a for a, b in zip([0, *ends], [*ends, len(ids)], strict=True)
-    ]
 
 
 def test_the_seconds_of_the_world_are_counted_apart():
