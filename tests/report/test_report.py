@@ -71,8 +71,11 @@ def test_runs_that_start_from_runs_beside_them_are_grouped_wherever_the_report_i
 
 
 def test_names_that_no_font_or_file_likes_are_drawn_and_written(tmp_path: Path):
-    for number, name in enumerate(("$HOME_\\frac$x", "gr\udcfc\udcdfe")):
-        write_run(tmp_path / str(number), data={"demos": name}, text="half \ud800")
+    for number, name in enumerate(("$HOME_\\frac$x", "plain.jsonl")):
+        write_run(tmp_path / str(number), seed=number, data={"demos": name}, text="half \ud800")
+    write_run(tmp_path / "gr\udcfc\udcdfe", seed=2)
+    labels = [row.group for row in report_of(tmp_path).comparisons[0].rows]
+    assert any("$HOME_\\frac$x" in label for label in labels)
     write(report_of(tmp_path), tmp_path / "report")
     assert (tmp_path / "report" / FILE).read_text(encoding="utf-8")
 
