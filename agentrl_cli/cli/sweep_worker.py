@@ -21,6 +21,7 @@ from agentrl_cli.config.difference import differences
 from agentrl_cli.config.settings import RESUMABLE
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import try_lock
+from agentrl_cli.core.terminal import tell
 from agentrl_cli.report.listing import cell, run_row
 from agentrl_cli.runs.run import Run
 
@@ -48,7 +49,7 @@ def run_point(cfg: DictConfig) -> float:
             refuse_other_run(folder / name, lambda: checked_point(cfg, chosen, groups))
         verb = next_verb(folder / name) if is_free else None
         idle = "nothing to do:" if is_free else "another sweep runs"
-        tell(f"{verb or idle} {name}")
+        tell_point(f"{verb or idle} {name}")
         if verb is not None:
             config_dir = ["--config-dir", search[0]] if search else []
             train = ["train", *config_dir, *overrides, f"name='{name}'"]
@@ -56,16 +57,16 @@ def run_point(cfg: DictConfig) -> float:
             gpus = visible_gpus() if is_local and cfg.hardware.device == "cuda" else []
             with own_gpu(folder, gpus) as gpu:
                 _run_logged(train if verb == "train" else ["resume", str(folder / name)], log, gpu)
-                tell(point_line(folder / name))
+                tell_point(point_line(folder / name))
         if is_free:
             lock_file.unlink(missing_ok=True)
     return score(folder / name)
 
 
-def tell(line: str) -> None:
+def tell_point(line: str) -> None:
     """Print to stderr, unless the sweep's terminal shows all of that as a table."""
     if HAS_TABLE not in os.environ:
-        print(line, file=sys.stderr, flush=True)
+        tell(line)
 
 
 def point_line(run: Path) -> str:
@@ -191,4 +192,4 @@ def _run_logged(arguments: list[str], log: Path, gpu: str | None) -> None:
         raise KeyboardInterrupt
     if code:
         name = log.name.removesuffix(".log")
-        tell(f"failed: {name}, see {log}")
+        tell_point(f"failed: {name}, see {log}")

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, urlsplit
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import (
@@ -26,6 +25,7 @@ from agentrl_cli.core.errors import (
     require_at_least,
 )
 from agentrl_cli.core.types import Message
+from agentrl_cli.generators.address import address_parts
 from agentrl_cli.generators.background import wait_for
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class OpenAIChat:
         if not KEY_VARIABLE.fullmatch(self.key_variable):  # not shown: it may be the key itself
             line = "key_variable must name an environment variable that ends in API_KEY"
             raise UserError(f"{line}; set such a one, and never write the key itself")
-        if self.base_url and _split(self.base_url).username is not None:
-            raise UserError("base_url holds a user; give the address alone, and set a key_variable")
+        if self.base_url:
+            address_parts(self.base_url, "base_url", "set a key_variable")
         if self.model is not None:
             _require_client()
         if self.cache and files.is_file(Path(self.cache)):
@@ -177,16 +177,6 @@ def outside_chats(env: object) -> list[OpenAIChat]:
     """The models outside of this process that an environment holds and may ask."""
     held = vars(env).values()
     return [value for value in held if isinstance(value, OpenAIChat) and value.model is not None]
-
-
-def _split(url: str) -> SplitResult:
-    """The parts of an address. UserError where it is none."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises where it is no number
-        return parts
-    except ValueError:  # not shown: what is no port may be a password
-        raise UserError("base_url is no address; give one like http://HOST:PORT") from None
 
 
 def _require_client() -> None:

@@ -19,7 +19,6 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import (
@@ -31,6 +30,7 @@ from agentrl_cli.core.errors import (
 )
 from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import derive_seed
+from agentrl_cli.generators.address import address_parts
 from agentrl_cli.generators.background import wait_for
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.prefix_router import PrefixRouter
@@ -363,15 +363,7 @@ def recompute_logprobs(module: Any, prompt: list[int], ids: list[int]) -> list[f
 
 def _checked_url(url: str) -> str:
     """The address without what servers add to it. UserError where it is none."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises where it is no number
-    except ValueError:  # not shown: what is no port may be a password
-        line = "hardware.generator.urls holds what is no address"
-        raise UserError(f"{line}; give addresses such as http://127.0.0.1:8000") from None
-    if parts.username is not None:
-        line = "hardware.generator.urls holds a user; give the address alone, and a key as"
-        raise UserError(f"{line} {KEY_VARIABLE}")
+    parts = address_parts(url, "hardware.generator.urls", f"a key as {KEY_VARIABLE}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         line = f"hardware.generator.urls holds '{url}'"
         raise UserError(f"{line}; give addresses such as http://127.0.0.1:8000")

@@ -198,7 +198,7 @@ def test_no_variable_but_an_api_key_is_sent_and_its_name_not_shown(name: str):
 
 def test_what_is_no_address_or_no_place_for_a_file_is_refused_at_the_start(tmp_path: Path):
     for address in ("http://[::1/v1", "http://127.0.0.1:80x/v1", "http://me:secret/v1"):
-        with pytest.raises(UserError, match="base_url is no address; give one") as refused:
+        with pytest.raises(UserError, match="base_url holds what is no address; give") as refused:
             chat(model=None, base_url=address)
         assert "secret" not in str(refused.value)
     with pytest.raises(UserError, match=r"the folder of cache '.*' does not exist; make it first"):
