@@ -31,7 +31,7 @@ from agentrl_cli.core.errors import (
 from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.generators.address import address_parts
-from agentrl_cli.generators.background import wait_for
+from agentrl_cli.generators.background import run_beside_loop, wait_for
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.prefix_router import PrefixRouter
 from agentrl_cli.generators.vllm_client import KEY_VARIABLE, Adapter, Fault, Fleet, Request, Server
@@ -310,6 +310,9 @@ class Connection:
         if self.is_closed:
             return
         self.is_closed = True
+        run_beside_loop(self._end)
+
+    def _end(self) -> None:
         if self.process:
             self.process.stop()
         with suppress(Exception):  # whatever the servers do, the run has ended

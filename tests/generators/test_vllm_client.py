@@ -3,6 +3,7 @@ that refuse say why."""
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from agentrl_cli.core.errors import GeneratorError, StoppedRun, UserError
 from agentrl_cli.generators import vllm_client
+from agentrl_cli.generators.background import wait_for
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.models.model_set import ModelSet
 from tests.builders.models import build
@@ -108,6 +110,26 @@ def test_another_server_answers_for_one_that_is_lost(model_folder: Path, models:
         assert ours.generate(PROMPTS, SEEDS, SAMPLING) == whole
         assert ours.metrics()["generator/retries"] > 0
         ours.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_generator_may_be_collected_where_its_calls_are_made(
+    model_folder: Path, models: ModelSet
+):
+    async def collect() -> None:
+        gc.collect()
+
+    with serving(model_folder) as server:
+        for _ in range(2):
+            cycle = [generator(models, server.url)]
+            cycle.append(cycle)  # pyright: ignore[reportArgumentType]
+            cycle[0].generate(PROMPTS, SEEDS, SAMPLING)
+            del cycle
+            wait_for(collect())
+        limit = time.monotonic() + 30
+        while server.adapters and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert server.adapters == {}
 
 
 def test_prompts_are_shared_among_servers(model_folder: Path, models: ModelSet):
