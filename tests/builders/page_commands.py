@@ -29,7 +29,7 @@ PROGRAMS = ("agentrl", "pip", "python", "printf", "transformers")
 PRINTED_PORT = 8000
 SMALL = {
     "eval": ["eval.tasks=1", "eval.episodes_per_task=1", "eval.splits=[test]", "eval.greedy=false",
-             "rollout.max_tokens=6", "rollout.max_context=2000", "hardware.threads=1"],
+             "rollout.max_tokens=6", "rollout.max_context=1700", "hardware.threads=1"],
     "calibrate": ["n=1"],
 }  # fmt: skip
 SMALL["train"] = [

@@ -15,6 +15,7 @@ from tests.builders.tau import DATA, needs_data
 
 pytestmark = [needs_data, pytest.mark.slow]  # prompts of 10,000 tokens on a CPU
 CONTEXT = 16384
+ROLES = 1024  # ids that a role's prompt and answer may add to an episode
 SETTINGS = [
     f"env.data={DATA}", "model=hf", "model.lora=null", f"rollout.max_context={CONTEXT}",
     "rollout.max_tokens=12", "hardware.threads=1", "eval.episodes_per_task=2", "eval.tasks=1",
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(TINY))
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=CONTEXT,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=CONTEXT + ROLES,
         tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
