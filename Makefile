@@ -40,7 +40,6 @@ test: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	$(BIN)/python tools/size_report.py
 
 ci: $(EXTRAS)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "(slow or extras) and not ranks and not vllm and not ray and not alone" --timeout 3000 $(ARGS)
@@ -72,28 +71,28 @@ vllm-test: setup $(SERVER_STAMP)
 
 # kills runs, resumes and compares them; goes on where it stopped. ARGS="--runs 1000 --algo nlac" chooses
 kills: setup
-	$(BIN)/python tests/faults/kills.py $(or $(ARGS),--runs 100 --record docs/results/reliability.json)
+	$(BIN)/python stress/kills.py $(or $(ARGS),--runs 100 --record docs/results/reliability.json)
 
 # spoils what is read and looks for anything but a refusal; goes on where it stopped. ARGS="--cases 1000 --seed 1" chooses
 # with every extra, since hostile answers are also graded by math-verify
 fuzz: $(EXTRAS)
-	$(BIN)/python tests/faults/fuzz.py $(or $(ARGS),--cases 20000 --record docs/results/reliability.json)
+	$(BIN)/python stress/fuzz.py $(or $(ARGS),--cases 20000 --record docs/results/reliability.json)
 
 # trains for two hours in one process and stores by how much its memory grew
 soak: setup
-	$(BIN)/python tests/faults/soak.py $(ARGS)
+	$(BIN)/python stress/soak.py $(ARGS)
 
 # costs beside TRL's and AgileRL's, half an hour on an idle core; ARGS=--compare compares with what is stored
 performance: setup
-	$(BIN)/python tests/bench/performance.py --peers runs/peers $(ARGS)
+	$(BIN)/python bench/performance.py --peers runs/peers $(ARGS)
 
 # about six hours on two cores; finished runs under runs/results are not repeated
 results: setup
-	for env in $(WORLDS); do $(BIN)/python tests/bench/results.py --env $$env --plan || exit 1; done
-	for env in $(ABLATED); do $(BIN)/python tests/bench/results.py --env $$env --ablations --plan || exit 1; done
-	for env in $(WORLDS); do $(BIN)/python tests/bench/results.py --env $$env || exit 1; done
-	for env in $(ABLATED); do $(BIN)/python tests/bench/results.py --env $$env --ablations || exit 1; done
-	$(BIN)/python tests/bench/stepagent.py
+	for env in $(WORLDS); do $(BIN)/python bench/results.py --env $$env --plan || exit 1; done
+	for env in $(ABLATED); do $(BIN)/python bench/results.py --env $$env --ablations --plan || exit 1; done
+	for env in $(WORLDS); do $(BIN)/python bench/results.py --env $$env || exit 1; done
+	for env in $(ABLATED); do $(BIN)/python bench/results.py --env $$env --ablations || exit 1; done
+	$(BIN)/python bench/stepagent.py
 
 # docs/results.md and README's table, from the records in docs/results
 results-page: setup

@@ -1,4 +1,4 @@
-"""The parts of tests/bench/performance.py, at toy sizes: the sides do the same work, a figure that
+"""The parts of bench/performance.py, at toy sizes: the sides do the same work, a figure that
 is worse is told, and the page knows every figure."""
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.core.types import Episode
-from tests.bench.measures.logprobs import Reader, peak
-from tests.bench.measures.training import cut_into_turns
-from tests.bench.measures.workload import LORA, QUICK, Ours, Updates, write_model
-from tests.bench.peers.environments import SIDES, PeerError, launch
-from tests.bench.performance import FIGURES, Bench, worse
+from bench.measures.logprobs import Reader, peak
+from bench.measures.training import cut_into_turns
+from bench.measures.workload import LORA, QUICK, Ours, Updates, write_model
+from bench.peers.environments import SIDES, PeerError, launch
+from bench.performance import FIGURES, Bench, worse
 from tests.paths import ROOT
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()
@@ -33,8 +33,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ran(script: str, flag: str) -> subprocess.CompletedProcess[str]:
-    """A script of tests/bench, which has done its work."""
-    command = [sys.executable, f"tests/bench/{script}", flag]
+    """A script of bench, which has done its work."""
+    command = [sys.executable, f"bench/{script}", flag]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done

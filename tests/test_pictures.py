@@ -14,7 +14,7 @@ from tests.paths import ROOT
 
 pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib (extra: report)")
 
-from tests.bench.results import PLAYERS
+from bench.results import PLAYERS
 from tools import pictures
 from tools.results_page import WORLDS, load
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentrl_cli.config.compose import compose
-from tests.bench.results import TASKS
-from tests.bench.tuning import START, TRIALS, Trial, best
+from bench.results import TASKS
+from bench.tuning import START, TRIALS, Trial, best
 
 
 @pytest.mark.parametrize("env", TASKS)

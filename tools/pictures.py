@@ -24,7 +24,7 @@ from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report import figures
 from agentrl_cli.report.figures import Line, Panel
 from agentrl_cli.runs import episode_files
-from tests.bench.results import PLAYERS
+from bench.results import PLAYERS
 from tools.results_page import WORLDS, load
 from tools.results_tables import Row
 

@@ -1,5 +1,5 @@
 """What a run will hold in memory, from its configuration and its model's shapes: nothing is loaded.
-The rule of what a layer keeps was fitted to what torch allocates (tests/bench/memory_plan.py). What
+The rule of what a layer keeps was fitted to what torch allocates (bench/memory_plan.py). What
 CUDA takes for itself, and memory that its allocator holds in pieces, are not counted."""
 
 from __future__ import annotations

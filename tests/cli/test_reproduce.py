@@ -21,7 +21,7 @@ from agentrl_cli.cli.reproduce import (
 from agentrl_cli.config.compose import build, check, compose, options
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Run
-from tests.bench.results import ABLATIONS, CONTROLS, TASKS, Plan, ablations, missing, plans, preset
+from bench.results import ABLATIONS, CONTROLS, TASKS, Plan, ablations, missing, plans, preset
 from tests.builders.models import write_model
 from tests.builders.report import write_run
 from tests.builders.runs import Agentrl

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.envs.check import check_env
-from tests.bench import delayed_credit as bench
+from bench import delayed_credit as bench
 from tests.fakes.fork import ForkEnv
 
 

@@ -15,9 +15,9 @@ from omegaconf import DictConfig
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Logger, Run
+from stress.disks import can_mount, refusing, run_mounting
 from tests.builders.command_line import agentrl, refused
 from tests.builders.runs import facts, folders, saved, settings, trained
-from tests.faults.disks import can_mount, refusing, run_mounting
 
 GO_ON = "copy the run elsewhere and resume it there"
 NO_SPACE = f"cannot be written (No space left on device); free space there or {GO_ON}"

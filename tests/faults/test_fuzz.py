@@ -19,7 +19,7 @@ CASES = 500
 @pytest.mark.timeout(3000)
 def test_foreign_text_is_read_or_refused_in_time(tmp_path: Path):
     pytest.importorskip("openai", reason="needs the extra 'openai'")
-    script, record = ROOT / "tests" / "faults" / "fuzz.py", tmp_path / "record.json"
+    script, record = ROOT / "stress" / "fuzz.py", tmp_path / "record.json"
     files.write_json(record, {"kills": 5})
     options = ["--cases", str(CASES), "--folder", str(tmp_path / "fuzz"), "--record", str(record)]
     done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True)

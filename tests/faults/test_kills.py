@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.core import files
-from tests.faults import kills
+from stress import kills
 
 
 @pytest.mark.slow

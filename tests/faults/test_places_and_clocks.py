@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.runs.run import Run
+from stress.disks import refusing
 from tests.builders.command_line import agentrl, refused
 from tests.builders.runs import facts, saved, trained
-from tests.faults.disks import refusing
 
 DAY = 86_400.0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import soak
-from tests.faults.soak import Sample
+from stress import soak
+from stress.soak import Sample
 
 
 def sample(seconds: float, resident: int = 100, handles: int = 5, threads: int = 2) -> Sample:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.runs.run import Run
+from stress.wandb_server import Server, served
 from tests.builders.runs import begun
-from tests.faults.wandb_server import Server, served
 
 pytestmark = [pytest.mark.extras, pytest.mark.wandb]
 LIMIT = 10  # seconds at the start, and at the end

@@ -17,7 +17,7 @@ from agentrl_cli.config.compose import build, check, compose, options
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.training.memory_limit import GIB, group_limits, memory_savers
 from agentrl_cli.training.memory_plan import MemoryPlan, plan_memory
-from tests.bench import memory_plan as bench
+from bench import memory_plan as bench
 from tests.builders.hub_shapes import write_shape
 from tests.builders.runs import folders, settings
 from tests.paths import CONF

@@ -12,7 +12,7 @@ from agentrl_cli.envs.tau.data import SPLITS, Domain
 from agentrl_cli.envs.tau.database import Database
 from agentrl_cli.envs.tau.instruction import parse_instruction
 from agentrl_cli.envs.tau.reward import ground_truth, won_by_doing_nothing
-from tests.bench.tau import OFFICIAL, golden, golden_figures, last_write, reward, run
+from bench.tau import OFFICIAL, golden, golden_figures, last_write, reward, run
 from tests.builders.tau import DATA, domain, needs_data, tau_env
 
 pytestmark = needs_data

@@ -1,0 +1,106 @@
+"""How far the grader of env=math can be trusted, and what it costs.
+
+Run as `python bench/grader.py`; writes docs/results/math_grader.json. Needs the extra `math`
+and the 500 answers of MATH-500 (in the folder that AGENTRL_DATA names): each must
+equal itself and differ from another row's answer, drawn with seed 0 among rows with another string.
+Hard pairs and hostile answers are our own (tests/sample_math.py). Seconds are of the clock, and of
+the processor for all that the grading processes did, their loading and the other pairs included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import statistics
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from agentrl_cli.envs.math import Grade, grade, pool
+from tests.builders.math_answers import HARD, MISJUDGED, hostile
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "docs" / "results" / "math_grader.json"
+DATA = Path(os.environ.get("AGENTRL_DATA", ROOT.parent / "shared" / "data"))
+HOSTILE = 1000
+
+
+def timed(answer: str, gold: str) -> tuple[Grade, float]:
+    """The grade and its milliseconds."""
+    began = time.perf_counter()
+    found = grade(answer, gold)
+    return found, 1000 * (time.perf_counter() - began)
+
+
+def answers() -> list[str]:
+    """The 500 right answers."""
+    lines = (DATA / "math" / "MATH-500_answers_only.jsonl").read_text().splitlines()
+    return [json.loads(line)["answer"] for line in lines]
+
+
+def wrong_pairs(golds: list[str]) -> list[tuple[str, str]]:
+    """Every answer against another row's."""
+    draw = random.Random(0)
+    return [(draw.choice([one for one in golds if one != gold]), gold) for gold in golds]
+
+
+def hostile_figures() -> dict[str, float]:
+    """A thousand hostile answers from two threads, and whether the pool still works after them."""
+    texts, before = hostile(HOSTILE), Counter(pool.tally())
+    began = time.perf_counter()
+    with ThreadPoolExecutor(2) as threads:
+        reasons = Counter(found.reason for found in threads.map(lambda t: grade(t, "x+1"), texts))
+    seconds = time.perf_counter() - began
+    said = Counter(pool.tally()) - before
+    assert said["timeout"] == reasons["timeout"], "a time-out was not accounted for"
+    assert said["crash"] + said["lost"] == reasons["crash"], "a crash was not accounted for"
+    right = sum(bool(grade("1+x", "x+1")) for _ in range(10))
+    pool.close()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "hostile_answers": HOSTILE,
+        "hostile_seconds": round(seconds, 1),
+        "grader_cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
+        "hostile_called_right": sum(reasons[name] for name in ("exact", "number", "verified")),
+        "hostile_timeouts": reasons["timeout"],
+        "hostile_crashes": reasons["crash"],
+        "workers_lost": said["lost"],
+        "right_afterwards": right,
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    grade("x+1", "1+x")  # the workers load
+    golds = answers()
+    equal = [timed(gold, gold) for gold in golds]
+    wrong = [timed(*pair) for pair in wrong_pairs(golds)]
+    hard = [(*timed(answer, gold), expected) for answer, gold, expected in HARD]
+    slow = [ms for found, ms in wrong if found.reason in ("verified", "refused", "timeout")]
+    figures: dict[str, float] = {
+        "self_equal": sum(map(bool, (found for found, _ in equal))),
+        "self_pairs": len(equal),
+        "wrong_refused": sum(not found for found, _ in wrong),
+        "wrong_pairs": len(wrong),
+        "hard_right": sum(bool(found) == expected for found, _, expected in hard),
+        "hard_pairs": len(hard),
+        "hard_misjudged_listed": len(MISJUDGED),
+        "median_ms": round(statistics.median(ms for _, ms in equal + wrong), 3),
+        "median_ms_math_verify": round(statistics.median(slow), 3),
+        "timeouts_on_answers": sum(f.reason == "timeout" for f, *_ in [*equal, *wrong, *hard]),
+    }
+    figures |= hostile_figures()
+    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+    print(RESULT.read_text(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What our own training costs: NLAC's default run against GRPO's, and many turns against few."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from agentrl_cli.config.compose import check, compose
+from agentrl_cli.train import update
+from agentrl_cli.training.assemble import assemble
+from bench.measures.workload import Ours, Sizes, Updates, write_model
+
+SMALL = ["rollout.episodes_per_step=8", "model.weights=null"]
+
+
+def default_updates(algo: str, *, small: bool = False) -> Callable[[], float]:
+    """A default run of Twenty Questions: each call gives the CPU seconds of its next update, play
+    included, by episode."""
+    settings = [f"algo={algo}", "env=twentyq", "hardware.threads=1"]
+    few_turns = ["algo.turns_per_update=8"] if small and algo == "nlac" else []
+    parts = assemble(check(compose([*settings, *(SMALL if small else []), *few_turns])), None)
+
+    def seconds() -> float:
+        began = time.process_time()
+        metrics, _ = update(parts)
+        return (time.process_time() - began) / metrics["episodes/count"]
+
+    return seconds
+
+
+def cut_into_turns(folder: Path, turns: int, tokens: int, base: Sizes) -> Callable[[], float]:
+    """A group of episodes of so many tokens in so many turns, half of them sampled: each call gives
+    the CPU seconds to play and to train them. The model is that of `base`."""
+    each = tokens // turns // 2
+    sizes = replace(base, episodes=base.group, prompt=each, seen=each, new=each)
+    write_model(folder, sizes)
+    ours = Ours(folder, sizes)
+    updates = Updates(folder, ours.play(turns), 1)
+
+    def seconds() -> float:
+        began = time.process_time()
+        played = ours.play(turns)
+        rollout = time.process_time() - began
+        made = sum(episode.tokens for episode in played) / len(played)
+        assert 0 <= tokens - made < 0.01 * tokens, made  # a sampled closing token is not read again
+        return rollout + updates.update()["seconds"]
+
+    return seconds

@@ -1,0 +1,197 @@
+"""The work that the sides share: a random model with its tokenizer, dialogues of counted tokens, a
+batch of finished episodes; and what our side does with it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging
+
+from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.core.types import Episode, Message, Step, Task
+from agentrl_cli.envs.base import Env
+from agentrl_cli.generators.base import Sampling
+from agentrl_cli.generators.hf import HFGenerator
+from agentrl_cli.models.model_set import ModelSet
+from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.rollout.chat_template import Chat
+from agentrl_cli.rollout.play import EpisodeStart, play
+from agentrl_cli.rollout.replay_buffer import ReplayBuffer
+from agentrl_cli.training.learner import Learner
+from bench.peers.serve import Stopwatch
+from tests.algos.test_grpo import grpo
+from tests.builders.models import model_config
+from tests.builders.tiny_models import SPECIAL, tiny_tokenizer
+
+TEMPLATE = (  # ChatML that can also show calls of tools, which TRL asks for
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] "
+    "+ ((message['tool_calls'] | tojson) if message['tool_calls'] else '') + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+LORA = LoraConfig(rank=8, alpha=16, targets=["q_proj", "v_proj"])
+CONTEXT = 4096
+RATE = OptimizerSpec(lr=1e-6)
+LETTER = "z"  # one token each, however many
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much work: `episodes` in groups of `group` that share a prompt of `prompt` tokens; each
+    reply has `new` tokens, what the world answers `seen`. Those to train on have up to `turns`."""
+
+    layers: int = 4
+    width: int = 128
+    episodes: int = 16
+    group: int = 8
+    prompt: int = 400
+    new: int = 16
+    seen: int = 16
+    turns: int = 12
+
+
+QUICK = Sizes(layers=1, width=64, episodes=4, group=2, prompt=24, new=2, seen=16, turns=3)
+
+
+@dataclass(kw_only=True)
+class Dialogue(Env):
+    """Asks, answers every reply with the same text, and ends after `turns`."""
+
+    asked: str
+    replied: str
+    turns: int
+
+    def system(self) -> str:
+        return "Play."
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task("0", split, {})]
+
+    def reset(self, task: Task, seed: int) -> list[Message]:
+        self.played = 0
+        return [Message("user", task.id + self.asked)]
+
+    def step(self, action: str) -> Step:
+        self.played += 1
+        return Step([Message("tool", self.replied)], 0.0, self.played == self.turns, False)
+
+
+def write_model(folder: Path, sizes: Sizes) -> None:
+    """A random model of Qwen2's shape and its tokenizer as a folder; at the usual sizes it has a
+    million parameters."""
+    tokenizer, width = tiny_tokenizer(TEMPLATE), sizes.width
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4 * width,
+        num_hidden_layers=sizes.layers, num_attention_heads=width // 32, num_key_value_heads=2,
+        max_position_embeddings=CONTEXT, tie_word_embeddings=True, initializer_range=0.2,
+        eos_token_id=SPECIAL.index("<|im_end|>"), pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    logging.disable_progress_bar()
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+class Ours:
+    """Our side, on a model of its own from a folder that `write_model` wrote."""
+
+    def __init__(self, folder: Path, sizes: Sizes, lora: LoraConfig | None = None) -> None:
+        self.folder, self.sizes, self.watch = folder, sizes, Stopwatch()
+        spec = {"policy": ModelSpec(kind="trained", generates=True, optimizer=RATE)}
+        self.models: Any = ModelSet(model_config(folder, lora=lora), spec, "cpu", 0)
+        self.chat = Chat(self.models.tokenizer)
+        self.engine = HFGenerator(self.models, max_batch=256, cache_tokens=200_000)
+        self.engine.generate = self.watch.wrap(self.engine.generate)
+        self.asked = LETTER * (sizes.prompt - len(self._prompt("0")))
+        self.replied = LETTER * (sizes.seen - len(self._reply("")))
+
+    def rollout(self, turns: int) -> dict[str, float]:
+        """CPU seconds of generation of one batch of episodes, and the tokens it made."""
+        self.watch.take()
+        episodes = self.play(turns)
+        made = sum(len(turn.action_ids) for episode in episodes for turn in episode.turns)
+        return {"seconds": self.watch.take(), "tokens": made}
+
+    def play(self, turns: int) -> list[Episode]:
+        """One batch of episodes, with nothing kept of the last; every other one is won."""
+        self.engine.clear()
+        sampling = Sampling(max_tokens=self.sizes.new, temperature=1.0, stop_ids=())
+        played = play(
+            self._starts(), partial(Dialogue, asked=self.asked, replied=self.replied, turns=turns),
+            self.chat, self.engine, sampling, max_context=CONTEXT,
+        )  # fmt: skip
+        for number, episode in enumerate(played):
+            episode.turns[-1].reward = float(number % 2)
+        return played
+
+    def finished(self) -> list[Episode]:
+        """Episodes of a third of the most turns up to all of them, as of a world in which some are
+        over early."""
+        most, episodes = self.sizes.turns, self.play(self.sizes.turns)
+        least = most // 3
+        for number, episode in enumerate(episodes):
+            del episode.turns[least + number * 5 % (most - least + 1) :]
+            episode.turns[-1].reward = float(number % 2)
+        return episodes
+
+    def work(self, episodes: list[Episode]) -> dict[str, Any]:
+        """What a peer is given: the same prompts, and these episodes to train on."""
+        sizes, tasks = self.sizes, [start.task.id for start in self._starts()]
+        messages = [{"role": "system", "content": "Play."}]
+        rows = [_row(episode) for episode in episodes]
+        return {
+            "model": str(self.folder), "group": sizes.group, "new_tokens": sizes.new,
+            "prompts": [[*messages, {"role": "user", "content": t + self.asked}] for t in tasks],
+            "prompt_ids": [self._prompt(task + self.asked) for task in tasks],
+            "reply": self.replied, "reply_ids": self._reply(self.replied), "lora": asdict(LORA),
+            "update": {"rows": rows, "episodes_per_step": sizes.group, "lr": RATE.lr},
+        }  # fmt: skip
+
+    def _starts(self) -> list[EpisodeStart]:
+        groups = [str(i // self.sizes.group) for i in range(self.sizes.episodes)]
+        tasks = [Task(group, "train", {}) for group in groups]
+        return [EpisodeStart(task, task.id, i, str(i)) for i, task in enumerate(tasks)]
+
+    def _prompt(self, asked: str) -> list[int]:
+        return self.chat.start([Message("system", "Play."), Message("user", asked)])
+
+    def _reply(self, replied: str) -> list[int]:
+        return self.chat.extend([Message("tool", replied)], None)
+
+
+class Updates:
+    """Our updates of GRPO on the same episodes: their log-probs anew, forward, backward, clipping
+    and AdamW, in `steps` optimizer steps."""
+
+    def __init__(self, folder: Path, episodes: list[Episode], steps: int) -> None:
+        self.episodes, self.steps = episodes, steps
+        trained = sum(len(turn.action_ids) for e in episodes for turn in e.turns)
+        bound = trained if steps == 1 else -(-trained // steps) + max(map(_trained, episodes)) // 2
+        self.algo, models = grpo(folder, tokens_per_step=bound, optimizer=RATE)
+        self.learner = Learner(
+            models, self.algo.models(), tokens_per_batch=8192, seed=0, publish=lambda name: None
+        )
+
+    def update(self) -> dict[str, float]:
+        """CPU seconds of one update, and its optimizer steps."""
+        began = time.process_time()
+        found = self.learner.run(self.algo.update(self.episodes, ReplayBuffer(None, 1)), 0)
+        return {"seconds": time.process_time() - began, "steps": found["policy/steps"]}
+
+
+def _trained(episode: Episode) -> int:
+    return sum(len(turn.action_ids) for turn in episode.turns)
+
+
+def _row(episode: Episode) -> dict[str, Any]:
+    """An episode as ids, which of them were sampled, the length of its prompt, an advantage."""
+    turns = episode.turns
+    ids = [i for turn in turns for i in turn.observation_ids + turn.action_ids]
+    mask = [m for t in turns for m in [0] * len(t.observation_ids) + [1] * len(t.action_ids)]
+    prompt = len(turns[0].observation_ids)
+    return {"ids": ids, "mask": mask, "prompt": prompt, "advantage": 2 * episode.reward - 1}

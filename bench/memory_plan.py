@@ -1,0 +1,123 @@
+"""What `--dry` predicts of memory beside what training takes.
+
+Run as `python bench/memory_plan.py`; writes docs/results/memory_plan.json, in MiB. Eight
+small random models: four ways of training at two widths, four layers each, a vocabulary of 8,192,
+two micro-batches of two samples of 512 tokens, all of which are trained, and two optimizer steps,
+so that moments and gradients are there when the second one reads. Measured is what the weights take
+and, from torch's profiler's record of every allocation, the most that was held at once from the
+making of the optimizer on: no resident memory, which also holds what the allocator keeps, and no
+counting by the planner's own rule. Nothing is played, and the plan is asked for none of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from agentrl_cli.algos.base import Algorithm, Phase
+from agentrl_cli.algos.losses import nll
+from agentrl_cli.config.compose import as_dataclass, build, check, compose
+from agentrl_cli.config.settings import ModelConfig
+from agentrl_cli.core.types import Sample
+from agentrl_cli.models.model_set import ModelSet
+from agentrl_cli.training.learner import Learner
+from agentrl_cli.training.memory_plan import plan_memory
+from tests.builders.runs import folders
+from tests.builders.tiny_models import tiny_tokenizer
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+RESULT = Path(__file__).parents[1] / "docs" / "results" / "memory_plan.json"
+WAYS = {
+    "fp32": ["model.dtype=float32", "model.lora=null", "model.gradient_checkpointing=false"],
+    "bf16": ["model.dtype=bfloat16", "model.lora=null", "model.gradient_checkpointing=false"],
+    "lora": ["model.dtype=bfloat16", "model.gradient_checkpointing=false"],
+    "checkpointed": ["model.dtype=bfloat16", "model.gradient_checkpointing=true"],
+}
+WIDTHS = (256, 512)
+LENGTH, ROWS = 512, 2
+
+
+def compare(way: str, width: int) -> tuple[float, float]:
+    """MiB measured and predicted of one way to train at one width."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), width)
+        cfg = settings(folder, *WAYS[way])
+        algo: Algorithm = build(cfg.algo)
+        models = ModelSet(as_dataclass(cfg.model, ModelConfig), algo.models(), "cpu", 0)
+        predicted = plan_memory(cfg, algo).peak
+    return measured(cfg, algo, models) / 2**20, predicted / 2**20
+
+
+def write(folder: Path, width: int) -> None:
+    """A random model as a folder, its layers shaped like Qwen2.5-0.5B's but for the MLP."""
+    tokenizer = tiny_tokenizer()
+    config = Qwen2Config(
+        vocab_size=8192, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
+        num_attention_heads=width // 64, num_key_value_heads=max(1, width // 256),
+        max_position_embeddings=4096, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def settings(folder: str, *overrides: str) -> DictConfig:
+    """SFT of that model, which another program would play."""
+    sizes = [f"hardware.tokens_per_batch={ROWS * LENGTH}", f"rollout.max_context={LENGTH}"]
+    model = ["model=hf", f"model.path={folder}", *overrides]
+    groups = folders(Path(folder) / "conf")
+    return check(compose(["algo=sft", "hardware=speaker", *sizes, *model], groups))
+
+
+def measured(cfg: DictConfig, algo: Algorithm, models: ModelSet) -> int:
+    """Bytes of the weights, and the most that two updates held besides."""
+    draw = random.Random(0)
+    mask = [0] + [1] * (LENGTH - 1)
+    samples = [Sample([draw.randrange(3, 250) for _ in mask], mask, {}) for _ in range(2 * ROWS)]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        learner = Learner(
+            models, algo.models(), tokens_per_batch=cfg.hardware.tokens_per_batch, seed=0,
+            publish=lambda name: None,
+        )  # fmt: skip
+        for step in range(2):
+            learner.run(iter([Phase("policy", samples, nll)]), step)
+    assert watched.profiler is not None and watched.profiler.kineto_results is not None
+    events = [e for e in watched.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    changes = [event.nbytes() for event in events]  # pyright: ignore[reportAttributeAccessIssue]
+    weights = sum(weight.nbytes for weight in models.module("policy").parameters())
+    return weights + max(accumulate(changes))
+
+
+def main() -> None:
+    """Measure, print, and write the result file."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    ).parse_args()
+    torch.set_num_threads(1)
+    figures: dict[str, float] = {}
+    for way in WAYS:
+        for width in WIDTHS:
+            pair = compare(way, width)
+            for name, number in zip(("measured", "predicted"), pair, strict=True):
+                figures[f"{way}_{width}_{name}"] = round(number, 1)
+    text = json.dumps(figures, indent=1) + "\n"
+    print(text, end="")
+    RESULT.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

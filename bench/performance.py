@@ -1,0 +1,260 @@
+"""How fast agentrl is, by itself and beside its peers: writes docs/results/performance.json.
+
+Run as `python bench/performance.py --peers FOLDER`; docs/performance.md says what each figure
+means. FOLDER holds an environment of its own for each peer, made where it is missing; without it
+the figures that need a peer are left out. `--only NAME` measures one figure and keeps the others
+of the file, `--compare` writes nothing and ends with 1 where a figure is worse than the stored one
+by more than the tolerance, `--quick` tries everything at toy sizes and only prints.
+
+All seconds are CPU seconds of one thread. The sides of a ratio take turns in one run, the first
+turn of each warms up, and medians are compared, so that a machine that is busy now and then spoils
+little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+
+from agentrl_cli.training.assemble import keep_freed_memory
+from bench.measures import startup
+from bench.measures.logprobs import Reader, peak
+from bench.measures.training import cut_into_turns, default_updates
+from bench.measures.workload import LORA, QUICK, Ours, Sizes, Updates, write_model
+from bench.peers.environments import PACKAGES, Peer, PeerError, start
+
+RESULT = Path(__file__).parents[1] / "docs" / "results" / "performance.json"
+Answer = dict[str, Any]
+Ask = Callable[[], Answer]
+
+
+@dataclass
+class Bench:
+    """What the figures are measured with; `peers` is the folder of the peers' environments, None
+    where they are left out."""
+
+    folder: Path
+    peers: Path | None = None
+    repeats: int = 5
+    quick: bool = False
+    running: dict[str, Peer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sizes = QUICK if self.quick else Sizes()
+        self.model = self.folder / "model"
+        write_model(self.model, self.sizes)
+        self.ours = Ours(self.model, self.sizes)
+        self.episodes = self.ours.finished()
+        self.work = self.folder / "work.json"
+        self.work.write_text(json.dumps(self.ours.work(self.episodes)))
+
+    def peer(self, name: str) -> Peer:
+        """A peer at work. PeerError where there is none to be had."""
+        if self.peers is None:
+            raise PeerError(f"{name} is left out; give --peers FOLDER")
+        if name not in self.running:
+            self.running[name] = start(name, self.peers, self.work)
+        return self.running[name]
+
+    def versions(self) -> dict[str, str]:
+        """Which versions of the peers were measured."""
+        alive = {name: peer for name, peer in self.running.items() if peer.is_alive}
+        return {name: peer.ask("versions")[name] for name, peer in alive.items()}
+
+    def close(self) -> None:
+        """End the peers."""
+        for peer in self.running.values():
+            peer.close()
+
+    def medians(self, *sides: Callable[[], float], times: int = 1) -> list[float]:
+        """Medians of the sides, which take turns; their first turn does not count."""
+        rows = [[side() for side in sides] for _ in range(times * self.repeats + 1)]
+        return [statistics.median(column) for column in zip(*rows[1:], strict=True)]
+
+    def cost_ratio(self, theirs: Ask, ours: Ask, same: str) -> float:
+        """Their seconds over ours; both must have done the same amount of what `same` names."""
+        done: dict[str, Answer] = {}
+
+        def seconds(side: str, ask: Ask) -> float:
+            done[side] = ask()
+            return done[side]["seconds"]
+
+        them, us = self.medians(partial(seconds, "theirs", theirs), partial(seconds, "ours", ours))
+        if done["theirs"][same] != done["ours"][same]:
+            raise SystemExit(f"the sides did different work: {done}")
+        return them / us
+
+
+def rollout_vs_trl(bench: Bench, turns: int) -> float:
+    """TRL's generation over ours."""
+    peer = bench.peer("trl")
+    theirs, ours = partial(peer.ask, "rollout", turns=turns), partial(bench.ours.rollout, turns)
+    return bench.cost_ratio(theirs, ours, "tokens")
+
+
+def rollout_vs_agilerl(bench: Bench, turns: int) -> float:
+    """AgileRL's generation over ours, both with the same adapters."""
+    peer, adapted = bench.peer("agilerl"), Ours(bench.model, bench.sizes, LORA)
+    theirs, ours = partial(peer.ask, "rollout", turns=turns), partial(adapted.rollout, turns)
+    return bench.cost_ratio(theirs, ours, "tokens")
+
+
+def grpo_update_vs_trl(bench: Bench) -> float:
+    """TRL's update over ours, on the same episodes in as many optimizer steps."""
+    peer = bench.peer("trl")
+    ours = Updates(bench.model, bench.episodes, bench.sizes.episodes // bench.sizes.group)
+    return bench.cost_ratio(partial(peer.ask, "update"), ours.update, "steps")
+
+
+def logprob_time_ratio(bench: Bench) -> float:
+    """Seconds of log-probs in chunks over those from full logits."""
+    reader = _reader(bench)
+    chunked, plain = bench.medians(_timed(reader.chunked), _timed(reader.plain))
+    return chunked / plain
+
+
+def logprob_memory_ratio(bench: Bench) -> float:
+    """Bytes held at most, likewise; they repeat, so once is enough."""
+    reader = _reader(bench)
+    return peak(reader.chunked) / peak(reader.plain)
+
+
+def _timed(work: Callable[[], object]) -> Callable[[], float]:
+    """Its CPU seconds."""
+
+    def seconds() -> float:
+        began = time.process_time()
+        work()
+        return time.process_time() - began
+
+    return seconds
+
+
+def _reader(bench: Bench) -> Reader:
+    return Reader(vocabulary=151_936, tokens=16 if bench.quick else 4096, width=128)
+
+
+def tokens_flat_in_turns(bench: Bench) -> float:
+    """Seconds to play and train the same tokens in many turns over those in few."""
+    many, few, tokens = (4, 2, 200) if bench.quick else (40, 5, 2000)
+    cut = partial(cut_into_turns, bench.folder / "cut", tokens=tokens, base=bench.sizes)
+    in_many, in_few = bench.medians(cut(turns=many), cut(turns=few))
+    return in_many / in_few
+
+
+def nlac_seconds_over_grpo(bench: Bench) -> float:
+    """Training seconds an episode."""
+    sides = [default_updates(algo, small=bench.quick) for algo in ("nlac", "grpo")]
+    nlac, grpo = bench.medians(*sides)
+    return nlac / grpo
+
+
+def help_ms_above_typer(bench: Bench) -> float:
+    """Milliseconds of our help above those of a bare Typer application's."""
+    ours, bare = bench.medians(startup.help_seconds, startup.bare_help_seconds, times=3)
+    return 1000 * (ours - bare)
+
+
+def first_episode_seconds(bench: Bench) -> float:
+    """From the command to the first finished training episode."""
+    return bench.medians(startup.first_episode_seconds)[0]
+
+
+def wrong_word_seconds(bench: Bench) -> float:
+    """From the command to its refusal."""
+    return bench.medians(startup.wrong_word_seconds)[0]
+
+
+FIGURES: dict[str, Callable[[Bench], float]] = {
+    "rollout_vs_trl_1_turn": partial(rollout_vs_trl, turns=1),
+    "rollout_vs_trl_5_turns": partial(rollout_vs_trl, turns=5),
+    "rollout_vs_trl_10_turns": partial(rollout_vs_trl, turns=10),
+    "rollout_vs_trl_20_turns": partial(rollout_vs_trl, turns=20),
+    "rollout_vs_agilerl_20_turns": partial(rollout_vs_agilerl, turns=20),
+    "grpo_update_vs_trl": grpo_update_vs_trl,
+    "logprob_memory_ratio": logprob_memory_ratio,
+    "logprob_time_ratio": logprob_time_ratio,
+    "tokens_flat_in_turns": tokens_flat_in_turns,
+    "nlac_seconds_over_grpo": nlac_seconds_over_grpo,
+    "first_episode_seconds": first_episode_seconds,
+    "help_ms_above_typer": help_ms_above_typer,
+    "wrong_word_seconds": wrong_word_seconds,
+}
+
+
+def measure(bench: Bench, names: list[str]) -> dict[str, Any]:
+    """The figures of these names and the versions they were measured with; what a peer cannot be
+    had for is said on stderr and left out."""
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            found[name] = float(f"{FIGURES[name](bench):.3g}")
+        except PeerError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+        else:
+            print(f"{name} {found[name]:g}", flush=True)
+    return found | {"torch": torch.__version__} | bench.versions()
+
+
+def worse(found: dict[str, Any], stored: dict[str, Any], tolerance: float) -> list[str]:
+    """One line for each figure that is worse than the stored one by more than that share."""
+    lines = []
+    for name in sorted(FIGURES.keys() & found.keys() & stored.keys()):
+        now, then = found[name], stored[name]
+        loss = (then / now if "_vs_" in name else now / then) - 1
+        if loss > tolerance:
+            lines.append(f"{name} is {now:g}, {loss:.0%} worse than the stored {then:g}")
+    return lines
+
+
+def main() -> int:
+    """Measure, then write or compare; 1 where a figure is worse."""
+    given = _arguments()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    repeats = 1 if given.quick else given.repeats
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), given.peers, repeats, given.quick)
+        try:
+            found = measure(bench, given.only or list(FIGURES))
+        finally:
+            bench.close()
+    stored = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    if given.compare:
+        lines = worse(found, stored, given.tolerance)
+        print("\n".join(lines) or "no figure is worse than the stored one")
+        return int(bool(lines))
+    if not given.quick:
+        RESULT.write_text(json.dumps((stored if given.only else {}) | found, indent=1) + "\n")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    peers = ", ".join(PACKAGES)
+    parser.add_argument("--peers", type=Path, metavar="FOLDER", help=f"environments of {peers}")
+    parser.add_argument("--only", action="append", choices=list(FIGURES), metavar="NAME")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each side; 5 or more")
+    parser.add_argument("--compare", action="store_true", help="with the stored file")
+    parser.add_argument("--tolerance", type=float, default=0.15, help="a share; 0.15 by default")
+    parser.add_argument("--quick", action="store_true", help="toy sizes, only printed")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

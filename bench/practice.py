@@ -1,0 +1,118 @@
+"""CPU seconds of practice: all fragments in one call with shared prefixes, against one at a time.
+
+Run as `python bench/practice.py`; writes docs/results/practice.json (`--quick` prints only).
+The embedded model acts once in every state of expert episodes of Twenty Questions. `alone` reads
+each state anew; `alone, kept` keeps what earlier calls have read; medians of several rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agentrl_cli.algos.stepagent.practice import all_turns
+from agentrl_cli.config.compose import as_dataclass, build, check, compose
+from agentrl_cli.config.settings import ModelConfig
+from agentrl_cli.generators.base import Completion, Sampling
+from agentrl_cli.generators.hf import HFGenerator
+from agentrl_cli.models.model_set import ModelSet
+from agentrl_cli.models.specs import ModelSpec
+from agentrl_cli.rollout.chat_template import Chat
+from agentrl_cli.rollout.expert_demos import expert_episodes
+
+RESULT = Path(__file__).parent.parent / "docs" / "results" / "practice.json"
+
+
+@dataclass
+class Bench:
+    """Every state of some expert episodes, and what acts there."""
+
+    generator: HFGenerator
+    states: list[list[int]]
+    sampling: Sampling
+
+    def together(self) -> list[Completion]:
+        """One call."""
+        self.generator.clear()
+        seeds = list(range(len(self.states)))
+        return [row[0] for row in self.generator.generate(self.states, seeds, self.sampling)]
+
+    def alone(self, keep: bool) -> list[Completion]:
+        """One call a state; what was read before is forgotten unless it is kept."""
+        found = []
+        self.generator.clear()
+        for seed, state in enumerate(self.states):
+            if not keep:
+                self.generator.clear()
+            found.append(self.generator.generate([state], [seed], self.sampling)[0][0])
+        return found
+
+
+def prepare(episodes: int) -> Bench:
+    """The embedded model and the states of so many expert episodes."""
+    cfg = check(compose(["env=twentyq", "algo=sft", "hardware.threads=1"]))
+    specs = {"policy": ModelSpec(kind="frozen", generates=True)}
+    models = ModelSet(as_dataclass(cfg.model, ModelConfig), specs, "cpu", cfg.seed)
+    chat, env = Chat(models.tokenizer), build(cfg.env)
+    demos = expert_episodes(env, episodes, seed=0)
+    for demo in demos:
+        chat.encode_turns(demo.turns, env.tools)
+    sampling = Sampling(
+        max_tokens=cfg.rollout.max_tokens, temperature=1.0, stop_ids=chat.stop_ids
+    )  # fmt: skip
+    generator: HFGenerator = build(cfg.hardware.generator, models=models)
+    return Bench(generator, [place.state_ids for place in all_turns(demos)], sampling)
+
+
+def seconds(work: Callable[[], list[Completion]], rounds: int) -> float:
+    """The median CPU seconds of some rounds."""
+    taken = []
+    for _ in range(rounds):
+        began = time.process_time()
+        work()
+        taken.append(time.process_time() - began)
+    return statistics.median(taken)
+
+
+def main() -> None:
+    """Measure, compare what was said, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few episodes; write nothing")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)
+    bench = prepare(2 if quick else 64)
+    one, every = bench.alone(keep=False), bench.together()  # also warms up
+    same = sum(a.ids == b.ids for a, b in zip(one, every, strict=True))
+    rounds = 1 if quick else 3
+    found = {
+        "together": seconds(bench.together, rounds),
+        "alone": seconds(lambda: bench.alone(keep=False), rounds),
+        "alone, kept": seconds(lambda: bench.alone(keep=True), rounds),
+    }
+    record = {
+        "cpu_seconds": {name: round(value, 3) for name, value in found.items()},
+        "faster": round(found["alone"] / found["together"], 1),
+        "faster_than_kept": round(found["alone, kept"] / found["together"], 1),
+        "fragments": len(bench.states),
+        "state_tokens": sum(map(len, bench.states)),
+        "sampled_tokens": sum(len(completion.ids) for completion in every),
+        "same_actions": same,
+        "rounds": rounds,
+        "threads": 1,
+        "torch": torch.__version__,
+    }
+    text = json.dumps(record, indent=1) + "\n"
+    print(text, end="")
+    if not quick:
+        RESULT.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

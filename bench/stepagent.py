@@ -1,0 +1,96 @@
+"""Measures what more demonstrations and more passes are worth on Twenty Questions: run as
+`python bench/stepagent.py`, behind `python bench/results.py`, whose folder it shares.
+
+SFT, and StepAgent from it, learn from fewer and from more expert episodes than in the comparison;
+the smaller sets are the beginnings of the larger ones. `longer` goes on with the same SFT, as a
+measure of what further passes alone give. Writes docs/results/stepagent.json, the comparison's own
+size among it; a run that is already done is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.results import (
+    ROOT,
+    STUDENTS,
+    Rows,
+    by_split,
+    cost,
+    is_done,
+    read,
+    train_all,
+    write,
+)
+
+SIZES = (32, 128, 512)
+COMPARED = 128  # the presets' own size, whose runs results.py trains
+SFT, *LATER = STUDENTS[:3]
+LONGER = ("longer", f"experiment=twentyq_{SFT}", "steps=8")
+
+
+class Plan(NamedTuple):
+    """One run: `what` learns, its seed, and how many demonstrations it and its start have seen."""
+
+    what: str
+    seed: int
+    demos: int
+
+    @property
+    def name(self) -> str:
+        """The run's folder: sft-d32-s0; as results.py names it where it is one of its own."""
+        shared = self.demos == COMPARED and self.what != LONGER[0]
+        return f"{self.what}-s{self.seed}" if shared else f"{self.what}-d{self.demos}-s{self.seed}"
+
+    @property
+    def start(self) -> Plan | None:
+        """The SFT that it starts from; None: the base."""
+        return None if self.what == SFT else self._replace(what=SFT)
+
+    def settings(self) -> list[str]:
+        """The overrides of the run."""
+        _, *more = LONGER if self.what == LONGER[0] else ("", f"experiment=twentyq_{self.what}")
+        return [*more, f"data.demos=expert:{self.demos}", f"seed={self.seed}"]
+
+
+def records(plan: Plan, folder: Path) -> Rows:
+    """One record per split, in the form of results.py."""
+    meta, evaluations, updates = read(folder / plan.name)
+    longer = plan.what == LONGER[0]
+    common = {
+        "algo": SFT if longer else plan.what,
+        "variant": plan.what if longer else "",
+        "seed": plan.seed,
+        "env": "twentyq",
+        "model": "tiny",
+        "init": plan.start.what if plan.start else "base",
+        "demos": plan.demos,
+    }
+    return by_split(common | cost(meta, updates), evaluations[0], evaluations[-1])
+
+
+def main() -> None:
+    """Run all plans and write the records."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--write-only", action="store_true", help="what is done; train nothing")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "results" / "twentyq")
+    asked = parser.parse_args()
+    folder = asked.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    what = (SFT, LONGER[0], *LATER)
+    work = [Plan(one, seed, size) for one in what for size in SIZES for seed in asked.seeds]
+    if not asked.write_only:
+        train_all(work, folder, asked.jobs)
+    rows = [row for plan in work if is_done(folder / plan.name) for row in records(plan, folder)]
+    write("stepagent.json", rows)
+
+
+if __name__ == "__main__":
+    main()

