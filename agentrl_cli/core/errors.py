@@ -1,4 +1,4 @@
-"""The errors that agentrl raises on purpose; everything else is a bug and may crash."""
+"""Errors that agentrl raises on purpose. Any other exception is a bug."""
 
 from __future__ import annotations
 
@@ -6,54 +6,68 @@ from typing import Any
 
 
 class UserError(Exception):
-    """A mistake the user can mend: one sentence with the value and the remedy; exit code 2."""
+    """A mistake that the user can correct; the command exits with code 2 and prints no traceback.
+
+    The message names the value and the remedy. `code` is a stable kebab-case name of the kind of
+    mistake, for tests and for programs that call this one.
+    """
 
     exit_code = 2
 
+    def __init__(self, message: object = "", *, code: str = "invalid") -> None:
+        super().__init__(message)
+        self.code = code
+
 
 class StoppedRun(UserError):
-    """What a run needs from outside broke (too many episodes failed, a key was refused): training
-    is saved before it stops; exit code 1."""
+    """Something outside the run failed; training is saved before it stops. Exit code 1."""
 
     exit_code = 1
 
+    def __init__(self, message: object = "", *, code: str = "run-aborted") -> None:
+        super().__init__(message, code=code)
+
 
 class LostRank(StoppedRun):
-    """Another process of this run is gone, or is somewhere else in it: nothing can be saved."""
+    """Another process of this run ended or is at another step, so nothing can be saved."""
+
+    def __init__(self, message: object = "", *, code: str = "distributed") -> None:
+        super().__init__(message, code=code)
 
 
 class EpisodeError(Exception):
-    """An episode broke: recorded on the episode, not raised further. `kind` says by what: the world
-    raised an error."""
+    """An episode failed: the error is recorded on the episode and counted by `kind`."""
 
     kind = "crash"
 
 
 class ContractError(EpisodeError):
-    """The world answered what no world may, as a reward that is no number."""
+    """An environment returned an invalid value, such as a reward that is not a number."""
 
     kind = "contract"
 
 
 class SimulatorError(EpisodeError):
-    """A model that the world asks, as one that plays the user, gave no answer."""
+    """A model that the environment calls, such as a simulated user, returned no answer."""
 
     kind = "simulator"
 
 
 class EmptyAnswer(SimulatorError):
-    """What it gave holds no text."""
+    """The answer of a simulator holds no text."""
 
 
 class WorldTimeout(EpisodeError):
-    """The world took longer for an answer than it may."""
+    """A call of the environment exceeded its time limit."""
 
     kind = "timeout"
 
 
 class GeneratorError(EpisodeError):
-    """What samples for the agent gave no answer to some prompts of a call. `answers` has the
-    completions of each prompt, None where there are none."""
+    """The generator returned no completion for some prompts of a call.
+
+    `answers` holds the completions of each prompt, or None for a prompt without any.
+    """
 
     kind = "generator"
 
@@ -63,7 +77,7 @@ class GeneratorError(EpisodeError):
 
 
 class LostActor(EpisodeError):
-    """The process that played is gone, or does not answer."""
+    """The process that played the episode ended or does not respond."""
 
     kind = "actor"
 
@@ -77,29 +91,27 @@ FAILURE_KINDS = tuple(
 
 
 def require_at_least(least: float, **values: float) -> None:
-    """Raise UserError for the first value below `least`, under its name."""
+    """Raise UserError for the first value below `least`."""
     for name, value in values.items():
         if not value >= least:
-            raise UserError(f"{name} is {value}; give at least {least}")
+            raise UserError(f"{name} is {value}; give at least {least}", code="too-small")
 
 
 def require_at_most(most: float, **values: float) -> None:
-    """Raise UserError for the first value above `most`, under its name."""
+    """Raise UserError for the first value above `most`."""
     for name, value in values.items():
         if not value <= most:
-            raise UserError(f"{name} is {value}; give at most {most}")
+            raise UserError(f"{name} is {value}; give at most {most}", code="too-large")
 
 
 def require_above(limit: float, **values: float) -> None:
-    """Raise UserError for the first value that is not above `limit`, under its name."""
+    """Raise UserError for the first value that is not above `limit`."""
     for name, value in values.items():
         if not value > limit:
-            raise UserError(f"{name} is {value}; give more than {limit}")
+            raise UserError(f"{name} is {value}; give more than {limit}", code="too-small")
 
 
 def require_fraction(**values: float) -> None:
-    """Raise UserError for the first value outside of 0 to 1, under its name."""
+    """Raise UserError for the first value outside 0 to 1."""
     require_at_least(0, **values)
-    for name, value in values.items():
-        if value > 1:
-            raise UserError(f"{name} is {value}: a share is at most 1")
+    require_at_most(1, **values)
