@@ -54,7 +54,6 @@ def test_every_key_has_its_value_its_comment_and_its_source():
     "overrides",
     [
         ["algo=nlac", "env=tau_mini", "eval.splits=[test]", "algo.optimizer.lr=1e-5"],
-        ["experiment=tau_mini_base"],  # whose corpus refers to the whole node of the world
     ],
 )
 def test_what_is_printed_is_yaml_of_what_is_composed(overrides: list[str]):
