@@ -12,7 +12,7 @@ TRAIN = _examples(
 )
 RESUME = _examples("resume last", "resume runs/grid/seed-0 steps=48")
 EVAL = _examples(
-    "eval last env=math eval.episodes_per_task=4",
+    "eval last env=arithmetic eval.episodes_per_task=4",
     "eval model=hf model.path=FOLDER env=twentyq --json",
 )
 PLAY = _examples("play env=twentyq", "play --run last --task test-1")
@@ -45,7 +45,7 @@ SERVE = _examples(
 )
 LS = _examples("ls", "ls runs/grid --json")
 LIST = _examples("list algo", "list algo grpo", "list env --config-dir my_groups")
-CONFIG = _examples("config algo=grpo env=math", "config experiment=twentyq_nlac --json")
+CONFIG = _examples("config algo=grpo env=arithmetic", "config experiment=twentyq_nlac --json")
 CHECK = _examples("check env=mine", "check env=twentyq env.turns=8 --config-dir my_groups")
 GRADE = _examples(
     "grade 1/2 'so it is \\boxed{0.5}'",

@@ -3,7 +3,7 @@
     python -m tools.tiny_models ENV [OVERRIDE ...]   train the model of ENV from random weights
     python -m tools.tiny_models ship RUN ENV         copy a run's policy into the package
 
-ENV is math, tau_mini, twentyq or wiki. Training takes about four hours on one core.
+ENV is arithmetic, tau_mini, twentyq or wiki. Training takes about four hours on one core.
 """
 
 from __future__ import annotations
