@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentrl_cli.config.comments import Settings
     from agentrl_cli.runs.run import Run
 
-GROUPS = "algo, env, model, hardware, experiment, ..."
+GROUPS = "algo, env, model, hardware, recipe, ablation, ..."
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="group=option or key=value", autocompletion=completion.overrides),

@@ -149,6 +149,7 @@ class Sweep:
         """Run all points by Hydra's multirun."""
         with files.explain_write_errors(self.folder, "choose another place with runs="):
             self.folder.mkdir(parents=True, exist_ok=True)
+        config.register_sections(self.config_dir)
         folder = str(config.conf_folder())
         main = hydra.main(version_base=None, config_path=folder, config_name="config")
         names = [] if self.count_runs() is None else [name for _, name in self.named_points()]

@@ -11,7 +11,7 @@ from agentrl_cli.core import files
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-TEXT_GROUPS = ("prompts", "wording")  # whose nodes an algorithm's node names
+TEXT_GROUPS = ("prompts",)
 NAMING = ("algo", "rollout")  # nodes that name them: a corpus is written for an algorithm
 ADDED_KEYS = {
     "save_minutes": 0.0,

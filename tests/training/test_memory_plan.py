@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.cli.sweep import Sweep
 from agentrl_cli.cli.train import start
-from agentrl_cli.config.compose import build, check, compose, options
+from agentrl_cli.config.compose import build, check, compose
+from agentrl_cli.config.presets import PRESETS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.training.memory_limit import GIB, group_limits, memory_savers
 from agentrl_cli.training.memory_plan import MemoryPlan, plan_memory
@@ -23,7 +24,7 @@ from tests.builders.runs import folders, settings
 from tests.paths import CONF
 
 FIGURES = json.loads(bench.RESULT.read_text())
-REAL = [name for name in options("experiment") if name.startswith("paper_")]
+REAL = [name for name in PRESETS if name.startswith("paper_")]
 
 
 def planned(*overrides: str) -> tuple[MemoryPlan, DictConfig]:
@@ -122,7 +123,7 @@ def test_any_method_plans_with_a_models_and_a_hardwares_preset(
 
 
 def test_the_presets_of_the_paper_have_one_rate_for_all_methods():
-    names = [file.stem for file in (CONF / "experiment").glob("paper_twentyq_*.yaml")]
+    names = [name for name in PRESETS if name.startswith("paper_twentyq_")]
     rates = {name: compose([f"experiment={name}"]).algo.optimizer.lr for name in names}
     assert set(rates.values()) == {1e-5}, rates
 

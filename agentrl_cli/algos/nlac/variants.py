@@ -1,7 +1,7 @@
 """NLAC with one part exchanged: the ablations of arXiv 2512.04601, each a class.
 
 Whatever a variant leaves out, the rest of the algorithm is NLAC's own. Options of NLAC (k, m,
-replay, controls) need no class; conf/experiment/ has a preset for each.
+replay, controls) need no class; conf/ablation.yaml has a section for each.
 """
 
 from __future__ import annotations
