@@ -22,7 +22,7 @@ from agentrl_cli.runs.run import Run, step_of
 from agentrl_cli.training.assemble import Parts
 from agentrl_cli.training.evaluate import episode_metrics, evaluate
 from agentrl_cli.training.learner import NonFiniteError
-from agentrl_cli.training.memory_limit import is_out_of_memory, out_of_memory
+from agentrl_cli.training.memory_plan import is_out_of_memory, out_of_memory
 from agentrl_cli.training.ranks import explained_loss
 
 if TYPE_CHECKING:

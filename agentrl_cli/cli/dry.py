@@ -20,14 +20,15 @@ from agentrl_cli.rollout.collector import Collector
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX
 from agentrl_cli.rollout.play import EpisodeStart, refuse_failures
 from agentrl_cli.training.assemble import assemble, pick_device
-from agentrl_cli.training.memory_limit import (
+from agentrl_cli.training.memory_plan import (
     NAMED,
     available_bytes,
+    device_type,
     in_gib,
     memory_savers,
+    plan_memory,
     refuse_too_little_memory,
 )
-from agentrl_cli.training.memory_plan import device_type, plan_memory
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -33,8 +33,7 @@ from agentrl_cli.runs.unwritten import UnwrittenRun
 from agentrl_cli.train import interruptible, train
 from agentrl_cli.training.assemble import Parts, assemble
 from agentrl_cli.training.endpoint import PATH
-from agentrl_cli.training.memory_limit import refuse_too_little_memory
-from agentrl_cli.training.memory_plan import plan_memory
+from agentrl_cli.training.memory_plan import plan_memory, refuse_too_little_memory
 from agentrl_cli.training.ranks import joined, refuse_disagreement, refuse_strategy
 from agentrl_cli.training.rollout_actors import start_actors
 

@@ -48,22 +48,8 @@ class Models(Protocol):
     """The part of a model set that the generator uses."""
 
     @property
-    def device(self) -> torch.device:
-        """Return the device of the modules."""
-        ...
-
-    def module(self, name: str) -> PreTrainedModel:
-        """Return the module with the weights of that name active."""
-        ...
-
-
-@dataclass
-class Rows:
-    """Token sequences: ids and prefix hashes [rows, longest], lengths [rows]."""
-
-    ids: Integers
-    lengths: Integers
-    hashes: Hashes
+    def device(self) -> torch.device: ...
+    def module(self, name: str) -> PreTrainedModel: ...
 
 
 @dataclass
@@ -324,30 +310,34 @@ def _samples_per_row(module: PreTrainedModel, sampling: Sampling) -> int:
 # prefill
 
 
-def prefill(module: PreTrainedModel, cache: PrefixCache, rows: Rows) -> Integers:
+def prefill(
+    module: PreTrainedModel, cache: PrefixCache, ids: Integers, lengths: Integers
+) -> Integers:
     """Read all tokens that are not cached; return the slots [rows, longest], -1 for padding."""
-    slots = cache.find(rows.hashes)  # [rows, longest]
+    hashes = cache.hash(ids, lengths)
+    slots = cache.find(hashes)  # [rows, longest]
     end = np.zeros((len(slots), 1), np.bool_)
     cached = np.argmin(np.concatenate([slots >= 0, end], axis=1), axis=1).astype(np.int64)
-    for spans in plan_rounds(rows, np.minimum(cached, rows.lengths)):
-        lengths, ones = (spans.ends - spans.starts).tolist(), [1] * len(spans.rows)
-        for part in cheapest_slices(lengths, ones, PREFILL_TOKENS, pass_cost(cache.device.type)):
+    cost = pass_cost(cache.device.type)
+    for spans in plan_rounds(hashes, lengths, np.minimum(cached, lengths)):
+        sizes, ones = (spans.ends - spans.starts).tolist(), [1] * len(spans.rows)
+        for part in cheapest_slices(sizes, ones, PREFILL_TOKENS, cost):
             for few in _halved(spans.select(part), cache.max_copied):
-                _read_spans(module, cache, rows, slots, few)
-        slots = cache.find(rows.hashes)
+                _read_spans(module, cache, ids, hashes, slots, few)
+        slots = cache.find(hashes)
     return slots
 
 
-def plan_rounds(rows: Rows, cached: Integers) -> list[Spans]:
+def plan_rounds(hashes: Hashes, lengths: Integers, cached: Integers) -> list[Spans]:
     """Plan which tokens to read, in rounds that build on earlier rounds; longest spans first.
 
     Of each row the first `cached` tokens are in the cache. A token that rows share is read once, in
     the longest of them, if that saves enough tokens. Otherwise there is one round.
     """
-    missing = np.flatnonzero(cached < rows.lengths)
-    by_length = missing[np.argsort(-rows.lengths[missing], kind="stable")]
-    every = Spans(by_length, cached[by_length], rows.lengths[by_length])
-    owners = _owners(rows.hashes[by_length], every)
+    missing = np.flatnonzero(cached < lengths)
+    by_length = missing[np.argsort(-lengths[missing], kind="stable")]
+    every = Spans(by_length, cached[by_length], lengths[by_length])
+    owners = _owners(hashes[by_length], every)
     owned = owners == np.arange(len(owners))[:, None]
     starts = np.where(owned.any(1), owned.argmax(1), every.ends)
     rounds = np.zeros(len(starts), np.int64)
@@ -382,7 +372,12 @@ def _halved(spans: Spans, most: int) -> list[Spans]:
 
 
 def _read_spans(
-    module: PreTrainedModel, cache: PrefixCache, rows: Rows, slots: Integers, spans: Spans
+    module: PreTrainedModel,
+    cache: PrefixCache,
+    ids: Integers,
+    hashes: Hashes,
+    slots: Integers,
+    spans: Spans,
 ) -> None:
     """Run a forward pass over the spans, padded on the right, and store its keys and values."""
     past, inside = align_right(slots[spans.rows], spans.starts)
@@ -392,7 +387,7 @@ def _read_spans(
     batch_cache = cache.gather(past, columns.shape[1], ends_pass=True)
     with suppress(StopForward):
         module(
-            input_ids=_tensor(np.take_along_axis(rows.ids[spans.rows], columns, 1), cache.device),
+            input_ids=_tensor(np.take_along_axis(ids[spans.rows], columns, 1), cache.device),
             attention_mask=_tensor(np.concatenate([inside, new], axis=1), cache.device),
             position_ids=_tensor(columns, cache.device),
             past_key_values=batch_cache,
@@ -400,8 +395,8 @@ def _read_spans(
             logits_to_keep=1,
         )
     row, column = np.nonzero(new)
-    hashes = np.take_along_axis(rows.hashes[spans.rows], columns, axis=1)[new]
-    cache.store(hashes, row, column + past.shape[1], batch_cache)
+    new_hashes = np.take_along_axis(hashes[spans.rows], columns, axis=1)[new]
+    cache.store(new_hashes, row, column + past.shape[1], batch_cache)
 
 
 # decoding
@@ -418,8 +413,7 @@ def _prefilled_batch(
     unique = {key: i for i, key in enumerate(dict.fromkeys(map(tuple, prompts)))}
     which = [unique[tuple(prompt)] for prompt in prompts]  # [B]: into the unique ones
     ids, lengths = pad([list(prompt[:-1]) for prompt in unique])
-    rows = Rows(ids, lengths, cache.hash(ids, lengths))
-    past, inside = align_right(prefill(module, cache, rows), lengths)
+    past, inside = align_right(prefill(module, cache, ids, lengths), lengths)
     device, most = cache.device, sampling.max_tokens
     cells = _grid(which, _samples_per_row(module, sampling))  # [G, N]
     heads = np.array(which)[cells[:, 0]]  # [G]: into the unique ones

@@ -16,8 +16,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Generator
-from agentrl_cli.generators.endpoint import OpenAIChat
-from agentrl_cli.generators.endpoint_agent import EndpointGenerator
+from agentrl_cli.generators.endpoint import EndpointGenerator, OpenAIChat
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.message_chat import END, ROLE, MessageChat
 

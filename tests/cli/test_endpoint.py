@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.core.types import Message
-from agentrl_cli.generators.endpoint_agent import messages_of
+from agentrl_cli.generators.endpoint import messages_of
 from agentrl_cli.rollout.message_chat import END, ROLE, MessageChat
 from tests.builders.command_line import agentrl, refused
 

@@ -138,9 +138,7 @@ def test_a_thought_ends_with_the_token_that_completes_its_boundary(
     boundary: str, size: int, ends: tuple
 ):
     tree, _ = search(boundary=boundary)
-    assert (
-        tree._thought_length([5, 5, 4, LEFT]) == size and tree._thought_length([LEFT, RIGHT]) == 2
-    )
+    assert tree._step_length([5, 5, 4, LEFT]) == size and tree._step_length([LEFT, RIGHT]) == 2
     assert tree.boundary_ids == ends  # tokens that hold a boundary stop the sampler at once
 
 
@@ -224,16 +222,22 @@ def test_a_search_is_compared_with_sampling_and_best_of_n_on_the_same_games(run)
 @pytest.mark.slow
 def test_a_search_needs_a_critic_and_is_no_way_to_train(run, tmp_path: Path):
     shown = CliRunner().invoke(app, ["eval", str(run.folder), "search=tott"])
-    assert shown.exit_code == 2 and "did you mean 'tot'" in shown.output
+    assert shown.exit_code == 2 and "'tot'" in shown.output
     plain = settings(tmp_path, "sft", "it")
-    with pytest.raises(UserError, match="search with a run of algo=self_ac"):
-        evaluate_command(None, [*plain, "search=tot"], folders(tmp_path))
-    with pytest.raises(UserError, match="search needs a trained critic"):
-        start([*plain, "search=tot"], config_dir=folders(tmp_path))
-    served = ["search=tot", "hardware=vllm", "hardware.device=cpu"]
-    with pytest.raises(UserError, match="carries LoRA adapters"):
-        evaluate_command(str(run.folder), served)
-    with pytest.raises(UserError, match="'env=twentyq' chooses a group"):
-        load(run.config_file, ["env=twentyq"])
-    with pytest.raises(UserError, match=r"search\.order must be one of beam, best_first"):
-        check(load(run.config_file, ["search.order=deep", "search=tot"]))
+    for refused, key in (
+        (lambda: evaluate_command(None, [*plain, "search=tot"], folders(tmp_path)), "self_ac"),
+        (lambda: start([*plain, "search=tot"], config_dir=folders(tmp_path)), "search"),
+        (
+            lambda: evaluate_command(
+                str(run.folder), ["search=tot", "hardware=vllm", "hardware.device=cpu"]
+            ),
+            "LoRA",
+        ),
+        (lambda: load(run.config_file, ["env=twentyq"]), "env=twentyq"),
+        (
+            lambda: check(load(run.config_file, ["search.order=deep", "search=tot"])),
+            "search.order",
+        ),
+    ):
+        with pytest.raises(UserError, match=key):
+            refused()

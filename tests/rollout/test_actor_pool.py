@@ -13,7 +13,7 @@ import pytest
 from agentrl_cli.core.errors import StoppedRun, UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Sampling
-from agentrl_cli.rollout.actor_pool import ActorPool
+from agentrl_cli.rollout.actors import ActorPool
 from agentrl_cli.rollout.collector import PlayCollector
 from agentrl_cli.rollout.play import EpisodeStart, play
 from tests.fakes.echo import CHAT, EchoEnv, script

@@ -11,7 +11,7 @@ import pytest
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.cli.train import resume, start
 from agentrl_cli.core.errors import StoppedRun, UserError
-from agentrl_cli.generators import vllm_client
+from agentrl_cli.generators import vllm
 from agentrl_cli.runs.run import Run
 from tests.builders.runs import facts, folders
 from tests.builders.vllm import vllm_run
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_client, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(vllm, "FIRST_PAUSE", 0.0)
 
 
 def begin(server: FakeVLLM, folder: Path, root: Path, algo: str, *more: str) -> Run:

@@ -16,8 +16,13 @@ from agentrl_cli.cli.train import start
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.config.presets import PRESETS
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.training.memory_limit import GIB, group_limits, memory_savers
-from agentrl_cli.training.memory_plan import MemoryPlan, plan_memory
+from agentrl_cli.training.memory_plan import (
+    GIB,
+    MemoryPlan,
+    group_limits,
+    memory_savers,
+    plan_memory,
+)
 from bench import memory_plan as bench
 from tests.builders.hub_shapes import write_shape
 from tests.builders.runs import folders, settings
