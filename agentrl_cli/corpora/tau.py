@@ -36,8 +36,7 @@ from agentrl_cli.corpora.played import (
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import TauBench
-from agentrl_cli.envs.tau.mini import RARE_TASK_KINDS, TASK_KINDS, look_for, make_shop
-from agentrl_cli.envs.tau.mini_user import MiniUser
+from agentrl_cli.envs.tau.mini import RARE_TASK_KINDS, TASK_KINDS, MiniUser, look_for, make_shop
 
 MORE_ITEMS_SHARE = 2 / 3  # of the returns in which the customer wants more, as in the tasks
 WRITING = ("cancel", "return", "transfer")  # tools of which a forecast tells

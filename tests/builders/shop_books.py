@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from agentrl_cli.corpora.played import Transition
 from agentrl_cli.corpora.tau import Snapshot
-from agentrl_cli.envs.tau.mini import REQUIRED_STATUS
-from agentrl_cli.envs.tau.mini_user import MiniUser
+from agentrl_cli.envs.tau.mini import REQUIRED_STATUS, MiniUser
 
 SHOWN = re.compile(r"The \w+ is in (\d+), (pending|delivered)\.")
 WRITTEN = re.compile(r"(cancel|return)\((\d+)(?:, (.*))?\)")
