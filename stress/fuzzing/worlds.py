@@ -22,7 +22,7 @@ from agentrl_cli.core.types import Episode, Turn, derive_seed
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.contract import answer, opening
 from agentrl_cli.envs.math.grader import grade
-from agentrl_cli.envs.tau import arithmetic
+from agentrl_cli.envs.tau import tools
 from agentrl_cli.report.episode import render
 from agentrl_cli.runs import episode_files
 from stress.fuzzing.mutations import Draw, mutated_texts
@@ -180,7 +180,7 @@ def roles_target(home: Path) -> Target:
 def _sum(text: str) -> None:
     """As the tools do, which let no other characters pass; Python's own errors are theirs."""
     try:
-        json.dumps(arithmetic.evaluate("".join(c for c in text if c in OF_SUMS)))
+        json.dumps(tools.evaluate("".join(c for c in text if c in OF_SUMS)))
     except (SyntaxError, TypeError, ArithmeticError, RecursionError, ValueError, MemoryError):
         pass
 
