@@ -1,6 +1,6 @@
 """What the critics of the embedded models see, before any algorithm has trained them.
 
-Run as `python bench/critics.py --env math` (each world once); writes the figures of that
+Run as `python bench/critics.py --env arithmetic` (each world once); writes the figures of that
 world into docs/results/critics.json. With `--drift RUN`, a run of NLAC's default, it measures how
 far likelihood on own unfiltered play moves the base in as many steps as the policy took there; with
 `--values RUN…`, finished runs of Self-AC, what their V is worth; with `--search RUN`, one of these,
@@ -39,7 +39,7 @@ from agentrl_cli.training.evaluate import play_split
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "critics.json"
 FORECASTS = 8  # of each action
 DRIFT_EPISODES = 4000  # before and after
-EPISODES = {"math": 4, "twentyq": 20, "tau_mini": 25, "wiki": 10}  # of each test task
+EPISODES = {"arithmetic": 4, "twentyq": 20, "tau_mini": 25, "wiki": 10}  # of each test task
 
 
 def measure(env: str, states: int, probes: int, overrides: list[str]) -> dict[str, float]:

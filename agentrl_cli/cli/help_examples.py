@@ -13,7 +13,7 @@ TRAIN = _examples(
 )
 RESUME = _examples("resume last", "resume runs/grid/seed-0 steps=48")
 EVAL = _examples(
-    "eval last env=math eval.episodes_per_task=4",
+    "eval last env=arithmetic eval.episodes_per_task=4",
     "eval model=hf model.path=FOLDER env=twentyq --json",
 )
 PLAY = _examples("play env=twentyq", "play --run last --task test-1")
@@ -46,7 +46,7 @@ SERVE = _examples(
 )
 LS = _examples("ls", "ls runs/grid --json")
 LIST = _examples("list algo", "list algo grpo", "list env --config-dir my_groups")
-CONFIG = _examples("config algo=grpo env=math", "config recipe=twentyq ablation=k1 --json")
+CONFIG = _examples("config algo=grpo env=arithmetic", "config recipe=twentyq ablation=k1 --json")
 CHECK = _examples("check env=mine", "check env=twentyq env.turns=8 --config-dir my_groups")
 GRADE = _examples(
     "grade 1/2 'so it is \\boxed{0.5}'",

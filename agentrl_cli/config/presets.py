@@ -34,6 +34,7 @@ EVERYWHERE = (*ALGOS, *CONTROLS, "nlac_paper", "self_ac_slides")
 SHIPPED = {
     "twentyq": (*EVERYWHERE, *ABLATIONS, *NAMED_OTHERWISE, "plain_farewell", "refined"),
     "math": (*EVERYWHERE, *ABLATIONS),
+    "arithmetic": (*EVERYWHERE, *ABLATIONS),
     "tau_mini": EVERYWHERE,
     "wiki": EVERYWHERE,
     "paper_twentyq": (
@@ -41,6 +42,7 @@ SHIPPED = {
         "self_distillation",
     ),
 }  # fmt: skip
+RECIPES = {"math": "arithmetic"}  # recipes whose name has changed since
 OPTIONS = {  # removed groups of options, with the values that they set
     "rollout=solve": ["rollout.max_tokens=96"],
     "rollout=serve": ["rollout.max_tokens=32", "rollout.max_context=1536"],
@@ -58,7 +60,9 @@ def _preset(recipe: str, name: str) -> tuple[str, str, str | None]:
 
 
 PRESETS = {
-    f"{recipe}_{name}": _preset(recipe, name) for recipe, names in SHIPPED.items() for name in names
+    f"{prefix}_{name}": _preset(RECIPES.get(prefix, prefix), name)
+    for prefix, names in SHIPPED.items()
+    for name in names
 } | {"paper_twentyq_nlac_24gb": ("paper_twentyq_24gb", "nlac", None)}
 
 

@@ -46,3 +46,7 @@ def add_later_keys(cfg: DictConfig) -> None:
             cfg[key] = value
     if OmegaConf.is_dict(cfg.get("algo")) and str(cfg.algo.get("_target_")).endswith(".NLAC"):
         cfg.algo.setdefault("min_readable", 0.0)
+    plain: Any = OmegaConf.to_container(cfg, resolve=False)
+    choices, env = plain.get("choices"), plain.get("env")
+    if isinstance(choices, dict) and choices.get("env") == "math" and not (env or {}).get("data"):
+        cfg.choices.env = "arithmetic"  # which was called math before the benchmark was

@@ -1,79 +1,106 @@
-"""Sampling from a Hugging Face causal LM in memory: prefill, then one loop of steps for all rows.
-Every token of a prompt but the last is first brought into the store of kept prefixes; a batch is
-then gathered from it, padded on the left. Finished rows leave the batch: the longest is not paid by
-all."""
+"""Sampling from a Hugging Face causal LM in this process.
+
+A call first reads every prompt token but the last into the prefix cache. Common beginnings are read
+once. Batches are then gathered from the cache, padded on the left, and decoded one step at a time.
+Finished rows leave the batch, so the longest row does not cost all of them.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from agentrl_cli.core.batching import cheapest_slices, pass_cost
 from agentrl_cli.core.errors import UserError, require_above, require_at_least
-from agentrl_cli.generators import memory
 from agentrl_cli.generators.base import Completion, Generator, Sampling
-from agentrl_cli.generators.prefill import Rows, prefill, tensor
-from agentrl_cli.generators.prefixes import (
+from agentrl_cli.generators.prefix_cache import (
     NO_LIMIT,
     BatchLayer,
+    Hashes,
     Integers,
-    PrefixStore,
+    PrefixCache,
+    StopForward,
     align_right,
     pad,
 )
 
-FREE_COLUMNS = 32  # columns that a batch's buffers leave free at first
-SAMPLES_TOGETHER = 8  # samples of one prompt that share a row of the cache
-NOT_A_NUMBER = (
-    "model '{model}' gives logits that are no numbers: its weights are spoiled, or its dtype is too"
-    " narrow for them; start from an earlier checkpoint (init=RUN/checkpoints/STEP/models/policy)"
-    " with a lower learning rate, or give model.dtype=float32"
-)
+FREE_COLUMNS = 32  # free columns of a batch's buffers at first
+SAMPLES_PER_ROW = 8  # samples of one prompt that share a row of the cache
+PREFILL_TOKENS = 8192  # of one forward pass: bounds the activations
+MIN_SAVED = 256  # tokens that one more round of prefill has to save
+FREE_SHARE = 0.5  # of a CUDA device's free memory, if no limit is given
 ROTARY_FAMILIES = {"llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"}
 CACHEABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class Models(Protocol):
-    """What the generator needs of a model set."""
+    """The part of a model set that the generator uses."""
 
     @property
     def device(self) -> torch.device:
-        """Where the modules live."""
+        """Return the device of the modules."""
         ...
 
     def module(self, name: str) -> PreTrainedModel:
-        """The module, ready to run under the weights of that name."""
+        """Return the module with the weights of that name active."""
         ...
 
 
 @dataclass
+class Rows:
+    """Token sequences: ids and prefix hashes [rows, longest], lengths [rows]."""
+
+    ids: Integers
+    lengths: Integers
+    hashes: Hashes
+
+
+@dataclass
+class Spans:
+    """The tokens that one forward pass reads: `starts[i]` to `ends[i]` (excluded) of `rows[i]`."""
+
+    rows: Integers
+    starts: Integers
+    ends: Integers
+
+    def select(self, at: Integers | slice) -> Spans:
+        """Return these spans only."""
+        return Spans(self.rows[at], self.starts[at], self.ends[at])
+
+
+@dataclass
 class Batch:
-    """B rows being sampled. They stand in a grid of G rows of the cache, padded on the left, and N
-    samples that share the prompt of their row: each sees the prompt and its own tokens. M is the
-    most tokens that are sampled; row B of a tensor takes what nobody needs."""
+    """B samples in a grid of G cache rows, padded on the left, and N samples per cache row.
+
+    The samples of one row share its prompt; each sees the prompt and its own tokens. M is the
+    largest number of sampled tokens. Row B of a tensor takes values that are not needed.
+    """
 
     prompts: list[list[int]]  # B
-    cells: Tensor  # [G, N]: the row of the batch, B where there is none
+    cells: Tensor  # [G, N]: the row of the batch, B if the cell is empty
     cache: Cache
     mask: Tensor  # [G, N, columns of the cache]: what a sample sees
     last_ids: Tensor  # [G, N]
     positions: Tensor  # [G]: of the prompt's last token
     uniforms: Tensor  # [B + 1, M]
-    columns: Tensor  # [B + 1, M]: of the cache, where the token that a step read lies
+    columns: Tensor  # [B + 1, M]: the cache column of the token that a step read
     tokens: Tensor  # [B + 1, M]
     logprobs: Tensor  # [B + 1, M]
     lengths: Tensor  # [B + 1]: sampled tokens
 
     def select(self, chosen: Tensor) -> None:
-        """Keep the chosen cells [G, N], as far left as they go, and the cache's rows that have
-        any."""
+        """Keep the chosen cells [G, N], moved to the left, and the cache rows that have any."""
         rows, most = torch.nonzero(chosen.any(1))[:, 0], int(chosen.sum(1).max())
         for layer in self.cache.layers:
             if isinstance(layer, BatchLayer):
@@ -87,19 +114,24 @@ class Batch:
 
 @dataclass
 class HFGenerator(Generator):
-    """At most `max_batch` rows a forward pass; between calls at most `cache_tokens` tokens of keys
-    and values stay for each name of weights, until `load` says that the weights changed. All keys
-    and values take at most `cache_mib` MiB: half of it is for what is kept, half for a batch's
-    padded copy, and a batch has fewer rows where they would not fit. None: half of what a CUDA
-    device has free at the first use, elsewhere no limit."""
+    """Samples from the modules of a model set.
+
+    Args:
+        max_batch: Rows of one forward pass at most.
+        cache_tokens: Tokens of each model whose keys and values stay cached between calls. `load`
+            drops those of a model whose weights changed.
+        cache_mib: MiB of all keys and values at most. Half is for the prefix cache, half for the
+            padded copy of a batch, which has fewer rows if they would not fit. None: half of the
+            free memory of a CUDA device at the first use, no limit on a CPU.
+    """
 
     models: Models
     _: KW_ONLY
     max_batch: int
     cache_tokens: int
     cache_mib: float | None = None
-    half_bytes: int = field(default=0, init=False, repr=False)  # 0: not known yet
-    stores: dict[str, PrefixStore] = field(default_factory=dict, init=False, repr=False)
+    half_bytes: int = field(default=0, init=False, repr=False)  # half of the limit; 0: not set yet
+    caches: dict[str, PrefixCache] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_at_least(1, max_batch=self.max_batch)
@@ -110,176 +142,312 @@ class HFGenerator(Generator):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """`sampling.n` completions for each prompt; ValueError for an empty prompt, UserError where
-        the model gives logits that are no numbers."""
+        """Return `sampling.n` completions for each prompt.
+
+        Raises ValueError for an empty prompt, and UserError if a logit is NaN or infinite.
+        """
         if not all(prompts):
             raise ValueError(f"prompt {prompts.index([])} is empty; give at least one token")
-        module, store = self.models.module(model), self._store(model)
+        module, cache = self.models.module(model), self._cache(model)
         completions: dict[tuple[int, int], Completion] = {}
         for part in self._parts(prompts, sampling, model):
             streams = [(seeds[i], j) for i, j in part]
             inputs = [prompts[i] for i, _ in part]
-            batch = self._prefilled_batch(module, store, inputs, streams, sampling)
-            _sample_all(module, store, batch, sampling)
+            batch = _prefilled_batch(module, cache, inputs, streams, sampling)
+            _sample_all(module, cache, batch, sampling)
             if bool(batch.logprobs[:-1].isnan().any()):
-                raise UserError(NOT_A_NUMBER.format(model=model))
+                raise UserError(
+                    f"model '{model}' gives logits that are not finite: its weights diverged, or "
+                    "its dtype is too narrow; start from an earlier checkpoint "
+                    "(init=RUN/checkpoints/STEP/models/policy) with a lower learning rate, or "
+                    "give model.dtype=float32",
+                    code="logits-not-finite",
+                )
             completions.update(zip(part, _completions(batch, sampling), strict=True))
         return [[completions[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
 
     @torch.inference_mode()
     def hidden(self, prompts: list[list[int]], model: str = "policy") -> Tensor:
-        """The last hidden state [prompts, width] at each prompt's last token; what the prompts
-        share with anything kept is not read again."""
-        module, store = self.models.module(model), self._store(model)
+        """Return the last hidden state [prompts, width] at each prompt's last token."""
+        module, cache = self.models.module(model), self._cache(model)
         order: list[int] = []
         greedy = Sampling(max_tokens=1, temperature=0.0, stop_ids=())
         states: list[Tensor] = []  # [part, width] each
         for part in self._parts(prompts, greedy, model):
             order += [i for i, _ in part]
             inputs = [prompts[i] for i, _ in part]
-            batch = self._prefilled_batch(module, store, inputs, part, greedy)
+            batch = _prefilled_batch(module, cache, inputs, part, greedy)
             outputs = _forward(module, batch, 0, output_hidden_states=True)
             states.append(outputs.hidden_states[-1][:, -1])
-        back = torch.tensor(order, device=store.device).argsort()
+        back = torch.tensor(order, device=cache.device).argsort()
         return torch.cat(states)[back]
 
     def fitting(self, prompts: list[list[int]], model: str = "policy") -> int:
-        """As many as have what is kept of them kept on, so that none is read again at every turn;
-        all where nothing is kept anyway."""
+        """Return how many prompts fit into the cache together, or all if nothing is cached."""
         most = 3 * min(self.cache_tokens or NO_LIMIT, self._half_tokens(model)) // 4  # see trim
         if sum(map(len, prompts)) <= most:
             return len(prompts)
         ids, lengths = pad(prompts)
-        return max(1, memory.count_fitting(self._store(model).hash(ids, lengths), lengths, most))
+        inside = np.arange(ids.shape[1]) < lengths[:, None]
+        hashes = self._cache(model).hash(ids, lengths)[inside]
+        first = np.unique(hashes, return_index=True)[1]
+        new = np.bincount(np.nonzero(inside)[0][first], minlength=len(lengths))  # [rows]
+        return max(1, int((np.cumsum(new) <= most).sum()))
 
     def check_context(self, most: int, model: str = "policy") -> None:
-        """Raise UserError where keys and values of one sequence of `most` tokens do not fit."""
+        """Raise UserError if the keys and values of a sequence of `most` tokens do not fit."""
         if most > self._half_tokens(model):
             needed = 2 * most * self._token_bytes(model) / 2**20
-            line = f"the keys and values of {most} tokens take {needed:.0f} MiB, kept and copied"
-            given = f"hardware.generator.cache_mib gives {self.half_bytes / 2**19:.0f}"
-            raise UserError(f"{line}, and {given}; give more, or a smaller rollout.max_context")
+            raise UserError(
+                f"the keys and values of {most} tokens need {needed:.0f} MiB, and "
+                f"hardware.generator.cache_mib gives {self.half_bytes / 2**19:.0f}; raise it, or "
+                "lower rollout.max_context",
+                code="cache-too-small",
+            )
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """The module is shared, so only what its former weights computed is dropped."""
-        self.stores.pop(model, None)
+        """Drop the cached keys and values of the former weights; the module itself is shared."""
+        self.caches.pop(model, None)
 
     def clear(self) -> None:
-        """Drop the kept prefixes of all weights."""
-        self.stores.clear()
+        """Drop the prefix caches of all models."""
+        self.caches.clear()
 
-    def _store(self, model: str) -> PrefixStore:
-        if model not in self.stores:
+    def _cache(self, model: str) -> PrefixCache:
+        if model not in self.caches:
             config = self.models.module(model).config.get_text_config(decoder=True)
             kinds = set(getattr(config, "layer_types", None) or ()) - CACHEABLE_LAYERS
             if kinds:
-                line = f"the model has layers of kind {', '.join(sorted(kinds))}"
-                remedy = "use a model with attention layers only"
-                raise UserError(f"{line}, which the hf generator cannot cache; {remedy}")
+                raise UserError(
+                    f"the model has layers of kind {', '.join(sorted(kinds))}, which the hf "
+                    "generator cannot cache; use a model with attention layers only",
+                    code="layer-not-cacheable",
+                )
             layers = config.num_hidden_layers
-            self.stores[model] = PrefixStore(self.cache_tokens, layers, self.models.device)
-        return self.stores[model]
+            self.caches[model] = PrefixCache(self.cache_tokens, layers, self.models.device)
+        return self.caches[model]
 
     def _half_tokens(self, model: str) -> int:
-        """So many tokens' keys and values fit in half of what all may take."""
+        """Return how many tokens fit into half of the memory for keys and values."""
         if not self.half_bytes:
-            self.half_bytes = memory.bytes_at_most(self.cache_mib, self.models.device) // 2
+            device, limit = self.models.device, NO_LIMIT
+            if self.cache_mib is not None:
+                limit = int(self.cache_mib * 2**20)
+            elif device.type == "cuda":
+                unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+                limit = int(FREE_SHARE * (torch.cuda.mem_get_info(device)[0] + unused))
+            self.half_bytes = limit // 2
         return self.half_bytes // self._token_bytes(model)
 
     def _token_bytes(self, model: str) -> int:
-        """Of one token's keys and values: as kept, or as the configuration says before any is."""
-        store = self.stores.get(model)
-        if store is not None and store.pool:
-            return store.nbytes // len(store.hashes)
-        return memory.described_token_bytes(self.models.module(model))
+        """Return the bytes of one token's keys and values: measured, or from the configuration."""
+        cache = self.caches.get(model)
+        if cache is not None and cache.pool:
+            return cache.nbytes // len(cache.hashes)
+        return token_bytes(self.models.module(model))
 
     def _parts(
         self, prompts: list[list[int]], sampling: Sampling, model: str
     ) -> Iterator[list[tuple[int, int]]]:
-        """Rows (prompt, sample), shortest first: at most `max_batch` at a time, and as many as fit.
-        Between two parts, what is kept is trimmed."""
+        """Yield batches of (prompt, sample), shortest first, as large as fit; trim in between."""
         rows = [(i, j) for i in range(len(prompts)) for j in range(sampling.n)]
         rows.sort(key=lambda row: len(prompts[row[0]]))
-        together = _samples_together(self.models.module(model), sampling)
+        samples = _samples_per_row(self.models.module(model), sampling)
         while rows:
             few = [prompts[i] for i, _ in rows[: self.max_batch]]
             self.check_context(len(few[0]) + sampling.max_tokens - 1, model)
-            sizes = list(memory.batch_sizes(few, sampling.max_tokens, together))  # ascending
+            sizes = list(batch_sizes(few, sampling.max_tokens, samples))  # ascending
             most = self._half_tokens(model)
-            count = sum(max(size.kept, size.copied) <= most for size in sizes)
-            self._make_room(model, sizes[count - 1].kept)
+            count = sum(max(size) <= most for size in sizes)
+            self._make_room(model, sizes[count - 1][0])
             yield rows[:count]
             rows = rows[count:]
-            self.stores[model].trim()
+            self.caches[model].trim()
 
     def _make_room(self, model: str, tokens: int) -> None:
-        """Let this model keep so many tokens, and all that others leave: where there is too little,
-        theirs are dropped, those of the longest unused first."""
-        self.stores[model] = store = self.stores.pop(model)
-        others = [name for name in self.stores if name != model]
-        free = self.half_bytes - sum(self.stores[name].nbytes for name in others)
+        """Give this model's cache the memory that the others leave.
+
+        If it is less than `tokens` tokens need, drop other caches, least recently used first.
+        """
+        self.caches[model] = cache = self.caches.pop(model)
+        others = [name for name in self.caches if name != model]
+        free = self.half_bytes - sum(self.caches[name].nbytes for name in others)
         while others and free < tokens * self._token_bytes(model):
-            free += self.stores.pop(others.pop(0)).nbytes
-        store.most, store.most_copied = free // self._token_bytes(model), self._half_tokens(model)
-
-    def _prefilled_batch(
-        self,
-        module: PreTrainedModel,
-        store: PrefixStore,
-        prompts: list[list[int]],
-        streams: list[tuple[int, int]],
-        sampling: Sampling,
-    ) -> Batch:
-        """A batch whose cache holds all but the last token of each prompt, equal prompts read
-        once."""
-        unique = {key: i for i, key in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        which = [unique[tuple(prompt)] for prompt in prompts]  # [B]: into the unique ones
-        ids, lengths = pad([list(prompt[:-1]) for prompt in unique])
-        rows = Rows(ids, lengths, store.hash(ids, lengths))
-        past, inside = align_right(prefill(module, store, rows), lengths)
-        device, most = store.device, sampling.max_tokens
-        cells = _grid(which, _samples_together(module, sampling))  # [G, N]
-        heads = np.array(which)[cells[:, 0]]  # [G]: into the unique ones
-        last_ids = torch.tensor([prompt[-1] for prompt in unique], device=device)[heads]
-        shape = (len(prompts) + 1, most)
-        return Batch(
-            prompts=prompts,
-            cells=tensor(cells, device),
-            cache=store.gather(
-                past[heads],
-                min(most, FREE_COLUMNS) * cells.shape[1],
-                most=past.shape[1] + most * cells.shape[1],
-            ),
-            mask=tensor(inside[heads], device)[:, None].repeat(1, cells.shape[1], 1),
-            last_ids=last_ids[:, None].repeat(1, cells.shape[1]),
-            positions=tensor(lengths[heads], device),
-            uniforms=_uniforms([*streams, (0, 0)], sampling).to(device),
-            columns=torch.zeros(*shape, dtype=torch.int64, device=device),
-            tokens=torch.zeros(*shape, dtype=torch.int64, device=device),
-            logprobs=torch.zeros(*shape, device=device),
-            lengths=torch.full((shape[0],), most, device=device),
-        )
+            free += self.caches.pop(others.pop(0)).nbytes
+        cache.max_slots = free // self._token_bytes(model)
+        cache.max_copied = self._half_tokens(model)
 
 
-def _samples_together(module: PreTrainedModel, sampling: Sampling) -> int:
-    """How many samples of a prompt share a row of the cache."""
-    return SAMPLES_TOGETHER if sampling.n > 1 and reads_samples_together(module) else 1
+# how much memory a batch needs
 
 
-def reads_samples_together(module: PreTrainedModel) -> bool:
-    """Whether several samples may follow one row of the cache: the model's attention takes a mask
-    of its own for each, in every layer, and positions come from their numbers alone."""
+def batch_sizes(
+    prompts: list[list[int]], max_tokens: int, samples_per_row: int
+) -> Iterator[tuple[int, int]]:
+    """Yield, for batches of the first 1, 2, ... prompts, the tokens to store and to copy.
+
+    Prompts are sorted from the shortest; `samples_per_row` equal ones share a row of the cache.
+    """
+    times: Counter[tuple[int, ...]] = Counter()
+    stored, rows, most = 0, 0, 1
+    for prompt in prompts:
+        key = tuple(prompt)
+        stored += max_tokens + (0 if key in times else len(prompt) - 1)
+        rows += times[key] % samples_per_row == 0
+        times[key] += 1
+        most = max(most, min(times[key], samples_per_row))
+        yield stored, rows * (len(prompt) - 1 + max_tokens * most)
+
+
+def token_bytes(module: PreTrainedModel) -> int:
+    """Return the bytes of one token's keys and values according to the model's configuration."""
+    config = module.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * size * module.dtype.itemsize
+
+
+def _samples_per_row(module: PreTrainedModel, sampling: Sampling) -> int:
+    """Return how many samples of a prompt share a row of the cache.
+
+    Sharing needs attention that takes a mask per sample in every layer, and rotary positions.
+    """
     config = module.config.get_text_config(decoder=True)
     layers = getattr(config, "layer_types", None) or ["full_attention"]
     window = getattr(config, "sliding_window", None)
     full = set(layers) == {"full_attention"} and not window
     dense = str(config._attn_implementation).startswith(("sdpa", "eager", "agentrl_shadow"))
-    return full and dense and config.model_type in ROTARY_FAMILIES
+    shares = full and dense and config.model_type in ROTARY_FAMILIES
+    return SAMPLES_PER_ROW if sampling.n > 1 and shares else 1
+
+
+# prefill
+
+
+def prefill(module: PreTrainedModel, cache: PrefixCache, rows: Rows) -> Integers:
+    """Read all tokens that are not cached; return the slots [rows, longest], -1 for padding."""
+    slots = cache.find(rows.hashes)  # [rows, longest]
+    end = np.zeros((len(slots), 1), np.bool_)
+    cached = np.argmin(np.concatenate([slots >= 0, end], axis=1), axis=1).astype(np.int64)
+    for spans in plan_rounds(rows, np.minimum(cached, rows.lengths)):
+        lengths, ones = (spans.ends - spans.starts).tolist(), [1] * len(spans.rows)
+        for part in cheapest_slices(lengths, ones, PREFILL_TOKENS, pass_cost(cache.device.type)):
+            for few in _halved(spans.select(part), cache.max_copied):
+                _read_spans(module, cache, rows, slots, few)
+        slots = cache.find(rows.hashes)
+    return slots
+
+
+def plan_rounds(rows: Rows, cached: Integers) -> list[Spans]:
+    """Plan which tokens to read, in rounds that build on earlier rounds; longest spans first.
+
+    Of each row the first `cached` tokens are in the cache. A token that rows share is read once, in
+    the longest of them, if that saves enough tokens. Otherwise there is one round.
+    """
+    missing = np.flatnonzero(cached < rows.lengths)
+    by_length = missing[np.argsort(-rows.lengths[missing], kind="stable")]
+    every = Spans(by_length, cached[by_length], rows.lengths[by_length])
+    owners = _owners(rows.hashes[by_length], every)
+    owned = owners == np.arange(len(owners))[:, None]
+    starts = np.where(owned.any(1), owned.argmax(1), every.ends)
+    rounds = np.zeros(len(starts), np.int64)
+    for i in np.flatnonzero(starts > every.starts):
+        rounds[i] = 1 + rounds[owners[i, starts[i] - 1]]
+    if (starts - every.starts).sum() < MIN_SAVED * int(rounds.max(initial=0)):
+        starts, rounds = every.starts, np.zeros_like(rounds)
+    order = np.argsort(starts - every.ends, kind="stable")
+    spans, rounds = Spans(by_length, starts, every.ends).select(order), rounds[order]
+    unread = spans.starts < spans.ends
+    numbers = np.unique(rounds[unread])
+    return [spans.select(np.flatnonzero(unread & (rounds == number))) for number in numbers]
+
+
+def _owners(hashes: Hashes, spans: Spans) -> Integers:
+    """Return the first span that has each unread token [spans, longest]; -1 for other tokens."""
+    columns = np.arange(hashes.shape[1])
+    unread = (columns >= spans.starts[:, None]) & (columns < spans.ends[:, None])
+    _, first, which = np.unique(hashes[unread], return_index=True, return_inverse=True)
+    owners = np.full(hashes.shape, -1)
+    owners[unread] = np.nonzero(unread)[0][first[which]]
+    return owners
+
+
+def _halved(spans: Spans, most: int) -> list[Spans]:
+    """Cut the spans in two until the padded rows of each part have at most `most` tokens."""
+    count = len(spans.rows)
+    if count * int(spans.starts.max() + (spans.ends - spans.starts).max()) <= most or count == 1:
+        return [spans]
+    halves = (slice(count // 2), slice(count // 2, None))
+    return [few for half in halves for few in _halved(spans.select(half), most)]
+
+
+def _read_spans(
+    module: PreTrainedModel, cache: PrefixCache, rows: Rows, slots: Integers, spans: Spans
+) -> None:
+    """Run a forward pass over the spans, padded on the right, and store its keys and values."""
+    past, inside = align_right(slots[spans.rows], spans.starts)
+    columns = spans.starts[:, None] + np.arange(int((spans.ends - spans.starts).max()))
+    new = columns < spans.ends[:, None]
+    columns = np.minimum(columns, spans.ends[:, None] - 1)
+    batch_cache = cache.gather(past, columns.shape[1], ends_pass=True)
+    with suppress(StopForward):
+        module(
+            input_ids=_tensor(np.take_along_axis(rows.ids[spans.rows], columns, 1), cache.device),
+            attention_mask=_tensor(np.concatenate([inside, new], axis=1), cache.device),
+            position_ids=_tensor(columns, cache.device),
+            past_key_values=batch_cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+    row, column = np.nonzero(new)
+    hashes = np.take_along_axis(rows.hashes[spans.rows], columns, axis=1)[new]
+    cache.store(hashes, row, column + past.shape[1], batch_cache)
+
+
+# decoding
+
+
+def _prefilled_batch(
+    module: PreTrainedModel,
+    cache: PrefixCache,
+    prompts: list[list[int]],
+    streams: list[tuple[int, int]],
+    sampling: Sampling,
+) -> Batch:
+    """Return a batch with all but the last token of each prompt in its cache."""
+    unique = {key: i for i, key in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    which = [unique[tuple(prompt)] for prompt in prompts]  # [B]: into the unique ones
+    ids, lengths = pad([list(prompt[:-1]) for prompt in unique])
+    rows = Rows(ids, lengths, cache.hash(ids, lengths))
+    past, inside = align_right(prefill(module, cache, rows), lengths)
+    device, most = cache.device, sampling.max_tokens
+    cells = _grid(which, _samples_per_row(module, sampling))  # [G, N]
+    heads = np.array(which)[cells[:, 0]]  # [G]: into the unique ones
+    last_ids = torch.tensor([prompt[-1] for prompt in unique], device=device)[heads]
+    shape, samples = (len(prompts) + 1, most), cells.shape[1]
+    batch_cache = cache.gather(
+        past[heads], min(most, FREE_COLUMNS) * samples, max_columns=past.shape[1] + most * samples
+    )
+    return Batch(
+        prompts=prompts,
+        cells=_tensor(cells, device),
+        cache=batch_cache,
+        mask=_tensor(inside[heads], device)[:, None].repeat(1, samples, 1),
+        last_ids=last_ids[:, None].repeat(1, samples),
+        positions=_tensor(lengths[heads], device),
+        uniforms=_uniforms([*streams, (0, 0)], sampling).to(device),
+        columns=torch.zeros(*shape, dtype=torch.int64, device=device),
+        tokens=torch.zeros(*shape, dtype=torch.int64, device=device),
+        logprobs=torch.zeros(*shape, device=device),
+        lengths=torch.full((shape[0],), most, device=device),
+    )
 
 
 def _grid(which: list[int], most: int) -> Integers:
-    """Rows [G, N] with the same number in `which` side by side, `most` at a time, len(which) where
-    there are fewer; in the order of their first ones."""
+    """Group rows with the same number in `which` into a grid [G, N], N at most `most`.
+
+    Empty cells are len(which). Grid rows are in the order of their first entries.
+    """
     rows_of: dict[int, list[int]] = {}
     for row, number in enumerate(which):
         rows_of.setdefault(number, []).append(row)
@@ -289,22 +457,23 @@ def _grid(which: list[int], most: int) -> Integers:
 
 
 def draw(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample from logits [rows, words] by inverting the distribution at `uniform` [rows, 1];
-    returns ids [rows] and their log-probs at temperature 1 [rows]. Temperature 0 takes the
-    likeliest."""
+    """Sample from logits [rows, words] by inverting the CDF at `uniform` [rows, 1].
+
+    Returns token ids [rows] and their log-probs at temperature 1 [rows]. Temperature 0 is greedy.
+    """
     logprobs = torch.log_softmax(logits, -1)
     if temperature == 0:
         ids = logits.argmax(-1, keepdim=True)
     else:
         mass = torch.softmax(logits / temperature, -1).cumsum(-1)
-        below = mass[:, -1:] * uniform * (1 - 2**-20)  # under the total, whatever rounding does
+        below = mass[:, -1:] * uniform * (1 - 2**-20)  # below the total despite rounding
         ids = torch.searchsorted(mass, below, right=True)
-        ids = ids.clamp(max=logits.shape[-1] - 1)  # beyond it where logits are no numbers
+        ids = ids.clamp(max=logits.shape[-1] - 1)  # NaN logits would exceed it
     return ids[:, 0], logprobs.gather(-1, ids)[:, 0]
 
 
 def _uniforms(streams: list[tuple[int, int]], sampling: Sampling) -> Tensor:
-    """Numbers in [0, 1) of each row's own stream (seed, j): [rows, max_tokens]; none for greedy."""
+    """Return numbers in [0, 1) from each row's random stream (seed, j): [rows, max_tokens]."""
     if sampling.temperature == 0:
         return torch.zeros(len(streams), 0)
     draws = [
@@ -315,12 +484,12 @@ def _uniforms(streams: list[tuple[int, int]], sampling: Sampling) -> Tensor:
 
 
 def _sample_all(
-    module: PreTrainedModel, store: PrefixStore, batch: Batch, sampling: Sampling
+    module: PreTrainedModel, cache: PrefixCache, batch: Batch, sampling: Sampling
 ) -> None:
-    """Sample until every row has met a stop token or the limit; all that was read is kept."""
-    stop = torch.tensor(sampling.stop_ids, dtype=torch.int64, device=store.device)
+    """Sample until every row has a stop token or reaches the limit; store all that was read."""
+    stop = torch.tensor(sampling.stop_ids, dtype=torch.int64, device=cache.device)
     none = len(batch.prompts)
-    running = torch.arange(none + 1, device=store.device) < none  # [B + 1]
+    running = torch.arange(none + 1, device=cache.device) < none  # [B + 1]
     for step in range(sampling.max_tokens):
         logits = _forward(module, batch, step).logits.flatten(0, 1)  # [G * N, words]
         rows = batch.cells.flatten()
@@ -335,21 +504,26 @@ def _sample_all(
         if samples == 0:
             break
         if 2 * int(left.any(1).sum()) * samples <= left.numel():
-            _keep_prefixes(store, batch, ~left & (batch.cells < none))
+            _store_prefixes(cache, batch, ~left & (batch.cells < none))
             batch.select(left)
-    _keep_prefixes(store, batch, batch.cells < none)
+    _store_prefixes(cache, batch, batch.cells < none)
 
 
 def _forward(module: PreTrainedModel, batch: Batch, step: int, **options: bool) -> Any:
-    """One pass over every sample's last token, the cache before it."""
+    """Run one forward pass over every sample's last token."""
     count, samples, start = *batch.cells.shape, batch.mask.shape[-1]
     at = torch.arange(samples, device=batch.mask.device)
     batch.columns[batch.cells, step] = start + at
     itself = (at == at[:, None]).expand(count, -1, -1)  # [G, N, N]
-    batch.mask = torch.cat([batch.mask, itself], -1)
+    batch.mask = mask = torch.cat([batch.mask, itself], -1)
+    if samples > 1:  # [G, 1, N, columns], added to attention scores
+        zeros = torch.zeros_like(mask, dtype=module.dtype)
+        attention_mask = zeros.masked_fill(~mask, -torch.inf)[:, None]
+    else:
+        attention_mask = mask[:, 0]
     return module(
         input_ids=batch.last_ids,
-        attention_mask=batch.mask[:, 0] if samples == 1 else _additive(batch.mask, module.dtype),
+        attention_mask=attention_mask,
         position_ids=(batch.positions + step)[:, None].expand(-1, samples),
         past_key_values=batch.cache,
         use_cache=True,
@@ -358,14 +532,11 @@ def _forward(module: PreTrainedModel, batch: Batch, step: int, **options: bool) 
     )
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """[G, 1, N, columns]: what is added to attention scores for a bool mask [G, N, columns]."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)[:, None]
+def _store_prefixes(cache: PrefixCache, batch: Batch, chosen: Tensor) -> None:
+    """Store the states that the chosen cells [G, N] computed while decoding.
 
-
-def _keep_prefixes(store: PrefixStore, batch: Batch, chosen: Tensor) -> None:
-    """Keep, for the chosen cells [G, N], the states of the prompt's last token and of all sampled
-    tokens but the last, which was never read."""
+    These are the prompt's last token and all sampled tokens but the last, which was never read.
+    """
     cache_rows = torch.nonzero(chosen)[:, 0].cpu().numpy()
     members = batch.cells[chosen]
     counts = batch.lengths[members].cpu().numpy()
@@ -378,9 +549,9 @@ def _keep_prefixes(store: PrefixStore, batch: Batch, chosen: Tensor) -> None:
     steps = np.arange(int(counts.max(initial=0)))
     inside = steps < counts[:, None]  # [rows, steps]
     at = np.minimum((lengths - counts)[:, None] + steps, ids.shape[1] - 1)
-    hashes = np.take_along_axis(store.hash(ids, lengths), at, axis=1)[inside]
+    hashes = np.take_along_axis(cache.hash(ids, lengths), at, axis=1)[inside]
     columns = batch.columns[members].cpu().numpy()[:, : len(steps)][inside]
-    store.keep(hashes, cache_rows[np.nonzero(inside)[0]], columns, batch.cache)
+    cache.store(hashes, cache_rows[np.nonzero(inside)[0]], columns, batch.cache)
 
 
 def _completions(batch: Batch, sampling: Sampling) -> list[Completion]:
@@ -390,3 +561,7 @@ def _completions(batch: Batch, sampling: Sampling) -> list[Completion]:
         finish = "stop" if ids[count - 1] in sampling.stop_ids else "length"
         completions.append(Completion(ids[:count], logprobs[:count], finish))
     return completions
+
+
+def _tensor(values: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)

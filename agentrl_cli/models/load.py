@@ -25,6 +25,7 @@ from agentrl_cli.models.policy import vocabulary_head
 from agentrl_cli.models.template import give_template
 
 TINY = Path(__file__).parent / "tiny"
+RENAMED_WEIGHTS = {"math": "arithmetic"}  # old runs name them so, and env=math uses them, too
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNREADABLE = (
     ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
@@ -118,8 +119,9 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
             line = f"model.attention '{config.attention}' cannot be used here"
             raise UserError(f"{line}; choose sdpa or eager") from error
     if config.weights is not None:
-        _refuse_unknown_weights(config.weights)
-        _read_embedded(model, TINY / config.weights / "model.safetensors")
+        name = RENAMED_WEIGHTS.get(config.weights, config.weights)
+        _refuse_unknown_weights(name)
+        _read_embedded(model, TINY / name / "model.safetensors")
     return model
 
 

@@ -49,7 +49,7 @@ def test_the_ablations_are_what_their_names_say():
     on_policy = algo("on_policy").advanced
     assert (on_policy.buffer_size, on_policy.priority_exponent) == (128, 0)
     assert algo("shuffled_outcomes").advanced.control == "shuffled_outcomes"
-    for name in ABLATIONS["math"]:
+    for name in ABLATIONS["arithmetic"]:
         changed = {key for key in plain if plain[key] != algo(name).get(key)}
         without_critic = {"_target_", "improvement", "critic"}
         assert changed <= without_critic if name == "self_distillation" else len(changed) <= 1
@@ -87,7 +87,7 @@ def test_every_run_that_make_results_compares_is_a_preset_from_the_start_it_name
 
 
 def test_what_is_missing_has_no_record_of_its_own_length_and_its_start_comes_first():
-    nlac, later = Plan("math", "nlac", "", 0), Plan("math", "dpo", "", 1)
+    nlac, later = Plan("arithmetic", "nlac", "", 0), Plan("arithmetic", "dpo", "", 1)
     stored = [{"algo": "nlac", "variant": "", "seed": 0, "steps": 12}]
     assert missing([nlac, later], stored) == [later.start, later]
     assert missing([nlac], [stored[0] | {"steps": 24}]) == [nlac]
@@ -165,7 +165,7 @@ def test_toy_sizes_are_set_where_a_preset_has_the_key():
     assert not any(
         override.startswith(("algo.turns_per_update", "rollout.texts")) for override in overrides
     )
-    assert "init=null" in toy_overrides(compose(["recipe=math", "algo=stepagent_inverse"]))
+    assert "init=null" in toy_overrides(compose(["recipe=arithmetic", "algo=stepagent_inverse"]))
 
 
 @pytest.mark.slow

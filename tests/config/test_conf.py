@@ -56,7 +56,7 @@ def test_a_real_model_keeps_no_activations_of_its_layers(model: str, checkpoints
     assert cfg.model.gradient_checkpointing is checkpoints
 
 
-@pytest.mark.parametrize("env", ["twentyq", "math", "tau_retail", "wiki"])
+@pytest.mark.parametrize("env", ["twentyq", "arithmetic", "tau_retail", "wiki"])
 def test_a_real_model_has_room_for_its_replies_in_every_world(env: str):
     sizes = check(compose([f"env={env}", "model=hf", "model.path=x"])).rollout
     assert (sizes.max_tokens, sizes.max_context) == (1024, 8192)
@@ -105,7 +105,7 @@ def test_algorithm_keeps_its_numbers_in_yaml_only(file: Path):
     ("env", "word"),
     [
         ("twentyq", "game"),
-        ("math", "solution"),
+        ("arithmetic", "solution"),
         ("tau_mini", "customer"),
         ("tau_retail", "tool"),
         ("wiki", "browser"),

@@ -18,9 +18,9 @@ def test_preset_table_covers_the_old_names():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("experiment=math_k8 seed=1", "recipe=math algo=nlac ablation=k8 seed=1"),
-        ("experiment=math_grpo algo=ppo", "recipe=math algo=ppo"),
-        ("experiment=math_grpo,wiki_grpo", "recipe=math,wiki algo=grpo"),
+        ("experiment=math_k8 seed=1", "recipe=arithmetic algo=nlac ablation=k8 seed=1"),
+        ("experiment=math_grpo algo=ppo", "recipe=arithmetic algo=ppo"),
+        ("experiment=math_grpo,wiki_grpo", "recipe=arithmetic,wiki algo=grpo"),
         ("rollout=solve", "rollout.max_tokens=96"),
         ("env=math steps=2", "env=math steps=2"),
         ("experiment=my_own", "experiment=my_own"),

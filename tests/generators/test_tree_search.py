@@ -163,14 +163,14 @@ def test_hidden_states_of_the_cache_are_those_of_the_trainers_pass(model_folder:
     rows = logprobs_and_values(models.reader("policy"), asked)
     alone = [float(values[-1]) for _, values in rows]
     assert algo.state_values(states) == pytest.approx(alone, abs=1e-5)
-    before = generator.stores["policy"].find(hashes(generator, states[1]))
+    before = generator.caches["policy"].find(hashes(generator, states[1]))
     assert algo.state_values(states) == pytest.approx(alone, abs=1e-5) and (before >= 0).all()
 
 
 def hashes(generator: HFGenerator, ids: list[int]):
-    from agentrl_cli.generators.prefixes import pad
+    from agentrl_cli.generators.prefix_cache import pad
 
-    store = generator.stores["policy"]
+    store = generator.caches["policy"]
     return store.hash(*pad([ids]))
 
 

@@ -17,7 +17,7 @@ from agentrl_cli.models.model_set import ModelSet
 from tests.builders.models import LORA, SPECS, build, model_config, write_model
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 
-EMBEDDED = ("math", "tau_mini", "twentyq", "wiki")
+EMBEDDED = ("arithmetic", "tau_mini", "twentyq", "wiki")
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +169,14 @@ def test_embedded_weights_load_and_have_their_section_in_the_card(name):
     models = [ModelSet(model_config("tiny", weights=w), SPECS, "cpu", 0) for w in (name, None)]
     assert len({one.fingerprint("policy") for one in models}) == 2
     assert f"## {name}/model.safetensors" in (TINY / "README.md").read_text()
+
+
+def test_old_name_of_embedded_weights_loads():
+    old, new = (
+        ModelSet(model_config("tiny", weights=name), SPECS, "cpu", 0).fingerprint("policy")
+        for name in ("math", "arithmetic")
+    )
+    assert old == new
 
 
 def test_the_embedded_model_without_weights_starts_at_random_from_the_seed():

@@ -234,10 +234,10 @@ def test_only_unfinished_runs_still_make_a_page(tmp_path: Path):
 
 
 def test_runs_of_different_environments_are_kept_apart_and_said(two: Path):
-    write_run(two / "else", env="math", seed=5)
+    write_run(two / "else", env="arithmetic", seed=5)
     found = report_of(two)
     assert len(found.comparisons) == 2
-    assert "their numbers do not compare: twentyq; math" in found.notes[0]
+    assert "their numbers do not compare: twentyq; arithmetic" in found.notes[0]
 
 
 def test_without_episode_files_runs_are_compared_by_their_means(two: Path):

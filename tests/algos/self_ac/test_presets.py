@@ -16,7 +16,7 @@ SLIDES = [f"{env}_self_ac_slides" for env in ("twentyq", "math", "tau_mini", "wi
 
 def test_the_embedded_models_are_asked_with_the_instruction_that_taught_them_to_forecast():
     forecast = compose(["algo=nlac"]).algo.prompts.forecast
-    cfg = check(compose(["algo=self_ac", "env=math", "model=tiny"]))
+    cfg = check(compose(["algo=self_ac", "env=arithmetic", "model=tiny"]))
     chat = Chat(load_base(as_dataclass(cfg.model, ModelConfig), torch.device("cpu"), 0)[1])
     asked = chat.encode_raw(cfg.algo.critic_prompt)
     assert asked == chat.extend([Message("user", forecast)], None)

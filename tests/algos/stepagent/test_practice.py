@@ -176,8 +176,8 @@ REPLY = "3+3=6\n\n6+1=7\n\n\\boxed{7}"
 
 
 def thinking(model_folder: Path, reply: str) -> StepAgentInverse:
-    """The algorithm before worked solutions of env=math, and a model that always says `reply`."""
-    env = build(check(compose(["env=math", "env.problems=2", "env.test_problems=2"])).env)
+    """Return the algorithm and a model that always replies `reply`, on env=arithmetic."""
+    env = build(check(compose(["env=arithmetic", "env.problems=2", "env.test_problems=2"])).env)
     demos = expert_episodes(env, 4, 0)
     for demo in demos:
         CHAT.encode_turns(demo.turns)
@@ -221,6 +221,6 @@ def test_a_thought_is_judged_as_one_that_goes_on(model_folder: Path):
 
 def test_the_text_at_which_a_reply_is_cut_comes_from_the_environment():
     for turns, cut in (("thoughts", "\n\n"), ("single", "")):
-        small = ["env=math", f"env.turns={turns}", "env.problems=2", "env.test_problems=2"]
+        small = ["env=arithmetic", f"env.turns={turns}", "env.problems=2", "env.test_problems=2"]
         cfg = check(compose(["algo=sft", "model.weights=null", *small]))
         assert assemble(cfg, None).context.turn_delimiter == cut
