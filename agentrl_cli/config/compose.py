@@ -341,9 +341,7 @@ def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictCon
     except unreadable as error:
         line = f"the configuration cannot be composed: {_reason(error)}"
         if "/wording" in line or "'wording@" in line:  # as in files of environments before 0.3
-            line += (
-                "; write `prompts: {wording: NAME}` in a file that begins with # @package _global_"
-            )
+            line += "; start the file with # @package _global_ and write prompts: {wording: NAME}"
         raise UserError(line, code="cannot-compose") from None
     complete(cfg, cfg.hydra.runtime.choices, config_dir)
     return cfg
