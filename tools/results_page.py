@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.report.tables import share
+
 from bench.results import ABLATIONS, CONTROLS, OWN_PLAY, PLAYERS, STUDENTS
 from tools.results_tables import (
     Row,

@@ -152,7 +152,8 @@ def write_model(run: Run, folder: Path) -> None:
 
 def write_report(run: Run, folder: Path) -> None:
     """The page as `agentrl report` writes it, with all episodes of the run."""
-    from agentrl_cli.cli.report import gather, write
+    from agentrl_cli.report.compare import gather
+    from agentrl_cli.report.page import write
 
     write(gather([str(run.folder)]), folder, pages=True)
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agentrl_cli.cli.main import app
-from agentrl_cli.cli.report import gather, render, write
 from agentrl_cli.cli.train import refuse_to_resume
 from agentrl_cli.config.compose import check, load
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.report.page import run_page
+from agentrl_cli.report.compare import gather, render
+from agentrl_cli.report.page import run_page, write
 from agentrl_cli.runs import checkpoints
 from agentrl_cli.runs.run import Run
 from agentrl_cli.training.assemble import Parts, assemble

@@ -154,7 +154,7 @@ def test_dry_plans_without_the_device_and_without_weights(
 ):
     start(sized("paper_twentyq_nlac_24gb", tmp_path)[0], dry=True)
     printed = capsys.readouterr().out
-    for row in ("predicted peak memory", "  float32 masters", "  forecasts  ", "to lower first"):
+    for row in ("predicted peak memory", "  float32 masters", "  forecasts  ", "to save memory"):
         assert f"\n{row}" in printed
     assert "activations" in printed and "logits and loss" in printed
     assert "not played: there is no CUDA device here" in printed

@@ -148,7 +148,7 @@ def test_a_rehearsal_says_what_was_cut_and_which_key_mends_it(
     sizes = [f"rollout.max_tokens={most}", f"rollout.max_context={context}"]
     start(settings(tmp_path, "grpo", "it", *sizes), config_dir=folders(tmp_path), dry=True)
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
-    assert replies in rows["cut short"] and episodes in rows["cut short"]
+    assert replies in rows["truncated"] and episodes in rows["truncated"]
 
 
 def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
@@ -157,7 +157,7 @@ def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
     start(settings(tmp_path, "nlac", "it"), config_dir=folders(tmp_path), dry=True)
     said = capsys.readouterr().out
     assert "policy (trained), target (ema), reference (frozen)" in said
-    assert "episodes in all          32" in said and "2 turns" in said
+    assert "episodes in total        32" in said and "2 turns" in said
     assert [path.name for path in tmp_path.iterdir()] == ["groups"]
 
 

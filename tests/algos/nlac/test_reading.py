@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac.reading import READINGS, tolerant_outcome, tolerant_verdict
-from agentrl_cli.report.critic import expected_success
+from agentrl_cli.report.episode import expected_success
 from tests.builders.nlac import turn_with_critic
 from tests.paths import ROOT
 
