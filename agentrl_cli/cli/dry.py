@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl_cli.algos.base import Algorithm
-from agentrl_cli.algos.role_report import refuse_unreadable
 from agentrl_cli.cli.check import contract_faults, contract_row
 from agentrl_cli.config.compose import build
 from agentrl_cli.core.errors import UserError
@@ -61,11 +60,8 @@ def dry_run(cfg: DictConfig) -> None:
     played = f"{len(first.turns)} turns, {first.tokens} tokens, reward {first.reward:g}"
     say(f"{'one episode':<24} {played}")
     say(f"{'cut short':<24} {cut_short(episodes, parts.collector)}")
-    roles = parts.algo.check_roles(episodes)
-    for report in roles:
-        say(f"{'role ' + report.role:<24} {report.line}")
-    if roles:
-        refuse_unreadable(roles, cfg.algo.min_readable)
+    for name, text in parts.algo.check(episodes):
+        say(f"{name:<24} {text}")
 
 
 def shortened(cfg: DictConfig) -> DictConfig:

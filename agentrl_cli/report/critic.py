@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentrl_cli.algos.nlac.reading import stated_outcome
+from agentrl_cli.algos.nlac.parse import stated_outcome
 from agentrl_cli.core.files import is_number
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report.records import Record

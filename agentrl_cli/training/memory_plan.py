@@ -188,17 +188,17 @@ def decoding_bytes(shapes: Shapes, cfg: DictConfig, models: int) -> tuple[int, i
     return min(half, stays * shapes.token_bytes), min(half, batch * shapes.token_bytes), logits
 
 
-def refuse_unread_context(cfg: DictConfig, positions: int, role_ids: int = 0) -> None:
-    """Raise UserError where episodes, with so many ids of an algorithm's roles behind them, may be
-    longer than the `positions` that the model reads."""
-    if cfg.rollout.max_context + role_ids > positions:
-        asked = f"rollout.max_context is {cfg.rollout.max_context}"
-        asked += f", behind which roles read and write up to {role_ids} ids" if role_ids else ""
-        reads = f"but '{cfg.model.path}' reads at most {positions} ids"
-        remedy = f"give rollout.max_context={positions - role_ids}"
-        if role_ids >= positions:
-            remedy = "give a smaller algo.advanced.role_tokens"
-        raise UserError(f"{asked}, {reads}; {remedy}")
+def refuse_unread_context(cfg: DictConfig, positions: int, extra_tokens: int = 0) -> None:
+    """Raise UserError if an episode, plus the `extra_tokens` of the algorithm's own prompts, can
+    exceed the `positions` of the model."""
+    if cfg.rollout.max_context + extra_tokens > positions:
+        line = f"rollout.max_context is {cfg.rollout.max_context}"
+        line += f" and prompts of the algorithm add {extra_tokens} tokens" if extra_tokens else ""
+        remedy = f"set rollout.max_context={positions - extra_tokens}"
+        if extra_tokens >= positions:
+            remedy = "shorten the texts of the algorithm, or use a model with a longer context"
+        reads = f"but '{cfg.model.path}' reads at most {positions} tokens"
+        raise UserError(f"{line}, {reads}; {remedy}", code="context-too-long")
 
 
 def process_count(cfg: DictConfig) -> int:
