@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 KEPT_EPISODES = 16  # fresh episodes written at each evaluation
-STEERING = ("guard/episodes", "rollouts/episodes")  # played in an update, and they steer it
 LOGPROB_GAP_EPISODES = 4  # episodes a step whose log-probs are compared with the trainer's
 
 
@@ -141,15 +140,15 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     parts.step += 1
     engines = parts.collector.actors.metrics() | parts.generator.metrics()
     metrics = rollout_metrics(episodes) | gap | seconds | learned | engines
-    if steering := sum(metrics.get(name, 0.0) for name in STEERING):
-        metrics["episodes/count"] = metrics.get("episodes/count", 0) + steering
+    if played := sum(number for name, number in learned.items() if name.endswith("/episodes")):
+        metrics["episodes/count"] = metrics.get("episodes/count", 0) + played
     return metrics, episodes
 
 
 def learn(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
     """Let the algorithm update. What stops it here leaves models between two steps: nothing is
     saved then, and the last checkpoint holds."""
-    parts.activity.begin("texts of the critic" if parts.algo.texts(1, 1) else "samples")
+    parts.activity.begin("sampling" if parts.algo.texts(1, 1) else "samples")
     try:
         return parts.learner.run(parts.algo.update(episodes, parts.buffer), parts.step)
     except LostRank:

@@ -14,7 +14,6 @@ from agentrl_cli.models.specs import ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl_cli.algos.role_report import RoleReport
     from agentrl_cli.generators.base import Generator, Sampling
     from agentrl_cli.models.model_set import ModelSet
     from agentrl_cli.models.policy import Batch, Outputs
@@ -43,7 +42,8 @@ class Phase:
     and where only a head is trained, the units; `keep_together` adjacent samples always share a
     micro-batch. `entropy_gradient` says that the loss differentiates the entropy. With `head_only`
     the head alone is trained, at its full rate: the body keeps every bit, and its schedule waits.
-    `metrics` are numbers the algorithm already knows.
+    `metrics` are numbers the algorithm already knows; the loop counts a metric whose name ends with
+    `/episodes` as episodes that were played during the update.
     """
 
     name: str
@@ -117,9 +117,9 @@ class Algorithm(ABC):
         is loaded. An episode has up to `turns` actions of up to `max_tokens` tokens."""
         return {}
 
-    def role_ids(self) -> int:
-        """The most ids that a prompt of the algorithm's own and what is written behind it add to an
-        episode, as far as that is known before one is played; asked after `bind`."""
+    def extra_prompt_tokens(self) -> int:
+        """Return the maximum number of tokens that the algorithm's own prompts, with the texts
+        sampled after them, add to an episode. Called after `bind`."""
         return 0
 
     def annotate(self, episodes: list[Episode]) -> None:
@@ -129,14 +129,16 @@ class Algorithm(ABC):
         """Measure, at evaluation time, what this algorithm must watch; nothing by default."""
         return {}
 
-    def check_roles(self, episodes: list[Episode]) -> list[RoleReport]:
-        """What each language role writes at states of these episodes and how it is read; nothing
-        where there are none."""
-        return []
+    def check(self, episodes: list[Episode]) -> Iterator[tuple[str, str]]:
+        """Yield rows `(name, text)` about these episodes for `agentrl train --dry`. Raises
+        UserError if the algorithm cannot train with this model."""
+        return iter(())
 
-    def refined_generator(self) -> Generator:
-        """Who plays when `eval.act` is refined. Raises UserError where actions are not refined."""
-        raise UserError("eval.act=refined needs an algorithm that refines, like nlac; give policy")
+    def generator(self, act: str) -> Generator:
+        """Return the generator that plays if `eval.act` is not `policy` but `act`. Raises UserError
+        if the algorithm has none."""
+        line = f"this algorithm cannot play eval.act={act}; set eval.act=policy"
+        raise UserError(line, code="unknown-act")
 
     def state_values(self, states: list[list[int]]) -> list[float]:
         """What each state is worth, its ids ending with an action or a part of one. Raises

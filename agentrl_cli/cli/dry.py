@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl_cli.algos.base import Algorithm
-from agentrl_cli.algos.role_report import refuse_unreadable
 from agentrl_cli.cli.check import contract_faults, contract_row
 from agentrl_cli.config.compose import build
 from agentrl_cli.core.errors import UserError
@@ -66,11 +65,8 @@ def dry_run(cfg: DictConfig) -> None:
     played = f"{len(first.turns)} turns, {first.tokens} tokens, reward {first.reward:g}"
     _print_row("one episode", played)
     _print_row("truncated", truncated(episodes, parts.collector))
-    roles = parts.algo.check_roles(episodes)
-    for report in roles:
-        _print_row(f"role {report.role}", report.line)
-    if roles:
-        refuse_unreadable(roles, cfg.algo.min_readable)
+    for name, text in parts.algo.check(episodes):
+        _print_row(name, text)
 
 
 def _print_row(name: str, value: object) -> None:

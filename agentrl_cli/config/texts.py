@@ -39,13 +39,9 @@ def put_texts(cfg: DictConfig) -> None:
 
 def add_later_keys(cfg: DictConfig) -> None:
     """Give a stored configuration the keys that came later, as the run behaved without them."""
-    from omegaconf import OmegaConf
-
     for key, value in ADDED_KEYS.items():
         if key not in cfg:
             cfg[key] = value
-    if OmegaConf.is_dict(cfg.get("algo")) and str(cfg.algo.get("_target_")).endswith(".NLAC"):
-        cfg.algo.setdefault("min_readable", 0.0)
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     choices, env = plain.get("choices"), plain.get("env")
     if isinstance(choices, dict) and choices.get("env") == "math" and not (env or {}).get("data"):

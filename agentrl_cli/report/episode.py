@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.algos.nlac.reading import stated_outcome
+from agentrl_cli.algos.nlac.parse import stated_outcome
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_number
 from agentrl_cli.core.terminal import safe

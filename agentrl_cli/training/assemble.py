@@ -184,7 +184,7 @@ def assemble(
             parts.eval = with_val(parts.eval, env)
         if learns:
             refuse_temperature(cfg, algo)
-        check_settings(cfg, parts, algo.role_ids() if learns else 0)
+        check_settings(cfg, parts, algo.extra_prompt_tokens() if learns else 0)
     if ranks.size > 1:
         text = json.dumps([episode.to_json() for episode in parts.context.demos])
         read = {"demonstrations": hashlib.sha256(text.encode()).hexdigest()[:16]}
@@ -280,15 +280,15 @@ def _context(cfg: DictConfig, env: Env, models: ModelSet, collector: Collector) 
     )  # fmt: skip
 
 
-def check_settings(cfg: DictConfig, parts: Parts, role_ids: int) -> None:
-    """Raise UserError for sizes and splits with which nothing could be done; the algorithm's roles
-    read and write `role_ids` ids behind an episode."""
+def check_settings(cfg: DictConfig, parts: Parts, extra_tokens: int) -> None:
+    """Raise UserError for invalid sizes and for splits without tasks. The algorithm's own prompts
+    add up to `extra_tokens` tokens to an episode."""
     max_context = parts.collector.max_context
     require_at_least(1, tokens_per_batch=cfg.hardware.tokens_per_batch)
     if parts.algo.plays:
         require_at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
-    refuse_unread_context(cfg, max_positions(parts.models.module("policy")), role_ids)
-    parts.generator.check_context(max_context + role_ids)
+    refuse_unread_context(cfg, max_positions(parts.models.module("policy")), extra_tokens)
+    parts.generator.check_context(max_context + extra_tokens)
     for split in parts.eval.splits:
         if not parts.make_env().tasks(split):
             raise UserError(f"eval.splits names '{split}', which has no tasks; name another")

@@ -45,9 +45,9 @@ class Untrained(Algorithm):
         """Raises UserError."""
         raise UserError("model=endpoint cannot be trained; evaluate it with agentrl eval")
 
-    def refined_generator(self) -> Generator:
-        """That of the algorithm inside."""
-        return self.inner.refined_generator()
+    def generator(self, act: str) -> Generator:
+        """Return the generator of the inner algorithm."""
+        return self.inner.generator(act)
 
 
 @dataclass

@@ -45,8 +45,8 @@ def play_split(parts: Parts, split: str, per_task: int, temperature: float) -> l
     starts = split_starts(parts, split, per_task)
     sampling = replace(parts.collector.sampling, temperature=temperature)
     parts.generator.clear()
-    refined = parts.eval.act == "refined"
-    generator = parts.algo.refined_generator() if refined else parts.generator
+    act = parts.eval.act
+    generator = parts.generator if act == "policy" else parts.algo.generator(act)
     return parts.play(starts, sampling, generator, FAILED_LIMIT)
 
 

@@ -10,12 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.algos.nlac.refine import Refiner
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.algos.nlac.reading import READINGS, exact_outcome, exact_verdict
-from agentrl_cli.algos.nlac.refine import Refiner
-from agentrl_cli.algos.nlac.roles import CritiquedAction, mean_success
+from agentrl_cli.algos.nlac.parse import PARSERS, strict_outcome, strict_verdict
+from agentrl_cli.algos.nlac.roles import CritiquedAction, fill, mean_success
 from agentrl_cli.algos.self_ac.thoughts import thought_ends
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.types import Episode, Turn, derive_seed
@@ -150,13 +149,13 @@ def _play(world: Env, case: Case, home: Path) -> None:
 def roles_target(home: Path) -> Target:
     """Texts of NLAC's roles, of thoughts, answers to grade, and sums."""
     models = weights(nlac(), write_model(home / "model"))
-    exact = READINGS["exact"]
+    exact = PARSERS["exact"]
     readers: dict[str, tuple[Sequence[str], Callable[[str, str], object]]] = {
         "forecast": (
             FORECASTS,
-            lambda one, two: (exact_outcome(one), mean_success([one, two], exact)),
+            lambda one, two: (strict_outcome(one), mean_success([one, two], exact)),
         ),
-        "critique": (CRITIQUES, lambda one, two: exact_verdict(one)),
+        "critique": (CRITIQUES, lambda one, two: strict_verdict(one)),
         "prompt": (FORECASTS, lambda one, two: fill(PROMPTS.backup, response=one, forecast=two)),
         "thoughts": (ACTIONS, lambda one, two: thought_ends([one, two, one], 1)),
         "grade": (GRADED, grade),

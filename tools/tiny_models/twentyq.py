@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from agentrl_cli.algos.nlac.prompts import fill
+from agentrl_cli.algos.nlac.roles import fill
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.env import TwentyQ, answer_sentence

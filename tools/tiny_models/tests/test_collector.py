@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.algos.nlac.reading import exact_outcome
+from agentrl_cli.algos.nlac.parse import strict_outcome
 from agentrl_cli.config.compose import compose
 from agentrl_cli.core.types import Episode, derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
@@ -218,7 +218,7 @@ def test_the_models_own_play_is_seen_and_not_taught_and_its_ends_are():
             forecast, *backups = turn.info["branches"]
             assert turn.action == LINES[i % 3]
             answer = made.chat.decode(forecast["answer_ids"])
-            assert exact_outcome(answer) is False and len(backups) == (i < len(episode.turns) - 1)
+            assert strict_outcome(answer) is False and len(backups) == (i < len(episode.turns) - 1)
             for branch in (forecast, *backups):
                 assert branch["place"] == "behind" and branch["weight"] == 5.0
                 assert branch["answer_ids"] == forecast["answer_ids"]
