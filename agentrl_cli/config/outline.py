@@ -55,7 +55,7 @@ def _meaning(module: str, name: str) -> Any:
     source, original = found
     if source.partition(".")[0] == PACKAGE:
         return _meaning(source, original)
-    is_light = source in ("typing", "pathlib", "collections.abc", "dataclasses")
+    is_light = source in ("typing", "pathlib", "collections.abc", "dataclasses", "pydantic")
     return getattr(importlib.import_module(source), original) if is_light else object
 
 

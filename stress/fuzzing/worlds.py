@@ -16,7 +16,7 @@ from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.algos.nlac.reading import READINGS, exact_outcome, exact_verdict
 from agentrl_cli.algos.nlac.refine import Refiner
 from agentrl_cli.algos.nlac.roles import CritiquedAction, mean_success
-from agentrl_cli.algos.self_ac.thoughts import thought_ends
+from agentrl_cli.algos.self_ac.packing import thought_ends
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.types import Episode, Turn, derive_seed
 from agentrl_cli.envs.base import Env

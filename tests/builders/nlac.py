@@ -16,7 +16,7 @@ from agentrl_cli.algos.nlac.choice import Candidate
 from agentrl_cli.algos.nlac.prompts import Prompts
 from agentrl_cli.algos.nlac.reading import READINGS
 from agentrl_cli.algos.nlac.settings import Advanced
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.models.model_set import ModelSet

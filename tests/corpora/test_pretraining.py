@@ -15,10 +15,16 @@ from agentrl_cli.config.compose import check, compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.corpora.pretraining import branched_sample
+from agentrl_cli.models.forward import (
+    Passes,
+    Reader,
+    add_logprobs,
+    collate,
+    forward,
+    token_logprobs,
+)
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.packed_attention import predecessors
-from agentrl_cli.models.policy import collate, forward
-from agentrl_cli.models.reader import Passes, Reader, add_logprobs, token_logprobs
 from agentrl_cli.training.learner import Learner
 from tests.builders.models import SAMPLES, SPECS, model_config
 from tests.builders.packed_rows import LAYOUTS, model_of

@@ -32,14 +32,12 @@ from agentrl_cli.algos.nlac.refined_play import RefinedPlay
 from agentrl_cli.algos.nlac.roles import Ids, Roles
 from agentrl_cli.algos.nlac.settings import Advanced
 from agentrl_cli.algos.role_report import RoleReport, refuse_unreadable
-from agentrl_cli.algos.samples import completion_sample
-from agentrl_cli.algos.turns import TurnRef, all_turns
+from agentrl_cli.algos.samples import TurnRef, all_turns, completion_sample
 from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_fraction
 from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
-from agentrl_cli.models.policy import Batch, Outputs
-from agentrl_cli.models.reader import add_logprobs, token_logprobs
+from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, token_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
 

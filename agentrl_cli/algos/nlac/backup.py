@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentrl_cli.algos.nlac.roles import Ids, Roles
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.samples import TurnRef
 
 Target = Ids | None
 

@@ -25,7 +25,7 @@ from typing import Literal
 from agentrl_cli.algos.nlac.reading import Reading
 from agentrl_cli.algos.nlac.refine import Refinement, Refiner
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids, Roles, mean_success
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.samples import TurnRef
 
 Improvement = Literal["choice", "contrast", "critique", "refinement"]
 Control = Literal[

@@ -11,8 +11,8 @@ from agentrl_cli.algos.nlac.choice import Lesson
 from agentrl_cli.algos.samples import branches_sample, completion_sample
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
+from agentrl_cli.models.forward import causal_lm
 from agentrl_cli.models.packable import enable_packing
-from agentrl_cli.models.policy import causal_lm
 
 
 def can_read_packed(context: Context, names: Iterable[str]) -> bool:

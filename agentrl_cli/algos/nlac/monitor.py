@@ -19,11 +19,10 @@ from agentrl_cli.algos.nlac.choice import Candidate, Candidates, Chooser, Lesson
 from agentrl_cli.algos.nlac.ledger import ProbedCandidates, differ, ledger
 from agentrl_cli.algos.nlac.probe import CannotReplay, probe
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles
-from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.algos.turns import TurnRef, all_turns
+from agentrl_cli.algos.samples import TurnRef, all_turns, episode_samples
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, evenly_spaced
-from agentrl_cli.models.reader import token_logprobs
+from agentrl_cli.models.forward import token_logprobs
 
 CALIBRATION_STATES = 4  # for each state at which actions are probed
 DRIFT_EPISODES = 64

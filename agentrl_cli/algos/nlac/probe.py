@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import cycle
 
 from agentrl_cli.algos.nlac.roles import Ids, Roles
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Task

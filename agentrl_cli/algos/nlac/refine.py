@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from agentrl_cli.algos.nlac.prompts import fill
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Ids, Roles
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.samples import TurnRef
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl_cli.algos.nlac.choice import Chooser
 from agentrl_cli.algos.nlac.roles import Ids
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.rollout.play import split_into_turns
 

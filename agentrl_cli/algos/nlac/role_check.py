@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from agentrl_cli.algos.nlac.reading import Reading
 from agentrl_cli.algos.nlac.roles import Roles, RoleText
 from agentrl_cli.algos.role_report import RoleReport
-from agentrl_cli.algos.turns import TurnRef, all_turns
+from agentrl_cli.algos.samples import TurnRef, all_turns
 from agentrl_cli.core.types import Episode, evenly_spaced
 
 STATES = 8  # that are asked about

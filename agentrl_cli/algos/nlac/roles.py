@@ -13,7 +13,7 @@ from statistics import fmean
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.prompts import Prompts, fill
 from agentrl_cli.algos.nlac.reading import Reading
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.rollout.play import first_turn
 

@@ -17,7 +17,7 @@ from agentrl_cli.algos.nlac.choice import Control, Lesson
 from agentrl_cli.algos.nlac.monitor import drift
 from agentrl_cli.algos.nlac.probe import start_from
 from agentrl_cli.algos.nlac.roles import Ids
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode

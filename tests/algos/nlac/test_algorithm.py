@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from agentrl_cli.algos.nlac import monitor
+from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.rollout.replay_buffer import TurnKey
 from tests.builders.nlac import (
     CHAT,

@@ -11,8 +11,8 @@ from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.choice import Candidates
 from agentrl_cli.algos.nlac.distillation import lesson_samples
 from agentrl_cli.algos.samples import completion_sample
+from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.reader import token_logprobs
 from tests.builders.models import model_config
 from tests.builders.nlac import (
     LOST,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentrl_cli.algos.nlac.prompts import FILLED, fill
 from agentrl_cli.algos.nlac.reading import exact_outcome, exact_verdict
 from agentrl_cli.algos.nlac.roles import CritiquedAction, Roles
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
 from agentrl_cli.models.model_set import ModelSet
