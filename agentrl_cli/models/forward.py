@@ -66,7 +66,7 @@ def collate(samples: list[Sample], pad_id: int = 0) -> Batch:
         if sizes != {len(sample.ids)}:
             raise ValueError(f"a sample has {len(sample.ids)} ids but streams of {sorted(sizes)}")
         if sample.mask[0] or sample.streams.get("shadow", [0.0])[0]:
-            raise ValueError("the first token of a sample is trained or a shadow")
+            raise ValueError("a sample begins with a shadow or trains its first token")
     lengths = [len(sample.ids) for sample in samples]
     names = sorted({name for sample in samples for name in sample.streams})
     streams = {name: _pad([s.streams[name] for s in samples], max(lengths)) for name in names}
