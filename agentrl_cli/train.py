@@ -15,7 +15,7 @@ from agentrl_cli.core.errors import FAILURE_KINDS, GeneratorError, LostRank, Sto
 from agentrl_cli.core.one_process import LAUNCH
 from agentrl_cli.core.terminal import tell
 from agentrl_cli.core.types import Episode
-from agentrl_cli.models.reader import token_logprobs
+from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.rollout.time_limit import abandoned_threads
 from agentrl_cli.runs import best
 from agentrl_cli.runs.run import Run, step_of

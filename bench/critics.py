@@ -28,7 +28,7 @@ from agentrl_cli.algos.nlac.monitor import auc, ranked_pairs
 from agentrl_cli.algos.nlac.probe import probe
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.turns import TurnRef, all_turns
+from agentrl_cli.algos.samples import TurnRef, all_turns
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.config.compose import check, compose, load
 from agentrl_cli.rollout.collector import PlayCollector

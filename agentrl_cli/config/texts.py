@@ -39,6 +39,8 @@ def put_texts(cfg: DictConfig) -> None:
 
 def add_later_keys(cfg: DictConfig) -> None:
     """Give a stored configuration the keys that came later, as the run behaved without them."""
+    from omegaconf import OmegaConf
+
     for key, value in ADDED_KEYS.items():
         if key not in cfg:
             cfg[key] = value

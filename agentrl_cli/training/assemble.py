@@ -29,9 +29,8 @@ from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Generator
+from agentrl_cli.models.forward import Passes, max_positions
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import max_positions
-from agentrl_cli.models.reader import Passes
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.demos import DemoReader, read_demos, read_lines
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX, expert_lines

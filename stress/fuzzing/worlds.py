@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac.parse import PARSERS, strict_outcome, strict_verdict
 from agentrl_cli.algos.nlac.roles import CritiquedAction, fill, mean_success
-from agentrl_cli.algos.self_ac.thoughts import thought_ends
+from agentrl_cli.algos.self_ac.packing import thought_ends
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.types import Episode, Turn, derive_seed
 from agentrl_cli.envs.base import Env

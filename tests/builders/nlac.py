@@ -14,8 +14,8 @@ from agentrl_cli.algos.base import Context, Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.parse import PARSERS
 from agentrl_cli.algos.nlac.roles import Candidate
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.algos.settings import NLACAdvancedConfig, NLACPromptsConfig
-from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.models.model_set import ModelSet

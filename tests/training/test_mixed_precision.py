@@ -13,9 +13,8 @@ from agentrl_cli.algos.losses import clipped_ratio, nll
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
+from agentrl_cli.models.forward import Passes, add_logprobs, collate, forward
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import collate, forward
-from agentrl_cli.models.reader import Passes, add_logprobs
 from agentrl_cli.training.learner import Learner
 from tests.builders.models import SAMPLES, SPECS, model_config
 

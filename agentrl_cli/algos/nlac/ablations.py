@@ -16,8 +16,8 @@ from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.diagnostics import drift, start_at
 from agentrl_cli.algos.nlac.improve import Ablation, TrainingTarget
 from agentrl_cli.algos.nlac.roles import Ids, Roles
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.algos.settings import NLACMonteCarloConfig, NLACSelfDistillationConfig, NLRLConfig
-from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.specs import ModelSpec

@@ -48,16 +48,14 @@ from agentrl_cli.algos.nlac.improve import (
 )
 from agentrl_cli.algos.nlac.parse import RoleReport, require_parsable, role_reports
 from agentrl_cli.algos.nlac.roles import Ids, Roles, backup_targets, fill
-from agentrl_cli.algos.samples import branches_sample, completion_sample
+from agentrl_cli.algos.samples import TurnRef, all_turns, branches_sample, completion_sample
 from agentrl_cli.algos.settings import NLACConfig
-from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import say
 from agentrl_cli.core.types import Episode, Sample, evenly_spaced
 from agentrl_cli.generators.base import Generator
+from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, causal_lm, token_logprobs
 from agentrl_cli.models.packable import enable_packing
-from agentrl_cli.models.policy import Batch, Outputs, causal_lm
-from agentrl_cli.models.reader import add_logprobs, token_logprobs
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
 

@@ -21,14 +21,13 @@ from pathlib import Path
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.improve import ActionSelector, Candidates, TrainingTarget
 from agentrl_cli.algos.nlac.roles import Candidate, Ids, Roles
-from agentrl_cli.algos.samples import episode_samples
+from agentrl_cli.algos.samples import TurnRef, all_turns, episode_samples
 from agentrl_cli.algos.settings import NLACGuardConfig
-from agentrl_cli.algos.turns import TurnRef, all_turns
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, evenly_spaced
 from agentrl_cli.generators.base import Completion, Generator, Sampling
-from agentrl_cli.models.reader import token_logprobs
+from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.rollout.play import EpisodeStart, probe_starts, split_into_turns
 
 CALIBRATION_STATES = 4  # per state at which actions are probed

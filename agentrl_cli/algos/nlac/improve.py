@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from agentrl_cli.algos.nlac.roles import Candidate, Ids, Roles, fill
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.algos.settings import NLACConfig
-from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import Episode
 
 REFINED_DRAWS = 0.5  # draws that a refined action counts for if the policy never drew it

@@ -15,8 +15,8 @@ from statistics import fmean
 
 from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.parse import PARSERS, Parser, RoleText
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.algos.settings import NLAC_PLACEHOLDER, NLACAdvancedConfig, NLACPromptsConfig
-from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.rollout.play import first_turn
 

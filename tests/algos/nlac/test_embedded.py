@@ -8,7 +8,7 @@ import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.parse import strict_outcome
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.training.assemble import assemble
 

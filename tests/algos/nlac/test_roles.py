@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.roles import Candidate, Roles, fill
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.algos.settings import NLAC_PLACEHOLDERS
-from agentrl_cli.algos.turns import TurnRef
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
 from agentrl_cli.models.model_set import ModelSet

@@ -14,8 +14,8 @@ from agentrl_cli.algos.nlac.diagnostics import (
 )
 from agentrl_cli.algos.nlac.improve import Candidates
 from agentrl_cli.algos.samples import completion_sample
+from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.rollout.replay_buffer import TurnKey
 from tests.builders.models import model_config
 from tests.builders.nlac import (

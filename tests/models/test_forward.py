@@ -6,10 +6,16 @@ import pytest
 import torch
 
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models import policy
+from agentrl_cli.models import forward as passes
+from agentrl_cli.models.forward import (
+    Passes,
+    Reader,
+    collate,
+    forward,
+    micro_batches,
+    token_logprobs,
+)
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import collate, forward, micro_batches
-from agentrl_cli.models.reader import Passes, Reader, token_logprobs
 from tests.builders.models import LORA, SAMPLES, SPECS, build, disturb, model_config, write_model
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 
@@ -25,7 +31,7 @@ def naive_logprobs(module, ids):
     return [0.0] + [logits[t - 1, ids[t]].item() for t in range(1, len(ids))]
 
 
-def test_logprobs_equal_the_models_own_logits_sample_by_sample(folder):
+def test_logprobs_equal_those_of_transformers(folder):
     module = build(folder).module("policy")
     found = token_logprobs(Reader(module, passes=Passes(ids=8)), SAMPLES)
     for sample, row in zip(SAMPLES, found, strict=True):
@@ -34,30 +40,21 @@ def test_logprobs_equal_the_models_own_logits_sample_by_sample(folder):
         assert row == pytest.approx(expected, abs=1e-5)
 
 
-def test_padding_of_any_kind_reaches_no_trained_token(folder):
+def test_padding_reaches_no_trained_token(folder):
     module = build(folder).module("policy")
     zero, other = forward(module, collate(SAMPLES)), forward(module, collate(SAMPLES, pad_id=77))
     assert torch.equal(zero.logprobs, other.logprobs)
     assert torch.equal(zero.entropy, other.entropy)
 
 
-def test_entropy_is_the_distributions_and_carries_no_gradient(folder):
-    module = build(folder).module("policy")
-    outputs = forward(module, collate(SAMPLES))
-    logits = module(input_ids=torch.tensor([SAMPLES[1].ids])).logits[0]
-    expected = torch.distributions.Categorical(logits=logits).entropy()[:2]
-    assert outputs.entropy[1].tolist() == pytest.approx([0, *expected.tolist(), 0, 0], abs=1e-5)
-    assert not outputs.entropy.requires_grad
-
-
-def test_an_entropy_that_is_asked_for_has_the_gradient_of_the_models_own(folder, monkeypatch):
+def test_entropy_and_its_gradient(folder, monkeypatch):
     module = build(folder).module("policy")
     found = []
     for chunk in (
-        policy.LOGITS_AT_ONCE,
+        passes.LOGITS_AT_ONCE,
         2 * module.config.vocab_size,
     ):  # whole, and two rows at once
-        monkeypatch.setattr(policy, "LOGITS_AT_ONCE", chunk)
+        monkeypatch.setattr(passes, "LOGITS_AT_ONCE", chunk)
         forward(module, collate(SAMPLES[1:2]), entropy_gradient=True).entropy.sum().backward()
         found.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
         module.zero_grad()
@@ -71,35 +68,20 @@ def test_an_entropy_that_is_asked_for_has_the_gradient_of_the_models_own(folder,
     module.zero_grad()
 
 
-def test_chunks_of_the_vocabulary_projection_change_neither_loss_nor_gradient(folder, monkeypatch):
-    module = build(folder).module("policy")
-
-    def grads():
-        forward(module, collate(SAMPLES)).logprobs.sum().backward()
-        found = [p.grad.clone() for p in module.parameters() if p.grad is not None]
-        module.zero_grad()
-        return found
-
-    whole = grads()
-    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 2 * module.config.vocab_size)
-    for a, b in zip(whole, grads(), strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
-
-
-def test_logits_never_exist_for_more_rows_than_a_chunk(folder, monkeypatch):
+def test_logits_exist_a_chunk_at_a_time(folder, monkeypatch):
     module = build(folder).module("policy")
     seen = []
-    head = policy.vocabulary_head(policy.causal_lm(module))
+    head = passes.vocabulary_head(passes.causal_lm(module))
     head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
     forward(module, collate(SAMPLES))
     assert seen == [5]
-    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 2 * module.config.vocab_size)
+    monkeypatch.setattr(passes, "LOGITS_AT_ONCE", 2 * module.config.vocab_size)
     forward(module, collate(SAMPLES))
     assert seen[1:] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_gradient_checkpointing_changes_no_gradient_and_leaves_the_cache_usable(folder, lora):
+def test_checkpointing_changes_no_gradient(folder, lora):
     plain = build(folder, lora).module("policy")
     saved = ModelSet(model_config(folder, lora=lora, checkpointing=True), SPECS, "cpu", 0)
     grads = []
@@ -112,19 +94,7 @@ def test_gradient_checkpointing_changes_no_gradient_and_leaves_the_cache_usable(
     assert cache.past_key_values.get_seq_length() == 2
 
 
-def test_a_batch_without_trained_tokens_still_gives_values_with_gradient(folder):
-    models = build(folder)
-    batch = collate([Sample([1, 2, 3], [0, 0, 0])])
-    outputs = forward(models.module("critic"), batch, models.head("critic"))
-    assert outputs.values is not None
-    assert outputs.values.tolist() == [[0, 0, 0]]
-    (outputs.values.sum() + outputs.logprobs.sum()).backward()
-    bias = models.weights("critic")["head.bias"]
-    assert bias.grad is not None
-    assert bias.grad.item() == 3
-
-
-def test_a_value_reads_its_own_token_and_none_after_it(folder):
+def test_value_reads_no_later_token(folder):
     models = build(folder)
     disturb(models, "critic")
     ids = [[5, 6, 7, 8], [5, 6, 9, 8]]
@@ -136,14 +106,14 @@ def test_a_value_reads_its_own_token_and_none_after_it(folder):
     assert one[2] != other[2]
 
 
-def test_samples_that_train_their_first_token_or_mix_lengths_are_refused():
+def test_invalid_samples_are_refused():
     with pytest.raises(ValueError, match="first token"):
         collate([Sample([1, 2], [1, 1])])
-    with pytest.raises(ValueError, match="another length"):
+    with pytest.raises(ValueError, match="streams"):
         collate([Sample([1, 2], [0, 1], {"advantage": [1.0]})])
 
 
-def test_micro_batches_hold_the_padded_budget_and_every_group_once():
+def test_micro_batches_respect_budget_and_groups():
     lengths = [3, 9, 4, 1, 7, 7, 2, 20]
     samples = [Sample([1] * n, [0] * n) for n in lengths]
     groups = [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -154,7 +124,7 @@ def test_micro_batches_hold_the_padded_budget_and_every_group_once():
         assert all(set(g) <= set(rows) or not set(g) & set(rows) for g in groups)
 
 
-def test_dropout_is_off_whatever_the_config_says(tmp_path):
+def test_dropout_is_off(tmp_path):
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, "llama")
     model.config.attention_dropout = 0.5

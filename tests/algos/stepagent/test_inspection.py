@@ -9,23 +9,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.stepagent.algorithm import StepAgentInverse
-from agentrl_cli.algos.stepagent.discriminator import labelled_actions
-from agentrl_cli.algos.stepagent.practice import (
+from agentrl_cli.algos.stepagent.algorithm import (
     Attempt,
     Fragment,
-    StateAction,
+    StepAgentInverse,
     all_turns,
     attempt_fragments,
     fragment_at,
     fragments,
     match_metrics,
-    without_layout,
 )
+from agentrl_cli.algos.stepagent.inverse import labelled_actions
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.rollout.expert_demos import expert_episodes
-from agentrl_cli.training.assemble import assemble
 from tests.builders.critics import Weights
 from tests.builders.nlac import CHAT, SAMPLING, episode, troupe
 from tests.builders.stepagent import OTHER, SHOWN, implicit, inverse, shown
@@ -35,7 +32,7 @@ USUAL = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCh
 
 @USUAL
 @given(st.lists(st.text("abcxyz?", min_size=1, max_size=12), min_size=1, max_size=5, unique=True))
-def test_a_trajectory_of_n_actions_has_n_fragments_each_a_prefix_of_the_next(actions: list[str]):
+def test_trajectory_has_one_fragment_per_action(actions: list[str]):
     demo = episode("any", [f"<{action}>" for action in actions], success=True)
     found = [fragment_at(place, CHAT, "turn") for place in all_turns([demo])]
     assert [one.turn.turn for one in found] == list(range(len(actions)))
@@ -47,7 +44,7 @@ def test_a_trajectory_of_n_actions_has_n_fragments_each_a_prefix_of_the_next(act
         assert turn.action not in CHAT.text_of(state)  # no practice prompt holds its answer
 
 
-def test_practice_is_one_call_on_the_experts_states_and_asks_no_world(model_folder: Path):
+def test_inspection_is_one_generator_call(model_folder: Path):
     speakers, algo = troupe(), implicit()
     shown(algo, model_folder, [SHOWN, OTHER], speakers)
     algo.context.probe = pytest.fail  # type: ignore[assignment]
@@ -60,7 +57,7 @@ def test_practice_is_one_call_on_the_experts_states_and_asks_no_world(model_fold
     assert all(t.action_ids == CHAT.encode_action(t.action) for t in tries)
 
 
-def test_tries_depend_on_seed_and_step_only(model_folder: Path):
+def test_samples_depend_on_seed_and_step(model_folder: Path):
     algo = implicit()
     models = shown(algo, model_folder, [SHOWN, OTHER])
     algo.context.generator = HFGenerator(Weights(models), max_batch=64, cache_tokens=5000)
@@ -90,18 +87,12 @@ def whole(turn: int) -> Fragment:
         ("", False, False),
     ],
 )
-def test_what_counts_as_the_same_leaves_layout_out(own: str, text: bool, last_line: bool):
+def test_match_ignores_layout(own: str, text: bool, last_line: bool):
     attempt = Attempt(whole(1), [], own)
-    assert (attempt.matches, attempt.last_line_matches) == (text, last_line)
+    assert (attempt.matches(), attempt.matches(last_line=True)) == (text, last_line)
 
 
-@given(st.text())
-def test_tidying_twice_changes_nothing_and_loses_no_letter(text: str):
-    once = without_layout(text)
-    assert without_layout(once) == once and once.split() == text.split()
-
-
-def test_the_match_rate_is_a_share_of_what_was_practised():
+def test_match_metrics_by_hand():
     texts = ("Is it big?", "No.\nIs it red?", "Is it a dog?")
     found = match_metrics([Attempt(whole(i), [], text) for i, text in enumerate(texts)])
     assert found == {
@@ -110,7 +101,7 @@ def test_the_match_rate_is_a_share_of_what_was_practised():
     assert match_metrics([])["stepagent/match"] == 0
 
 
-def test_the_last_line_is_tried_behind_the_experts_thought(model_folder: Path):
+def test_last_line_follows_the_thought(model_folder: Path):
     speakers, algo = troupe(act="Is it old?"), implicit()
     shown(algo, model_folder, [SHOWN], speakers)
     first, second, _ = fragments(algo.context, "last_line", 0)
@@ -122,10 +113,10 @@ def test_the_last_line_is_tried_behind_the_experts_thought(model_folder: Path):
     assert "red" not in CHAT.text_of(second.state_ids)
     attempt = attempt_fragments(algo.context, [second])[0]
     assert speakers.calls[0].prompts == [second.state_ids]
-    assert not attempt.matches and replace(attempt, action="Is  it red?").matches
+    assert not attempt.matches() and replace(attempt, action="Is  it red?").matches()
 
 
-def test_a_thought_is_given_only_where_its_ids_stand_alone_and_something_follows():
+def test_thought_must_tokenize_alone():
     demo = episode("odd", ["Hm.\n \n", "Hm.\nIs it red?"], success=True)
     demo.turns[1].action_ids = [9, *demo.turns[1].action_ids]  # as another tokenizer would cut it
     for place in all_turns([demo]):
@@ -137,7 +128,7 @@ def numbers(found: list[Fragment]) -> list[int]:
     return [one.turn.turn for one in found]
 
 
-def test_as_many_fragments_as_asked_for_are_drawn_none_twice_anew_in_every_update(
+def test_fragments_are_drawn_anew(
     model_folder: Path,
 ):
     algo = implicit()
@@ -154,7 +145,7 @@ def test_as_many_fragments_as_asked_for_are_drawn_none_twice_anew_in_every_updat
     assert len(set(rows)) == 4
 
 
-def test_a_state_without_room_for_an_action_is_not_practised(model_folder: Path):
+def test_state_without_room_is_skipped(model_folder: Path):
     algo = implicit()
     shown(algo, model_folder, [SHOWN])
     assert numbers(fragments(algo.context, "turn", 0)) == [0, 1, 2]
@@ -162,12 +153,6 @@ def test_a_state_without_room_for_an_action_is_not_practised(model_folder: Path)
     algo.context.sampling = replace(SAMPLING, max_tokens=2048 - most)
     assert numbers(fragments(algo.context, "turn", 0)) == [0, 1]
     assert numbers(fragments(algo.context, "last_line", 0)) == [0]
-
-
-def test_no_more_states_are_practised_where_each_is_tried_several_times(model_folder: Path):
-    algo = implicit()
-    shown(algo, model_folder, [SHOWN, OTHER])
-    assert [len(fragments(algo.context, "turn", count, 4)) for count in (0, 3, 9)] == [2, 3, 5]
 
 
 # replies that the world cuts into turns
@@ -187,7 +172,7 @@ def thinking(model_folder: Path, reply: str) -> StepAgentInverse:
     return algo
 
 
-def test_where_the_world_cuts_a_reply_a_try_is_its_first_part(model_folder: Path):
+def test_sample_is_cut_at_the_delimiter(model_folder: Path):
     algo = thinking(model_folder, REPLY)
     found = fragments(algo.context, "turn", 0)
     assert len(found) > 8 and any(len(one.turn.episode.turns) > 2 for one in found)
@@ -195,7 +180,7 @@ def test_where_the_world_cuts_a_reply_a_try_is_its_first_part(model_folder: Path
         assert one.action == "3+3=6\n\n" and one.action_ids == CHAT.encode_action(one.action)[:-1]
 
 
-def test_the_experts_thought_said_by_oneself_matches_whatever_follows_it(model_folder: Path):
+def test_expert_thought_matches_whatever_follows(model_folder: Path):
     algo = thinking(model_folder, REPLY)
     for one in fragments(algo.context, "turn", 0):
         goes_on = one.expert_action.endswith("\n\n")
@@ -203,24 +188,17 @@ def test_the_experts_thought_said_by_oneself_matches_whatever_follows_it(model_f
             act=one.expert_action + ("9=9\n\n\\boxed{9}" if goes_on else "")
         )
         (same,) = attempt_fragments(algo.context, [one])
-        assert same.matches and same.last_line_matches and same.action_ids == one.expert_ids
+        assert same.matches() and same.matches(last_line=True) and same.action_ids == one.expert_ids
         algo.context.generator = troupe(
             act=one.expert_action.strip() + ("" if goes_on else "\n\nMore.")
         )
         (other,) = attempt_fragments(algo.context, [one])
-        assert not other.matches and not other.last_line_matches
+        assert not other.matches() and not other.matches(last_line=True)
 
 
-def test_a_thought_is_judged_as_one_that_goes_on(model_folder: Path):
+def test_unfinished_reply_is_not_closed(model_folder: Path):
     algo = thinking(model_folder, REPLY)
     for one in fragments(algo.context, "turn", 0):
-        (sample,) = labelled_actions([StateAction.played(one.turn)], 0.0, algo.context)
+        (sample,) = labelled_actions([(one.turn.state_ids, one.turn.action)], 0.0, algo.context)
         assert sample.ids == one.state_ids + one.expert_ids
         assert (sample.ids[-1] == CHAT.closing) == (not one.expert_action.endswith("\n\n"))
-
-
-def test_the_text_at_which_a_reply_is_cut_comes_from_the_environment():
-    for turns, cut in (("thoughts", "\n\n"), ("single", "")):
-        small = ["env=arithmetic", f"env.turns={turns}", "env.problems=2", "env.test_problems=2"]
-        cfg = check(compose(["algo=sft", "model.weights=null", *small]))
-        assert assemble(cfg, None).context.turn_delimiter == cut
