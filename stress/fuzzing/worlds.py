@@ -10,11 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.algos.nlac.refine import Refiner
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.nlac.parse import PARSERS, strict_outcome, strict_verdict
-from agentrl_cli.algos.nlac.roles import CritiquedAction, fill, mean_success
+from agentrl_cli.algos.nlac.parse import PARSERS, strict_verdict
+from agentrl_cli.algos.nlac.roles import Candidate, fill
 from agentrl_cli.algos.self_ac.packing import thought_ends
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.types import Episode, Turn, derive_seed
@@ -149,11 +148,11 @@ def _play(world: Env, case: Case, home: Path) -> None:
 def roles_target(home: Path) -> Target:
     """Texts of NLAC's roles, of thoughts, answers to grade, and sums."""
     models = weights(nlac(), write_model(home / "model"))
-    exact = PARSERS["exact"]
+    strict = PARSERS["exact"]
     readers: dict[str, tuple[Sequence[str], Callable[[str, str], object]]] = {
         "forecast": (
             FORECASTS,
-            lambda one, two: (strict_outcome(one), mean_success([one, two], exact)),
+            lambda one, two: Candidate(places(WON)[0], [], 1, [one, two], parser=strict).value,
         ),
         "critique": (CRITIQUES, lambda one, two: strict_verdict(one)),
         "prompt": (FORECASTS, lambda one, two: fill(PROMPTS.backup, response=one, forecast=two)),
@@ -188,16 +187,19 @@ def _refined(models: Any, one: str, two: str) -> None:
     """An update's improvement in which every role writes one of two texts."""
     one, two = (text.encode("utf-8", "replace").decode() for text in (one, two))
     names = ("forecast", "evaluate", "refine", "act", "backup")
-    algo = bound(nlac(gate=True), troupe(**{name: [one, two] for name in names}), models)
+    algo = bound(
+        nlac(gate=True, forecasts=2, rounds=2),
+        troupe(**{name: [one, two] for name in names}),
+        models,
+    )
     roles = algo.roles
     roles.begin_stream("fuzz", derive_seed(one, two))
     turns = places(WON)
     actions = roles.act(turns)
     forecasts = roles.forecast(turns, actions, 2)
     rows = zip(turns, actions, forecasts, strict=True)
-    first = [CritiquedAction(*row, row[-1], reading=roles.reading) for row in rows]
-    refiner = Refiner(
-        roles=roles, forecasts=2, rounds=2, gate=True, keep_optimal=False, control="none"
-    )
-    for refinement in refiner.refine(first):
-        refiner.passes(refinement)
+    first = [Candidate(turn, ids, 1, row, row, parser=roles.parser) for turn, ids, row in rows]
+    refiner = algo.selector.refiner
+    for chain in refiner.refine(first):
+        if chain:
+            refiner.accepts(chain)
