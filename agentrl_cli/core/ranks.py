@@ -1,5 +1,5 @@
-"""The processes that train one run together, as the rest of the package sees them: `Ranks` is one
-process, which has nobody to ask. Several are `ProcessRanks` in training/ranks.py."""
+"""The interface of the processes that train one run together. `Ranks` is a single process; several
+are `ProcessRanks` in training/ranks.py."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Numbers = TypeVar("Numbers")
 
 
 class Ranks:
-    """Rank `rank` of `size`, of which rank 0 owns the run's folder. What is asked of all is called
-    by all, in the same order. Where weights are `sharded` no rank holds them whole, and a pass
-    through a model takes all ranks. `device` is where this one computes; None: as configured."""
+    """Rank `rank` of `size`; rank 0 owns the run's folder. All ranks call the same methods in the
+    same order. If weights are `sharded`, no rank holds them whole and a forward pass involves all
+    ranks. `device` overrides the configured device unless it is None."""
 
     rank = 0
     size = 1
@@ -24,16 +24,16 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that owns the run and speaks to the user."""
+        """Whether this rank owns the run and writes to the terminal."""
         return self.rank == 0
 
     def gather(self, value: Any, at: str) -> list[Any]:
-        """The JSON values of all ranks, by rank. `at` says where this one is: the others must be
-        there, too."""
+        """Return the JSON values of all ranks, by rank. `at` names the place in the program, which
+        must be the same on all ranks."""
         return [value]
 
     def any(self, claim: bool, at: str) -> bool:
-        """Whether one of the ranks says so."""
+        """Return whether `claim` is true on at least one rank."""
         return any(self.gather(claim, at))
 
     def share(
@@ -43,19 +43,19 @@ class Ranks:
         to_json: Callable[[Result], Any],
         from_json: Callable[[Any], Result],
     ) -> list[Result]:
-        """`work` gives a result for each item: every rank does that of its own slice and gets the
-        results of all, in the order of the items. What is raised on one is raised on all."""
+        """Apply `work` to this rank's slice of the items and return the results of all ranks, in
+        the order of the items. An exception on one rank is raised on all."""
         return work(items)
 
     def sum(self, numbers: Numbers) -> Numbers:
-        """A tensor of the same shape on each rank becomes the sum over all."""
+        """Return the sum of a tensor over all ranks."""
         return numbers
 
     def sum_gradients(self, weights: list[Any]) -> None:
-        """Every weight's gradient becomes the sum over all ranks; None where no rank has one."""
+        """Replace each gradient by its sum over all ranks, or None if no rank has one."""
 
     @contextmanager
     def together(self, *, passes: bool = False) -> Iterator[None]:
-        """What is raised inside on one rank is raised on all. Inside no rank asks the others, but
-        in `passes` through a sharded model: what is raised there ends the run."""
+        """Raise an exception of one rank on all ranks. Ranks must not communicate inside, except in
+        forward passes of a sharded model if `passes` is true; an exception there ends the run."""
         yield

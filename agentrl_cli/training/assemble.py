@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from agentrl_cli.rollout.collector import Collector
-    from agentrl_cli.runs.checkpoints import Checkpoint
+    from agentrl_cli.runs.checkpoint_digest import Checkpoint
     from agentrl_cli.runs.run import Run
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h; mallopt(3)
