@@ -1,5 +1,4 @@
-"""What a run may hold in memory, what to lower where it needs more, and the sentences that say so,
-beforehand and where memory runs out all the same."""
+"""Available memory, and the settings that reduce the memory of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 GIB = 2**30
-NAMED = 3  # keys that are named to be lowered
+NAMED = 3  # settings in a message
 LIMITS = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
 GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LORA = {"rank": 16, "alpha": 32, "targets": ["all-linear"]}
@@ -30,7 +29,7 @@ LORA = {"rank": 16, "alpha": 32, "targets": ["all-linear"]}
 
 @dataclass(frozen=True)
 class Saver:
-    """A key with a lower value, and the bytes by which the predicted peak then falls."""
+    """A setting with a lower value, and the bytes by which it reduces the predicted peak."""
 
     key: str
     value: Any
@@ -44,8 +43,8 @@ class Saver:
 
 
 def available_bytes(cfg: DictConfig) -> int | None:
-    """`hardware.memory_gib`, else what is free on the GPU or, on the CPU, this process's share of
-    what the machine has or its control group may have; None where there is no such device."""
+    """Return `hardware.memory_gib`, or the free memory of the GPU, or this process's share of the
+    memory of the machine or control group. None if the device is not present."""
     given = cfg.hardware.get("memory_gib")
     if given is not None:
         return int(given * GIB)
@@ -57,8 +56,8 @@ def available_bytes(cfg: DictConfig) -> int | None:
 
 
 def group_limits(root: Path = GROUPS, own: Path = OWN_GROUP) -> list[int]:
-    """The limits of memory in bytes of this process's control groups and of those above them, as a
-    container or a batch system sets them (cgroup v1 and v2)."""
+    """Return the memory limits, in bytes, of this process's control groups (v1 and v2) and of their
+    parents, as set by containers and batch systems."""
     rows = own.read_text().splitlines() if own.is_file() else []
     files: list[Path] = []
     for _, controllers, place in (row.split(":", 2) for row in rows):
@@ -71,17 +70,29 @@ def group_limits(root: Path = GROUPS, own: Path = OWN_GROUP) -> list[int]:
 
 
 def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
-    """What may be lowered, first what lowers the predicted peak most."""
+    """Return the settings that can be lowered, the most effective first."""
+    halved = ["hardware.tokens_per_batch", "rollout.max_context"]
+    keys = ("max_batch", "cache_tokens", "cache_mib")
+    halved += [f"hardware.generator.{k}" for k in keys if cfg.hardware.generator.get(k)]
+    values: dict[str, Any] = {key: OmegaConf.select(cfg, key) // 2 for key in halved}
+    if not cfg.model.gradient_checkpointing:
+        values["model.gradient_checkpointing"] = True
+    if cfg.hardware.get("strategy") != "fsdp":  # which supports neither of these
+        if cfg.model.lora is None:
+            values["model.lora"] = LORA
+        if dtype_of(cfg.model.dtype, torch.device(device_type(cfg))) == torch.float32:
+            values["model.dtype"] = "bfloat16"
     peak, savers = plan_memory(cfg, algo).peak, []
-    for key, value in _lower_values(cfg).items():
-        changed = copy.deepcopy(cfg)
-        OmegaConf.update(changed, key, value, merge=False)
-        savers.append(Saver(key, value, peak - plan_memory(changed, algo).peak))
+    for key, value in values.items():
+        if value:
+            changed = copy.deepcopy(cfg)
+            OmegaConf.update(changed, key, value, merge=False)
+            savers.append(Saver(key, value, peak - plan_memory(changed, algo).peak))
     return sorted(savers, key=lambda saver: -saver.saves)
 
 
 def refuse_too_little_memory(cfg: DictConfig, algo: Algorithm, plan: MemoryPlan) -> None:
-    """Raise UserError where the plan needs more than there is; it says what, and what to lower."""
+    """Raise UserError if the plan exceeds the available memory, with the settings to lower."""
     limit = available_bytes(cfg)
     if limit is None or plan.peak <= limit:
         return
@@ -92,41 +103,24 @@ def refuse_too_little_memory(cfg: DictConfig, algo: Algorithm, plan: MemoryPlan)
     lower = ", ".join(f"{saver} (saves {in_gib(saver.saves)})" for saver in savers)
     raise UserError(
         f"{needed} but has {in_gib(limit)}; lower first: {lower}; "
-        "or say with hardware.memory_gib=N how much there is"
+        "or set the available memory with hardware.memory_gib=N",
+        code="too-little-memory",
     )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, the device's or the machine's."""
+    """Return whether the device or the machine ran out of memory."""
     kinds = (torch.OutOfMemoryError, MemoryError)
     return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
 
 
 def out_of_memory(cfg: DictConfig, algo: Algorithm, step: int) -> str:
-    """The sentence for a run whose memory ran out after so many steps: what to lower, and how the
-    run goes on with that."""
+    """Return the message for a run that ran out of memory, with settings to lower on resume."""
     savers = [saver for saver in memory_savers(cfg, algo) if saver.key in RESUMABLE]
     lower = " or ".join(map(str, savers[:NAMED]))
     return f"memory ran out after {step} steps; go on with less, as with {lower}"
 
 
 def in_gib(number: int) -> str:
-    """Bytes as a person reads them."""
+    """Return a number of bytes as GiB or MiB."""
     return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / 2**20:.0f} MiB"
-
-
-def _lower_values(cfg: DictConfig) -> dict[str, Any]:
-    """A lower value of each key on which memory hangs."""
-    halved = ["hardware.tokens_per_batch", "rollout.max_context"]
-    keys = ("max_batch", "cache_tokens", "cache_mib")
-    halved += [f"hardware.generator.{k}" for k in keys if cfg.hardware.generator.get(k)]
-    values: dict[str, Any] = {key: OmegaConf.select(cfg, key) // 2 for key in halved}
-    if not cfg.model.gradient_checkpointing:
-        values["model.gradient_checkpointing"] = True
-    if cfg.hardware.get("strategy") == "fsdp":  # which takes neither of what follows
-        return {key: value for key, value in values.items() if value}
-    if cfg.model.lora is None:
-        values["model.lora"] = LORA
-    if dtype_of(cfg.model.dtype, torch.device(device_type(cfg))) == torch.float32:
-        values["model.dtype"] = "bfloat16"
-    return {key: value for key, value in values.items() if value}
