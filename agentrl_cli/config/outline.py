@@ -88,6 +88,8 @@ def _default(part: ast.AnnAssign) -> dict[str, Any]:
 
 def _kind(module: str, annotation: ast.expr) -> Any:
     """The type that an annotation means; `object` where a name of it is for type checkers only."""
+    if ast.unparse(annotation).startswith("Annotated[") and isinstance(annotation, ast.Subscript):
+        return _kind(module, annotation.slice.elts[0])  # pyright: ignore
     names = {}
     for name in (part.id for part in ast.walk(annotation) if isinstance(part, ast.Name)):
         if name in _definitions(module) or hasattr(builtins, name):

@@ -127,7 +127,7 @@ def test_the_models_own_roles_refine_what_it_plays(server: Server):
 def test_what_a_server_cannot_do_is_one_sentence(server: Server):
     named = ["model=endpoint", f"model.url={server.url}", "model.name=player"]
     refused(agentrl("train", *named, "env=twentyq"), "model=endpoint is a server's, which cannot")
-    refused(agentrl("eval", "model=endpoint", *FEW), "model=endpoint does not say which model of")
+    refused(agentrl("eval", "model=endpoint", *FEW), "model=endpoint needs a server and a model")
     search = agentrl("eval", *named, "search=tot", *FEW)
     refused(search, "model=endpoint has no critic that a search could ask; leave search out")
     other = agentrl("eval", *named[:2], "model.name=other", "env=twentyq", *FEW)

@@ -1,6 +1,5 @@
-"""A checkpoint's record, run.json: its step, how long the metrics were, and a digest of every file.
-Whatever a folder says is foreign until `read` has checked it whole; what the files hold is not
-known here."""
+"""The record of a checkpoint, run.json: its step, the length of the metrics, a digest of every
+file. `read` validates the whole record, since a folder may come from elsewhere."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_count
 
 RECORD = "run.json"
-VERSION = 2  # 1, of 0.1, holds byte lengths of logs and no digests
+VERSION = 2  # 1, of agentrl 0.1, has byte lengths of logs and no digests
 KEYS = {"version", "step", "metric_lines", "files", "digest"}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as its record describes it; `metric_lines` is None in one that can be played but
-    not be trained on, as version 1. `digests` are SHA-256 by the name of a file."""
+    """A checkpoint. `metric_lines` is None if it can be played but not trained, as in version 1.
+    `digests` maps file names to SHA-256."""
 
     folder: Path
     step: int
@@ -31,18 +30,17 @@ class Checkpoint:
     digests: dict[str, str]
 
     def verify(self, *parts: str) -> None:
-        """Raise UserError for the first file whose bytes are not those that were saved; with
-        `parts` only of files whose names begin so."""
+        """Raise UserError for the first file that changed after it was saved. `parts` are prefixes
+        that limit the check to some files."""
         for name, digest in self.digests.items():
-            if not parts or name.startswith(parts):
-                file = self.folder / name
-                if not _matches(file, digest):
-                    line = f"'{file}' is not as it was saved"
-                    raise UserError(f"{line}; restore it, or remove this checkpoint")
+            if (not parts or name.startswith(parts)) and not _matches(self.folder / name, digest):
+                line = f"'{self.folder / name}' is not as it was saved"
+                message = f"{line}; restore it, or remove this checkpoint"
+                raise UserError(message, code="changed-checkpoint")
 
 
 def write(folder: Path, step: int, metric_lines: int) -> None:
-    """Write the record of a folder that is filled, and bring all of it to the disk."""
+    """Write the record of a complete folder and flush the folder to disk."""
     digests = {str(file.relative_to(folder)): _digest(file) for file in _files(folder)}
     record: dict[str, Any] = {"version": VERSION, "step": step, "metric_lines": metric_lines}
     record["files"] = digests
@@ -52,23 +50,24 @@ def write(folder: Path, step: int, metric_lines: int) -> None:
 
 
 def read(folder: Path) -> Checkpoint:
-    """What the record says. Raises UserError where there is none, or it is damaged or foreign."""
+    """Return the checkpoint of a folder. Raises UserError if its record is missing, damaged or not
+    a record of this program."""
     record = files.read_json(folder / RECORD)
     if record.get("version") == 1 and is_count(record.get("step")):
         return Checkpoint(folder, record["step"], None, {})
     content = {key: value for key, value in record.items() if key != "digest"}
     if not _is_record(record) or record["digest"] != _digest_of(content):
         line = f"'{folder}' is not a checkpoint of this version, or its {RECORD} is damaged"
-        raise UserError(f"{line}; name one that a run wrote")
+        raise UserError(f"{line}; name one that a run wrote", code="invalid-checkpoint")
     for name in record["files"]:
         if "\0" in name or not files.is_inside(folder / name, folder):
-            line = f"'{folder / RECORD}' names {name!r}, which is no file of it"
-            raise UserError(f"{line}; name a checkpoint that a run wrote")
+            line = f"'{folder / RECORD}' names {name!r}, which is not a file of the checkpoint"
+            message = f"{line}; name a checkpoint that a run wrote"
+            raise UserError(message, code="invalid-checkpoint")
     return Checkpoint(folder, record["step"], record["metric_lines"], record["files"])
 
 
 def _is_record(record: dict[str, Any]) -> bool:
-    """Whether it has the keys of a record, each with a value of its type."""
     if record.keys() != KEYS or record["version"] != VERSION:
         return False
     names = record["files"]
@@ -93,5 +92,5 @@ def _digest(file: Path) -> str:
 
 
 def _digest_of(record: dict[str, Any]) -> str:
-    """Of the record itself, whose numbers decide how far the logs are cut."""
+    """Return the digest of the record itself, since its numbers decide how logs are cut."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
