@@ -25,7 +25,6 @@ from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.critics import (
-    StepSpan,
     by_segment,
     truncated_state_ids,
     turn_spans,
@@ -51,15 +50,6 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 Q, V = 0, 1  # columns of the critic's output
 STREAMS = ("q_at", "q_target", "v_at", "v_target")
-
-
-@dataclass(frozen=True)
-class TargetValues:
-    """The target network's V'(s) and Q'(s, a') of a turn, and V' at the end of its segment."""
-
-    v: float
-    q: float
-    v_at_end: float
 
 
 @dataclass(kw_only=True)
@@ -118,17 +108,22 @@ class ArCHer(ArCHerConfig, Algorithm):
         the episode is done."""
         spans_of = [turn_spans(episode, self._critic_samples(episode)) for episode in episodes]
         segments = by_segment([span for spans in spans_of for span in spans])
-        target_values = iter(self._target_values(segments, self._fresh_actions(episodes, update)))
+        packed = segments
+        if self.action == "fresh":
+            actions = iter(self._fresh_actions(episodes, update))
+            packed = [with_fresh_actions(row, [next(actions) for _ in row]) for row in segments]
+        tables = self._q_and_v("target", [row[0].sample for row in packed])
+        reads = ((table, span) for row, table in zip(packed, tables, strict=True) for span in row)
         for episode, spans in zip(episodes, spans_of, strict=True):
-            values = [next(target_values) for _ in spans]
-            last_v = 0.0 if episode.stop == "done" else values[-1].v_at_end
-            next_v = [*(value.v for value in values[1:]), last_v]
-            for span, value, v in zip(spans, values, next_v, strict=True):
+            found = [next(reads) for _ in spans]  # the table and the span of each turn
+            last_v = 0.0 if episode.stop == "done" else float(found[-1][0][-1, V])
+            next_v = [*(float(table[read.state_at, V]) for table, read in found[1:]), last_v]
+            for span, (table, read), v in zip(spans, found, next_v, strict=True):
                 streams = span.sample.streams
                 streams["q_at"][span.action_at] = 1.0
                 streams["q_target"][span.action_at] = span.reward + self.discount * v
                 streams["v_at"][span.state_at] = 1.0
-                streams["v_target"][span.state_at] = value.q
+                streams["v_target"][span.state_at] = float(table[read.action_at, Q])
         return [spans[0].sample for spans in segments]
 
     def _critic_samples(self, episode: Episode) -> list[Sample]:
@@ -142,33 +137,13 @@ class ArCHer(ArCHerConfig, Algorithm):
             sample.streams = {name: [0.0] * len(sample.ids) for name in STREAMS}
         return samples
 
-    def _fresh_actions(self, episodes: list[Episode], update: int) -> list[list[int]] | None:
-        """Return a' ~ pi(s) for every turn; None if the stored actions are used."""
-        if self.action == "stored":
-            return None
+    def _fresh_actions(self, episodes: list[Episode], update: int) -> list[list[int]]:
+        """Sample a' ~ pi(s) for every turn."""
         prompts = [e.state_ids(k) for e in episodes for k in range(len(e.turns))]
         seeds = [self._seed(update, "act", i) for i in range(len(prompts))]
         completions = self.context.generator.generate(prompts, seeds, self.context.sampling)
         delimiter, chat = self.context.turn_delimiter, self.context.chat
         return [first_turn(row[0].ids, delimiter, chat) for row in completions]
-
-    def _target_values(
-        self, segments: list[list[StepSpan]], fresh_actions: list[list[int]] | None
-    ) -> list[TargetValues]:
-        """Return the target network's values of every turn, from one pass over all segments."""
-        if fresh_actions is not None:
-            actions = iter(fresh_actions)
-            segments = [with_fresh_actions(row, [next(actions) for _ in row]) for row in segments]
-        tables = self._q_and_v("target", [spans[0].sample for spans in segments])
-        return [
-            TargetValues(
-                v=float(table[span.state_at, V]),
-                q=float(table[span.action_at, Q]),
-                v_at_end=float(table[-1, V]),
-            )
-            for spans, table in zip(segments, tables, strict=True)
-            for span in spans
-        ]
 
     def _q_and_v(self, model: str, samples: list[Sample]) -> list[Tensor]:
         """Return Q and V at every token of each sample, [tokens, 2]."""

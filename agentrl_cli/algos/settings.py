@@ -18,46 +18,24 @@ from agentrl_cli.models.specs import OptimizerSpec, check_limits
 
 # --- optimizers and shared parts ---
 
-Clip = Annotated[
-    float,
-    Field(ge=0, description="Clipping range of the probability ratio: 1 - clip to 1 + clip."),
-]
+Clip = Annotated[float, Field(ge=0, description="Clip the ratio to 1 - clip and 1 + clip.")]
 KLCoef = Annotated[
-    float,
-    Field(
-        ge=0,
-        description="Weight of the KL divergence from the initial policy. 0 keeps no reference "
-        "model.",
-    ),
+    float, Field(ge=0, description="Weight of the KL from the initial policy. 0: no reference.")
 ]
-Discount = Annotated[
-    float, Field(ge=0, le=1, description="Discount factor from one step to the next.")
-]
+Discount = Annotated[float, Field(ge=0, le=1, description="Discount factor of one step.")]
 GAELambda = Annotated[
     float, Field(ge=0, le=1, description="Lambda of GAE. 0: one-step TD. 1: return minus value.")
 ]
-CriticWarmup = Annotated[
-    int,
-    Field(ge=0, description="First updates that train only the critic while the policy waits."),
-]
+CriticWarmup = Annotated[int, Field(ge=0, description="First updates that train only the critic.")]
 NormaliseAdvantages = Annotated[
     bool, Field(description="Scale advantages to mean 0 and deviation 1 over each update.")
 ]
 TokensPerStep = Annotated[
-    int,
-    Field(
-        ge=0,
-        description="Trained tokens of one optimizer step; both samples of a pair count. 0: one "
-        "step per epoch.",
-    ),
+    int, Field(ge=0, description="Trained tokens of one optimizer step. 0: one step per epoch.")
 ]
+Beta = Annotated[float, Field(ge=0, description="Inverse temperature of the preference.")]
 ImitationCoef = Annotated[
-    float,
-    Field(
-        ge=0,
-        description="Weight of the expert action's negative log-likelihood per token, added to the "
-        "loss. 0: none.",
-    ),
+    float, Field(ge=0, description="Weight of the expert action's NLL per token in the loss.")
 ]
 
 
@@ -90,10 +68,7 @@ class SFTConfig(TrainingConfig):
     """Settings of SFT, and of RFT, which is SFT with `only_success`."""
 
     only_success: Annotated[
-        bool,
-        Field(
-            description="Train on successful episodes of the policy only. Uses no demonstrations."
-        ),
+        bool, Field(description="Train on the policy's successes instead of demonstrations.")
     ]
 
 
@@ -119,15 +94,13 @@ class GRPOConfig(TrainingConfig):
 class PPOConfig(TrainingConfig):
     """Settings of PPO."""
 
-    level: Annotated[
-        Literal["turn", "token"], Field(description="Unit of one GAE step: a turn or a token.")
-    ]
+    level: Annotated[Literal["turn", "token"], Field(description="One step of GAE.")]
     discount: Discount
     gae_lambda: GAELambda
     normalise_advantages: NormaliseAdvantages
     clip: Clip
     value_clip: Annotated[
-        float, Field(ge=0, description="Clipping range of the change of a value. 0: no clipping.")
+        float, Field(ge=0, description="Clip the change of a value to +- this. 0: no clipping.")
     ]
     value_coef: Annotated[float, Field(ge=0, description="Weight of the value loss.")]
     critic_warmup: CriticWarmup
@@ -152,19 +125,16 @@ class ArCHerConfig(Settings):
     buffer_size: Annotated[int, Field(ge=1, description="Episodes in the replay buffer.")]
     action: Annotated[
         Literal["fresh", "stored"],
-        Field(
-            description="Action in the target of V(s). fresh: sampled from the current policy, as "
-            "in the paper. stored: the replayed one."
-        ),
-    ]
+        Field(description="Target of V. fresh: Q of a new action, as in the paper. stored: of the "
+              "replayed one."),
+    ]  # fmt: skip
     discount: Discount
     ema_decay: Annotated[
-        float,
-        Field(ge=0, le=1, description="Share of its weights that the target keeps per update."),
+        float, Field(ge=0, le=1, description="Share of its weights that the target keeps.")
     ]
     normalise_advantages: NormaliseAdvantages
     clip: Clip
-    actor_epochs: Annotated[int, Field(ge=1, description="Passes over the fresh episodes.")]
+    actor_epochs: Annotated[int, Field(ge=1, description="Passes over the new episodes.")]
     tokens_per_step: TokensPerStep
     optimizer: Annotated[OptimizerSpec, Field(description="Optimizer of the policy.")]
     critic_optimizer: Annotated[OptimizerSpec, Field(description="Optimizer of the critic.")]
@@ -177,14 +147,11 @@ class ArCHerConfig(Settings):
 class DPOConfig(TrainingConfig):
     """Settings of DPO."""
 
-    beta: Annotated[float, Field(ge=0, description="Inverse temperature of the preference.")]
+    beta: Beta
     imitation_coef: ImitationCoef
     reference: Annotated[
         Literal["start", "iteration"],
-        Field(
-            description="Reference policy. start: the initial policy. iteration: the policy at the "
-            "start of each update."
-        ),
+        Field(description="Reference: the initial policy, or the policy before each update."),
     ]
 
 
@@ -528,17 +495,12 @@ class SelfACAdvanced:
     normalise_advantages: NormaliseAdvantages
     values: Annotated[
         Literal["recomputed", "frozen"],
-        Field(
-            description="Values in targets and advantages. recomputed: from each forward pass. "
-            "frozen: from before the update."
-        ),
-    ]
+        Field(description="Values in targets and advantages: of each forward pass, or those from "
+              "before the update."),
+    ]  # fmt: skip
     critic_grad: Annotated[
         Literal["full", "detach_prefix"],
-        Field(
-            description="Gradient of the critic. full: into all features. detach_prefix: not into "
-            "the features that the actor uses."
-        ),
+        Field(description="detach_prefix: the critic does not train the actor's features."),
     ]
 
 
@@ -548,42 +510,30 @@ class SelfACConfig(TrainingConfig):
 
     critic_prompt: Annotated[
         str,
-        Field(
-            description="Text read after every state. {closing} is the end-of-turn token. A text "
-            "that starts with {message} is sent as a message in the model's chat template."
-        ),
-    ]
+        Field(description="Text after every state. {closing} is the end-of-turn token. A text that "
+              "starts with {message} becomes a message in the model's chat template."),
+    ]  # fmt: skip
     thought_tokens: Annotated[
         int,
-        Field(
-            ge=0,
-            description="Split answers at blank lines into turns of at least this many tokens. 0: "
-            "never.",
-        ),
-    ]
+        Field(ge=0, description="Split answers at blank lines into turns of at least this many "
+              "tokens. 0: never."),
+    ]  # fmt: skip
     ratio: Annotated[
         Literal["turn", "turn_geo", "token"],
-        Field(
-            description="Probability ratio. turn: of a whole action. turn_geo: its geometric mean "
-            "per token. token: of each token."
-        ),
-    ]
+        Field(description="Probability ratio: of a turn, its geometric mean per token, or of each "
+              "token."),
+    ]  # fmt: skip
     clip: Clip
     discount: Discount
     gae_lambda: GAELambda
     alpha: Annotated[float, Field(ge=0, le=1, description="Weight of the critic in the loss.")]
-    td_steps: Annotated[
-        int,
-        Field(ge=1, description="The targets of V are TD(1) to TD(td_steps); the slides use 5."),
-    ]
+    td_steps: Annotated[int, Field(ge=1, description="Targets of V: TD(1) to TD(td_steps).")]
     critic_warmup: CriticWarmup
     layout: Annotated[
         Literal["visible_first", "interleaved", "flex"],
-        Field(
-            description="Layout of packed rows. visible_first: fast. interleaved: one dense mask, "
-            "slower. flex: FlexAttention on CUDA."
-        ),
-    ]
+        Field(description="Layout of packed rows. interleaved: one dense mask, slower. flex: "
+              "FlexAttention on CUDA."),
+    ]  # fmt: skip
     advanced: Annotated[SelfACAdvanced, Field(description="Rarely changed settings.")]
 
     def check_settings(self) -> None:
@@ -599,19 +549,14 @@ class SelfACConfig(TrainingConfig):
 
 FragmentsPerUpdate = Annotated[
     int,
-    Field(
-        ge=0,
-        description="Expert states per update, drawn anew each time. 0: all of them (inverse: one "
-        "in `attempts` of them).",
-    ),
-]
+    Field(ge=0, description="Expert states per update, drawn anew. 0: all of them (inverse: one in "
+          "`attempts`)."),
+]  # fmt: skip
 AttemptPart = Annotated[
     Literal["turn", "last_line"],
-    Field(
-        description="Part of the expert's turn that the policy samples. last_line: only the last "
-        "line, after the expert's own thought."
-    ),
-]
+    Field(description="Sample the expert's whole turn, or its last line after the expert's own "
+          "thought."),
+]  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -628,36 +573,29 @@ class StepAgentInverseConfig(Settings):
 
     rollout: Annotated[
         Literal["fragment", "environment"],
-        Field(
-            description="Where the policy acts. fragment: `attempts` samples at each expert state. "
-            "environment: whole episodes, half of them for each phase."
-        ),
-    ]
+        Field(description="fragment: sample at expert states. environment: play whole episodes, "
+              "half of them for each phase."),
+    ]  # fmt: skip
     fragments_per_update: FragmentsPerUpdate
     attempts: Annotated[
-        int, Field(ge=2, description="Samples per expert state. Their mean is its baseline.")
+        int, Field(ge=2, description="Samples per expert state; their mean is its baseline.")
     ]
     attempt: AttemptPart
     reward: Annotated[
         Literal["logit", "unlike_agent", "like_expert"],
-        Field(
-            description="Reward. logit: log(1 - D) - log D. unlike_agent: -log D. like_expert: "
-            "log(1 - D)."
-        ),
+        Field(description="log(1 - D) - log D, -log D, or log(1 - D)."),
     ]
-    reward_clip: Annotated[float, Field(ge=0, description="Rewards are clipped to +- this.")]
+    reward_clip: Annotated[float, Field(ge=0, description="Clip rewards to +- this.")]
     imitation_coef: ImitationCoef
     discriminator_epochs: Annotated[
         int, Field(ge=1, description="Passes over the samples of an update. Too many overfit.")
     ]
     discriminator_turns_per_step: Annotated[
-        int,
-        Field(ge=0, description="Classified turns of one optimizer step. 0: one step per epoch."),
+        int, Field(ge=0, description="Labelled turns of one optimizer step. 0: one per epoch.")
     ]
     discriminator_optimizer: Annotated[
         OptimizerSpec, Field(description="Optimizer of the discriminator.")
     ]
     ppo: Annotated[
-        PPOConfig,
-        Field(description="PPO for the policy. Expert states use neither its values nor GAE."),
+        PPOConfig, Field(description="PPO. At expert states without its values and GAE.")
     ]

@@ -54,27 +54,14 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 @dataclass(frozen=True, eq=False)
 class Fragment:
-    """An expert's trajectory cut before the action of `turn`. `thought` is the part of the expert's
-    turn that stays in front of the policy's sample; usually empty."""
+    """An expert's trajectory cut before the action of `turn`, or after the `thought` that precedes
+    its last line: the tokens before the sample, and the expert's action there."""
 
     turn: TurnRef
     thought: str
-    thought_ids: list[int]
-
-    @property
-    def state_ids(self) -> list[int]:
-        """The tokens before the sample."""
-        return self.turn.state_ids + self.thought_ids
-
-    @property
-    def expert_ids(self) -> list[int]:
-        """The tokens of the expert's action."""
-        return self.turn.action_ids[len(self.thought_ids) :]
-
-    @property
-    def expert_action(self) -> str:
-        """The expert's action as text."""
-        return self.turn.action[len(self.thought) :]
+    state_ids: list[int]
+    expert_ids: list[int]
+    expert_action: str
 
 
 @dataclass
@@ -107,10 +94,11 @@ def fragment_at(turn: TurnRef, chat: Chat, part: Literal["turn", "last_line"]) -
     thought. If the thought cannot be tokenized alone, the whole turn is sampled."""
     thought, newline, last_line = turn.action.rpartition("\n")
     if part == "last_line" and newline and last_line.strip():
-        thought_ids = chat.encode_action(thought + newline)[:-1]
-        if turn.action_ids[: len(thought_ids)] == thought_ids:
-            return Fragment(turn, thought + newline, thought_ids)
-    return Fragment(turn, "", [])
+        ids = chat.encode_action(thought + newline)[:-1]
+        if turn.action_ids[: len(ids)] == ids:
+            rest = turn.action_ids[len(ids) :]
+            return Fragment(turn, thought + newline, turn.state_ids + ids, rest, last_line)
+    return Fragment(turn, "", turn.state_ids, turn.action_ids, turn.action)
 
 
 def fragments(

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import compress
 
 import torch
@@ -197,20 +195,16 @@ def with_expert_likelihood(phase: Phase, expert: list[Sample], weight: float) ->
         share = units_each / sum(one.mask)
         streams = {**zeros, "shown": [share * trained for trained in one.mask]}
         samples += [*own, replace(one, streams=streams)]
+
+    def loss(outputs: Outputs, batch: Batch) -> Loss:
+        shown = batch.streams["shown"]  # [batch, tokens], 0 on the policy's tokens
+        own = (shown == 0).float()
+        policy_outputs = replace(outputs, entropy=outputs.entropy * own)
+        found, metrics = phase.loss(policy_outputs, replace(batch, mask=batch.mask * own))
+        expert_nll = -(outputs.logprobs * shown).sum()
+        return found + weight * expert_nll, metrics | {"expert_nll": expert_nll.detach()}
+
     return replace(
-        phase, samples=samples, keep_together=size + 1,
-        loss=partial(_with_expert_nll, loss=phase.loss, weight=weight),
+        phase, samples=samples, keep_together=size + 1, loss=loss,
         units=lambda sample: 0.0 if any(sample.streams["shown"]) else phase.units(sample),
     )  # fmt: skip
-
-
-def _with_expert_nll(
-    outputs: Outputs, batch: Batch, loss: Callable[[Outputs, Batch], Loss], weight: float
-) -> Loss:
-    """Return `loss` on the policy's tokens plus the weighed likelihood of the expert's."""
-    shown = batch.streams["shown"]
-    own = (shown == 0).float()
-    policy_outputs = replace(outputs, entropy=outputs.entropy * own)
-    found, metrics = loss(policy_outputs, replace(batch, mask=batch.mask * own))
-    expert_nll = -(outputs.logprobs * shown).sum()
-    return found + weight * expert_nll, metrics | {"expert_nll": expert_nll.detach()}

@@ -105,11 +105,12 @@ def test_last_line_follows_the_thought(model_folder: Path):
     speakers, algo = troupe(act="Is it old?"), implicit()
     shown(algo, model_folder, [SHOWN], speakers)
     first, second, _ = fragments(algo.context, "last_line", 0)
-    assert (first.thought, first.thought_ids) == ("", [])  # it has none
+    assert first.thought == "" and first.state_ids == SHOWN.state_ids(0)
     assert second.thought == "Maybe.\n" and second.expert_action == "Is it red?"
-    assert CHAT.text_of(second.thought_ids) == "Maybe.\n"
-    assert second.state_ids == SHOWN.state_ids(1) + second.thought_ids
-    assert second.thought_ids + second.expert_ids == SHOWN.turns[1].action_ids
+    assert second.state_ids[: len(SHOWN.state_ids(1))] == SHOWN.state_ids(1)
+    thought_ids = second.state_ids[len(SHOWN.state_ids(1)) :]
+    assert CHAT.text_of(thought_ids) == "Maybe.\n"
+    assert thought_ids + second.expert_ids == SHOWN.turns[1].action_ids
     assert "red" not in CHAT.text_of(second.state_ids)
     attempt = attempt_fragments(algo.context, [second])[0]
     assert speakers.calls[0].prompts == [second.state_ids]
@@ -120,7 +121,7 @@ def test_thought_must_tokenize_alone():
     demo = episode("odd", ["Hm.\n \n", "Hm.\nIs it red?"], success=True)
     demo.turns[1].action_ids = [9, *demo.turns[1].action_ids]  # as another tokenizer would cut it
     for place in all_turns([demo]):
-        assert fragment_at(place, CHAT, "last_line").thought_ids == []
+        assert fragment_at(place, CHAT, "last_line").state_ids == place.state_ids
         assert fragment_at(place, CHAT, "last_line").expert_action == demo.turns[place.turn].action
 
 
