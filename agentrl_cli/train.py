@@ -16,7 +16,7 @@ from agentrl_cli.core.one_process import LAUNCH
 from agentrl_cli.core.terminal import tell
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.forward import token_logprobs
-from agentrl_cli.rollout.time_limit import abandoned_threads
+from agentrl_cli.rollout.env_threads import abandoned_threads
 from agentrl_cli.runs import best
 from agentrl_cli.runs.run import Run, step_of
 from agentrl_cli.training.assemble import Parts
