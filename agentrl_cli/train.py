@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import FAILURE_KINDS, GeneratorError, LostRank, StoppedRun, UserError
+from agentrl_cli.core.errors import (
+    FAILURE_KINDS,
+    DistributedError,
+    GeneratorError,
+    RunAborted,
+    UserError,
+)
 from agentrl_cli.core.one_process import LAUNCH
-from agentrl_cli.core.terminal import tell
+from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.rollout.env_threads import abandoned_threads
@@ -72,13 +78,13 @@ def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
                 saver.keep_if_best()
         if parts.step < cfg.steps:
             saver.save(planned=False)
-            tell(f"saved; go on with: {resume_command(run, parts)}")
+            echo_err(f"saved; go on with: {resume_command(run, parts)}")
             raise KeyboardInterrupt
 
 
 class Saver:
     """Writes checkpoints: planned ones every `save_every` steps and at the end, unplanned ones
-    `save_minutes` after the last checkpoint."""
+    `save_interval_minutes` after the last checkpoint."""
 
     def __init__(self, cfg: DictConfig, run: Run, parts: Parts) -> None:
         self.cfg, self.run, self.parts = cfg, run, parts
@@ -86,7 +92,7 @@ class Saver:
 
     def save_if_due(self) -> None:
         """Save if this step is planned or enough time has passed."""
-        limit = 60 * self.cfg.save_minutes
+        limit = 60 * self.cfg.save_interval_minutes
         if due(self.parts.step, self.cfg.save_every, self.cfg.steps):
             self.save()
         elif limit and self.parts.ranks.any(time.monotonic() - self.saved_at >= limit, "clock"):
@@ -107,10 +113,10 @@ class Saver:
             self.saved_step, self.saved_at = self.parts.step, time.monotonic()
 
     def keep_if_best(self) -> None:
-        """With `keep=best`, keep the checkpoint of this step if its evaluation is the best on the
-        split `val`."""
+        """With `save_best=true`, keep the checkpoint of this step if its evaluation is the best on
+        the split `val`."""
         ranks = self.parts.ranks
-        wins = self.cfg.get("keep") == "best" and ranks.is_main
+        wins = bool(self.cfg.get("save_best")) and ranks.is_main
         if ranks.any(wins and best.is_best(self.run, self.parts.step), "best"):
             self.save(planned=False)
             with ranks.together():
@@ -152,9 +158,9 @@ def learn(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
     parts.activity.begin("sampling" if parts.algo.texts(1, 1) else "samples")
     try:
         return parts.learner.run(parts.algo.update(episodes, parts.buffer), parts.step)
-    except LostRank:
+    except DistributedError:
         raise
-    except StoppedRun as error:
+    except RunAborted as error:
         raise UserError(f"{error} (in an update: the last checkpoint holds)") from error
 
 
@@ -168,10 +174,10 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
         "reward/mean": metrics.pop("episodes/reward"),
         "episodes/count": metrics.pop("episodes/episodes"),
         **metrics,
-        "episodes/failed": sum(e.error is not None for e in episodes) / len(episodes),
+        "episodes/error_rate": sum(e.error is not None for e in episodes) / len(episodes),
         **{f"episodes/failed_{kind}": n / len(episodes) for kind, n in failures(episodes).items()},
         "episodes/abandoned_threads": float(abandoned_threads()),
-        "episodes/context": sum(e.stop == "context" for e in episodes) / len(episodes),
+        "episodes/context_overflow": sum(e.stop == "context" for e in episodes) / len(episodes),
         "episodes/tokens": float(sum(e.tokens for e in episodes)),
         "time/env": sum(e.env_seconds for e in episodes),
     }
@@ -196,7 +202,7 @@ def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
         by_trainer += [logprob for logprob, m in zip(row, sample.mask, strict=True) if m]
     by_generator = [logprob for e in sampled for turn in e.turns for logprob in turn.logprobs]
     gaps = [abs(ours - theirs) for ours, theirs in zip(by_trainer, by_generator, strict=True)]
-    return {"policy/logprob_gap": sum(gaps) / len(gaps), "policy/logprob_gap_max": max(gaps)}
+    return {"sampling/logp_diff_mean": sum(gaps) / len(gaps), "sampling/logp_diff_max": max(gaps)}
 
 
 def due(step: int, every: int, steps: int) -> bool:
@@ -214,31 +220,33 @@ def timed_evaluation(parts: Parts, run: Run, step: int) -> dict[str, float]:
 
 @contextmanager
 def save_when_stopped(run: Run, parts: Parts) -> Iterator[None]:
-    """Save when a StoppedRun is raised, and add the command that resumes. If it interrupted an
+    """Save when a RunAborted is raised, and add the command that resumes. If it interrupted an
     update, the models are between two steps and the previous checkpoint is used instead."""
     try:
         yield
-    except LostRank:
+    except DistributedError:
         raise
-    except StoppedRun as error:
+    except RunAborted as error:
         holds = parts.between_steps and bool(run.checkpoints())
         if parts.ranks.any(holds, "stop"):
             kept = f"the checkpoint of step {step_of(run.latest_checkpoint())} holds"
         else:
             parts.save(run, planned=False)
             kept = "saved"
-        raise StoppedRun(f"{error}; {kept}; go on with: {resume_command(run, parts)}") from error
+        raise RunAborted(f"{error}; {kept}; go on with: {resume_command(run, parts)}") from error
 
 
 @contextmanager
 def name_last_checkpoint(run: Run, parts: Parts) -> Iterator[None]:
-    """Add the command that resumes to a LostRank, after which nothing can be saved."""
+    """Add the command that resumes to a DistributedError, after which nothing can be saved."""
     try:
         with explained_loss():
             yield
-    except LostRank as error:
+    except DistributedError as error:
         command = resume_command(run, parts)
-        raise LostRank(f"{error}; go on from the last checkpoint with: {command}") from error
+        raise DistributedError(
+            f"{error}; go on from the last checkpoint with: {command}"
+        ) from error
 
 
 def resume_command(run: Run, parts: Parts) -> str:
@@ -249,13 +257,13 @@ def resume_command(run: Run, parts: Parts) -> str:
 
 @contextmanager
 def explain_failures(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]:
-    """Raise StoppedRun if the generator fails or memory runs out. Write the batch of a
+    """Raise RunAborted if the generator fails or memory runs out. Write the batch of a
     NonFiniteError to failed-batch.json, on rank 0."""
     try:
         yield
     except GeneratorError as error:
         message = f"{error}; mend what generates before you go on"
-        raise StoppedRun(message, code="generator") from error
+        raise RunAborted(message, code="generator") from error
     except NonFiniteError as error:
         if parts.ranks.is_main:
             file = run.folder / "failed-batch.json"
@@ -270,7 +278,7 @@ def explain_failures(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]:
         message = out_of_memory(cfg, parts.algo, parts.step)
     else:
         return
-    raise StoppedRun(message, code="out-of-memory")  # outside `except`, so that tensors are freed
+    raise RunAborted(message, code="out-of-memory")  # outside `except`, so that tensors are freed
 
 
 @contextmanager
@@ -287,7 +295,7 @@ def interruptible(*, launched: bool = False) -> Iterator[Event]:
             return
         interrupted.set()
         if number != signal.SIGTERM or not launched:
-            tell("interrupted: finishing this step, then saving")
+            echo_err("interrupted: finishing this step, then saving")
 
     handled = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

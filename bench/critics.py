@@ -133,7 +133,7 @@ def own_play_drift(env: str, run: Run, overrides: list[str]) -> dict[str, float]
     steps = sum(row["policy/steps"] for row in rows)
     tokens = sum(row["policy/trained_tokens"] for row in rows)
     size, rate = math.ceil(tokens / steps), max(row["policy/lr"] for row in rows)
-    settings = [f"algo.tokens_per_step={size}", f"algo.optimizer.lr={rate}", *overrides]
+    settings = [f"algo.minibatch_tokens={size}", f"algo.optimizer.lr={rate}", *overrides]
     base = [f"env={env}", "algo=sft", "model=tiny", "hardware.threads=1"]
     parts = assemble(check(compose([*base, *settings])), None)
     before, taken = success(parts), 0.0

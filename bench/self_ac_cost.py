@@ -97,21 +97,21 @@ def nobody(model: str) -> None:
 def grpo_update(folder: Path, budget: int) -> Update:
     """GRPO on a model of its own."""
     algo, models = grpo(folder, optimizer=SLOW)
-    learner = Learner(models, algo.models(), tokens_per_batch=budget, seed=0, publish=nobody)
+    learner = Learner(models, algo.models(), microbatch_tokens=budget, seed=0, publish=nobody)
     return lambda episodes: learner.run(algo.update(episodes, ReplayBuffer(None, 1)), 0)
 
 
 def self_ac_update(folder: Path, budget: int, prompt: int) -> Update:
     """Self-AC on a model of its own, with a critic prompt of so many tokens."""
     algo, models = critic_of(folder, prompt)
-    learner = Learner(models, algo.models(), tokens_per_batch=budget, seed=0, publish=nobody)
+    learner = Learner(models, algo.models(), microbatch_tokens=budget, seed=0, publish=nobody)
     return lambda episodes: learner.run(algo.update(episodes, ReplayBuffer(None, 1)), 0)
 
 
 def per_turn_update(folder: Path, budget: int, prompt: int) -> Update:
     """The same model, with a critic pass for each state, which reads all that came before."""
     algo, models = critic_of(folder, prompt)
-    learner = Learner(models, algo.models(), tokens_per_batch=budget, seed=0, publish=nobody)
+    learner = Learner(models, algo.models(), microbatch_tokens=budget, seed=0, publish=nobody)
     return lambda episodes: learner.run(per_turn(models, algo.critic_prompt_ids, episodes), 0)
 
 

@@ -173,7 +173,7 @@ for text in ("algo=grop env=twentyq", "algo=grpo env=twentyqq", "model=hff", "ex
     for verb in (start, evaluate, begin_sweep):
         refused(verb, text)
 refused(begin_sweep, "algo=grpo,nlax seed=0,1")
-refused(begin_sweep, "algo=grpo,nlac algo.rounds=1 seed=0,1")
+refused(begin_sweep, "algo=grpo,nlac algo.num_refinements=1 seed=0,1")
 refused(start, "algo=grpo init=nope")
 refused(write_model, "nope")
 """

@@ -32,7 +32,7 @@ from agentrl_cli.algos.critics import (
     with_fresh_actions,
 )  # fmt: skip
 from agentrl_cli.algos.losses import Loss, clipped_ratio, standardise
-from agentrl_cli.algos.samples import episode_samples, left_out_metrics, without_left_out
+from agentrl_cli.algos.samples import episode_samples, left_out_metrics, without_skipped
 from agentrl_cli.algos.settings import ArCHerConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, derive_seed
@@ -92,13 +92,13 @@ class ArCHer(ArCHerConfig, Algorithm):
         """Train the critic from replay and move its target; then train the actor, after warm-up."""
         for i in range(self.critic_updates):
             drawn = buffer.sample_episodes(self.episodes_per_update, self._seed(i, "replay"))
-            samples = self.transitions(without_left_out(drawn), i)
+            samples = self.transitions(without_skipped(drawn), i)
             yield Phase(
                 "critic", samples, td_loss, model="critic", units=trained_turns,
                 metrics=left_out_metrics("archer", episodes),
             )  # fmt: skip
             self.context.models.ema_update("target", "critic", self.ema_decay)
-        played = without_left_out(episodes)
+        played = without_skipped(episodes)
         self.estimate_advantages(played)
         if self.context.step >= self.critic_warmup:
             yield self._actor_phase(played)
@@ -121,7 +121,7 @@ class ArCHer(ArCHerConfig, Algorithm):
             for span, (table, read), v in zip(spans, found, next_v, strict=True):
                 streams = span.sample.streams
                 streams["q_at"][span.action_at] = 1.0
-                streams["q_target"][span.action_at] = span.reward + self.discount * v
+                streams["q_target"][span.action_at] = span.reward + self.gamma * v
                 streams["v_at"][span.state_at] = 1.0
                 streams["v_target"][span.state_at] = float(table[read.action_at, Q])
         return [spans[0].sample for spans in segments]
@@ -178,21 +178,21 @@ class ArCHer(ArCHerConfig, Algorithm):
         add_logprobs(self.context.models.reader("policy"), samples, "old_logprob")
         return Phase(
             "policy", samples, self.loss, epochs=self.actor_epochs,
-            tokens_per_step=self.tokens_per_step, metrics={"policy/advantage_std": std},
+            minibatch_tokens=self.minibatch_tokens, metrics={"policy/advantage_std": std},
         )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """Return the actor's loss: the clipped surrogate per token."""
-        return clipped_ratio(outputs, batch, self.clip)
+        return clipped_ratio(outputs, batch, self.clip_eps)
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""
-        self.estimate_advantages(without_left_out(episodes))
+        self.estimate_advantages(without_skipped(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Return metrics of the values against the returns."""
         self.annotate(episodes)
-        return value_metrics(without_left_out(episodes), self.discount, lambda turn: 1)
+        return value_metrics(without_skipped(episodes), self.gamma, lambda turn: 1)
 
     def _seed(self, *parts: object) -> int:
         return derive_seed(self.context.seed, "archer", self.context.step, *parts)

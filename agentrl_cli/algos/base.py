@@ -38,7 +38,7 @@ class Phase:
 
     `loss(outputs, batch)` returns sums over its units: the loss, and metrics. The learner divides
     both by the sum of `units(sample)` over the optimizer step, across micro-batches and ranks.
-    `tokens_per_step` bounds the trained tokens of one optimizer step, or the units if no token is
+    `minibatch_tokens` bounds the trained tokens of one optimizer step, or the units if no token is
     trained; 0 puts all samples into one step. `keep_together` adjacent samples share a micro-batch.
     Set `entropy_gradient` if the loss differentiates the entropy. With `head_only` only the head is
     trained, at its full learning rate. `metrics` are logged as they are; the loop counts a metric
@@ -50,7 +50,7 @@ class Phase:
     loss: Callable[[Outputs, Batch], tuple[Tensor, dict[str, Tensor]]]
     model: str = "policy"
     epochs: int = 1
-    tokens_per_step: int = 0
+    minibatch_tokens: int = 0
     keep_together: int = 1
     entropy_gradient: bool = False
     head_only: bool = False

@@ -116,7 +116,7 @@ class ValuedState:
 
 
 def value_metrics(
-    episodes: list[Episode], discount: float, steps: Callable[[Turn], int]
+    episodes: list[Episode], gamma: float, steps: Callable[[Turn], int]
 ) -> dict[str, float]:
     """Return `critic/...` of the values in `turn.info` of finished episodes. A turn counts as
     `steps(turn)` steps, each of which discounts; the last one earns its reward."""
@@ -124,8 +124,8 @@ def value_metrics(
     for episode in episodes:
         return_to_go = 0.0
         for number, turn in reversed(list(enumerate(episode.turns))):
-            return_at_reward = turn.reward + discount * return_to_go
-            return_to_go = discount ** (steps(turn) - 1) * return_at_reward
+            return_at_reward = turn.reward + gamma * return_to_go
+            return_to_go = gamma ** (steps(turn) - 1) * return_at_reward
             if episode.stop == "done":
                 value = turn.info["value"]
                 states.append(ValuedState(number, value, return_to_go, episode.success))
@@ -145,7 +145,7 @@ def critic_metrics(states: Sequence[ValuedState]) -> dict[str, float]:
         "critic/rank_same_turn": rank_same_turn(states),
         "critic/auc_same_turn": auc_same_turn(states),
         "critic/brier": brier(values, returns),
-        "critic/optimism": statistics.fmean(values) - statistics.fmean(returns),
+        "critic/value_bias": statistics.fmean(values) - statistics.fmean(returns),
         **ratio,
     }
 

@@ -80,7 +80,7 @@ def preference_phase(
     samples = [sample for pair in pairs for sample in pair]
     add_logprobs(models.reader("reference"), samples, "reference_logprob")
     return Phase(
-        "dpo", samples, partial(dpo, beta=config.beta, imitation_coef=config.imitation_coef),
-        epochs=config.epochs, tokens_per_step=config.tokens_per_step, keep_together=2,
+        "dpo", samples, partial(dpo, beta=config.beta, nll_coef=config.nll_coef),
+        epochs=config.epochs, minibatch_tokens=config.minibatch_tokens, keep_together=2,
         units=lambda sample: 0.5, metrics=metrics,
     )  # fmt: skip

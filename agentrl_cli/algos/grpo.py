@@ -1,6 +1,6 @@
 """GRPO: group-relative policy optimization (Shao et al. 2024, arXiv 2402.03300).
 
-Each task is played `episodes_per_group` times. The advantage of an episode is its reward relative
+Each task is played `group_size` times. The advantage of an episode is its reward relative
 to its group and applies to all of its tokens (section 4.1):
 
     A_i = (R_i - mean(R)) / std(R)
@@ -34,11 +34,6 @@ class GRPO(GRPOConfig, Algorithm):
 
     uses_ratio = True
 
-    @property
-    def group_size(self) -> int:
-        """Episodes per task."""
-        return self.episodes_per_group
-
     def models(self) -> dict[str, ModelSpec]:
         """Return the policy, and the reference model if there is a KL penalty."""
         policy = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)
@@ -60,12 +55,16 @@ class GRPO(GRPOConfig, Algorithm):
         add_logprobs(models.reader("policy"), samples, "old_logprob")
         if self.kl_coef:
             add_logprobs(models.reader("reference"), samples, "reference_logprob")
-        informative = sum(map(bool, advantages)) / max(1, len(advantages))
+        zero_std = sum(not advantage for advantage in advantages) / max(1, len(advantages))
         yield Phase(
-            "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
-            metrics={"policy/informative_episodes": informative},
-        )  # fmt: skip
+            "policy",
+            samples,
+            self.loss,
+            epochs=self.epochs,
+            minibatch_tokens=self.minibatch_tokens,
+            metrics={"reward/frac_zero_std": zero_std},
+        )
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """Return the clipped surrogate plus the KL penalty."""
-        return with_kl(clipped_ratio(outputs, batch, self.clip), outputs, batch, self.kl_coef)
+        return with_kl(clipped_ratio(outputs, batch, self.clip_eps), outputs, batch, self.kl_coef)

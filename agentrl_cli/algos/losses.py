@@ -26,11 +26,11 @@ def nll(outputs: Outputs, batch: Batch) -> Loss:
     return weighted.sum(), {"nll": token_nll.sum().detach(), "entropy": outputs.entropy.sum()}
 
 
-def dpo(outputs: Outputs, batch: Batch, beta: float, imitation_coef: float = 0.0) -> Loss:
+def dpo(outputs: Outputs, batch: Batch, beta: float, nll_coef: float = 0.0) -> Loss:
     """Return the loss of direct preference optimization (Rafailov et al. 2023, eq. 7), per pair.
 
     Rows alternate chosen, rejected (`keep_together=2`); each counts half a unit. Stream:
-    `reference_logprob`. `imitation_coef` weighs the chosen row's negative log-likelihood per token
+    `reference_logprob`. `nll_coef` weighs the chosen row's negative log-likelihood per token
     (Pang et al. 2024, arXiv 2404.19733, eq. 1), which keeps both rows from becoming unlikely.
     """
     log_ratio = (outputs.logprobs - batch.streams["reference_logprob"]) * batch.mask
@@ -38,24 +38,24 @@ def dpo(outputs: Outputs, batch: Batch, beta: float, imitation_coef: float = 0.0
     margin = beta * (row_log_ratio[0::2] - row_log_ratio[1::2])  # [batch / 2]
     row_nll = -(outputs.logprobs * batch.mask).sum(-1) / batch.mask.sum(-1).clamp(min=1)
     chosen_nll = row_nll[0::2].sum()
-    loss = -logsigmoid(margin).sum() + imitation_coef * chosen_nll
+    loss = -logsigmoid(margin).sum() + nll_coef * chosen_nll
     correct = (margin > 0).float().sum()
     metrics = {"margin": margin.sum(), "accuracy": correct, "preferred_nll": chosen_nll}
     return loss, {name: value.detach() for name, value in metrics.items()}
 
 
-def clipped_ratio(outputs: Outputs, batch: Batch, clip: float) -> Loss:
+def clipped_ratio(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
     """Return PPO's clipped surrogate per token (Schulman et al. 2017, eq. 7), negated.
 
     Streams: `advantage` and `old_logprob` (the policy's before the update, at temperature 1).
     """
     log_ratio = (outputs.logprobs - batch.streams["old_logprob"]) * batch.mask
-    loss, metrics = _clipped_surrogate(log_ratio, batch.streams["advantage"], batch.mask, clip)
+    loss, metrics = _clipped_surrogate(log_ratio, batch.streams["advantage"], batch.mask, clip_eps)
     return loss, metrics | {"entropy": outputs.entropy.detach().sum()}
 
 
 def clipped_turns(
-    outputs: Outputs, batch: Batch, advantages: Tensor, clip: float, ratio: str
+    outputs: Outputs, batch: Batch, advantages: Tensor, clip_eps: float, ratio: str
 ) -> Loss:
     """Return PPO's clipped surrogate per turn, negated and summed over turns.
 
@@ -76,14 +76,17 @@ def clipped_turns(
         weighed = log_ratio * token_share if ratio == "turn_geo" else log_ratio
         log_ratio = sum_by_turn(weighed, batch)
     clamped = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    loss, metrics = _clipped_surrogate(clamped, advantages, weight, clip)
+    loss, metrics = _clipped_surrogate(clamped, advantages, weight, clip_eps)
     return loss, metrics | {"entropy": entropy}
 
 
-def _clipped_surrogate(log_ratio: Tensor, advantages: Tensor, weight: Tensor, clip: float) -> Loss:
-    """Return -sum(weight * min(r A, clamp(r, 1 - clip, 1 + clip) A)) with r = exp(log_ratio)."""
+def _clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, weight: Tensor, clip_eps: float
+) -> Loss:
+    """Return -sum(weight * min(r A, clamp(r, 1 - clip_eps, 1 + clip_eps) A)) with r =
+    exp(log_ratio)."""
     ratio = log_ratio.exp()
-    free, clamped = ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
+    free, clamped = ratio * advantages, ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages
     surrogate = torch.minimum(free, clamped)
     metrics = {
         "clip_fraction": (clamped < free) * weight,
@@ -119,19 +122,19 @@ def with_entropy(loss: Loss, outputs: Outputs, entropy_coef: float) -> Loss:
     return (loss[0] - entropy_coef * outputs.entropy.sum(), loss[1]) if entropy_coef else loss
 
 
-def value_error(outputs: Outputs, batch: Batch, clip: float) -> Loss:
+def value_error(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
     """Return the squared error of the values against stream `return`, times stream `value_at`.
 
-    If `clip` is above 0, values are also clamped to within `clip` of stream `old_value`, and the
-    larger of the two errors counts (as in the code of Schulman et al. 2017).
+    If `clip_eps` is above 0, values are also clamped to within `clip_eps` of stream `old_value`,
+    and the larger of the two errors counts (as in the code of Schulman et al. 2017).
     """
     assert outputs.values is not None, "value_error needs ModelSpec.head"
     weight, returns, old = (batch.streams[name] for name in ("value_at", "return", "old_value"))
     error = (outputs.values - returns) ** 2  # [batch, tokens]
-    if not clip:
+    if not clip_eps:
         loss = (error * weight).sum()
         return loss, {"value_loss": loss.detach()}
-    clamped_values = old + (outputs.values - old).clamp(-clip, clip)
+    clamped_values = old + (outputs.values - old).clamp(-clip_eps, clip_eps)
     clamped_error = (clamped_values - returns) ** 2
     loss = (torch.maximum(error, clamped_error) * weight).sum()
     clipped = ((clamped_error > error) * weight).sum()
@@ -167,7 +170,7 @@ def group_advantages(rewards: list[float], groups: list[str], normalise: bool) -
 
 
 def gae(
-    rewards: list[float], values: list[float], dones: list[bool], discount: float, gae_lambda: float
+    rewards: list[float], values: list[float], dones: list[bool], gamma: float, gae_lambda: float
 ) -> tuple[list[float], list[float]]:
     """Return advantages and returns (advantage + value) per step (Schulman et al. 2016, eq. 16).
 
@@ -176,8 +179,8 @@ def gae(
     advantages, advantage = [0.0] * len(rewards), 0.0
     for t in reversed(range(len(rewards))):
         not_done = 0.0 if dones[t] else 1.0
-        td_error = rewards[t] + discount * not_done * values[t + 1] - values[t]
-        advantage = td_error + discount * gae_lambda * not_done * advantage
+        td_error = rewards[t] + gamma * not_done * values[t + 1] - values[t]
+        advantage = td_error + gamma * gae_lambda * not_done * advantage
         advantages[t] = advantage
     return advantages, [a + v for a, v in zip(advantages, values[:-1], strict=True)]
 
@@ -194,7 +197,7 @@ def shift_left(numbers: Tensor, by: int) -> Tensor:
     return pad(numbers[..., by:], (0, min(by, numbers.shape[-1])))
 
 
-def td_targets(rewards: Tensor, values: Tensor, discount: float, steps: int) -> Tensor:
+def td_targets(rewards: Tensor, values: Tensor, gamma: float, steps: int) -> Tensor:
     """Return the targets of TD(1) to TD(steps), [steps, ..., states], without gradient: the sum of
     the next m discounted rewards plus the discounted value of the state after them (Sutton and
     Barto 2018, eq. 7.1).
@@ -203,22 +206,22 @@ def td_targets(rewards: Tensor, values: Tensor, discount: float, steps: int) -> 
     """
     values, targets, reward_sum = values.detach(), [], torch.zeros_like(rewards)
     for m in range(1, steps + 1):
-        reward_sum = reward_sum + discount ** (m - 1) * shift_left(rewards, m - 1)
-        targets.append(reward_sum + discount**m * shift_left(values, m))
+        reward_sum = reward_sum + gamma ** (m - 1) * shift_left(rewards, m - 1)
+        targets.append(reward_sum + gamma**m * shift_left(values, m))
     return torch.stack(targets)
 
 
 def turn_advantages(
-    rewards: Tensor, values: Tensor, ends: Tensor, discount: float, gae_lambda: float
+    rewards: Tensor, values: Tensor, ends: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
     """Return GAE's advantages and TD errors, [..., states], without gradient (Schulman et al. 2016,
     eq. 16). Shapes are those of `td_targets`. If bool `ends` is true, the reward replaces the value
     of the state, which has no action."""
     values = torch.where(ends, rewards, values.detach())
     rewards = torch.where(ends, 0.0, rewards)
-    td_errors = torch.where(ends, 0.0, rewards + discount * shift_left(values, 1) - values)
+    td_errors = torch.where(ends, 0.0, rewards + gamma * shift_left(values, 1) - values)
     advantages, advantage = torch.zeros_like(td_errors), torch.zeros_like(td_errors[..., 0])
     for k in reversed(range(td_errors.shape[-1])):
-        advantage = td_errors[..., k] + discount * gae_lambda * advantage
+        advantage = td_errors[..., k] + gamma * gae_lambda * advantage
         advantages[..., k] = advantage
     return advantages, td_errors

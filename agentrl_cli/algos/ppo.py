@@ -24,7 +24,7 @@ from itertools import groupby
 from agentrl_cli.algos import critics, losses
 from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.critics import StepSpan
-from agentrl_cli.algos.samples import episode_samples, left_out_metrics, without_left_out
+from agentrl_cli.algos.samples import episode_samples, left_out_metrics, without_skipped
 from agentrl_cli.algos.settings import PPOConfig
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, logprobs_and_values
@@ -62,7 +62,7 @@ class PPO(PPOConfig, Algorithm):
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Yield one phase that trains policy and values together."""
-        samples, estimates = self.estimate_advantages(without_left_out(episodes))
+        samples, estimates = self.estimate_advantages(without_skipped(episodes))
         advantages = [estimate.advantage for estimate in estimates]
         if self.normalise_advantages:
             advantages = losses.standardise(advantages)
@@ -77,11 +77,16 @@ class PPO(PPOConfig, Algorithm):
             add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
         values, returns = [e.value for e in estimates], [e.value_target for e in estimates]
         yield Phase(
-            "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
-            entropy_gradient=self.entropy_coef > 0, head_only=self.pretrains_values,
+            "policy",
+            samples,
+            self.loss,
+            epochs=self.epochs,
+            minibatch_tokens=self.minibatch_tokens,
+            entropy_gradient=self.entropy_coef > 0,
+            head_only=self.pretrains_values,
             metrics={"policy/explained_variance": critics.explained_variance(values, returns)}
             | left_out_metrics("ppo", episodes),
-        )  # fmt: skip
+        )
 
     def estimate_advantages(
         self, episodes: list[Episode]
@@ -120,13 +125,13 @@ class PPO(PPOConfig, Algorithm):
         last_value = samples[-1].streams["old_value"][-1]
         dones = [False] * (len(spans) - 1) + [episode.stop == "done"]
         advantages, returns = losses.gae(
-            rewards, [*values, last_value], dones, self.discount, self.gae_lambda
+            rewards, [*values, last_value], dones, self.gamma, self.gae_lambda
         )
         return list(map(StepEstimate, spans, values, advantages, returns))
 
     def loss(self, outputs: Outputs, batch: Batch) -> losses.Loss:
         """Return the loss above, or the value error alone during the critic's warm-up."""
-        actor, actor_metrics = losses.clipped_ratio(outputs, batch, self.clip)
+        actor, actor_metrics = losses.clipped_ratio(outputs, batch, self.clip_eps)
         critic, critic_metrics = losses.value_error(outputs, batch, self.value_clip)
         both = actor + self.value_coef * critic, actor_metrics | critic_metrics
         anchored = losses.with_kl(both, outputs, batch, self.kl_coef)
@@ -135,12 +140,12 @@ class PPO(PPOConfig, Algorithm):
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""
-        self.estimate_advantages(without_left_out(episodes))
+        self.estimate_advantages(without_skipped(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Return metrics of the values against the returns."""
         self.annotate(episodes)
-        sound, by_turn = without_left_out(episodes), self.level == "turn"
+        sound, by_turn = without_skipped(episodes), self.level == "turn"
         return critics.value_metrics(
-            sound, self.discount, lambda turn: 1 if by_turn else len(turn.action_ids)
+            sound, self.gamma, lambda turn: 1 if by_turn else len(turn.action_ids)
         )

@@ -122,7 +122,7 @@ def left_out_reason(episode: Episode) -> str | None:
     return None if all(turn.action_ids for turn in episode.turns) else "empty"
 
 
-def without_left_out(episodes: list[Episode]) -> list[Episode]:
+def without_skipped(episodes: list[Episode]) -> list[Episode]:
     """Return the episodes that can be trained."""
     return [episode for episode in episodes if left_out_reason(episode) is None]
 
@@ -130,8 +130,8 @@ def without_left_out(episodes: list[Episode]) -> list[Episode]:
 def left_out_metrics(
     part: str, episodes: list[Episode], reason: Reason = left_out_reason, more: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Return the share of the episodes that is skipped, as `PART/left_out_REASON`, for
+    """Return the share of the episodes that is skipped, as `PART/skipped_REASON`, for
     `LEFT_OUT_REASONS` and the reasons in `more`."""
     reasons, total = [reason(episode) for episode in episodes], max(1, len(episodes))
     names = (*LEFT_OUT_REASONS, *more)
-    return {f"{part}/left_out_{name}": reasons.count(name) / total for name in names}
+    return {f"{part}/skipped_{name}": reasons.count(name) / total for name in names}

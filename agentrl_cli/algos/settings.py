@@ -56,7 +56,7 @@ class TrainingConfig(Settings):
     """Settings of the optimization that most algorithms share."""
 
     epochs: Annotated[int, Field(ge=1, description="Passes over the samples of an update.")]
-    tokens_per_step: TokensPerStep
+    minibatch_tokens: TokensPerStep
     optimizer: Annotated[OptimizerSpec, Field(description="AdamW and its learning rate schedule.")]
 
 
@@ -79,11 +79,11 @@ class SFTConfig(TrainingConfig):
 class GRPOConfig(TrainingConfig):
     """Settings of GRPO."""
 
-    episodes_per_group: Annotated[int, Field(ge=2, description="Episodes of one task per group.")]
+    group_size: Annotated[int, Field(ge=2, description="Episodes of one task per group.")]
     normalise_advantages: Annotated[
         bool, Field(description="Divide advantages by the standard deviation of the group.")
     ]
-    clip: Clip
+    clip_eps: Clip
     kl_coef: KLCoef
 
 
@@ -95,10 +95,10 @@ class PPOConfig(TrainingConfig):
     """Settings of PPO."""
 
     level: Annotated[Literal["turn", "token"], Field(description="One step of GAE.")]
-    discount: Discount
+    gamma: Discount
     gae_lambda: GAELambda
     normalise_advantages: NormaliseAdvantages
-    clip: Clip
+    clip_eps: Clip
     value_clip: Annotated[
         float, Field(ge=0, description="Clip the change of a value to +- this. 0: no clipping.")
     ]
@@ -128,14 +128,14 @@ class ArCHerConfig(Settings):
         Field(description="Target of V. fresh: Q of a new action, as in the paper. stored: of the "
               "replayed one."),
     ]  # fmt: skip
-    discount: Discount
+    gamma: Discount
     ema_decay: Annotated[
         float, Field(ge=0, le=1, description="Share of its weights that the target keeps.")
     ]
     normalise_advantages: NormaliseAdvantages
-    clip: Clip
+    clip_eps: Clip
     actor_epochs: Annotated[int, Field(ge=1, description="Passes over the new episodes.")]
-    tokens_per_step: TokensPerStep
+    minibatch_tokens: TokensPerStep
     optimizer: Annotated[OptimizerSpec, Field(description="Optimizer of the policy.")]
     critic_optimizer: Annotated[OptimizerSpec, Field(description="Optimizer of the critic.")]
 
@@ -148,7 +148,7 @@ class DPOConfig(TrainingConfig):
     """Settings of DPO."""
 
     beta: Beta
-    imitation_coef: ImitationCoef
+    nll_coef: ImitationCoef
     reference: Annotated[
         Literal["start", "iteration"],
         Field(description="Reference: the initial policy, or the policy before each update."),
@@ -192,10 +192,12 @@ class NLACPromptsConfig:
     terminal: Annotated[
         str, Field(description="Target of an episode's last turn: its {response} and {outcome}.")
     ]
-    reading: Annotated[
-        Literal["exact", "tolerant"],
-        Field(description="How answers are parsed: exact form, or as real models write."),
-    ] = "exact"
+    parser: Annotated[
+        Literal["strict", "lenient"],
+        Field(
+            description="How role texts are parsed: the trained form only, or as real models write."
+        ),
+    ] = "strict"
     speaker: Annotated[
         Literal["user", "system"], Field(description="Sender of the instructions.")
     ] = "user"
@@ -221,18 +223,18 @@ class NLACPromptsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NLACGuardConfig:
+class NLACImprovementCheckConfig:
     """The improvement check: the policy trains only while its training targets are measurably
     better than its own play."""
 
     every: Annotated[
         int | None, Field(ge=1, description="Updates between measurements; null: no check.")
     ]
-    lessons: Annotated[int, Field(ge=8, description="Training targets of each measurement.")]
-    probes: Annotated[
+    num_targets: Annotated[int, Field(ge=8, description="Training targets of each measurement.")]
+    num_rollouts: Annotated[
         int, Field(ge=1, description="Rollouts of each target, and of own play from its state.")
     ]
-    memory: Annotated[int, Field(ge=1, description="Latest measurements that count.")]
+    window: Annotated[int, Field(ge=1, description="Latest measurements that count.")]
 
     def __post_init__(self) -> None:
         self.check_settings()
@@ -240,8 +242,8 @@ class NLACGuardConfig:
     def check_settings(self) -> None:
         """Raise UserError for a value out of range."""
         require_at_least(1, every=1 if self.every is None else self.every)
-        require_at_least(1, probes=self.probes, memory=self.memory)
-        require_at_least(8, lessons=self.lessons)
+        require_at_least(1, num_rollouts=self.num_rollouts, window=self.window)
+        require_at_least(8, num_targets=self.num_targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +253,7 @@ class NLACAdvancedConfig:
     ema_decay: Annotated[
         float, Field(ge=0, le=1, description="Share of its weights that the target model keeps.")
     ]
-    trace: Annotated[
+    td_lambda: Annotated[
         float,
         Field(
             ge=0,
@@ -276,11 +278,11 @@ class NLACAdvancedConfig:
     keep_optimal: Annotated[
         bool, Field(description="Keep an action that its critique calls optimal, unrefined.")
     ]
-    role_weights: Annotated[
+    role_model: Annotated[
         Literal["policy", "target", "reference"],
         Field(description="Model that writes critiques and refinements."),
     ]
-    control: Annotated[
+    ablation: Annotated[
         Literal[
             "none",
             "shuffled_outcomes",
@@ -303,37 +305,46 @@ class NLACAdvancedConfig:
         float, Field(ge=0, description="Temperature of forecasts, backups and refinements.")
     ]
     critique_temperature: Annotated[float, Field(ge=0, description="Temperature of critiques.")]
-    tokens_per_step: Annotated[
+    minibatch_tokens: Annotated[
         int,
         Field(description="Trained tokens of one gradient step of the policy; 0: one per phase."),
     ]
-    successor_tokens_per_step: Annotated[
+    successor_minibatch_tokens: Annotated[
         int, Field(description="The same for the successor model, whose targets are noisier.")
     ]
-    monitored_states: Annotated[
-        int, Field(ge=0, description="States at which evaluation measures the critic; 0: none.")
-    ]
-    monitored_actions: Annotated[
-        int, Field(ge=1, description="Actions measured at each of these states.")
-    ]
-    monitored_forecasts: Annotated[
-        int, Field(ge=1, description="Forecasts of each measured action.")
-    ]
-    probes: Annotated[int, Field(ge=1, description="Rollouts of each measured action.")]
 
     def __post_init__(self) -> None:
         self.check_settings()
 
     def check_settings(self) -> None:
         """Raise UserError for a value out of range."""
-        require_fraction(ema_decay=self.ema_decay, trace=self.trace)
+        require_fraction(ema_decay=self.ema_decay, td_lambda=self.td_lambda)
         require_at_least(0, priority_exponent=self.priority_exponent)
         require_at_least(1, buffer_size=self.buffer_size)
-        require_at_least(1, role_tokens=self.role_tokens, monitored_actions=self.monitored_actions)
-        require_at_least(1, monitored_forecasts=self.monitored_forecasts, probes=self.probes)
+        require_at_least(1, role_tokens=self.role_tokens)
         require_at_least(0, role_temperature=self.role_temperature)
-        require_at_least(0, monitored_states=self.monitored_states)
         require_at_least(0, critique_temperature=self.critique_temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NLACDiagnosticsConfig:
+    """Size of the measurements of the critic at evaluation."""
+
+    num_states: Annotated[
+        int, Field(ge=0, description="States at which evaluation measures the critic; 0: none.")
+    ]
+    num_actions: Annotated[int, Field(ge=1, description="Actions measured at each state.")]
+    num_forecasts: Annotated[int, Field(ge=1, description="Forecasts of each measured action.")]
+    num_rollouts: Annotated[int, Field(ge=1, description="Rollouts of each measured action.")]
+
+    def __post_init__(self) -> None:
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Raise UserError for a value out of range."""
+        require_at_least(0, num_states=self.num_states)
+        require_at_least(1, num_actions=self.num_actions, num_forecasts=self.num_forecasts)
+        require_at_least(1, num_rollouts=self.num_rollouts)
 
 
 @dataclass(kw_only=True)
@@ -341,38 +352,37 @@ class NLACConfig:
     """Settings of NLAC (arXiv 2512.04601)."""
 
     turns_per_update: Annotated[int, Field(ge=1, description="Replayed turns per update.")]
-    forecasts: Annotated[
+    num_forecasts: Annotated[
         int, Field(ge=1, description="Forecasts that one critique reads (k in the paper).")
     ]
-    rounds: Annotated[
+    num_refinements: Annotated[
         int, Field(ge=1, description="Critiques and refinements of one action (m in the paper).")
     ]
-    improvement: Annotated[
-        Literal["choice", "contrast", "critique", "refinement"],
+    policy_target: Annotated[
+        Literal["refined", "best_of_n", "advantage_weighted", "best_critique"],
         Field(
-            description="Training target of the policy. refinement: the refined action, as in the "
-            "paper; choice: the best of fresh and refined actions; contrast: all of them, weighted "
-            "by value; critique: the action with the best critique."
+            description="Training target of the policy. refined: the refined action, as in the "
+            "paper; best_of_n: the best of fresh and refined actions; advantage_weighted: all of "
+            "them, weighted by value; best_critique: the action with the best critique."
         ),
     ]
-    candidates: Annotated[
+    num_candidates: Annotated[
         int, Field(ge=1, description="Fresh actions per state; the first of them is refined.")
     ]
-    choice_temperature: Annotated[
-        float, Field(gt=0, description="Temperature τ of choice: log frequency + value / τ.")
+    selection_temperature: Annotated[
+        float, Field(gt=0, description="Temperature τ of best_of_n: log frequency + value / τ.")
     ]
-    critic: Annotated[
-        Literal["shared", "own"],
-        Field(description="Weights of the successor model: the policy's, or a separate copy."),
+    separate_critic: Annotated[
+        bool, Field(description="Give the successor model weights separate from the policy's.")
     ]
-    guard: Annotated[
-        NLACGuardConfig | None,
-        Field(description="Improvement check; requires critic=own. null: none."),
+    improvement_check: Annotated[
+        NLACImprovementCheckConfig | None,
+        Field(description="Improvement check; requires separate_critic. null: none."),
     ]
-    compare: Annotated[
+    show_alternatives: Annotated[
         bool, Field(description="Show forecasts of alternative actions to the evaluator.")
     ]
-    gate: Annotated[
+    require_optimal: Annotated[
         bool,
         Field(description="Distill only actions that their own critique calls optimal."),
     ]
@@ -382,7 +392,7 @@ class NLACConfig:
     critic_warmup: Annotated[
         int, Field(ge=0, description="Updates that train only the critic, at the start.")
     ]
-    min_readable: Annotated[
+    min_parse_rate: Annotated[
         float,
         Field(
             ge=0,
@@ -392,6 +402,7 @@ class NLACConfig:
         ),
     ] = 0.0
     optimizer: OptimizerSpec
+    diagnostics: NLACDiagnosticsConfig
     advanced: NLACAdvancedConfig
     prompts: NLACPromptsConfig
 
@@ -400,31 +411,35 @@ class NLACConfig:
 
     def check_settings(self) -> None:
         """Raise UserError for a value out of range and for settings that contradict each other."""
-        require_fraction(min_readable=self.min_readable)
+        require_fraction(min_parse_rate=self.min_parse_rate)
         require_at_least(1, turns_per_update=self.turns_per_update)
-        require_at_least(1, forecasts=self.forecasts, rounds=self.rounds)
+        require_at_least(1, num_forecasts=self.num_forecasts)
+        require_at_least(1, num_refinements=self.num_refinements)
         require_at_least(0, kl_coef=self.kl_coef, critic_warmup=self.critic_warmup)
-        compares = self.compare or self.improvement != "refinement"
-        require_at_least(2 if compares else 1, candidates=self.candidates)
-        require_above(0, choice_temperature=self.choice_temperature)
-        improvement, control = self.improvement, self.advanced.control
-        is_shared = self.critic == "shared"
+        compares = self.show_alternatives or self.policy_target != "refined"
+        require_at_least(2 if compares else 1, num_candidates=self.num_candidates)
+        require_above(0, selection_temperature=self.selection_temperature)
+        target, ablation = self.policy_target, self.advanced.ablation
+        is_shared, check = not self.separate_critic, self.improvement_check
+        by_value = target in ("best_of_n", "advantage_weighted")
         conflicts = {
-            "algo.guard needs algo.critic=own, because training a shared critic moves the policy":
-                bool(self.guard and self.guard.every) and is_shared,
-            "algo.advanced.control=frozen_critic needs algo.critic=own, because training the "
-            "policy moves a shared critic":
-                control == "frozen_critic" and is_shared,
-            "algo.advanced.control=majority needs algo.improvement=choice":
-                control == "majority" and improvement != "choice",
-            f"algo.gate has no effect on algo.improvement={improvement}; set algo.gate=false":
-                self.gate and improvement in ("choice", "contrast"),
-            f"algo.improvement={improvement} cannot learn from empty critiques; "
-            "set algo.advanced.control=shuffled_critiques":
-                control == "empty_critiques" and improvement in ("critique", "contrast"),
-            "algo.improvement=critique refines nothing; set algo.advanced.keep_optimal=false":
-                self.advanced.keep_optimal and improvement == "critique",
-        }  # fmt: skip
+            "algo.improvement_check needs algo.separate_critic=true, because training a shared "
+            "critic moves the policy": bool(check and check.every) and is_shared,
+            "algo.advanced.ablation=frozen_critic needs algo.separate_critic=true, because "
+            "training the policy moves a shared critic": ablation == "frozen_critic" and is_shared,
+            "algo.advanced.ablation=majority needs algo.policy_target=best_of_n": (
+                ablation == "majority" and target != "best_of_n"
+            ),
+            f"algo.require_optimal has no effect on algo.policy_target={target}; set it to false": (
+                self.require_optimal and by_value
+            ),
+            f"algo.policy_target={target} cannot learn from empty critiques; "
+            "set algo.advanced.ablation=shuffled_critiques": (
+                ablation == "empty_critiques" and target in ("best_critique", "advantage_weighted")
+            ),
+            "algo.policy_target=best_critique refines nothing; set algo.advanced.keep_optimal to "
+            "false": self.advanced.keep_optimal and target == "best_critique",
+        }
         _refuse(conflicts)
 
 
@@ -459,21 +474,22 @@ class NLACSelfDistillationConfig(NLACConfig):
         super().check_settings()
         require_at_least(1, rollouts=self.rollouts)
         required = {
-            "algo.guard=null": not (self.guard and self.guard.every),
-            "algo.critic=shared": self.critic == "shared",
-            "algo.improvement=refinement": self.improvement == "refinement",
-            "algo.advanced.control=none": self.advanced.control == "none",
+            "algo.improvement_check=null": not (
+                self.improvement_check and self.improvement_check.every
+            ),
+            "algo.separate_critic=false": not self.separate_critic,
+            "algo.policy_target=refined": self.policy_target == "refined",
+            "algo.advanced.ablation=none": self.advanced.ablation == "none",
             "algo.advanced.keep_optimal=false": not self.advanced.keep_optimal,
-            "algo.advanced.role_weights=policy or reference":
-                self.advanced.role_weights != "target",
-        }  # fmt: skip
+            "algo.advanced.role_model=policy or reference": self.advanced.role_model != "target",
+        }
         _refuse({f"NLACSelfDistillation needs {text}": not met for text, met in required.items()})
 
 
 def _refuse_shuffled_outcomes(config: NLACConfig) -> None:
     line = f"{type(config).__name__} has no terminal targets to shuffle"
-    is_wrong = config.advanced.control == "shuffled_outcomes"
-    _refuse({f"{line}; set algo.advanced.control=none": is_wrong})
+    is_wrong = config.advanced.ablation == "shuffled_outcomes"
+    _refuse({f"{line}; set algo.advanced.ablation=none": is_wrong})
 
 
 def _refuse(conflicts: dict[str, bool]) -> None:
@@ -523,8 +539,8 @@ class SelfACConfig(TrainingConfig):
         Field(description="Probability ratio: of a turn, its geometric mean per token, or of each "
               "token."),
     ]  # fmt: skip
-    clip: Clip
-    discount: Discount
+    clip_eps: Clip
+    gamma: Discount
     gae_lambda: GAELambda
     alpha: Annotated[float, Field(ge=0, le=1, description="Weight of the critic in the loss.")]
     td_steps: Annotated[int, Field(ge=1, description="Targets of V: TD(1) to TD(td_steps).")]
@@ -550,7 +566,7 @@ class SelfACConfig(TrainingConfig):
 FragmentsPerUpdate = Annotated[
     int,
     Field(ge=0, description="Expert states per update, drawn anew. 0: all of them (inverse: one in "
-          "`attempts`)."),
+          "`num_samples`)."),
 ]  # fmt: skip
 AttemptPart = Annotated[
     Literal["turn", "last_line"],
@@ -563,7 +579,7 @@ AttemptPart = Annotated[
 class StepAgentImplicitConfig(DPOConfig):
     """Settings of StepAgent's implicit variant."""
 
-    fragments_per_update: FragmentsPerUpdate
+    expert_states_per_update: FragmentsPerUpdate
     attempt: AttemptPart
 
 
@@ -576,17 +592,17 @@ class StepAgentInverseConfig(Settings):
         Field(description="fragment: sample at expert states. environment: play whole episodes, "
               "half of them for each phase."),
     ]  # fmt: skip
-    fragments_per_update: FragmentsPerUpdate
-    attempts: Annotated[
+    expert_states_per_update: FragmentsPerUpdate
+    num_samples: Annotated[
         int, Field(ge=2, description="Samples per expert state; their mean is its baseline.")
     ]
     attempt: AttemptPart
     reward: Annotated[
-        Literal["logit", "unlike_agent", "like_expert"],
+        Literal["logit", "neg_log_d", "log_one_minus_d"],
         Field(description="log(1 - D) - log D, -log D, or log(1 - D)."),
     ]
     reward_clip: Annotated[float, Field(ge=0, description="Clip rewards to +- this.")]
-    imitation_coef: ImitationCoef
+    nll_coef: ImitationCoef
     discriminator_epochs: Annotated[
         int, Field(ge=1, description="Passes over the samples of an update. Too many overfit.")
     ]

@@ -53,7 +53,7 @@ class SFT(SFTConfig, Algorithm):
         kept = [e for e in episodes if not e.error and (e.success or not self.only_success)]
         samples = [sample for e in kept for sample in episode_samples(e, turn_weight)]
         yield Phase(
-            "sft", samples, nll, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
+            "sft", samples, nll, epochs=self.epochs, minibatch_tokens=self.minibatch_tokens,
             metrics={"sft/kept_episodes": len(kept) / max(1, len(episodes))},
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.cli.check import contract_faults, contract_row
 from agentrl_cli.config.compose import build
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.rollout.collector import Collector
@@ -70,7 +70,7 @@ def dry_run(cfg: DictConfig) -> None:
 
 
 def _print_row(name: str, value: object) -> None:
-    say(f"{name:<24} {value}")
+    echo(f"{name:<24} {value}")
 
 
 def _with_few_demos(cfg: DictConfig) -> DictConfig:
@@ -93,9 +93,9 @@ def truncated(episodes: list[Episode], collector: Collector) -> str:
     ended = sum(episode.stop == "context" for episode in episodes)
     parts = [f"{cut} of {replies} replies", f"{ended} of {len(episodes)} episodes"]
     if cut:
-        parts[0] += f" reach rollout.max_tokens {collector.max_tokens}: raise it"
+        parts[0] += f" reach rollout.max_new_tokens {collector.max_new_tokens}: raise it"
     if ended:
-        parts[1] += f" reach rollout.max_context {collector.max_context}: raise it"
+        parts[1] += f" reach rollout.max_seq_len {collector.max_seq_len}: raise it"
     return "; ".join(parts)
 
 
@@ -110,13 +110,13 @@ def plan_rows(cfg: DictConfig, algo: Algorithm) -> Rows:
     times = f", in each of {learning} models" if learning > 1 else ""
     yield "parameters", f"{size:,}, of which trained {trained:,}{times}"
     episodes = collector.count(algo.group_size) if algo.plays else 0
-    turns = cfg.rollout.max_context // cfg.rollout.max_tokens
+    turns = cfg.rollout.max_seq_len // cfg.rollout.max_new_tokens
     yield "episodes per step", episodes
     yield "episodes in total", episodes * cfg.steps
     if episodes:
-        tokens = episodes * cfg.rollout.max_context
+        tokens = episodes * cfg.rollout.max_seq_len
         yield "  rollout", f"up to {episodes * turns:,} texts, {tokens:,} tokens per update"
-    for role, texts in algo.texts(turns, cfg.rollout.max_tokens).items():
+    for role, texts in algo.texts(turns, cfg.rollout.max_new_tokens).items():
         tokens = texts.count * texts.longest
         yield f"  {role}", f"up to {texts.count:,} texts, {tokens:,} tokens per update"
     limit = available_bytes(cfg)

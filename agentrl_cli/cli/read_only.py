@@ -15,7 +15,7 @@ import typer
 from agentrl_cli.cli import completion, help_examples
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 
 if TYPE_CHECKING:
     from agentrl_cli.config.comments import Settings
@@ -67,11 +67,11 @@ def show(
             line = "--ledger shows no episode; give it alone or with --step"
             raise UserError(line, code="conflict")
         found = read_ledger(source, step)
-        say(json.dumps(ledger_json(found)) if as_json else "\n".join(ledger_table(found)))
+        echo(json.dumps(ledger_json(found)) if as_json else "\n".join(ledger_table(found)))
         return
     match = episodes.find_episode(source, episode, step, filters)
     if as_json:
-        say(json.dumps(match.episode.to_json()))
+        echo(json.dumps(match.episode.to_json()))
         return
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else episodes.WIDTH
@@ -80,13 +80,13 @@ def show(
     if is_terminal:  # the lines are safe already
         print(episodes.painted(lines), end="", flush=True)
     else:
-        say("\n".join(lines))
+        echo("\n".join(lines))
     ids = " ".join(entry.id for entry in match.entries[1:4])
     kind = " ".join([*filters, "episodes"])
     position = f"one of {len(match.entries)} {kind} (of {match.total}) in {match.file.stem}"
     at = "" if step is None else f" --step {step}"
     another = f"agentrl show {source.quoted_folder}{at} --episode ID"
-    say(f"{position}; show another: {another}, such as {ids or '...'}", err=True)
+    echo(f"{position}; show another: {another}, such as {ids or '...'}", err=True)
 
 
 @app.command(epilog=help_examples.REPORT)
@@ -128,15 +128,15 @@ def report(
         raise UserError(line, code="conflict")
     comparison = gather(runs, against, threshold)
     for note in comparison.notes:
-        say(note, err=True)
+        echo(note, err=True)
     text = markdown(comparison) if as_markdown else render(comparison)
     typer.echo(json.dumps(comparison.to_json()) if as_json else text)
     if (as_json or as_markdown) and not (out or pages or logprobs or as_zip):
         return
     folder = out or folder_for(runs)
-    say(f"page: {write(comparison, folder, pages or as_zip, logprobs)}", err=True)
+    echo(f"page: {write(comparison, folder, pages or as_zip, logprobs)}", err=True)
     if as_zip:
-        say(f"packed: {pack(comparison, folder)}", err=True)
+        echo(f"packed: {pack(comparison, folder)}", err=True)
 
 
 @app.command(epilog=help_examples.LS)
@@ -154,15 +154,15 @@ def ls(
     for row in rows:
         if row["lost"]:
             line = f"run '{row['run']}': skipped {row['lost']} unreadable lines of metrics.jsonl"
-            say(line, err=True)
+            echo(line, err=True)
     inside = [["folder", "runs"], *([str(path), str(count)] for path, count in folders.items())]
     tables = [*([runs_table(rows)] if rows else []), *([table(inside)] if folders else [])]
     if as_json:
-        say(json.dumps(rows))
+        echo(json.dumps(rows))
     elif tables:
-        say("\n\n".join(map("\n".join, tables)))
+        echo("\n\n".join(map("\n".join, tables)))
     else:
-        say(f"no runs in '{folder}'; start one with agentrl train", err=True)
+        echo(f"no runs in '{folder}'; start one with agentrl train", err=True)
 
 
 @app.command("list", epilog=help_examples.LIST)
@@ -182,7 +182,7 @@ def list_options(
 
     known = groups(config_dir)
     if group is None:
-        say(json.dumps(known) if as_json else "\n".join(known))
+        echo(json.dumps(known) if as_json else "\n".join(known))
         return
     if group not in known:
         raise UserError(f"group '{group}' not found{nearest(group, known)}")
@@ -194,7 +194,7 @@ def list_options(
     comments = options(group, config_dir)
     width = max(map(len, comments), default=0)
     lines = [f"{name:<{width}}  {text}".rstrip() for name, text in comments.items()]
-    say(json.dumps(comments) if as_json else "\n".join(lines))
+    echo(json.dumps(comments) if as_json else "\n".join(lines))
 
 
 @app.command("config", epilog=help_examples.CONFIG)
@@ -226,7 +226,7 @@ def _print_settings(found: Settings, as_json: bool) -> None:
     from agentrl_cli.config.comments import render
 
     rows = [asdict(entry) for entry in found.entries]
-    say(json.dumps(rows) if as_json else "\n".join(render(found)))
+    echo(json.dumps(rows) if as_json else "\n".join(render(found)))
 
 
 @app.command(  # an answer may be -7
@@ -244,4 +244,4 @@ def grade(
 
     mark = grade_answer(answer, gold, cast(Any, extract), tolerance)
     fields = json.dumps({"correct": mark.correct, "reason": mark.reason})
-    say(fields if as_json else f"{'right' if mark.correct else 'wrong'} ({mark.reason})")
+    echo(fields if as_json else f"{'right' if mark.correct else 'wrong'} ({mark.reason})")

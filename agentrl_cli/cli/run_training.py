@@ -21,7 +21,7 @@ from agentrl_cli.cli.dry import dry_run
 from agentrl_cli.config.compose import build
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.ranks import Ranks
-from agentrl_cli.core.terminal import tell
+from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.models.template import template_text
 from agentrl_cli.report.summary import final_table
 from agentrl_cli.rollout.demos import fingerprint
@@ -55,7 +55,7 @@ def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
             start_actors(cfg, parts)
         with interruptible(launched=ranks.size > 1) as interrupted:
             with delete_unbuilt_run(run, ranks):
-                tell(f"run {run.folder}")
+                echo_err(f"run {run.folder}")
                 attach_loggers(run, cfg, parts)
             with closing(parts):
                 train(cfg, run, parts, interrupted)
@@ -83,7 +83,7 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
             if ranks.is_main:
                 best.forget_later(run, checkpoint.step)
             run.record_resume(cfg, checkpoint.step)
-            tell(f"run {run.folder}, from step {checkpoint.step}")
+            echo_err(f"run {run.folder}, from step {checkpoint.step}")
             attach_loggers(run, cfg, parts)
             with closing(parts):
                 train(cfg, run, parts, interrupted)

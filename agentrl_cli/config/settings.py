@@ -10,7 +10,7 @@ from agentrl_cli.core.errors import UserError, require_above, require_at_least, 
 from agentrl_cli.core.types import MOST_EPISODES
 
 RESUMABLE = (  # keys on which memory or speed hangs and no weight: a run may go on with others
-    "hardware.tokens_per_batch", "hardware.generator.max_batch", "hardware.generator.cache_tokens",
+    "hardware.microbatch_tokens", "hardware.generator.max_batch", "hardware.generator.cache_tokens",
     "hardware.generator.cache_mib", "hardware.memory_gib", "model.gradient_checkpointing",
     "hardware.strategy", "hardware.processes", "hardware.actors.count", "hardware.actors.cpus",
     "hardware.actors.gpus", "hardware.actors.address", "hardware.actors.start_timeout",
@@ -18,7 +18,7 @@ RESUMABLE = (  # keys on which memory or speed hangs and no weight: a run may go
 SERVER_KEYS = tuple(  # where and how servers generate: a run may go on with others, too
     f"hardware.generator.{key}"
     for key in (
-        "urls", "requests", "timeout", "retries", "max_logprob_gap", "adapters", "server.program",
+        "urls", "requests", "timeout", "retries", "max_logp_diff", "adapters", "server.program",
         "server.host", "server.port", "server.gpus", "server.start_timeout", "server.arguments",
     )
 )  # fmt: skip
@@ -47,8 +47,8 @@ class RequestConfig:
     retries: int
     workers: int
     cache: str | None
-    price_read: float | None
-    price_written: float | None
+    input_price: float | None
+    output_price: float | None
 
     def __post_init__(self) -> None:
         require_at_least(1, workers=self.workers)
@@ -89,7 +89,7 @@ class HardwareConfig:
     memory_gib: float | None = None
     strategy: Literal["ddp", "fsdp"] | None = None
     processes: int | None = None
-    tokens_per_batch: int
+    microbatch_tokens: int
     actors: object | None = None
     generator: object
 
@@ -122,12 +122,12 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which demonstrations there are; `skip_bad` leaves out the lines that would be refused.
+    """Which demonstrations there are; `skip_invalid` leaves out the lines that would be refused.
     `buffer` names a run whose episodes an algorithm that replays begins with; with `offline` it
     learns from these alone. `keep_episodes` writes every fresh one to buffer.jsonl."""
 
     demos: str | None
-    skip_bad: bool
+    skip_invalid: bool
     buffer: str | None = None
     offline: bool = False
     keep_episodes: bool = False
@@ -141,7 +141,7 @@ class Settings:
     seed: int
     eval_every: int
     save_every: int
-    save_minutes: float
+    save_interval_minutes: float
     init: str | None
     runs: str
     name: str | None
@@ -155,10 +155,10 @@ class Settings:
     hardware: HardwareConfig
     eval: EvalConfig
     data: DataConfig
-    keep: Literal["last", "best"] = "last"
+    save_best: bool = False
 
 
-LEAST = {"steps": 1, "eval_every": 0, "save_every": 0, "save_minutes": 0}
+LEAST = {"steps": 1, "eval_every": 0, "save_every": 0, "save_interval_minutes": 0}
 
 
 def wrong_limits(values: dict[str, Any]) -> list[str]:
@@ -166,7 +166,7 @@ def wrong_limits(values: dict[str, Any]) -> list[str]:
     given = {key: values[key] for key in LEAST if key in values}
     wrong = {key: value for key, value in given.items() if not value >= LEAST[key]}
     lines = [f"{key} is {value}; give at least {LEAST[key]}" for key, value in wrong.items()]
-    if values.get("keep") == "best" and not 0 < values["eval_every"] < values["steps"]:
+    if values.get("save_best") and not 0 < values["eval_every"] < values["steps"]:
         plan = f"eval_every={values['eval_every']} plans one for {values['steps']} steps"
-        lines.append(f"keep=best chooses among evaluations, and {plan}; evaluate more often")
+        lines.append(f"save_best=true chooses among evaluations, and {plan}; evaluate more often")
     return lines

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 TEXT_GROUPS = ("prompts",)
 NAMING = ("algo", "rollout")  # nodes that name them: a corpus is written for an algorithm
 ADDED_KEYS = {
-    "save_minutes": 0.0,
-    "keep": "last",
+    "save_interval_minutes": 0.0,
+    "save_best": False,
 }  # with what it means where a run was stored before there was one
 
 

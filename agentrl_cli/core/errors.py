@@ -20,14 +20,14 @@ class UserError(Exception):
         self.code = code or self.default_code
 
 
-class StoppedRun(UserError):
+class RunAborted(UserError):
     """Something outside the run failed; training is saved before it stops. Exit code 1."""
 
     exit_code = 1
     default_code = "run-aborted"
 
 
-class LostRank(StoppedRun):
+class DistributedError(RunAborted):
     """Another process of this run ended or is at another step, so nothing can be saved."""
 
     default_code = "distributed"
@@ -55,7 +55,7 @@ class EmptyAnswer(SimulatorError):
     """The answer of a simulator holds no text."""
 
 
-class WorldTimeout(EpisodeError):
+class EnvTimeout(EpisodeError):
     """A call of the environment exceeded its time limit."""
 
     kind = "timeout"

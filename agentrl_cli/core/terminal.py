@@ -13,25 +13,25 @@ def safe(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
 
 
-def say(text: object, *, err: bool = False, end: str = "\n") -> None:
+def echo(text: object, *, err: bool = False, end: str = "\n") -> None:
     """Print a text to stdout or stderr with `safe`."""
     print(safe(str(text)), file=sys.stderr if err else sys.stdout, end=end, flush=True)
 
 
-def tell(text: str) -> None:
+def echo_err(text: str) -> None:
     """Print a text to stderr, or discard this and all later output if stderr is closed."""
     try:
-        say(text, err=True)
+        echo(text, err=True)
     except OSError:
         sys.stdout = sys.stderr = open(os.devnull, "w")
     except RuntimeError:  # a signal arrived during a write to this stream
         pass
 
 
-def tell_tenths(name: str, done: int, count: int) -> None:
+def echo_progress(name: str, done: int, count: int) -> None:
     """Print the progress of long work to stderr after each tenth of it."""
     if count >= LONG and done % (count // 10) == 0:
-        say(f"{name}: {done:,} of {count:,}", err=True)
+        echo(f"{name}: {done:,} of {count:,}", err=True)
 
 
 def _escape(character: str) -> str:

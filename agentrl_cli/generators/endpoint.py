@@ -25,8 +25,8 @@ from urllib.parse import SplitResult, urlsplit
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import (
     EmptyAnswer,
+    RunAborted,
     SimulatorError,
-    StoppedRun,
     UserError,
     require_above,
     require_at_least,
@@ -157,7 +157,7 @@ class OpenAIChat:
         """Return the model's answer.
 
         Raises SimulatorError if the endpoint gives none after all retries, EmptyAnswer if the
-        answer has no text, StoppedRun if the key is refused, UserError if no model is named.
+        answer has no text, RunAborted if the key is refused, UserError if no model is named.
         """
         if self.model is None:
             raise UserError("no model is named; give env.llm.model=NAME", code="no-model")
@@ -208,7 +208,7 @@ class OpenAIChat:
             answer: Any = wait_for(call, seconds)
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             line = f"the endpoint refuses the key in {self.key_variable} ({error.status_code})"
-            raise StoppedRun(f"{line}; set it to a valid key", code="key-refused") from None
+            raise RunAborted(f"{line}; set it to a valid key", code="key-refused") from None
         except TimeoutError:
             raise SimulatorError(f"the endpoint gave no answer within {seconds:g} s") from None
         except (openai.OpenAIError, ValueError, RecursionError) as error:
@@ -271,7 +271,7 @@ class EndpointGenerator(Generator):
     Args:
         workers: Requests in flight at a time.
         roles: The role that a token id begins; the id `end` ends a message.
-        price_read: Price of a million tokens read, `price_written` of a million written. None: not
+        input_price: Price of a million tokens read, `output_price` of a million written. None: not
             counted.
     """
 
@@ -279,8 +279,8 @@ class EndpointGenerator(Generator):
     workers: int
     roles: dict[int, str]
     end: int
-    price_read: float | None = None
-    price_written: float | None = None
+    input_price: float | None = None
+    output_price: float | None = None
     tokens_read: int = field(default=0, init=False)
     tokens_written: int = field(default=0, init=False)
 
@@ -289,7 +289,7 @@ class EndpointGenerator(Generator):
     ) -> list[list[Completion]]:
         """Return completions with NaN log-probs.
 
-        Raises StoppedRun if the server gives no answer after all attempts, and UserError if it does
+        Raises RunAborted if the server gives no answer after all attempts, and UserError if it does
         not have the model.
         """
         pairs = list(zip(prompts, seeds, strict=True))
@@ -308,7 +308,7 @@ class EndpointGenerator(Generator):
                 again = f"answers so far are in {cache}: repeat the command" if cache else (
                     "see that the server runs, and keep answers with model.request.cache=FILE"
                 )  # fmt: skip
-                raise StoppedRun(f"{error}; {again}", code="endpoint-lost") from error
+                raise RunAborted(f"{error}; {again}", code="endpoint-lost") from error
         self.tokens_read += sum(answer.read for answer in answers)
         self.tokens_written += sum(answer.written for answer in answers)
         found = iter(map(self._completion, answers))
@@ -325,9 +325,9 @@ class EndpointGenerator(Generator):
             "endpoint/tokens_read": float(self.tokens_read),
             "endpoint/tokens_written": float(self.tokens_written),
         }
-        if self.price_read is None and self.price_written is None:
+        if self.input_price is None and self.output_price is None:
             return found
-        read, written = (price or 0.0 for price in (self.price_read, self.price_written))
+        read, written = (price or 0.0 for price in (self.input_price, self.output_price))
         cost = (self.tokens_read * read + self.tokens_written * written) / 1e6
         return found | {"endpoint/cost": cost}
 

@@ -187,7 +187,7 @@ class HFGenerator(Generator):
             raise UserError(
                 f"the keys and values of {most} tokens need {needed:.0f} MiB, and "
                 f"hardware.generator.cache_mib gives {self.half_bytes / 2**19:.0f}; raise it, or "
-                "lower rollout.max_context",
+                "lower rollout.max_seq_len",
                 code="cache-too-small",
             )
 

@@ -26,12 +26,12 @@ from typing import Any, Protocol, TypeVar
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import (
     GeneratorError,
-    StoppedRun,
+    RunAborted,
     UserError,
     require_above,
     require_at_least,
 )
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.endpoint import checked_address, wait_for
@@ -78,7 +78,7 @@ class VLLMGenerator(Generator):
         requests: Requests in flight to each server.
         timeout: Seconds of one attempt.
         retries: Further attempts, at another server first.
-        max_logprob_gap: The run stops if the mean difference between the log-probs of the server
+        max_logp_diff: The run stops if the mean difference between the log-probs of the server
             and of this process is larger, in nats per token. None: no limit.
         adapters: The folder that hands over weights, under the same path for servers and this
             process. None: a temporary folder.
@@ -92,7 +92,7 @@ class VLLMGenerator(Generator):
     requests: int
     timeout: float
     retries: int
-    max_logprob_gap: float | None
+    max_logp_diff: float | None
     adapters: str | None
     server: ServerSettings
     fleet: Fleet | None = field(default=None, init=False, repr=False)
@@ -104,8 +104,8 @@ class VLLMGenerator(Generator):
     def __post_init__(self) -> None:
         require_at_least(1, requests=self.requests)
         require_at_least(0, retries=self.retries)
-        gap = self.max_logprob_gap
-        require_above(0, timeout=self.timeout, max_logprob_gap=1 if gap is None else gap)
+        gap = self.max_logp_diff
+        require_above(0, timeout=self.timeout, max_logp_diff=1 if gap is None else gap)
         for url in self.urls:
             parts = checked_address(url, "hardware.generator.urls", f"a key as {API_KEY}")
             if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -126,7 +126,7 @@ class VLLMGenerator(Generator):
     ) -> list[list[Completion]]:
         """Return `sampling.n` completions for each prompt; each is a request with its own seed.
 
-        Raises GeneratorError if some got no answer, StoppedRun if a server refuses or has other
+        Raises GeneratorError if some got no answer, RunAborted if a server refuses or has other
         weights, and ValueError for an empty prompt.
         """
         if not all(prompts):
@@ -160,7 +160,7 @@ class VLLMGenerator(Generator):
                     raise UserError(
                         f"the server at {server.url} reads at most {reads} tokens, and {most} are "
                         "needed; serve with a larger --max-model-len, or lower "
-                        "rollout.max_context",
+                        "rollout.max_seq_len",
                         code="context-too-long",
                     )
             self._probe(model)
@@ -168,7 +168,7 @@ class VLLMGenerator(Generator):
             remedy = "start a server with agentrl serve, or correct hardware.generator.urls"
             line = f"{self._describe(fault)}; {remedy}"
             raise UserError(line, code="server-unreachable") from None
-        except StoppedRun as refusal:
+        except RunAborted as refusal:
             raise UserError(str(refusal), code=refusal.code) from None
 
     def clear(self) -> None:
@@ -270,7 +270,7 @@ class VLLMGenerator(Generator):
         answers: list[Completion | ServerFault],
         homes: list[int],
     ) -> None:
-        """Recompute a few answers of each server; raise StoppedRun if log-probs differ too much."""
+        """Recompute a few answers of each server; raise RunAborted if log-probs differ too much."""
         taken, gaps, module = Counter[int](), list[float](), self.models.module(model)
         for request, answer, home in zip(requests, answers, homes, strict=True):
             if isinstance(answer, Completion) and taken[home] < CHECKED_COMPLETIONS:
@@ -280,14 +280,14 @@ class VLLMGenerator(Generator):
         if not gaps:
             return
         self.unchecked.discard(adapter)
-        gap, limit = sum(gaps) / len(gaps), self.max_logprob_gap
+        gap, limit = sum(gaps) / len(gaps), self.max_logp_diff
         for key, value in {"logprob_gap": gap, "logprob_gap_max": max(gaps)}.items():
             self.meter[key] = max(value, self.meter.get(key, 0.0))
         if limit is not None and not gap <= limit:
-            raise StoppedRun(
+            raise RunAborted(
                 f"the server's log-probs of '{model}' differ by {gap:.2g} nats a token from those "
                 f"of '{self.models.config.path}' here, and at most {limit:g} is allowed; serve "
-                "that model in its dtype, or raise hardware.generator.max_logprob_gap",
+                "that model in its dtype, or raise hardware.generator.max_logp_diff",
                 code="logprob-gap",
             )
 
@@ -339,7 +339,7 @@ class Fleet:
             models=len(models.generating),
         )  # fmt: skip
         process = ServerProcess(settings.server, served, self.folder / "server.log")
-        say(f"starting a vLLM server at {process.url}", err=True)
+        echo(f"starting a vLLM server at {process.url}", err=True)
         process.wait_until_ready()
         return process
 
@@ -361,7 +361,7 @@ class Fleet:
     ) -> list[Completion | ServerFault]:
         """Return a completion or a fault for each request; `homes` are the servers to try first.
 
-        Raises StoppedRun if a server refuses.
+        Raises RunAborted if a server refuses.
         """
         calls = [self._complete(*pair) for pair in zip(requests, homes, strict=True)]
         answers = await asyncio.gather(*calls, return_exceptions=True)

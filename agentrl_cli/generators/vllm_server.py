@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from agentrl_cli.core.errors import StoppedRun, UserError, require_above
+from agentrl_cli.core.errors import RunAborted, UserError, require_above
 from agentrl_cli.generators.base import Completion, Sampling
 from agentrl_cli.generators.endpoint import SHOWN_CHARACTERS, redacted
 
@@ -293,7 +293,7 @@ class Server:
             except Refusal as error:
                 if error.status != 404:
                     line = f"{error}; fix that, then resume"
-                    raise StoppedRun(line, code="server-refused") from None
+                    raise RunAborted(line, code="server-refused") from None
                 self.loaded.discard(request.adapter.name)  # the server was restarted
                 raise ServerFault(str(error)) from None
         try:
@@ -304,7 +304,7 @@ class Server:
     async def load(self, adapter: Adapter) -> None:
         """Load an adapter unless it is loaded, and check that it is listed.
 
-        Raises StoppedRun if the server refuses it.
+        Raises RunAborted if the server refuses it.
         """
         async with self.loading:
             if adapter.name in self.loaded:
@@ -315,12 +315,12 @@ class Server:
                 await self._request("POST", "/v1/load_lora_adapter", body)
             except Refusal as error:
                 if "already been loaded" not in str(error):
-                    raise StoppedRun(_adapter_remedy(error), code="adapter-refused") from None
+                    raise RunAborted(_adapter_remedy(error), code="adapter-refused") from None
             cards = {card["id"]: card for card in await self.list_models()}
             if cards.get(adapter.name, {}).get("root") != folder:
                 line = f"the server at {self.url} does not list adapter '{adapter.name}' in"
                 line += f" {folder}; use a vLLM server that loads adapters"
-                raise StoppedRun(line, code="adapter-refused")
+                raise RunAborted(line, code="adapter-refused")
             self.loaded.add(adapter.name)
 
     async def unload(self, name: str) -> None:
@@ -336,13 +336,13 @@ class Server:
             answer = await self._request("GET", "/v1/models")
         except Refusal as error:
             line = f"{error}; give the address of a vLLM server"
-            raise StoppedRun(line, code="not-vllm") from None
+            raise RunAborted(line, code="not-vllm") from None
         cards = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(cards, list) or not all(
             isinstance(card, dict) and isinstance(card.get("id"), str) for card in cards
         ):
             line = f"the server at {self.url} does not list its models as vLLM does"
-            raise StoppedRun(f"{line}; give the address of a vLLM server", code="not-vllm")
+            raise RunAborted(f"{line}; give the address of a vLLM server", code="not-vllm")
         return cards
 
     async def close(self) -> None:
@@ -374,7 +374,7 @@ class Server:
         line = f"the server at {self.url} answers {status} to {path} ({redacted(reason, API_KEY)})"
         if status in (401, 403):
             line += f"; set {API_KEY} to the key that it was started with"
-            raise StoppedRun(line, code="key-refused")
+            raise RunAborted(line, code="key-refused")
         if status in BUSY or (status >= 500 and path != "/v1/load_lora_adapter"):
             raise ServerFault(line)
         raise Refusal(status, line)

@@ -44,7 +44,7 @@ class OptimizerSpec:
         ),
     ] = None  # fmt: skip
     weight_decay: Annotated[float, Field(ge=0, description="Decoupled weight decay.")] = 0.0
-    clip_norm: Annotated[
+    max_grad_norm: Annotated[
         float, Field(ge=0, description="Maximum norm of the gradient. 0: no clipping.")
     ] = 1.0
     warmup_steps: Annotated[

@@ -29,20 +29,45 @@ PHASES = ("rollout", "algorithm", "train", "eval")  # `time/PHASE` in seconds
 LEARNING_TIMES = ("time/rollout", "time/algorithm", "time/train")  # all but evaluation
 TRAINING_METRICS = ("loss", "kl_from_start", "approx_kl", "entropy", "grad_norm")  # `MODEL/NAME`
 CRITIC_METRICS = (
-    "nlac/brier", "nlac/optimism", "nlac/auc_within", "nlac/auc_all", "nlac/optimal_share",
-    "nlac/refined_gain", "nlac/refined_gain_all", "nlac/kept_when_optimal", "nlac/valid_forecasts",
-    "ledger/faulty", "ledger/hits", "ledger/false_alarms", "ledger/mended", "ledger/spoiled",
-    "ledger/lesson_share", "ledger/lesson_gain", "ledger/lesson_gain_low", "guard/low",
-    "critic/brier", "critic/brier_ratio", "critic/optimism", "critic/rank_correlation",
-    "critic/rank_same_turn", "critic/auc_same_turn",
-)  # fmt: skip
+    "nlac/brier",
+    "nlac/value_bias",
+    "nlac/auc_within",
+    "nlac/auc_all",
+    "nlac/optimal_share",
+    "nlac/refined_gain",
+    "nlac/refined_gain_all",
+    "nlac/kept_when_optimal",
+    "nlac/valid_forecasts",
+    "critique/faulty",
+    "critique/recall",
+    "critique/false_positive_rate",
+    "refinement/fix_rate",
+    "refinement/break_rate",
+    "refinement/target_share",
+    "refinement/target_gain",
+    "refinement/target_gain_low",
+    "improvement_check/low",
+    "critic/brier",
+    "critic/brier_ratio",
+    "critic/value_bias",
+    "critic/rank_correlation",
+    "critic/rank_same_turn",
+    "critic/auc_same_turn",
+)
 SHARES = ("brier", "hits", "false_alarms", "faulty", "mended", "spoiled", "valid_forecasts")
 SHARE_PARTS = ("auc_", "_share", "_optimal")  # also in names of metrics between 0 and 1
 
 IGNORED_WHEN_GROUPING = (
-    "seed", "name", "runs", "hardware", "logger", "save_every", "save_minutes", "eval_every",
+    "seed",
+    "name",
+    "runs",
+    "hardware",
+    "logger",
+    "save_every",
+    "save_interval_minutes",
+    "eval_every",
     "choices",
-)  # fmt: skip
+)
 ENVIRONMENT_NODES = ("env", "eval")  # runs are comparable if these are equal, except for
 IGNORED_WHEN_COMPARING = ("eval.greedy", "eval.baseline")  # which only add episodes
 MAX_LABEL_KEYS = 3
@@ -94,12 +119,13 @@ class Record:
 
     @property
     def final_step(self) -> int | None:
-        """The step of the final evaluation (the best one with keep=best); None if unfinished."""
+        """The step of the final evaluation (the best one with save_best=true); None if
+        unfinished."""
         planned = self.config.get("steps")
         if self.run.status != "done" or not isinstance(planned, int):
             return None
         rows = [{"step": step, **row} for step, row in self.evaluations.items()]
-        if self.config.get("keep") == "best" and (best := best_evaluation(rows)):
+        if self.config.get("save_best") and (best := best_evaluation(rows)):
             return int(best["step"])
         return planned if evaluated_splits(self.evaluations.get(planned, {})) else None
 

@@ -101,10 +101,10 @@ def final_table(run: Run) -> str:
     rows = [row for row in run.metrics() if any(key.startswith("eval/") for key in row)]
     lines: list[str] = []
     if rows:
-        keep = read_record(run).config.get("keep")
-        base, trained = None if rows[0]["step"] else rows[0], kept_evaluation(rows, keep)
+        save_best = bool(read_record(run).config.get("save_best"))
+        base, trained = None if rows[0]["step"] else rows[0], kept_evaluation(rows, save_best)
         lines = comparison(base, trained, paired_gain(run, base, trained) if base else None)
-        if keep == "best":
+        if save_best:
             lines.append(f"trained: step {trained['step']}, the best on val, which is kept")
     return "\n".join([*lines, f"run {run.folder}", f"next: agentrl show {run.quoted_folder}"])
 
@@ -208,34 +208,39 @@ class Weakness:
 
 WEAKNESSES = (  # in the order of the parts: a weak part also spoils those after it
     Weakness(
-        "critique", "misses more faults than it finds",
+        "critique",
+        "misses more faults than it finds",
         "train the critic longer first (algo.critic_warmup) or give it more forecasts"
-        " (algo.forecasts)",
+        " (algo.num_forecasts)",
         lambda x: x.faulty > 0 and x["hits"] < MIN_HITS,
     ),
     Weakness(
-        "critique", "flags too many sound actions",
-        "show it alternatives (algo.compare=true) or more forecasts (algo.forecasts)",
+        "critique",
+        "flags too many sound actions",
+        "show it alternatives (algo.show_alternatives=true) or more forecasts (algo.num_forecasts)",
         lambda x: x.sound > 0 and x["false_alarms"] > MAX_FALSE_ALARMS,
     ),
     Weakness(
-        "refiner", "breaks more turns than it fixes",
+        "refiner",
+        "breaks more turns than it fixes",
         "keep optimal actions (algo.advanced.keep_optimal=true), or choose among more candidates"
-        " (algo.improvement=choice, algo.candidates)",
+        " (algo.policy_target=best_of_n, algo.num_candidates)",
         lambda x: x["spoiled"] * x.sound > x["mended"] * x.faulty,
     ),
     Weakness(
-        "lessons", "are too few to learn from",
-        "sample more candidates (algo.candidates), replay more turns (algo.turns_per_update), or"
+        "lessons",
+        "are too few to learn from",
+        "sample more candidates (algo.num_candidates), replay more turns (algo.turns_per_update) or"
         " check how many the gate removes (nlac/distilled_share)",
         lambda x: x["lesson_share"] < MIN_LESSON_SHARE,
     ),
     Weakness(
-        "lessons", "are not better than current play",
-        "measure more turns (algo.advanced.monitored_states), or freeze the policy (algo.guard)",
+        "lessons",
+        "are not better than current play",
+        "measure more turns (algo.diagnostics.num_states) or use algo.improvement_check",
         lambda x: x["lesson_gain_low"] < 0,
     ),
-)  # fmt: skip
+)
 
 
 def read_ledger(run: Run, step: int | None = None) -> Ledger:
@@ -245,7 +250,7 @@ def read_ledger(run: Run, step: int | None = None) -> Ledger:
     if not measured:
         when = "" if step is None else f" of step {step}"
         line = f"run '{run.name}' has no ledger{when}; algo=nlac writes one at each evaluation"
-        raise UserError(f"{line} if algo.advanced.monitored_states is above 0", code="no-ledger")
+        raise UserError(f"{line} if algo.diagnostics.num_states is above 0", code="no-ledger")
     row = measured[-1]
     figures = {k.removeprefix(PREFIX): float(v) for k, v in row.items() if k.startswith(PREFIX)}
     return Ledger(run.name, row["step"], figures)
@@ -264,7 +269,7 @@ def ledger_table(x: Ledger) -> list[str]:
         advice = f"first weak part: {weakness.part} {weakness.finding}; {weakness.remedy}"
     title = f"{x.run}, step {x.step}: {turns} turns measured"
     if x["turns"] < MIN_TURNS:
-        title += ", too few to judge; raise algo.advanced.monitored_states"
+        title += ", too few to judge; raise algo.diagnostics.num_states"
     rows = [
         ("policy", "faulty first actions", x["faulty"], turns, ""),
         ("critique", "flagged faulty actions (hits)", x["hits"], x.faulty, f"from {MIN_HITS}"),

@@ -32,7 +32,7 @@ class PlayRequest:
 
     starts: list[EpisodeStart]
     sampling: Sampling
-    most_failed: float
+    max_failure_rate: float
     play_here: Callable[[list[EpisodeStart]], list[Episode]]
     needs_this_process: bool
     step: int | None
@@ -70,7 +70,7 @@ class Player(Protocol):
 
     def load(self, version: int, weights: bytes) -> None: ...
     def play(
-        self, starts: list[EpisodeStart], sampling: Sampling, most_failed: float
+        self, starts: list[EpisodeStart], sampling: Sampling, max_failure_rate: float
     ) -> list[Episode]: ...
 
 
@@ -83,7 +83,7 @@ class Part:
 
     starts: list[EpisodeStart]
     sampling: Sampling
-    most_failed: float
+    max_failure_rate: float
     version: int
     weights: Any
 
@@ -170,7 +170,8 @@ class StepMeter:
 class ActorPool(Actors):
     """The actors of a connected cluster.
 
-    Each plays a part of a request at a time: an even slice, or `episodes_at_once` if that is less.
+    Each plays a part of a request at a time: an even slice, or `max_concurrent_episodes` if that
+    is less.
     The episodes of a lost actor are recorded as failed, and a new actor replaces it. Up to step
     `steps`, the next step's episodes begin before the current ones are learned from, if `staleness`
     allows it. `version` counts changes of the policy, and `pack` returns its current weights.
@@ -182,7 +183,7 @@ class ActorPool(Actors):
     pack: Callable[[], bytes]
     staleness: int
     steps: int
-    episodes_at_once: int | None = None
+    max_concurrent_episodes: int | None = None
     weights: tuple[int, Any] | None = field(default=None, init=False)  # version, shared
     ahead: Begun | None = field(default=None, init=False)
     meter: StepMeter | None = field(default=None, init=False)
@@ -294,13 +295,13 @@ class ActorPool(Actors):
         if self.weights is None or self.weights[0] != self.version():
             self.weights = (self.version(), self.cluster.share(self.pack()))
         (version, weights), starts, futures = self.weights, request.starts, []
-        size = self.episodes_at_once or max(1, len(starts))
+        size = self.max_concurrent_episodes or max(1, len(starts))
         count = min(len(starts), max(self.cluster.count, ceil(len(starts) / size)))
         for i in range(count):
             slice_ = starts[i * len(starts) // count : (i + 1) * len(starts) // count]
             part = Part(
                 starts=slice_, sampling=request.sampling, version=version, weights=weights,
-                most_failed=request.most_failed * len(starts) / len(slice_),
+                max_failure_rate=request.max_failure_rate * len(starts) / len(slice_),
             )  # fmt: skip
             futures.append(self.threads.submit(self._play_part, part))
         return Begun(request.step, version, futures)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from agentrl_cli.core.errors import StoppedRun, WorldTimeout
+from agentrl_cli.core.errors import EnvTimeout, RunAborted
 
 ABANDONED = "agentrl: abandoned"  # the name of a thread that hangs
 MAX_ABANDONED = 32  # threads: each keeps its environment, and a busy one slows all others
@@ -58,14 +58,14 @@ class CallThread:
         self._calls.put((call, future))
         return future
 
-    def abandon(self, seconds: float) -> WorldTimeout:
+    def abandon(self, seconds: float) -> EnvTimeout:
         """Let the thread hang in its call and end after it. Returns the error, with the place."""
         self._thread.name = ABANDONED
         self.close()
         frame = sys._current_frames().get(self._thread.ident or 0)
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "its thread is gone"
         line = f"no answer within {seconds:g} s ({place})"
-        return WorldTimeout(f"{line}; raise rollout.env_timeout if it needs longer")
+        return EnvTimeout(f"{line}; raise rollout.env_timeout if it needs longer")
 
     def close(self) -> None:
         """End the thread after its last call."""
@@ -84,7 +84,7 @@ def abandoned_threads() -> int:
 
 class EnvThreads:
     """Makes the calls of at most `workers` episodes at a time, those of one episode in one thread.
-    A call of more than `timeout` seconds ends with WorldTimeout, and its thread is abandoned. The
+    A call of more than `timeout` seconds ends with EnvTimeout, and its thread is abandoned. The
     episodes themselves run in the caller's thread, so results do not depend on timing."""
 
     def __init__(self, workers: int = 1, timeout: float | None = None) -> None:
@@ -106,7 +106,7 @@ class EnvThreads:
 
     def run(self, episodes: Sequence[tuple[Hashable, EnvCalls[None]]]) -> Iterator[None]:
         """Make the calls that each episode yields. Yields when the next episode, in order, has no
-        more. Raises what an episode raises, and StoppedRun if too many threads hang."""
+        more. Raises what an episode raises, and RunAborted if too many threads hang."""
         waiting, ended = deque(episodes), set[EnvCalls[None]]()
         pending: dict[Future[Outcome], tuple[Hashable, EnvCalls[None], float]] = {}
         done = SimpleQueue[Future[Outcome]]()
@@ -147,12 +147,12 @@ class EnvThreads:
                 self._threads[episode] = CallThread()
             except RuntimeError as error:
                 line = f"cannot start thread {len(self._threads) + 1} for an environment ({error})"
-                raise StoppedRun(f"{line}; lower rollout.episodes_at_once") from None
+                raise RunAborted(f"{line}; lower rollout.max_concurrent_episodes") from None
         return self._threads[episode]
 
 
 def check_abandoned(last: str) -> None:
-    """Raise StoppedRun if more than MAX_ABANDONED threads hang; `last` is the newest error."""
+    """Raise RunAborted if more than MAX_ABANDONED threads hang; `last` is the newest error."""
     if (count := abandoned_threads()) > MAX_ABANDONED:
         line = f"{count} threads hang in calls of the environment, the last: {last}"
-        raise StoppedRun(f"{line}; fix the environment or raise rollout.env_timeout")
+        raise RunAborted(f"{line}; fix the environment or raise rollout.env_timeout")

@@ -143,7 +143,7 @@ class RayActor(Actor):
             if self.version != part.version:
                 self.ray.get(self.handle.load.remote(part.version, part.weights))
                 self.version = part.version
-            call = self.handle.play.remote(part.starts, part.sampling, part.most_failed)
+            call = self.handle.play.remote(part.starts, part.sampling, part.max_failure_rate)
             return self.ray.get(call)
 
     def stop(self) -> None:
@@ -176,9 +176,9 @@ class _Host:
         self.player.load(version, weights)
 
     def play(
-        self, starts: list[EpisodeStart], sampling: Sampling, most_failed: float
+        self, starts: list[EpisodeStart], sampling: Sampling, max_failure_rate: float
     ) -> list[Episode]:
-        return self.player.play(starts, sampling, most_failed)
+        return self.player.play(starts, sampling, max_failure_rate)
 
 
 def _first_line(error: Exception) -> str:

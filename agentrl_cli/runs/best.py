@@ -1,4 +1,5 @@
-"""`keep=best`: the evaluation with the highest success on the split `val`, and its checkpoint."""
+"""`save_best=true`: the evaluation with the highest success on the split `val`, and its
+checkpoint."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ def best_evaluation(rows: Iterable[Row]) -> Row | None:
     return max(found, key=lambda row: (row[VAL_SUCCESS], -row["step"]), default=None)
 
 
-def kept_evaluation(rows: list[Row], keep: Any) -> Row:
-    """Return the evaluation that represents the run: the best with keep=best, else the last."""
-    return (best_evaluation(rows) if keep == "best" else None) or rows[-1]
+def kept_evaluation(rows: list[Row], save_best: bool) -> Row:
+    """Return the evaluation that represents the run: the best with save_best=true, else the
+    last."""
+    return (best_evaluation(rows) if save_best else None) or rows[-1]
 
 
 def is_best(run: Run, step: int) -> bool:
@@ -76,7 +78,7 @@ def _keeps_best(run: Run) -> bool:
         text = run.config_file.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
-    return re.search(r"^keep: best$", text, re.MULTILINE) is not None
+    return re.search(r"^(save_best: true|keep: best)$", text, re.MULTILINE) is not None
 
 
 def _is_share(value: Any) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.runs.run import Run
 
 RUNS = Path("runs")
@@ -74,4 +74,4 @@ def _hint(ref: str, names: list[str], root: Path) -> str:
 
 @cache
 def _warn_once(message: str) -> None:
-    say(message, err=True)
+    echo(message, err=True)

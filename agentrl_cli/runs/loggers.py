@@ -21,7 +21,7 @@ from pydantic import Field
 from agentrl_cli.core import files
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError, require_above
-from agentrl_cli.core.terminal import safe, say, tell
+from agentrl_cli.core.terminal import echo, echo_err, safe
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.runs.best import played_checkpoint
 from agentrl_cli.runs.run import Logger, Run
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SHOWN_METRICS = (
-    "reward/*", "episodes/success", "episodes/failed", "*/loss", "*/match", "eval/*_success",
+    "reward/*", "episodes/success", "episodes/error_rate", "*/loss", "*/match", "eval/*_success",
 )  # fmt: skip
 HIDDEN_METRICS = "*/*_to_success"
 TAGS = ("algo", "env", "model", "hardware")  # groups with options that tag a run in W&B
@@ -52,11 +52,6 @@ class JsonlLogger(Logger):
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Do nothing, since the run itself writes metrics.jsonl."""
-
-
-@dataclass(kw_only=True)
-class FilesOnly(JsonlLogger):
-    """The former name of `JsonlLogger`, for stored configurations."""
 
 
 @dataclass(kw_only=True)
@@ -81,7 +76,7 @@ class Console(Logger):
         if self.run:
             self.run.append_log(text)
         if self.progress is None:
-            tell(text)
+            echo_err(text)
             return
         with suppress(OSError):  # the terminal was closed
             self.progress.console.print(text, markup=False, highlight=False)
@@ -105,7 +100,7 @@ class Fallible(Logger):
             call()
         except Exception as error:  # every tracker raises its own types
             if not self.has_failed:
-                say(f"{name} failed ({_first_line(error)}); the run goes on{loss}", err=True)
+                echo(f"{name} failed ({_first_line(error)}); the run goes on{loss}", err=True)
             self.has_failed = True
 
 
@@ -191,7 +186,7 @@ class WandbLogger(Fallible):
             if time.monotonic() - began < self.timeout:
                 message = f"wandb refused ({error}); log in or give logger.mode=offline"
                 raise UserError(message, code="tracker-refused") from None
-            say(f"wandb gave no answer within {self.timeout:g} s; logging offline", err=True)
+            echo(f"wandb gave no answer within {self.timeout:g} s; logging offline", err=True)
             self._open(run, cfg, "offline")
         self.client.tracker.define_metric("*", step_metric="step")
         run.update_meta(wandb_id=self.client.tracker.id)
@@ -254,14 +249,14 @@ class WandbLogger(Fallible):
             self.has_failed = True
         if self.has_failed or page.offline:
             command = f"wandb sync --include-online {shlex.quote(str(Path(page.dir).parent))}"
-            say(f"wandb has not got all of this run; send it with: {command}", err=True)
+            echo(f"wandb has not got all of this run; send it with: {command}", err=True)
 
     def _send_artifact(self, name: str) -> None:
         import wandb
 
         assert self.run is not None
         page, step = self.client.tracker, played_checkpoint(self.run).step
-        say(f"writing the {name} for wandb", err=True)
+        echo(f"writing the {name} for wandb", err=True)
         try:
             with TemporaryDirectory(dir=self.run.folder, prefix=".artifact-") as folder:
                 self.writers[name](Path(folder) / name)
@@ -270,7 +265,7 @@ class WandbLogger(Fallible):
                 artifact.add_dir(str(Path(folder) / name))
                 page.log_artifact(artifact, aliases=["latest", f"step-{step}"])
         except Exception as error:  # of W&B, the disk, or a model that cannot be merged
-            say(f"wandb does not get the {name} ({_first_line(error)})", err=True)
+            echo(f"wandb does not get the {name} ({_first_line(error)})", err=True)
 
 
 def refuse_other_artifacts(names: list[str]) -> None:

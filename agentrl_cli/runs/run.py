@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import StoppedRun, UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.errors import RunAborted, UserError
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs import checkpoint_digest, episode_files, provenance
 from agentrl_cli.runs.checkpoint_digest import Checkpoint
@@ -214,7 +214,7 @@ class Run:
             except KeyboardInterrupt:
                 self._finish("stopped")
                 raise
-            except StoppedRun as error:
+            except RunAborted as error:
                 self.append_log(str(error))
                 self._finish("stopped", str(error))
                 raise
@@ -240,7 +240,7 @@ class Run:
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Append a line to metrics.jsonl, with null for numbers that are not finite, and log it."""
-        row = {"step": step, "time/clock": round(time.time(), 3), **metrics}
+        row = {"step": step, "time/timestamp": round(time.time(), 3), **metrics}
         with files.explain_write_errors(self.folder):
             files.append_jsonl(self.metrics_file, [row])
         for logger in self.loggers:
@@ -339,7 +339,7 @@ class Run:
                 continue
             for error in errors:
                 reason = str(error).rpartition(";")[0]
-                say(f"{reason}; checkpoint '{folder}' is used instead", err=True)
+                echo(f"{reason}; checkpoint '{folder}' is used instead", err=True)
             return found
         raise errors[0] if errors else self._no_checkpoint()
 

@@ -179,7 +179,7 @@ def assemble(
         algo.bind(parts.context)
         if learns and not restored:
             parts.buffer.add(earlier_episodes(cfg, parts.data, parts.chat, algo, env))
-        if learns and cfg.get("keep") == "best":
+        if learns and cfg.get("save_best"):
             parts.eval = with_val(parts.eval, env)
         if learns:
             refuse_temperature(cfg, algo)
@@ -198,7 +198,7 @@ def _connect(
     chat.check(env.tools)
     generator: Generator = build(cfg.hardware.generator, models=models)
     learner = Learner(
-        models, algo.models(), tokens_per_batch=cfg.hardware.tokens_per_batch, seed=cfg.seed,
+        models, algo.models(), microbatch_tokens=cfg.hardware.microbatch_tokens, seed=cfg.seed,
         publish=lambda name: generator.load(name, models.version(name)), ranks=ranks,
         activity=(activity := Activity()),
     )  # fmt: skip
@@ -225,7 +225,7 @@ def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None, ranks: Rank
     device = ranks.device or pick_device(cfg.hardware.device)
     config, place = as_dataclass(cfg.model, ModelConfig), "cpu" if ranks.sharded else device
     # without gradient no activations are stored, so a pass takes twice the tokens of a micro-batch
-    tokens = min(Passes.ids, 2 * cfg.hardware.tokens_per_batch)
+    tokens = min(Passes.ids, 2 * cfg.hardware.microbatch_tokens)
     passes = Passes(None if ranks.sharded else _half(cfg), tokens)
     models = ModelSet(config, algo.models(), place, cfg.seed, ranks, passes)
     load_initial_weights(models, init, Path(cfg.runs))
@@ -278,12 +278,12 @@ def _context(cfg: DictConfig, env: Env, models: ModelSet, collector: Collector) 
 def check_settings(cfg: DictConfig, parts: Parts, extra_tokens: int) -> None:
     """Raise UserError for invalid sizes and for splits without tasks. The algorithm's own prompts
     add up to `extra_tokens` tokens to an episode."""
-    max_context = parts.collector.max_context
-    require_at_least(1, tokens_per_batch=cfg.hardware.tokens_per_batch)
+    max_seq_len = parts.collector.max_seq_len
+    require_at_least(1, microbatch_tokens=cfg.hardware.microbatch_tokens)
     if parts.algo.plays:
         require_at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
     refuse_unread_context(cfg, max_positions(parts.models.module("policy")), extra_tokens)
-    parts.generator.check_context(max_context + extra_tokens)
+    parts.generator.check_context(max_seq_len + extra_tokens)
     refuse_empty_splits(parts.eval, parts.make_env())
 
 
@@ -308,7 +308,7 @@ def refuse_temperature(cfg: DictConfig, algo: Algorithm) -> None:
 def with_val(settings: EvalConfig, env: Env) -> EvalConfig:
     """Return the settings with the split `val` added. Raises UserError if it has no tasks."""
     if settings.splits[0] == VAL:
-        line = "eval.splits begins with 'val', which keep=best selects by"
+        line = "eval.splits begins with 'val', which save_best=true selects by"
         message = f"{line}; put the split to report first, such as test"
         raise UserError(message, code="val-first")
     env.tasks("train")  # raises if the environment itself is not available
@@ -317,8 +317,8 @@ def with_val(settings: EvalConfig, env: Env) -> EvalConfig:
     except UserError:
         tasks = []
     if not tasks:
-        line = "keep=best needs tasks in the split 'val', and this environment has none"
-        remedy = "give it some (a key of env that begins with val_), or keep=last"
+        line = "save_best=true needs tasks in the split 'val', and this environment has none"
+        remedy = "give it some (a key of env that begins with val_), or save_best=false"
         raise UserError(f"{line}; {remedy}", code="no-val-tasks")
     return replace(settings, splits=[*dict.fromkeys([*settings.splits, VAL])])
 
@@ -336,10 +336,10 @@ def load_demonstrations(cfg: DictConfig, algo: Algorithm, env: Env, chat: Chat) 
     if algo.demo_use == "never":
         remedy = "leave data.demos out, or start from an SFT on them with init=RUN"
         raise UserError(f"algo '{name}' reads no demonstrations; {remedy}", code="unused-demos")
-    reader, source = DemoReader(env, chat, cfg.rollout.max_context), data.demos
+    reader, source = DemoReader(env, chat, cfg.rollout.max_seq_len), data.demos
     of_expert = source.startswith(EXPERT_PREFIX)
     lines = expert_lines(source, env) if of_expert else read_lines(Path(source))
-    return read_demos(source, lines, reader, skip_bad=data.skip_bad)
+    return read_demos(source, lines, reader, skip_invalid=data.skip_invalid)
 
 
 def pick_device(name: str) -> torch.device:

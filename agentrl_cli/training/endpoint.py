@@ -82,7 +82,7 @@ def assemble_endpoint(cfg: DictConfig) -> EndpointParts:
     )  # fmt: skip
     generator = EndpointGenerator(
         chat=client, workers=request.workers, roles=ROLE, end=END,
-        price_read=request.price_read, price_written=request.price_written,
+        input_price=request.input_price, output_price=request.output_price,
     )  # fmt: skip
     chat = MessageChat()
     chat.check(env.tools)

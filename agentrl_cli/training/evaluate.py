@@ -44,7 +44,7 @@ def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
 
 def play_split(parts: Parts, split: str, per_task: int, temperature: float) -> list[Episode]:
     """Play `per_task` episodes of each task of the split, of at most `eval.tasks` tasks. Raises
-    StoppedRun if more than a fifth of them fail."""
+    RunAborted if more than a fifth of them fail."""
     starts = split_starts(parts, split, per_task)
     sampling = replace(parts.collector.sampling, temperature=temperature)
     parts.generator.clear()

@@ -79,17 +79,17 @@ class Learner:
         models: ModelSet,
         specs: dict[str, ModelSpec],
         *,
-        tokens_per_batch: int,
+        microbatch_tokens: int,
         seed: int,
         publish: Callable[[str], None],
         activity: Activity | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """Create the optimizers of models that hold their first weights. `tokens_per_batch` is the
+        """Create the optimizers of models that hold their first weights. `microbatch_tokens` is the
         maximum of padded tokens of a forward pass. `publish(name)` is called after a generating
         model was trained."""
         self.models, self.specs, self.seed, self.publish = models, specs, seed, publish
-        self.tokens_per_batch, self.activity = tokens_per_batch, activity or Activity()
+        self.microbatch_tokens, self.activity = microbatch_tokens, activity or Activity()
         self.ranks = ranks or Ranks()
         self.optimizers = {
             name: Optimizer(models.trainable(name), spec.optimizer)
@@ -146,7 +146,7 @@ class Learner:
                     raise NonFiniteError(phase.name, f"'{term}'", batch)
                 meter.sums[term] = meter.sums.get(term, 0.0) + number
         self.ranks.sum_gradients(list(optimizer.weights.values()))
-        limit = optimizer.spec.clip_norm or math.inf
+        limit = optimizer.spec.max_grad_norm or math.inf
         norm = float(whole(clip_grad_norm_(optimizer.weights.values(), limit)))
         if not math.isfinite(norm):
             raise NonFiniteError(phase.name, "the gradient norm", samples)
@@ -164,7 +164,7 @@ class Learner:
         device, found = self.models.device, list[Terms]()
         with self.ranks.together(passes=True):
             for part in rank_passes(
-                groups, phase.samples, self.tokens_per_batch, device.type, self.ranks
+                groups, phase.samples, self.microbatch_tokens, device.type, self.ranks
             ):
                 batch = collate([phase.samples[i] for i in part.rows]).to(device)
                 outputs = self.models.reader(phase.model).read(
@@ -207,7 +207,7 @@ def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:
     """Return the sample numbers of each optimizer step, in groups that stay together, in an order
     drawn from `seed`.
 
-    A step has at most `tokens_per_step` trained tokens (units, if no token is trained) or a single
+    A step has at most `minibatch_tokens` trained tokens (units, if no token is trained) or a single
     larger group. There are as few steps as that allows, of sizes as even as possible. Raises
     ValueError if the samples do not divide into whole groups.
     """
@@ -216,12 +216,12 @@ def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:
         raise ValueError(f"phase '{phase.name}' keeps {size} samples together but has {count}")
     groups = [list(range(i, i + size)) for i in range(0, count, size)]
     random.Random(seed).shuffle(groups)
-    if phase.tokens_per_step <= 0:
+    if phase.minibatch_tokens <= 0:
         return [groups]
     weights = [sum(sample.mask) or phase.units(sample) for sample in phase.samples]
     sizes = [sum(weights[i] for i in group) for group in groups]
     # the smallest limit that needs no more steps makes them most even
-    limit, last = phase.tokens_per_step, _step_numbers(sizes, phase.tokens_per_step)[-1]
+    limit, last = phase.minibatch_tokens, _step_numbers(sizes, phase.minibatch_tokens)[-1]
     even = bisect_left(range(limit), True, key=lambda n: _step_numbers(sizes, n)[-1] == last)
     numbers = _step_numbers(sizes, even)
     steps: list[list[list[int]]] = [[] for _ in range(numbers[-1] + 1)]

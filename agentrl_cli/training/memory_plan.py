@@ -203,7 +203,7 @@ def decoding_bytes(shapes: Shapes, cfg: DictConfig, models: int) -> tuple[int, i
     generator = cfg.hardware.generator
     if "cache_tokens" not in generator:
         return 0, 0, 0
-    batch = generator.max_batch * cfg.rollout.max_context
+    batch = generator.max_batch * cfg.rollout.max_seq_len
     stays = models * max(batch, generator.cache_tokens)
     logits = SAMPLED * FULL * generator.max_batch * shapes.vocabulary
     mib = generator.get("cache_mib")
@@ -214,10 +214,10 @@ def decoding_bytes(shapes: Shapes, cfg: DictConfig, models: int) -> tuple[int, i
 def refuse_unread_context(cfg: DictConfig, positions: int, extra_tokens: int = 0) -> None:
     """Raise UserError if an episode, plus the `extra_tokens` of the algorithm's own prompts, can
     exceed the `positions` of the model."""
-    if cfg.rollout.max_context + extra_tokens > positions:
-        line = f"rollout.max_context is {cfg.rollout.max_context}"
+    if cfg.rollout.max_seq_len + extra_tokens > positions:
+        line = f"rollout.max_seq_len is {cfg.rollout.max_seq_len}"
         line += f" and prompts of the algorithm add {extra_tokens} tokens" if extra_tokens else ""
-        remedy = f"set rollout.max_context={positions - extra_tokens}"
+        remedy = f"set rollout.max_seq_len={positions - extra_tokens}"
         if extra_tokens >= positions:
             remedy = "shorten the texts of the algorithm, or use a model with a longer context"
         reads = f"but '{cfg.model.path}' reads at most {positions} tokens"
@@ -254,12 +254,12 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
     Raises UserError if the model's config.json cannot be read, or episodes may be longer than the
     model reads.
     """
-    shapes, context = read_shapes(cfg), cfg.rollout.max_context
+    shapes, context = read_shapes(cfg), cfg.rollout.max_seq_len
     refuse_unread_context(cfg, shapes.positions)
     generating = sum(spec.generates for spec in algo.models().values())
     stays, batch, logits = decoding_bytes(shapes, cfg, generating)
     phases = training_phases(
-        shapes, max(cfg.hardware.tokens_per_batch, context), context,
+        shapes, max(cfg.hardware.microbatch_tokens, context), context,
         checkpointed=cfg.model.gradient_checkpointing, cuda=device_type(cfg) == "cuda",
     )  # fmt: skip
     phases["decoding"] = {"a batch's keys and values": batch, "logits of a step": logits}
@@ -321,7 +321,7 @@ def group_limits(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> list[int]:
 
 def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
     """Return keys with lower values, those that save most first."""
-    halved = ["hardware.tokens_per_batch", "rollout.max_context"]
+    halved = ["hardware.microbatch_tokens", "rollout.max_seq_len"]
     keys = ("max_batch", "cache_tokens", "cache_mib")
     halved += [f"hardware.generator.{k}" for k in keys if cfg.hardware.generator.get(k)]
     values: dict[str, Any] = {key: OmegaConf.select(cfg, key) // 2 for key in halved}

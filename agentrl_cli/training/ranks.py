@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
-from agentrl_cli.core.errors import GeneratorError, LostRank, StoppedRun, UserError
+from agentrl_cli.core.errors import DistributedError, GeneratorError, RunAborted, UserError
 from agentrl_cli.core.ranks import Item, Numbers, Ranks, Result
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Completion, Generator, Sampling
@@ -78,13 +78,13 @@ class ProcessRanks(Ranks):
         self.sharded = strategy == "fsdp"
 
     def gather(self, value: Any, at: str) -> list[Any]:
-        """Return the values of all ranks. Raises LostRank if a rank is at another call."""
+        """Return the values of all ranks. Raises DistributedError if a rank is at another call."""
         rows: list[Any] = [None] * self.size
         dist.all_gather_object(rows, (at, value), group=self.control)
         for rank, (other, _) in enumerate(rows):
             if other != at:
                 line = f"rank {self.rank} is at '{at}' and rank {rank} at '{other}'"
-                raise LostRank(f"the processes of this run are out of step ({line})")
+                raise DistributedError(f"the processes of this run are out of step ({line})")
         return [found for _, found in rows]
 
     def share(self, items: list[Item], work: Callable[[list[Item]], list[Result]]) -> list[Result]:
@@ -132,7 +132,7 @@ class ProcessRanks(Ranks):
         failed: Exception | None = None
         try:
             yield
-        except LostRank:
+        except DistributedError:
             raise
         except Exception as error:
             if is_lost(error):
@@ -156,7 +156,7 @@ class ProcessRanks(Ranks):
 def reason_of(error: Exception) -> tuple[str, str]:
     """Return the kind and the text of an error, for other ranks."""
     if isinstance(error, UserError):
-        return "stopped" if isinstance(error, StoppedRun) else "user", str(error)
+        return "stopped" if isinstance(error, RunAborted) else "user", str(error)
     if isinstance(error, GeneratorError):
         return "generator", str(error)
     kind = "memory" if is_out_of_memory(error) else "other"
@@ -165,12 +165,12 @@ def reason_of(error: Exception) -> tuple[str, str]:
 
 def error_of(rank: int, kind: str, text: str) -> Exception:
     """Return the error to raise here for the error of another rank."""
-    kinds = {"user": UserError, "stopped": StoppedRun, "memory": MemoryError}
+    kinds = {"user": UserError, "stopped": RunAborted, "memory": MemoryError}
     if kind in kinds:
         return kinds[kind](text)
     if kind == "generator":
         return GeneratorError(text, [])
-    return LostRank(f"rank {rank} of this run failed ({text.splitlines()[0]})")
+    return DistributedError(f"rank {rank} of this run failed ({text.splitlines()[0]})")
 
 
 @contextmanager
@@ -200,14 +200,14 @@ def joined(cfg: DictConfig) -> Iterator[Ranks]:
 
 @contextmanager
 def explained_loss(remedy: str | None = None) -> Iterator[None]:
-    """Raise LostRank if another process of the group is gone."""
+    """Raise DistributedError if another process of the group is gone."""
     try:
         yield
     except RuntimeError as error:
         if not is_lost(error):
             raise
         line = "another process of this run is gone"
-        raise LostRank(f"{line}; {remedy}" if remedy else line) from error
+        raise DistributedError(f"{line}; {remedy}" if remedy else line) from error
 
 
 def is_lost(error: BaseException) -> bool:

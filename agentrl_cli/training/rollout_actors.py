@@ -48,11 +48,11 @@ class RolloutActor:
         self.parts.generator.load(POLICY, version)
 
     def play(
-        self, starts: list[EpisodeStart], sampling: Sampling, most_failed: float
+        self, starts: list[EpisodeStart], sampling: Sampling, max_failure_rate: float
     ) -> list[Episode]:
         """Return an episode for each start; caches are cleared, so any actor gives the same."""
         self.parts.generator.clear()
-        return self.parts.play(starts, sampling, None, most_failed)
+        return self.parts.play(starts, sampling, None, max_failure_rate)
 
 
 def start_actors(cfg: DictConfig, parts: Parts) -> None:
@@ -72,7 +72,7 @@ def start_actors(cfg: DictConfig, parts: Parts) -> None:
         cluster=cluster, make_player=partial(RolloutActor, actor_cfg, Path.cwd()),
         version=partial(parts.models.version, POLICY), pack=partial(pack_policy, parts.models),
         staleness=cluster.staleness if parts.algo.replay_capacity else 0, steps=cfg.steps,
-        episodes_at_once=parts.collector.episodes_at_once,
+        max_concurrent_episodes=parts.collector.max_concurrent_episodes,
     )  # fmt: skip
     try:
         pool.wait_until_ready()

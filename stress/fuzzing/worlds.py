@@ -102,7 +102,7 @@ def target(home: Path) -> Target:
 def _worlds(home: Path) -> list[tuple[str, Env]]:
     names = ["env=twentyq", "env=twentyq_full", "env=tau_mini", "env=wiki", "env=wiki_full"]
     names += ["env=wiki env.task=article"]
-    names += [f"env=arithmetic env.turns={turns}" for turns in ("single", "thoughts", "retry")]
+    names += [f"env=arithmetic env.max_turns={turns}" for turns in ("single", "thoughts", "retry")]
     found = [(name, build(check(compose(name.split()), skip=SKIPPED).env)) for name in names]
     services = write_json(home / "services")
     for domain in ("retail", "airline", "mini"):
@@ -188,7 +188,7 @@ def _refined(models: Any, one: str, two: str) -> None:
     one, two = (text.encode("utf-8", "replace").decode() for text in (one, two))
     names = ("forecast", "evaluate", "refine", "act", "backup")
     algo = bound(
-        nlac(gate=True, forecasts=2, rounds=2),
+        nlac(require_optimal=True, num_forecasts=2, num_refinements=2),
         troupe(**{name: [one, two] for name in names}),
         models,
     )

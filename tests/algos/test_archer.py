@@ -210,7 +210,7 @@ def test_replay_needs_no_logprobs(model_folder: Path):
 
 
 def test_critic_learns_outcomes(model_folder: Path):
-    algo = archer(critic_warmup=99, critic_updates=40, ema_decay=0.5, discount=1.0, action="stored",
+    algo = archer(critic_warmup=99, critic_updates=40, ema_decay=0.5, gamma=1.0, action="stored",
                   episodes_per_update=4, critic_optimizer=OptimizerSpec(lr=2e-3))  # fmt: skip
     models = bound(algo, model_folder)
     played = [deepcopy(WON), deepcopy(LOST)]

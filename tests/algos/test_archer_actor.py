@@ -61,10 +61,10 @@ def test_empty_action_is_skipped_and_counted(model_folder: Path, action: str):
     fresh = [deepcopy(WON), mute, silent]
     critic, actor = phases(algo, fresh, filled(WON, mute, silent))
     assert len(critic.samples) == len(actor.samples) == 1
-    assert critic.metrics == {"archer/left_out_broken": 0, "archer/left_out_empty": 2 / 3}
+    assert critic.metrics == {"archer/skipped_broken": 0, "archer/skipped_empty": 2 / 3}
     assert phases(algo, [mute], filled(mute))[0].samples == []
     found = learner(algo, models).run(algo.update(fresh, filled(WON, mute, silent)), 0)
-    assert found["archer/left_out_empty"] == 2 / 3
+    assert found["archer/skipped_empty"] == 2 / 3
     algo.monitor(fresh)
 
 
@@ -89,7 +89,7 @@ def test_normalised_advantages_ignore_an_offset(model_folder: Path):
 
 def test_archer_learns_a_coin_game(model_folder: Path):
     adam = OptimizerSpec(lr=3e-3)
-    algo = archer(episodes_per_update=32, critic_updates=2, critic_warmup=3, discount=1.0,
+    algo = archer(episodes_per_update=32, critic_updates=2, critic_warmup=3, gamma=1.0,
                   ema_decay=0.5, optimizer=adam, critic_optimizer=adam)  # fmt: skip
     won_share = success_while_learning(algo, model_folder, steps=10, tokens=1)
     assert max(won_share[:4]) < 0.4 and sum(won_share[-2:]) / 2 > 0.85

@@ -78,6 +78,6 @@ def test_critic_metrics_by_hand():
         "critic/auc_same_turn": 1,
         "critic/brier": pytest.approx((0.04 + 0.01) / 2),
         "critic/brier_ratio": pytest.approx((0.04 + 0.01) / 2 / 0.25),
-        "critic/optimism": pytest.approx(0.05),
+        "critic/value_bias": pytest.approx(0.05),
     }
     assert critic_metrics([]) == {}

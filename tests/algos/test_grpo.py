@@ -22,9 +22,9 @@ from tests.builders.nlac import CHAT, SAMPLING, episode, troupe
 
 def grpo(folder: Path, **changes) -> tuple[GRPO, ModelSet]:
     usual = {
-        "episodes_per_group": 3, "normalise_advantages": True, "clip": 0.2,
+        "group_size": 3, "normalise_advantages": True, "clip_eps": 0.2,
         "kl_coef": 0.0, "epochs": 1,
-        "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
+        "minibatch_tokens": 0, "optimizer": OptimizerSpec(lr=1e-2),
     }  # fmt: skip
     algo = GRPO(**{**usual, **changes})
     models = ModelSet(model_config(folder), algo.models(), "cpu", 0)
@@ -67,7 +67,7 @@ def test_advantage_is_relative_to_group(
     given = [[turn.info["advantage"] for turn in e.turns] for e in episodes]
     expected = [*advantages, 0.0, 0.0]
     assert given == [pytest.approx([value, value]) for value in expected]
-    assert phase.metrics["policy/informative_episodes"] == 3 / 5
+    assert phase.metrics["reward/frac_zero_std"] == 3 / 5
     assert len(phase.samples) == 3  # not the group of equal rewards
 
 
@@ -120,7 +120,7 @@ def test_training_favours_the_better_episode(model_folder: Path):
     bad.turns[1].action = "Is it a dog?"
     bad.turns[1].action_ids = CHAT.encode_action("Is it a dog?")
     likely = [loglikelihood(models, e) for e in (good, bad)]
-    learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
+    learner = Learner(models, algo.models(), microbatch_tokens=4096, seed=0, publish=print)
     buffer = ReplayBuffer(None, 1)
     first = learner.run(algo.update([good, bad], buffer), 0)
     for step in range(1, 4):

@@ -78,27 +78,27 @@ def test_untrained_tokens_change_nothing():
     assert gradient(ratio_loss + kl_loss, outputs).tolist() == [[0, -2, 0]]
 
 
-def values_read(clip: float):
+def values_read(clip_eps: float):
     """Four values of which the last is not trained; the first counts twice."""
     outputs, batch = make(
         [[0.0] * 4], [[0] * 4], values=[[0.5, 0.9, -0.2, 7.0]],
         value_at=[[2, 1, 1, 0]], old_value=[[0.0, 0.8, 0.0, 0.0]], **{"return": [[1, 1, 1, 1]]},
     )  # fmt: skip
-    loss, metrics = losses.value_error(outputs, batch, clip)
+    loss, metrics = losses.value_error(outputs, batch, clip_eps)
     loss.backward()
     assert outputs.values is not None and outputs.values.grad is not None
     return loss.item(), metrics, outputs.values.grad.tolist()[0]
 
 
 def test_value_error_by_hand():
-    loss, metrics, grad = values_read(clip=0.0)
+    loss, metrics, grad = values_read(clip_eps=0.0)
     assert loss == metrics["value_loss"].item() == pytest.approx(2 * 0.25 + 0.01 + 1.44)
     assert list(metrics) == ["value_loss"]
     assert grad == pytest.approx([-2.0, -0.2, -2.4, 0.0])
 
 
 def test_clipped_values_get_no_gradient():
-    loss, metrics, grad = values_read(clip=0.3)
+    loss, metrics, grad = values_read(clip_eps=0.3)
     # the first is clamped to 0.3; the third has moved away from its return, which is not forgiven
     assert loss == metrics["value_loss"].item() == pytest.approx(2 * 0.49 + 0.01 + 1.44)
     assert metrics["value_clip_fraction"].item() == 2
@@ -128,7 +128,7 @@ def test_dpo_is_log_two_at_the_reference():
 def test_dpo_imitation_term_by_hand():
     rows, mask = [[0.0, -1.0, -2.0], [0.0, -7.0, 0.0]], [[0, 1, 1], [0, 1, 0]]
     outputs, batch = make(rows, mask, reference_logprob=rows)
-    loss, metrics = losses.dpo(outputs, batch, 0.1, imitation_coef=2.0)
+    loss, metrics = losses.dpo(outputs, batch, 0.1, nll_coef=2.0)
     assert loss.item() == pytest.approx(math.log(2) + 2.0 * 1.5)
     assert metrics["preferred_nll"].item() == 1.5
     found = gradient(loss, outputs).tolist()
@@ -182,17 +182,17 @@ turns = st.integers(1, 6).flatmap(
 
 
 @given(turns, st.floats(0, 1), st.floats(0, 1))
-def test_gae_equals_double_sum_of_td_errors(rows, discount, gae_lambda):
+def test_gae_equals_double_sum_of_td_errors(rows, gamma, gae_lambda):
     rewards, values, dones = rows
     expected = []
     for t in range(len(rewards)):
         total, factor = 0.0, 1.0
         for k in range(t, len(rewards)):
-            following = 0.0 if dones[k] else discount * values[k + 1]
+            following = 0.0 if dones[k] else gamma * values[k + 1]
             total += factor * (rewards[k] + following - values[k])
-            factor *= discount * gae_lambda
+            factor *= gamma * gae_lambda
             if dones[k]:
                 break
         expected.append(total)
-    found = losses.gae(rewards, values, dones, discount, gae_lambda)[0]
+    found = losses.gae(rewards, values, dones, gamma, gae_lambda)[0]
     assert found == pytest.approx(expected, abs=1e-9)

@@ -35,9 +35,7 @@ def test_empty_action_is_skipped_and_counted(model_folder: Path, level: str, res
         turn.action_ids = []
     phase = phase_of(algo, [*whole, won(), silent])
     assert len(phase.samples) == 1
-    assert (
-        phase.metrics["ppo/left_out_empty"] == 4 / 5 and phase.metrics["ppo/left_out_broken"] == 0
-    )
+    assert phase.metrics["ppo/skipped_empty"] == 4 / 5 and phase.metrics["ppo/skipped_broken"] == 0
     assert not any("advantage" in turn.info for turn in silent.turns)
     algo.monitor([*whole, won(), silent])
     assert phase_of(algo, [silent]).samples == []
@@ -105,7 +103,7 @@ def test_monitor_compares_values_with_returns(model_folder: Path, level: str):
     early = 0.9 ** (sizes[0] - 1) * 0.25 + 0.9 ** sizes[0] * late
     gaps = [first.info["value"] - early, second.info["value"] - late]
     assert found["critic/brier"] == pytest.approx((gaps[0] ** 2 + gaps[1] ** 2) / 2)
-    assert found["critic/optimism"] == pytest.approx(sum(gaps) / 2)
+    assert found["critic/value_bias"] == pytest.approx(sum(gaps) / 2)
     assert all("advantage" in turn.info for e in episodes for turn in e.turns)
 
 
@@ -125,7 +123,7 @@ def test_explained_variance_uses_values_before_update(model_folder: Path):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_ppo_learns_a_coin_game(model_folder: Path, level: str):
-    algo = ppo(level=level, discount=1.0, gae_lambda=0.95, normalise_advantages=True, epochs=2,
+    algo = ppo(level=level, gamma=1.0, gae_lambda=0.95, normalise_advantages=True, epochs=2,
                optimizer=OptimizerSpec(lr=3e-3))  # fmt: skip
     won_share = success_while_learning(algo, model_folder, steps=9, tokens=2)
     assert won_share[0] < 0.65 and sum(won_share[-2:]) / 2 > 0.85

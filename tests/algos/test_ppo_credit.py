@@ -16,12 +16,12 @@ from tests.builders.ppo import LEVELS, cut, phase_of, ppo_with_values, won
 
 
 def backwards(
-    rewards: list[float], values: list[float], end: float, discount: float, decay: float
+    rewards: list[float], values: list[float], end: float, gamma: float, decay: float
 ) -> list[float]:
     """Advantages by the recursion A_t = r_t + discount V_{t+1} - V_t + discount decay A_{t+1}."""
     found, later, following = [], 0.0, end
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
-        later = reward + discount * following - value + discount * decay * later
+        later = reward + gamma * following - value + gamma * decay * later
         following = value
         found.insert(0, later)
     return found

@@ -16,7 +16,7 @@ from tests.builders.stepagent import eto, implicit, inverse
 
 
 def sft(**changes: Any) -> SFT:
-    usual = {"only_success": False, "epochs": 1, "tokens_per_step": 0}
+    usual = {"only_success": False, "epochs": 1, "minibatch_tokens": 0}
     return SFT(optimizer=OptimizerSpec(lr=1e-3), **{**usual, **changes})
 
 
@@ -24,14 +24,14 @@ def sft(**changes: Any) -> SFT:
     ("build", "name", "value", "code"),
     [
         (sft, "epochs", 0, "too-small"),
-        (sft, "tokens_per_step", -1, "too-small"),
+        (sft, "minibatch_tokens", -1, "too-small"),
         (ppo, "clip", -0.1, "too-small"),
         (ppo, "value_coef", float("nan"), "too-small"),
-        (ppo, "discount", 1.01, "too-large"),
+        (ppo, "gamma", 1.01, "too-large"),
         (archer, "critic_warmup", -1, "too-small"),
         (archer, "ema_decay", 1.5, "too-large"),
         (eto, "beta", -1.0, "too-small"),
-        (implicit, "fragments_per_update", -1, "too-small"),
+        (implicit, "expert_states_per_update", -1, "too-small"),
         (inverse, "attempts", 1, "too-small"),
         (OptimizerSpec, "lr", 11.0, "too-large"),
     ],

@@ -22,7 +22,7 @@ from tests.builders.nlac import CHAT, LOST, WON, episode
 
 def sft(only_success: bool = False, epochs: int = 1, lr: float = 1e-2) -> SFT:
     adam = OptimizerSpec(lr=lr)
-    return SFT(only_success=only_success, epochs=epochs, tokens_per_step=0, optimizer=adam)
+    return SFT(only_success=only_success, epochs=epochs, minibatch_tokens=0, optimizer=adam)
 
 
 def phase_of(algo: SFT, episodes: list[Episode]) -> Phase:
@@ -102,7 +102,7 @@ def test_likelihood_is_proportional_to_weight(model_folder: Path):
     heavy.turns[0].info["weight"] = 9.0
     algo = sft(epochs=60)
     models = ModelSet(model_config(model_folder), algo.models(), "cpu", 0)
-    learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
+    learner = Learner(models, algo.models(), microbatch_tokens=4096, seed=0, publish=print)
     learner.run(algo.update([heavy, light], ReplayBuffer(None, 1)), 0)
     samples = [s for e in (heavy, light) for s in episode_samples(e, lambda i, turn: {})]
     likely, unlikely = (sum(row) for row in token_logprobs(models.reader("policy"), samples))

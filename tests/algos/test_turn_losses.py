@@ -52,13 +52,13 @@ def test_shift_equals_loop(row: list[float], by: int):
 
 @settings(deadline=None)
 @given(numbers, shares, st.integers(1, 6))
-def test_td_targets_equal_loop(row: list[float], discount: float, steps: int):
+def test_td_targets_equal_loop(row: list[float], gamma: float, steps: int):
     values, n = [x / 3 for x in row], len(row)
-    found = td_targets(torch.tensor(row), torch.tensor(values), discount, steps)
+    found = td_targets(torch.tensor(row), torch.tensor(values), gamma, steps)
     for m in range(1, steps + 1):
         for k in range(n):
-            expected = sum(discount**j * row[k + j] for j in range(m) if k + j < n)
-            expected += discount**m * values[k + m] if k + m < n else 0.0
+            expected = sum(gamma**j * row[k + j] for j in range(m) if k + j < n)
+            expected += gamma**m * values[k + m] if k + m < n else 0.0
             assert found[m - 1, k] == pytest.approx(expected, abs=1e-5)
 
 
@@ -68,14 +68,14 @@ def last(length: int) -> Tensor:
 
 @settings(deadline=None)
 @given(numbers, shares, shares)
-def test_turn_advantages_equal_gae(row: list[float], discount: float, gae_lambda: float):
+def test_turn_advantages_equal_gae(row: list[float], gamma: float, gae_lambda: float):
     rewards, values = [0.5, *row], [0.25, *(x / 2 for x in row)]
     n = len(rewards) - 1
     found, _ = turn_advantages(
-        torch.tensor(rewards), torch.tensor(values), last(n + 1), discount, gae_lambda
+        torch.tensor(rewards), torch.tensor(values), last(n + 1), gamma, gae_lambda
     )
     known = [*values[:-1], rewards[-1]]  # the outcome in the last value's place
-    expected, _ = losses.gae(rewards[:-1], known, [False] * n, discount, gae_lambda)
+    expected, _ = losses.gae(rewards[:-1], known, [False] * n, gamma, gae_lambda)
     assert found.tolist() == pytest.approx([*expected, 0.0], abs=1e-5)
 
 

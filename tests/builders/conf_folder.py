@@ -24,7 +24,7 @@ class Advanced:
 
 @dataclass(kw_only=True)
 class Algo:
-    clip: float
+    clip_eps: float
     epochs: int
     gate: bool
     kind: Literal["soft", "hard"]
@@ -52,7 +52,7 @@ CONFIG = OmegaConf.load(CONF / "config.yaml")
 GROUPS = [{"env": "world"}, {"algo": "first"}, {"model": "tiny"}]
 GROUPS += [{"recipe": None}, {"optional recipe_algos": "${recipe}_${algo}"}, {"ablation": None}]
 PART = {"_target_": "sample_nodes.Part", "size": 1}
-HARDWARE = {"device": "cpu", "threads": None, "tokens_per_batch": 64, "generator": PART}
+HARDWARE = {"device": "cpu", "threads": None, "microbatch_tokens": 64, "generator": PART}
 NODES_OF_OURS = {"rollout": PART, "logger": PART, "hardware": HARDWARE, "steps": 10}
 ROOT = OmegaConf.to_yaml(
     OmegaConf.merge(CONFIG, {"defaults": ["_self_", *GROUPS], **NODES_OF_OURS})

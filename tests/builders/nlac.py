@@ -15,7 +15,7 @@ from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.parse import PARSERS
 from agentrl_cli.algos.nlac.roles import Candidate
 from agentrl_cli.algos.samples import TurnRef
-from agentrl_cli.algos.settings import NLACAdvancedConfig, NLACPromptsConfig
+from agentrl_cli.algos.settings import NLACAdvancedConfig, NLACDiagnosticsConfig, NLACPromptsConfig
 from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.models.model_set import ModelSet
@@ -27,7 +27,7 @@ from tests.builders.models import model_config
 from tests.builders.tiny_models import tiny_tokenizer
 
 CHAT = Chat(tiny_tokenizer())
-STRICT = PARSERS["exact"]
+STRICT = PARSERS["strict"]
 SAMPLING = Sampling(max_tokens=24, temperature=1.0, stop_ids=CHAT.stop_ids)
 PROMPTS = NLACPromptsConfig(
     forecast="Forecast it.",
@@ -167,24 +167,34 @@ def filled(*episodes: Episode) -> ReplayBuffer:
     return buffer
 
 
-def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
-    """The algorithm with plain settings: one forecast, one round, no gate, nothing beside."""
+def nlac(
+    advanced: dict[str, Any] | None = None,
+    *,
+    diagnostics: dict[str, int] | None = None,
+    **changes: Any,
+) -> NLAC:
+    """Return NLAC with one forecast, one refinement and without optional parts."""
     usual: dict[str, Any] = {
-        "turns_per_update": 4, "forecasts": 1, "rounds": 1, "compare": False, "gate": False,
-        "improvement": "refinement", "candidates": 1 + changes.get("compare", False),
-        "choice_temperature": 0.3, "critic": "shared", "guard": None,
-        "kl_coef": 0.0, "critic_warmup": 0, "min_readable": 0.0,
+        "turns_per_update": 4, "num_forecasts": 1, "num_refinements": 1, "require_optimal": False,
+        "show_alternatives": False, "policy_target": "refined",
+        "num_candidates": 1 + changes.get("show_alternatives", False),
+        "selection_temperature": 0.3, "separate_critic": False, "improvement_check": None,
+        "kl_coef": 0.0, "critic_warmup": 0, "min_parse_rate": 0.0,
         "optimizer": OptimizerSpec(lr=1e-2), "prompts": PROMPTS,
     }  # fmt: skip
     rare: dict[str, Any] = {
-        "ema_decay": 0.9, "trace": 0.0, "priority_exponent": 0.5, "buffer_size": 100,
-        "first_action": "fresh", "keep_optimal": False, "role_weights": "policy", "control": "none",
+        "ema_decay": 0.9, "td_lambda": 0.0, "priority_exponent": 0.5, "buffer_size": 100,
+        "first_action": "fresh", "keep_optimal": False, "role_model": "policy", "ablation": "none",
         "role_tokens": 40,
-        "role_temperature": 1.0, "critique_temperature": 1.0, "tokens_per_step": 0,
-        "successor_tokens_per_step": 0, "monitored_states": 4, "monitored_actions": 2,
-        "monitored_forecasts": 16, "probes": 4,
+        "role_temperature": 1.0, "critique_temperature": 1.0, "minibatch_tokens": 0,
+        "successor_minibatch_tokens": 0,
     }  # fmt: skip
-    return NLAC(**{**usual, **changes}, advanced=NLACAdvancedConfig(**{**rare, **(advanced or {})}))
+    measured = {"num_states": 4, "num_actions": 2, "num_forecasts": 16, "num_rollouts": 4}
+    return NLAC(
+        **{**usual, **changes},
+        diagnostics=NLACDiagnosticsConfig(**{**measured, **(diagnostics or {})}),
+        advanced=NLACAdvancedConfig(**{**rare, **(advanced or {})}),
+    )
 
 
 def weights(algo: NLAC, folder: Path) -> ModelSet:
@@ -210,7 +220,7 @@ def updated(algo: NLAC, buffer: ReplayBuffer) -> dict[str, Phase]:
 def learn(algo: NLAC, models: ModelSet, buffer: ReplayBuffer) -> dict[str, float]:
     """One real update."""
     learner = Learner(
-        models, algo.models(), tokens_per_batch=4096, seed=0, publish=lambda name: None
+        models, algo.models(), microbatch_tokens=4096, seed=0, publish=lambda name: None
     )
     return learner.run(algo.update([], buffer), 0)
 

@@ -27,9 +27,9 @@ ADVANCED = SelfACAdvanced(normalise_advantages=False, values="recomputed", criti
 def settings(**changes: Any) -> dict[str, Any]:
     """Plain settings: no discount, the product of a turn, half the loss for each part."""
     usual = {
-        "advanced": ADVANCED, "critic_prompt": PROMPT, "ratio": "turn", "clip": 0.2,
-        "discount": 1.0, "gae_lambda": 1.0, "alpha": 0.5, "td_steps": 5, "critic_warmup": 0,
-        "layout": "visible_first", "thought_tokens": 0, "epochs": 1, "tokens_per_step": 0,
+        "advanced": ADVANCED, "critic_prompt": PROMPT, "ratio": "turn", "clip_eps": 0.2,
+        "gamma": 1.0, "gae_lambda": 1.0, "alpha": 0.5, "td_steps": 5, "critic_warmup": 0,
+        "layout": "visible_first", "thought_tokens": 0, "epochs": 1, "minibatch_tokens": 0,
         "optimizer": OptimizerSpec(lr=1e-2),
     }  # fmt: skip
     return {**usual, **changes}

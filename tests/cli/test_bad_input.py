@@ -17,7 +17,7 @@ NAMES = {
     "modle=tiny": "modle is not a setting; did you mean 'model'?",
     "algo.clp=0.1": "algo.clp is not a key of algo; did you mean 'clip'?",
     "steps=many": "steps must be an integer, not 'many'",
-    "algo.clip=wide": "algo.clip must be a float, not 'wide'",
+    "algo.clip_eps=wide": "algo.clip_eps must be a float, not 'wide'",
     "algo.normalise_advantages=perhaps": "algo.normalise_advantages "
     "must be a boolean, not 'perhaps'",
     "eval.splits=test": "eval.splits must be a list of strings, not 'test'",
@@ -31,7 +31,7 @@ NAMES = {
     "hardware.device=tpu": "hardware.device 'tpu' is unknown; use cpu or cuda",
     "init=nothing": "run 'nothing' not found",
     "env.reward=gold": "reward is 'gold': use 'win' or 'graded' or 'lmrl'",
-    "env.farewell=kind": "farewell is 'kind': use 'graded' or 'plain'",
+    "env.final_hint=kind": "farewell is 'kind': use 'graded' or 'plain'",
     "loud": "override 'loud' cannot be read; write it as key=value",
     "steps=1,2": "override 'steps=1,2' names several values; give one, or a list",
     "name=a/b": "name 'a/b' is not a folder name; use letters",
@@ -74,11 +74,11 @@ def test_all_mistakes_of_a_configuration_are_told_at_once(tmp_path: Path):
 
 LORA = "{rank:4,alpha:8,targets:[all-linear]}"
 SIZES = {
-    "rollout.max_tokens=500 rollout.max_context=400": "max_tokens 500 leaves no room in",
-    "rollout.max_context=100000": "rollout.max_context is 100000, "
-    "but 'tiny' reads at most 4096 ids; give rollout.max_context=4096",
+    "rollout.max_new_tokens=500 rollout.max_seq_len=400": "max_tokens 500 leaves no room in",
+    "rollout.max_seq_len=100000": "rollout.max_seq_len is 100000, "
+    "but 'tiny' reads at most 4096 ids; give rollout.max_seq_len=4096",
     "rollout.episodes_per_step=3": "rollout.episodes_per_step 3 holds no group of 4; give at least",
-    "algo.episodes_per_group=1": "episodes_per_group is 1; give at least 2",
+    "algo.group_size=1": "group_size is 1; give at least 2",
     "algo.epochs=0": "epochs is 0; give at least 1",
     "algo.optimizer.lr=-1": "lr is -1.0; give at least 0",
     "algo.optimizer.lr=1e99": "lr is 1e+99; give at most 10.0",
@@ -95,12 +95,12 @@ SIZES = {
     "steps=0": "steps is 0; give at least 1",
     "steps=-1": "steps is -1; give at least 1",
     "save_every=-1": "save_every is -1; give at least 0",
-    "save_minutes=-1": "save_minutes is -1.0; give at least 0",
+    "save_interval_minutes=-1": "save_interval_minutes is -1.0; give at least 0",
     "logger=null": "'logger=null' chooses nothing; choose one with logger=NAME (agentrl list",
     "search=null": "'search=null' chooses nothing; choose one with search=NAME (agentrl list",
     "~logger": "logger is missing; choose one with logger=NAME (agentrl list logger)",
     "algo.optimizer.lr._target_=agentrl_cli.envs.TwentyQ": "algo.optimizer.lr must be a float, not",
-    "algo.optimizer._target_=agentrl_cli.runs.FilesOnly": "algo.optimizer._target_ must be one of",
+    "algo.optimizer._target_=agentrl_cli.runs.JsonlLogger": "algo.optimizer._target_ must be one of",
     "rollout.temperature=-1": "temperature is -1.0; give at least 0",
     "rollout.temperature=0.7": "rollout.temperature is 0.7, and algo 'grpo' corrects for",
     "eval.episodes_per_task=0": "episodes_per_task is 0; give at least 1",
@@ -110,15 +110,15 @@ SIZES = {
     "hardware.threads=2147483648": "hardware.threads is 2147483648; give at most 1024",
     f"model.lora={LORA.replace('4', '0')}": "rank is 0; give at least 1",
     f"model.lora={LORA.replace('4', '999999999')}": "model.lora.rank is 999999999; give at mo",
-    "hardware.tokens_per_batch=0": "tokens_per_batch is 0; give at least 1",
-    "rollout.workers=0": "workers is 0; give at least 1",
-    "rollout.episodes_at_once=0": "episodes_at_once is 0; give at least 1",
+    "hardware.microbatch_tokens=0": "microbatch_tokens is 0; give at least 1",
+    "rollout.env_workers=0": "workers is 0; give at least 1",
+    "rollout.max_concurrent_episodes=0": "max_concurrent_episodes is 0; give at least 1",
     "hardware.generator.cache_mib=0": "cache_mib is 0.0; give more than 0",
     "hardware.generator.cache_mib=0.5": "the keys and values of 512 tokens take 2 MiB, kept a",
     "hardware.generator.max_batch=0": "max_batch is 0; give at least 1",
     "env=twentyq env.test_objects=96": "test_objects is 96: world small allows 0 to 95",
     "env=twentyq env.test_objects=0": "eval.splits names 'test', which has no tasks; name another",
-    "env=twentyq env.turns=0": "turns is 0: allow at least 1",
+    "env=twentyq env.max_turns=0": "turns is 0: allow at least 1",
 }
 
 
@@ -143,28 +143,28 @@ def test_a_scalar_critic_that_cannot_be_is_refused(tmp_path: Path, overrides: st
     assert not (tmp_path / "runs" / "it").exists()
 
 
-GUARD = "'algo.guard={every: 2, lessons: 8, probes: 2, memory: 2}'"
+GUARD = "'algo.improvement_check={every: 2, lessons: 8, probes: 2, memory: 2}'"
 NLAC = {
-    "algo.forecasts=0": "forecasts is 0; give at least 1",
-    "algo.rounds=0": "rounds is 0; give at least 1",
+    "algo.num_forecasts=0": "forecasts is 0; give at least 1",
+    "algo.num_refinements=0": "rounds is 0; give at least 1",
     "algo.advanced.buffer_size=0": "buffer_size is 0; give at least 1",
     "algo.turns_per_update=0": "turns_per_update is 0; give at least 1",
     "algo.advanced.ema_decay=1.5": "ema_decay is 1.5: a share is at most 1",
     "algo.kl_coef=-0.1": "kl_coef is -0.1; give at least 0",
-    "algo.advanced.probes=0": "probes is 0; give at least 1",
-    "algo.advanced.monitored_forecasts=0": "monitored_forecasts is 0; give at least 1",
-    "algo.advanced.control=all": "algo.advanced.control must be one of none, shuffled_outcomes",
-    GUARD: "algo.guard needs algo.critic=own: with shared weights a policy that waits would still",
-    f"{GUARD.replace('8', '7')} algo.critic=own": "lessons is 7; give at least 8",
-    "algo.improvement=choice": "algo.gate=true means nothing to algo.improvement=choice, which",
-    "algo.improvement=contrast": "algo.gate=true means nothing to algo.improvement=contrast, which",
-    "algo.improvement=choice algo.gate=false algo.candidates=1": "candidates is 1; give at least 2",
-    "algo.candidates=1": "candidates is 1; give at least 2",
-    "algo.choice_temperature=0": "choice_temperature is 0.0; give more than 0",
-    "algo.improvement=best": "algo.improvement must be one of choice, contrast, critique, refine",
-    "algo.advanced.control=majority": "algo.advanced.control=majority needs algo.improvement=choi",
-    "rollout.max_context=4090": "rollout.max_context is 4090, behind which roles read and write",
-    "algo.advanced.role_tokens=900": "rollout.max_context is 512, behind which roles read and",
+    "algo.diagnostics.num_rollouts=0": "probes is 0; give at least 1",
+    "algo.diagnostics.num_forecasts=0": "monitored_forecasts is 0; give at least 1",
+    "algo.advanced.ablation=all": "algo.advanced.ablation must be one of none, shuffled_outcomes",
+    GUARD: "algo.improvement_check needs algo.separate_critic=true: with shared weights a policy that waits would still",
+    f"{GUARD.replace('8', '7')} algo.separate_critic=true": "lessons is 7; give at least 8",
+    "algo.policy_target=best_of_n": "algo.require_optimal=true means nothing to algo.policy_target=best_of_n, which",
+    "algo.policy_target=advantage_weighted": "algo.require_optimal=true means nothing to algo.policy_target=advantage_weighted, which",
+    "algo.policy_target=best_of_n algo.require_optimal=false algo.num_candidates=1": "candidates is 1; give at least 2",
+    "algo.num_candidates=1": "candidates is 1; give at least 2",
+    "algo.selection_temperature=0": "choice_temperature is 0.0; give more than 0",
+    "algo.policy_target=best": "algo.policy_target must be one of choice, contrast, critique, refine",
+    "algo.advanced.ablation=majority": "algo.advanced.ablation=majority needs algo.policy_target=choi",
+    "rollout.max_seq_len=4090": "rollout.max_seq_len is 4090, behind which roles read and write",
+    "algo.advanced.role_tokens=900": "rollout.max_seq_len is 512, behind which roles read and",
     "algo.prompts.refine=\"'{critic}'\"": "prompts.refine asks for 'critic'; it can be given",
 }
 
@@ -185,7 +185,7 @@ DEMONSTRATED = {
     "sft data.demos=none.jsonl": "demonstrations 'none.jsonl' cannot be read (No such file",
     "dpo env=twentyq": "{demos} line 1: its task 'train-0' is of another environment; mend it, or",
     "stepagent_implicit algo.attempt=all": "algo.attempt must be one of turn, last_line, not 'all'",
-    "stepagent_inverse algo.reward=high": "algo.reward must be one of logit, unlike_agent, like_",
+    "stepagent_inverse algo.reward=high": "algo.reward must be one of logit, neg_log_d, like_",
     "stepagent_inverse algo.ppo.entropy_coef=-1": "entropy_coef is -1.0; give at least 0",
     "stepagent_inverse algo.ppo.clipp=1": "algo.ppo.clipp is not a key of algo.ppo; did you mean",
 }
@@ -203,9 +203,9 @@ def test_demonstrations_that_are_missing_or_out_of_place_are_told(tmp_path: Path
 
 
 def test_a_prompt_that_no_context_holds_is_told_and_not_trained_on(tmp_path: Path):
-    result = train(tmp_path, "rollout.max_tokens=6", "rollout.max_context=8")
+    result = train(tmp_path, "rollout.max_new_tokens=6", "rollout.max_seq_len=8")
     assert result.exit_code == 2 and "Traceback" not in result.stderr
-    assert result.stderr.strip().splitlines()[-1].startswith("rollout.max_context 8 holds not even")
+    assert result.stderr.strip().splitlines()[-1].startswith("rollout.max_seq_len 8 holds not even")
 
 
 # models

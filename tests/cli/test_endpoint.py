@@ -76,7 +76,7 @@ def server() -> Iterator[Server]:
 
 def evaluated(server: Server, *overrides: str) -> dict[str, Any]:
     named = ["model=endpoint", f"model.url={server.url}", "model.name=player"]
-    done = agentrl("eval", *named, "env=twentyq", "env.turns=2", *FEW, *overrides, "--json")
+    done = agentrl("eval", *named, "env=twentyq", "env.max_turns=2", *FEW, *overrides, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
@@ -94,7 +94,7 @@ def test_messages_come_back_from_their_ids():
 
 
 def test_a_servers_model_plays_and_its_tokens_are_counted(server: Server):
-    prices = ["model.request.price_read=1.0", "model.request.price_written=10.0"]
+    prices = ["model.request.input_price=1.0", "model.request.output_price=10.0"]
     record = evaluated(server, *prices)
     assert record["model"] == "player" and record["eval/test_episodes"] == 2
     assert record["eval/test_repeated"] == 0.5 and record["eval/test_turns"] == 2
@@ -115,8 +115,8 @@ def test_what_was_answered_is_not_asked_again(server: Server, tmp_path: Path):
 
 
 def test_the_models_own_roles_refine_what_it_plays(server: Server):
-    acts = ["eval.act=refined", "algo=nlac", "algo.improvement=refinement", "algo.candidates=2"]
-    record = evaluated(server, *acts, "algo.forecasts=1", "algo.critic=shared")
+    acts = ["eval.act=refined", "algo=nlac", "algo.policy_target=refined", "algo.num_candidates=2"]
+    record = evaluated(server, *acts, "algo.num_forecasts=1", "algo.separate_critic=false")
     roles = [request["messages"][-1]["role"] for request in server.requests]
     assert roles.count("system") >= 3 * 4  # forecast, critique, refinement of each of four turns
     assert record["eval/test_episodes"] == 2

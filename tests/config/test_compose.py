@@ -43,7 +43,7 @@ def refusal(*overrides: str) -> list[str]:
 
 def test_defaults_compose_and_check():
     cfg = check(compose([]))
-    assert (cfg.steps, cfg.algo.clip, cfg.model.weights) == (10, 0.2, "some/where")
+    assert (cfg.steps, cfg.algo.clip_eps, cfg.model.weights) == (10, 0.2, "some/where")
 
 
 def test_choices_name_the_option_of_each_group():
@@ -74,13 +74,13 @@ def test_overrides_beat_ablations_which_beat_recipes(overrides: str, epochs: int
         ("env=worldd", "env 'worldd' not found; did you mean 'world'?"),
         ("env=zzz", "env 'zzz' not found; there is world"),
         ("env={part: 1}", "env '{'part': 1}' not found; there is world"),
-        ("algo.clip=abc", "algo.clip must be a float, not 'abc'"),
+        ("algo.clip_eps=abc", "algo.clip_eps must be a float, not 'abc'"),
         ("algo.epochs=1.5", "algo.epochs must be an integer, not 1.5"),
-        ("algo.gate=maybe", "algo.gate must be a boolean, not 'maybe'"),
+        ("algo.require_optimal=maybe", "algo.require_optimal must be a boolean, not 'maybe'"),
         ("algo.kind=medium", "algo.kind must be one of soft, hard, not 'medium'"),
         ("algo.limit=low", "algo.limit must be a float or null, not 'low'"),
-        ("algo.clip=null", "algo.clip must be a float, not None"),
-        (f"algo.clip={10**400}", f"algo.clip must be a float, not {10**400}"),
+        ("algo.clip_eps=null", "algo.clip_eps must be a float, not None"),
+        (f"algo.clip_eps={10**400}", f"algo.clip_eps must be a float, not {10**400}"),
         ("algo.clipp=1", "algo.clipp is not a key of algo; did you mean 'clip'?"),
         ("algo.advanced.round=1", "algo.advanced.round is not a key of algo.advanced; "
          "did you mean 'rounds'?"),
@@ -91,7 +91,7 @@ def test_overrides_beat_ablations_which_beat_recipes(overrides: str, epochs: int
         ("model.lora={rank:x}", "model.lora.rank must be an integer, not 'x'"),
         ("stepss=1", "stepss is not a setting; did you mean 'steps'?"),
         ("steps=many", "steps must be an integer, not 'many'"),
-        ("~algo.clip", "algo.clip is missing; give it as algo.clip=VALUE"),
+        ("~algo.clip_eps", "algo.clip_eps is missing; give it as algo.clip_eps=VALUE"),
         ("model=hf", "model.path is missing; give it as model.path=VALUE"),
         ("model.path=${env.nowhere}", "model cannot be resolved: "
          "Interpolation key 'env.nowhere' not found"),
@@ -100,7 +100,7 @@ def test_overrides_beat_ablations_which_beat_recipes(overrides: str, epochs: int
         ("algo._target_=pathlib.Path", "algo._target_ 'pathlib.Path' is not a dataclass; "
          "decorate it with @dataclass"),
         ("loud", "override 'loud' cannot be read; write it as key=value"),
-        ("algo.clip=1,2", "override 'algo.clip=1,2' names several values; give one, "
+        ("algo.clip_eps=1,2", "override 'algo.clip_eps=1,2' names several values; give one, "
          "or a list as [a,b]"),
     ],
 )  # fmt: skip
@@ -109,21 +109,21 @@ def test_one_mistake_is_one_line_that_names_it(override: str, line: str):
 
 
 def test_all_mistakes_are_reported_together():
-    lines = refusal("algo.clip=abc", "algo.clipp=1", "steps=many", "model=hf")
+    lines = refusal("algo.clip_eps=abc", "algo.clipp=1", "steps=many", "model=hf")
     assert len(lines) == 4
 
 
 def test_unknown_options_are_reported_together_with_other_mistakes():
-    lines = refusal("env=worldd", "algo=third", "algo.clip=1", "steps=many", "model.dtypes=x")
+    lines = refusal("env=worldd", "algo=third", "algo.clip_eps=1", "steps=many", "model.dtypes=x")
     assert [line.split()[0] for line in lines][:2] == ["env", "algo"]
     assert any(line.startswith("steps must") for line in lines)
     assert any(line.startswith("model.dtypes is not") for line in lines)
-    assert not any(line.startswith("algo.clip") for line in lines)
+    assert not any(line.startswith("algo.clip_eps") for line in lines)
 
 
 def test_check_gives_values_their_declared_type():
-    cfg = check(compose(["algo.clip=1", "steps='7'"]))
-    assert (cfg.algo.clip, type(cfg.algo.clip), cfg.steps) == (1.0, float, 7)
+    cfg = check(compose(["algo.clip_eps=1", "steps='7'"]))
+    assert (cfg.algo.clip_eps, type(cfg.algo.clip_eps), cfg.steps) == (1.0, float, 7)
 
 
 def test_checked_configuration_refuses_unknown_attributes():
@@ -176,7 +176,7 @@ def test_config_dir_adds_a_users_groups(tmp_path: Path):
     mine.mkdir(parents=True)
     (mine / "third.yaml").write_text("# my own\ndefaults: [first, _self_]\nclip: 0.9\n")
     cfg = check(compose(["algo=third"], mine.parent))
-    assert cfg.algo.clip == 0.9
+    assert cfg.algo.clip_eps == 0.9
     assert options("algo", mine.parent) == {"first": "the first of two", "second": "",
                                                    "third": "my own"}  # fmt: skip
 
@@ -216,7 +216,7 @@ def test_recipes_and_ablations_are_listed_with_comments():
 
 
 def test_stored_configuration_loads_equal_and_takes_overrides(tmp_path: Path):
-    first = check(compose(["algo.clip=0.3"]))
+    first = check(compose(["algo.clip_eps=0.3"]))
     OmegaConf.save(first, tmp_path / "stored.yaml")
     again = check(load(tmp_path / "stored.yaml", []))
     assert again == first

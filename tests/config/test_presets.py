@@ -15,7 +15,7 @@ from agentrl_cli.core.errors import UserError
         ("experiment=math_k8 seed=1", "recipe=arithmetic algo=nlac ablation=k8 seed=1"),
         ("experiment=math_grpo algo=ppo", "recipe=arithmetic algo=ppo"),
         ("experiment=math_grpo,wiki_grpo", "recipe=arithmetic,wiki algo=grpo"),
-        ("rollout=solve", "rollout.max_tokens=96"),
+        ("rollout=solve", "rollout.max_new_tokens=96"),
         ("env=math steps=2", "env=math steps=2"),
         ("experiment=my_own", "experiment=my_own"),
     ],

@@ -34,7 +34,7 @@ class ThreadActor(Actor):
             self.player.load(self.version, part.weights)
         if self.cluster.loses(part):
             raise LostActor("a rollout actor was lost (it was killed)")
-        return self.player.play(part.starts, part.sampling, part.most_failed)
+        return self.player.play(part.starts, part.sampling, part.max_failure_rate)
 
     def stop(self) -> None:
         self.player = None

@@ -102,12 +102,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            self.say(200, {})
+            self.echo(200, {})
             return
         root = self.server.folder
         base = {"id": root, "root": root, "max_model_len": self.server.max_model_len}
         loaded = [{"id": name, "root": path} for name, path in self.server.adapters.items()]
-        self.say(200, {"object": "list", "data": [base, *loaded]})
+        self.echo(200, {"object": "list", "data": [base, *loaded]})
 
     def do_POST(self) -> None:
         size = int(self.headers.get("Content-Length") or 0)
@@ -115,15 +115,15 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/completions":
             self.complete(body)
         elif not self.server.takes_adapters:
-            self.say(404, {"detail": "Not Found"})
+            self.echo(404, {"detail": "Not Found"})
         elif self.path == "/v1/load_lora_adapter":
             with self.server.at_work:
                 self.server.load(body["lora_name"], body["lora_path"])
-            self.say(200, "Success")
+            self.echo(200, "Success")
         elif self.path == "/v1/unload_lora_adapter":
             with self.server.at_work:
                 self.server.unload(body["lora_name"])
-            self.say(200, "Success")
+            self.echo(200, "Success")
 
     def complete(self, body: dict[str, Any]) -> None:
         self.server.asked.append(body)
@@ -146,12 +146,12 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
         elif fault is not None:
-            self.say(200, json.loads(fault))
+            self.echo(200, json.loads(fault))
         else:
-            self.say(200, self.server.complete(body))
+            self.echo(200, self.server.complete(body))
 
     def refuse(self, status: int, message: str) -> None:
-        self.say(status, {"error": {"message": message, "code": status}})
+        self.echo(status, {"error": {"message": message, "code": status}})
 
     def drip(self) -> None:
         """An answer that comes byte by byte and never ends."""
@@ -163,7 +163,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             time.sleep(0.05)
 
-    def say(self, status: int, value: Any) -> None:
+    def echo(self, status: int, value: Any) -> None:
         text = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

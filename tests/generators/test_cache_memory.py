@@ -166,7 +166,7 @@ def test_episodes_that_do_not_fit_wait_instead_of_being_read_again_at_every_turn
     def played(kind: type[HFGenerator], cache_tokens: int):
         weights.read = 0
         engine = kind(weights, max_batch=64, cache_tokens=cache_tokens)
-        episodes = play(starts, lambda: Rambling(turns=8), CHAT, engine, SAMPLING, max_context=2000)
+        episodes = play(starts, lambda: Rambling(turns=8), CHAT, engine, SAMPLING, max_seq_len=2000)
         return [[turn.action_ids for turn in e.turns] for e in episodes], weights.read
 
     expected, read = played(HFGenerator, 100_000)

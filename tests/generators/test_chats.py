@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.core.errors import EmptyAnswer, SimulatorError, StoppedRun, UserError
+from agentrl_cli.core.errors import EmptyAnswer, RunAborted, SimulatorError, UserError
 from agentrl_cli.core.types import Message
 from agentrl_cli.generators.endpoint import OpenAIChat
 from agentrl_cli.generators.local import LocalChat
@@ -131,7 +131,7 @@ def test_whole_call_has_a_time_limit(endpoint: Endpoint):
 @pytest.mark.parametrize("status", [401, 403])
 def test_refused_key_stops_the_run(endpoint: Endpoint, status: int):
     endpoint.statuses = [status] * 9
-    with pytest.raises(StoppedRun, match="NO_SUCH_API_KEY") as stopped:
+    with pytest.raises(RunAborted, match="NO_SUCH_API_KEY") as stopped:
         chat(base_url=endpoint.url)(ASKED, 7)
     assert len(endpoint.requests) == 1 and stopped.value.code == "key-refused"
 

@@ -13,7 +13,7 @@ from agentrl_cli.runs.run import Run
 from tests.builders.runs import SPEAKER, facts, trained
 
 FULL = "model.lora=null"
-UNREAD = "algo.min_readable=0"  # a random model writes no role
+UNREAD = "algo.min_parse_rate=0"  # a random model writes no role
 KEPT = "model.gradient_checkpointing=false"
 CASES = {
     "grpo": ("grpo", []),

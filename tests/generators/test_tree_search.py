@@ -191,7 +191,7 @@ def test_a_critic_prompt_read_behind_a_prefix_leaves_generation_as_it_was(model_
 def test_a_state_longer_than_the_model_reads_is_refused(model_folder: Path):
     algo, models = self_ac(model_folder)
     room = models.module("policy").config.max_position_embeddings - len(algo.critic_prompt_ids)
-    with pytest.raises(UserError, match=f"set rollout.max_context to {room}"):
+    with pytest.raises(UserError, match=f"set rollout.max_seq_len to {room}"):
         algo.state_values([[5] * (room + 1)])
 
 

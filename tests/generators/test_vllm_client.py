@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.core.errors import GeneratorError, StoppedRun, UserError
+from agentrl_cli.core.errors import GeneratorError, RunAborted, UserError
 from agentrl_cli.generators import vllm
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.generators.vllm import BLOCK, PrefixRouter
@@ -146,7 +146,7 @@ def test_refusal_stops_at_once_without_showing_keys(
 ):
     monkeypatch.setenv("VLLM_API_KEY", "a-long-secret")
     with serving(model_folder, spoils=lambda i: fault) as server:
-        with pytest.raises(StoppedRun) as stopped:
+        with pytest.raises(RunAborted) as stopped:
             generator(models, server.url).generate(PROMPTS[:1], SEEDS[:1], SAMPLING)
         assert len(server.asked) == 1
     assert stopped.value.code == code and "a-long-secret" not in str(stopped.value)
@@ -178,7 +178,7 @@ def test_invalid_addresses_are_refused(models: ModelSet, url: str, code: str):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"requests": 0}, {"timeout": 0}, {"retries": -1}, {"max_logprob_gap": 0}]
+    "wrong", [{"requests": 0}, {"timeout": 0}, {"retries": -1}, {"max_logp_diff": 0}]
 )
 def test_invalid_settings_are_refused(models: ModelSet, wrong: dict[str, float]):
     with pytest.raises(UserError, match=next(iter(wrong))):

@@ -127,7 +127,7 @@ def test_run_keeps_its_template(tmp_path: Path):
     folder, file = with_template(tmp_path / "model", None), tmp_path / "mine.jinja"
     file.write_text("{# mine #}\n" + CHATML)
     model = ["model=hf", f"model.path={folder}", f"model.chat_template={file}"]
-    small = ["steps=1", "save_every=1", "eval_every=0", "rollout.max_context=512"]
+    small = ["steps=1", "save_every=1", "eval_every=0", "rollout.max_seq_len=512"]
     run = trained(tmp_path, "grpo", "it", *model, *small)
     text, digest = file.read_text(), run.meta["chat_template"]
     file.unlink()
@@ -143,7 +143,7 @@ def test_run_keeps_its_template(tmp_path: Path):
 def test_changed_template_is_not_resumed(tmp_path: Path):
     folder = write_model(tmp_path / "model")
     small = ["model=hf", f"model.path={folder}", "steps=1", "save_every=1", "eval_every=0"]
-    run = trained(tmp_path, "grpo", "it", *small, "rollout.max_context=512")
+    run = trained(tmp_path, "grpo", "it", *small, "rollout.max_seq_len=512")
     (folder / "chat_template.jinja").write_text("{# other #}" + CHATML)
     with pytest.raises(UserError, match="chat template"):
         resume(str(run.folder), ["steps=2"])

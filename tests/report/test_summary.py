@@ -11,7 +11,7 @@ import pytest
 from agentrl_cli.cli.train import start
 from agentrl_cli.core import files
 from agentrl_cli.core.statistics import Interval
-from agentrl_cli.core.terminal import tell_tenths
+from agentrl_cli.core.terminal import echo_progress
 from agentrl_cli.report import summary
 from agentrl_cli.report.records import critic_metrics, read_records
 from agentrl_cli.report.summary import comparison, final_table
@@ -27,7 +27,7 @@ from tests.builders.runs import SPEAKER, folders, settings, trained
 def test_dry_counts_whole_groups(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], algo: str, size: int, episodes: int
 ):
-    group = [f"algo.episodes_per_group={size}"] if size > 1 else []
+    group = [f"algo.group_size={size}"] if size > 1 else []
     small = settings(tmp_path / "runs", algo, "it", *group, SPEAKER)
     start(small, config_dir=folders(tmp_path), dry=True)
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
@@ -75,9 +75,9 @@ def test_final_difference_is_paired_by_task(tmp_path: Path):
 
 def test_long_work_reports_each_tenth(capsys: pytest.CaptureFixture[str]):
     for done in range(1, 2001):
-        tell_tenths("episodes", done, 2000)
+        echo_progress("episodes", done, 2000)
     for done in range(1, 101):
-        tell_tenths("few", done, 100)
+        echo_progress("few", done, 100)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "episodes: 200 of 2,000" and len(lines) == 10
 
@@ -116,7 +116,7 @@ def test_newest_ledger_is_shown_by_part(tmp_path: Path):
     assert json.loads(earlier)["figures"]["faulty"] == 0.1
     shown = critic_metrics(read_records([str(tmp_path)]))
     assert {f"ledger/{name}" for name in WELL.keys() - {"turns"}} <= set(shown)
-    assert "ledger/turns" not in shown
+    assert "critique/turns" not in shown
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.core.errors import StoppedRun, UserError
+from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.rollout.actors import ActorPool
@@ -33,11 +33,11 @@ class EchoPlayer:
         self.version = version
 
     def play(
-        self, starts: list[EpisodeStart], sampling: Sampling, most_failed: float
+        self, starts: list[EpisodeStart], sampling: Sampling, max_failure_rate: float
     ) -> list[Episode]:
-        limits: dict[str, Any] = {"max_context": 500, "version": self.version}
+        limits: dict[str, Any] = {"max_seq_len": 500, "version": self.version}
         player = (self.make_env, CHAT, SPEAKER, sampling)
-        return play(starts, *player, most_failed=most_failed, **limits)
+        return play(starts, *player, max_failure_rate=max_failure_rate, **limits)
 
 
 class Learner:
@@ -68,7 +68,7 @@ def made(
 
 def alone(learner: Learner, episodes: int = 10, world: Any = None) -> PlayCollector:
     collector = PlayCollector(
-        episodes_per_step=episodes, max_tokens=8, temperature=1.0, max_context=500
+        episodes_per_step=episodes, max_new_tokens=8, temperature=1.0, max_seq_len=500
     )
     collector.bind(
         make_env=partial(EchoEnv, **(world or {})), chat=CHAT, generator=SPEAKER, seed=3,
@@ -108,7 +108,7 @@ def test_what_only_this_process_can_play_is_played_here(learner: Learner):
 
 
 def test_an_actor_that_is_lost_costs_the_episodes_of_its_part_and_is_replaced(learner: Learner):
-    collector, _, cluster = made(learner, count=2, episodes_at_once=2)
+    collector, _, cluster = made(learner, count=2, max_concurrent_episodes=2)
     lost = collector.starts(0, 1)[4].id
     cluster.loses = lambda part: part.starts[0].id == lost
     found, whole = collector.collect(0, 1), alone(learner).collect(0, 1)
@@ -129,14 +129,14 @@ def test_a_step_that_loses_more_than_a_fifth_of_its_episodes_says_why(learner: L
     cluster.loses = lambda part: part.starts[0].id.startswith("s000001-t00")
     collector.collect(0, 1)
     line = r"5 of 10 episodes failed, 5 of them with: LostActor: .* mend what ends the actors"
-    with pytest.raises(StoppedRun, match=line):
+    with pytest.raises(RunAborted, match=line):
         collector.collect(1, 1)
     assert untimed(collector.collect(2, 1)) == untimed(alone(learner).collect(2, 1))
 
 
 def test_a_world_that_breaks_for_an_actor_stops_the_run_as_it_would_here(learner: Learner):
     collector, _, _ = made(learner, world={"fails_at": 1})
-    with pytest.raises(StoppedRun, match=r"episodes failed, .* broken at 1"):
+    with pytest.raises(RunAborted, match=r"episodes failed, .* broken at 1"):
         collector.collect(0, 1)
     collector, _, _ = made(learner, world={"fails_at": 1, "error": UserError})
     with pytest.raises(UserError, match="broken at 1"):
@@ -208,7 +208,7 @@ def test_what_was_lost_ahead_is_counted_where_its_step_is_learnt_from(learner: L
     assert pool.ahead is not None
     pool.state()  # waits
     pool.metrics()
-    with pytest.raises(StoppedRun, match="5 of 10 episodes failed"):
+    with pytest.raises(RunAborted, match="5 of 10 episodes failed"):
         collector.collect(1, 1)
 
 

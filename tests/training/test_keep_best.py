@@ -1,4 +1,4 @@
-"""`keep=best`: the checkpoint that wins most of the split val is the one that counts."""
+"""`save_best=true`: the checkpoint that wins most of the split val is the one that counts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WithoutVal(CoinEnv):
         return super().tasks(split)
 
 
-KEEP = ("keep=best", "eval_every=1", "save_every=4")
+KEEP = ("save_best=true", "eval_every=1", "save_every=4")
 WEIGHTS = "models/policy/model.safetensors"
 
 
@@ -131,7 +131,7 @@ def test_a_stopped_run_goes_on_to_the_same_best(run: Run, tmp_path: Path):
     [
         (["eval_every=0"], "eval_every=0 plans one for 4 steps; evaluate more often"),
         (["eval_every=4"], "eval_every=4 plans one for 4 steps; evaluate more often"),
-        (["keep=worst"], "keep must be one of last, best, not 'worst'"),
+        (["save_best=maybe"], "save_best"),
         (["env._target_=tests.training.test_keep_best.WithoutVal"], "no tasks; give it some"),
     ],
 )
@@ -139,5 +139,5 @@ def test_what_leaves_nothing_to_choose_from_is_refused(
     overrides: list[str], sentence: str, tmp_path: Path
 ):
     with pytest.raises(UserError, match=sentence):
-        trained(tmp_path, "grpo", "it", "keep=best", "eval_every=1", *overrides)
+        trained(tmp_path, "grpo", "it", "save_best=true", "eval_every=1", *overrides)
     assert not (tmp_path / "it").exists()

@@ -46,7 +46,7 @@ class Bench:
         self.models = ModelSet(config, specs, "cpu", 0)
         self.published = []
         self.learner = Learner(
-            self.models, specs, tokens_per_batch=tokens, seed=seed, publish=self.published.append
+            self.models, specs, microbatch_tokens=tokens, seed=seed, publish=self.published.append
         )
 
     def run(self, *phases, step=0):
@@ -84,7 +84,7 @@ def test_loss_is_mean_over_trained_tokens(folder):
 
 
 def test_seed_determines_weights_bitwise(folder):
-    phase = Phase("sft", texts(), nll, epochs=2, tokens_per_step=16)
+    phase = Phase("sft", texts(), nll, epochs=2, minibatch_tokens=16)
     benches = [Bench(folder, seed=seed) for seed in (1, 1, 2)]
     for bench in benches:
         bench.run(phase)
@@ -107,7 +107,7 @@ def test_resume_equals_uninterrupted_run(folder, tmp_path, lora, dtype):
     def train(bench, steps):
         for step in steps:
             bench.run(
-                Phase("policy", texts(), nll, tokens_per_step=20),
+                Phase("policy", texts(), nll, minibatch_tokens=20),
                 critic_phase(head_only=step % 2 == 0),
                 step=step,
             )
@@ -209,7 +209,7 @@ def test_steps_are_as_even_as_possible(seed):
     size, count, most = rng.randint(1, 3), rng.randint(1, 12), rng.randint(1, 60)
     ids = [[1] * rng.randint(2, 13) for _ in range(size * count)]
     samples = [Sample(row, [0] + [1] * (len(row) - 1)) for row in ids]
-    phase = Phase("x", samples, nll, tokens_per_step=most, keep_together=size)
+    phase = Phase("x", samples, nll, minibatch_tokens=most, keep_together=size)
     found = [
         [sum(sum(samples[i].mask) for i in group) for group in step]
         for step in split_steps(phase, seed)
@@ -308,7 +308,7 @@ def test_non_finite_value_stops_before_step(folder, loss, term):
 def test_gradient_norm_is_clipped(folder):
     norms = []
     for limit in (0.0, 1e-3):
-        bench, seen = Bench(folder, clip_norm=limit), []
+        bench, seen = Bench(folder, max_grad_norm=limit), []
         optimizer = bench.learner.optimizers["policy"]
 
         def look(*_, weights=optimizer.weights, seen=seen):

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.cli.train import resume, start
-from agentrl_cli.core.errors import StoppedRun, UserError
+from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.generators import vllm
 from agentrl_cli.runs.run import Run
 from tests.builders.runs import facts, folders
@@ -53,7 +53,7 @@ def test_a_run_whose_server_is_lost_is_saved_and_goes_on_with_another(
         return "hangs up" if len(asked_for) > 2 else None
 
     with serving(model_folder, spoils=spoils) as server:
-        with pytest.raises(StoppedRun, match=r"gave no answer .* mend what generates") as stopped:
+        with pytest.raises(RunAborted, match=r"gave no answer .* mend what generates") as stopped:
             begin(server, model_folder, tmp_path, algo)
         address = server.url
     run = Run(tmp_path / "it")

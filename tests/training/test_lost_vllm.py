@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.cli.train import resume, start
-from agentrl_cli.core.errors import StoppedRun
+from agentrl_cli.core.errors import RunAborted
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.generators.vllm_server import ServedModel, ServerProcess
 from agentrl_cli.runs.run import Run
@@ -65,7 +65,7 @@ def test_a_run_whose_server_is_killed_in_an_episode_is_saved_and_goes_on(tmp_pat
     with server(folder, tmp_path / "first.log") as first:
         world = ["env._target_=tests.training.test_lost_vllm.KillingCoinEnv"]
         world += [f"+env.group={first.process.pid}"]
-        with pytest.raises(StoppedRun, match=r"gave no answer .* mend what generates") as stopped:
+        with pytest.raises(RunAborted, match=r"gave no answer .* mend what generates") as stopped:
             given = vllm_run(first.url, folder, tmp_path, "grpo", *more, *world)
             start(given, config_dir=folders(tmp_path))
     run = Run(tmp_path / "it")

@@ -185,7 +185,7 @@ def test_too_little_memory_is_refused_before_anything_is_made(tmp_path: Path):
 
 
 def test_what_saves_most_is_named_first_and_does_save_it(tmp_path: Path):
-    overrides = ["model.dtype=float32", "algo=grpo", "hardware.tokens_per_batch=65536"]
+    overrides = ["model.dtype=float32", "algo=grpo", "hardware.microbatch_tokens=65536"]
     plan, cfg = planned(*overrides)
     savers = memory_savers(cfg, build(cfg.algo))
     assert [saver.saves for saver in savers] == sorted((s.saves for s in savers), reverse=True)
@@ -197,7 +197,7 @@ def test_what_saves_most_is_named_first_and_does_save_it(tmp_path: Path):
 def test_a_context_that_the_model_has_not_is_refused_without_its_weights(tmp_path: Path):
     small = write_shape(tmp_path, "Qwen2.5-7B")
     with pytest.raises(UserError, match=r"is 40000, but .* reads at most 32768 ids; give"):
-        planned("model=hf", f"model.path={small}", "hardware=gpu", "rollout.max_context=40000")
+        planned("model=hf", f"model.path={small}", "hardware=gpu", "rollout.max_seq_len=40000")
 
 
 def texts_of(*overrides: str) -> dict[str, int]:
@@ -207,7 +207,7 @@ def texts_of(*overrides: str) -> dict[str, int]:
 
 def test_texts_of_the_papers_nlac_are_six_and_k_a_turn():
     for k in (1, 4):
-        counts = texts_of("experiment=paper_twentyq_nlac", f"algo.forecasts={k}")
+        counts = texts_of("experiment=paper_twentyq_nlac", f"algo.num_forecasts={k}")
         assert sum(counts.values()) == 256 * (6 + k)
 
 

@@ -21,13 +21,13 @@ LORA = LoraConfig(rank=4, alpha=8, targets=["all-linear"])
 @pytest.mark.parametrize("prompt", [1, 40])
 def test_step_size_counts_trained_tokens(prompt):
     samples = [Sample([7] * prompt + [8] * 3, [0] * prompt + [1] * 3) for _ in range(8)]
-    steps = split_steps(Phase("x", samples, nll, tokens_per_step=6), 0)
+    steps = split_steps(Phase("x", samples, nll, minibatch_tokens=6), 0)
     assert [sum(map(len, step)) for step in steps] == [2, 2, 2, 2]
 
 
 def test_step_size_counts_units_without_tokens():
     samples = [Sample([7] * 9, [0] * 9) for _ in range(8)]
-    phase = Phase("critic", samples, nll, tokens_per_step=5, units=lambda sample: 1.5)
+    phase = Phase("critic", samples, nll, minibatch_tokens=5, units=lambda sample: 1.5)
     assert [sum(map(len, step)) for step in split_steps(phase, 0)] == [3, 3, 2]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.cli.train import resume, start
-from agentrl_cli.core.errors import StoppedRun, UserError
+from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.rollout.collector import PlayCollector
 from agentrl_cli.runs.run import Run
@@ -21,7 +21,7 @@ FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 def stopped(root: Path) -> tuple[Run, str]:
     """A small run of NLAC in which memory runs out, and its last words."""
-    with pytest.raises(StoppedRun) as end:
+    with pytest.raises(RunAborted) as end:
         start(settings(root, "nlac", "it"), config_dir=folders(root))
     return Run(root / "it"), str(end.value)
 
@@ -52,7 +52,7 @@ def test_memory_that_runs_out_in_play_costs_no_bit(tmp_path: Path, monkeypatch: 
     run, words = stopped(tmp_path)
     monkeypatch.undo()
     assert words.startswith("memory ran out after 3 steps; go on with less, as with ")
-    assert "hardware.tokens_per_batch=4096" in words and "agentrl resume" in words
+    assert "hardware.microbatch_tokens=4096" in words and "agentrl resume" in words
     assert run.meta["status"] == "stopped" and "\n" not in words
     assert run.latest_checkpoint().name == "last-000003"
     resume(str(run.folder))
@@ -81,10 +81,10 @@ def test_a_run_without_a_checkpoint_is_saved_as_it_is_and_goes_on_with_less(
     run, _ = stopped(tmp_path)
     monkeypatch.undo()
     assert [folder.name for folder in run.checkpoints()] == ["last-000001"]
-    resume(str(run.folder), ["hardware.tokens_per_batch=512", "model.gradient_checkpointing=true"])
+    resume(str(run.folder), ["hardware.microbatch_tokens=512", "model.gradient_checkpointing=true"])
     done = Run(run.folder)
     assert done.is_done and [row["step"] for row in done.metrics()] == [0, 1, 2, 2, 3, 4, 4]
-    assert "tokens_per_batch: 512" in done.config_file.read_text()
+    assert "microbatch_tokens: 512" in done.config_file.read_text()
 
 
 def test_nothing_that_changes_what_is_learnt_can_change_in_a_run(tmp_path: Path):

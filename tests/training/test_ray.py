@@ -13,7 +13,7 @@ import pytest
 
 from agentrl_cli.cli.train import resume
 from agentrl_cli.config.compose import compose_checked
-from agentrl_cli.core.errors import StoppedRun, UserError
+from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.files import read_jsonl
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs.run import Run
@@ -24,7 +24,7 @@ from tests.builders.runs import facts, folders, settings, trained
 from tests.paths import ROOT
 
 RAY = ("hardware=ray", "hardware.device=cpu", "hardware.generator.cache_tokens=10000")
-PIECES = ("rollout.episodes_per_step=16", "rollout.episodes_at_once=2")
+PIECES = ("rollout.episodes_per_step=16", "rollout.max_concurrent_episodes=2")
 SECONDS = 0.05  # that every step of the slow world takes
 
 
@@ -94,7 +94,7 @@ def test_an_actor_killed_in_an_episode_costs_its_episodes_only_and_is_replaced(t
 @pytest.mark.ray
 def test_a_run_that_loses_more_than_a_fifth_of_its_episodes_is_saved_and_resumes(tmp_path: Path):
     deadly = world("DeadlyCoinEnv", deadly="train-2", marker=tmp_path / "killed")
-    with pytest.raises(StoppedRun, match=r"4 of 8 episodes .* mend what ends the actors") as ended:
+    with pytest.raises(RunAborted, match=r"4 of 8 episodes .* mend what ends the actors") as ended:
         trained(tmp_path, "grpo", "it", *RAY, *deadly, "eval.baseline=false")
     run = Run(tmp_path / "it")
     assert str(ended.value).endswith(f"saved; go on with: agentrl resume {run.folder}")

@@ -1,7 +1,7 @@
 """Ablations of NLAC.
 
 Three classes replace a part of the algorithm: NLACMonteCarlo, NLRL and NLACSelfDistillation, as in
-arXiv 2512.04601. The value of `algo.advanced.control` corrupts or removes a part. The other
+arXiv 2512.04601. The value of `algo.advanced.ablation` corrupts or removes a part. The other
 ablations of the paper are settings (k, m, replay, `improvement`). conf/experiment/ has presets.
 """
 
@@ -23,7 +23,7 @@ from agentrl_cli.core.types import Episode
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
 
-# --- algo.advanced.control ---
+# --- algo.advanced.ablation ---
 
 
 class ShuffledOutcomes(Ablation):
@@ -194,7 +194,7 @@ class NLACSelfDistillation(NLACSelfDistillationConfig, NLAC):
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Return the policy drift only."""
-        return drift(self.context, episodes) if self.advanced.monitored_states else {}
+        return drift(self.context, episodes) if self.diagnostics.num_states else {}
 
 
 def sample_rollouts(

@@ -51,7 +51,7 @@ from agentrl_cli.algos.nlac.roles import Ids, Roles, backup_targets, fill
 from agentrl_cli.algos.samples import TurnRef, all_turns, branches_sample, completion_sample
 from agentrl_cli.algos.settings import NLACConfig
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode, Sample, evenly_spaced
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, causal_lm, token_logprobs
@@ -72,7 +72,7 @@ class NLAC(NLACConfig, Algorithm):
     @property
     def critic_name(self) -> str:
         """The successor model M: a separate critic, or the policy."""
-        return "critic" if self.critic == "own" else "policy"
+        return "critic" if self.separate_critic else "policy"
 
     @property
     def replay_capacity(self) -> int:
@@ -84,12 +84,12 @@ class NLAC(NLACConfig, Algorithm):
         """The part of the algorithm that is changed on purpose; by default none."""
         from agentrl_cli.algos.nlac.ablations import ABLATIONS  # which imports this module
 
-        return ABLATIONS[self.advanced.control]()
+        return ABLATIONS[self.advanced.ablation]()
 
     def models(self) -> dict[str, ModelSpec]:
         """Return the models: policy, critic (unless shared), EMA target, and frozen reference."""
         trained = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)
-        own = {"critic": replace(trained, begins_as="policy")} if self.critic == "own" else {}
+        own = {"critic": replace(trained, begins_as="policy")} if self.separate_critic else {}
         return {
             "policy": trained,
             **own,
@@ -107,20 +107,22 @@ class NLAC(NLACConfig, Algorithm):
             refiner=Refiner(self.roles, self, self.ablation),
             settings=self,
             ablation=self.ablation,
-            num_candidates=self.candidates,
-            num_forecasts=self.forecasts,
+            num_candidates=self.num_candidates,
+            num_forecasts=self.num_forecasts,
         )
         measured = replace(
             self.selector,
-            num_candidates=advanced.monitored_actions,
-            num_forecasts=advanced.monitored_forecasts,
+            num_candidates=self.diagnostics.num_actions,
+            num_forecasts=self.diagnostics.num_forecasts,
         )
         self.critic_monitor = Monitor(
-            selector=measured, states=advanced.monitored_states, rollouts=advanced.probes
+            selector=measured,
+            states=self.diagnostics.num_states,
+            rollouts=self.diagnostics.num_rollouts,
         )
-        self.improvement_check = None
-        if self.guard and self.guard.every:
-            self.improvement_check = ImprovementCheck(self.guard, self.roles)
+        self.checker = None
+        if self.improvement_check and self.improvement_check.every:
+            self.checker = ImprovementCheck(self.improvement_check, self.roles)
 
     # --- one update ---
 
@@ -159,7 +161,7 @@ class NLAC(NLACConfig, Algorithm):
             self._set_priorities(keys, [key for key, _, _ in valid], samples, buffer)
         return Phase(
             "successor", samples, nll, model=self.critic_name,
-            tokens_per_step=self.advanced.successor_tokens_per_step,
+            minibatch_tokens=self.advanced.successor_minibatch_tokens,
             metrics={"nlac/unparsed_targets": 1 - len(samples) / len(turns)},
         )  # fmt: skip
 
@@ -175,7 +177,7 @@ class NLAC(NLACConfig, Algorithm):
             response = TurnRef(ended, len(ended.turns) - 1).response
             return self.context.chat.encode_action(self.outcome_text(response, ended))
 
-        return backup_targets(self.roles, turns, terminal_target, self.advanced.trace)
+        return backup_targets(self.roles, turns, terminal_target, self.advanced.td_lambda)
 
     def outcome_text(self, response: str, episode: Episode) -> str:
         """Return a response of the environment and the episode's outcome in the form of a
@@ -204,15 +206,15 @@ class NLAC(NLACConfig, Algorithm):
         """Return the distillation phase, L2 = -log π(a* | s) under the plain prompt of the policy,
         with weights and with `kl_coef` times the divergence from the initial policy."""
         targets, metrics = self.improve(turns)
-        if self.improvement_check:
-            metrics |= self.improvement_check.measure(self.context.step, targets)
-            targets = targets if self.improvement_check.is_open else []
+        if self.checker:
+            metrics |= self.checker.measure(self.context.step, targets)
+            targets = targets if self.checker.is_open else []
         samples = distillation_samples(targets, packed)
         if self.kl_coef:
             add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
         return Phase(
             "policy", samples, self.distillation_loss,
-            tokens_per_step=self.advanced.tokens_per_step, metrics=metrics,
+            minibatch_tokens=self.advanced.minibatch_tokens, metrics=metrics,
         )  # fmt: skip
 
     def improve(self, turns: list[TurnRef]) -> tuple[list[TrainingTarget], dict[str, float]]:
@@ -221,7 +223,7 @@ class NLAC(NLACConfig, Algorithm):
         groups = self.selector.draw(turns, [t.action_ids for t in turns] if stored else None)
         self._warn_if_unparsable(groups)
         targets = [target for group in groups for target in self.selector.targets(group)]
-        return targets, improvement_metrics(groups, targets, self.forecasts)
+        return targets, improvement_metrics(groups, targets, self.num_forecasts)
 
     def distillation_loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """Return L2 as a sum over tokens."""
@@ -243,17 +245,17 @@ class NLAC(NLACConfig, Algorithm):
     # --- checks of the roles' texts ---
 
     def require_parsable_roles(self, buffer: ReplayBuffer) -> None:
-        """Raise UserError before the first update if less than `min_readable` of a role's texts can
-        be parsed."""
-        if self.context.step == 0 and self.min_readable:
-            require_parsable(self.role_reports(buffer.episodes()), self.min_readable)
+        """Raise UserError before the first update if less than `min_parse_rate` of a role's texts
+        can be parsed."""
+        if self.context.step == 0 and self.min_parse_rate:
+            require_parsable(self.role_reports(buffer.episodes()), self.min_parse_rate)
 
     def check(self, episodes: list[Episode]) -> Iterator[tuple[str, str]]:
         """Yield one row per role about its texts at turns of these episodes. Raises UserError if
         they cannot be parsed."""
         reports = self.role_reports(episodes)
         yield from ((f"role {report.role}", report.line) for report in reports)
-        require_parsable(reports, self.min_readable)
+        require_parsable(reports, self.min_parse_rate)
 
     def role_reports(self, episodes: list[Episode]) -> list[RoleReport]:
         """Let every role write at a few turns of these episodes, and report how it is parsed."""
@@ -269,15 +271,15 @@ class NLAC(NLACConfig, Algorithm):
         self.selector.draw(turns, [turn.action_ids for turn in turns])
 
     def _warn_if_unparsable(self, groups: list[Candidates]) -> None:
-        """Warn once if no forecast, or less than `min_readable` of them, has an outcome."""
+        """Warn once if no forecast, or less than `min_parse_rate` of them, has an outcome."""
         actions = [action for group in groups for action in group.drawn]
-        share = sum(len(a.forecasts) for a in actions) / max(1, self.forecasts * len(actions))
-        is_low = share == 0 or share < self.min_readable
+        share = sum(len(a.forecasts) for a in actions) / max(1, self.num_forecasts * len(actions))
+        is_low = share == 0 or share < self.min_parse_rate
         if is_low and self.ablation.uses_critic and not self.is_warned:
             self.is_warned = True
             line = f"warning: only {share:.2f} of the forecasts of {len(groups)} turns name"
             remedy = "change algo.prompts, or start from a model that was trained on such texts"
-            say(f"{line} 'Success.' or 'Failure.'; {remedy}", err=True)
+            echo(f"{line} 'Success.' or 'Failure.'; {remedy}", err=True)
 
     # --- sizes, known before models are loaded ---
 
@@ -285,8 +287,8 @@ class NLAC(NLACConfig, Algorithm):
         """Return the number and length of the texts of one update, by role."""
         counts = Counter(self.evaluation_texts(turns))
         counts.update(self.improvement_texts(turns))
-        if self.guard and self.guard.every:
-            counts["guard"] = 2 * self.guard.lessons * self.guard.probes * turns // self.guard.every
+        if (check := self.improvement_check) and check.every:
+            counts["guard"] = 2 * check.num_targets * check.num_rollouts * turns // check.every
         as_long = ("actions", "refinements", "rollouts", "guard")  # as an action of the policy
         role_tokens = self.advanced.role_tokens
         return {
@@ -300,28 +302,30 @@ class NLAC(NLACConfig, Algorithm):
         backup per expected link of its chains."""
         if not self.ablation.trains_critic:
             return {}
-        links, count = sum(self.advanced.trace**i for i in range(turns)), self.turns_per_update
+        links, count = sum(self.advanced.td_lambda**i for i in range(turns)), self.turns_per_update
         return {"actions": count, "forecasts": count, "backups": round(count * links)}
 
     def improvement_texts(self, turns: int) -> dict[str, int]:
         """Return the texts of policy improvement, at most: forecasts of all candidates and of the
         refined actions that are judged, critiques, and refinements."""
-        judged = self.rounds - 1 + self.gate  # refined actions that the refiner judges
-        drawn, valued = self.candidates, self.improvement != "refinement"
+        judged = (
+            self.num_refinements - 1 + self.require_optimal
+        )  # refined actions that the refiner judges
+        drawn, valued = self.num_candidates, self.policy_target != "refined"
         counts = {"actions": drawn - (self.advanced.first_action == "stored")}
         if self.ablation.uses_critic:
-            counts["forecasts"] = self.forecasts * drawn
-            counts["critiques"] = drawn if self.improvement == "critique" else 0
-            if self.improvement != "critique":
-                counts["forecasts"] += self.forecasts * (judged + valued)
-                counts["critiques"] = 1 + judged + drawn * (self.improvement == "choice")
-                counts["refinements"] = self.rounds
+            counts["forecasts"] = self.num_forecasts * drawn
+            counts["critiques"] = drawn if self.policy_target == "best_critique" else 0
+            if self.policy_target != "best_critique":
+                counts["forecasts"] += self.num_forecasts * (judged + valued)
+                counts["critiques"] = 1 + judged + drawn * (self.policy_target == "best_of_n")
+                counts["refinements"] = self.num_refinements
         return {role: count * self.turns_per_update for role, count in counts.items()}
 
     def extra_prompt_tokens(self) -> int:
         """Return the tokens of the longest instruction, of the forecasts that a critique reads, and
         of the critique."""
-        prompts, shown = self.prompts, self.forecasts * (2 if self.compare else 1)
+        prompts, shown = self.prompts, self.num_forecasts * (2 if self.show_alternatives else 1)
         instructions = (prompts.forecast, prompts.backup, prompts.evaluate, prompts.refine)
         longest = max(len(self.roles.prompt_after([], [], text)) for text in instructions)
         return longest + (shown + 1) * self.advanced.role_tokens
@@ -349,12 +353,12 @@ class NLAC(NLACConfig, Algorithm):
 
     def state(self) -> dict[str, Any]:
         """Return the measurements of the improvement check."""
-        return {"guard": self.improvement_check.gains} if self.improvement_check else {}
+        return {"guard": self.checker.gains} if self.checker else {}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore them."""
-        if self.improvement_check:
-            self.improvement_check.gains = state["guard"]
+        if self.checker:
+            self.checker.gains = state["guard"]
 
 
 def distillation_samples(targets: list[TrainingTarget], packed: bool) -> list[Sample]:

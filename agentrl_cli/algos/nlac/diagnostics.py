@@ -3,7 +3,8 @@
 - `probe` measures the success rate of an action: replay the episode up to its turn, take the
   action, and let the current policy finish.
 - `Monitor` runs at evaluation: calibration, ranking of actions, critique accuracy, policy drift.
-- `ImprovementCheck` (`algo.guard`) compares training targets with the policy's own play.
+- `ImprovementCheck` (`algo.improvement_check`) compares training targets with the policy's own
+  play.
 - `RefinedPolicy` (`eval.act=refined`) plays the actions that would be distilled.
 """
 
@@ -22,7 +23,7 @@ from agentrl_cli.algos.base import Context
 from agentrl_cli.algos.nlac.improve import ActionSelector, Candidates, TrainingTarget
 from agentrl_cli.algos.nlac.roles import Candidate, Ids, Roles
 from agentrl_cli.algos.samples import TurnRef, all_turns, episode_samples
-from agentrl_cli.algos.settings import NLACGuardConfig
+from agentrl_cli.algos.settings import NLACImprovementCheckConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, evenly_spaced
@@ -63,7 +64,9 @@ def probe(
     replayed = [e for start, e in zip(starts, episodes, strict=True) if start.replayed]
     if replayed and all(episode.stop == "diverged" for episode in replayed):
         line = "the environment gives other observations when it is replayed, so actions cannot be"
-        raise CannotReplay(f"{line} measured; set algo.guard=null", code="cannot-replay")
+        raise CannotReplay(
+            f"{line} measured; set algo.improvement_check=null", code="cannot-replay"
+        )
     rows = [episodes[i : i + count] for i in range(0, len(wanted) * count, count)]
     ended = [[float(e.success) for e in row if e.stop == "done"] for row in rows]
     return [mean(row) if row else None for row in ended]
@@ -134,7 +137,7 @@ class Monitor:
             for turn, ids, row in zip(turns, actions, texts, strict=True)
             if row and turn.episode.stop == "done"
         ]
-        score = {"nlac/brier": mean([e**2 for e in errors]), "nlac/optimism": mean(errors)}
+        score = {"nlac/brier": mean([e**2 for e in errors]), "nlac/value_bias": mean(errors)}
         valid = sum(map(len, texts)) / (count * len(turns))
         return {**(score if errors else {}), "nlac/valid_forecasts": valid}
 
@@ -199,7 +202,7 @@ def drift(context: Context, episodes: list[Episode]) -> dict[str, float]:
         for new, old, trained in zip(new_row, old_row, sample.mask, strict=True)
         if trained
     ]
-    return {"policy/kl_from_start": mean([math.exp(gap) - 1 - gap for gap in gaps])}
+    return {"policy/kl_ref": mean([math.exp(gap) - 1 - gap for gap in gaps])}
 
 
 # --- critique accuracy: which part of the improvement step loses information ---
@@ -223,15 +226,15 @@ def critique_accuracy(
     ]
     gains = target_gains(groups, selector)
     return {
-        "ledger/turns": float(len(groups)),
-        "ledger/faulty": mean([float(fault) for _, fault in faulty]),
-        "ledger/hits": mean([float(flag) for flag, fault in flagged if fault]),
-        "ledger/false_alarms": mean([float(flag) for flag, fault in flagged if not fault]),
-        "ledger/mended": mean([float(up and not bad) for bad, up, fault in refined if fault]),
-        "ledger/spoiled": mean([float(bad) for bad, _, fault in refined if not fault]),
-        "ledger/lesson_share": len(gains) / max(1, len(groups)),
-        "ledger/lesson_gain": mean(gains),
-        "ledger/lesson_gain_low": lower_bound(gains),
+        "critique/turns": float(len(groups)),
+        "critique/faulty": mean([float(fault) for _, fault in faulty]),
+        "critique/recall": mean([float(flag) for flag, fault in flagged if fault]),
+        "critique/false_positive_rate": mean([float(flag) for flag, fault in flagged if not fault]),
+        "refinement/fix_rate": mean([float(up and not bad) for bad, up, fault in refined if fault]),
+        "refinement/break_rate": mean([float(bad) for bad, _, fault in refined if not fault]),
+        "refinement/target_share": len(gains) / max(1, len(groups)),
+        "refinement/target_gain": mean(gains),
+        "refinement/target_gain_low": lower_bound(gains),
     }
 
 
@@ -328,7 +331,7 @@ class ImprovementCheck:
     """Decides whether the policy may train. `gains` holds the gains of each measurement, the latest
     last."""
 
-    settings: NLACGuardConfig
+    settings: NLACImprovementCheckConfig
     roles: Roles
     gains: list[list[float]] = field(default_factory=list)
 
@@ -338,9 +341,9 @@ class ImprovementCheck:
         if settings.every and step % settings.every == 0:
             raised = [target for target in targets if target.weight > 0]
             rng = random.Random(self.roles.seed("guard"))
-            measured = rng.sample(raised, min(len(raised), settings.lessons))
-            self.gains = [*self.gains, self._gains(measured)][-settings.memory :]
-            played = 2 * len(measured) * settings.probes
+            measured = rng.sample(raised, min(len(raised), settings.num_targets))
+            self.gains = [*self.gains, self._gains(measured)][-settings.window :]
+            played = 2 * len(measured) * settings.num_rollouts
         gain, low = self.bounds
         metrics = {"gain": gain, "low": low, "open": float(self.is_open), "episodes": float(played)}
         return {f"guard/{name}": number for name, number in metrics.items()}
@@ -360,7 +363,7 @@ class ImprovementCheck:
     def _gains(self, targets: list[TrainingTarget]) -> list[float]:
         wanted = [(target.turn, target.action_ids) for target in targets]
         own_play = [(target.turn, None) for target in targets]
-        rates = probe(self.roles, [*wanted, *own_play], self.settings.probes)
+        rates = probe(self.roles, [*wanted, *own_play], self.settings.num_rollouts)
         pairs = zip(rates, rates[len(targets) :], strict=False)
         return [a - b for a, b in pairs if a is not None and b is not None]
 

@@ -2,7 +2,7 @@
 
 `ActionSelector.draw` samples candidates from the policy, lets the critic write about them, and
 refines the first one. `ActionSelector.targets` selects what the policy trains on, by
-`algo.improvement`:
+`algo.policy_target`:
 
 - `refinement`: the refined action (the paper's method).
 - `critique`: the candidate with the best critique (the paper's NLQL).
@@ -80,7 +80,7 @@ class Candidates:
 
 class Ablation:
     """The parts of NLAC that an ablation can change. This class changes nothing; ablations.py has
-    one subclass per value of `algo.advanced.control`."""
+    one subclass per value of `algo.advanced.ablation`."""
 
     trains_critic = True  # False: no successor phase
     uses_critic = True  # False: candidates get no forecasts, critiques and refinements
@@ -110,7 +110,7 @@ class Refiner:
     @property
     def gate(self) -> bool:
         """Whether a refined action needs a critique that calls it optimal."""
-        return self.settings.gate and self.ablation.needs_verdicts
+        return self.settings.require_optimal and self.ablation.needs_verdicts
 
     def criticise(self, actions: list[Candidate]) -> None:
         """Write a critique of each action."""
@@ -128,7 +128,7 @@ class Refiner:
         self.criticise(first)
         chains = [[action] for action in first]
         prompts = [action.turn.state_ids for action in first]
-        for i in range(self.settings.rounds):
+        for i in range(self.settings.num_refinements):
             last = [chain[-1] for chain in chains]
             rows = zip(prompts, last, strict=True)
             prompts = [self._refine_prompt(prompt, action) for prompt, action in rows]
@@ -138,9 +138,9 @@ class Refiner:
                 for j, ids in enumerate(actions)
                 if ids != last[j].action_ids
             }
-            if new and (self.settings.gate or i + 1 < self.settings.rounds):
+            if new and (self.settings.require_optimal or i + 1 < self.settings.num_refinements):
                 turns, ids = zip(*((a.turn, a.action_ids) for a in new.values()), strict=True)
-                forecasts = self.roles.forecast([*turns], [*ids], self.settings.forecasts)
+                forecasts = self.roles.forecast([*turns], [*ids], self.settings.num_forecasts)
                 for action, texts in zip(new.values(), forecasts, strict=True):
                     action.forecasts = texts
                 self.criticise([*new.values()])
@@ -163,7 +163,7 @@ class Refiner:
         return [a.action_ids if k else next(written) for a, k in zip(last, keeps, strict=True)]
 
     def _is_parsable(self, chain: list[Candidate]) -> bool:
-        judged = chain if self.settings.gate else chain[:-1]
+        judged = chain if self.settings.require_optimal else chain[:-1]
         parsable = all(action.is_optimal is not None for action in judged)
         return parsable or not self.ablation.needs_verdicts
 
@@ -189,20 +189,20 @@ class ActionSelector:
             groups.append(Candidates(turn, [self._candidate(turn, [*ids], n) for ids, n in counts]))
         if self.ablation.uses_critic:
             self._add_forecasts([action for group in groups for action in group.actions])
-            if self.settings.improvement != "critique":
+            if self.settings.policy_target != "best_critique":
                 self._add_refinements(groups)
-            if self.settings.improvement in ("choice", "critique"):
+            if self.settings.policy_target in ("best_of_n", "best_critique"):
                 self._add_critiques(groups)
         return groups
 
     def targets(self, group: Candidates) -> list[TrainingTarget]:
         """Return the training targets of one state."""
-        if self.settings.improvement == "contrast":
+        if self.settings.policy_target == "advantage_weighted":
             return _advantage_weighted(group)
         chosen = self.select(group)
         if chosen is None or not self.roles.is_complete(chosen.action_ids):
             return []
-        if self.settings.improvement == "choice":
+        if self.settings.policy_target == "best_of_n":
             return _less_draws(group, chosen)
         return [TrainingTarget(group.turn, chosen.action_ids)]
 
@@ -213,9 +213,9 @@ class ActionSelector:
 
     def select(self, group: Candidates) -> Candidate | None:
         """Return the action to distill, if any."""
-        if self.settings.improvement == "refinement":
+        if self.settings.policy_target == "refined":
             return group.refined if group.chain and self.refiner.accepts(group.chain) else None
-        if self.settings.improvement == "critique":
+        if self.settings.policy_target == "best_critique":
             return _best_critique(group.actions, self.refiner.gate)
         scores = [self._log_improved(action) for action in group.actions]
         best = max(scores)
@@ -224,16 +224,16 @@ class ActionSelector:
     def shown(self, group: Candidates, action: Candidate) -> Candidate:
         """Return a copy of a candidate with the texts that its critique reads: its first k
         forecasts and, with `compare`, k of the other draws in turn (its own if there is none)."""
-        count = self.settings.forecasts
+        count = self.settings.num_forecasts
         rows = [a.forecasts for a in group.drawn if a is not action] or [action.forecasts]
         others = [text for column in zip_longest(*rows) for text in column if text is not None]
-        alternatives = others[: count if self.settings.compare else 0]
+        alternatives = others[: count if self.settings.show_alternatives else 0]
         return replace(action, forecasts=action.forecasts[:count], alternatives=alternatives)
 
     def _log_improved(self, action: Candidate) -> float:
         """Return log π'(a|s) up to a constant of the state."""
         judged_value = action.value - (action.is_optimal is False)
-        temperature = self.settings.choice_temperature
+        temperature = self.settings.selection_temperature
         return math.log(action.draws or REFINED_DRAWS) + judged_value / temperature
 
     def _candidate(self, turn: TurnRef, action_ids: Ids, draws: int) -> Candidate:
@@ -263,7 +263,7 @@ class ActionSelector:
                 if group.refined is None:
                     new.append(self._candidate(group.turn, chain[-1].action_ids, 0))
                     group.actions.append(new[-1])
-        if self.settings.improvement != "refinement":
+        if self.settings.policy_target != "refined":
             self._add_forecasts(new)
 
     def _add_critiques(self, groups: list[Candidates]) -> None:
@@ -278,7 +278,7 @@ class ActionSelector:
         """Return the actions that need a critique. Best of n needs those of the leading actions
         only, because a critique can only lower a score."""
         waiting = [action for action in group.actions if action.critique is None]
-        if self.settings.improvement == "critique":
+        if self.settings.policy_target == "best_critique":
             return waiting
         if len(group.actions) == 1:
             return []

@@ -150,8 +150,8 @@ def _single(found: set[bool]) -> bool | None:
 
 
 PARSERS = {
-    "exact": Parser(strict_outcome, strict_verdict),
-    "tolerant": Parser(lenient_outcome, lenient_verdict),
+    "strict": Parser(strict_outcome, strict_verdict),
+    "lenient": Parser(lenient_outcome, lenient_verdict),
 }
 
 # --- how much of each role's text can be parsed ---
@@ -214,7 +214,9 @@ class RoleReport:
     def remedy(self) -> str:
         """The setting to change."""
         if self.cut > (self.count - self.readable) / 2:
-            limit = "rollout.max_tokens" if self.role == "refine" else "algo.advanced.role_tokens"
+            limit = (
+                "rollout.max_new_tokens" if self.role == "refine" else "algo.advanced.role_tokens"
+            )
             return f"{self.cut} were cut by the token limit: raise {limit}"
         form = FORMS.get(self.role, FORMS["forecast"])
         return f"change the prompt of this role in algo.prompts so that answers {form}"
@@ -239,7 +241,7 @@ def role_reports(texts: list[RoleText], parser: Parser) -> list[RoleReport]:
 def require_parsable(reports: list[RoleReport], least: float) -> None:
     """Raise UserError with one line per role of which less than the share `least` is parsable."""
     lines = [
-        f"algo.min_readable is {least}, but of role '{report.role}' only {report.line}"
+        f"algo.min_parse_rate is {least}, but of role '{report.role}' only {report.line}"
         for report in reports
         if report.share < least
     ]

@@ -77,7 +77,7 @@ class Roles:
     @property
     def parser(self) -> Parser:
         """The parser of forecasts and critiques."""
-        return PARSERS[self.prompts.reading]
+        return PARSERS[self.prompts.parser]
 
     def begin_stream(self, *stream: object) -> None:
         """Derive the seeds of the following calls from this stream."""
@@ -128,14 +128,14 @@ class Roles:
             )
             for action in actions
         ]  # fmt: skip
-        model, temperature = self.settings.role_weights, self.settings.critique_temperature
+        model, temperature = self.settings.role_model, self.settings.critique_temperature
         texts = self.write("evaluate", prompts, model, temperature=temperature)
         pairs = zip(actions, texts, strict=True)
         return [self.decode(ids) if action.forecasts else "" for action, (ids,) in pairs]
 
     def refine(self, prompts: list[Ids]) -> list[Ids]:
         """a' ~ π^r(s, a, q): sample a refined action after each prompt."""
-        longest, model = self.context.sampling.max_tokens, self.settings.role_weights
+        longest, model = self.context.sampling.max_tokens, self.settings.role_model
         written = self.write("refine", prompts, model, max_tokens=longest)
         return [self._first_turn(ids) for (ids,) in written]
 

@@ -69,7 +69,7 @@ class SelfAC(SelfACConfig, Algorithm):
         super().bind(context)
         if self.thought_tokens and context.turn_delimiter:
             line = f"algo.thought_tokens is {self.thought_tokens} but env splits replies"
-            remedy = "give algo.thought_tokens=0, or env.turns=single"
+            remedy = "give algo.thought_tokens=0, or env.turn_mode=single"
             raise UserError(f"{line}; {remedy}", code="split-twice")
         self.critic_prompt_ids = context.chat.encode_raw(self.critic_prompt)
         if not self.critic_prompt_ids:
@@ -99,7 +99,7 @@ class SelfAC(SelfACConfig, Algorithm):
         whole_turns = sum(bool(turn.observation_ids) for turn in turns)
         yield Phase(
             "actor_critic", samples, self.loss, epochs=self.epochs,
-            tokens_per_step=self.tokens_per_step, units=packing.trained_turns,
+            minibatch_tokens=self.minibatch_tokens, units=packing.trained_turns,
             head_only=self.pretrains_values,
             metrics={"self_ac/thoughts": len(turns) / max(1, whole_turns)}
             | left_out_metrics("self_ac", episodes, self._left_out_reason, more=("long",)),
@@ -112,14 +112,14 @@ class SelfAC(SelfACConfig, Algorithm):
         packed_episodes = [self._pack_episode(episode) for episode in trainable]
         self._add_old_values(packed_episodes)
         for packed in packed_episodes:
-            advantages, td_errors = packed.estimate_advantages(self.discount, self.gae_lambda)
+            advantages, td_errors = packed.estimate_advantages(self.gamma, self.gae_lambda)
             packed.bootstrap_across_restarts(advantages, self.gae_lambda)
             rows = zip(packed.values[:-1], advantages, td_errors, strict=True)
             for turn, row in zip(packed.episode.turns, rows, strict=True):
                 turn.info |= zip(("value", "advantage", "td_error"), row, strict=True)
         for episode, packed in zip(trainable, packed_episodes, strict=True):
             if packed.episode is not episode:
-                packing.merge_info(episode, packed.episode, self.discount)
+                packing.merge_info(episode, packed.episode, self.gamma)
         return packed_episodes
 
     def _left_out_reason(self, episode: Episode) -> str | None:
@@ -161,15 +161,15 @@ class SelfAC(SelfACConfig, Algorithm):
         # in targets, an end with an untrained V (truncated, restart) counts as its reward
         target_values = torch.where(states.ends & ~states.trained, rewards, target_values)
         # [td_steps, batch, states]
-        targets = td_targets(rewards, target_values, self.discount, self.td_steps)
+        targets = td_targets(rewards, target_values, self.gamma, self.td_steps)
         # [batch, states], 0 where a segment ends
         advantages, _ = turn_advantages(
-            rewards, target_values, states.ends, self.discount, self.gae_lambda
+            rewards, target_values, states.ends, self.gamma, self.gae_lambda
         )
         critic = self.turns_per_state * td_loss(values, targets, states.trained)
         mean, std = self.scale
         normalised = (advantages - mean) / std
-        actor, metrics = clipped_turns(outputs, batch, normalised, self.clip, self.ratio)
+        actor, metrics = clipped_turns(outputs, batch, normalised, self.clip_eps, self.ratio)
         metrics |= {
             "critic_loss": critic.detach(),
             "actor_loss": actor.detach(),
@@ -187,7 +187,7 @@ class SelfAC(SelfACConfig, Algorithm):
         """Return metrics of the values against the returns. The outcome is one step after the last
         turn's state."""
         valued = [packed.episode for packed in self.pack(episodes)]
-        return value_metrics(valued, self.discount, lambda turn: 1 + turn.done)
+        return value_metrics(valued, self.gamma, lambda turn: 1 + turn.done)
 
     @torch.no_grad()
     def state_values(self, states: list[list[int]]) -> list[float]:
@@ -196,7 +196,7 @@ class SelfAC(SelfACConfig, Algorithm):
         prompt = self.critic_prompt_ids
         room = max_positions(self.context.models.module("policy")) - len(prompt)
         if max(map(len, states), default=0) > room:
-            line = f"a state has more than {room} tokens; set rollout.max_context to {room}"
+            line = f"a state has more than {room} tokens; set rollout.max_seq_len to {room}"
             raise UserError(line, code="context-too-long")
         head = self.context.models.head("policy")
         assert head is not None

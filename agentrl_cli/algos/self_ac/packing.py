@@ -40,7 +40,7 @@ class PackedEpisode:
     values: list[float] = field(default_factory=list)
 
     def estimate_advantages(
-        self, discount: float, gae_lambda: float
+        self, gamma: float, gae_lambda: float
     ) -> tuple[list[float], list[float]]:
         """Return the advantage and the TD error of every turn. A truncated episode bootstraps from
         V_n."""
@@ -48,7 +48,7 @@ class PackedEpisode:
         rewards = self.rewards if done else [*self.rewards[:-1], self.values[-1]]
         ends = torch.tensor([False] * (len(rewards) - 1) + [True])
         advantages, td_errors = turn_advantages(
-            torch.tensor(rewards), torch.tensor(self.values), ends, discount, gae_lambda
+            torch.tensor(rewards), torch.tensor(self.values), ends, gamma, gae_lambda
         )
         return advantages[:-1].tolist(), td_errors[:-1].tolist()
 
@@ -190,7 +190,7 @@ def thought_ends(texts: Sequence[str], min_tokens: int) -> list[int]:
     return [*ends, len(texts)]
 
 
-def merge_info(episode: Episode, split: Episode, discount: float) -> None:
+def merge_info(episode: Episode, split: Episode, gamma: float) -> None:
     """Write into each turn's `info` the value before its first thought, the mean advantage, the TD
     error over all thoughts, and the info of each thought."""
     thoughts = iter(split.turns)
@@ -202,6 +202,6 @@ def merge_info(episode: Episode, split: Episode, discount: float) -> None:
         turn.info |= {
             "value": parts[0].info["value"],
             "advantage": statistics.fmean(part.info["advantage"] for part in parts),
-            "td_error": sum(discount**k * part.info["td_error"] for k, part in enumerate(parts)),
+            "td_error": sum(gamma**k * part.info["td_error"] for k, part in enumerate(parts)),
             "thoughts": [{"text": part.action, **part.info} for part in parts],
         }

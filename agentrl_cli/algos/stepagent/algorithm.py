@@ -36,7 +36,7 @@ from agentrl_cli.algos.samples import (
     all_turns,
     completion_sample,
     left_out_metrics,
-    without_left_out,
+    without_skipped,
 )  # fmt: skip
 from agentrl_cli.algos.settings import StepAgentImplicitConfig, StepAgentInverseConfig
 from agentrl_cli.algos.stepagent import inverse
@@ -104,8 +104,8 @@ def fragment_at(turn: TurnRef, chat: Chat, part: Literal["turn", "last_line"]) -
 def fragments(
     context: Context, part: Literal["turn", "last_line"], count: int, attempts: int = 1
 ) -> list[Fragment]:
-    """Return `count` fragments of the demonstrations (0: one in `attempts` of all), drawn anew in
-    every update. States that leave no room for an action are skipped."""
+    """Return `count` fragments of the demonstrations (0: one in `num_samples` of all), drawn anew
+    in every update. States that leave no room for an action are skipped."""
     longest = max_positions(context.models.module("policy")) - context.sampling.max_tokens
     every = [fragment_at(turn, context.chat, part) for turn in all_turns(context.demos)]
     fitting = [fragment for fragment in every if len(fragment.state_ids) <= longest]
@@ -130,7 +130,7 @@ def match_metrics(attempts: list[Attempt]) -> dict[str, float]:
     """Return the number of fragments and the share of samples that equal the expert's action."""
     count = max(1, len(attempts))
     return {
-        "stepagent/fragments": float(len({attempt.fragment for attempt in attempts})),
+        "stepagent/expert_states": float(len({attempt.fragment for attempt in attempts})),
         "stepagent/match": sum(attempt.matches() for attempt in attempts) / count,
         "stepagent/last_line_match": sum(a.matches(last_line=True) for a in attempts) / count,
     }
@@ -152,12 +152,12 @@ class StepAgentImplicit(StepAgentImplicitConfig, Algorithm):
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
         """Return the number of samples, if the settings give it."""
-        count = self.fragments_per_update
-        return {"attempts": Texts(count, max_tokens)} if count else {}
+        count = self.expert_states_per_update
+        return {"num_samples": Texts(count, max_tokens)} if count else {}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Sample at the fragments, then yield one phase of pairs (expert's action, own action)."""
-        cuts = fragments(self.context, self.attempt, self.fragments_per_update)
+        cuts = fragments(self.context, self.attempt, self.expert_states_per_update)
         attempts = attempt_fragments(self.context, cuts)
         different = [attempt for attempt in attempts if not attempt.matches()]
         pairs = [
@@ -200,8 +200,8 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
         """Return the number of samples, if the settings give it."""
-        count = self.attempts * self.fragments_per_update * (not self.plays)
-        return {"attempts": Texts(count, max_tokens)} if count else {}
+        count = self.num_samples * self.expert_states_per_update * (not self.plays)
+        return {"num_samples": Texts(count, max_tokens)} if count else {}
 
     def bind(self, context: Context) -> None:
         """Store the context, for PPO too."""
@@ -214,10 +214,10 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
 
     def _on_fragments(self) -> Iterator[Phase]:
         """Train the discriminator on one half of the fragments and the policy on the other."""
-        context, count = self.context, self.fragments_per_update
-        cuts = fragments(context, self.attempt, count, self.attempts)
-        attempts = attempt_fragments(context, [f for f in cuts for _ in range(self.attempts)])
-        seen, unseen = discriminator_halves(attempts, self.attempts, context)
+        context, count = self.context, self.expert_states_per_update
+        cuts = fragments(context, self.attempt, count, self.num_samples)
+        attempts = attempt_fragments(context, [f for f in cuts for _ in range(self.num_samples)])
+        seen, unseen = discriminator_halves(attempts, self.num_samples, context)
         expert_seen = self._expert_at(seen)
         own_seen = inverse.labelled_actions([a.state_action for a in seen], 1.0, context)
         yield self._discriminator_phase(expert_seen, own_seen, match_metrics(attempts))
@@ -232,14 +232,14 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
             "stepagent/reward_gap": self._gap(expert_seen, self.rewards(own_seen)),
             "stepagent/heldout_gap": self._gap(self._expert_at(unseen), rewards),
         }
-        inspected = [attempt.fragment for attempt in unseen[:: self.attempts]]
+        inspected = [attempt.fragment for attempt in unseen[:: self.num_samples]]
         expert = [completion_sample(f.state_ids, f.expert_ids) for f in inspected]
-        yield inverse.with_expert_likelihood(phase, expert, self.imitation_coef)
+        yield inverse.with_expert_likelihood(phase, expert, self.nll_coef)
 
     def _on_episodes(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Train the discriminator on one half of the episodes and at most as many demonstrations,
         drawn anew in every update, and the policy on the other half by PPO."""
-        context, played = self.context, without_left_out(episodes)
+        context, played = self.context, without_skipped(episodes)
         draw = random.Random(derive_seed(context.seed, "episodes", context.step))
         played, demos = (draw.sample(row, len(row)) for row in (played, context.demos))
         middle = len(played) // 2
@@ -264,11 +264,11 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
             phase.metrics |= gaps | left_out_metrics("ppo", episodes)
             turns = draw.choices(all_turns(context.demos), k=len(phase.samples))
             expert = [completion_sample(turn.state_ids, turn.action_ids) for turn in turns]
-            yield inverse.with_expert_likelihood(phase, expert, self.imitation_coef)
+            yield inverse.with_expert_likelihood(phase, expert, self.nll_coef)
 
     def _expert_at(self, attempts: list[Attempt]) -> list[Sample]:
         """Return the expert's turns at the fragments of these attempts."""
-        turns = [attempt.fragment.turn for attempt in attempts[:: self.attempts]]
+        turns = [attempt.fragment.turn for attempt in attempts[:: self.num_samples]]
         acts = [(turn.state_ids, turn.action) for turn in turns]
         return inverse.labelled_actions(acts, 0.0, self.context)
 
@@ -280,7 +280,7 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
         return Phase(
             "discriminator", [*own, *inverse.weighed(expert, weight)], bce,
             model="discriminator", epochs=self.discriminator_epochs,
-            units=inverse.labels, tokens_per_step=self.discriminator_turns_per_step,
+            units=inverse.labels, minibatch_tokens=self.discriminator_turns_per_step,
             metrics=metrics,
         )  # fmt: skip
 

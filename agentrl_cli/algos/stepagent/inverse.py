@@ -101,10 +101,14 @@ def expert_rewards(logits: list[float], form: str, clip: float) -> list[float]:
     """Return rewards that fall with D, clamped to +-`clip` (Ho and Ermon 2016, and other forms of
     the same sign).
 
-    `form` is `logit`, log(1 - D) - log D; `unlike_agent`, -log D; or `like_expert`, log(1 - D).
+    `form` is `logit`, log(1 - D) - log D; `neg_log_d`, -log D; or `log_one_minus_d`, log(1 - D).
     """
     logit = torch.tensor(logits)
-    forms = {"logit": -logit, "unlike_agent": -logsigmoid(logit), "like_expert": logsigmoid(-logit)}
+    forms = {
+        "logit": -logit,
+        "neg_log_d": -logsigmoid(logit),
+        "log_one_minus_d": logsigmoid(-logit),
+    }
     return forms[form].clamp(-clip, clip).tolist()
 
 
@@ -167,11 +171,11 @@ def surrogate_phase(samples: list[Sample], advantages: list[float], ppo: PPO) ->
         add_logprobs(models.reader("reference"), samples, "reference_logprob")
 
     def loss(outputs: Outputs, batch: Batch) -> Loss:
-        near = with_kl(clipped_ratio(outputs, batch, ppo.clip), outputs, batch, ppo.kl_coef)
+        near = with_kl(clipped_ratio(outputs, batch, ppo.clip_eps), outputs, batch, ppo.kl_coef)
         return with_entropy(near, outputs, ppo.entropy_coef)
 
     return Phase(
-        "policy", samples, loss, epochs=ppo.epochs, tokens_per_step=ppo.tokens_per_step,
+        "policy", samples, loss, epochs=ppo.epochs, minibatch_tokens=ppo.minibatch_tokens,
         entropy_gradient=ppo.entropy_coef > 0,
     )  # fmt: skip
 

@@ -89,7 +89,9 @@ class TauBench(Env):
         Field(description="Action format: react (JSON after `Action:`), native (tool calls of the "
               "chat template), or call (`name(argument, …)`)."),
     ]  # fmt: skip
-    turns: Annotated[int, Field(ge=1, description="Actions per episode. At the limit it is lost.")]
+    max_turns: Annotated[
+        int, Field(ge=1, description="Actions per episode. At the limit it is lost.")
+    ]
     holdout: Annotated[
         int,
         Field(ge=0, description="With the scripted user: number of last train tasks that form the "
@@ -107,7 +109,7 @@ class TauBench(Env):
             if (value := getattr(self, name)) not in known:
                 line = f"env.{name} is '{value}'; use one of {', '.join(known)}"
                 raise UserError(line, code="unknown-choice")
-        require_at_least(1, turns=self.turns)
+        require_at_least(1, turns=self.max_turns)
         require_at_least(0, holdout=self.holdout)
 
     @property
@@ -180,7 +182,7 @@ class TauBench(Env):
             data, said = conversation.database, conversation.agent_messages
             checks = reward_checks(self.domain_data, conversation.task, data, said)
             info |= {"success": all(checks.values()), "privileged": checks}
-        conversation.over = finished or conversation.turn >= self.turns
+        conversation.over = finished or conversation.turn >= self.max_turns
         if conversation.over:
             info.setdefault("success", False)
         reward = float(info.get("success", False))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl_cli.core.errors import SimulatorError, UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Message, derive_seed
 
 STOP = "###STOP###"
@@ -92,7 +92,7 @@ class HumanUser(User):
 
     def reply(self, message: str) -> Reply:
         """Return the next line of stdin; the end of the input ends the conversation."""
-        say(f"{message}\nyou are the user; {STOP} ends> ", err=True, end="")
+        echo(f"{message}\nyou are the user; {STOP} ends> ", err=True, end="")
         line = sys.stdin.readline()
         return Reply(line.strip() if line else STOP)
 

@@ -40,7 +40,7 @@ def drawn(models: ModelSet, control: str, improvement: str, **lines: Line) -> li
     """Twenty draws, no two alike, of a selector under a control."""
     names = iter(range(100))
     speakers = troupe(act=lambda text, draw: f"Is it a {next(names)}?", **lines)
-    algo = nlac({"control": control}, improvement=improvement, candidates=4)
+    algo = nlac({"ablation": control}, policy_target=improvement, num_candidates=4)
     groups = bound(algo, speakers, models).selector.draw(places(WON, LOST))
     return [action for group in groups for action in group.drawn]
 
@@ -56,7 +56,7 @@ def test_shuffled_forecasts_belong_to_other_candidates(models: ModelSet):
 
     texts = {}
     for control in ("none", "shuffled_critiques"):
-        actions = drawn(models, control, "choice", forecast=forecast)
+        actions = drawn(models, control, "best_of_n", forecast=forecast)
         texts[control] = [(CHAT.decode(a.action_ids), a.forecasts[0]) for a in actions]
     assert all(action in text for action, text in texts["none"])
     spoiled = texts["shuffled_critiques"]
@@ -70,7 +70,7 @@ def test_shuffled_critiques_belong_to_other_candidates(models: ModelSet):
 
     own = {}
     for control in ("none", "shuffled_critiques"):
-        actions = drawn(models, control, "critique", evaluate=evaluate)
+        actions = drawn(models, control, "best_critique", evaluate=evaluate)
         own[control] = [CHAT.decode(a.action_ids) in (a.critique or "") for a in actions]
     assert all(own["none"]) and sum(own["shuffled_critiques"]) < 10 < len(own["none"]) == 20
 
@@ -78,7 +78,7 @@ def test_shuffled_critiques_belong_to_other_candidates(models: ModelSet):
 def test_majority_uses_no_critic(models: ModelSet):
     lines = iter((["Is it a cat?"] * 3 + ["Is it a dog?"]) * 6)
     generator = troupe(act=lambda text, draw: next(lines))
-    algo = nlac({"control": "majority"}, improvement="choice", candidates=4)
+    algo = nlac({"ablation": "majority"}, policy_target="best_of_n", num_candidates=4)
     targets, _ = bound(algo, generator, models).improve(places(WON))
     assert {call.role for call in generator.calls} == {"act"}
     weights = [(CHAT.decode(x.action_ids), x.weight) for x in targets]
@@ -87,7 +87,7 @@ def test_majority_uses_no_critic(models: ModelSet):
 
 def test_frozen_critic_never_trains(model_folder: Path):
     generator = troupe()
-    algo = nlac({"control": "frozen_critic"}, critic="own")
+    algo = nlac({"ablation": "frozen_critic"}, separate_critic=True)
     models = weights(algo, model_folder)
     bound(algo, generator, models)
     before = models.fingerprint("critic")
@@ -102,7 +102,12 @@ def test_empty_critiques_equal_majority(models: ModelSet):
     learnt = []
     for control in ("majority", "empty_critiques"):
         speakers = troupe(act=["Is it a cat?", "Is it a dog?", "Is it?"], forecast=forecast)
-        algo = nlac({"control": control}, improvement="choice", candidates=5, compare=True)
+        algo = nlac(
+            {"ablation": control},
+            policy_target="best_of_n",
+            num_candidates=5,
+            show_alternatives=True,
+        )
         targets, _ = bound(algo, speakers, models).improve(places(WON, LOST))
         learnt.append([(x.turn.turn, x.action_ids, x.weight) for x in targets])
     assert learnt[0] == learnt[1] and len(learnt[0]) > 5
@@ -110,7 +115,7 @@ def test_empty_critiques_equal_majority(models: ModelSet):
 
 def test_shuffled_outcomes_come_from_other_episodes(models: ModelSet):
     played = [episode(f"e{i}", ["Is it big?"], success=i < 10) for i in range(20)]
-    algo = bound(nlac(advanced={"control": "shuffled_outcomes"}), troupe(), models)
+    algo = bound(nlac(advanced={"ablation": "shuffled_outcomes"}), troupe(), models)
     targets = algo.successor_targets(places(*played), played)
     texts = [CHAT.decode(ids or []) for ids in targets]
     honest = [f"The end of e{i}. {'Success' if i < 10 else 'Failure'}." for i in range(20)]
@@ -127,7 +132,7 @@ def test_shuffled_outcomes_come_from_finished_episodes(
     ended = [episode(f"done{i}", ["Is it big?"], success=i < 3) for i in range(6)]
     targets = {}
     for control in ("none", "shuffled_outcomes"):
-        algo = bound(nlac(advanced={"control": control}), troupe(), models)
+        algo = bound(nlac(advanced={"ablation": control}), troupe(), models)
         targets[control] = algo.successor_targets(places(*cut, *ended), [*cut, *ended])
     for rows in targets.values():
         assert [ids is None for ids in rows] == [True] * 6 + [False] * 6
@@ -142,7 +147,7 @@ def test_refiner_reads_shuffled_critiques(models: ModelSet):
 
     played = [episode(f"e{i}", ["Is it big?"], success=True) for i in range(12)]
     generator = troupe(evaluate=evaluate)
-    control = {"control": "shuffled_critiques", "first_action": "stored"}
+    control = {"ablation": "shuffled_critiques", "first_action": "stored"}
     algo = bound(nlac(turns_per_update=12, advanced=control), generator, models)
     phase = updated(algo, filled(*played))["policy"]
     read, own = [], 0
@@ -155,7 +160,9 @@ def test_refiner_reads_shuffled_critiques(models: ModelSet):
 
 def test_refiner_reads_empty_critiques(models: ModelSet):
     generator = troupe(evaluate="Optimality: No. It loses.")
-    algo = bound(nlac(gate=True, advanced={"control": "empty_critiques"}), generator, models)
+    algo = bound(
+        nlac(require_optimal=True, advanced={"ablation": "empty_critiques"}), generator, models
+    )
     phase = updated(algo, filled(WON, LOST))["policy"]
     assert {asked(text) for text in generator.of("refine")[0].texts} == {"Critique: \nRefine it."}
     assert len(phase.samples) == 4
@@ -163,7 +170,7 @@ def test_refiner_reads_empty_critiques(models: ModelSet):
 
 @pytest.mark.parametrize("control", ["none", "shuffled_critiques", "empty_critiques"])
 def test_critique_ablations_keep_successor_targets(models: ModelSet, control: str):
-    algo = bound(nlac(advanced={"control": control}), troupe(), models)
+    algo = bound(nlac(advanced={"ablation": control}), troupe(), models)
     phase = updated(algo, filled(WON, LOST))["successor"]
     honest = updated(bound(nlac(), troupe(), models), filled(WON, LOST))["successor"]
     assert phase.samples == honest.samples
@@ -298,13 +305,17 @@ def test_turns_without_outcomes_drop_out(models: ModelSet, how: dict[str, Any]):
 @pytest.mark.parametrize(
     ("cls", "advanced", "more"),
     [
-        (NLACMonteCarlo, {"control": "shuffled_outcomes"}, {}),
-        (NLRL, {"control": "shuffled_outcomes"}, {"rollouts": 2}),
-        (NLACSelfDistillation, {"control": "empty_critiques"}, {"rollouts": 2}),
-        (NLACSelfDistillation, {"role_weights": "target"}, {"rollouts": 2}),
+        (NLACMonteCarlo, {"ablation": "shuffled_outcomes"}, {}),
+        (NLRL, {"ablation": "shuffled_outcomes"}, {"rollouts": 2}),
+        (NLACSelfDistillation, {"ablation": "empty_critiques"}, {"rollouts": 2}),
+        (NLACSelfDistillation, {"role_model": "target"}, {"rollouts": 2}),
         (NLACSelfDistillation, {"keep_optimal": True}, {"rollouts": 2}),
-        (NLACSelfDistillation, {}, {"rollouts": 2, "improvement": "choice", "candidates": 2}),
-        (NLACSelfDistillation, {}, {"rollouts": 2, "critic": "own"}),
+        (
+            NLACSelfDistillation,
+            {},
+            {"rollouts": 2, "policy_target": "best_of_n", "num_candidates": 2},
+        ),
+        (NLACSelfDistillation, {}, {"rollouts": 2, "separate_critic": True}),
         (NLRL, {}, {"rollouts": 0}),
     ],
 )

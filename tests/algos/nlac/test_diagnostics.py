@@ -29,7 +29,7 @@ from agentrl_cli.algos.nlac.diagnostics import (
 )
 from agentrl_cli.algos.nlac.improve import Candidates, TrainingTarget
 from agentrl_cli.algos.nlac.roles import Candidate
-from agentrl_cli.algos.settings import NLACGuardConfig
+from agentrl_cli.algos.settings import NLACImprovementCheckConfig
 from agentrl_cli.algos.sft import SFT
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Message, Task
@@ -61,9 +61,9 @@ from tests.fakes.tabular import GO, JUMP, CorridorEnv
 
 GAME = TwentyQ(
     world="small",
-    turns=4,
+    max_turns=4,
     reward="win",
-    farewell="graded",
+    final_hint="graded",
     test_objects=40,
     split_seed=0,
     show_turns_left=True,
@@ -127,20 +127,20 @@ def test_calibration_compares_forecasts_with_outcomes(models: ModelSet):
     algo = bound(nlac(), troupe(forecast=forecast), models)
     found = algo.critic_monitor.calibration(places(WON)[:1] + places(LOST)[:1])
     assert found["nlac/brier"] == pytest.approx(((2 / 3 - 1) ** 2 + 1**2) / 2)
-    assert found["nlac/optimism"] == pytest.approx((2 / 3 - 1 + 1) / 2)
+    assert found["nlac/value_bias"] == pytest.approx((2 / 3 - 1 + 1) / 2)
     assert found["nlac/valid_forecasts"] == (12 + 16) / 32
 
 
 def test_monitor_uses_its_own_forecast_count(models: ModelSet):
     generator = walker([JUMP, GO], RIGHT)
-    algo = watching(nlac({"monitored_forecasts": 3}), PATH, generator, models)
+    algo = watching(nlac(diagnostics={"num_forecasts": 3}), PATH, generator, models)
     start = EpisodeStart(PATH.tasks("train")[0], "g", 0, "e")
     rows = places(*rolled(PATH, generator, [start]))[:1]
     generator.calls.clear()
     assert algo.critic_monitor.calibration(rows)["nlac/valid_forecasts"] == 1.0
     algo.critic_monitor.discrimination(rows)
     assert [call.sampling.n for call in generator.of("forecast")] == [3, 3]
-    assert algo.forecasts == 1  # what the critique reads of them
+    assert algo.num_forecasts == 1  # what the critique reads of them
     assert {asked(text).count("Success.") + asked(text).count("Failure.")
             for call in generator.of("evaluate") for text in call.texts} == {1}  # fmt: skip
 
@@ -148,7 +148,7 @@ def test_monitor_uses_its_own_forecast_count(models: ModelSet):
 def test_drift_equals_k3_by_hand(model_folder: Path):
     models = weights(nlac(), model_folder)
     algo = bound(nlac(), troupe(), models)
-    assert drift(algo.context, [WON]) == {"policy/kl_from_start": 0.0}
+    assert drift(algo.context, [WON]) == {"policy/kl_ref": 0.0}
     disturb(models, "policy")
     gaps = []
     for turn, played in enumerate(WON.turns):
@@ -157,7 +157,7 @@ def test_drift_equals_k3_by_hand(model_folder: Path):
         at = range(len(ids) - len(played.action_ids), len(ids))
         gaps += [float(rows[0][k - 1, ids[k]] - rows[1][k - 1, ids[k]]) for k in at]
     by_hand = sum(math.exp(gap) - 1 - gap for gap in gaps) / len(gaps)
-    assert drift(algo.context, [WON])["policy/kl_from_start"] == pytest.approx(by_hand, rel=1e-4)
+    assert drift(algo.context, [WON])["policy/kl_ref"] == pytest.approx(by_hand, rel=1e-4)
     assert by_hand > 0.01
 
 
@@ -174,7 +174,7 @@ def test_auc_compares_forecasts_with_rollouts(
     models: ModelSet, forecasts: dict[str, str], auc: float
 ):
     generator = walker([JUMP, GO], forecasts)
-    algo = watching(nlac(advanced={"monitored_actions": 4}), PATH, generator, models)
+    algo = watching(nlac(diagnostics={"num_actions": 4}), PATH, generator, models)
     starts = [EpisodeStart(PATH.tasks("train")[0], "g", seed, f"e{seed}") for seed in range(6)]
     rows = [place for place in places(*rolled(PATH, generator, starts)) if place.turn == 0]
     found = algo.critic_monitor.discrimination(rows)
@@ -203,7 +203,7 @@ def test_refined_gain_counts_training_targets_only(models: ModelSet):
     generator.lines["evaluate"] = lambda text, draw: (
         "Optimality: No. So." if f"{JUMP}<|im_end|>" in text else "Optimality: Yes. So."
     )
-    algo = watching(nlac(gate=True), PATH, generator, models)
+    algo = watching(nlac(require_optimal=True), PATH, generator, models)
     starts = [EpisodeStart(PATH.tasks("train")[0], "g", seed, f"e{seed}") for seed in range(4)]
     rows = [place for place in places(*rolled(PATH, generator, starts)) if place.turn == 0]
     found = algo.critic_monitor.discrimination(rows)
@@ -214,7 +214,7 @@ def test_refined_gain_counts_training_targets_only(models: ModelSet):
 def test_probe_covers_all_similar_tasks(models: ModelSet):
     generator = troupe(act="Is it nice?")
     tasks = GAME.tasks("train")
-    algo = watching(nlac(advanced={"probes": len(tasks)}), GAME, generator, models)
+    algo = watching(nlac(diagnostics={"num_rollouts": len(tasks)}), GAME, generator, models)
     (episode,) = rolled(GAME, generator, [EpisodeStart(tasks[3], "g", 0, "e")])
     place, guess = places(episode)[1], GAME.world_table.guess(tasks[7].data["object"])
     wanted = [(place, CHAT.encode_action(text)) for text in (guess, "Is it nice?")]
@@ -269,7 +269,7 @@ def test_monitor_changes_no_weight(
     start = EpisodeStart(PATH.tasks("train")[0], "g", 0, "e")
     episodes = rolled(PATH, generator, [start])
     before = [models.fingerprint(name) for name in models.names]
-    algo = watching(nlac(advanced={"monitored_states": 0}), PATH, generator, models)
+    algo = watching(nlac(diagnostics={"num_states": 0}), PATH, generator, models)
     assert algo.monitor(episodes) == {}
     found = watching(nlac(), PATH, generator, models).monitor(episodes)
     assert {"nlac/brier", "nlac/auc_within", "nlac/refined_gain"} <= found.keys()
@@ -342,23 +342,23 @@ def test_critique_accuracy_by_hand(models: ModelSet):
     mean = sum(gains) / 5
     deviation = (sum((gain - mean) ** 2 for gain in gains) / 4) ** 0.5
     assert critique_accuracy(TURNS, selector, PROBES) == {
-        "ledger/turns": 6.0,
-        "ledger/faulty": 4 / 6,
-        "ledger/hits": 2 / 4,
-        "ledger/false_alarms": 1 / 2,
-        "ledger/mended": 1 / 3,  # of the faulty ones that were refined
-        "ledger/spoiled": 1 / 2,
-        "ledger/lesson_share": 5 / 6,
-        "ledger/lesson_gain": pytest.approx(mean),
-        "ledger/lesson_gain_low": pytest.approx(mean - 1.96 * deviation / 5**0.5),
+        "critique/turns": 6.0,
+        "critique/faulty": 4 / 6,
+        "critique/recall": 2 / 4,
+        "critique/false_positive_rate": 1 / 2,
+        "refinement/fix_rate": 1 / 3,  # of the faulty ones that were refined
+        "refinement/break_rate": 1 / 2,
+        "refinement/target_share": 5 / 6,
+        "refinement/target_gain": pytest.approx(mean),
+        "refinement/target_gain_low": pytest.approx(mean - 1.96 * deviation / 5**0.5),
     }
 
 
 def test_difference_within_noise_is_no_fault(models: ModelSet):
     selector = bound(nlac(), troupe(), models).selector
     close = [probed(NO, 0.25, 0.5, 0.5)]  # 0.25 under the other; two errors are 0.34 and 0.12
-    assert critique_accuracy(close, selector, PROBES)["ledger/faulty"] == 0
-    assert critique_accuracy(close, selector, 8 * PROBES)["ledger/faulty"] == 1
+    assert critique_accuracy(close, selector, PROBES)["critique/faulty"] == 0
+    assert critique_accuracy(close, selector, 8 * PROBES)["critique/faulty"] == 1
 
 
 def test_gap_compares_with_other_draws():
@@ -372,7 +372,7 @@ def test_gap_compares_with_other_draws():
 
 
 def test_gated_action_is_no_target(models: ModelSet):
-    selector = bound(nlac(gate=True), troupe(), models).selector
+    selector = bound(nlac(require_optimal=True), troupe(), models).selector
     groups = [probed(NO, 0.0, 1.0, 0.75), probed(YES, 0.5, 0.5, None)]
     for group, critique in zip(groups, (YES, NO), strict=True):
         group.chain[-1].critique = critique
@@ -389,25 +389,29 @@ def test_critique_accuracy_of_right_and_wrong_critics(models: ModelSet, right: b
     said = RIGHT if right else {JUMP: "Success.", GO: "Failure."}
     speakers, refined = walker([JUMP, GO], said), GO if right else JUMP
     speakers.lines["refine"] = lambda text, draw: refined
-    plain = nlac({"probes": PROBES}, improvement="choice", candidates=2)
+    plain = nlac(diagnostics={"num_rollouts": PROBES}, policy_target="best_of_n", num_candidates=2)
     algo = watching(plain, PATH, speakers, models)
     rooms = [place for place in places(*walks(walker(GO, RIGHT), 12)) if place.turn == 0]
     figures = algo.critic_monitor.discrimination(rooms)
-    assert figures["ledger/turns"] == 12 and 0 < figures["ledger/faulty"] < 1
-    assert figures["ledger/hits"] == figures["ledger/false_alarms"] == 1  # it says no to all
-    assert figures["ledger/mended"] == right
-    assert (figures["ledger/spoiled"] > 0) == (not right)  # where all draws are wrong, none is
-    assert figures["ledger/lesson_share"] > 0
-    assert (figures["ledger/lesson_gain"] > 0) == right
-    assert (figures["ledger/lesson_gain_low"] > 0) == right
+    assert figures["critique/turns"] == 12 and 0 < figures["critique/faulty"] < 1
+    assert (
+        figures["critique/recall"] == figures["critique/false_positive_rate"] == 1
+    )  # it says no to all
+    assert figures["refinement/fix_rate"] == right
+    assert (figures["refinement/break_rate"] > 0) == (
+        not right
+    )  # where all draws are wrong, none is
+    assert figures["refinement/target_share"] > 0
+    assert (figures["refinement/target_gain"] > 0) == right
+    assert (figures["refinement/target_gain_low"] > 0) == right
 
 
-SETTINGS = NLACGuardConfig(every=2, lessons=8, probes=3, memory=2)
+SETTINGS = NLACImprovementCheckConfig(every=2, num_targets=8, num_rollouts=3, window=2)
 
 
 def guarded(folder: Path, speakers: Troupe, world: Env = PATH) -> tuple[NLAC, ModelSet]:
     """The algorithm with a guard, in the corridor unless another world is given."""
-    algo = nlac(critic="own", guard=SETTINGS, turns_per_update=12)
+    algo = nlac(separate_critic=True, improvement_check=SETTINGS, turns_per_update=12)
     models = weights(algo, folder)
     return watching(algo, world, speakers, models), models
 
@@ -428,7 +432,7 @@ def test_check_freezes_policy_but_not_critic(
     for number in range(3):
         metrics, moved = step(algo, models, number, "policy", "critic", "target")
         assert moved == ["critic", "target"]
-        assert metrics["guard/open"] == 0 and metrics["guard/gain"] < 0
+        assert metrics["improvement_check/open"] == 0 and metrics["improvement_check/gain"] < 0
         assert metrics["policy/empty"] == 1 and metrics["nlac/distilled_share"] > 0
 
 
@@ -436,12 +440,12 @@ def test_policy_trains_once_targets_are_better(model_folder: Path):
     speakers = walker(JUMP, RIGHT, refine=JUMP)
     algo, models = guarded(model_folder, speakers)
     metrics, moved = step(algo, models, 0, "policy")
-    assert moved == [] and metrics["guard/open"] == 0  # as good is not better
+    assert moved == [] and metrics["improvement_check/open"] == 0  # as good is not better
     speakers.lines["refine"] = lambda text, draw: JUMP if "Room 1." in text else GO
     for number, opened in ((1, False), (2, True), (3, True)):
         metrics, moved = step(algo, models, number, "policy")
-        assert (metrics["guard/open"] == 1) == opened == (moved == ["policy"])
-    assert metrics["guard/gain"] > metrics["guard/low"] > 0
+        assert (metrics["improvement_check/open"] == 1) == opened == (moved == ["policy"])
+    assert metrics["improvement_check/gain"] > metrics["improvement_check/low"] > 0
 
 
 def test_check_compares_targets_with_own_play(model_folder: Path):
@@ -454,12 +458,12 @@ def test_check_compares_targets_with_own_play(model_folder: Path):
     metrics = guard.measure(0, [*better, *equal, *unlearnt])
     mean, error = 3 / 4, (3 / 14 / 8) ** 0.5  # of six gains of 1 and two of 0
     assert metrics == {
-        "guard/gain": pytest.approx(mean),
-        "guard/low": pytest.approx(mean - 1.96 * error),
-        "guard/open": 1.0,
-        "guard/episodes": 2 * 8 * SETTINGS.probes,
+        "improvement_check/gain": pytest.approx(mean),
+        "improvement_check/low": pytest.approx(mean - 1.96 * error),
+        "improvement_check/open": 1.0,
+        "improvement_check/episodes": 2 * 8 * SETTINGS.num_rollouts,
     }
-    assert guard.measure(1, equal)["guard/episodes"] == 0 and guard.is_open  # not due
+    assert guard.measure(1, equal)["improvement_check/episodes"] == 0 and guard.is_open  # not due
     guard.measure(2, equal)
     assert sorted(guard.gains[0] + guard.gains[1]) == [0] * 4 + [1] * 6
     guard.measure(4, equal)
@@ -471,8 +475,12 @@ def test_check_needs_eight_targets(model_folder: Path):
     rooms = [place for place in places(*walks(walker(GO, RIGHT), 7)) if place.turn == 0]
     few = [TrainingTarget(place, CHAT.encode_action(GO)) for place in rooms]
     metrics = ImprovementCheck(SETTINGS, algo.roles).measure(0, few)
-    assert (metrics["guard/gain"], metrics["guard/low"], metrics["guard/open"]) == (1, -1, 0)
-    assert ImprovementCheck(SETTINGS, algo.roles).measure(0, [])["guard/open"] == 0
+    assert (
+        metrics["improvement_check/gain"],
+        metrics["improvement_check/low"],
+        metrics["improvement_check/open"],
+    ) == (1, -1, 0)
+    assert ImprovementCheck(SETTINGS, algo.roles).measure(0, [])["improvement_check/open"] == 0
 
 
 def test_targets_without_outcome_do_not_count(model_folder: Path):
@@ -498,15 +506,15 @@ def test_check_samples_configured_number(model_folder: Path):
     rooms = [place for place in places(*walks(walker(GO, RIGHT), 12)) if place.turn == 0]
     targets = [TrainingTarget(place, CHAT.encode_action(GO)) for place in rooms]
     metrics = ImprovementCheck(SETTINGS, algo.roles).measure(0, targets)
-    assert metrics["guard/episodes"] == 2 * SETTINGS.lessons * SETTINGS.probes
+    assert metrics["improvement_check/episodes"] == 2 * SETTINGS.num_targets * SETTINGS.num_rollouts
 
 
 def test_check_state_is_restored(model_folder: Path):
     checks = []
     for _ in range(2):
         algo, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
-        assert algo.improvement_check and not algo.improvement_check.is_open
-        checks.append((algo, algo.improvement_check))
+        assert algo.checker and not algo.checker.is_open
+        checks.append((algo, algo.checker))
     (algo, check), (other, restored) = checks
     check.gains = [[1.0, 0.5] * 3, [0.5] * 2]
     other.load(json.loads(json.dumps(algo.state())))
@@ -530,8 +538,8 @@ def test_check_needs_replayable_environment(model_folder: Path):
     played = rolled(world, speakers, [EpisodeStart(world.tasks("train")[0], "g", 0, "e")])
     targets = [TrainingTarget(place, CHAT.encode_action(GO)) for place in places(*played)]
     with pytest.raises(UserError) as refused:
-        assert algo.improvement_check
-        algo.improvement_check.measure(0, targets)
+        assert algo.checker
+        algo.checker.measure(0, targets)
     assert refused.value.code == "cannot-replay"
 
 
@@ -541,13 +549,17 @@ def test_monitor_works_without_replay(model_folder: Path):
     played = rolled(world, speakers, [EpisodeStart(world.tasks("train")[0], "g", 0, "e")])
     measured = algo.monitor(played)
     assert "nlac/brier" in measured
-    assert not any(name.startswith(("ledger/", "nlac/auc")) for name in measured)
+    assert not any(name.startswith(("critique/", "refinement/", "nlac/auc")) for name in measured)
 
 
-@pytest.mark.parametrize("sizes", [{"every": 0}, {"probes": 0}, {"memory": 0}, {"lessons": 7}])
+@pytest.mark.parametrize(
+    "sizes", [{"every": 0}, {"num_rollouts": 0}, {"window": 0}, {"num_targets": 7}]
+)
 def test_invalid_check_settings_are_refused(sizes: dict[str, int]):
     with pytest.raises(UserError, match=next(iter(sizes))):
-        NLACGuardConfig(**{"every": 2, "lessons": 8, "probes": 3, "memory": 2, **sizes})
+        NLACImprovementCheckConfig(
+            **{"every": 2, "num_targets": 8, "num_rollouts": 3, "window": 2, **sizes}
+        )
 
 
 def play(algo: NLAC, prompts: list[list[int]]) -> list[str]:
@@ -564,7 +576,9 @@ def test_refined_policy_plays_refined_actions(models: ModelSet):
 
 
 def test_refined_policy_keeps_gated_actions(models: ModelSet):
-    algo = bound(nlac(gate=True), troupe(evaluate="Optimality: No.", act="Is it?"), models)
+    algo = bound(
+        nlac(require_optimal=True), troupe(evaluate="Optimality: No.", act="Is it?"), models
+    )
     assert play(algo, [places(WON)[0].state_ids]) == ["Is it?"]
     mute = bound(nlac(), troupe(evaluate="Hm.", act="Is it?"), models)
     assert play(mute, [places(WON)[0].state_ids]) == ["Is it?"]
@@ -580,7 +594,7 @@ def test_other_algorithms_cannot_play_refined():
 def thinking(models: ModelSet, **lines: str) -> tuple[NLAC, Troupe]:
     """The algorithm where a blank line ends a turn, and its speakers."""
     generator = troupe(act="3+3=6\n\n6+1=7\n\nIt is 7.", **lines)
-    algo = bound(nlac(turns_per_update=5, gate=True), generator, models)
+    algo = bound(nlac(turns_per_update=5, require_optimal=True), generator, models)
     algo.context.turn_delimiter = "\n\n"
     return algo, generator
 

@@ -47,9 +47,16 @@ def test_a_target_tells_what_came_and_names_an_outcome(targets: list[tuple[str, 
 def test_the_papers_preset_is_its_plain_rule_with_shared_weights(env: str):
     algo = check(compose([f"experiment={env}_nlac_paper"])).algo
     said = {
-        "forecasts": 1, "rounds": 1, "candidates": 1, "improvement": "refinement",
-        "compare": False, "gate": False, "critic": "shared", "critic_warmup": 0, "kl_coef": 0.0,
-    }  # fmt: skip
+        "num_forecasts": 1,
+        "num_refinements": 1,
+        "num_candidates": 1,
+        "policy_target": "refined",
+        "show_alternatives": False,
+        "require_optimal": False,
+        "separate_critic": False,
+        "critic_warmup": 0,
+        "kl_coef": 0.0,
+    }
     assert {key: algo[key] for key in said} == said
-    assert algo.advanced.role_weights == "policy" and algo.advanced.trace == 0
-    assert algo.advanced.control == "none" and not algo.advanced.keep_optimal
+    assert algo.advanced.role_model == "policy" and algo.advanced.td_lambda == 0
+    assert algo.advanced.ablation == "none" and not algo.advanced.keep_optimal

@@ -12,7 +12,7 @@ import pytest
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.improve import Candidates
 from agentrl_cli.algos.nlac.roles import Candidate
-from agentrl_cli.algos.settings import NLACGuardConfig
+from agentrl_cli.algos.settings import NLACImprovementCheckConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.model_set import ModelSet
 from tests.builders.nlac import (
@@ -34,7 +34,7 @@ from tests.builders.nlac import (
     written,
 )
 
-CHECK = NLACGuardConfig(every=2, lessons=8, probes=3, memory=2)
+CHECK = NLACImprovementCheckConfig(every=2, num_targets=8, num_rollouts=3, window=2)
 YES, NO = "Optimality: Yes. So.", "Optimality: No. So."
 
 
@@ -45,21 +45,21 @@ def learnt(algo: NLAC, *actions: Candidate) -> dict[str, float]:
 
 
 def choosing(models: ModelSet, improvement: str, **more: Any) -> NLAC:
-    return bound(nlac(improvement=improvement, **{"candidates": 4, **more}), troupe(), models)
+    return bound(nlac(policy_target=improvement, **{"num_candidates": 4, **more}), troupe(), models)
 
 
 def test_best_of_n_weighs_frequency_and_value(models: ModelSet):
-    algo = choosing(models, "choice", choice_temperature=0.5)
+    algo = choosing(models, "best_of_n", selection_temperature=0.5)
     often, rare = candidate("a", 3, 0.2), candidate("b", 1, 0.9)
     assert math.log(1) + 0.9 / 0.5 > math.log(3) + 0.2 / 0.5
     assert learnt(algo, often, rare) == {"a": -3 / 4, "b": 1 - 1 / 4}
-    cautious = choosing(models, "choice", choice_temperature=2.0)
+    cautious = choosing(models, "best_of_n", selection_temperature=2.0)
     assert math.log(1) + 0.9 / 2 < math.log(3) + 0.2 / 2
     assert learnt(cautious, often, rare) == {"a": 1 - 3 / 4, "b": -1 / 4}
 
 
 def test_refined_action_counts_half_a_draw(models: ModelSet):
-    algo = choosing(models, "choice", choice_temperature=1.0)
+    algo = choosing(models, "best_of_n", selection_temperature=1.0)
     drawn, close = candidate("a", 4, 0.0), candidate("b", 0, math.log(8) - 0.01)
     assert learnt(algo, drawn, close) == {}  # always drawn, and still the likeliest
     better = candidate("b", 0, math.log(8) + 0.01)
@@ -67,7 +67,7 @@ def test_refined_action_counts_half_a_draw(models: ModelSet):
 
 
 def test_negative_critique_costs_one(models: ModelSet):
-    algo = choosing(models, "choice", choice_temperature=0.5)
+    algo = choosing(models, "best_of_n", selection_temperature=0.5)
     flagged, approved = candidate("a", 3, 0.9, critique=NO), candidate("b", 1, 0.5, critique=YES)
     assert math.log(3) + (0.9 - 1) / 0.5 < math.log(1) + 0.5 / 0.5 < math.log(3) + 0.9 / 0.5
     assert learnt(algo, flagged, approved) == {"a": -3 / 4, "b": 1 - 1 / 4}
@@ -79,7 +79,7 @@ def test_negative_critique_costs_one(models: ModelSet):
 def test_only_leading_candidates_need_critiques(
     models: ModelSet, seed: int, monkeypatch: pytest.MonkeyPatch
 ):
-    rng, algo = random.Random(seed), choosing(models, "choice", choice_temperature=0.4)
+    rng, algo = random.Random(seed), choosing(models, "best_of_n", selection_temperature=0.4)
     rows = [(text, rng.randint(1, 3), rng.choice([0.0, 0.5, 1.0])) for text in "abcde"]
     verdicts = {text: rng.choice([YES, NO, "Hm.", ""]) for text in "abcde"}
     known = [candidate(*row, critique=verdicts[row[0]]) for row in rows]
@@ -109,7 +109,7 @@ def test_single_action_is_not_judged_again(models: ModelSet):
     lines = iter([*MOST, *["Is it a cow?"] * 4])
     said = {"refine": "Is it a cow?", "evaluate": NO, "forecast": "Success."}
     generator = troupe(act=lambda text, draw: next(lines), **said)
-    algo = bound(nlac(improvement="choice", candidates=4), generator, models)
+    algo = bound(nlac(policy_target="best_of_n", num_candidates=4), generator, models)
     several, one = algo.selector.draw(places(WON)[:2])
     assert several.first.critique == one.first.critique == NO and one.chain
     calls = [len(call.prompts) for call in generator.of("evaluate")]
@@ -118,13 +118,13 @@ def test_single_action_is_not_judged_again(models: ModelSet):
 
 
 def test_ties_and_unanimous_draws_teach_nothing(models: ModelSet):
-    algo = choosing(models, "choice")
+    algo = choosing(models, "best_of_n")
     assert learnt(algo, candidate("a", 2, 0.5), candidate("b", 2, 0.5)) == {}
     assert learnt(algo, candidate("a", 4, 0.9)) == {}
 
 
 def test_best_of_n_weights_sum_to_zero(models: ModelSet):
-    algo = choosing(models, "choice", candidates=7)
+    algo = choosing(models, "best_of_n", num_candidates=7)
     rows = [candidate("a", 4, 0.3), candidate("b", 2, 0.9), candidate("c", 1, 0.1)]
     weights = learnt(algo, *rows)
     assert set(weights) == {"a", "b", "c"} and sum(weights.values()) == pytest.approx(0)
@@ -134,7 +134,7 @@ def test_best_of_n_weights_sum_to_zero(models: ModelSet):
 def test_cut_choice_is_not_trained(models: ModelSet):
     cut = candidate("b", 1, 1.0)
     cut.action_ids.pop()
-    assert learnt(choosing(models, "choice"), candidate("a", 1, 0.0), cut) == {}
+    assert learnt(choosing(models, "best_of_n"), candidate("a", 1, 0.0), cut) == {}
 
 
 def test_chosen_draw_up_and_others_down(models: ModelSet):
@@ -142,7 +142,9 @@ def test_chosen_draw_up_and_others_down(models: ModelSet):
         return "Success." if "Is it a cat?" in messages(text)[-2] else "Failure."
 
     generator = troupe(forecast=forecast, refine="Is it a cat?")
-    algo = bound(nlac(improvement="choice", candidates=6, turns_per_update=5), generator, models)
+    algo = bound(
+        nlac(policy_target="best_of_n", num_candidates=6, turns_per_update=5), generator, models
+    )
     phase = updated(algo, filled(WON, LOST))["policy"]
     learnt = [branches(sample) for sample in phase.samples]
     for of_state in learnt:
@@ -155,7 +157,7 @@ def test_chosen_draw_up_and_others_down(models: ModelSet):
 
 
 def test_advantage_weights_are_value_differences(models: ModelSet):
-    algo = choosing(models, "contrast")
+    algo = choosing(models, "advantage_weighted")
     state = (3 * 0.2 + 1 * 0.6) / 4
     good, bad = candidate("c", 0, 0.9), candidate("d", 0, 0.1)
     assert learnt(algo, candidate("a", 3, 0.2), candidate("b", 1, 0.6), good, bad) == {
@@ -167,7 +169,7 @@ def test_advantage_weights_are_value_differences(models: ModelSet):
 
 
 def test_best_action_has_largest_weight(models: ModelSet):
-    algo = choosing(models, "contrast")
+    algo = choosing(models, "advantage_weighted")
     rows = [candidate("a", 3, 0.2), candidate("b", 1, 0.6), candidate("c", 0, 0.4)]
     best = algo.selector.best_action(Candidates(places(WON)[0], rows))
     assert CHAT.decode(best or []) == "b"
@@ -188,7 +190,7 @@ def test_best_action_has_largest_weight(models: ModelSet):
 def test_best_critique_is_selected(
     models: ModelSet, gate: bool, critiques: tuple[str, ...], expected: dict[str, float]
 ):
-    algo = choosing(models, "critique", gate=gate)
+    algo = choosing(models, "best_critique", require_optimal=gate)
     rows = [("a", 2, 0.1), ("b", 1, 0.5), ("c", 1, 0.8)]
     pairs = zip(rows, critiques, strict=True)
     assert learnt(algo, *(candidate(*row, critique=text) for row, text in pairs)) == expected
@@ -200,7 +202,7 @@ def judge(prompt: str, draw: Any) -> str:
 
 def test_nlql_distills_best_judged_action(models: ModelSet):
     generator = troupe(evaluate=judge)
-    algo = nlac(improvement="critique", turns_per_update=5, candidates=8)
+    algo = nlac(policy_target="best_critique", turns_per_update=5, num_candidates=8)
     phase = updated(bound(algo, generator, models), filled(WON, LOST))["policy"]
     # of eight draws of two actions the good one is missing in one of 256 places
     assert set(map(written, phase.samples)) == {"Is it a cat?"}
@@ -217,7 +219,9 @@ def test_nlql_critique_reads_other_forecasts(models: ModelSet):
         return next(line for action, line in lines.items() if action in prompt)
 
     generator = troupe(forecast=forecast)
-    algo = nlac(improvement="critique", candidates=8, compare=True, forecasts=2)
+    algo = nlac(
+        policy_target="best_critique", num_candidates=8, show_alternatives=True, num_forecasts=2
+    )
     bound(algo, generator, models).improve(places(WON)[:1])
     texts = generator.of("evaluate")[0].texts
     assert len(texts) == 2
@@ -230,7 +234,7 @@ def test_nlql_critique_reads_other_forecasts(models: ModelSet):
 
 def test_nlql_annotates_without_refined_action(models: ModelSet):
     game = episode("a", ["Is it big?"], success=True)
-    algo = nlac(improvement="critique", candidates=2, compare=True)
+    algo = nlac(policy_target="best_critique", num_candidates=2, show_alternatives=True)
     bound(algo, troupe(forecast="Success."), models).annotate([game])
     said = game.turns[0].info["critic"]
     assert said["critique"] == "Optimality: Yes. It wins." and said["refined"] == ""
@@ -244,7 +248,7 @@ def test_refinement_ignores_values(
         return "Failure." if "Is it an owl?" in messages(text)[-2] else "Success."
 
     generator = troupe(evaluate=NO, forecast=forecast)
-    algo = bound(nlac(candidates=4), generator, models)
+    algo = bound(nlac(num_candidates=4), generator, models)
     targets, _ = algo.improve(places(WON))
     assert [(CHAT.decode(x.action_ids), x.weight) for x in targets] == [("Is it an owl?", 1.0)] * 3
 
@@ -252,23 +256,31 @@ def test_refinement_ignores_values(
 @pytest.mark.parametrize(
     ("settings", "advanced", "code"),
     [
-        ({"improvement": "critique"}, {"control": "empty_critiques"}, "conflicting-settings"),
-        ({"improvement": "contrast"}, {"control": "empty_critiques"}, "conflicting-settings"),
-        ({}, {"control": "majority"}, "conflicting-settings"),
-        ({"critic": "shared"}, {"control": "frozen_critic"}, "conflicting-settings"),
-        ({"improvement": "choice", "gate": True}, {}, "conflicting-settings"),
-        ({"improvement": "critique"}, {"keep_optimal": True}, "conflicting-settings"),
-        ({"guard": CHECK}, {}, "conflicting-settings"),
-        ({"improvement": "critique", "candidates": 1}, {}, "too-small"),
-        ({"compare": True, "candidates": 1}, {}, "too-small"),
-        ({"choice_temperature": 0.0}, {}, "too-small"),
+        (
+            {"policy_target": "best_critique"},
+            {"ablation": "empty_critiques"},
+            "conflicting-settings",
+        ),
+        (
+            {"policy_target": "advantage_weighted"},
+            {"ablation": "empty_critiques"},
+            "conflicting-settings",
+        ),
+        ({}, {"ablation": "majority"}, "conflicting-settings"),
+        ({"separate_critic": False}, {"ablation": "frozen_critic"}, "conflicting-settings"),
+        ({"policy_target": "best_of_n", "require_optimal": True}, {}, "conflicting-settings"),
+        ({"policy_target": "best_critique"}, {"keep_optimal": True}, "conflicting-settings"),
+        ({"improvement_check": CHECK}, {}, "conflicting-settings"),
+        ({"policy_target": "best_critique", "num_candidates": 1}, {}, "too-small"),
+        ({"show_alternatives": True, "num_candidates": 1}, {}, "too-small"),
+        ({"selection_temperature": 0.0}, {}, "too-small"),
     ],
 )
 def test_conflicting_settings_are_refused(
     settings: dict[str, Any], advanced: dict[str, Any], code: str
 ):
     with pytest.raises(UserError) as refused:
-        nlac(advanced, **{"candidates": 2, **settings})
+        nlac(advanced, **{"num_candidates": 2, **settings})
     assert refused.value.code == code
 
 
@@ -280,7 +292,7 @@ def test_every_round_reads_all_earlier_critiques(
         evaluate=lambda text, draw: f"Optimality: No. Round {text.count('Refine it.')}.",
         refine=lambda text, draw: f"Is it a try {text.count('Refine it.')}?",
     )
-    algo = bound(nlac(forecasts=3, rounds=2, critic_warmup=0), generator, models)
+    algo = bound(nlac(num_forecasts=3, num_refinements=2, critic_warmup=0), generator, models)
     (chain,) = refined(algo, generator)
     assert [(call.role, call.sampling.n) for call in generator.calls] == [
         ("forecast", 3), ("evaluate", 1), ("refine", 1),
@@ -309,7 +321,7 @@ def test_compare_shows_forecasts_of_other_actions(models: ModelSet, compare: boo
         return "Mine. Success." if "Is it big?" in messages(text)[-2] else "Other. Failure."
 
     generator = troupe(act="Is it a fish?", forecast=forecast)
-    algo = bound(nlac(compare=compare, forecasts=2), generator, models)
+    algo = bound(nlac(show_alternatives=compare, num_forecasts=2), generator, models)
     refined(algo, generator)
     others = "Other. Failure.\nOther. Failure." if compare else "none"
     mine = "Mine. Success.\nMine. Success."
@@ -326,7 +338,7 @@ def test_gate_drops_disapproved_refinements(models: ModelSet):
     shares = {}
     for gate in (True, False):
         generator = troupe(evaluate=evaluate)
-        algo = bound(nlac(turns_per_update=5, gate=gate), generator, models)
+        algo = bound(nlac(turns_per_update=5, require_optimal=gate), generator, models)
         phase = updated(algo, filled(WON, LOST))["policy"]
         shares[gate] = phase.metrics["nlac/distilled_share"]
         assert len(generator.of("evaluate")) == 1 + gate
@@ -379,7 +391,7 @@ def test_first_action_is_fresh_or_stored(models: ModelSet, first: str):
 
 def test_unchanged_action_keeps_its_critique(models: ModelSet):
     generator = troupe(evaluate="Optimality: Yes. It wins.", refine="Is it big?")
-    algo = bound(nlac(gate=True, rounds=2), generator, models)
+    algo = bound(nlac(require_optimal=True, num_refinements=2), generator, models)
     (chain,) = refined(algo, generator)
     first, *later = chain
     assert all(action is first for action in later) and len(later) == 2
@@ -389,7 +401,7 @@ def test_unchanged_action_keeps_its_critique(models: ModelSet):
 def test_annotation_holds_the_critics_texts(models: ModelSet):
     played = episode("seen", ["Is it big?", "Is it red?"], success=True)
     generator = troupe(forecast="Yes. Success.", evaluate="Optimality: No. It loses.")
-    bound(nlac(gate=True, forecasts=2), generator, models).annotate([played])
+    bound(nlac(require_optimal=True, num_forecasts=2), generator, models).annotate([played])
     said = json.loads(json.dumps([turn.info["critic"] for turn in played.turns]))
     assert said[0] == said[1]
     assert said[0] == {
@@ -408,7 +420,11 @@ def test_annotation_shows_compared_forecasts(models: ModelSet):
         return "Other. Failure." if "Is it a fish?" in messages(text)[-2] else "Mine. Success."
 
     generator = troupe(act="Is it a fish?", forecast=forecast)
-    algo = bound(nlac(compare=True, gate=True, forecasts=2, rounds=2), generator, models)
+    algo = bound(
+        nlac(show_alternatives=True, require_optimal=True, num_forecasts=2, num_refinements=2),
+        generator,
+        models,
+    )
     (chain,) = refined(algo, generator)
     others = [a.alternatives for a in chain]
     assert others == [["Other. Failure."] * 2] * 3
@@ -426,7 +442,7 @@ def test_keep_optimal_skips_the_refiner(models: ModelSet):
     for keep in (True, False):
         generator = troupe(evaluate=verdict)
         advanced = {"first_action": "stored", "keep_optimal": keep}
-        algo = bound(nlac(advanced, turns_per_update=5, gate=True), generator, models)
+        algo = bound(nlac(advanced, turns_per_update=5, require_optimal=True), generator, models)
         phase = updated(algo, filled(WON, LOST))["policy"]
         targets = sorted(map(written, phase.samples))
         assert targets == ["Is it a cat?"] * keep + ["Is it an owl?"] * (5 - keep)
@@ -438,7 +454,7 @@ def test_keep_optimal_skips_the_refiner(models: ModelSet):
 def thinking(models: ModelSet, **lines: str) -> tuple[NLAC, Troupe]:
     """The algorithm where a blank line ends a turn, and its speakers."""
     generator = troupe(act="3+3=6\n\n6+1=7\n\nIt is 7.", **lines)
-    algo = bound(nlac(turns_per_update=5, gate=True), generator, models)
+    algo = bound(nlac(turns_per_update=5, require_optimal=True), generator, models)
     algo.context.turn_delimiter = "\n\n"
     return algo, generator
 

@@ -158,7 +158,7 @@ def check(models: ModelSet, cast: Troupe, **changes):
 
 
 def test_every_role_is_reported(models: ModelSet):
-    algo = check(models, troupe(), min_readable=0.5)
+    algo = check(models, troupe(), min_parse_rate=0.5)
     reports = {report.role: report for report in algo.role_reports([WON, LOST])}
     assert set(reports) == {"forecast", "backup", "evaluate", "refine"}
     assert all(report.share == 1 for report in reports.values())
@@ -166,7 +166,7 @@ def test_every_role_is_reported(models: ModelSet):
 
 
 def test_first_update_requires_parsable_roles(models: ModelSet):
-    algo = check(models, troupe(**MUTE), min_readable=0.5)
+    algo = check(models, troupe(**MUTE), min_parse_rate=0.5)
     with pytest.raises(UserError) as refused:
         updated(algo, filled(WON, LOST))
     assert refused.value.code == "unparsable-role"
@@ -178,17 +178,17 @@ def test_first_update_requires_parsable_roles(models: ModelSet):
 
 def test_later_updates_are_not_checked(models: ModelSet):
     updated(check(models, troupe(**MUTE)), filled(WON, LOST))
-    algo = check(models, troupe(**MUTE), min_readable=0.5)
+    algo = check(models, troupe(**MUTE), min_parse_rate=0.5)
     algo.context.step = 1
     updated(algo, filled(WON, LOST))
 
 
 def test_prompts_select_the_parser(models: ModelSet):
-    exact = check(models, troupe(**CHATTY), min_readable=0.5)
+    exact = check(models, troupe(**CHATTY), min_parse_rate=0.5)
     with pytest.raises(UserError, match="role 'backup'"):
         updated(exact, filled(WON, LOST))
-    tolerant = replace(PROMPTS, reading="tolerant")
-    algo = check(models, troupe(**CHATTY), prompts=tolerant, min_readable=0.5, candidates=2)
+    tolerant = replace(PROMPTS, parser="lenient")
+    algo = check(models, troupe(**CHATTY), prompts=tolerant, min_parse_rate=0.5, num_candidates=2)
     phases = updated(algo, filled(WON, LOST))
     assert phases["successor"].metrics["nlac/unparsed_targets"] == 0
     assert phases["policy"].metrics["nlac/unparsed"] == 0
@@ -200,21 +200,23 @@ def test_cut_texts_are_counted():
     (report,) = role_reports(texts, STRICT)
     assert (report.share, report.cut) == (0.25, 3) and "algo.advanced.role_tokens" in report.remedy
     (report,) = role_reports([RoleText("refine", "Is it", False)], STRICT)
-    assert (report.share, report.cut) == (0, 1) and "rollout.max_tokens" in report.remedy
+    assert (report.share, report.cut) == (0, 1) and "rollout.max_new_tokens" in report.remedy
 
 
 @pytest.mark.parametrize(
-    ("forecast", "min_readable", "warnings"),
+    ("forecast", "min_parse_rate", "warnings"),
     [("It may end well.", 0.0, 1), ("Success.", 0.9, 0), (["Success.", "Hm.", "Hm."], 0.9, 1)],
 )
 def test_unparsable_forecasts_warn_once(
     models: ModelSet,
     capsys: pytest.CaptureFixture[str],
     forecast: str | list[str],
-    min_readable: float,
+    min_parse_rate: float,
     warnings: int,
 ):
-    algo = bound(nlac(forecasts=4, min_readable=min_readable), troupe(forecast=forecast), models)
+    algo = bound(
+        nlac(num_forecasts=4, min_parse_rate=min_parse_rate), troupe(forecast=forecast), models
+    )
     for step in (3, 4):
         algo.context.step = step
         updated(algo, filled(WON, LOST))

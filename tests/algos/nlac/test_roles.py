@@ -171,7 +171,10 @@ def refined(algo: NLAC, generator: Troupe) -> list[list[Candidate]]:
 @pytest.mark.parametrize("writer", ["policy", "target", "reference"])
 def test_role_weights_write_critiques_and_refinements(models: ModelSet, writer: str):
     generator = troupe(evaluate="Optimality: No. It loses.")
-    refined(bound(nlac(gate=True, advanced={"role_weights": writer}), generator, models), generator)
+    refined(
+        bound(nlac(require_optimal=True, advanced={"role_model": writer}), generator, models),
+        generator,
+    )
     written_by = [(call.role, call.model) for call in generator.calls]
     judged = [("forecast", "policy"), ("evaluate", writer)]
     assert written_by == [*judged, ("refine", writer), *judged]

@@ -30,7 +30,7 @@ def played(world: CorridorEnv, table: TableGenerator, count: int) -> list[Episod
     starts = [EpisodeStart(task, "g", seed, f"e{seed}") for seed in range(count)]
     return play(
         starts, lambda: CorridorEnv(jump=world.jump, last=world.last), CHAT, table, SAMPLING,
-        max_context=1000,
+        max_seq_len=1000,
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_outcomes_travel_one_step_back_with_each_sweep(models: ModelSet):
 def test_whole_traces_carry_the_outcome_to_the_first_turn_in_one_sweep(models: ModelSet):
     world = CorridorEnv(jump=(0.5,) * 4, last=1.0)
     table = TableGenerator({f"Room {room}.": 0.0 for room in range(4)})
-    algo = bound(nlac({"trace": 1.0}), table, models)
+    algo = bound(nlac({"td_lambda": 1.0}), table, models)
     sweep(algo, table, places(*played(world, table, 3)), 0)
     told = [table.texts["policy"][f"Room {room}.", GO] for room in range(4)]
     assert all(strict_outcome(text) for row in told for text in row) and all(told)
@@ -69,7 +69,7 @@ def test_whole_traces_carry_the_outcome_to_the_first_turn_in_one_sweep(models: M
 @pytest.mark.parametrize("trace", [0.5, 1.0])
 def test_traces_value_the_policy_that_played_without_bias(models: ModelSet, trace: float):
     table = TableGenerator(dict(UNIFORM))
-    algo = bound(nlac({"trace": trace}), table, models)
+    algo = bound(nlac({"td_lambda": trace}), table, models)
     rows = places(*played(WORLD, table, 600))
     for step in range(1 if trace == 1 else 4):
         sweep(algo, table, rows, step)
@@ -107,7 +107,9 @@ def test_policy_iteration_from_old_play_alone_reaches_the_optimum(models: ModelS
     rows = places(*played(world, table, 150))
     judged = [place for pair in world.values(UNIFORM) for place in some(rows, pair)]
     algo = bound(
-        nlac(compare=True, forecasts=6, advanced={"first_action": "stored"}), table, models
+        nlac(show_alternatives=True, num_forecasts=6, advanced={"first_action": "stored"}),
+        table,
+        models,
     )
     jumps = []
     for step in range(8):

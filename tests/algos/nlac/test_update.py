@@ -91,7 +91,9 @@ def test_full_trace_backs_up_from_the_outcome(models: ModelSet):
         return f"Before. {asked(text).splitlines()[1].removeprefix('Then: ')}"
 
     generator = troupe(backup=backup)
-    targets = bound(nlac({"trace": 1.0}), generator, models).successor_targets(places(WON), [WON])
+    targets = bound(nlac({"td_lambda": 1.0}), generator, models).successor_targets(
+        places(WON), [WON]
+    )
     assert [CHAT.decode(ids or []) for ids in targets] == [
         "Before. Before. The end of won. Success.",
         "Before. The end of won. Success.",
@@ -114,7 +116,9 @@ def test_full_trace_of_cut_episode_starts_with_forecast(
 ):
     cut = episode("cut", ["Is it big?", "Is it red?", "Is it old?"], success=False, stop="context")
     generator = troupe(forecast="Later. Success.", backup="So. Success.")
-    targets = bound(nlac({"trace": 1.0}), generator, models).successor_targets(places(cut), [cut])
+    targets = bound(nlac({"td_lambda": 1.0}), generator, models).successor_targets(
+        places(cut), [cut]
+    )
     assert [ids is None for ids in targets] == [False, False, True]
     act, *rest = generator.calls
     assert [asked(text) for text in act.texts] == ["Here is cut at 2."] * 2
@@ -123,7 +127,9 @@ def test_full_trace_of_cut_episode_starts_with_forecast(
 
 def test_text_without_outcome_breaks_its_chain(models: ModelSet):
     generator = troupe(backup="It may end well.")
-    targets = bound(nlac({"trace": 1.0}), generator, models).successor_targets(places(WON), [WON])
+    targets = bound(nlac({"td_lambda": 1.0}), generator, models).successor_targets(
+        places(WON), [WON]
+    )
     assert [ids is None for ids in targets] == [True, True, False]
     assert len(generator.of("backup")) == 1
 
@@ -210,7 +216,7 @@ def test_kl_anchor_reduces_drift(model_folder: Path):
         bound(algo, troupe(), models)
         for _ in range(6):
             learn(algo, models, filled(WON, LOST))
-        drifts.append(drift(algo.context, [WON, LOST])["policy/kl_from_start"])
+        drifts.append(drift(algo.context, [WON, LOST])["policy/kl_ref"])
     assert drifts[1] < 0.7 * drifts[0]
 
 
@@ -292,9 +298,9 @@ def test_warmup_trains_only_the_critic(models: ModelSet):
 
 
 def test_phases_have_separate_step_sizes(models: ModelSet):
-    sizes = {"tokens_per_step": 7, "successor_tokens_per_step": 9}
+    sizes = {"minibatch_tokens": 7, "successor_minibatch_tokens": 9}
     phases = updated(bound(nlac(sizes), troupe(), models), filled(WON, LOST))
-    assert phases["policy"].tokens_per_step == 7 and phases["successor"].tokens_per_step == 9
+    assert phases["policy"].minibatch_tokens == 7 and phases["successor"].minibatch_tokens == 9
 
 
 def test_extra_prompt_tokens_bound_every_role(models: ModelSet):
@@ -302,7 +308,11 @@ def test_extra_prompt_tokens_bound_every_role(models: ModelSet):
     cast = troupe(forecast=long, backup=long)
     most = len(CHAT.encode_action(long))
     algo = nlac(
-        {"role_tokens": most}, forecasts=3, compare=True, improvement="choice", candidates=2
+        {"role_tokens": most},
+        num_forecasts=3,
+        show_alternatives=True,
+        policy_target="best_of_n",
+        num_candidates=2,
     )
     updated(bound(algo, cast, models), filled(WON, LOST))
     asked_of = {c.role: max(map(len, c.prompts)) + most for c in cast.calls if c.role != "act"}
@@ -312,7 +322,7 @@ def test_extra_prompt_tokens_bound_every_role(models: ModelSet):
 
 
 def test_separate_critic_forecasts_and_learns(model_folder: Path):
-    algo, generator = nlac(critic="own", advanced={"role_weights": "reference"}), troupe()
+    algo, generator = nlac(separate_critic=True, advanced={"role_model": "reference"}), troupe()
     phases = updated(bound(algo, generator, weights(algo, model_folder)), filled(WON, LOST))
     assert (phases["successor"].model, phases["policy"].model) == ("critic", "policy")
     found = {(call.role, call.model) for call in generator.calls}
@@ -323,14 +333,14 @@ def test_separate_critic_forecasts_and_learns(model_folder: Path):
 
 
 def test_priorities_are_losses_of_the_critic(model_folder: Path):
-    algo = nlac(critic="own", critic_warmup=9)
+    algo = nlac(separate_critic=True, critic_warmup=9)
     models = weights(algo, model_folder)
     bound(algo, troupe(), models)
     learn(algo, models, filled(WON, LOST))  # the critic leaves the policy
     found = []
     for name in ("critic", "policy"):
         buffer = filled(WON, LOST)
-        algo.critic = "own" if name == "critic" else "shared"
+        algo.separate_critic = name == "critic"
         updated(algo, buffer)
         found.append([p for row in buffer.state()["priorities"] for p in row if p != 1.0])
     assert len(found[0]) == len(found[1]) == 4 and sum(found[0]) < sum(found[1])
@@ -361,11 +371,11 @@ def test_kl_anchor_reads_reference_logprobs(models: ModelSet):
 
 
 def choosing(models: ModelSet, **more: Any) -> NLAC:
-    return bound(nlac(improvement="choice", candidates=4, **more), troupe(), models)
+    return bound(nlac(policy_target="best_of_n", num_candidates=4, **more), troupe(), models)
 
 
 def test_packed_sample_equals_single_samples(models: ModelSet):
-    algo = choosing(models, choice_temperature=0.5)
+    algo = choosing(models, selection_temperature=0.5)
     rows = [candidate("Is it a cat?", 3, 0.2), candidate("Is it?", 2, 0.9), candidate("No.", 1)]
     turn = places(WON)[1]
     targets = algo.selector.targets(Candidates(turn, rows))
@@ -381,7 +391,7 @@ def test_packed_sample_equals_single_samples(models: ModelSet):
 
 
 def test_model_without_packing_gets_single_samples(model_folder: Path):
-    plain = nlac(improvement="choice", candidates=4, kl_coef=0.1)
+    plain = nlac(policy_target="best_of_n", num_candidates=4, kl_coef=0.1)
     models = ModelSet(model_config(model_folder, attention="eager"), plain.models(), "cpu", 0)
     algo = bound(plain, troupe(), models)
     assert not algo.can_pack
@@ -396,7 +406,7 @@ def test_model_without_packing_gets_single_samples(model_folder: Path):
 
 
 def test_update_without_packing_trains_the_policy(model_folder: Path):
-    algo = nlac(improvement="choice", candidates=4, kl_coef=0.1)
+    algo = nlac(policy_target="best_of_n", num_candidates=4, kl_coef=0.1)
     models = ModelSet(model_config(model_folder, attention="eager"), algo.models(), "cpu", 0)
     speakers = troupe(forecast=lambda text, draw: draw.choice(["Yes. Success.", "No. Failure."]))
     before = models.fingerprint("policy")

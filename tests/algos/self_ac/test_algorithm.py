@@ -109,7 +109,7 @@ def test_micro_batch_size_does_not_matter(model_folder: Path):
     rows = []
     for tokens in (1, 4096):
         algo, models = self_ac(model_folder, epochs=2, ratio="turn_geo")
-        learner = Learner(models, algo.models(), tokens_per_batch=tokens, seed=0, publish=print)
+        learner = Learner(models, algo.models(), microbatch_tokens=tokens, seed=0, publish=print)
         rows.append(learner.run(algo.update(games, ReplayBuffer(None, 1)), 0))
         assert rows[-1]["actor_critic/ratio"] != 1
     names = [name for name in rows[0] if not name.startswith("time/")]
@@ -119,7 +119,7 @@ def test_micro_batch_size_does_not_matter(model_folder: Path):
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])
 def test_critic_mean_over_states_actor_over_turns(model_folder: Path, alpha: float):
     algo, models = self_ac(model_folder, alpha=alpha, td_steps=1)
-    learner = Learner(models, algo.models(), tokens_per_batch=1, seed=0, publish=print)
+    learner = Learner(models, algo.models(), microbatch_tokens=1, seed=0, publish=print)
     games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0])]  # every first value is 0
     metrics = learner.run(algo.update(games, ReplayBuffer(None, 1)), 0)
     critic, actor = 1 / 6, -3 / 4  # one of six states is off by 1; three of four turns have A = 1
@@ -144,8 +144,7 @@ def test_skipped_episodes_are_counted_by_reason(model_folder: Path):
     phase = phase_of(algo, good, empty, cut, broken, long, never)
     assert len(phase.samples) == 2
     left = {
-        reason: phase.metrics[f"self_ac/left_out_{reason}"]
-        for reason in (*LEFT_OUT_REASONS, "long")
+        reason: phase.metrics[f"self_ac/skipped_{reason}"] for reason in (*LEFT_OUT_REASONS, "long")
     }
     assert left == {"broken": 2 / 6, "empty": 1 / 6, "long": 1 / 6}
     assert "value" not in long.turns[0].info and phase_of(algo, empty).samples == []

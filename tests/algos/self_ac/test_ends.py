@@ -42,7 +42,7 @@ def test_outcome_belongs_to_last_state_if_done(
 def test_truncated_episode_ends_with_environment_response(
     model_folder: Path, stop: str, thought_tokens: int
 ):
-    algo, models = self_ac(model_folder, discount=0.9, thought_tokens=thought_tokens)
+    algo, models = self_ac(model_folder, gamma=0.9, thought_tokens=thought_tokens)
     randomise_heads(models, "policy")
     game = played("a", [0.0, 0.5], stop=stop)
     game.closing = [Message("user", "Too late.")]
@@ -65,7 +65,7 @@ def test_truncated_episode_ends_with_environment_response(
 def test_bootstrap_value_is_not_trained(
     model_folder: Path,
 ):
-    algo, _ = self_ac(model_folder, discount=0.9)
+    algo, _ = self_ac(model_folder, gamma=0.9)
     phase = phase_of(algo, played("a", [0.5], stop="truncated"))
     outputs, batch = outputs_with_values(phase, [[0.3, 2.0]])
     loss, metrics = algo.loss(outputs, batch)
@@ -80,7 +80,7 @@ def test_bootstrap_value_is_not_trained(
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
 def test_restart_credits_as_one_episode(model_folder: Path, gae_lambda: float):
-    algo, models = self_ac(model_folder, gae_lambda=gae_lambda, discount=0.9)
+    algo, models = self_ac(model_folder, gae_lambda=gae_lambda, gamma=0.9)
     disturb(models, "policy")
     game = played("a", [0.0, -0.5, 0.0, 1.0])
     game.turns[2].restart = True

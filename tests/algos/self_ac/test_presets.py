@@ -30,8 +30,8 @@ def test_slides_presets_follow_the_slides(preset: str):
         "{closing}assistant:"
     )
     said = {
-        "td_steps": 5, "alpha": pytest.approx(1 / 3), "discount": 1.0, "ratio": "turn",
-        "clip": 0.2, "gae_lambda": 1.0, "critic_warmup": 0, "thought_tokens": 0,
+        "td_steps": 5, "alpha": pytest.approx(1 / 3), "gamma": 1.0, "ratio": "turn",
+        "clip_eps": 0.2, "gae_lambda": 1.0, "critic_warmup": 0, "thought_tokens": 0,
     }  # fmt: skip
     assert {key: algo[key] for key in said} == said
     assert algo.optimizer.head_lr is None and not algo.advanced.normalise_advantages

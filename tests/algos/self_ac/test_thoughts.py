@@ -77,7 +77,7 @@ def test_thoughts_keep_tokens_and_reward():
 
 
 def test_credit_of_thoughts_by_hand(model_folder: Path):
-    algo, _ = self_ac(model_folder, thought_tokens=1, gae_lambda=0.0, alpha=0.5, discount=0.5)
+    algo, _ = self_ac(model_folder, thought_tokens=1, gae_lambda=0.0, alpha=0.5, gamma=0.5)
     phase = phase_of(algo, reasoned())
     values = [0.1, 0.7, 0.2, 0.4, 0.5]
     loss, metrics = algo.loss(*outputs_with_values(phase, [values]))
@@ -90,7 +90,7 @@ def test_credit_of_thoughts_by_hand(model_folder: Path):
 
 
 def test_annotate_merges_thoughts_into_turns(model_folder: Path):
-    algo, models = self_ac(model_folder, thought_tokens=1, discount=0.5, gae_lambda=0.0)
+    algo, models = self_ac(model_folder, thought_tokens=1, gamma=0.5, gae_lambda=0.0)
     models.weights("policy")["head.bias"].data.fill_(0.5)
     game = reasoned()
     algo.annotate([game])

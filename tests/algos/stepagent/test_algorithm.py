@@ -117,7 +117,7 @@ def test_implicit_variant_approaches_the_expert(model_folder: Path):
 @pytest.mark.slow
 def test_inverse_variant_approaches_the_expert(model_folder: Path):
     algo = inverse(
-        {"optimizer": OptimizerSpec(lr=1e-3)}, fragments_per_update=40, discriminator_epochs=5,
+        {"optimizer": OptimizerSpec(lr=1e-3)}, expert_states_per_update=40, discriminator_epochs=5,
         discriminator_optimizer=OptimizerSpec(lr=1e-3),
     )  # fmt: skip
     bandit = Bandit(algo, model_folder, pulls(EXPERT, 40))
@@ -173,7 +173,7 @@ def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict,
     """The last metrics of a discriminator on 12 states, and its mean rewards for both actions."""
     demos = [episode(f"d{i}", [expert], success=True) for i in range(12)]
     algo = inverse(
-        {"optimizer": STILL}, reward=form, fragments_per_update=0, discriminator_epochs=12,
+        {"optimizer": STILL}, reward=form, expert_states_per_update=0, discriminator_epochs=12,
         discriminator_optimizer=OptimizerSpec(lr=3e-3),
     )  # fmt: skip
     models = shown(algo, folder, demos, troupe(act=own))
@@ -197,7 +197,7 @@ def test_expert_earns_more_in_every_form(model_folder: Path, form: str):
     assert found["discriminator/accuracy"] > 0.7
     for gap in ("reward_gap", "heldout_gap"):  # all states are alike
         assert found[f"stepagent/{gap}"] == pytest.approx(theirs - mine, abs=0.3)
-    signs = {"logit": (True, False), "unlike_agent": (True, True), "like_expert": (False, False)}
+    signs = {"logit": (True, False), "neg_log_d": (True, True), "log_one_minus_d": (False, False)}
     assert (theirs > 0, mine > 0) == signs[form]
 
 

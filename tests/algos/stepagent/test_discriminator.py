@@ -99,7 +99,7 @@ def test_one_pass_equals_separate_passes(model_folder: Path, lora: LoraConfig | 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("rollout", ["fragment", "environment"])
 def test_each_phase_trains_its_own_model(model_folder: Path, lora: LoraConfig | None, rollout: str):
-    algo = inverse({"kl_coef": 0.1}, rollout=rollout, imitation_coef=1.0)
+    algo = inverse({"kl_coef": 0.1}, rollout=rollout, nll_coef=1.0)
     models, marks = shown(algo, model_folder, [SHOWN, OTHER], lora=lora), []
 
     def watched() -> Iterator[Phase]:

@@ -96,7 +96,7 @@ def test_match_metrics_by_hand():
     texts = ("Is it big?", "No.\nIs it red?", "Is it a dog?")
     found = match_metrics([Attempt(whole(i), [], text) for i, text in enumerate(texts)])
     assert found == {
-        "stepagent/fragments": 3, "stepagent/match": 1 / 3, "stepagent/last_line_match": 2 / 3,
+        "stepagent/expert_states": 3, "stepagent/match": 1 / 3, "stepagent/last_line_match": 2 / 3,
     }  # fmt: skip
     assert match_metrics([])["stepagent/match"] == 0
 

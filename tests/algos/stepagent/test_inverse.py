@@ -35,7 +35,10 @@ def policy_phase(algo, models: ModelSet, episodes: list[Episode] | None = None) 
 
 def test_advantage_is_relative_to_other_samples(model_folder: Path):
     algo = inverse(
-        {"normalise_advantages": True}, discriminator_epochs=3, fragments_per_update=5, attempts=3
+        {"normalise_advantages": True},
+        discriminator_epochs=3,
+        expert_states_per_update=5,
+        num_samples=3,
     )
     assert algo.models()["policy"].head is None
     models = shown(algo, model_folder, [SHOWN, OTHER], troupe(act=["Hm?", "Is it a cat?"]))
@@ -53,7 +56,7 @@ def test_advantage_is_relative_to_other_samples(model_folder: Path):
 
 
 def test_rewards_are_for_unseen_samples(model_folder: Path):
-    algo, trained = inverse(fragments_per_update=0, attempts=2), []
+    algo, trained = inverse(expert_states_per_update=0, num_samples=2), []
     demos = [SHOWN, OTHER, *(episode(f"d{i}", ["Is it red?"], success=True) for i in range(15))]
     models = shown(algo, model_folder, demos)
     for algo.context.step in range(2):
@@ -89,7 +92,7 @@ def rewarded(phase: Phase, played: list[Episode]) -> list[Episode]:
 
 
 def test_environment_returns_by_hand(model_folder: Path):
-    algo = inverse({"discount": 1.0, "gae_lambda": 1.0}, rollout="environment")
+    algo = inverse({"gamma": 1.0, "gae_lambda": 1.0}, rollout="environment")
     models = shown(algo, model_folder, [SHOWN, OTHER])
     played = [deepcopy(WON), deepcopy(LOST), deepcopy(SHOWN)]
     before = deepcopy(played)
@@ -139,7 +142,7 @@ def test_skipped_episodes_are_counted(model_folder: Path):
     models = shown(algo, model_folder, [SHOWN])
     broken = replace(WON, error="KeyError: 1")
     phase = policy_phase(algo, models, [WON, broken, LOST, SHOWN])
-    assert phase.metrics["ppo/left_out_broken"] == 0.25
+    assert phase.metrics["ppo/skipped_broken"] == 0.25
 
 
 def test_entropy_bonus_raises_entropy(model_folder: Path):

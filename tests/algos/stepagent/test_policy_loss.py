@@ -45,8 +45,8 @@ def test_expert_rewards_by_hand():
     logits = [0.0, log(3), -log(3)]  # D: 1/2, 3/4, 1/4
     by_form = {
         "logit": [0.0, -log(3), log(3)],
-        "unlike_agent": [log(2), log(4 / 3), log(4)],
-        "like_expert": [-log(2), -log(4), -log(4 / 3)],
+        "neg_log_d": [log(2), log(4 / 3), log(4)],
+        "log_one_minus_d": [-log(2), -log(4), -log(4 / 3)],
     }
     for form, rewards in by_form.items():
         assert expert_rewards(logits, form, 5.0) == pytest.approx(rewards, abs=1e-6)
@@ -58,7 +58,7 @@ def test_expert_rewards_by_hand():
 
 def phases_with_expert(folder: Path, imitation: float):
     """Four samples with advantage 0, the expert's action behind each second one, and who trains."""
-    algo = inverse({"kl_coef": 0.1, "entropy_coef": 0.1}, imitation_coef=imitation)
+    algo = inverse({"kl_coef": 0.1, "entropy_coef": 0.1}, nll_coef=imitation)
     models = shown(algo, folder, [SHOWN, OTHER])
     state, action = SHOWN.state_ids(0), SHOWN.turns[1].action_ids
     own = [completion_sample(state, action[:k]) for k in (1, 2, 3, 2)]
