@@ -173,8 +173,8 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
     return {
         "reward/mean": metrics.pop("episodes/reward"),
         "episodes/count": metrics.pop("episodes/episodes"),
+        "episodes/error_rate": metrics.pop("episodes/failed"),
         **metrics,
-        "episodes/error_rate": sum(e.error is not None for e in episodes) / len(episodes),
         **{f"episodes/failed_{kind}": n / len(episodes) for kind, n in failures(episodes).items()},
         "episodes/abandoned_threads": float(abandoned_threads()),
         "episodes/context_overflow": sum(e.stop == "context" for e in episodes) / len(episodes),
