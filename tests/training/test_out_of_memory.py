@@ -51,8 +51,8 @@ def test_memory_that_runs_out_in_play_costs_no_bit(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(PlayCollector, "collect", collect)
     run, words = stopped(tmp_path)
     monkeypatch.undo()
-    assert words.startswith("memory ran out after 3 steps; go on with less, as with ")
-    assert "hardware.tokens_per_batch=4096" in words and "agentrl resume" in words
+    assert "3 steps" in words and "hardware.tokens_per_batch=4096" in words
+    assert "agentrl resume" in words
     assert run.meta["status"] == "stopped" and "\n" not in words
     assert run.latest_checkpoint().name == "last-000003"
     resume(str(run.folder))
@@ -67,7 +67,7 @@ def test_an_update_that_is_broken_off_is_done_again_from_the_last_checkpoint(
     run_out_in_training(monkeypatch, step=2)
     run, words = stopped(tmp_path)
     monkeypatch.undo()
-    assert "; the checkpoint of step 2 holds; go on with: " in words
+    assert "step 2" in words and "agentrl resume" in words
     assert [folder.name for folder in run.checkpoints()] == ["step-000002"]
     resume(str(run.folder))
     assert facts(Run(run.folder)) == whole
