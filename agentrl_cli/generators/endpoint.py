@@ -170,10 +170,7 @@ class OpenAIChat:
         return self.answers[key]
 
     def ask(self, messages: list[Message], seed: int, temperature: float, longest: int) -> Answer:
-        """Return the model's answer of at most `longest` tokens, which may be empty.
-
-        Raises as `__call__` does, and UserError if the server does not have the model.
-        """
+        """Return an answer of at most `longest` tokens, which may be empty."""
         rows = [{"role": message.role, "content": message.content} for message in messages]
         request = ["agent", self.model, self.base_url, temperature, longest, rows, seed]
         key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
@@ -287,11 +284,7 @@ class EndpointGenerator(Generator):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """Return completions with NaN log-probs.
-
-        Raises StoppedRun if the server gives no answer after all attempts, and UserError if it does
-        not have the model.
-        """
+        """Return completions with NaN log-probs. StoppedRun if the server gives no answer."""
         pairs = list(zip(prompts, seeds, strict=True))
         calls = [(ids, derive_seed(seed, j)) for ids, seed in pairs for j in range(sampling.n)]
 
@@ -315,7 +308,6 @@ class EndpointGenerator(Generator):
         return [[next(found) for _ in range(sampling.n)] for _ in prompts]
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Raise UserError: the weights cannot be changed."""
         line = "model=endpoint cannot be trained; evaluate it with agentrl eval"
         raise UserError(line, code="endpoint-untrainable")
 

@@ -61,7 +61,6 @@ class Spans:
     ends: Integers
 
     def select(self, at: Integers | slice) -> Spans:
-        """Return these spans only."""
         return Spans(self.rows[at], self.starts[at], self.ends[at])
 
 
@@ -128,10 +127,7 @@ class HFGenerator(Generator):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """Return `sampling.n` completions for each prompt.
-
-        Raises ValueError for an empty prompt, and UserError if a logit is NaN or infinite.
-        """
+        """Return `sampling.n` completions for each prompt. UserError if a logit is not finite."""
         if not all(prompts):
             raise ValueError(f"prompt {prompts.index([])} is empty; give at least one token")
         module, cache = self.models.module(model), self._cache(model)
@@ -142,13 +138,10 @@ class HFGenerator(Generator):
             batch = _prefilled_batch(module, cache, inputs, streams, sampling)
             _sample_all(module, cache, batch, sampling)
             if bool(batch.logprobs[:-1].isnan().any()):
-                raise UserError(
-                    f"model '{model}' gives logits that are not finite: its weights diverged, or "
-                    "its dtype is too narrow; start from an earlier checkpoint "
-                    "(init=RUN/checkpoints/STEP/models/policy) with a lower learning rate, or "
-                    "give model.dtype=float32",
-                    code="logits-not-finite",
-                )
+                line = f"model '{model}' gives logits that are not finite; start from an earlier"
+                line += " checkpoint (init=RUN/checkpoints/STEP/models/policy) with a lower"
+                line += " learning rate, or give model.dtype=float32"
+                raise UserError(line, code="logits-not-finite")
             completions.update(zip(part, _completions(batch, sampling), strict=True))
         return [[completions[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
 
@@ -184,19 +177,15 @@ class HFGenerator(Generator):
         """Raise UserError if the keys and values of a sequence of `most` tokens do not fit."""
         if most > self._half_tokens(model):
             needed = 2 * most * self._token_bytes(model) / 2**20
-            raise UserError(
-                f"the keys and values of {most} tokens need {needed:.0f} MiB, and "
-                f"hardware.generator.cache_mib gives {self.half_bytes / 2**19:.0f}; raise it, or "
-                "lower rollout.max_context",
-                code="cache-too-small",
-            )
+            line = f"the keys and values of {most} tokens need {needed:.0f} MiB, and"
+            line += f" hardware.generator.cache_mib is {self.half_bytes / 2**19:.0f}; raise it, or"
+            raise UserError(f"{line} lower rollout.max_context", code="cache-too-small")
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
         """Drop the cached keys and values of the former weights; the module itself is shared."""
         self.caches.pop(model, None)
 
     def clear(self) -> None:
-        """Drop the prefix caches of all models."""
         self.caches.clear()
 
     def _cache(self, model: str) -> PrefixCache:
@@ -204,11 +193,9 @@ class HFGenerator(Generator):
             config = self.models.module(model).config.get_text_config(decoder=True)
             kinds = set(getattr(config, "layer_types", None) or ()) - CACHEABLE_LAYERS
             if kinds:
-                raise UserError(
-                    f"the model has layers of kind {', '.join(sorted(kinds))}, which the hf "
-                    "generator cannot cache; use a model with attention layers only",
-                    code="layer-not-cacheable",
-                )
+                line = f"the hf generator cannot cache layers of kind {', '.join(sorted(kinds))}"
+                line += "; use a model with attention layers only"
+                raise UserError(line, code="layer-not-cacheable")
             layers = config.num_hidden_layers
             self.caches[model] = PrefixCache(self.cache_tokens, layers, self.models.device)
         return self.caches[model]
@@ -251,10 +238,7 @@ class HFGenerator(Generator):
             self.caches[model].trim()
 
     def _make_room(self, model: str, tokens: int) -> None:
-        """Give this model's cache the memory that the others leave.
-
-        If it is less than `tokens` tokens need, drop other caches, least recently used first.
-        """
+        """Make room for `tokens` of this model; drop least recently used caches if needed."""
         self.caches[model] = cache = self.caches.pop(model)
         others = [name for name in self.caches if name != model]
         free = self.half_bytes - sum(self.caches[name].nbytes for name in others)
@@ -270,10 +254,7 @@ class HFGenerator(Generator):
 def batch_sizes(
     prompts: list[list[int]], max_tokens: int, samples_per_row: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield, for batches of the first 1, 2, ... prompts, the tokens to store and to copy.
-
-    Prompts are sorted from the shortest; `samples_per_row` equal ones share a row of the cache.
-    """
+    """Yield the tokens to store and to copy for batches of the first 1, 2, ... sorted prompts."""
     times: Counter[tuple[int, ...]] = Counter()
     stored, rows, most = 0, 0, 1
     for prompt in prompts:
@@ -438,10 +419,7 @@ def _prefilled_batch(
 
 
 def _grid(which: list[int], most: int) -> Integers:
-    """Group rows with the same number in `which` into a grid [G, N], N at most `most`.
-
-    Empty cells are len(which). Grid rows are in the order of their first entries.
-    """
+    """Group rows of equal number in `which` into a grid [G, N <= most]; len(which) if empty."""
     rows_of: dict[int, list[int]] = {}
     for row, number in enumerate(which):
         rows_of.setdefault(number, []).append(row)
@@ -527,10 +505,7 @@ def _forward(module: PreTrainedModel, batch: Batch, step: int, **options: bool) 
 
 
 def _store_prefixes(cache: PrefixCache, batch: Batch, chosen: Tensor) -> None:
-    """Store the states that the chosen cells [G, N] computed while decoding.
-
-    These are the prompt's last token and all sampled tokens but the last, which was never read.
-    """
+    """Store the states of the chosen cells [G, N]: last prompt token, sampled tokens but one."""
     cache_rows = torch.nonzero(chosen)[:, 0].cpu().numpy()
     members = batch.cells[chosen]
     counts = batch.lengths[members].cpu().numpy()

@@ -35,7 +35,6 @@ class Node:
 
     @property
     def state_ids(self) -> list[int]:
-        """Return the prompt and the answer so far."""
         return self.tree.prompt + self.ids
 
 
@@ -73,10 +72,7 @@ class TreeSearch(Generator):
         require_at_least(1, expand=self.expand, width=self.width, rounds=self.rounds)
 
     def bind(self, inner: Generator, state_values: StateValues, texts: list[str]) -> TreeSearch:
-        """Set the generator to sample from, the critic, and the text of every token.
-
-        Raises UserError if the generator gives no hidden states, which the critic needs.
-        """
+        """Set generator, critic and token texts. UserError if there are no hidden states."""
         if not inner.gives_hidden_states:
             line = "the search evaluates a critic on hidden states, which a server does not give"
             remedy = "evaluate with hardware=cpu or hardware=gpu"
@@ -107,11 +103,9 @@ class TreeSearch(Generator):
         return [[Completion(leaf.ids, leaf.logprobs, leaf.finish)] for leaf in best]
 
     def fitting(self, prompts: list[list[int]], model: str = "policy") -> int:
-        """Return the limit of the inner generator."""
         return self.inner.fitting(prompts, model)
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Load the weights into the inner generator."""
         self.inner.load(model, version, path)
 
     def _choose(self, tree: Tree) -> list[Node]:

@@ -114,12 +114,9 @@ class VLLMGenerator(Generator):
                 raise UserError(line, code="invalid-address")
         self.urls = [url.rstrip("/").removesuffix("/v1") for url in self.urls]
         if self.models.config.lora is None:
-            raise UserError(
-                "hardware=vllm sends LoRA adapters to its servers, and model.lora is null; give "
-                "model.lora={rank:16,alpha:32,targets:[all-linear]}, or train all weights with "
-                "hardware=gpu",
-                code="lora-required",
-            )
+            line = "hardware=vllm sends LoRA adapters to its servers, and model.lora is null; give"
+            line += " model.lora={rank:16,alpha:32,targets:[all-linear]}, or train all weights with"
+            raise UserError(f"{line} hardware=gpu", code="lora-required")
 
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
@@ -157,12 +154,9 @@ class VLLMGenerator(Generator):
                 lengths = [card.get("max_model_len") for card in cards]
                 reads = min([n for n in lengths if isinstance(n, int)], default=math.inf)
                 if most > reads:
-                    raise UserError(
-                        f"the server at {server.url} reads at most {reads} tokens, and {most} are "
-                        "needed; serve with a larger --max-model-len, or lower "
-                        "rollout.max_context",
-                        code="context-too-long",
-                    )
+                    line = f"the server at {server.url} reads at most {reads} tokens, and {most}"
+                    line += " are needed; raise its --max-model-len, or lower rollout.max_context"
+                    raise UserError(line, code="context-too-long")
             self._probe(model)
         except ServerFault as fault:
             remedy = "start a server with agentrl serve, or correct hardware.generator.urls"
@@ -172,7 +166,6 @@ class VLLMGenerator(Generator):
             raise UserError(str(refusal), code=refusal.code) from None
 
     def clear(self) -> None:
-        """Forget which server has read which prefix."""
         if self.fleet:
             self.fleet.router.clear()
 
@@ -284,12 +277,10 @@ class VLLMGenerator(Generator):
         for key, value in {"logprob_gap": gap, "logprob_gap_max": max(gaps)}.items():
             self.meter[key] = max(value, self.meter.get(key, 0.0))
         if limit is not None and not gap <= limit:
-            raise StoppedRun(
-                f"the server's log-probs of '{model}' differ by {gap:.2g} nats a token from those "
-                f"of '{self.models.config.path}' here, and at most {limit:g} is allowed; serve "
-                "that model in its dtype, or raise hardware.generator.max_logprob_gap",
-                code="logprob-gap",
-            )
+            line = f"log-probs of '{model}' differ by {gap:.2g} nats a token between the server"
+            line += f" and '{self.models.config.path}' here (limit {limit:g}); serve that model"
+            line += " in its dtype, or raise hardware.generator.max_logprob_gap"
+            raise StoppedRun(line, code="logprob-gap")
 
     def _vocabulary(self, model: str) -> int:
         return self.models.module(model).config.get_text_config().vocab_size
@@ -359,10 +350,7 @@ class Fleet:
     async def complete(
         self, requests: list[Request], homes: list[int]
     ) -> list[Completion | ServerFault]:
-        """Return a completion or a fault for each request; `homes` are the servers to try first.
-
-        Raises StoppedRun if a server refuses.
-        """
+        """Return a completion or a fault for each request. StoppedRun if a server refuses."""
         calls = [self._complete(*pair) for pair in zip(requests, homes, strict=True)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for answer in answers:
@@ -399,10 +387,7 @@ class Fleet:
         return await self._retry(lambda i: order[i % size].complete(request), size)
 
     async def _retry(self, attempt: Callable[[int], Awaitable[Result]], servers: int = 1) -> Result:
-        """Return the result of the first attempt without a fault.
-
-        Each of `servers` is tried once before there is a pause.
-        """
+        """Return the first result without a fault; pause after each of `servers` was tried."""
         for i in range(self.retries):
             try:
                 return await attempt(i)
@@ -445,7 +430,6 @@ class PrefixRouter:
         return chosen
 
     def clear(self) -> None:
-        """Forget all prefixes."""
         self.server_of.clear()
 
 

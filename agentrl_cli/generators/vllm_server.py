@@ -302,10 +302,7 @@ class Server:
             raise ServerFault(f"the server at {self.url} gave {fault}") from None
 
     async def load(self, adapter: Adapter) -> None:
-        """Load an adapter unless it is loaded, and check that it is listed.
-
-        Raises StoppedRun if the server refuses it.
-        """
+        """Load an adapter unless it is loaded, and check the listing. StoppedRun if refused."""
         async with self.loading:
             if adapter.name in self.loaded:
                 return

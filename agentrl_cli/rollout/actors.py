@@ -44,14 +44,12 @@ class Actors:
     plays_ahead = False  # whether `play_ahead` does anything
 
     def play(self, request: PlayRequest) -> list[Episode]:
-        """Return an episode for each start, in order."""
         return request.play_here(request.starts)
 
     def play_ahead(self, request: PlayRequest) -> None:
         """Begin to play the episodes that will be requested next."""
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of the last requested step."""
         return {}
 
     def state(self) -> dict[str, Any]:
@@ -151,7 +149,6 @@ class Begun:
         return [episode for part in self.parts for episode in part.result()]
 
     def cancel(self) -> None:
-        """Begin no more parts."""
         for part in self.parts:
             part.cancel()
 
@@ -258,7 +255,6 @@ class ActorPool(Actors):
         return {"version": self.last_version, "ahead": ahead}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore a `state`."""
         if not state:
             return
         self.last_version, ahead = state["version"], state["ahead"]
@@ -268,7 +264,6 @@ class ActorPool(Actors):
             self.ahead = Begun(ahead["step"], ahead["version"], [played])
 
     def close(self) -> None:
-        """End all actors and leave the cluster."""
         if self.is_closed:
             return
         self.is_closed = True

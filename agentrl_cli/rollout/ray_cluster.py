@@ -107,7 +107,6 @@ class RayCluster(Cluster):
                 os.environ[VISIBLE] = before
 
     def launch(self, make_player: MakePlayer) -> Actor:
-        """Begin to start an actor on a node with enough resources."""
         gpus = self.gpus if self.has_gpus else 0
         actor = self.ray.remote(_Host).options(num_cpus=self.cpus, num_gpus=gpus).remote()
         return RayActor(self.ray, actor, actor.build.remote(make_player), self.start_timeout)
@@ -117,7 +116,6 @@ class RayCluster(Cluster):
         return self.ray.put(weights)
 
     def close(self) -> None:
-        """End a Ray that was started here, or disconnect."""
         self.ray.shutdown()
 
 
