@@ -11,8 +11,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 SERVER := .venv-vllm
 SERVER_STAMP := $(SERVER)/.agentrl-installed
 VLLM := 0.32.0
-WORLDS := math twentyq tau_mini wiki
-ABLATED := math twentyq
+WORLDS := arithmetic twentyq tau_mini wiki
+ABLATED := arithmetic twentyq
 
 .PHONY: setup demo test check ci results results-page pictures ranks-test vllm-test ray-test kills fuzz soak performance clean
 

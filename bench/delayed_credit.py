@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.algos.grpo import GRPO
-from agentrl_cli.algos.self_ac.algorithm import Advanced, SelfAC
+from agentrl_cli.algos.self_ac.algorithm import SelfAC
+from agentrl_cli.algos.settings import SelfACAdvanced
 from agentrl_cli.core.types import Episode, derive_seed
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.models.specs import OptimizerSpec
@@ -63,7 +64,9 @@ def built(name: str, lr: float, **numbers: Any) -> Algorithm:
     """The algorithm with these numbers."""
     optimizer = OptimizerSpec(lr=lr)
     if name == "self_ac":
-        advanced = Advanced(normalise_advantages=True, values="recomputed", critic_grad="full")
+        advanced = SelfACAdvanced(
+            normalise_advantages=True, values="recomputed", critic_grad="full"
+        )
         return SelfAC(**settings(optimizer=optimizer, advanced=advanced, **numbers))
     usual = {"normalise_advantages": True, "clip": 0.2, "kl_coef": 0.0, "tokens_per_step": 0}
     return GRPO(optimizer=optimizer, **usual, **numbers)

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple, Protocol
 import yaml
 
 from agentrl_cli.cli import reproduce
-from agentrl_cli.cli.report import gather, markdown
 from agentrl_cli.config.compose import compose
+from agentrl_cli.report.compare import gather, markdown
 from agentrl_cli.report.records import LEARNING_TIMES
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX
 from agentrl_cli.runs.run import Run, step_of
@@ -45,9 +45,10 @@ OWN_PLAY = "own_play"  # SFT on its own unfiltered play, the control that must s
 TASKS = {
     "twentyq": {"test": 40, "train": 44, "val": 12},
     "tau_mini": {"test": 30, "train": 90, "val": 30},
-    "math": {"test": 200, "train": 1000, "val": 100},
+    "arithmetic": {"test": 200, "train": 1000, "val": 100},
     "wiki": {"test": 80, "train": 240, "val": 40},
 }
+PREFIXES = {"arithmetic": "math"}  # of its presets, which are older than its name
 Rows = list[dict[str, Any]]
 PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
@@ -63,7 +64,7 @@ VARIANTS = {  # of algorithms; each is a preset, as each algorithm is
     ),
 }
 ABLATIONS = {  # of NLAC, each a preset: all where they are cheap, elsewhere the most telling
-    "math": (
+    "arithmetic": (
         "nlql", "self_distillation", "monte_carlo", "nlrl", "on_policy", "k1", "k8", "m2",
         "shared_critic", "guarded",
     ),
@@ -284,7 +285,7 @@ def curve(plan: Plan, run: Path) -> dict[str, Any]:
 
 def preset(record: dict[str, Any]) -> str:
     """The shipped preset that repeats the run of a record."""
-    return f"{record['env']}_{record['variant'] or record['algo']}"
+    return f"{PREFIXES.get(record['env'], record['env'])}_{record['variant'] or record['algo']}"
 
 
 def keep(record: dict[str, Any]) -> None:

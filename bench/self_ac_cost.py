@@ -39,8 +39,8 @@ from agentrl_cli.algos.losses import clipped_ratio, value_error
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.self_ac.algorithm import SelfAC
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
+from agentrl_cli.models.forward import logprobs_and_values, token_logprobs
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.reader import logprobs_and_values, token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.assemble import keep_freed_memory

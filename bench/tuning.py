@@ -1,4 +1,4 @@
-"""Tunes the algorithms of a comparison with like effort: `python bench/tuning.py --env math`.
+"""Tunes the algorithms of a comparison with like effort: `python bench/tuning.py --env arithmetic`.
 
 Each gets the same four trials: its preset as it is, its learning rates divided and multiplied by
 three, and twice as many optimizer steps of half the size. A trial has as many updates as its
@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 
 from agentrl_cli.config.compose import compose
 from agentrl_cli.runs.run import Run
-from bench.results import FROM_SFT, PLAYERS, ROOT, STUDENTS, TASKS, Rows, train, write
+from bench.results import FROM_SFT, PLAYERS, PREFIXES, ROOT, STUDENTS, TASKS, Rows, train, write
 
 SEED = 10  # of every trial; the comparisons have 0, 1 and 2
 EPISODES = 600  # of an evaluation
@@ -64,7 +64,7 @@ class Trial(NamedTuple):
     @property
     def preset(self) -> str:
         """What is tuned."""
-        return f"experiment={self.env}_{self.algo}"
+        return f"experiment={PREFIXES.get(self.env, self.env)}_{self.algo}"
 
     @property
     def changes(self) -> dict[str, float]:
@@ -121,7 +121,7 @@ def tune(env: str, algo: str, folder: Path) -> None:
 def main() -> None:
     """Run what is not done."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env", default="math", choices=TASKS)
+    parser.add_argument("--env", default="arithmetic", choices=TASKS)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="algorithms to tune")
     asked = parser.parse_args()
     folder = (ROOT / "runs" / "tuning" / asked.env).resolve()

@@ -21,7 +21,7 @@ FLOORS = (  # a room imports from floors below its own and from itself, for type
     {"config", "envs", "generators"},
     {"models", "rollout", "runs"},
     {"algos"},
-    {"corpora", "report", "training"},
+    {"report", "training"},
     {"train"},
     {"cli"},
 )

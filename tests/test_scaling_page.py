@@ -27,7 +27,7 @@ ROW = re.compile(r"^\| `(experiment=[^`]+)` \| ([\d.]+ GiB)", re.MULTILINE)
 ENGINE = re.compile(
     r"^\| (`hardware=.+?) \| `(\w+)` \| `make ([\w-]+)` \| ([\d-]+) \|$", re.MULTILINE
 )
-SHOWN = re.compile(r"^```\n(episodes a step .*?)^```", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"^```\n(episodes per step .*?)^```", re.MULTILINE | re.DOTALL)
 MEMORY = "hardware.memory_gib=79"
 
 

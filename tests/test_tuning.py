@@ -26,10 +26,10 @@ def test_trials_differ_in_rates_and_the_size_of_steps(algo: str):
 
 
 def test_who_starts_from_sft_starts_from_its_preset():
-    start = Trial("math", "dpo", "preset").start
-    assert start == Trial("math", "sft", START)
+    start = Trial("arithmetic", "dpo", "preset").start
+    assert start == Trial("arithmetic", "sft", START)
     assert start is not None and start.settings() == ["experiment=math_sft", "seed=10"]
-    assert Trial("math", "grpo", "preset").start is None
+    assert Trial("arithmetic", "grpo", "preset").start is None
 
 
 def test_the_best_is_one_after_training():

@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.report.tables import share
+
 from bench.results import ABLATIONS, CONTROLS, OWN_PLAY, PLAYERS, STUDENTS
 from tools.results_tables import (
     Row,
@@ -50,7 +51,10 @@ README = ROOT / "README.md"
 START, END = "<!-- from docs/results: make results-page -->\n", "<!-- end -->"
 OLD = "0.1"  # the folder of what was learnt with the models of version 0.1
 OLD_WORLDS = {"twentyq": "Twenty Questions", "math": "MATH", "tau_mini": "the small shop"}
-WORLDS = OLD_WORLDS | {"wiki": "the wiki"}
+WORLDS = {
+    "twentyq": "Twenty Questions", "arithmetic": "arithmetic", "tau_mini": "the small shop",
+    "wiki": "the wiki",
+}  # fmt: skip
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#its-ablations)):"
 WRITTEN = {
     "nlac/brier": "Brier score", "nlac/optimism": "optimism", "nlac/auc_all": "AUC over all",

@@ -3,10 +3,10 @@ from .base import Algorithm as Algorithm
 from .base import Phase as Phase
 from .dpo import DPO as DPO
 from .grpo import GRPO as GRPO
+from .nlac.ablations import NLRL as NLRL
+from .nlac.ablations import NLACMonteCarlo as NLACMonteCarlo
+from .nlac.ablations import NLACSelfDistillation as NLACSelfDistillation
 from .nlac.algorithm import NLAC as NLAC
-from .nlac.variants import NLRL as NLRL
-from .nlac.variants import NLACMonteCarlo as NLACMonteCarlo
-from .nlac.variants import NLACSelfDistillation as NLACSelfDistillation
 from .ppo import PPO as PPO
 from .self_ac.algorithm import SelfAC as SelfAC
 from .sft import SFT as SFT

@@ -13,7 +13,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.one_process import refuse_several_processes
 from agentrl_cli.runs.find import find_run
 
-CHOOSE_ALGORITHM = ("algo", "experiment")  # the groups that say how a bare model is looked at
+CHOOSE_ALGORITHM = ("algo", "recipe", "ablation", "experiment")
 
 
 def evaluate_command(

@@ -8,11 +8,12 @@ def _examples(*commands: str) -> str:
 ALL = _examples("train algo=nlac env=twentyq", "show last")
 TRAIN = _examples(
     "train algo=grpo env=twentyq steps=50 seed=1",
+    "train recipe=twentyq algo=nlac ablation=frozen_critic",
     "train --config runs/2026-11-21_twentyq-nlac-tiny_s1_k7f2/config.yaml",
 )
 RESUME = _examples("resume last", "resume runs/grid/seed-0 steps=48")
 EVAL = _examples(
-    "eval last env=math eval.episodes_per_task=4",
+    "eval last env=arithmetic eval.episodes_per_task=4",
     "eval model=hf model.path=FOLDER env=twentyq --json",
 )
 PLAY = _examples("play env=twentyq", "play --run last --task test-1")
@@ -41,11 +42,11 @@ CALIBRATE = _examples(
 NEW = _examples("new env guess_it", "new algo my_method")
 SERVE = _examples(
     "serve model=hf model.path=Qwen/Qwen2.5-7B-Instruct algo=nlac",
-    "serve experiment=paper_twentyq_nlac hardware.generator.server.gpus=[1,2] --print",
+    "serve recipe=paper_twentyq algo=nlac hardware.generator.server.gpus=[1,2] --print",
 )
 LS = _examples("ls", "ls runs/grid --json")
 LIST = _examples("list algo", "list algo grpo", "list env --config-dir my_groups")
-CONFIG = _examples("config algo=grpo env=math", "config experiment=twentyq_nlac --json")
+CONFIG = _examples("config algo=grpo env=arithmetic", "config recipe=twentyq ablation=k1 --json")
 CHECK = _examples("check env=mine", "check env=twentyq env.turns=8 --config-dir my_groups")
 GRADE = _examples(
     "grade 1/2 'so it is \\boxed{0.5}'",

@@ -274,7 +274,9 @@ def new(
 
 @app.command("reproduce", epilog=help_examples.REPRODUCE)
 def reproduce_preset(
-    name: Annotated[str, typer.Argument(help="A preset of agentrl list experiment, or all.")],
+    name: Annotated[
+        str, typer.Argument(help="RECIPE_ALGO or RECIPE_ABLATION, such as math_k1; or all.")
+    ],
     seed: Annotated[list[int] | None, typer.Option(help="All that are stored by default.")] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="With all: walk each, toy-sized.")] = False,
     store: Annotated[bool, typer.Option("--store", help="Keep the numbers as the stored.")] = False,

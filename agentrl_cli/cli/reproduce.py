@@ -18,7 +18,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli.cli.sweep_worker import run_agentrl
-from agentrl_cli.config.compose import compose, options
+from agentrl_cli.config.compose import compose
+from agentrl_cli.config.presets import PRESETS, preset_overrides
 from agentrl_cli.config.schema import nearest
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
@@ -28,7 +29,6 @@ from agentrl_cli.runs.best import kept_evaluation
 from agentrl_cli.runs.run import Run
 
 STORED = Path(__file__).parent / "reproduce.json"
-GROUP = "experiment"
 FOLDER_REMEDY = "choose another place with --folder"
 TOY_SIZES = {  # where a preset has the key
     "steps": "1", "eval_every": "0", "save_every": "0", "hardware.threads": "1", "eval.tasks": "2",
@@ -86,9 +86,10 @@ def reproduce(preset: str, seeds: list[int], folder: Path, store: bool) -> list[
     """Run a preset with the given seeds (of none: all that are stored, else 0), unless a run of an
     earlier call is done. Raises UserError for an unknown preset and for a run that failed."""
     refuse_several_processes()
-    known = options(GROUP)
-    if preset not in known:
-        raise UserError(f"experiment '{preset}' not found{nearest(preset, known)}")
+    if preset not in PRESETS:
+        raise UserError(
+            f"preset '{preset}' not found{nearest(preset, PRESETS)}", code="unknown-preset"
+        )
     stored = read_stored().get(preset, {})
     with files.explain_write_errors(folder, FOLDER_REMEDY):
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,7 @@ def finished_run(preset: str, seed: int, folder: Path) -> Run:
         if Run(run).meta["status"] == "done":
             return Run(run)
         raise UserError(f"'{run}' is there and not done; agentrl resume {run}, or remove it")
-    overrides = [f"{GROUP}={preset}", f"seed={seed}", f"runs={folder}", f"name={run.name}"]
+    overrides = [*preset_overrides(preset), f"seed={seed}", f"runs={folder}", f"name={run.name}"]
     if start := compose(overrides).init:
         finished_run(Path(start).name.removesuffix(f"_s{seed}"), seed, folder)
     print(f"run {run}, log in {run}.log", file=sys.stderr, flush=True)
@@ -125,7 +126,7 @@ def smoke_test(folder: Path, presets: Collection[str] = ()) -> tuple[list[str], 
     began = time.perf_counter()
     with files.explain_write_errors(folder, FOLDER_REMEDY):
         folder.mkdir(parents=True, exist_ok=True)
-    composed = {preset: compose([f"{GROUP}={preset}"]) for preset in presets or options(GROUP)}
+    composed = {preset: compose(preset_overrides(preset)) for preset in presets or PRESETS}
     embedded = {preset: cfg for preset, cfg in composed.items() if cfg.model.path == "tiny"}
     with forked_processes() as pool:
         toys = [
@@ -163,7 +164,7 @@ def _smoke(preset: str, overrides: list[str], folder: Path) -> str:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
         try:
-            start([f"{GROUP}={preset}", f"runs={folder}", f"name={run}", *overrides])
+            start([*preset_overrides(preset), f"runs={folder}", f"name={run}", *overrides])
         except BaseException:  # what ends a process, too, is a preset that does not run
             traceback.print_exc()
             return f"failed  {preset}, see {log.name}"

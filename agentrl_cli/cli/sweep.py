@@ -27,8 +27,7 @@ from agentrl_cli.config import compose as config
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.one_process import refuse_several_processes
-from agentrl_cli.report.listing import cell, run_row
-from agentrl_cli.report.text import table
+from agentrl_cli.report.summary import cell, run_row, table
 from agentrl_cli.runs.find import list_runs
 from agentrl_cli.runs.loggers import SWEEP_FOLDER
 from agentrl_cli.runs.run import is_folder_name
@@ -149,6 +148,7 @@ class Sweep:
         """Run all points by Hydra's multirun."""
         with files.explain_write_errors(self.folder, "choose another place with runs="):
             self.folder.mkdir(parents=True, exist_ok=True)
+        config.register_sections(self.config_dir)
         folder = str(config.conf_folder())
         main = hydra.main(version_base=None, config_path=folder, config_name="config")
         names = [] if self.count_runs() is None else [name for _, name in self.named_points()]
@@ -225,7 +225,7 @@ def summary(folder: Path, points: set[str] | None = None) -> tuple[list[str], in
     never_begun = sorted(logged - {row["run"] for row in rows})
     cells += [[name, f"failed, see {folder / name}.log", "", ""] for name in never_begun]
     unfinished = sum(row["status"] != "done" for row in rows) + len(never_begun)
-    return table(header, cells), unfinished
+    return table([header, *cells]), unfinished
 
 
 @contextmanager

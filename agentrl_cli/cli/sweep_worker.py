@@ -22,7 +22,7 @@ from agentrl_cli.config.settings import RESUMABLE
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import try_lock
 from agentrl_cli.core.terminal import tell
-from agentrl_cli.report.listing import cell, run_row
+from agentrl_cli.report.summary import cell, run_row
 from agentrl_cli.runs.run import Run
 
 PROGRAM = "agentrl_cli.cli"  # as `python -m` knows it

@@ -156,21 +156,42 @@ def shown(value: Any) -> str:
     return text.removesuffix("...\n").rstrip("\n")
 
 
-def sources(overrides: list[str], config_dir: Path | None) -> list[tuple[str, str]]:
-    """The group files that overrides compose, as `algo/grpo` with the node that each is put at,
-    later ones over earlier ones. Raises UserError as `compose` does."""
+@dataclass(frozen=True)
+class Part:
+    """A file or a section that Hydra merges: its name (`algo/grpo`), node, values and source."""
+
+    name: str
+    node: str
+    values: dict[str, Any]
+    file: str
+
+
+def parts(overrides: list[str], config_dir: Path | None) -> list[Part]:
+    """Return the parts that overrides compose; later ones win. Raises UserError as `compose`."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
+    from omegaconf import OmegaConf
 
     compose(overrides, config_dir)
     texts = [forced(item, config_dir) for item in parse_overrides(overrides)]
+    found = []
     with hydra.initialize_config_dir(str(conf_folder()), version_base=None):
-        loader = GlobalHydra.instance().config_loader()
-        path = search_path(config_dir)
-        found = loader.compute_defaults_list("config", path + texts, RunMode.RUN).defaults
-    named = [(str(part.config_path), part.package or "") for part in found]
-    return [(name, node) for name, node in named if not name.startswith("hydra/")]
+        loader: Any = GlobalHydra.instance().config_loader()
+        all_texts = search_path(config_dir) + texts
+        for item in loader.compute_defaults_list("config", all_texts, RunMode.RUN).defaults:
+            name = str(item.config_path)
+            if name.startswith("hydra/"):
+                continue
+            if (file := _file(name, config_dir)).is_file():
+                source, content = f"{name}.yaml", OmegaConf.load(file)
+            elif section := loader.repository.load_config(name):
+                source, content = section.provider, section.config
+            else:
+                continue
+            values: Any = OmegaConf.to_container(content, resolve=False) or {}
+            found.append(Part(name, item.package or "", values, source))
+    return found
 
 
 def _read_sources(
@@ -179,12 +200,12 @@ def _read_sources(
     """By key: the file that set it last, and the last comment that a file writes behind it."""
     set_in: dict[str, str] = {}
     comments: dict[str, str] = {}
-    for name, node in sources(overrides, config_dir):
-        for key, _, comment in _keys(_file(name, config_dir)):
-            full = f"{node}.{key}" if node else key
-            set_in[full] = f"{name}.yaml"
-            if comment:
-                comments[full] = comment
+    for part in parts(overrides, config_dir):
+        prefix = f"{part.node}." if part.node else ""
+        set_in |= {f"{prefix}{key}": part.file for key in files.flatten(part.values)}
+        if (file := _file(part.name, config_dir)).is_file():
+            found = {f"{prefix}{key}": comment for key, _, comment in _keys(file)}
+            comments |= {key: comment for key, comment in found.items() if comment}
     return set_in, comments
 
 

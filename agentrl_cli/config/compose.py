@@ -9,7 +9,15 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl_cli.config.groups import conf_folder, group_folders, groups, options
+from agentrl_cli.config.groups import (
+    ALGOS,
+    conf_folder,
+    group_folders,
+    groups,
+    options,
+    register_sections,
+)
+from agentrl_cli.config.presets import PRESETS, replace_old_names
 from agentrl_cli.config.secrets import REMEDY, secret_errors, secret_in
 from agentrl_cli.config.texts import add_later_keys, put_texts
 from agentrl_cli.core import files
@@ -255,7 +263,7 @@ def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Ove
 
     parsed, errors = [], []
     form = "key=value or key=a,b" if is_sweep else "key=value"
-    for text in overrides:
+    for text in replace_old_names(overrides):
         if kind := secret_in(text):
             errors.append(f"an override of '{text.partition('=')[0]}' holds {kind}; {REMEDY}")
             continue
@@ -290,7 +298,11 @@ def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
 
     group, value = item.key_or_group, item.value()
     known = options(group, config_dir)
-    if group not in groups(config_dir) or str(value) in known or item.is_delete():
+    if group == "experiment":
+        known |= dict.fromkeys(PRESETS, "")
+    elif group not in groups(config_dir):
+        return None
+    if str(value) in known or item.is_delete():
         return None
     if value is None:
         remedy = f"choose one with {group}=NAME (agentrl list {group}), or leave it out"
@@ -323,10 +335,14 @@ def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictCon
     )  # fmt: skip
     overrides = search_path(config_dir) + overrides
     try:
+        register_sections(config_dir)
         with hydra.initialize_config_dir(str(conf_folder()), version_base=None):
             cfg = hydra.compose("config", overrides, return_hydra_config=True)
     except unreadable as error:
-        raise UserError(f"the configuration cannot be composed: {_reason(error)}") from None
+        line = f"the configuration cannot be composed: {_reason(error)}"
+        if "/wording" in line or "'wording@" in line:  # as in files of environments before 0.3
+            line += "; start the file with # @package _global_ and write prompts: {wording: NAME}"
+        raise UserError(line, code="cannot-compose") from None
     complete(cfg, cfg.hydra.runtime.choices, config_dir)
     return cfg
 
@@ -342,6 +358,7 @@ def complete(
     with open_dict(cfg):
         cfg.choices = {group: options_of[group] for group in named}
         cfg.pop("hydra", None)
+        cfg.pop(ALGOS, None)
         put_texts(cfg)
 
 

@@ -3,13 +3,18 @@ read in `compose`, and with its comments in `comments`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 
 PACKAGE = Path(__file__).parents[1]
+SECTIONED = ("ablation",)  # groups of one file, which has a section for each option
+ALGOS = "algos"  # the key of a recipe or an ablation for values of a single algorithm
 
 
 def conf_folder() -> Path:
@@ -22,16 +27,80 @@ def conf_folder() -> Path:
 
 
 def groups(config_dir: Path | None = None) -> list[str]:
-    """The names of all groups, a user's own included."""
+    """Return the names of all groups, a user's own included."""
     folders = [folder for root in group_folders(config_dir) for folder in root.iterdir()]
-    return sorted({folder.name for folder in folders if folder.is_dir()})
+    names = {folder.name for folder in folders if folder.is_dir()}
+    return sorted(names | {file.stem for file in _sectioned_files(config_dir)})
 
 
 def options(group: str, config_dir: Path | None = None) -> dict[str, str]:
-    """The options of a group, each with the comment its file opens with."""
-    folders = [root / group for root in group_folders(config_dir)]
-    found = [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
-    return {file.stem: _opening_comment(file) for file in found}
+    """Return the options of a group, each with the comment that describes it."""
+    found: dict[str, str] = {}
+    for root in group_folders(config_dir):
+        if (file := root / f"{group}.yaml").is_file():
+            text = file.read_text(encoding="utf-8", errors="replace")
+            found |= dict(re.findall(r"^(\w+):(?: *# *(.*))?", text, re.MULTILINE))
+        found |= {
+            file.stem: _opening_comment(file) for file in sorted(root.glob(f"{group}/*.yaml"))
+        }
+    return found
+
+
+def register_sections(config_dir: Path | None = None) -> None:
+    """Make sections of files known to Hydra as options of groups.
+
+    The sections of a file such as `ablation.yaml` are the options of the group `ablation`. The
+    sections under `algos` of a recipe or an ablation apply to a single algorithm: `nlac` of the
+    recipe `math` becomes the option `math_nlac` of the group `recipe_algos`.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    def store(group: str, sections: dict[str, Any], file: Path) -> None:
+        source = str(file.relative_to(file.parents[file.parent.name == "recipe"]))
+        for name, values in sections.items():
+            ConfigStore.instance().store(name, values, group, "_global_", provider=source)
+
+    for group in (*SECTIONED, *(f"{group}_{ALGOS}" for group in ("recipe", *SECTIONED))):
+        ConfigStore.instance().repo.pop(group, None)
+    for file in _sectioned_files(config_dir):
+        for name, values in _read(file).items():
+            store(f"{file.stem}_{ALGOS}", _sections_of_algos(name, values), file)
+            store(file.stem, {name: {key: values[key] for key in values if key != ALGOS}}, file)
+    for root in group_folders(config_dir):
+        for file in root.glob("recipe/*.yaml"):
+            for part in _with_bases(file):
+                store(f"recipe_{ALGOS}", _sections_of_algos(file.stem, _read(part)), part)
+
+
+def _sectioned_files(config_dir: Path | None) -> list[Path]:
+    paths = [root / f"{name}.yaml" for root in group_folders(config_dir) for name in SECTIONED]
+    return [path for path in paths if path.is_file()]
+
+
+def _sections_of_algos(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {f"{name}_{algo}": part for algo, part in (values.get(ALGOS) or {}).items()}
+
+
+def _with_bases(file: Path) -> list[Path]:
+    """Return the files that a file builds on, of its own folder, and the file itself."""
+    bases = [
+        file.with_name(f"{name}.yaml")
+        for name in _read(file).get("defaults", [])
+        if isinstance(name, str) and name != "_self_"
+    ]
+    return [part for base in bases if base.is_file() for part in _with_bases(base)] + [file]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return _read_version(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _read_version(file: Path, changed: int) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    found: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    return found if isinstance(found, dict) else {}
 
 
 def group_folders(config_dir: Path | None) -> list[Path]:

@@ -55,7 +55,7 @@ def _meaning(module: str, name: str) -> Any:
     source, original = found
     if source.partition(".")[0] == PACKAGE:
         return _meaning(source, original)
-    is_light = source in ("typing", "pathlib", "collections.abc", "dataclasses")
+    is_light = source in ("typing", "pathlib", "collections.abc", "dataclasses", "pydantic")
     return getattr(importlib.import_module(source), original) if is_light else object
 
 
@@ -88,6 +88,8 @@ def _default(part: ast.AnnAssign) -> dict[str, Any]:
 
 def _kind(module: str, annotation: ast.expr) -> Any:
     """The type that an annotation means; `object` where a name of it is for type checkers only."""
+    if ast.unparse(annotation).startswith("Annotated[") and isinstance(annotation, ast.Subscript):
+        return _kind(module, annotation.slice.elts[0])  # pyright: ignore
     names = {}
     for name in (part.id for part in ast.walk(annotation) if isinstance(part, ast.Name)):
         if name in _definitions(module) or hasattr(builtins, name):

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from agentrl_cli.core import files
 
 PACKAGE = "agentrl_cli"
-PUBLIC = ("algos", "corpora", "envs", "generators", "rollout", "runs")
+PUBLIC = ("algos", "envs", "generators", "rollout", "runs")
 LEAVES = {int: "integer", float: "float", bool: "boolean", str: "string", Path: "path"}
 CONTAINERS = {list: "list", dict: "mapping", tuple: "list"}
 

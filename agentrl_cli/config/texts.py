@@ -11,7 +11,7 @@ from agentrl_cli.core import files
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-TEXT_GROUPS = ("prompts", "wording")  # whose nodes an algorithm's node names
+TEXT_GROUPS = ("prompts",)
 NAMING = ("algo", "rollout")  # nodes that name them: a corpus is written for an algorithm
 ADDED_KEYS = {
     "save_minutes": 0.0,
@@ -44,5 +44,7 @@ def add_later_keys(cfg: DictConfig) -> None:
     for key, value in ADDED_KEYS.items():
         if key not in cfg:
             cfg[key] = value
-    if OmegaConf.is_dict(cfg.get("algo")) and str(cfg.algo.get("_target_")).endswith(".NLAC"):
-        cfg.algo.setdefault("min_readable", 0.0)
+    plain: Any = OmegaConf.to_container(cfg, resolve=False)
+    choices, env = plain.get("choices"), plain.get("env")
+    if isinstance(choices, dict) and choices.get("env") == "math" and not (env or {}).get("data"):
+        cfg.choices.env = "arithmetic"  # which was called math before the benchmark was

@@ -21,8 +21,8 @@ from agentrl_cli.config.compose import as_dataclass
 from agentrl_cli.config.settings import RESUMABLE, ModelConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.adapters import adapter_sizes
+from agentrl_cli.models.forward import LOGITS_AT_ONCE, max_positions, vocabulary_head
 from agentrl_cli.models.load import dtype_of, load_shapes
-from agentrl_cli.models.policy import LOGITS_AT_ONCE, max_positions, vocabulary_head
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -211,16 +211,17 @@ def decoding_bytes(shapes: Shapes, cfg: DictConfig, models: int) -> tuple[int, i
     return min(half, stays * shapes.token_bytes), min(half, batch * shapes.token_bytes), logits
 
 
-def refuse_unread_context(cfg: DictConfig, positions: int, role_ids: int = 0) -> None:
-    """Raise UserError if episodes plus `role_ids` tokens of roles exceed the model's positions."""
-    if cfg.rollout.max_context + role_ids > positions:
-        needed = f"rollout.max_context is {cfg.rollout.max_context}"
-        needed += f", after which roles read and write up to {role_ids} tokens" if role_ids else ""
+def refuse_unread_context(cfg: DictConfig, positions: int, extra_tokens: int = 0) -> None:
+    """Raise UserError if an episode, plus the `extra_tokens` of the algorithm's own prompts, can
+    exceed the `positions` of the model."""
+    if cfg.rollout.max_context + extra_tokens > positions:
+        line = f"rollout.max_context is {cfg.rollout.max_context}"
+        line += f" and prompts of the algorithm add {extra_tokens} tokens" if extra_tokens else ""
+        remedy = f"set rollout.max_context={positions - extra_tokens}"
+        if extra_tokens >= positions:
+            remedy = "shorten the texts of the algorithm, or use a model with a longer context"
         reads = f"but '{cfg.model.path}' reads at most {positions} tokens"
-        remedy = f"give rollout.max_context={positions - role_ids}"
-        if role_ids >= positions:
-            remedy = "give a smaller algo.advanced.role_tokens"
-        raise UserError(f"{needed}, {reads}; {remedy}", code="context-too-long")
+        raise UserError(f"{line}, {reads}; {remedy}", code="context-too-long")
 
 
 def sharded_plan(plan: MemoryPlan, shapes: Shapes, processes: int) -> MemoryPlan:

@@ -16,8 +16,9 @@ from agentrl_cli.training.assemble import assemble
 from stress.fuzzing.mutations import SNIPPETS, Draw, any_text, mutated_bytes
 from stress.fuzzing.target import Target
 
-PLAYED = (["algo=grpo", "env=twentyq"], ["algo=nlac", "env=math"], ["algo=ppo", "env=tau_mini"],
-          ["algo=self_ac", "env=math"], ["algo=stepagent_inverse", "env=twentyq"],
+PLAYED = (["algo=grpo", "env=twentyq"], ["algo=nlac", "env=arithmetic"],
+          ["algo=ppo", "env=tau_mini"], ["algo=self_ac", "env=arithmetic"],
+          ["algo=stepagent_inverse", "env=twentyq"],
           ["algo=archer", "env=tau_mini"], ["algo=dpo"], ["algo=sft"])  # fmt: skip
 VALUES = (
     "", "null", "true", "-1", "0", "1", "2", "3.5", "1e309", "-1e309", "nan", "inf", "-inf",

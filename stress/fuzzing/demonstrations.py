@@ -55,7 +55,9 @@ def target(home: Path) -> Target:
         "script": _lines(SCRIPT),
     }  # fmt: skip
     readers = {"dialogues": DemoReader(COIN, chat, 512), "episodes": DemoReader(env, chat, 512)}
-    base = build(check(compose(["env=math"]), skip=("algo", "hardware", "model", "rollout")).env)
+    base = build(
+        check(compose(["env=arithmetic"]), skip=("algo", "hardware", "model", "rollout")).env
+    )
     plain = {name: value for name, value in vars(base).items() if name != "state"}
 
     @st.composite

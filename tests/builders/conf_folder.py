@@ -49,7 +49,8 @@ class World:
 """
 
 CONFIG = OmegaConf.load(CONF / "config.yaml")
-GROUPS = [{"env": "world"}, {"algo": "first"}, {"model": "tiny"}, {"experiment": None}]
+GROUPS = [{"env": "world"}, {"algo": "first"}, {"model": "tiny"}]
+GROUPS += [{"recipe": None}, {"optional recipe_algos": "${recipe}_${algo}"}, {"ablation": None}]
 PART = {"_target_": "sample_nodes.Part", "size": 1}
 HARDWARE = {"device": "cpu", "threads": None, "tokens_per_batch": 64, "generator": PART}
 NODES_OF_OURS = {"rollout": PART, "logger": PART, "hardware": HARDWARE, "steps": 10}
@@ -95,11 +96,23 @@ FILES = {
         gradient_checkpointing: false
         lora: null
         """,
-    "experiment/quick.yaml": """
+    "recipe/quick.yaml": """
         # @package _global_
         # a short one
-        defaults: [{override /algo: second}]
+        defaults: [{override /model: hf}]
         steps: 2
-        algo: {epochs: 3}
+        algos:
+            second: {algo: {epochs: 3, limit: 1.0}}
+        """,
+    "recipe/quicker.yaml": """
+        # @package _global_
+        defaults: [quick, _self_]
+        steps: 1
+        """,
+    "ablation.yaml": """
+        # One part less.
+        ungated:  # without the gate
+            algo: {gate: false, epochs: 4}
+        short: {steps: 3}
         """,
 }

@@ -13,8 +13,8 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.generators.hf import HFGenerator
+from agentrl_cli.models.forward import causal_lm, collate, forward
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import causal_lm, collate, forward
 from agentrl_cli.rollout.play import EpisodeStart, play
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner

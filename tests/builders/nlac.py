@@ -12,11 +12,10 @@ from typing import Any
 
 from agentrl_cli.algos.base import Context, Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.nlac.choice import Candidate
-from agentrl_cli.algos.nlac.prompts import Prompts
-from agentrl_cli.algos.nlac.reading import READINGS
-from agentrl_cli.algos.nlac.settings import Advanced
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.nlac.parse import PARSERS
+from agentrl_cli.algos.nlac.roles import Candidate
+from agentrl_cli.algos.samples import TurnRef
+from agentrl_cli.algos.settings import NLACAdvancedConfig, NLACPromptsConfig
 from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.models.model_set import ModelSet
@@ -28,9 +27,9 @@ from tests.builders.models import model_config
 from tests.builders.tiny_models import tiny_tokenizer
 
 CHAT = Chat(tiny_tokenizer())
-EXACT = READINGS["exact"]
+STRICT = PARSERS["exact"]
 SAMPLING = Sampling(max_tokens=24, temperature=1.0, stop_ids=CHAT.stop_ids)
-PROMPTS = Prompts(
+PROMPTS = NLACPromptsConfig(
     forecast="Forecast it.",
     backup="Seen: {response}\nThen: {forecast}\nBack it up.",
     evaluate="Mine:\n{forecasts}\nOthers:\n{others}\nEvaluate it.",
@@ -154,11 +153,11 @@ class ValuedCandidate(Candidate):
 
 
 def candidate(text: str, draws: int, *success: float, critique: str = "") -> Candidate:
-    """An action that was drawn so often, with as many forecasts, of this mean success."""
-    forecasts, value = ["It goes on."] * len(success), fmean(success) if success else 0.5
+    """A drawn action with the given value, the mean of `success`, and one forecast for each."""
     return ValuedCandidate(
-        CHAT.encode_action(text), draws, forecasts, critique, value, reading=EXACT
-    )
+        WON_PLACE, CHAT.encode_action(text), draws, ["It goes on."] * len(success),
+        critique=critique, value=fmean(success) if success else 0.5, parser=STRICT,
+    )  # fmt: skip
 
 
 def filled(*episodes: Episode) -> ReplayBuffer:
@@ -185,7 +184,7 @@ def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
         "successor_tokens_per_step": 0, "monitored_states": 4, "monitored_actions": 2,
         "monitored_forecasts": 16, "probes": 4,
     }  # fmt: skip
-    return NLAC(**{**usual, **changes}, advanced=Advanced(**{**rare, **(advanced or {})}))
+    return NLAC(**{**usual, **changes}, advanced=NLACAdvancedConfig(**{**rare, **(advanced or {})}))
 
 
 def weights(algo: NLAC, folder: Path) -> ModelSet:
@@ -237,6 +236,7 @@ def prompt(sample: Sample) -> list[int]:
 
 
 WON = episode("won", ["Is it big?", "Is it red?", "Is it a cat?"], success=True)
+WON_PLACE = TurnRef(WON, 0)
 LOST = episode("lost", ["Is it old?", "Is it a dog?"], success=False)
 
 

@@ -9,18 +9,19 @@ from typing import Any
 import torch
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.self_ac.algorithm import Advanced, SelfAC
+from agentrl_cli.algos.self_ac.algorithm import SelfAC
+from agentrl_cli.algos.settings import SelfACAdvanced
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Sample
+from agentrl_cli.models.forward import Batch, Outputs, collate, forward
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import Batch, Outputs, collate, forward
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import bound
 from tests.builders.nlac import episode
 
 PROMPT = "{closing} Judge"
-ADVANCED = Advanced(normalise_advantages=False, values="recomputed", critic_grad="full")
+ADVANCED = SelfACAdvanced(normalise_advantages=False, values="recomputed", critic_grad="full")
 
 
 def settings(**changes: Any) -> dict[str, Any]:

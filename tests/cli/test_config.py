@@ -38,23 +38,22 @@ def entries(*overrides: str) -> dict[str, tuple[object, str, str]]:
 
 
 def test_every_key_has_its_value_its_comment_and_its_source():
-    found = entries("algo=grpo", "env=math_500", "steps=3")
+    found = entries("algo=grpo", "env=math", "steps=3")
     assert found["steps"] == (3, "updates", "command line")
     assert found["seed"] == (0, "the root of every random stream", "config.yaml")
-    assert found["rollout.max_tokens"] == (96, "per reply", "rollout/solve.yaml")
-    assert found["env.levels"] == ([], "1 to 5; [] for all", "env/math.yaml")
-    assert found["env.test_share"] == (0.0, "the split is the data's own", "env/math_500.yaml")
-    assert found["model.weights"][0] == "math_500" and found["algo.clip"][2] == "algo/grpo.yaml"
-    hf = entries("algo=grpo", "model=hf", "model.path=x", "experiment=math_grpo", "env=math")
+    assert found["rollout.max_tokens"] == (96, "per action", "env/arithmetic.yaml")
+    assert found["env.levels"] == ([], "1 to 5; [] for all", "env/arithmetic.yaml")
+    assert found["env.test_share"] == (0.0, "the split comes from the data", "env/math.yaml")
+    assert found["model.weights"][0] == "math" and found["algo.clip"][2] == "algo/grpo.yaml"
+    hf = entries("algo=grpo", "model=hf", "model.path=x", "recipe=arithmetic", "env=arithmetic")
     assert hf["rollout.max_tokens"][::2] == (1024, "model/hf.yaml")
-    assert "experiment/math_grpo.yaml" in {source for _, _, source in hf.values()}
+    assert "recipe/arithmetic.yaml" in {source for _, _, source in hf.values()}
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
         ["algo=nlac", "env=tau_mini", "eval.splits=[test]", "algo.optimizer.lr=1e-5"],
-        ["experiment=tau_mini_base"],  # whose corpus refers to the whole node of the world
     ],
 )
 def test_what_is_printed_is_yaml_of_what_is_composed(overrides: list[str]):
@@ -166,22 +165,22 @@ def test_what_is_said_of_a_node_in_one_line_is_not_said_of_its_last_key():
 
 def test_without_a_group_the_groups_are_listed():
     found = agentrl("list").stdout.split()
-    assert {"algo", "env", "model", "hardware", "experiment"} <= set(found)
+    assert {"algo", "env", "model", "hardware", "recipe", "ablation"} <= set(found)
     assert found == json.loads(agentrl("list", "--json").stdout)
 
 
 def test_demonstrations_are_learnt_in_the_world_that_they_are_of(tmp_path: Path):
     file = tmp_path / "demos.jsonl"
-    result = agentrl("demos", "env=math", "env.turns=single", "n=2", f"out={file}")
-    said = f"agentrl train env=math env.turns=single algo=sft data.demos={file} steps=3"
+    result = agentrl("demos", "env=arithmetic", "env.turns=single", "n=2", f"out={file}")
+    said = f"agentrl train env=arithmetic env.turns=single algo=sft data.demos={file} steps=3"
     assert said in result.stderr
 
 
 def test_the_command_that_learns_from_demonstrations_can_be_pasted(tmp_path: Path):
     file = tmp_path / "my demos.jsonl"
-    result = agentrl("demos", "experiment=math_grpo", "env.turns=single", "n=2", f"out={file}")
+    result = agentrl("demos", "recipe=arithmetic", "env.turns=single", "n=2", f"out={file}")
     words = shlex.split(result.stderr.split("learn from them: agentrl ")[1])
-    assert words[:3] == ["train", "experiment=math_grpo", "env.turns=single"]
+    assert words[:3] == ["train", "recipe=arithmetic", "env.turns=single"]
     assert f"data.demos={file}" in words
 
 

@@ -37,11 +37,11 @@ def test_a_bare_model_plays_without_any_algorithm(monkeypatch: pytest.MonkeyPatc
 
 def test_a_run_is_evaluated_on_another_environment(tmp_path: Path):
     run = trained(tmp_path / "runs", "grpo", "it", "steps=1", "eval.baseline=false")
-    record = evaluate_command(str(run.folder), ["env=math", "eval.greedy=false"])
-    assert record["env"] == "math" and record["eval/test_episodes"] == 4
+    record = evaluate_command(str(run.folder), ["env=arithmetic", "eval.greedy=false"])
+    assert record["env"] == "arithmetic" and record["eval/test_episodes"] == 4
     assert "eval/test_boxed" in record or any("level" in name for name in record)
     (written,) = (run.folder / "evaluations.jsonl").read_text().splitlines()
-    assert json.loads(written)["env"] == "math"
+    assert json.loads(written)["env"] == "arithmetic"
     own = evaluate_command(str(run.folder), [])
     assert "env" not in own
 

@@ -162,7 +162,7 @@ def finished(folder: Path, *overrides: str) -> Run:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ("env=math", "env twentyq there and math here, rollout play there and solve here"),
+        ("env=arithmetic", "env twentyq there and arithmetic here"),
         ("steps=9", "steps 3 there and 9 here"),
         ("algo.optimizer.lr=1e-3", "algo.optimizer.lr 0.0001 there and 0.001 here"),
         ("algo.clip=0.3", "algo.clip 0.1 there and 0.3 here"),

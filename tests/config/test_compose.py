@@ -48,12 +48,24 @@ def test_defaults_compose_and_check():
 
 def test_choices_name_the_option_of_each_group():
     choices = compose(["algo=second"]).choices
-    assert dict(choices) == {"env": "world", "algo": "second", "model": "tiny", "experiment": None}
+    assert dict(choices) == {"env": "world", "algo": "second", "model": "tiny",
+                             "recipe": None, "ablation": None}  # fmt: skip
 
 
-def test_overrides_beat_experiment_which_beats_groups():
-    cfg = check(compose(["experiment=quick", "algo.epochs=9"]))
-    assert (cfg.choices.algo, cfg.algo.clip, cfg.algo.epochs, cfg.steps) == ("second", 0.4, 9, 2)
+@pytest.mark.parametrize(
+    ("overrides", "epochs"),
+    [
+        ("recipe=quick", 1),
+        ("recipe=quick algo=second", 3),
+        ("recipe=quick algo=second ablation=ungated", 4),
+        ("recipe=quick algo=second ablation=ungated algo.epochs=9", 9),
+        ("recipe=quicker algo=second", 3),
+    ],
+)
+def test_overrides_beat_ablations_which_beat_recipes(overrides: str, epochs: int):
+    cfg = check(compose([*overrides.split(), "model.path=x"]))
+    assert (cfg.algo.epochs, cfg.choices.model) == (epochs, "hf")
+    assert cfg.steps == (1 if "quicker" in overrides else 2)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +210,9 @@ def test_missing_config_dir_is_refused():
         compose([], Path("nowhere"))
 
 
-def test_experiments_are_listed_with_their_comment():
-    assert options("experiment") == {"quick": "a short one"}
+def test_recipes_and_ablations_are_listed_with_comments():
+    assert options("recipe") == {"quick": "a short one", "quicker": ""}
+    assert options("ablation") == {"ungated": "without the gate", "short": ""}
 
 
 def test_stored_configuration_loads_equal_and_takes_overrides(tmp_path: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.config.compose import as_dataclass, build, check, compose, options
+from agentrl_cli.config.presets import PRESETS, preset_overrides
 from agentrl_cli.config.schema import public_names
 from agentrl_cli.config.settings import EvalConfig, ModelConfig
 from tests.paths import CONF
@@ -21,7 +22,7 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONF.parent)
 
 
-OPTIONS = [  # of experiments tests/cli/test_reproduce.py composes each
+OPTIONS = [  # tests/cli/test_reproduce.py composes each preset
     [f"{file.parent.name}={file.stem}", *GIVEN.get(file.stem, [])]
     for file in FILES
     if file.parent.name != "experiment"
@@ -55,23 +56,23 @@ def test_a_real_model_keeps_no_activations_of_its_layers(model: str, checkpoints
     assert cfg.model.gradient_checkpointing is checkpoints
 
 
-@pytest.mark.parametrize("env", ["twentyq", "math", "tau_retail", "wiki"])
+@pytest.mark.parametrize("env", ["twentyq", "arithmetic", "tau_retail", "wiki"])
 def test_a_real_model_has_room_for_its_replies_in_every_world(env: str):
     sizes = check(compose([f"env={env}", "model=hf", "model.path=x"])).rollout
     assert (sizes.max_tokens, sizes.max_context) == (1024, 8192)
     given = ["rollout.max_tokens=9", "rollout.max_context=99"]
     sizes = check(compose([f"env={env}", "model=hf", "model.path=x", *given])).rollout
     assert (sizes.max_tokens, sizes.max_context) == (9, 99)
-    preset = check(compose(["experiment=paper_twentyq_nlac"])).rollout
+    preset = check(compose(["recipe=paper_twentyq", f"env={env}"])).rollout
     assert (preset.max_tokens, preset.max_context) == (256, 8192)
 
 
-@pytest.mark.parametrize("name", sorted(f.stem for f in (CONF / "experiment").glob("paper_*")))
+@pytest.mark.parametrize("name", sorted(name for name in PRESETS if name.startswith("paper_")))
 def test_a_preset_of_a_real_model_takes_other_hardware(name: str):
-    usual = check(compose([f"experiment={name}"]))
+    usual = check(compose(preset_overrides(name)))
     size = "24gb" if name.endswith("24gb") else "80gb"
     assert usual.choices.hardware == f"gpu_{size}" and usual.hardware.generator.max_batch == 24
-    served = check(compose([f"experiment={name}", "hardware=vllm"]))
+    served = check(compose([*preset_overrides(name), "hardware=vllm"]))
     assert served.hardware.generator.urls == [] and served.model == usual.model
 
 
@@ -104,7 +105,7 @@ def test_algorithm_keeps_its_numbers_in_yaml_only(file: Path):
     ("env", "word"),
     [
         ("twentyq", "game"),
-        ("math", "solution"),
+        ("arithmetic", "solution"),
         ("tau_mini", "customer"),
         ("tau_retail", "tool"),
         ("wiki", "browser"),
@@ -131,10 +132,15 @@ def test_the_embedded_models_prompts_are_what_they_were_taught_with():
 
 
 def test_the_user_may_choose_prompts_and_their_words():
-    chosen = ["algo=nlac", "prompts=instruct", "wording=service", "prompts.terminal='{outcome}'"]
+    chosen = [
+        "algo=nlac",
+        "prompts=instruct",
+        "prompts.wording=service",
+        "prompts.terminal='{outcome}'",
+    ]
     cfg = check(compose(chosen))
     assert "customer" in cfg.algo.prompts.forecast and cfg.algo.prompts.terminal == "{outcome}"
-    assert (cfg.choices.prompts, cfg.choices.wording) == ("instruct", "service")
+    assert cfg.choices.prompts == "instruct"
     own = ["algo=nlac", "model=hf", "model.path=x", "prompts=tiny", "algo.prompts.refine=Again."]
     prompts = check(compose(own)).algo.prompts
     assert (prompts.reading, prompts.refine) == ("exact", "Again.")

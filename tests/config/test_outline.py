@@ -51,7 +51,7 @@ def test_an_outline_is_as_its_class(target: str):
 
 def test_there_are_outlines_of_algorithms_environments_and_loggers():
     rooms = {name.split(".")[1] for name in NAMES if outline(name)}
-    assert {"algos", "corpora", "envs", "generators", "rollout", "runs"} == rooms
+    assert {"algos", "envs", "generators", "rollout", "runs"} == rooms
 
 
 @pytest.mark.parametrize("target", ["tests.fakes.coin.CoinEnv", "agentrl_cli.algos.Nothing", "x"])

@@ -54,7 +54,7 @@ def test_a_value_under_the_name_of_a_secret_is_refused():
 
 
 def test_the_configurations_that_come_with_the_package_hold_none():
-    for env in ("twentyq", "math", "tau_mini", "tau_retail"):
+    for env in ("twentyq", "arithmetic", "tau_mini", "tau_retail"):
         check(compose([f"env={env}"]))
 
 

@@ -14,7 +14,7 @@ from agentrl_cli.core.types import Task
 from agentrl_cli.envs.base import Env
 
 SIZES = {  # of the built-in worlds: the key that says how large `val` is, and how many tasks it has
-    "math": ("val_problems", 100),
+    "arithmetic": ("val_problems", 100),
     "tau_mini": (None, 30),
     "wiki": ("val_questions", 40),
 }
@@ -31,7 +31,7 @@ def content(tasks: list[Task]) -> set[str]:
     return {json.dumps(task.data, sort_keys=True) for task in tasks}
 
 
-@pytest.mark.parametrize("name", ["twentyq", "math", "tau_mini", "wiki"])
+@pytest.mark.parametrize("name", ["twentyq", "arithmetic", "tau_mini", "wiki"])
 def test_val_shares_no_task_with_train_or_test(name: str):
     env = world(name)
     train, val, test = (env.tasks(split) for split in ("train", "val", "test"))
@@ -50,7 +50,7 @@ def test_train_and_test_are_the_same_however_large_val_is(name: str):
         assert whole.tasks(split) == without.tasks(split)
 
 
-@pytest.mark.parametrize("name", ["twentyq", "math", "tau_mini", "wiki"])
+@pytest.mark.parametrize("name", ["twentyq", "arithmetic", "tau_mini", "wiki"])
 def test_the_expert_wins_in_val_too(name: str):
     for task in world(name).tasks("val")[:10]:
         env = world(name)

@@ -43,4 +43,4 @@ def student_overrides(root: Path) -> list[str]:
         "# a student\ndevice: cpu\nthreads: 1\ntokens_per_batch: 4096\n"
         "generator: {_target_: tests.fakes.student.StudentGenerator}\n"
     )
-    return ["env=math", f"env.data={file}", "env.test_share=0.5", "hardware=student"]
+    return ["env=arithmetic", f"env.data={file}", "env.test_share=0.5", "hardware=student"]

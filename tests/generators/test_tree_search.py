@@ -19,7 +19,7 @@ from agentrl_cli.core.types import Sample
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.generators.tree_search import TreeSearch
-from agentrl_cli.models.reader import logprobs_and_values
+from agentrl_cli.models.forward import logprobs_and_values
 from tests.builders.critics import Weights
 from tests.builders.models import disturb
 from tests.builders.runs import folders, settings, trained

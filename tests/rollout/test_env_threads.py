@@ -11,9 +11,8 @@ import pytest
 from agentrl_cli.core.errors import StoppedRun
 from agentrl_cli.core.types import Step
 from agentrl_cli.generators.hf import HFGenerator
-from agentrl_cli.rollout.env_threads import MOST_ABANDONED
+from agentrl_cli.rollout.env_threads import MAX_ABANDONED, abandoned_threads
 from agentrl_cli.rollout.play import play
-from agentrl_cli.rollout.time_limit import abandoned_threads
 from agentrl_cli.train import rollout_metrics
 from tests.fakes.echo import CHAT, EchoEnv, TinyWeights, random_sampler, script
 from tests.rollout.test_play import SAMPLING, starts, strip
@@ -32,9 +31,8 @@ def test_where_no_thread_can_be_started_the_run_stops_with_the_key(monkeypatch, 
     def none() -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("agentrl_cli.rollout.env_threads.OwnThread", none)
-    line = r"the worlds of 0 episodes have threads, and can't start new thread; lower rollout.epis"
-    with pytest.raises(StoppedRun, match=line):
+    monkeypatch.setattr("agentrl_cli.rollout.env_threads.CallThread", none)
+    with pytest.raises(StoppedRun, match="episodes_at_once"):
         roll_in(EchoEnv, starts(2), sampler, workers=2)
 
 
@@ -152,10 +150,10 @@ def test_a_thread_that_is_left_behind_is_counted_until_it_ends(hanging):
 
 
 def test_too_many_threads_that_hang_stop_the_run(hanging):
-    message = f"^{MOST_ABANDONED + 1} threads hang in calls of the environment, .*; mend the env"
+    message = f"^{MAX_ABANDONED + 1} threads hang"
     with pytest.raises(StoppedRun, match=message):
         roll_in(
-            hanging, starts(MOST_ABANDONED + 1), script(lambda prompt: "Hello."), workers=20,
+            hanging, starts(MAX_ABANDONED + 1), script(lambda prompt: "Hello."), workers=20,
             env_timeout=0.1,
         )  # fmt: skip
 

@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 
 from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.cli.train import start
-from agentrl_cli.config.compose import build, check, compose, options
+from agentrl_cli.config.compose import build, check, compose
+from agentrl_cli.config.presets import PRESETS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.training.memory_plan import (
     GIB,
@@ -26,7 +27,7 @@ from tests.builders.runs import folders, settings
 from tests.paths import CONF
 
 FIGURES = json.loads(bench.RESULT.read_text())
-REAL = [name for name in options("experiment") if name.startswith("paper_")]
+REAL = [name for name in PRESETS if name.startswith("paper_")]
 
 
 def planned(*overrides: str) -> tuple[MemoryPlan, DictConfig]:
@@ -129,7 +130,7 @@ def test_model_and_hardware_presets_plan_within_memory(
 def test_dry_plans_without_device_and_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     start(sized("paper_twentyq_nlac_24gb", tmp_path)[0], dry=True)
     printed = capsys.readouterr().out
-    for row in ("predicted peak memory", "  float32 masters", "  forecasts  ", "to lower first"):
+    for row in ("predicted peak memory", "  float32 masters", "  forecasts  ", "to save memory"):
         assert f"\n{row}" in printed
     assert "activations" in printed and "logits and loss" in printed
     assert "not played: there is no CUDA device here" in printed

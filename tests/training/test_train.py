@@ -19,7 +19,7 @@ from agentrl_cli.core.errors import FAILURE_KINDS, SimulatorError, StoppedRun, U
 from agentrl_cli.core.types import Episode, Step, Task
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.runs import checkpoints
+from agentrl_cli.runs import checkpoint_digest
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import due, rollout_metrics
 from agentrl_cli.training.assemble import assemble, set_threads
@@ -103,7 +103,7 @@ def test_the_buffer_holds_every_episode_that_was_played(run: Run):
 
 
 def test_checkpoints_are_complete_and_hold_nothing_that_is_unpickled(run: Run):
-    assert [checkpoints.read(folder).step for folder in run.checkpoints()] == [2, 4]
+    assert [checkpoint_digest.read(folder).step for folder in run.checkpoints()] == [2, 4]
     files = [file for file in run.latest_checkpoint().rglob("*") if file.is_file()]
     assert {file.suffix for file in files} <= {".safetensors", ".json", ".jinja"}
     names = {str(file.relative_to(run.latest_checkpoint())) for file in files}
@@ -148,7 +148,7 @@ def test_a_rehearsal_says_what_was_cut_and_which_key_mends_it(
     sizes = [f"rollout.max_tokens={most}", f"rollout.max_context={context}"]
     start(settings(tmp_path, "grpo", "it", *sizes), config_dir=folders(tmp_path), dry=True)
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
-    assert replies in rows["cut short"] and episodes in rows["cut short"]
+    assert replies in rows["truncated"] and episodes in rows["truncated"]
 
 
 def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
@@ -157,7 +157,7 @@ def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
     start(settings(tmp_path, "nlac", "it"), config_dir=folders(tmp_path), dry=True)
     said = capsys.readouterr().out
     assert "policy (trained), target (ema), reference (frozen)" in said
-    assert "episodes in all          32" in said and "2 turns" in said
+    assert "episodes in total        32" in said and "2 turns" in said
     assert [path.name for path in tmp_path.iterdir()] == ["groups"]
 
 

@@ -22,6 +22,7 @@ Row = dict[str, Any]
 VAL_NAMES = ("val", "validation", "dev")  # a data set's own split for choosing
 BLANK_LINES = re.compile(r"\n\s*\n")
 EXTRA = "pip install 'agentrl-cli[math]'"
+OFFLINE = "use env.data=FILE with rows of your own, or env=arithmetic, which needs no data"
 
 
 @lru_cache(maxsize=4)
@@ -146,7 +147,7 @@ def _parquet(path: Path) -> list[Any]:
     try:
         from pyarrow import ArrowException, parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise UserError(f"Parquet files need the extra 'math': {EXTRA}") from None
+        raise UserError(f"Parquet files need pyarrow: {EXTRA}", code="missing-extra") from None
     try:
         return parquet.read_table(path).to_pylist()
     except (OSError, ArrowException) as error:
@@ -161,16 +162,16 @@ def _dataset(data: str) -> dict[str, Iterable[Any]]:
         from datasets import load_dataset  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError(
-            f"'{data}' is no .jsonl file; folders and Hugging Face data sets need: {EXTRA}"
+            f"'{data}' needs the package datasets ({EXTRA}); {OFFLINE}", code="missing-extra"
         ) from None
     name, _, config = data.partition(":")
     try:
         splits: Any = load_dataset(name, config or None)
         return {split: list(rows) for split, rows in splits.items()}
-    except Exception as error:  # whatever network, cache and format can raise
-        reason = _first_line(error)
+    except Exception as error:  # the network, the cache and the data format can raise anything
         raise UserError(
-            f"cannot read data set '{data}' ({reason}); give a file, a folder or owner/name"
+            f"cannot read data set '{data}' ({_first_line(error)}); {OFFLINE}",
+            code="unreadable-data",
         ) from None
 
 

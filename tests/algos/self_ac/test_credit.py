@@ -40,7 +40,7 @@ def judge(model_folder: Path) -> SelfAC:
     return algo
 
 
-def test_the_critic_learns_the_values_of_a_two_state_chain(judge: SelfAC):
+def test_critic_learns_a_two_state_chain(judge: SelfAC):
     games = chain()
     packed = judge.pack(games)
     for (first, _, won), valued in zip(CHAIN, packed, strict=True):
@@ -52,9 +52,7 @@ def test_the_critic_learns_the_values_of_a_two_state_chain(judge: SelfAC):
     assert report["critic/brier"] == pytest.approx((0.25 + 0.1875) / 2, abs=0.03)
 
 
-def test_a_good_turn_before_a_bad_one_is_credited_where_grpo_blames_both(
-    judge: SelfAC, model_folder: Path
-):
+def test_good_turn_before_bad_one_is_credited(judge: SelfAC, model_folder: Path):
     games = chain()
     judge.annotate(games)
     early_good_late_bad = games[3]
@@ -66,7 +64,7 @@ def test_a_good_turn_before_a_bad_one_is_credited_where_grpo_blames_both(
     assert good == bad < 0
 
 
-def test_values_are_measured_against_what_was_still_earned_with_the_outcome_one_step_on(
+def test_monitor_places_outcome_one_step_later(
     model_folder: Path,
 ):
     algo, models = self_ac(model_folder, discount=0.5)

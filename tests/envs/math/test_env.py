@@ -27,7 +27,7 @@ from agentrl_cli.envs.math.summary import summarise
 
 
 def math_env(*overrides: str) -> MathEnv:
-    cfg = compose(["env=math", *(f"env.{one}" for one in overrides)])
+    cfg = compose(["env=arithmetic", *(f"env.{one}" for one in overrides)])
     return build(check(cfg).env)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
-from agentrl_cli.config.compose import build, check, compose
+from agentrl_cli.config.compose import build, check, compose, load
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.math import rows
 from agentrl_cli.envs.math.env import MathEnv
@@ -35,9 +35,12 @@ def read(data: str, test_data: str | None = None, share: float = 0.2) -> dict[st
     return rows.read_splits(data, test_data, share, 0)
 
 
+def compose_env(*overrides: str) -> MathEnv:
+    return build(check(compose([*overrides])).env)
+
+
 def env(data: str, *overrides: str) -> MathEnv:
-    given = [f"env.data={data}", *(f"env.{one}" for one in overrides)]
-    return build(check(compose(["env=math", *given])).env)
+    return compose_env("env=math", f"env.data={data}", *(f"env.{one}" for one in overrides))
 
 
 def test_a_row_is_read_in_either_form(tmp_path: Path):
@@ -102,13 +105,13 @@ def test_what_is_tested_is_not_trained_on(tmp_path: Path):
 
 def test_filters_and_the_expert_work_on_rows(tmp_path: Path):
     file = written(tmp_path / "rows.jsonl", [row(i) for i in range(20)])
-    world = env(file, "levels=[5]", "test_share=1.0")
+    world = env(file, "levels=[5]", "test_share=1.0", "turns=thoughts")
     tasks = world.tasks("test")
     assert [task.data["level"] for task in tasks] == [5] * 4
     world.reset(tasks[0], 0)
     steps = [world.step(action) for action in world.expert(tasks[0])]
     assert len(steps) == 2 and steps[-1].info["success"]
-    assert env(file, "subjects=[Algebra]").tasks("train")
+    assert env(file, "subjects=[Algebra]", "test_share=0.5").tasks("train")
 
 
 def test_a_solution_without_a_box_gets_the_answer_as_its_last_step():
@@ -117,18 +120,28 @@ def test_a_solution_without_a_box_gets_the_answer_as_its_last_step():
     assert rows.solution_steps({"solution": "", "answer": "7"}) == [r"\boxed{7}"]
 
 
-def test_without_the_extra_a_sentence_says_what_to_install():
-    code = (
-        "import sys; sys.modules['datasets'] = sys.modules['pyarrow'] = None\n"
-        "from agentrl_cli.envs.math import rows\n"
-        "for data in ('owner/name', 'rows.parquet'):\n"
-        "    try: rows.read_splits(data, None, 0.2, 0)\n"
-        "    except Exception as error: print(type(error).__name__, error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2
-    assert all(line.startswith("UserError") and "agentrl-cli[math]" in line for line in lines)
+def test_missing_extra_offers_arithmetic(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for data in ("owner/name", "rows.parquet"):
+        with pytest.raises(UserError) as error:
+            read(data)
+        assert error.value.code == "missing-extra" and "agentrl-cli[math]" in str(error.value)
+    with pytest.raises(UserError) as error:
+        compose_env("env=math").tasks("test")
+    assert "env=arithmetic" in str(error.value) and "env.data=" in str(error.value)
+
+
+def test_stored_run_of_old_name_loads(tmp_path: Path):
+    """Until 0.2 the built-in problems were env=math, and so were rows from a file."""
+    new = compose(["env=arithmetic", "model=tiny", "algo=sft"])
+    for data, name in ((None, "arithmetic"), ("rows.jsonl", "math")):
+        old = new.copy()
+        old.choices.env, old.model.weights, old.env.data = "math", "math", data
+        OmegaConf.save(old, tmp_path / "config.yaml", resolve=True)
+        cfg = check(load(tmp_path / "config.yaml", []))
+        assert cfg.choices.env == name and cfg.model.weights == "math"
+        assert isinstance(build(cfg.env), MathEnv)
 
 
 # with datasets

@@ -39,7 +39,7 @@ def episodes(run: Run) -> list[Episode]:
 
 
 # all that learn from episodes that were played
-PLAYERS = {file.stem for file in (CONF / "algo").glob("*.yaml")} - {"pretraining"}
+PLAYERS = {file.stem for file in (CONF / "algo").glob("*.yaml")}
 
 
 @pytest.mark.slow  # two runs of every algorithm

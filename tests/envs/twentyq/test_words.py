@@ -155,7 +155,7 @@ def test_calibration_counts_agreement_by_attribute():
 
 
 def test_the_command_line_calibrates_worlds_with_a_table_and_a_model_only(words: str):
-    refused(agentrl("calibrate", "env=math"), "env 'math' has no table of answers; use")
+    refused(agentrl("calibrate", "env=arithmetic"), "env 'arithmetic' has no table of answers; use")
     refused(agentrl("calibrate", "env=twentyq"), "no model is named to chat with; give env.llm")
     named = ["env.llm.model=m", "n=x"]
     refused(agentrl("calibrate", "env=twentyq", *named), "n is 'x'; give a whole number")

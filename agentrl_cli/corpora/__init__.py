@@ -1,8 +1,0 @@
-"""What the embedded models were taught with: scripted games, solutions and conversations.
-
-The public names are those of __init__.pyi; each is imported when it is first asked for.
-"""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,51 @@
+"""Old names of presets stand for a recipe, an algorithm and an ablation."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl_cli.config.compose import check, compose
+from agentrl_cli.config.presets import replace_old_names
+from agentrl_cli.core.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("experiment=math_k8 seed=1", "recipe=arithmetic algo=nlac ablation=k8 seed=1"),
+        ("experiment=math_grpo algo=ppo", "recipe=arithmetic algo=ppo"),
+        ("experiment=math_grpo,wiki_grpo", "recipe=arithmetic,wiki algo=grpo"),
+        ("rollout=solve", "rollout.max_tokens=96"),
+        ("env=math steps=2", "env=math steps=2"),
+        ("experiment=my_own", "experiment=my_own"),
+    ],
+)
+def test_old_names_become_new_overrides(old: str, new: str):
+    assert replace_old_names(old.split()) == new.split()
+
+
+def test_the_new_form_is_printed_once(capsys: pytest.CaptureFixture[str]):
+    for _ in range(2):
+        replace_old_names(["experiment=wiki_ppo"])
+    assert capsys.readouterr().err.splitlines() == [
+        "experiment=wiki_ppo is now recipe=wiki algo=ppo"
+    ]
+
+
+def test_sweep_over_presets_that_are_no_grid_is_refused():
+    with pytest.raises(UserError) as error:
+        replace_old_names(["experiment=math_grpo,twentyq_k1"])
+    assert error.value.code == "preset-grid"
+
+
+@pytest.mark.parametrize(("algo", "kl_coef"), [("ppo", 0.05), ("rft", None)])
+def test_ablation_for_several_algorithms(algo: str, kl_coef: float | None):
+    chosen = ["recipe=twentyq", f"algo={algo}", "ablation=from_sft"]
+    cfg = check(compose([*chosen, "seed=4", "runs=x"]))
+    assert (cfg.init, cfg.steps, cfg.algo.optimizer.lr) == ("x/twentyq_sft_s4", 8, 1e-5)
+    assert cfg.algo.get("kl_coef") == kl_coef
+
+
+def test_small_gpu_recipe_keeps_the_parts_of_its_base():
+    cfg = check(compose(["recipe=paper_twentyq_24gb", "algo=nlac"]))
+    assert (cfg.algo.turns_per_update, cfg.choices.hardware) == (256, "gpu_24gb")

@@ -1,0 +1,132 @@
+"""A mediocre scripted solver: the level that the embedded base of `math` imitates.
+
+It writes one line an operation and no more. It misunderstands problems, forgets carries and
+borrows, takes the neighbour in the times table, stops too soon, and forgets the box. Its mistakes
+are habits: each is bound to the numbers at hand, so that where it errs it mostly errs, and the most
+frequent step is often the wrong one. It never writes in the expert's form.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from agentrl_cli.envs.math import problems
+from agentrl_cli.envs.math.kinds import Plan
+from agentrl_cli.envs.math.problems import Problem
+from tools.tiny_models.base import Habits
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverHabits(Habits):
+    """The solver's mistakes and their occasions: a problem (`plan`: the kind and the first
+    operand's units), an operation with a carry or a borrow (`carry`: both units), a product or a
+    quotient (`table`: both numbers), the place between two operations (`early`: the last result's
+    units), the end (`unboxed`: the result's units)."""
+
+    player = "solver"
+
+
+@dataclass
+class Solution:
+    """A solution in the making: the plan that is followed, its results, the steps written, and the
+    index of the first wrong one; a last step without a box counts as wrong."""
+
+    problem: Problem
+    plan: Plan
+    results: list[Fraction] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
+    first_wrong: int | None = None
+    over: bool = False
+
+    def text(self, begin: int = 0, end: int | None = None) -> str:
+        """The steps from `begin` up to `end`, as written: a blank line after each but the last."""
+        last = len(self.steps) if end is None else end
+        closed = self.over and last == len(self.steps)
+        return "\n\n".join(self.steps[begin:last]) + ("" if closed else "\n\n")
+
+    def before(self, step: int) -> Solution:
+        """What was written before that step."""
+        first = None if self.first_wrong is None or self.first_wrong >= step else self.first_wrong
+        return Solution(self.problem, self.plan, self.results[:step], self.steps[:step], first)
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Writes solutions; what it writes next depends on the solution so far and the dice."""
+
+    habits: SolverHabits
+
+    def start(self, problem: Problem, rng: random.Random) -> Solution:
+        """An empty page and a plan, at times the wrong one."""
+        kind, units = problem.kind, problem.operands[0] % 10
+        misread = rng.random() < self.habits.chance("plan", kind.name, units)
+        return Solution(problem, kind.misread_plan if misread else kind.plan)
+
+    def solve(self, problem: Problem, rng: random.Random) -> Solution:
+        """A whole solution."""
+        return self.finish(self.start(problem, rng), rng)
+
+    def finish(self, solution: Solution, rng: random.Random) -> Solution:
+        """The same solution, finished; the one given stays as it is. Before the first step the plan
+        is drawn again."""
+        fresh = self._begun(solution, rng)
+        while not fresh.over:
+            self._write_step(fresh, rng)
+        return fresh
+
+    def step(self, solution: Solution, rng: random.Random) -> Solution:
+        """The same solution with its next step; before the first one the plan is drawn again."""
+        fresh = self._begun(solution, rng)
+        self._write_step(fresh, rng)
+        return fresh
+
+    def _begun(self, solution: Solution, rng: random.Random) -> Solution:
+        return copy.deepcopy(solution) if solution.steps else self.start(solution.problem, rng)
+
+    def _write_step(self, solution: Solution, rng: random.Random) -> None:
+        at, right = len(solution.results), solution.problem.kind.plan.operations
+        if at == len(solution.plan.operations):
+            self._end(solution, rng)
+        elif at and rng.random() < self.habits.chance("early", solution.results[-1] % 10):
+            _write(solution, problems.boxed_line(solution.results[-1:]), True)
+            solution.over = True
+        else:
+            operation = solution.plan.operations[at]
+            x, y = solution.problem.operands_of(operation, solution.results)
+            result = self.compute(x, operation.sign, y, rng)
+            misread = at >= len(right) or operation != right[at]
+            slipped = result != problems.apply_operation(x, operation.sign, y)
+            solution.results.append(result)
+            _write(solution, problems.equation(x, operation.sign, y, result), misread or slipped)
+
+    def _end(self, solution: Solution, rng: random.Random) -> None:
+        values = solution.problem.values_by_name(solution.results)
+        parts = [values[name] for name in solution.plan.end]
+        forgets = rng.random() < self.habits.chance("unboxed", parts[-1] % 10)
+        unboxed = f"The answer is {problems.final_number(parts)}."
+        _write(solution, unboxed if forgets else problems.boxed_line(parts), forgets)
+        solution.over = True
+
+    def compute(self, x: Fraction, sign: str, y: Fraction, rng: random.Random) -> Fraction:
+        """The result of an operation, at times a wrong one."""
+        result = problems.apply_operation(x, sign, y)
+        if any(number.denominator > 1 for number in (x, y, result)) or min(x, y) < 0:
+            return result
+        if sign in "*/":
+            off = 1 if sign == "/" else rng.choice((x, y))
+            slips = rng.random() < self.habits.chance("table", x, sign, y)
+            return result + rng.choice((-off, off)) if slips else result
+        units = (x % 10 + y % 10) > 9 if sign == "+" else x % 10 < y % 10
+        if units and max(x, y) > 9:
+            if rng.random() < self.habits.chance("carry", sign, x % 10, y % 10):
+                return result - 10 if sign == "+" else result + 10
+        return result
+
+
+def _write(solution: Solution, step: str, wrong: bool) -> None:
+    if wrong and solution.first_wrong is None:
+        solution.first_wrong = len(solution.steps)
+    solution.steps.append(step)

@@ -1,0 +1,217 @@
+"""The corpora of the embedded models for tests, and what the worlds themselves say of their texts:
+nothing here asks the scripted players."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from agentrl_cli.config.compose import build, check, compose
+from agentrl_cli.core.types import Episode, Message, Task, Turn
+from agentrl_cli.envs.base import Env
+from agentrl_cli.envs.math.kinds import PROBLEM_KINDS
+from agentrl_cli.envs.math.problems import Problem
+from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
+from agentrl_cli.models.load import TINY
+from agentrl_cli.rollout.chat_template import Chat
+from tools.tiny_models.__main__ import CONF
+from tools.tiny_models.base import Branch, Corpus, Text
+from tools.tiny_models.math import MathCorpus
+from tools.tiny_models.tau import TauCorpus
+from tools.tiny_models.twentyq import TwentyQCorpus
+from tools.tiny_models.wiki import WikiCorpus
+
+WORLDS = ("math", "twentyq", "tau_mini", "wiki")
+ROLES = ("forecast", "explored", "backup", "evaluate", "refine", "rollouts", "aggregate")
+SIGNS = {"+": "+", "-": "-", "*": r"\cdot", "/": "/"}
+
+
+@cache
+def config_of(world: str) -> Any:
+    """The settings that make a world's base."""
+    return check(compose([f"experiment={world}_base"], CONF))
+
+
+@cache
+def corpus_of(world: str) -> Corpus:
+    """The corpus that makes a world's base."""
+    return build(config_of(world).rollout.corpus)
+
+
+def math_corpus() -> MathCorpus:
+    """The corpus of MATH."""
+    corpus = corpus_of("math")
+    assert isinstance(corpus, MathCorpus)
+    return corpus
+
+
+def twentyq_corpus() -> TwentyQCorpus:
+    """The corpus of Twenty Questions."""
+    corpus = corpus_of("twentyq")
+    assert isinstance(corpus, TwentyQCorpus)
+    return corpus
+
+
+def tau_corpus() -> TauCorpus:
+    """The corpus of the small shop."""
+    corpus = corpus_of("tau_mini")
+    assert isinstance(corpus, TauCorpus)
+    return corpus
+
+
+def wiki_corpus() -> WikiCorpus:
+    """The corpus of the wiki."""
+    corpus = corpus_of("wiki")
+    assert isinstance(corpus, WikiCorpus)
+    return corpus
+
+
+@cache
+def tiny_chat() -> Chat:
+    """The chat of the embedded models."""
+    from transformers import AutoTokenizer
+
+    return Chat(AutoTokenizer.from_pretrained(TINY))
+
+
+def texts_of(corpus: Corpus, kind: str, count: int, *roles: str, seed: int = 0) -> list[Text]:
+    """Texts of one kind in which each role speaks once of every turn."""
+    return corpus.texts(count, {kind: 1.0}, dict.fromkeys(roles, 1.0), seed)
+
+
+def spoken(corpus: Corpus, role: str, count: int, seed: int = 0) -> list[tuple[Text, Branch]]:
+    """What a role says of all turns of so many episodes."""
+    texts = texts_of(corpus, "play", count, role, seed=seed)
+    return [(text, branch) for text in texts for branch in text.branches]
+
+
+def judged_turns(text: Text, branch: Branch) -> list[Turn]:
+    """The turns that a branch stands behind, its own action last."""
+    turns, last = text.turns[: branch.turn], text.turns[branch.turn]
+    action = last.action if branch.action is None else branch.action
+    return [*turns, Turn(last.observation, action, [], [], [])]
+
+
+def record(env: Env, task: Task, choose: Callable[[str], str], seed: int = 0) -> Episode:
+    """An episode that is really played: `choose` answers the last thing that was said."""
+    seen, turns = env.reset(task, seed), []
+    while True:
+        action = choose(seen[-1].content if seen else "")
+        step = env.step(action)
+        turns.append(Turn(seen, action, [], [], [], reward=step.reward, info=step.info))
+        if step.done:
+            return Episode("e", task, "e", seed, turns, closing=step.messages)
+        seen = step.messages
+
+
+# MATH: the right lines of a problem, by arithmetic of our own
+
+
+def problem_of(text: str) -> Problem:
+    """The problem that a sentence poses."""
+    for kind in PROBLEM_KINDS:
+        pattern = re.escape(kind.text.format("@0@", "@1@", "@2@"))
+        for i in range(3):
+            pattern = pattern.replace(f"@{i}@", rf"(?P<n{i}>\d+)", 1).replace(
+                f"@{i}@", rf"(?P=n{i})"
+            )
+        if found := re.fullmatch(pattern, text):
+            return Problem(kind, tuple(int(n) for _, n in sorted(found.groupdict().items())))
+    raise AssertionError(f"no kind of problem reads {text!r}")
+
+
+def right_steps(problem: Problem) -> list[str]:
+    """What a solution without any mistake says, step by step."""
+    values, lines = dict(zip("abc", problem.operands, strict=False)), []
+    for operation in problem.kind.plan.operations:
+        x, y = values[operation.left], values[operation.right]
+        result = {"+": x + y, "-": x - y, "*": x * y, "/": x // y}[operation.sign]
+        lines.append(f"{x}{SIGNS[operation.sign]}{y}={result}")
+        values |= {"r": result, "q": values.get("r", 0)}
+    end = [str(values[name]) for name in problem.kind.plan.end]
+    inner = end[0] if len(end) == 1 else rf"\frac{{{end[0]}}}{{{end[1]}}}"
+    return [*lines, rf"\boxed{{{inner}}}"]
+
+
+def steps_of(turns: list[Turn]) -> list[str]:
+    """The lines of a solution."""
+    return [turn.action.strip() for turn in turns]
+
+
+def first_false(problem: Problem, steps: list[str]) -> str | None:
+    """The first step that is not the right one."""
+    right = right_steps(problem)
+    return next((s for i, s in enumerate(steps) if s not in right[i : i + 1]), None)
+
+
+# Twenty Questions: what fits, by the environment's reading of what was said
+
+
+def last_line(turn: Turn) -> str:
+    """The question or guess of a turn."""
+    return turn.action.split("\n")[-1]
+
+
+def answer_in(message: Message) -> str:
+    """Yes, no, sometimes, or "" for none."""
+    word = message.content.split(".")[0].lower()
+    return word if word in ("yes", "no", "sometimes") else ""
+
+
+@cache
+def asked_by(action: str) -> Question | Guess | None:
+    """What the environment reads in an action."""
+    return parse(action, twentyq_corpus().env.world_table)
+
+
+@cache
+def fits_after(fits: frozenset[str], action: str, answer: str) -> frozenset[str]:
+    """What still fits when an action was answered."""
+    answers, asked = twentyq_corpus().env.world_table.answers, asked_by(action)
+    if isinstance(asked, Question):
+        return frozenset(name for name in fits if answers[name][asked.attribute] == answer)
+    if isinstance(asked, Guess):
+        return frozenset(name for name in fits if (name == asked.object) == (answer == "yes"))
+    return fits
+
+
+def fitting(turns: list[Turn]) -> frozenset[str]:
+    """What fits before the last of these turns."""
+    fits = frozenset(twentyq_corpus().env.world_table.objects)
+    for turn, following in itertools.pairwise(turns):
+        fits = fits_after(fits, last_line(turn), answer_in(following.observation[-1]))
+    return fits
+
+
+def check_of(turns: list[Turn]) -> str:
+    """What is to be said of the last of these turns before it is answered."""
+    world, action, fits = twentyq_corpus().env.world_table, last_line(turns[-1]), fitting(turns)
+    if action in map(last_line, turns[:-1]):
+        return "Asked before."
+    asked = asked_by(action)
+    if isinstance(asked, Guess):
+        return "It may be." if asked.object in fits else "Ruled out."
+    if asked is None:
+        return "Unclear."
+    return "New." if len({world.answer(name, asked.attribute) for name in fits}) > 1 else "Known."
+
+
+def told(before: frozenset[str], after: frozenset[str]) -> str:
+    """How much an answer told."""
+    share = len(after) / len(before)
+    word = "much" if share <= 0.34 else "some" if share <= 0.67 else "little"
+    return f"It tells {'nothing' if before == after else word}."
+
+
+def how_close(fits: frozenset[str]) -> str:
+    """The word for so many objects that fit."""
+    return "Close." if len(fits) <= 3 else "Near." if len(fits) <= 8 else "Far."
+
+
+def seeds(count: int) -> list[random.Random]:
+    """Sources of random numbers."""
+    return [random.Random(seed) for seed in range(count)]
