@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from agentrl_cli.core.batching import cheapest_slices, pass_cost
-from agentrl_cli.core.errors import UserError, require_above, require_at_least
-from agentrl_cli.generators.base import Completion, Generator, Sampling
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.generators.base import Completion, Generator, HFGeneratorConfig, Sampling
 from agentrl_cli.generators.prefix_cache import (
     NO_LIMIT,
     BatchLayer,
@@ -98,30 +98,15 @@ class Batch:
 
 
 @dataclass
-class HFGenerator(Generator):
-    """Samples from the modules of a model set.
-
-    Args:
-        max_batch: Rows of one forward pass at most.
-        cache_tokens: Tokens of each model whose keys and values stay cached between calls. `load`
-            drops those of a model whose weights changed.
-        cache_mib: MiB of all keys and values at most. Half is for the prefix cache, half for the
-            padded copy of a batch, which has fewer rows if they would not fit. None: half of the
-            free memory of a CUDA device at the first use, no limit on a CPU.
-    """
+class HFGenerator(HFGeneratorConfig, Generator):
+    """Samples from the modules of a model set; batches have fewer rows if they would not fit."""
 
     models: Models
-    _: KW_ONLY
-    max_batch: int
-    cache_tokens: int
-    cache_mib: float | None = None
     half_bytes: int = field(default=0, init=False, repr=False)  # half of the limit; 0: not set yet
     caches: dict[str, PrefixCache] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_at_least(1, max_batch=self.max_batch)
-        require_at_least(0, cache_tokens=self.cache_tokens)
-        require_above(0, cache_mib=1 if self.cache_mib is None else self.cache_mib)
+        self.check_settings()
 
     @torch.inference_mode()
     def generate(

@@ -12,7 +12,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import derive_seed
@@ -56,11 +58,19 @@ class TreeSearch(Generator):
     answer. With one round it is best-of-`expand` on complete answers.
     """
 
-    order: Literal["beam", "best_first"]
-    expand: int
-    width: int
-    rounds: int
-    boundary: Literal["blank_line", "line"]
+    order: Annotated[
+        Literal["beam", "best_first"],
+        Field(description="beam: expand the best nodes of the last round. best_first: the best "
+              "open node."),
+    ]  # fmt: skip
+    expand: Annotated[int, Field(ge=1, description="Samples per expanded node.")]
+    width: Annotated[int, Field(ge=1, description="Nodes that a beam keeps per round.")]
+    rounds: Annotated[
+        int, Field(ge=1, description="Rounds; the last one samples answers to their end.")
+    ]
+    boundary: Annotated[
+        Literal["blank_line", "line"], Field(description="What separates the steps of an answer.")
+    ]
     inner: Generator = field(init=False, repr=False)
     state_values: StateValues = field(init=False, repr=False)
     token_texts: list[str] = field(init=False, repr=False)  # by id

@@ -21,7 +21,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
+
+from pydantic import Field
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import (
@@ -72,29 +74,33 @@ class Models(Protocol):
 
 @dataclass
 class VLLMGenerator(Generator):
-    """Samples from the servers at `urls`; without any it starts one according to `server`.
-
-    Args:
-        requests: Requests in flight to each server.
-        timeout: Seconds of one attempt.
-        retries: Further attempts, at another server first.
-        max_logprob_gap: The run stops if the mean difference between the log-probs of the server
-            and of this process is larger, in nats per token. None: no limit.
-        adapters: The folder that hands over weights, under the same path for servers and this
-            process. None: a temporary folder.
-    """
+    """Samples from vLLM servers with the LoRA adapters of a model set."""
 
     gives_hidden_states = False
 
     models: Models
     _: KW_ONLY
-    urls: list[str]
-    requests: int
-    timeout: float
-    retries: int
-    max_logprob_gap: float | None
-    adapters: str | None
-    server: ServerSettings
+    urls: Annotated[
+        list[str],
+        Field(description="Addresses of running servers, as [http://127.0.0.1:8000]. Empty: one is "
+              "started and ends with the run."),
+    ]  # fmt: skip
+    requests: Annotated[int, Field(ge=1, description="Requests in flight to each server.")]
+    timeout: Annotated[float, Field(gt=0, description="Seconds of one attempt.")]
+    retries: Annotated[int, Field(ge=0, description="Further attempts, at another server first.")]
+    max_logprob_gap: Annotated[
+        float | None,
+        Field(gt=0, description="Largest mean difference between log-probs of server and trainer, "
+              "in nats per token. null: no limit."),
+    ]  # fmt: skip
+    adapters: Annotated[
+        str | None,
+        Field(description="Folder that hands over weights, under the same path for the servers. "
+              "null: a temporary folder of this machine."),
+    ]  # fmt: skip
+    server: Annotated[
+        ServerSettings, Field(description="How a server is started, also by agentrl serve.")
+    ]
     fleet: Fleet | None = field(default=None, init=False, repr=False)
     loaded: dict[str, Adapter] = field(default_factory=dict, init=False, repr=False)  # by model
     unchecked: set[Adapter] = field(default_factory=set, init=False, repr=False)

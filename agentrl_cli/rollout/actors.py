@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from math import ceil
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import LostActor, require_at_least
 from agentrl_cli.core.types import Episode
@@ -104,15 +106,20 @@ class Actor(ABC):
 
 @dataclass(kw_only=True)
 class Cluster(ABC):
-    """Where `count` actors run, each on `gpus` GPUs (fractions allowed).
+    """Where actors run and how they are reached."""
 
-    Algorithms with a replay buffer learn from episodes that are at most `staleness` changes of the
-    policy old, while the next ones are played. With 0, and with other algorithms, actors wait.
-    """
-
-    count: int
-    gpus: float
-    staleness: int
+    count: Annotated[
+        int,
+        Field(ge=1, description="Actors. Each holds the policy and plays a share of the episodes."),
+    ]
+    gpus: Annotated[
+        float, Field(ge=0, description="GPUs of one actor, fractions too. 0: actors use the CPU.")
+    ]
+    staleness: Annotated[
+        int,
+        Field(ge=0, description="Algorithms with a replay buffer learn from episodes at most this "
+              "many changes of the policy old, while the next are played. 0: they wait."),
+    ]  # fmt: skip
 
     def __post_init__(self) -> None:
         require_at_least(1, **{"hardware.actors.count": self.count})
