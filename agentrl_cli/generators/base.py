@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from agentrl_cli.core.errors import UserError
+from pydantic import Field
+
+from agentrl_cli.core.errors import UserError, require_above, require_at_least
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,3 +81,26 @@ class Generator(ABC):
     def metrics(self) -> dict[str, float]:
         """Return metrics of the engine since the last call."""
         return {}
+
+
+@dataclass(kw_only=True)
+class HFGeneratorConfig:
+    """Settings of the generator in hf.py, in a module without torch."""
+
+    max_batch: Annotated[int, Field(ge=1, description="Sequences that are decoded together.")]
+    cache_tokens: Annotated[
+        int,
+        Field(ge=0, description="Tokens of each model with keys and values kept between turns."),
+    ]
+    cache_mib: Annotated[
+        float | None,
+        Field(gt=0, description="MiB for keys and values of all models, one half for the cache and "
+              "one for the copy of a batch. null: half of the free GPU memory once models are "
+              "loaded, no limit on a CPU."),
+    ] = None  # fmt: skip
+
+    def check_settings(self) -> None:
+        """Raise UserError for an invalid setting."""
+        require_at_least(1, max_batch=self.max_batch)
+        require_at_least(0, cache_tokens=self.cache_tokens)
+        require_above(0, cache_mib=1 if self.cache_mib is None else self.cache_mib)

@@ -19,8 +19,10 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import SplitResult, urlsplit
+
+from pydantic import Field
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import (
@@ -114,14 +116,20 @@ class OpenAIChat:
     and the client library is missing.
     """
 
-    model: str | None
-    base_url: str | None
-    key_variable: str
-    temperature: float
-    max_tokens: int
-    timeout: float
-    retries: int
-    cache: str | None
+    model: Annotated[str | None, Field(description="Name of the model. null: none is called.")]
+    base_url: Annotated[
+        str | None, Field(description="Address of the endpoint. null: the client library's.")
+    ]
+    key_variable: Annotated[
+        str, Field(description="Environment variable with the key; its name ends in API_KEY.")
+    ]
+    temperature: Annotated[float, Field(ge=0, description="Sampling temperature.")]
+    max_tokens: Annotated[int, Field(ge=1, description="Tokens of an answer at most.")]
+    timeout: Annotated[float, Field(gt=0, description="Seconds that an attempt may be silent.")]
+    retries: Annotated[int, Field(ge=0, description="Further attempts, with growing pauses.")]
+    cache: Annotated[
+        str | None, Field(description="JSONL file that keeps answers. null: memory only.")
+    ]
     answers: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     locks: dict[str, Lock] = field(default_factory=dict, init=False, repr=False)  # by key
     requests: int = field(default=0, init=False, repr=False)
@@ -170,10 +178,7 @@ class OpenAIChat:
         return self.answers[key]
 
     def ask(self, messages: list[Message], seed: int, temperature: float, longest: int) -> Answer:
-        """Return the model's answer of at most `longest` tokens, which may be empty.
-
-        Raises as `__call__` does, and UserError if the server does not have the model.
-        """
+        """Return an answer of at most `longest` tokens, which may be empty."""
         rows = [{"role": message.role, "content": message.content} for message in messages]
         request = ["agent", self.model, self.base_url, temperature, longest, rows, seed]
         key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
@@ -287,11 +292,7 @@ class EndpointGenerator(Generator):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """Return completions with NaN log-probs.
-
-        Raises RunAborted if the server gives no answer after all attempts, and UserError if it does
-        not have the model.
-        """
+        """Return completions with NaN log-probs. RunAborted if the server gives no answer."""
         pairs = list(zip(prompts, seeds, strict=True))
         calls = [(ids, derive_seed(seed, j)) for ids, seed in pairs for j in range(sampling.n)]
 
@@ -315,7 +316,6 @@ class EndpointGenerator(Generator):
         return [[next(found) for _ in range(sampling.n)] for _ in prompts]
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Raise UserError: the weights cannot be changed."""
         line = "model=endpoint cannot be trained; evaluate it with agentrl eval"
         raise UserError(line, code="endpoint-untrainable")
 

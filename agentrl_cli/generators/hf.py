@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from agentrl_cli.core.batching import cheapest_slices, pass_cost
-from agentrl_cli.core.errors import UserError, require_above, require_at_least
-from agentrl_cli.generators.base import Completion, Generator, Sampling
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.generators.base import Completion, Generator, HFGeneratorConfig, Sampling
 from agentrl_cli.generators.prefix_cache import (
     NO_LIMIT,
     BatchLayer,
@@ -61,7 +61,6 @@ class Spans:
     ends: Integers
 
     def select(self, at: Integers | slice) -> Spans:
-        """Return these spans only."""
         return Spans(self.rows[at], self.starts[at], self.ends[at])
 
 
@@ -99,39 +98,21 @@ class Batch:
 
 
 @dataclass
-class HFGenerator(Generator):
-    """Samples from the modules of a model set.
-
-    Args:
-        max_batch: Rows of one forward pass at most.
-        cache_tokens: Tokens of each model whose keys and values stay cached between calls. `load`
-            drops those of a model whose weights changed.
-        cache_mib: MiB of all keys and values at most. Half is for the prefix cache, half for the
-            padded copy of a batch, which has fewer rows if they would not fit. None: half of the
-            free memory of a CUDA device at the first use, no limit on a CPU.
-    """
+class HFGenerator(HFGeneratorConfig, Generator):
+    """Samples from the modules of a model set; batches have fewer rows if they would not fit."""
 
     models: Models
-    _: KW_ONLY
-    max_batch: int
-    cache_tokens: int
-    cache_mib: float | None = None
     half_bytes: int = field(default=0, init=False, repr=False)  # half of the limit; 0: not set yet
     caches: dict[str, PrefixCache] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_at_least(1, max_batch=self.max_batch)
-        require_at_least(0, cache_tokens=self.cache_tokens)
-        require_above(0, cache_mib=1 if self.cache_mib is None else self.cache_mib)
+        self.check_settings()
 
     @torch.inference_mode()
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """Return `sampling.n` completions for each prompt.
-
-        Raises ValueError for an empty prompt, and UserError if a logit is NaN or infinite.
-        """
+        """Return `sampling.n` completions for each prompt. UserError if a logit is not finite."""
         if not all(prompts):
             raise ValueError(f"prompt {prompts.index([])} is empty; give at least one token")
         module, cache = self.models.module(model), self._cache(model)
@@ -142,13 +123,10 @@ class HFGenerator(Generator):
             batch = _prefilled_batch(module, cache, inputs, streams, sampling)
             _sample_all(module, cache, batch, sampling)
             if bool(batch.logprobs[:-1].isnan().any()):
-                raise UserError(
-                    f"model '{model}' gives logits that are not finite: its weights diverged, or "
-                    "its dtype is too narrow; start from an earlier checkpoint "
-                    "(init=RUN/checkpoints/STEP/models/policy) with a lower learning rate, or "
-                    "give model.dtype=float32",
-                    code="logits-not-finite",
-                )
+                line = f"model '{model}' gives logits that are not finite; start from an earlier"
+                line += " checkpoint (init=RUN/checkpoints/STEP/models/policy) with a lower"
+                line += " learning rate, or give model.dtype=float32"
+                raise UserError(line, code="logits-not-finite")
             completions.update(zip(part, _completions(batch, sampling), strict=True))
         return [[completions[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
 
@@ -184,19 +162,15 @@ class HFGenerator(Generator):
         """Raise UserError if the keys and values of a sequence of `most` tokens do not fit."""
         if most > self._half_tokens(model):
             needed = 2 * most * self._token_bytes(model) / 2**20
-            raise UserError(
-                f"the keys and values of {most} tokens need {needed:.0f} MiB, and "
-                f"hardware.generator.cache_mib gives {self.half_bytes / 2**19:.0f}; raise it, or "
-                "lower rollout.max_seq_len",
-                code="cache-too-small",
-            )
+            line = f"the keys and values of {most} tokens need {needed:.0f} MiB, and"
+            line += f" hardware.generator.cache_mib is {self.half_bytes / 2**19:.0f}; raise it, or"
+            raise UserError(f"{line} lower rollout.max_seq_len", code="cache-too-small")
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
         """Drop the cached keys and values of the former weights; the module itself is shared."""
         self.caches.pop(model, None)
 
     def clear(self) -> None:
-        """Drop the prefix caches of all models."""
         self.caches.clear()
 
     def _cache(self, model: str) -> PrefixCache:
@@ -204,11 +178,9 @@ class HFGenerator(Generator):
             config = self.models.module(model).config.get_text_config(decoder=True)
             kinds = set(getattr(config, "layer_types", None) or ()) - CACHEABLE_LAYERS
             if kinds:
-                raise UserError(
-                    f"the model has layers of kind {', '.join(sorted(kinds))}, which the hf "
-                    "generator cannot cache; use a model with attention layers only",
-                    code="layer-not-cacheable",
-                )
+                line = f"the hf generator cannot cache layers of kind {', '.join(sorted(kinds))}"
+                line += "; use a model with attention layers only"
+                raise UserError(line, code="layer-not-cacheable")
             layers = config.num_hidden_layers
             self.caches[model] = PrefixCache(self.cache_tokens, layers, self.models.device)
         return self.caches[model]
@@ -251,10 +223,7 @@ class HFGenerator(Generator):
             self.caches[model].trim()
 
     def _make_room(self, model: str, tokens: int) -> None:
-        """Give this model's cache the memory that the others leave.
-
-        If it is less than `tokens` tokens need, drop other caches, least recently used first.
-        """
+        """Make room for `tokens` of this model; drop least recently used caches if needed."""
         self.caches[model] = cache = self.caches.pop(model)
         others = [name for name in self.caches if name != model]
         free = self.half_bytes - sum(self.caches[name].nbytes for name in others)
@@ -270,10 +239,7 @@ class HFGenerator(Generator):
 def batch_sizes(
     prompts: list[list[int]], max_tokens: int, samples_per_row: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield, for batches of the first 1, 2, ... prompts, the tokens to store and to copy.
-
-    Prompts are sorted from the shortest; `samples_per_row` equal ones share a row of the cache.
-    """
+    """Yield the tokens to store and to copy for batches of the first 1, 2, ... sorted prompts."""
     times: Counter[tuple[int, ...]] = Counter()
     stored, rows, most = 0, 0, 1
     for prompt in prompts:
@@ -438,10 +404,7 @@ def _prefilled_batch(
 
 
 def _grid(which: list[int], most: int) -> Integers:
-    """Group rows with the same number in `which` into a grid [G, N], N at most `most`.
-
-    Empty cells are len(which). Grid rows are in the order of their first entries.
-    """
+    """Group rows of equal number in `which` into a grid [G, N <= most]; len(which) if empty."""
     rows_of: dict[int, list[int]] = {}
     for row, number in enumerate(which):
         rows_of.setdefault(number, []).append(row)
@@ -527,10 +490,7 @@ def _forward(module: PreTrainedModel, batch: Batch, step: int, **options: bool) 
 
 
 def _store_prefixes(cache: PrefixCache, batch: Batch, chosen: Tensor) -> None:
-    """Store the states that the chosen cells [G, N] computed while decoding.
-
-    These are the prompt's last token and all sampled tokens but the last, which was never read.
-    """
+    """Store the states of the chosen cells [G, N]: last prompt token, sampled tokens but one."""
     cache_rows = torch.nonzero(chosen)[:, 0].cpu().numpy()
     members = batch.cells[chosen]
     counts = batch.lengths[members].cpu().numpy()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Message
@@ -21,10 +23,10 @@ class LocalChat:
     loaded at the first call.
     """
 
-    path: str
-    device: str
-    temperature: float
-    max_tokens: int
+    path: Annotated[str, Field(description="Hugging Face name or folder of the model.")]
+    device: Annotated[str, Field(description="Device of the model, as cpu or cuda:1.")]
+    temperature: Annotated[float, Field(ge=0, description="Sampling temperature.")]
+    max_tokens: Annotated[int, Field(ge=1, description="Tokens of an answer at most.")]
 
     def __post_init__(self) -> None:
         require_at_least(0, temperature=self.temperature)

@@ -12,7 +12,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import derive_seed
@@ -35,7 +37,6 @@ class Node:
 
     @property
     def state_ids(self) -> list[int]:
-        """Return the prompt and the answer so far."""
         return self.tree.prompt + self.ids
 
 
@@ -57,11 +58,19 @@ class TreeSearch(Generator):
     answer. With one round it is best-of-`expand` on complete answers.
     """
 
-    order: Literal["beam", "best_first"]
-    expand: int
-    width: int
-    rounds: int
-    boundary: Literal["blank_line", "line"]
+    order: Annotated[
+        Literal["beam", "best_first"],
+        Field(description="beam: expand the best nodes of the last round. best_first: the best "
+              "open node."),
+    ]  # fmt: skip
+    expand: Annotated[int, Field(ge=1, description="Samples per expanded node.")]
+    width: Annotated[int, Field(ge=1, description="Nodes that a beam keeps per round.")]
+    rounds: Annotated[
+        int, Field(ge=1, description="Rounds; the last one samples answers to their end.")
+    ]
+    boundary: Annotated[
+        Literal["blank_line", "line"], Field(description="What separates the steps of an answer.")
+    ]
     inner: Generator = field(init=False, repr=False)
     state_values: StateValues = field(init=False, repr=False)
     token_texts: list[str] = field(init=False, repr=False)  # by id
@@ -73,10 +82,7 @@ class TreeSearch(Generator):
         require_at_least(1, expand=self.expand, width=self.width, rounds=self.rounds)
 
     def bind(self, inner: Generator, state_values: StateValues, texts: list[str]) -> TreeSearch:
-        """Set the generator to sample from, the critic, and the text of every token.
-
-        Raises UserError if the generator gives no hidden states, which the critic needs.
-        """
+        """Set generator, critic and token texts. UserError if there are no hidden states."""
         if not inner.gives_hidden_states:
             line = "the search evaluates a critic on hidden states, which a server does not give"
             remedy = "evaluate with hardware=cpu or hardware=gpu"
@@ -107,11 +113,9 @@ class TreeSearch(Generator):
         return [[Completion(leaf.ids, leaf.logprobs, leaf.finish)] for leaf in best]
 
     def fitting(self, prompts: list[list[int]], model: str = "policy") -> int:
-        """Return the limit of the inner generator."""
         return self.inner.fitting(prompts, model)
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Load the weights into the inner generator."""
         self.inner.load(model, version, path)
 
     def _choose(self, tree: Tree) -> list[Node]:

@@ -21,7 +21,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
+
+from pydantic import Field
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import (
@@ -72,29 +74,33 @@ class Models(Protocol):
 
 @dataclass
 class VLLMGenerator(Generator):
-    """Samples from the servers at `urls`; without any it starts one according to `server`.
-
-    Args:
-        requests: Requests in flight to each server.
-        timeout: Seconds of one attempt.
-        retries: Further attempts, at another server first.
-        max_logp_diff: The run stops if the mean difference between the log-probs of the server
-            and of this process is larger, in nats per token. None: no limit.
-        adapters: The folder that hands over weights, under the same path for servers and this
-            process. None: a temporary folder.
-    """
+    """Samples from vLLM servers with the LoRA adapters of a model set."""
 
     gives_hidden_states = False
 
     models: Models
     _: KW_ONLY
-    urls: list[str]
-    requests: int
-    timeout: float
-    retries: int
-    max_logp_diff: float | None
-    adapters: str | None
-    server: ServerSettings
+    urls: Annotated[
+        list[str],
+        Field(description="Addresses of running servers, as [http://127.0.0.1:8000]. Empty: one is "
+              "started and ends with the run."),
+    ]  # fmt: skip
+    requests: Annotated[int, Field(ge=1, description="Requests in flight to each server.")]
+    timeout: Annotated[float, Field(gt=0, description="Seconds of one attempt.")]
+    retries: Annotated[int, Field(ge=0, description="Further attempts, at another server first.")]
+    max_logp_diff: Annotated[
+        float | None,
+        Field(gt=0, description="Largest mean difference between log-probs of server and trainer, "
+              "in nats per token. null: no limit."),
+    ]  # fmt: skip
+    adapters: Annotated[
+        str | None,
+        Field(description="Folder that hands over weights, under the same path for the servers. "
+              "null: a temporary folder of this machine."),
+    ]  # fmt: skip
+    server: Annotated[
+        ServerSettings, Field(description="How a server is started, also by agentrl serve.")
+    ]
     fleet: Fleet | None = field(default=None, init=False, repr=False)
     loaded: dict[str, Adapter] = field(default_factory=dict, init=False, repr=False)  # by model
     unchecked: set[Adapter] = field(default_factory=set, init=False, repr=False)
@@ -114,12 +120,9 @@ class VLLMGenerator(Generator):
                 raise UserError(line, code="invalid-address")
         self.urls = [url.rstrip("/").removesuffix("/v1") for url in self.urls]
         if self.models.config.lora is None:
-            raise UserError(
-                "hardware=vllm sends LoRA adapters to its servers, and model.lora is null; give "
-                "model.lora={rank:16,alpha:32,targets:[all-linear]}, or train all weights with "
-                "hardware=gpu",
-                code="lora-required",
-            )
+            line = "hardware=vllm sends LoRA adapters to its servers, and model.lora is null; give"
+            line += " model.lora={rank:16,alpha:32,targets:[all-linear]}, or train all weights with"
+            raise UserError(f"{line} hardware=gpu", code="lora-required")
 
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
@@ -157,12 +160,9 @@ class VLLMGenerator(Generator):
                 lengths = [card.get("max_model_len") for card in cards]
                 reads = min([n for n in lengths if isinstance(n, int)], default=math.inf)
                 if most > reads:
-                    raise UserError(
-                        f"the server at {server.url} reads at most {reads} tokens, and {most} are "
-                        "needed; serve with a larger --max-model-len, or lower "
-                        "rollout.max_seq_len",
-                        code="context-too-long",
-                    )
+                    line = f"the server at {server.url} reads at most {reads} tokens, and {most}"
+                    line += " are needed; raise its --max-model-len, or lower rollout.max_seq_len"
+                    raise UserError(line, code="context-too-long")
             self._probe(model)
         except ServerFault as fault:
             remedy = "start a server with agentrl serve, or correct hardware.generator.urls"
@@ -172,7 +172,6 @@ class VLLMGenerator(Generator):
             raise UserError(str(refusal), code=refusal.code) from None
 
     def clear(self) -> None:
-        """Forget which server has read which prefix."""
         if self.fleet:
             self.fleet.router.clear()
 
@@ -284,12 +283,10 @@ class VLLMGenerator(Generator):
         for key, value in {"logprob_gap": gap, "logprob_gap_max": max(gaps)}.items():
             self.meter[key] = max(value, self.meter.get(key, 0.0))
         if limit is not None and not gap <= limit:
-            raise RunAborted(
-                f"the server's log-probs of '{model}' differ by {gap:.2g} nats a token from those "
-                f"of '{self.models.config.path}' here, and at most {limit:g} is allowed; serve "
-                "that model in its dtype, or raise hardware.generator.max_logp_diff",
-                code="logprob-gap",
-            )
+            line = f"log-probs of '{model}' differ by {gap:.2g} nats a token between the server"
+            line += f" and '{self.models.config.path}' here (limit {limit:g}); serve that model"
+            line += " in its dtype, or raise hardware.generator.max_logp_diff"
+            raise RunAborted(line, code="logprob-gap")
 
     def _vocabulary(self, model: str) -> int:
         return self.models.module(model).config.get_text_config().vocab_size
@@ -359,10 +356,7 @@ class Fleet:
     async def complete(
         self, requests: list[Request], homes: list[int]
     ) -> list[Completion | ServerFault]:
-        """Return a completion or a fault for each request; `homes` are the servers to try first.
-
-        Raises RunAborted if a server refuses.
-        """
+        """Return a completion or a fault for each request. RunAborted if a server refuses."""
         calls = [self._complete(*pair) for pair in zip(requests, homes, strict=True)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for answer in answers:
@@ -399,10 +393,7 @@ class Fleet:
         return await self._retry(lambda i: order[i % size].complete(request), size)
 
     async def _retry(self, attempt: Callable[[int], Awaitable[Result]], servers: int = 1) -> Result:
-        """Return the result of the first attempt without a fault.
-
-        Each of `servers` is tried once before there is a pause.
-        """
+        """Return the first result without a fault; pause after each of `servers` was tried."""
         for i in range(self.retries):
             try:
                 return await attempt(i)
@@ -445,7 +436,6 @@ class PrefixRouter:
         return chosen
 
     def clear(self) -> None:
-        """Forget all prefixes."""
         self.server_of.clear()
 
 

@@ -18,9 +18,10 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+from pydantic import Field
 
 from agentrl_cli.core.errors import RunAborted, UserError, require_above
 from agentrl_cli.generators.base import Completion, Sampling
@@ -47,19 +48,24 @@ RETURN_IDS = {"logprobs": 0, "return_token_ids": True, "return_tokens_as_token_i
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """How to start a server.
+    """How to start a server."""
 
-    `program` is the command of vLLM, `port` None takes a free port, `gpus` are indices into the
-    GPUs that this process sees (None: all), and `arguments` are appended to `vllm serve`. The
-    server must be ready within `start_timeout` seconds.
-    """
-
-    program: str
-    host: str
-    port: int | None
-    gpus: list[int] | None
-    start_timeout: float
-    arguments: list[str]
+    program: Annotated[str, Field(description="vllm, or its path in its own environment.")]
+    host: Annotated[
+        str, Field(description="Address to listen on. Every client there may load adapters.")
+    ]
+    port: Annotated[
+        int | None, Field(ge=1, le=65535, description="Port to listen on. null: a free one.")
+    ]
+    gpus: Annotated[
+        list[int] | None,
+        Field(description="Indices into the GPUs that this program sees. null: all."),
+    ]
+    start_timeout: Annotated[float, Field(gt=0, description="Seconds until it must be ready.")]
+    arguments: Annotated[
+        list[str],
+        Field(description='More arguments of vllm serve, as [--gpu-memory-utilization, "0.8"].'),
+    ]
 
     def __post_init__(self) -> None:
         require_above(0, start_timeout=self.start_timeout)
@@ -302,10 +308,7 @@ class Server:
             raise ServerFault(f"the server at {self.url} gave {fault}") from None
 
     async def load(self, adapter: Adapter) -> None:
-        """Load an adapter unless it is loaded, and check that it is listed.
-
-        Raises RunAborted if the server refuses it.
-        """
+        """Load an adapter unless it is loaded, and check the listing. RunAborted if refused."""
         async with self.loading:
             if adapter.name in self.loaded:
                 return

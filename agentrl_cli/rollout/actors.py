@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from math import ceil
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import LostActor, require_at_least
 from agentrl_cli.core.types import Episode
@@ -44,14 +46,12 @@ class Actors:
     plays_ahead = False  # whether `play_ahead` does anything
 
     def play(self, request: PlayRequest) -> list[Episode]:
-        """Return an episode for each start, in order."""
         return request.play_here(request.starts)
 
     def play_ahead(self, request: PlayRequest) -> None:
         """Begin to play the episodes that will be requested next."""
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of the last requested step."""
         return {}
 
     def state(self) -> dict[str, Any]:
@@ -106,15 +106,20 @@ class Actor(ABC):
 
 @dataclass(kw_only=True)
 class Cluster(ABC):
-    """Where `count` actors run, each on `gpus` GPUs (fractions allowed).
+    """Where actors run and how they are reached."""
 
-    Algorithms with a replay buffer learn from episodes that are at most `staleness` changes of the
-    policy old, while the next ones are played. With 0, and with other algorithms, actors wait.
-    """
-
-    count: int
-    gpus: float
-    staleness: int
+    count: Annotated[
+        int,
+        Field(ge=1, description="Actors. Each holds the policy and plays a share of the episodes."),
+    ]
+    gpus: Annotated[
+        float, Field(ge=0, description="GPUs of one actor, fractions too. 0: actors use the CPU.")
+    ]
+    staleness: Annotated[
+        int,
+        Field(ge=0, description="Algorithms with a replay buffer learn from episodes at most this "
+              "many changes of the policy old, while the next are played. 0: they wait."),
+    ]  # fmt: skip
 
     def __post_init__(self) -> None:
         require_at_least(1, **{"hardware.actors.count": self.count})
@@ -151,7 +156,6 @@ class Begun:
         return [episode for part in self.parts for episode in part.result()]
 
     def cancel(self) -> None:
-        """Begin no more parts."""
         for part in self.parts:
             part.cancel()
 
@@ -259,7 +263,6 @@ class ActorPool(Actors):
         return {"version": self.last_version, "ahead": ahead}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore a `state`."""
         if not state:
             return
         self.last_version, ahead = state["version"], state["ahead"]
@@ -269,7 +272,6 @@ class ActorPool(Actors):
             self.ahead = Begun(ahead["step"], ahead["version"], [played])
 
     def close(self) -> None:
-        """End all actors and leave the cluster."""
         if self.is_closed:
             return
         self.is_closed = True

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import LostActor, UserError, require_above, require_at_least
 from agentrl_cli.core.types import Episode
@@ -31,15 +33,15 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(kw_only=True)
 class RayCluster(Cluster):
-    """Actors with `cpus` cores each on the Ray cluster at `address`.
+    """Actors on a Ray cluster."""
 
-    `auto` is the cluster of this machine; None starts one here that ends with the run. An actor
-    must be ready within `start_timeout` seconds.
-    """
-
-    cpus: float
-    address: str | None
-    start_timeout: float
+    cpus: Annotated[float, Field(ge=0, description="CPU cores of one actor.")]
+    address: Annotated[
+        str | None,
+        Field(description="Address of a Ray cluster, as 10.0.0.1:6379, or auto. null: one is "
+              "started here and ends with the run."),
+    ]  # fmt: skip
+    start_timeout: Annotated[float, Field(gt=0, description="Seconds until an actor is ready.")]
     ray: Any = field(default=None, init=False, repr=False)
     has_gpus: bool = field(default=False, init=False, repr=False)
 
@@ -107,7 +109,6 @@ class RayCluster(Cluster):
                 os.environ[VISIBLE] = before
 
     def launch(self, make_player: MakePlayer) -> Actor:
-        """Begin to start an actor on a node with enough resources."""
         gpus = self.gpus if self.has_gpus else 0
         actor = self.ray.remote(_Host).options(num_cpus=self.cpus, num_gpus=gpus).remote()
         return RayActor(self.ray, actor, actor.build.remote(make_player), self.start_timeout)
@@ -117,7 +118,6 @@ class RayCluster(Cluster):
         return self.ray.put(weights)
 
     def close(self) -> None:
-        """End a Ray that was started here, or disconnect."""
         self.ray.shutdown()
 
 

@@ -29,10 +29,7 @@ class ReplayBuffer:
     """The last `capacity` episodes, with a priority for each of their turns."""
 
     def __init__(self, path: Path | None, capacity: int) -> None:
-        """Raises UserError if the capacity is below 1.
-
-        New episodes are appended to an existing file; `load` first cuts it back to its checkpoint.
-        """
+        """Raises UserError if the capacity is below 1. An existing file is appended to."""
         if capacity < 1:
             raise UserError(f"buffer capacity is {capacity}; give at least 1", code="too-small")
         self.path, self.capacity = path, capacity
@@ -112,10 +109,7 @@ class ReplayBuffer:
         return self._priorities[key.episode][key.turn]
 
     def set_priorities(self, keys: list[TurnKey], values: list[float]) -> None:
-        """Set priorities.
-
-        Raises ValueError for a negative or non-finite priority, KeyError for a dropped turn.
-        """
+        """Set priorities. ValueError for an invalid priority, KeyError for a dropped turn."""
         for key, value in zip(keys, values, strict=True):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"priority {value} of {key} is not a finite number from 0 up")

@@ -99,7 +99,6 @@ class ProcessRanks(Ranks):
         return [result for results in self.gather(own, "results") for result in results]
 
     def sum(self, numbers: Numbers) -> Numbers:
-        """Sum a tensor over ranks in place."""
         assert isinstance(numbers, Tensor)
         dist.all_reduce(numbers, group=self.control if numbers.device.type == "cpu" else None)
         return numbers
@@ -125,7 +124,6 @@ class ProcessRanks(Ranks):
 
     @contextmanager
     def together(self, *, passes: bool = False) -> Iterator[None]:
-        """Raise an error inside on all ranks."""
         if passes and self.sharded:
             yield
             return
@@ -258,7 +256,6 @@ class RankGenerator(Generator):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """Return the completions of the inner generators; seeds make the division invisible."""
 
         def work(rows: list[tuple[list[int], int]]) -> list[list[Completion]]:
             own_prompts, own_seeds = [prompt for prompt, _ in rows], [seed for _, seed in rows]
@@ -268,7 +265,6 @@ class RankGenerator(Generator):
             return self.ranks.share(list(zip(prompts, seeds, strict=True)), work)
 
     def hidden(self, prompts: list[list[int]], model: str = "policy") -> Tensor:
-        """Return the last hidden states [prompts, width]."""
 
         def work(rows: list[list[int]]) -> list[list[float]]:
             return self.inner.hidden(rows, model).float().tolist()
@@ -277,15 +273,12 @@ class RankGenerator(Generator):
             return torch.tensor(self.ranks.share(prompts, work)).to(self.models.device)
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Load into the inner generator."""
         self.inner.load(model, version, path)
 
     def check_context(self, most: int, model: str = "policy") -> None:
-        """Check the inner generator."""
         self.inner.check_context(most, model)
 
     def clear(self) -> None:
-        """Clear the inner generator."""
         self.inner.clear()
 
 
@@ -296,6 +289,5 @@ class RankActors(Actors):
         self.models = models
 
     def play(self, request: PlayRequest) -> list[Episode]:
-        """Return an episode for each start, in order."""
         with self.models.whole("policy"):
             return self.models.ranks.share(request.starts, request.play_here)

@@ -1,5 +1,7 @@
-"""A cluster whose actors live in this process, in the threads that ask them, so that what a pool
-does can be looked at without Ray. Actors are lost where a test says so."""
+"""A cluster with actors in threads of this process, for tests of the pool without Ray.
+
+A part for which `loses` is true loses its actor.
+"""
 
 from __future__ import annotations
 

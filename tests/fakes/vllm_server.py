@@ -1,5 +1,7 @@
-"""A server that speaks as much of vLLM's protocol as a run needs, over a real small model and its
-adapters, and fails when it is told to. As a program it stands in for `vllm serve`."""
+"""A fake vLLM server over a real small model, with faults on request.
+
+It implements the part of the protocol that a run needs. As a program it replaces `vllm serve`.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ Spoils = Callable[[int], str | None]  # what goes wrong with completion number i
 
 
 class FakeVLLM(ThreadingHTTPServer):
-    """Serves the model in `folder`. `spoils` says what goes wrong with each completion; without
-    `takes_adapters` none are loaded while it runs. `asked` holds the completions that were asked
-    for, `history` every load and unload."""
+    """Serves the model in `folder`; `spoils(i)` names the fault of completion i.
+
+    `asked` holds the requested completions, `history` every load and unload.
+    """
 
     daemon_threads = True
     request_queue_size = 128  # connections that wait; of more than these some are reset
@@ -128,16 +131,16 @@ class Handler(BaseHTTPRequestHandler):
     def complete(self, body: dict[str, Any]) -> None:
         self.server.asked.append(body)
         fault = self.server.spoils(len(self.server.asked) - 1)
+        refusals = {
+            "is busy": (503, "come again"),
+            "refuses": (400, "the prompt is too long"),
+            "echoes": (400, f"what is {self.headers.get('Authorization')}?"),
+            "wants a key": (401, "Unauthorized"),
+        }
         if body["model"] not in self.server.adapters:
             self.refuse(404, f"The model `{body['model']}` does not exist.")
-        elif fault == "is busy":
-            self.refuse(503, "come again")
-        elif fault == "refuses":
-            self.refuse(400, "the prompt is too long")
-        elif fault == "echoes":
-            self.refuse(400, f"what is {self.headers.get('Authorization')}?")
-        elif fault == "wants a key":
-            self.refuse(401, "Unauthorized")
+        elif fault in refusals:
+            self.refuse(*refusals[fault])
         elif fault == "hangs":
             time.sleep(FOREVER)
         elif fault == "drips":
