@@ -199,7 +199,4 @@ def _refined(models: Any, one: str, two: str) -> None:
     forecasts = roles.forecast(turns, actions, 2)
     rows = zip(turns, actions, forecasts, strict=True)
     first = [Candidate(turn, ids, 1, row, row, parser=roles.parser) for turn, ids, row in rows]
-    refiner = algo.selector.refiner
-    for chain in refiner.refine(first):
-        if chain:
-            refiner.accepts(chain)
+    algo.selector.refine(first)

@@ -32,20 +32,8 @@ from typing import Any
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.losses import Loss, nll, with_kl
-from agentrl_cli.algos.nlac.diagnostics import (
-    ImprovementCheck,
-    Monitor,
-    RefinedPolicy,
-    annotate,
-    improvement_metrics,
-)
-from agentrl_cli.algos.nlac.improve import (
-    Ablation,
-    ActionSelector,
-    Candidates,
-    Refiner,
-    TrainingTarget,
-)
+from agentrl_cli.algos.nlac import diagnostics
+from agentrl_cli.algos.nlac.improve import Ablation, ActionSelector, Candidates, TrainingTarget
 from agentrl_cli.algos.nlac.parse import RoleReport, require_parsable, role_reports
 from agentrl_cli.algos.nlac.roles import Ids, Roles, backup_targets, fill
 from agentrl_cli.algos.samples import branches_sample, completion_sample
@@ -105,24 +93,19 @@ class NLAC(NLACConfig, Algorithm):
         advanced = self.advanced
         self.roles = Roles(context, self.prompts, advanced, self.critic_name)
         self.selector = ActionSelector(
-            roles=self.roles,
-            refiner=Refiner(self.roles, self, self.ablation),
-            settings=self,
-            ablation=self.ablation,
-            num_candidates=self.candidates,
-            num_forecasts=self.forecasts,
-        )
+            self.roles, self, self.ablation,
+            num_candidates=self.candidates, num_forecasts=self.forecasts,
+        )  # fmt: skip
         measured = replace(
-            self.selector,
-            num_candidates=advanced.monitored_actions,
+            self.selector, num_candidates=advanced.monitored_actions,
             num_forecasts=advanced.monitored_forecasts,
-        )
-        self.critic_monitor = Monitor(
-            selector=measured, states=advanced.monitored_states, rollouts=advanced.probes
+        )  # fmt: skip
+        self.critic_monitor = diagnostics.Monitor(
+            measured, states=advanced.monitored_states, rollouts=advanced.probes
         )
         self.improvement_check = None
         if self.guard and self.guard.every:
-            self.improvement_check = ImprovementCheck(self.guard, self.roles)
+            self.improvement_check = diagnostics.ImprovementCheck(self.guard, self.roles)
 
     # --- one update ---
 
@@ -223,7 +206,7 @@ class NLAC(NLACConfig, Algorithm):
         groups = self.selector.draw(turns, [t.action_ids for t in turns] if stored else None)
         self._warn_if_unparsable(groups)
         targets = [target for group in groups for target in self.selector.targets(group)]
-        return targets, improvement_metrics(groups, targets, self.forecasts)
+        return targets, diagnostics.improvement_metrics(groups, targets, self.forecasts)
 
     def distillation_loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """Return L2 as a sum over tokens."""
@@ -260,10 +243,12 @@ class NLAC(NLACConfig, Algorithm):
     def role_reports(self, episodes: list[Episode]) -> list[RoleReport]:
         """Let every role write at a few turns of these episodes, and report how it is parsed."""
         turns = evenly_spaced(all_turns(episodes), CHECKED_TURNS)
-        with self.roles.recording() as texts:
-            if self.ablation.trains_critic:
-                self.successor_targets(turns, episodes)
-            self.sample_improvements(turns)
+        self.roles.begin_stream("role_check")
+        self.roles.record = texts = []
+        if self.ablation.trains_critic:
+            self.successor_targets(turns, episodes)
+        self.sample_improvements(turns)
+        self.roles.record = None
         return role_reports(texts, self.roles.parser)
 
     def sample_improvements(self, turns: list[TurnRef]) -> None:
@@ -335,14 +320,14 @@ class NLAC(NLACConfig, Algorithm):
         if act != "refined":
             return super().generator(act)
         self.roles.begin_stream("refined")
-        return RefinedPolicy(selector=self.selector, generator=self.context.generator)
+        return diagnostics.RefinedPolicy(self.selector, self.context.generator)
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write forecasts, critique and refined action into `info["critic"]` of every turn."""
         self.roles.begin_stream("annotate", self.context.step)
         turns = all_turns(episodes)
         for group in self.selector.draw(turns, [turn.action_ids for turn in turns]):
-            annotate(group, self.selector)
+            diagnostics.annotate(group, self.selector)
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Return the metrics of the critic, of refined actions, and of policy drift."""

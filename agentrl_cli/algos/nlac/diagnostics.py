@@ -94,7 +94,7 @@ def _similar_tasks(roles: Roles, turn: TurnRef) -> list:
 # --- the monitor ---
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Monitor:
     """Measures the critic at `states` states (0: never). Each candidate that `selector` draws there
     is played out `rollouts` times."""
@@ -369,7 +369,7 @@ class ImprovementCheck:
 # --- playing refined actions ---
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RefinedPolicy(Generator):
     """A generator that replaces the policy's action by the one that would be distilled."""
 
