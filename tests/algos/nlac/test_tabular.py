@@ -57,15 +57,6 @@ def test_outcomes_travel_one_step_back_with_each_sweep(models: ModelSet):
     assert {strict_outcome(text) for text in table.texts["policy"]["Room 0.", GO]} == {True}
 
 
-def test_whole_traces_carry_the_outcome_to_the_first_turn_in_one_sweep(models: ModelSet):
-    world = CorridorEnv(jump=(0.5,) * 4, last=1.0)
-    table = TableGenerator({f"Room {room}.": 0.0 for room in range(4)})
-    algo = bound(nlac({"trace": 1.0}), table, models)
-    sweep(algo, table, places(*played(world, table, 3)), 0)
-    told = [table.texts["policy"][f"Room {room}.", GO] for room in range(4)]
-    assert all(strict_outcome(text) for row in told for text in row) and all(told)
-
-
 @pytest.mark.parametrize("trace", [0.5, 1.0])
 def test_traces_value_the_policy_that_played_without_bias(models: ModelSet, trace: float):
     table = TableGenerator(dict(UNIFORM))
