@@ -1,7 +1,8 @@
 """NLAC: natural language actor-critic (arXiv 2512.04601).
 
 The critic is a language model that explains in words how good an action is. There is no policy
-gradient: the policy imitates actions that were improved by the critic's words. One update:
+gradient: the policy imitates actions that a refiner improved by the critic's words. A state s is
+the interaction so far, and an action a is one turn of the agent. One update:
 
     (s, a, r, s') ~ replay buffer                                    sample_turns
     policy evaluation: train the successor model M                   policy_evaluation
@@ -14,10 +15,12 @@ gradient: the policy imitates actions that were improved by the critic's words. 
         a* ~ π^r(s, a, q)                      refined action, or the best of several
         L2 = -log π(a* | s)
 
-Here the paper leaves a choice open, we made these: the evaluator can also read forecasts of other
-actions (`compare`), the first updates can train the critic only (`critic_warmup`), and refined
-actions can need the approval of their own critique (`gate`). diagnostics.py measures the critic,
-ablations.py has the ablations, parse.py reads the texts, algos/settings.py has the settings.
+Three options extend the paper. The evaluator can also read forecasts of other actions (`compare`).
+The first updates can train the critic only (`critic_warmup`). A refined action can require the
+approval of its own critique (`gate`).
+
+roles.py has the roles and the backup, improve.py the improvement step, parse.py the parsers,
+diagnostics.py the measurements, ablations.py the ablations, algos/settings.py the settings.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ CHECKED_TURNS = 8  # at which every role writes before the first update
 
 @dataclass(kw_only=True)
 class NLAC(NLACConfig, Algorithm):
-    """The algorithm. Its settings are those of `NLACConfig`."""
+    """The algorithm. `NLACConfig` documents its settings."""
 
     learns_offline = True
     is_warned = False
