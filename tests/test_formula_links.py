@@ -12,5 +12,5 @@ def test_every_formula_leads_to_its_line():
 
 
 def test_a_wrong_line_is_mended():
-    wrong = "[`LanguageBackup.targets`](../agentrl_cli/algos/nlac/backup.py#L1)"
+    wrong = "[`Roles.back_up`](../agentrl_cli/algos/nlac/roles.py#L1)"
     assert relinked(wrong) != wrong and relinked(relinked(wrong)) == relinked(wrong)

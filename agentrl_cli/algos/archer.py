@@ -32,7 +32,7 @@ from agentrl_cli.algos.critics import (
     with_fresh_actions,
 )  # fmt: skip
 from agentrl_cli.algos.losses import Loss, clipped_ratio, standardise
-from agentrl_cli.algos.samples import episode_samples, left_out_metrics, without_skipped
+from agentrl_cli.algos.samples import episode_samples, skipped_metrics, without_skipped
 from agentrl_cli.algos.settings import ArCHerConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, derive_seed
@@ -95,7 +95,7 @@ class ArCHer(ArCHerConfig, Algorithm):
             samples = self.transitions(without_skipped(drawn), i)
             yield Phase(
                 "critic", samples, td_loss, model="critic", units=trained_turns,
-                metrics=left_out_metrics("archer", episodes),
+                metrics=skipped_metrics("archer", episodes),
             )  # fmt: skip
             self.context.models.ema_update("target", "critic", self.ema_decay)
         played = without_skipped(episodes)

@@ -24,7 +24,7 @@ from itertools import groupby
 from agentrl_cli.algos import critics, losses
 from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.critics import StepSpan
-from agentrl_cli.algos.samples import episode_samples, left_out_metrics, without_skipped
+from agentrl_cli.algos.samples import episode_samples, skipped_metrics, without_skipped
 from agentrl_cli.algos.settings import PPOConfig
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, logprobs_and_values
@@ -85,7 +85,7 @@ class PPO(PPOConfig, Algorithm):
             entropy_gradient=self.entropy_coef > 0,
             head_only=self.pretrains_values,
             metrics={"policy/explained_variance": critics.explained_variance(values, returns)}
-            | left_out_metrics("ppo", episodes),
+            | skipped_metrics("ppo", episodes),
         )
 
     def estimate_advantages(

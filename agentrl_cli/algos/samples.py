@@ -112,7 +112,7 @@ def branches_sample(prompt: list[int], completions: list[list[int]]) -> Sample:
     return sample
 
 
-def left_out_reason(episode: Episode) -> str | None:
+def skip_reason(episode: Episode) -> str | None:
     """Return why a value function cannot be trained on an episode, or None.
 
     The reason is `broken` (failed, or without turns) or `empty` (an action without tokens).
@@ -124,11 +124,11 @@ def left_out_reason(episode: Episode) -> str | None:
 
 def without_skipped(episodes: list[Episode]) -> list[Episode]:
     """Return the episodes that can be trained."""
-    return [episode for episode in episodes if left_out_reason(episode) is None]
+    return [episode for episode in episodes if skip_reason(episode) is None]
 
 
-def left_out_metrics(
-    part: str, episodes: list[Episode], reason: Reason = left_out_reason, more: Sequence[str] = ()
+def skipped_metrics(
+    part: str, episodes: list[Episode], reason: Reason = skip_reason, more: Sequence[str] = ()
 ) -> dict[str, float]:
     """Return the share of the episodes that is skipped, as `PART/skipped_REASON`, for
     `LEFT_OUT_REASONS` and the reasons in `more`."""

@@ -148,7 +148,7 @@ def _play(world: Env, case: Case, home: Path) -> None:
 def roles_target(home: Path) -> Target:
     """Texts of NLAC's roles, of thoughts, answers to grade, and sums."""
     models = weights(nlac(), write_model(home / "model"))
-    strict = PARSERS["exact"]
+    strict = PARSERS["strict"]
     readers: dict[str, tuple[Sequence[str], Callable[[str, str], object]]] = {
         "forecast": (
             FORECASTS,
@@ -199,7 +199,4 @@ def _refined(models: Any, one: str, two: str) -> None:
     forecasts = roles.forecast(turns, actions, 2)
     rows = zip(turns, actions, forecasts, strict=True)
     first = [Candidate(turn, ids, 1, row, row, parser=roles.parser) for turn, ids, row in rows]
-    refiner = algo.selector.refiner
-    for chain in refiner.refine(first):
-        if chain:
-            refiner.accepts(chain)
+    algo.selector.refine(first)

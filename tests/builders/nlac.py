@@ -1,4 +1,4 @@
-"""NLAC with scripted speakers, for tests: who was asked what, and which weights wrote it."""
+"""NLAC with scripted roles, for tests: a generator records each call and the model it uses."""
 
 from __future__ import annotations
 

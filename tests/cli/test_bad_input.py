@@ -76,7 +76,7 @@ LORA = "{rank:4,alpha:8,targets:[all-linear]}"
 SIZES = {
     "rollout.max_new_tokens=500 rollout.max_seq_len=400": "max_tokens 500 leaves no room in",
     "rollout.max_seq_len=100000": "rollout.max_seq_len is 100000, "
-    "but 'tiny' reads at most 4096 ids; give rollout.max_seq_len=4096",
+    "but 'tiny' reads at most 4096 tokens; set rollout.max_seq_len=4096",
     "rollout.episodes_per_step=3": "rollout.episodes_per_step 3 holds no group of 4; give at least",
     "algo.group_size=1": "group_size is 1; give at least 2",
     "algo.epochs=0": "epochs is 0; give at least 1",
@@ -163,8 +163,8 @@ NLAC = {
     "algo.selection_temperature=0": "choice_temperature is 0.0; give more than 0",
     "algo.policy_target=best": "algo.policy_target must be one of choice, contrast, critique, refine",
     "algo.advanced.ablation=majority": "algo.advanced.ablation=majority needs algo.policy_target=choi",
-    "rollout.max_seq_len=4090": "rollout.max_seq_len is 4090, behind which roles read and write",
-    "algo.advanced.role_tokens=900": "rollout.max_seq_len is 512, behind which roles read and",
+    "rollout.max_seq_len=4090": "rollout.max_seq_len is 4090 and prompts of the algorithm add",
+    "algo.advanced.role_tokens=900": "rollout.max_seq_len is 512 and prompts of the algorithm add",
     "algo.prompts.refine=\"'{critic}'\"": "prompts.refine asks for 'critic'; it can be given",
 }
 

@@ -114,7 +114,7 @@ def test_algorithm_keeps_its_numbers_in_yaml_only(file: Path):
 def test_a_real_model_is_told_its_roles_in_the_words_of_the_world(env: str, word: str):
     algo = check(compose([f"env={env}", "model=hf", "model.path=x", "algo=nlac"])).algo
     prompts = algo.prompts
-    assert (prompts.parser, prompts.speaker, algo.min_parse_rate) == ("tolerant", "system", 0.5)
+    assert (prompts.parser, prompts.speaker, algo.min_parse_rate) == ("lenient", "system", 0.5)
     for role in ("forecast", "backup", "evaluate", "refine", "refine_by_rollouts", "aggregate"):
         assert "$" not in prompts[role]
     assert word in " ".join([prompts.forecast, prompts.evaluate])
@@ -126,7 +126,7 @@ def test_a_real_model_is_told_its_roles_in_the_words_of_the_world(env: str, word
 def test_the_embedded_models_prompts_are_what_they_were_taught_with():
     algo = check(compose(["algo=nlac", "model=tiny"])).algo
     prompts = algo.prompts
-    assert (prompts.parser, prompts.speaker, prompts.frame) == ("exact", "user", "{instruction}")
+    assert (prompts.parser, prompts.speaker, prompts.frame) == ("strict", "user", "{instruction}")
     assert prompts.forecast == "Forecast this turn." and prompts.refine.startswith("{critique}\n")
     assert (algo.min_parse_rate, algo.advanced.role_tokens) == (0, 48)
 
@@ -143,4 +143,4 @@ def test_the_user_may_choose_prompts_and_their_words():
     assert cfg.choices.prompts == "instruct"
     own = ["algo=nlac", "model=hf", "model.path=x", "prompts=tiny", "algo.prompts.refine=Again."]
     prompts = check(compose(own)).algo.prompts
-    assert (prompts.parser, prompts.refine) == ("exact", "Again.")
+    assert (prompts.parser, prompts.refine) == ("strict", "Again.")

@@ -1,7 +1,8 @@
 """NLAC: natural language actor-critic (arXiv 2512.04601).
 
 The critic is a language model that explains in words how good an action is. There is no policy
-gradient: the policy imitates actions that were improved by the critic's words. One update:
+gradient: the policy imitates actions that a refiner improved by the critic's words. A state s is
+the interaction so far, and an action a is one turn of the agent. One update:
 
     (s, a, r, s') ~ replay buffer                                    sample_turns
     policy evaluation: train the successor model M                   policy_evaluation
@@ -14,10 +15,12 @@ gradient: the policy imitates actions that were improved by the critic's words. 
         a* ~ π^r(s, a, q)                      refined action, or the best of several
         L2 = -log π(a* | s)
 
-Here the paper leaves a choice open, we made these: the evaluator can also read forecasts of other
-actions (`compare`), the first updates can train the critic only (`critic_warmup`), and refined
-actions can need the approval of their own critique (`gate`). diagnostics.py measures the critic,
-ablations.py has the ablations, parse.py reads the texts, algos/settings.py has the settings.
+Three options extend the paper. The evaluator can also read forecasts of other actions (`compare`).
+The first updates can train the critic only (`critic_warmup`). A refined action can require the
+approval of its own critique (`gate`).
+
+roles.py has the roles and the backup, improve.py the improvement step, parse.py the parsers,
+diagnostics.py the measurements, ablations.py the ablations, algos/settings.py the settings.
 """
 
 from __future__ import annotations
@@ -32,20 +35,8 @@ from typing import Any
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.losses import Loss, nll, with_kl
-from agentrl_cli.algos.nlac.diagnostics import (
-    ImprovementCheck,
-    Monitor,
-    RefinedPolicy,
-    annotate,
-    improvement_metrics,
-)
-from agentrl_cli.algos.nlac.improve import (
-    Ablation,
-    ActionSelector,
-    Candidates,
-    Refiner,
-    TrainingTarget,
-)
+from agentrl_cli.algos.nlac import diagnostics
+from agentrl_cli.algos.nlac.improve import Ablation, ActionSelector, Candidates, TrainingTarget
 from agentrl_cli.algos.nlac.parse import RoleReport, require_parsable, role_reports
 from agentrl_cli.algos.nlac.roles import Ids, Roles, backup_targets, fill
 from agentrl_cli.algos.samples import TurnRef, all_turns, branches_sample, completion_sample
@@ -64,7 +55,7 @@ CHECKED_TURNS = 8  # at which every role writes before the first update
 
 @dataclass(kw_only=True)
 class NLAC(NLACConfig, Algorithm):
-    """The algorithm. Its settings are those of `NLACConfig`."""
+    """The algorithm. `NLACConfig` documents its settings."""
 
     learns_offline = True
     is_warned = False
@@ -103,26 +94,20 @@ class NLAC(NLACConfig, Algorithm):
         advanced = self.advanced
         self.roles = Roles(context, self.prompts, advanced, self.critic_name)
         self.selector = ActionSelector(
-            roles=self.roles,
-            refiner=Refiner(self.roles, self, self.ablation),
-            settings=self,
-            ablation=self.ablation,
-            num_candidates=self.num_candidates,
-            num_forecasts=self.num_forecasts,
-        )
+            self.roles, self, self.ablation,
+            num_candidates=self.num_candidates, num_forecasts=self.num_forecasts,
+        )  # fmt: skip
         measured = replace(
             self.selector,
             num_candidates=self.diagnostics.num_actions,
             num_forecasts=self.diagnostics.num_forecasts,
         )
-        self.critic_monitor = Monitor(
-            selector=measured,
-            states=self.diagnostics.num_states,
-            rollouts=self.diagnostics.num_rollouts,
+        self.critic_monitor = diagnostics.Monitor(
+            measured, states=self.diagnostics.num_states, rollouts=self.diagnostics.num_rollouts
         )
         self.checker = None
         if self.improvement_check and self.improvement_check.every:
-            self.checker = ImprovementCheck(self.improvement_check, self.roles)
+            self.checker = diagnostics.ImprovementCheck(self.improvement_check, self.roles)
 
     # --- one update ---
 
@@ -223,7 +208,7 @@ class NLAC(NLACConfig, Algorithm):
         groups = self.selector.draw(turns, [t.action_ids for t in turns] if stored else None)
         self._warn_if_unparsable(groups)
         targets = [target for group in groups for target in self.selector.targets(group)]
-        return targets, improvement_metrics(groups, targets, self.num_forecasts)
+        return targets, diagnostics.improvement_metrics(groups, targets, self.num_forecasts)
 
     def distillation_loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """Return L2 as a sum over tokens."""
@@ -260,10 +245,12 @@ class NLAC(NLACConfig, Algorithm):
     def role_reports(self, episodes: list[Episode]) -> list[RoleReport]:
         """Let every role write at a few turns of these episodes, and report how it is parsed."""
         turns = evenly_spaced(all_turns(episodes), CHECKED_TURNS)
-        with self.roles.recording() as texts:
-            if self.ablation.trains_critic:
-                self.successor_targets(turns, episodes)
-            self.sample_improvements(turns)
+        self.roles.begin_stream("role_check")
+        self.roles.record = texts = []
+        if self.ablation.trains_critic:
+            self.successor_targets(turns, episodes)
+        self.sample_improvements(turns)
+        self.roles.record = None
         return role_reports(texts, self.roles.parser)
 
     def sample_improvements(self, turns: list[TurnRef]) -> None:
@@ -337,14 +324,14 @@ class NLAC(NLACConfig, Algorithm):
         if act != "refined":
             return super().generator(act)
         self.roles.begin_stream("refined")
-        return RefinedPolicy(selector=self.selector, generator=self.context.generator)
+        return diagnostics.RefinedPolicy(self.selector, self.context.generator)
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write forecasts, critique and refined action into `info["critic"]` of every turn."""
         self.roles.begin_stream("annotate", self.context.step)
         turns = all_turns(episodes)
         for group in self.selector.draw(turns, [turn.action_ids for turn in turns]):
-            annotate(group, self.selector)
+            diagnostics.annotate(group, self.selector)
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
         """Return the metrics of the critic, of refined actions, and of policy drift."""

@@ -96,7 +96,7 @@ def _similar_tasks(roles: Roles, turn: TurnRef) -> list:
 # --- the monitor ---
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Monitor:
     """Measures the critic at `states` states (0: never). Each candidate that `selector` draws there
     is played out `rollouts` times."""
@@ -336,7 +336,8 @@ class ImprovementCheck:
     gains: list[list[float]] = field(default_factory=list)
 
     def measure(self, step: int, targets: list[TrainingTarget]) -> dict[str, float]:
-        """Measure a sample of the targets if the step is due. Returns metrics `guard/…`."""
+        """Measure a sample of the targets if the step is due. Returns metrics
+        `improvement_check/…`."""
         settings, played = self.settings, 0
         if settings.every and step % settings.every == 0:
             raised = [target for target in targets if target.weight > 0]
@@ -346,7 +347,7 @@ class ImprovementCheck:
             played = 2 * len(measured) * settings.num_rollouts
         gain, low = self.bounds
         metrics = {"gain": gain, "low": low, "open": float(self.is_open), "episodes": float(played)}
-        return {f"guard/{name}": number for name, number in metrics.items()}
+        return {f"improvement_check/{name}": number for name, number in metrics.items()}
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -371,7 +372,7 @@ class ImprovementCheck:
 # --- playing refined actions ---
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RefinedPolicy(Generator):
     """A generator that replaces the policy's action by the one that would be distilled."""
 

@@ -100,81 +100,11 @@ class Ablation:
 
 
 @dataclass(frozen=True)
-class Refiner:
-    """Critiques actions and rewrites them by their critiques."""
-
-    roles: Roles
-    settings: NLACConfig
-    ablation: Ablation
-
-    @property
-    def gate(self) -> bool:
-        """Whether a refined action needs a critique that calls it optimal."""
-        return self.settings.require_optimal and self.ablation.needs_verdicts
-
-    def criticise(self, actions: list[Candidate]) -> None:
-        """Write a critique of each action."""
-        texts = self.ablation.critiques(self.roles.critiques(actions), self.roles)
-        for action, text in zip(actions, texts, strict=True):
-            action.critique = text
-
-    def refine(self, first: list[Candidate]) -> list[list[Candidate]]:
-        """Return the chain a_1 … a_{m+1} of each action, which comes with its forecasts.
-
-        For i = 1 … m: d ~ M(s, a_i), q_i ~ E(s, a_i, d), a_{i+1} ~ π^r(s, a_1, q_1, …, a_i, q_i)
-        (arXiv 2512.04601). With `gate` the last action gets a critique, too. A chain is empty if
-        one of its critiques cannot be parsed.
-        """
-        self.criticise(first)
-        chains = [[action] for action in first]
-        prompts = [action.turn.state_ids for action in first]
-        for i in range(self.settings.num_refinements):
-            last = [chain[-1] for chain in chains]
-            rows = zip(prompts, last, strict=True)
-            prompts = [self._refine_prompt(prompt, action) for prompt, action in rows]
-            actions = self._rewrite(prompts, last)
-            new = {
-                j: replace(last[j], action_ids=ids, draws=0, forecasts=[], critique=None)
-                for j, ids in enumerate(actions)
-                if ids != last[j].action_ids
-            }
-            if new and (self.settings.require_optimal or i + 1 < self.settings.num_refinements):
-                turns, ids = zip(*((a.turn, a.action_ids) for a in new.values()), strict=True)
-                forecasts = self.roles.forecast([*turns], [*ids], self.settings.num_forecasts)
-                for action, texts in zip(new.values(), forecasts, strict=True):
-                    action.forecasts = texts
-                self.criticise([*new.values()])
-            for j, chain in enumerate(chains):
-                chain.append(new.get(j, chain[-1]))  # an unchanged action keeps its critique
-        return [chain if self._is_parsable(chain) else [] for chain in chains]
-
-    def accepts(self, chain: list[Candidate]) -> bool:
-        """Return whether a_{m+1} may become a training target."""
-        approved = chain[-1].is_optimal is True or not self.gate
-        return approved and self.roles.is_complete(chain[-1].action_ids)
-
-    def _refine_prompt(self, prompt: Ids, action: Candidate) -> Ids:
-        instruction = fill(self.roles.prompts.refine, critique=action.critique or "")
-        return self.roles.prompt_after(prompt, action.action_ids, instruction)
-
-    def _rewrite(self, prompts: list[Ids], last: list[Candidate]) -> list[Ids]:
-        keeps = [self.settings.advanced.keep_optimal and a.is_optimal is True for a in last]
-        written = iter(self.roles.refine([p for p, k in zip(prompts, keeps, strict=True) if not k]))
-        return [a.action_ids if k else next(written) for a, k in zip(last, keeps, strict=True)]
-
-    def _is_parsable(self, chain: list[Candidate]) -> bool:
-        judged = chain if self.settings.require_optimal else chain[:-1]
-        parsable = all(action.is_optimal is not None for action in judged)
-        return parsable or not self.ablation.needs_verdicts
-
-
-@dataclass(frozen=True, kw_only=True)
 class ActionSelector:
-    """Draws `num_candidates` actions per state with `num_forecasts` forecasts each, and selects the
-    training targets among them."""
+    """Draws `num_candidates` actions per state with `num_forecasts` forecasts each, refines the
+    first, and selects the training targets."""
 
     roles: Roles
-    refiner: Refiner
     settings: NLACConfig
     ablation: Ablation
     num_candidates: int
@@ -195,6 +125,95 @@ class ActionSelector:
                 self._add_critiques(groups)
         return groups
 
+    def _draw_actions(self, turns: list[TurnRef], first: list[Ids] | None) -> list[list[Ids]]:
+        """Return the actions of each turn, [turns, candidates]."""
+        fresh = self.num_candidates - (first is not None)
+        ids = self.roles.act([turn for turn in turns for _ in range(fresh)])
+        rows = [ids[i * fresh : (i + 1) * fresh] for i in range(len(turns))]
+        return rows if first is None else [[a, *row] for a, row in zip(first, rows, strict=True)]
+
+    def _candidate(self, turn: TurnRef, action_ids: Ids, draws: int) -> Candidate:
+        return Candidate(turn, action_ids, draws, parser=self.roles.parser)
+
+    def _add_forecasts(self, actions: list[Candidate]) -> None:
+        turns, ids = [action.turn for action in actions], [action.action_ids for action in actions]
+        texts = self.roles.forecast(turns, ids, self.num_forecasts)
+        for action, row in zip(actions, self.ablation.forecasts(texts, self.roles), strict=True):
+            action.forecasts = row
+
+    # --- refinement ---
+
+    def _add_refinements(self, groups: list[Candidates]) -> None:
+        """Refine the first draw of each group. New actions become candidates."""
+        chains = self.refine([self.shown(group, group.first) for group in groups])
+        new: list[Candidate] = []
+        for group, chain in zip(groups, chains, strict=True):
+            group.chain = chain
+            if chain:
+                group.first.critique = chain[0].critique
+                if group.refined is None:
+                    new.append(self._candidate(group.turn, chain[-1].action_ids, 0))
+                    group.actions.append(new[-1])
+        if self.settings.policy_target != "refined":
+            self._add_forecasts(new)
+
+    def refine(self, first: list[Candidate]) -> list[list[Candidate]]:
+        """Return the chain a_1 … a_{m+1} of each action, which comes with its forecasts.
+
+        For i = 1 … m: d ~ M(s, a_i), q_i ~ E(s, a_i, d), a_{i+1} ~ π^r(s, a_1, q_1, …, a_i, q_i)
+        (arXiv 2512.04601). With `gate` the last action gets a critique, too. A chain is empty if
+        one of its critiques cannot be parsed.
+        """
+        settings, roles = self.settings, self.roles
+        self.criticise(first)
+        chains = [[action] for action in first]
+        prompts = [action.turn.state_ids for action in first]
+        for i in range(settings.num_refinements):
+            last = [chain[-1] for chain in chains]
+            critiques = [fill(roles.prompts.refine, critique=a.critique or "") for a in last]
+            prompts = [
+                roles.prompt_after(prompt, action.action_ids, critique)
+                for prompt, action, critique in zip(prompts, last, critiques, strict=True)
+            ]
+            keeps = [settings.advanced.keep_optimal and a.is_optimal is True for a in last]
+            written = iter(roles.refine([p for p, k in zip(prompts, keeps, strict=True) if not k]))
+            new = {}
+            for j, (action, keep) in enumerate(zip(last, keeps, strict=True)):
+                ids = action.action_ids if keep else next(written)
+                if ids != action.action_ids:
+                    new[j] = replace(action, action_ids=ids, draws=0, forecasts=[], critique=None)
+            if new and (settings.require_optimal or i + 1 < settings.num_refinements):
+                turns, ids = [a.turn for a in new.values()], [a.action_ids for a in new.values()]
+                forecasts = roles.forecast(turns, ids, settings.num_forecasts)
+                for action, texts in zip(new.values(), forecasts, strict=True):
+                    action.forecasts = texts
+                self.criticise([*new.values()])
+            for j, chain in enumerate(chains):
+                chain.append(new.get(j, chain[-1]))  # an unchanged action keeps its critique
+        return [chain if self._is_parsable(chain) else [] for chain in chains]
+
+    def criticise(self, actions: list[Candidate]) -> None:
+        """Write a critique of each action."""
+        texts = self.ablation.critiques(self.roles.critiques(actions), self.roles)
+        for action, text in zip(actions, texts, strict=True):
+            action.critique = text
+
+    def shown(self, group: Candidates, action: Candidate) -> Candidate:
+        """Return a copy of a candidate with the texts that its critique reads: its first k
+        forecasts and, with `compare`, k of the other draws in turn (its own if there is none)."""
+        count = self.settings.num_forecasts
+        rows = [a.forecasts for a in group.drawn if a is not action] or [action.forecasts]
+        others = [text for column in zip_longest(*rows) for text in column if text is not None]
+        alternatives = others[: count if self.settings.show_alternatives else 0]
+        return replace(action, forecasts=action.forecasts[:count], alternatives=alternatives)
+
+    def _is_parsable(self, chain: list[Candidate]) -> bool:
+        judged = chain if self.settings.require_optimal else chain[:-1]
+        parsable = all(action.is_optimal is not None for action in judged)
+        return parsable or not self.ablation.needs_verdicts
+
+    # --- selection ---
+
     def targets(self, group: Candidates) -> list[TrainingTarget]:
         """Return the training targets of one state."""
         if self.settings.policy_target == "advantage_weighted":
@@ -213,22 +232,15 @@ class ActionSelector:
 
     def select(self, group: Candidates) -> Candidate | None:
         """Return the action to distill, if any."""
+        gate = self.settings.require_optimal and self.ablation.needs_verdicts
         if self.settings.policy_target == "refined":
-            return group.refined if group.chain and self.refiner.accepts(group.chain) else None
+            approved = group.chain and (group.chain[-1].is_optimal is True or not gate)
+            return group.refined if approved else None
         if self.settings.policy_target == "best_critique":
-            return _best_critique(group.actions, self.refiner.gate)
+            return _best_critique(group.actions, gate)
         scores = [self._log_improved(action) for action in group.actions]
         best = max(scores)
         return group.actions[scores.index(best)] if scores.count(best) == 1 else None
-
-    def shown(self, group: Candidates, action: Candidate) -> Candidate:
-        """Return a copy of a candidate with the texts that its critique reads: its first k
-        forecasts and, with `compare`, k of the other draws in turn (its own if there is none)."""
-        count = self.settings.num_forecasts
-        rows = [a.forecasts for a in group.drawn if a is not action] or [action.forecasts]
-        others = [text for column in zip_longest(*rows) for text in column if text is not None]
-        alternatives = others[: count if self.settings.show_alternatives else 0]
-        return replace(action, forecasts=action.forecasts[:count], alternatives=alternatives)
 
     def _log_improved(self, action: Candidate) -> float:
         """Return log π'(a|s) up to a constant of the state."""
@@ -236,41 +248,11 @@ class ActionSelector:
         temperature = self.settings.selection_temperature
         return math.log(action.draws or REFINED_DRAWS) + judged_value / temperature
 
-    def _candidate(self, turn: TurnRef, action_ids: Ids, draws: int) -> Candidate:
-        return Candidate(turn, action_ids, draws, parser=self.roles.parser)
-
-    def _draw_actions(self, turns: list[TurnRef], first: list[Ids] | None) -> list[list[Ids]]:
-        """Return the actions of each turn, [turns, candidates]."""
-        fresh = self.num_candidates - (first is not None)
-        ids = self.roles.act([turn for turn in turns for _ in range(fresh)])
-        rows = [ids[i * fresh : (i + 1) * fresh] for i in range(len(turns))]
-        return rows if first is None else [[a, *row] for a, row in zip(first, rows, strict=True)]
-
-    def _add_forecasts(self, actions: list[Candidate]) -> None:
-        turns, ids = [action.turn for action in actions], [action.action_ids for action in actions]
-        texts = self.roles.forecast(turns, ids, self.num_forecasts)
-        for action, row in zip(actions, self.ablation.forecasts(texts, self.roles), strict=True):
-            action.forecasts = row
-
-    def _add_refinements(self, groups: list[Candidates]) -> None:
-        """Refine the first draw of each group. New actions become candidates."""
-        chains = self.refiner.refine([self.shown(group, group.first) for group in groups])
-        new: list[Candidate] = []
-        for group, chain in zip(groups, chains, strict=True):
-            group.chain = chain
-            if chain:
-                group.first.critique = chain[0].critique
-                if group.refined is None:
-                    new.append(self._candidate(group.turn, chain[-1].action_ids, 0))
-                    group.actions.append(new[-1])
-        if self.settings.policy_target != "refined":
-            self._add_forecasts(new)
-
     def _add_critiques(self, groups: list[Candidates]) -> None:
         """Write the critiques that can still change the selection."""
         while rows := [(group, action) for group in groups for action in self._to_judge(group)]:
             shown = [self.shown(*row) for row in rows]
-            self.refiner.criticise(shown)
+            self.criticise(shown)
             for (_, action), copy in zip(rows, shown, strict=True):
                 action.critique = copy.critique
 

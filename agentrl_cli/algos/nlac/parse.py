@@ -158,7 +158,6 @@ PARSERS = {
 
 SHOWN_CHARACTERS = 160  # of a sample text
 FORMS = {
-    "forecast": "end with the one word Success. or Failure.",
     "evaluate": "start with Optimality: Yes. or Optimality: No.",
     "refine": "are one complete action",
 }
@@ -172,54 +171,49 @@ class RoleText:
     text: str
     is_complete: bool
 
-    def parsed(self, parser: Parser) -> str | None:
-        """Return the meaning of the text in words, None if it has none."""
+    def meaning(self, parser: Parser) -> str | None:
+        """Return the parsed text in words, None if it cannot be parsed."""
         if self.role == "refine":
             return "an action" if self.is_complete and self.text.strip() else None
         if self.role == "evaluate":
-            verdict = parser.verdict(self.text)
-            return None if verdict is None else f"Optimality: {'Yes' if verdict else 'No'}"
-        outcome = parser.outcome(self.text)
-        is_cut = not self.is_complete and self.role != "forecast"  # a target must be complete
-        return None if outcome is None or is_cut else "Success" if outcome else "Failure"
+            return {True: "Optimality: Yes", False: "Optimality: No"}.get(parser.verdict(self.text))
+        if self.role != "forecast" and not self.is_complete:  # a training target must be complete
+            return None
+        return {True: "Success", False: "Failure"}.get(parser.outcome(self.text))
 
 
 @dataclass(frozen=True)
 class RoleReport:
-    """How many texts a role wrote, how many of them can be parsed, how many were cut by the token
-    limit, and one sample (an unparsable one if there is any) with its meaning."""
+    """The texts that one role wrote and the meaning of each."""
 
     role: str
-    count: int
-    readable: int
-    cut: int
-    sample: str
-    parsed: str | None
+    texts: list[RoleText]
+    meanings: list[str | None]
 
     @property
     def share(self) -> float:
         """The share of texts that can be parsed."""
-        return self.readable / self.count
+        return 1 - self.meanings.count(None) / len(self.texts)
 
     @property
     def line(self) -> str:
-        """The report and its remedy in one line."""
-        text = " ".join(self.sample.split())
-        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-        meaning = f"parsed as {self.parsed}" if self.parsed else "not parsable"
-        line = f"{self.readable} of {self.count} texts can be parsed; {meaning}: {shown!r}"
-        return line if self.readable == self.count else f"{line}; {self.remedy}"
-
-    @property
-    def remedy(self) -> str:
-        """The setting to change."""
-        if self.cut > (self.count - self.readable) / 2:
+        """The report in one line, with a sample and the setting to change."""
+        count, failed = len(self.texts), self.meanings.count(None)
+        shown = self.meanings.index(None) if failed else 0
+        sample, meaning = " ".join(self.texts[shown].text.split()), self.meanings[shown]
+        line = f"{count - failed} of {count} texts can be parsed; "
+        line += f"parsed as {meaning}" if meaning else "not parsable"
+        line += f": {sample[:SHOWN_CHARACTERS]!r}"
+        if not failed:
+            return line
+        cut = sum(not text.is_complete for text in self.texts)
+        if cut > failed / 2:
             limit = (
                 "rollout.max_new_tokens" if self.role == "refine" else "algo.advanced.role_tokens"
             )
-            return f"{self.cut} were cut by the token limit: raise {limit}"
-        form = FORMS.get(self.role, FORMS["forecast"])
-        return f"change the prompt of this role in algo.prompts so that answers {form}"
+            return f"{line}; {cut} were cut by the token limit: raise {limit}"
+        form = FORMS.get(self.role, "end with the one word Success. or Failure.")
+        return f"{line}; change the prompt of this role in algo.prompts so that answers {form}"
 
 
 def role_reports(texts: list[RoleText], parser: Parser) -> list[RoleReport]:
@@ -227,23 +221,12 @@ def role_reports(texts: list[RoleText], parser: Parser) -> list[RoleReport]:
     by_role: dict[str, list[RoleText]] = {}
     for text in texts:
         by_role.setdefault(text.role, []).append(text)
-    reports = []
-    for role, written in by_role.items():
-        parsed = [text.parsed(parser) for text in written]
-        shown = parsed.index(None) if None in parsed else 0
-        cut = sum(not text.is_complete for text in written)
-        readable = len(parsed) - parsed.count(None)
-        sample = written[shown].text
-        reports.append(RoleReport(role, len(written), readable, cut, sample, parsed[shown]))
-    return reports
+    return [RoleReport(k, row, [x.meaning(parser) for x in row]) for k, row in by_role.items()]
 
 
 def require_parsable(reports: list[RoleReport], least: float) -> None:
     """Raise UserError with one line per role of which less than the share `least` is parsable."""
-    lines = [
-        f"algo.min_parse_rate is {least}, but of role '{report.role}' only {report.line}"
-        for report in reports
-        if report.share < least
-    ]
+    name = f"algo.min_parse_rate is {least}"
+    lines = [f"{name}, but of role '{r.role}' only {r.line}" for r in reports if r.share < least]
     if lines:
         raise UserError("\n".join(lines), code="unparsable-role")

@@ -8,8 +8,7 @@ episode. `improve.py` uses the roles to find better actions.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -110,12 +109,9 @@ class Roles:
         """y ~ Backup(s, a, s', d'): rewrite each forecast d' from the next state s' as a forecast
         from the turn (s, a, s'), with the target model."""
         prompts = [
-            self.prompt(
-                turn, turn.action_ids, self.prompts.backup,
-                response=turn.response, forecast=forecast,
-            )
-            for turn, forecast in rows
-        ]  # fmt: skip
+            self.prompt(t, t.action_ids, self.prompts.backup, response=t.response, forecast=text)
+            for t, text in rows
+        ]
         return [ids for (ids,) in self.write("backup", prompts, "target")]
 
     def critiques(self, actions: list[Candidate]) -> list[str]:
@@ -163,11 +159,9 @@ class Roles:
         length. Returns token ids, [prompts, count]."""
         settings = self.settings
         sampling = replace(
-            self.context.sampling,
-            n=count,
-            max_tokens=settings.role_tokens if max_tokens is None else max_tokens,
+            self.context.sampling, n=count, max_tokens=max_tokens or settings.role_tokens,
             temperature=settings.role_temperature if temperature is None else temperature,
-        )
+        )  # fmt: skip
         seeds = self._next_seeds(len(prompts))
         rows = self.context.generator.generate(prompts, seeds, sampling, model)
         written = [[completion.ids for completion in row] for row in rows]
@@ -175,16 +169,6 @@ class Roles:
             texts = [ids for row in written for ids in row]
             self.record += [RoleText(role, self.decode(x), self.is_complete(x)) for x in texts]
         return written
-
-    @contextmanager
-    def recording(self) -> Iterator[list[RoleText]]:
-        """Collect all texts of the roles, sampled in a separate stream."""
-        self.begin_stream("role_check")
-        self.record = texts = []
-        try:
-            yield texts
-        finally:
-            self.record = None
 
     def decode(self, ids: Ids) -> str:
         """Return the text of sampled token ids."""

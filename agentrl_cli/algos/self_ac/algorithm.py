@@ -30,7 +30,7 @@ from torch import Tensor
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.critics import truncated_state_ids, value_metrics
 from agentrl_cli.algos.losses import clipped_turns, sum_by_turn, td_targets, turn_advantages
-from agentrl_cli.algos.samples import left_out_metrics
+from agentrl_cli.algos.samples import skipped_metrics
 from agentrl_cli.algos.self_ac import packing
 from agentrl_cli.algos.self_ac.packing import BatchStates, PackedEpisode
 from agentrl_cli.algos.settings import SelfACConfig
@@ -102,13 +102,13 @@ class SelfAC(SelfACConfig, Algorithm):
             minibatch_tokens=self.minibatch_tokens, units=packing.trained_turns,
             head_only=self.pretrains_values,
             metrics={"self_ac/thoughts": len(turns) / max(1, whole_turns)}
-            | left_out_metrics("self_ac", episodes, self._left_out_reason, more=("long",)),
+            | skipped_metrics("self_ac", episodes, self._skip_reason, more=("long",)),
         )  # fmt: skip
 
     def pack(self, episodes: list[Episode]) -> list[PackedEpisode]:
         """Return the trainable episodes, packed, with values and old log-probs from the trainer.
         Writes `value`, `advantage`, `td_error` and, if split, `thoughts` into the turns' info."""
-        trainable = [episode for episode in episodes if self._left_out_reason(episode) is None]
+        trainable = [episode for episode in episodes if self._skip_reason(episode) is None]
         packed_episodes = [self._pack_episode(episode) for episode in trainable]
         self._add_old_values(packed_episodes)
         for packed in packed_episodes:
@@ -122,9 +122,9 @@ class SelfAC(SelfACConfig, Algorithm):
                 packing.merge_info(episode, packed.episode, self.gamma)
         return packed_episodes
 
-    def _left_out_reason(self, episode: Episode) -> str | None:
+    def _skip_reason(self, episode: Episode) -> str | None:
         positions = max_positions(self.context.models.module("policy"))
-        return packing.left_out_reason(episode, len(self.critic_prompt_ids), positions)
+        return packing.skip_reason(episode, len(self.critic_prompt_ids), positions)
 
     def _pack_episode(self, episode: Episode) -> PackedEpisode:
         chat, module = self.context.chat, self.context.models.module("policy")

@@ -61,10 +61,10 @@ class PackedEpisode:
             sample.streams["reward"][-1] = self.values[turn] + gae_lambda * advantages[turn]
 
 
-def left_out_reason(episode: Episode, prompt_length: int, max_positions: int) -> str | None:
-    """Return why an episode is not trained: a reason of `samples.left_out_reason`, or `long` if its
+def skip_reason(episode: Episode, prompt_length: int, max_positions: int) -> str | None:
+    """Return why an episode is not trained: a reason of `samples.skip_reason`, or `long` if its
     states and the critic prompt exceed the model's positions; else None."""
-    if reason := samples.left_out_reason(episode):
+    if reason := samples.skip_reason(episode):
         return reason
     parts = segments(episode)
     lengths = [sum(len(t.observation_ids) + len(t.action_ids) for t in part) for part in parts]

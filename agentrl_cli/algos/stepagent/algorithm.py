@@ -35,7 +35,7 @@ from agentrl_cli.algos.samples import (
     TurnRef,
     all_turns,
     completion_sample,
-    left_out_metrics,
+    skipped_metrics,
     without_skipped,
 )  # fmt: skip
 from agentrl_cli.algos.settings import StepAgentImplicitConfig, StepAgentInverseConfig
@@ -261,7 +261,7 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
         }
         for phase in self.ppo.update(inverse.with_rewards(unseen, rewards), buffer):
             inverse.centre_advantages(phase.samples)
-            phase.metrics |= gaps | left_out_metrics("ppo", episodes)
+            phase.metrics |= gaps | skipped_metrics("ppo", episodes)
             turns = draw.choices(all_turns(context.demos), k=len(phase.samples))
             expert = [completion_sample(turn.state_ids, turn.action_ids) for turn in turns]
             yield inverse.with_expert_likelihood(phase, expert, self.nll_coef)

@@ -113,18 +113,6 @@ def test_empty_critiques_equal_majority(models: ModelSet):
     assert learnt[0] == learnt[1] and len(learnt[0]) > 5
 
 
-def test_shuffled_outcomes_come_from_other_episodes(models: ModelSet):
-    played = [episode(f"e{i}", ["Is it big?"], success=i < 10) for i in range(20)]
-    algo = bound(nlac(advanced={"ablation": "shuffled_outcomes"}), troupe(), models)
-    targets = algo.successor_targets(places(*played), played)
-    texts = [CHAT.decode(ids or []) for ids in targets]
-    honest = [f"The end of e{i}. {'Success' if i < 10 else 'Failure'}." for i in range(20)]
-    assert set(texts) <= set(honest)
-    own = sum(text == mine for text, mine in zip(texts, honest, strict=True))
-    turned = sum(t[-8:] != mine[-8:] for t, mine in zip(texts, honest, strict=True))
-    assert own <= 4 and 5 <= turned <= 15
-
-
 def test_shuffled_outcomes_come_from_finished_episodes(
     models: ModelSet,
 ):
@@ -139,23 +127,6 @@ def test_shuffled_outcomes_come_from_finished_episodes(
     spoiled = [CHAT.decode(ids) for ids in targets["shuffled_outcomes"] if ids]
     assert len(set(spoiled)) > 1 and all(text.startswith("The end of done") for text in spoiled)
     assert targets["shuffled_outcomes"] != targets["none"]
-
-
-def test_refiner_reads_shuffled_critiques(models: ModelSet):
-    def evaluate(text: str, draw: object) -> str:
-        return f"Optimality: No. Of {messages(text)[-3].split(' at ')[0]}."
-
-    played = [episode(f"e{i}", ["Is it big?"], success=True) for i in range(12)]
-    generator = troupe(evaluate=evaluate)
-    control = {"ablation": "shuffled_critiques", "first_action": "stored"}
-    algo = bound(nlac(turns_per_update=12, advanced=control), generator, models)
-    phase = updated(algo, filled(*played))["policy"]
-    read, own = [], 0
-    for text in generator.of("refine")[0].texts:
-        read.append(asked(text))
-        own += messages(text)[-3].split(" at ")[0] in asked(text)
-    assert len(set(read)) == 12 and own <= 4
-    assert len(phase.samples) == 12
 
 
 def test_refiner_reads_empty_critiques(models: ModelSet):
@@ -242,14 +213,6 @@ def test_nlrl_summarizes_fresh_rollouts(models: ModelSet):
         seen, plays, *lines, instruction = asked(text).splitlines()
         assert seen.removeprefix("Seen: ") in responses and plays == "Plays:"
         assert len(lines) == 3 and instruction == "Draw it together."
-
-
-def test_nlrl_drops_invalid_summaries(models: ModelSet):
-    algo = wired(
-        variant(NLRL, critic_warmup=9, rollouts=1), troupe(backup="Well."), models, played_on
-    )
-    phase = updated(algo, filled(WON))["successor"]
-    assert phase.samples == [] and phase.metrics["nlac/unparsed_targets"] == 1
 
 
 def test_self_distillation_refines_by_rollouts(models: ModelSet):

@@ -32,7 +32,7 @@ from agentrl_cli.algos.nlac.roles import Candidate
 from agentrl_cli.algos.settings import NLACImprovementCheckConfig
 from agentrl_cli.algos.sft import SFT
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.types import Episode, Message, Task
+from agentrl_cli.core.types import Episode, Message
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.env import TwentyQ
 from agentrl_cli.models.model_set import ModelSet
@@ -182,19 +182,6 @@ def test_auc_compares_forecasts_with_rollouts(
     assert found["nlac/auc_pairs"] > 0
 
 
-@pytest.mark.parametrize(
-    ("first", "refine", "gain"), [(JUMP, GO, 1.0), (GO, JUMP, -1.0), (GO, GO, 0.0)]
-)
-def test_refined_gain_is_measured_difference(
-    models: ModelSet, first: str, refine: str, gain: float
-):
-    generator = walker(first, RIGHT, refine)
-    algo = watching(nlac(), PATH, generator, models)
-    start = EpisodeStart(PATH.tasks("train")[0], "g", 0, "e")
-    rows = places(*rolled(PATH, generator, [start]))[:1]
-    assert algo.critic_monitor.discrimination(rows)["nlac/refined_gain"] == gain
-
-
 def test_refined_gain_counts_training_targets_only(models: ModelSet):
     leap = "I leap."  # as good as a jump
     generator = walker(JUMP, RIGHT | {leap: "Success."})
@@ -246,22 +233,6 @@ def test_other_observation_is_divergence(models: ModelSet):
     assert rolled(GAME, generator, [other])[0].stop == "diverged"
 
 
-def test_cut_episodes_do_not_count(models: ModelSet):
-    algo = bound(nlac(), troupe(forecast="Yes. Success."), models)
-    cut = episode("cut", ["Is it big?"], success=False, stop="context")
-    won = algo.critic_monitor.calibration(places(WON))
-    assert algo.critic_monitor.calibration([*places(WON), *places(cut)]) == won
-    assert won["nlac/brier"] == 0
-
-
-def test_critic_without_forecasts_has_no_score(models: ModelSet):
-    mute = bound(nlac(), troupe(forecast="Who knows?"), models).critic_monitor
-    assert mute.calibration(places(WON)) == {"nlac/valid_forecasts": 0}
-    cut = episode("cut", ["Is it big?"], success=False, stop="context")
-    able = bound(nlac(), troupe(forecast="Yes. Success."), models).critic_monitor
-    assert able.calibration(places(cut)) == {"nlac/valid_forecasts": 1}
-
-
 def test_monitor_changes_no_weight(
     models: ModelSet,
 ):
@@ -276,26 +247,6 @@ def test_monitor_changes_no_weight(
     asked_of = {call.model for call in generator.of("forecast")}
     assert asked_of == {"policy", "reference"} and found["nlac/brier_start"] >= 0
     assert [models.fingerprint(name) for name in models.names] == before
-
-
-@pytest.mark.parametrize("secret", ["cat", "hammer"])
-def test_similar_tasks_give_the_same_observations(secret: str):
-    world = GAME.world_table
-    asked_for = list(world.attributes[:3])
-    lines = iter([*map(world.question, asked_for), "Is it nice?"])
-    task = Task("secret", "train", {"object": secret})
-    (episode,) = rolled(
-        GAME, troupe(act=lambda text, draw: next(lines)), [EpisodeStart(task, "g", 0, "e")]
-    )
-    tasks = [Task(name, "train", {"object": name}) for name in world.objects if name != secret]
-    sizes = []
-    for turn in range(4):
-        found = indistinguishable_tasks(episode, turn, tasks, lambda: copy.copy(GAME))
-        known = [(key, world.answer(secret, key)) for key in asked_for[:turn]]
-        assert found[0] == task
-        assert {t.data["object"] for t in found} == set(world.matching(known))
-        sizes.append(len(found))
-    assert sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] == len(world.objects)
 
 
 def test_wrong_guess_excludes_one_task():
@@ -384,28 +335,6 @@ def test_lower_bound_needs_two_values():
     assert lower_bound([0.25, 0.75]) == pytest.approx(0.5 - 1.96 * 0.125**0.5 / 2**0.5)
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_critique_accuracy_of_right_and_wrong_critics(models: ModelSet, right: bool):
-    said = RIGHT if right else {JUMP: "Success.", GO: "Failure."}
-    speakers, refined = walker([JUMP, GO], said), GO if right else JUMP
-    speakers.lines["refine"] = lambda text, draw: refined
-    plain = nlac(diagnostics={"num_rollouts": PROBES}, policy_target="best_of_n", num_candidates=2)
-    algo = watching(plain, PATH, speakers, models)
-    rooms = [place for place in places(*walks(walker(GO, RIGHT), 12)) if place.turn == 0]
-    figures = algo.critic_monitor.discrimination(rooms)
-    assert figures["critique/turns"] == 12 and 0 < figures["critique/faulty"] < 1
-    assert (
-        figures["critique/recall"] == figures["critique/false_positive_rate"] == 1
-    )  # it says no to all
-    assert figures["refinement/fix_rate"] == right
-    assert (figures["refinement/break_rate"] > 0) == (
-        not right
-    )  # where all draws are wrong, none is
-    assert figures["refinement/target_share"] > 0
-    assert (figures["refinement/target_gain"] > 0) == right
-    assert (figures["refinement/target_gain_low"] > 0) == right
-
-
 SETTINGS = NLACImprovementCheckConfig(every=2, num_targets=8, num_rollouts=3, window=2)
 
 
@@ -470,19 +399,6 @@ def test_check_compares_targets_with_own_play(model_folder: Path):
     assert guard.gains == [[0.0] * 2] * 2 and not guard.is_open  # two measurements are remembered
 
 
-def test_check_needs_eight_targets(model_folder: Path):
-    algo, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
-    rooms = [place for place in places(*walks(walker(GO, RIGHT), 7)) if place.turn == 0]
-    few = [TrainingTarget(place, CHAT.encode_action(GO)) for place in rooms]
-    metrics = ImprovementCheck(SETTINGS, algo.roles).measure(0, few)
-    assert (
-        metrics["improvement_check/gain"],
-        metrics["improvement_check/low"],
-        metrics["improvement_check/open"],
-    ) == (1, -1, 0)
-    assert ImprovementCheck(SETTINGS, algo.roles).measure(0, [])["improvement_check/open"] == 0
-
-
 def test_targets_without_outcome_do_not_count(model_folder: Path):
     algo, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
     play = algo.context.probe
@@ -499,14 +415,6 @@ def test_targets_without_outcome_do_not_count(model_folder: Path):
     guard = ImprovementCheck(SETTINGS, algo.roles)
     guard.measure(0, [TrainingTarget(place, CHAT.encode_action(GO)) for place in rooms])
     assert guard.gains == [[1.0, 1.0]]
-
-
-def test_check_samples_configured_number(model_folder: Path):
-    algo, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
-    rooms = [place for place in places(*walks(walker(GO, RIGHT), 12)) if place.turn == 0]
-    targets = [TrainingTarget(place, CHAT.encode_action(GO)) for place in rooms]
-    metrics = ImprovementCheck(SETTINGS, algo.roles).measure(0, targets)
-    assert metrics["improvement_check/episodes"] == 2 * SETTINGS.num_targets * SETTINGS.num_rollouts
 
 
 def test_check_state_is_restored(model_folder: Path):
@@ -530,26 +438,6 @@ class Fickle(CorridorEnv):
     def reset(self, task: Any, seed: int) -> list[Message]:
         super().reset(task, seed)
         return [Message("user", f"Room 0. Visit {next(self.greeted)}.")]
-
-
-def test_check_needs_replayable_environment(model_folder: Path):
-    world, speakers = Fickle(jump=(0.0, 1.0), last=0.0), walker(GO, RIGHT)
-    algo, _ = guarded(model_folder, speakers, world)
-    played = rolled(world, speakers, [EpisodeStart(world.tasks("train")[0], "g", 0, "e")])
-    targets = [TrainingTarget(place, CHAT.encode_action(GO)) for place in places(*played)]
-    with pytest.raises(UserError) as refused:
-        assert algo.checker
-        algo.checker.measure(0, targets)
-    assert refused.value.code == "cannot-replay"
-
-
-def test_monitor_works_without_replay(model_folder: Path):
-    world, speakers = Fickle(jump=(0.0, 1.0), last=0.0), walker(GO, RIGHT)
-    algo, _ = guarded(model_folder, speakers, world)
-    played = rolled(world, speakers, [EpisodeStart(world.tasks("train")[0], "g", 0, "e")])
-    measured = algo.monitor(played)
-    assert "nlac/brier" in measured
-    assert not any(name.startswith(("critique/", "refinement/", "nlac/auc")) for name in measured)
 
 
 @pytest.mark.parametrize(
@@ -591,18 +479,41 @@ def test_other_algorithms_cannot_play_refined():
     assert refused.value.code == "unknown-act"
 
 
-def thinking(models: ModelSet, **lines: str) -> tuple[NLAC, Troupe]:
-    """The algorithm where a blank line ends a turn, and its speakers."""
-    generator = troupe(act="3+3=6\n\n6+1=7\n\nIt is 7.", **lines)
-    algo = bound(nlac(turns_per_update=5, require_optimal=True), generator, models)
-    algo.context.turn_delimiter = "\n\n"
-    return algo, generator
-
-
 def test_refined_policy_plays_one_turn(models: ModelSet):
-    algo, _ = thinking(models, refine="3+4=7\n\nIt is 7.")
-    (row,) = algo.generator("refined").generate([places(WON)[0].state_ids], [0], SAMPLING)
-    assert CHAT.decode(row[0].ids) == "3+4=7\n\n" and row[0].finish == "stop"
-    kept, _ = thinking(models, evaluate="Optimality: No. It loses.")
-    (row,) = kept.generator("refined").generate([places(WON)[0].state_ids], [0], SAMPLING)
-    assert CHAT.decode(row[0].ids) == "3+3=6\n\n" and len(row[0].logprobs) == len(row[0].ids)
+    speakers = troupe(act="3+3=6\n\n6+1=7\n\nIt is 7.", refine="3+4=7\n\nIt is 7.")
+    algo = bound(nlac(), speakers, models)
+    algo.context.turn_delimiter = "\n\n"
+    assert play(algo, [places(WON)[0].state_ids]) == ["3+4=7\n\n"]
+
+
+def test_calibration_needs_outcomes_and_forecasts(models: ModelSet):
+    monitor = bound(nlac(), troupe(forecast="Yes. Success."), models).critic_monitor
+    cut = episode("cut", ["Is it big?"], success=False, stop="context")
+    assert monitor.calibration([*places(WON), *places(cut)]) == monitor.calibration(places(WON))
+    assert monitor.calibration(places(cut)) == {"nlac/valid_forecasts": 1}
+    mute = bound(nlac(), troupe(forecast="Who knows?"), models).critic_monitor
+    assert mute.calibration(places(WON)) == {"nlac/valid_forecasts": 0}
+
+
+def test_measurements_need_replayable_environment(model_folder: Path):
+    world, speakers = Fickle(jump=(0.0, 1.0), last=0.0), walker(GO, RIGHT)
+    algo, _ = guarded(model_folder, speakers, world)
+    played = rolled(world, speakers, [EpisodeStart(world.tasks("train")[0], "g", 0, "e")])
+    measured = algo.monitor(played)
+    assert "nlac/brier" in measured
+    assert not any(name.startswith(("critique/", "refinement/", "nlac/auc")) for name in measured)
+    targets = [TrainingTarget(place, CHAT.encode_action(GO)) for place in places(*played)]
+    assert algo.checker
+    with pytest.raises(UserError) as refused:
+        algo.checker.measure(0, targets)
+    assert refused.value.code == "cannot-replay"
+
+
+@pytest.mark.parametrize(("count", "measured", "low"), [(7, 7, -1.0), (12, 8, 1.0), (0, 0, -1.0)])
+def test_check_measures_eight_targets(model_folder: Path, count: int, measured: int, low: float):
+    algo, _ = guarded(model_folder, walker(JUMP, RIGHT, refine=GO))
+    rooms = [place for place in places(*walks(walker(GO, RIGHT), count)) if place.turn == 0]
+    targets = [TrainingTarget(place, CHAT.encode_action(GO)) for place in rooms]
+    metrics = ImprovementCheck(SETTINGS, algo.roles).measure(0, targets)
+    assert metrics["improvement_check/episodes"] == 2 * measured * SETTINGS.num_rollouts
+    assert (metrics["improvement_check/low"], metrics["improvement_check/open"]) == (low, low > 0)

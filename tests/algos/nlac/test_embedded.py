@@ -30,21 +30,21 @@ def targets() -> list[tuple[str, str]]:
     return [(place.response, algo.roles.decode(ids)) for place, ids in rows if ids]
 
 
-def test_no_target_quotes_the_next_state_or_tells_that_it_was_seen(targets: list[tuple[str, str]]):
+def test_no_target_quotes_the_next_state(targets: list[tuple[str, str]]):
     assert len(targets) > 80
     for response, text in targets:
         told = text.partition(". ")[2]  # behind the object that it names
         assert response not in told and not OBSERVED.search(told)
 
 
-def test_a_target_tells_what_came_and_names_an_outcome(targets: list[tuple[str, str]]):
+def test_targets_state_response_and_outcome(targets: list[tuple[str, str]]):
     kept = [f". {response.split('.')[0]}. It tells " in text for response, text in targets]
     assert sum(kept) / len(kept) > 0.9
     assert all(strict_outcome(text) is not None for _, text in targets)
 
 
 @pytest.mark.parametrize("env", ["math", "tau_mini", "twentyq", "wiki"])
-def test_the_papers_preset_is_its_plain_rule_with_shared_weights(env: str):
+def test_paper_preset_is_the_plain_rule(env: str):
     algo = check(compose([f"experiment={env}_nlac_paper"])).algo
     said = {
         "num_forecasts": 1,

@@ -102,33 +102,10 @@ def test_only_leading_candidates_need_critiques(
     assert set(asked_of) == {t for t in hopes if hopes[t] >= max(scores.values()) - 1e-9}
 
 
-MOST = ["Is it a cat?"] * 3 + ["Is it a dog?"]
-
-
-def test_single_action_is_not_judged_again(models: ModelSet):
-    lines = iter([*MOST, *["Is it a cow?"] * 4])
-    said = {"refine": "Is it a cow?", "evaluate": NO, "forecast": "Success."}
-    generator = troupe(act=lambda text, draw: next(lines), **said)
-    algo = bound(nlac(policy_target="best_of_n", num_candidates=4), generator, models)
-    several, one = algo.selector.draw(places(WON)[:2])
-    assert several.first.critique == one.first.critique == NO and one.chain
-    calls = [len(call.prompts) for call in generator.of("evaluate")]
-    judged = sum(action.critique is not None for action in several.actions)
-    assert calls == [2] + [1] * (judged - 1) and judged > 1
-
-
 def test_ties_and_unanimous_draws_teach_nothing(models: ModelSet):
     algo = choosing(models, "best_of_n")
     assert learnt(algo, candidate("a", 2, 0.5), candidate("b", 2, 0.5)) == {}
     assert learnt(algo, candidate("a", 4, 0.9)) == {}
-
-
-def test_best_of_n_weights_sum_to_zero(models: ModelSet):
-    algo = choosing(models, "best_of_n", num_candidates=7)
-    rows = [candidate("a", 4, 0.3), candidate("b", 2, 0.9), candidate("c", 1, 0.1)]
-    weights = learnt(algo, *rows)
-    assert set(weights) == {"a", "b", "c"} and sum(weights.values()) == pytest.approx(0)
-    assert weights["b"] == pytest.approx(1 - 2 / 7)
 
 
 def test_cut_choice_is_not_trained(models: ModelSet):
@@ -212,26 +189,6 @@ def test_nlql_distills_best_judged_action(models: ModelSet):
     assert len(judged) == len(set(judged)) <= 10  # equal draws are judged once
 
 
-def test_nlql_critique_reads_other_forecasts(models: ModelSet):
-    lines = {"Is it a dog?": "It barks. Success.", "Is it a cat?": "It purrs. Failure."}
-
-    def forecast(prompt: str, draw: Any) -> str:
-        return next(line for action, line in lines.items() if action in prompt)
-
-    generator = troupe(forecast=forecast)
-    algo = nlac(
-        policy_target="best_critique", num_candidates=8, show_alternatives=True, num_forecasts=2
-    )
-    bound(algo, generator, models).improve(places(WON)[:1])
-    texts = generator.of("evaluate")[0].texts
-    assert len(texts) == 2
-    for text in texts:
-        mine, others = asked(text).split("Others:")
-        is_dog = "Is it a dog?" in messages(text)[-2]
-        assert ("barks" in mine, "purrs" in mine) == (is_dog, not is_dog)
-        assert ("barks" in others, "purrs" in others) == (not is_dog, is_dog)
-
-
 def test_nlql_annotates_without_refined_action(models: ModelSet):
     game = episode("a", ["Is it big?"], success=True)
     algo = nlac(policy_target="best_critique", num_candidates=2, show_alternatives=True)
@@ -239,18 +196,6 @@ def test_nlql_annotates_without_refined_action(models: ModelSet):
     said = game.turns[0].info["critic"]
     assert said["critique"] == "Optimality: Yes. It wins." and said["refined"] == ""
     assert said["forecasts"] == said["others"] == ["Success."]
-
-
-def test_refinement_ignores_values(
-    models: ModelSet,
-):
-    def forecast(text: str, draw: object) -> str:
-        return "Failure." if "Is it an owl?" in messages(text)[-2] else "Success."
-
-    generator = troupe(evaluate=NO, forecast=forecast)
-    algo = bound(nlac(num_candidates=4), generator, models)
-    targets, _ = algo.improve(places(WON))
-    assert [(CHAT.decode(x.action_ids), x.weight) for x in targets] == [("Is it an owl?", 1.0)] * 3
 
 
 @pytest.mark.parametrize(
@@ -365,19 +310,6 @@ def test_no_forecast_means_no_critique(models: ModelSet):
     assert phase.samples == [] and phase.metrics["nlac/unparsed"] == 1
 
 
-def test_cut_refinement_is_not_distilled(models: ModelSet):
-    class Cut(Troupe):
-        def generate(self, prompts, seeds, sampling, model="policy"):
-            rows = super().generate(prompts, seeds, sampling, model)
-            if self.calls[-1].role == "refine":
-                rows[0][0].ids.pop()
-            return rows
-
-    algo = bound(nlac(), Cut(troupe().lines), models)
-    phase = updated(algo, filled(WON, LOST))["policy"]
-    assert len(phase.samples) == 3 and phase.metrics["nlac/distilled_share"] == 3 / 4
-
-
 @pytest.mark.parametrize("first", ["fresh", "stored"])
 def test_first_action_is_fresh_or_stored(models: ModelSet, first: str):
     generator = troupe(act="Is it a fish?")
@@ -399,39 +331,30 @@ def test_unchanged_action_keeps_its_critique(models: ModelSet):
 
 
 def test_annotation_holds_the_critics_texts(models: ModelSet):
-    played = episode("seen", ["Is it big?", "Is it red?"], success=True)
-    generator = troupe(forecast="Yes. Success.", evaluate="Optimality: No. It loses.")
-    bound(nlac(require_optimal=True, num_forecasts=2), generator, models).annotate([played])
-    said = json.loads(json.dumps([turn.info["critic"] for turn in played.turns]))
-    assert said[0] == said[1]
-    assert said[0] == {
-        "forecasts": ["Yes. Success.", "Yes. Success."],
-        "others": [],
-        "critique": "Optimality: No. It loses.",
-        "verdict": False,
-        "refined": "Is it an owl?",
-        "refined_critique": "Optimality: No. It loses.",
-        "refined_verdict": False,
-    }
-
-
-def test_annotation_shows_compared_forecasts(models: ModelSet):
     def forecast(text: str, draw: object) -> str:
         return "Other. Failure." if "Is it a fish?" in messages(text)[-2] else "Mine. Success."
 
-    generator = troupe(act="Is it a fish?", forecast=forecast)
-    algo = bound(
-        nlac(show_alternatives=True, require_optimal=True, num_forecasts=2, num_refinements=2),
-        generator,
-        models,
+    played = episode("seen", ["Is it big?", "Is it red?"], success=True)
+    generator = troupe(act="Is it a fish?", forecast=forecast, evaluate="Optimality: No. It loses.")
+    bound(
+        nlac(require_optimal=True, show_alternatives=True, num_forecasts=2), generator, models
+    ).annotate([played])
+    said = json.loads(json.dumps([turn.info["critic"] for turn in played.turns]))
+    assert (
+        said[0]
+        == said[1]
+        == {
+            "forecasts": ["Mine. Success."] * 2,
+            "others": ["Other. Failure."] * 2,
+            "critique": "Optimality: No. It loses.",
+            "verdict": False,
+            "refined": "Is it an owl?",
+            "refined_critique": "Optimality: No. It loses.",
+            "refined_verdict": False,
+        }
     )
-    (chain,) = refined(algo, generator)
-    others = [a.alternatives for a in chain]
-    assert others == [["Other. Failure."] * 2] * 3
-    played = episode("seen", ["Is it big?"], success=True)
-    algo.annotate([played])
-    said = played.turns[0].info["critic"]
-    assert said["others"] == ["Other. Failure."] * 2 and said["forecasts"] == ["Mine. Success."] * 2
+    judged = [messages(text)[-2] for text in generator.of("evaluate")[0].texts]
+    assert judged == [f"{turn.action}<|im_end|>\n" for turn in played.turns]
 
 
 def test_keep_optimal_skips_the_refiner(models: ModelSet):

@@ -22,7 +22,6 @@ from agentrl_cli.algos.nlac.parse import (
 )
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.report.episode import expected_success
 from tests.builders.nlac import (
     LOST,
     PROMPTS,
@@ -33,7 +32,6 @@ from tests.builders.nlac import (
     filled,
     nlac,
     troupe,
-    turn_with_critic,
     updated,
 )
 
@@ -47,7 +45,7 @@ WORDS = {"success": True, "failure": False, "yes": True, "no": False, None: None
 
 
 def read(row: dict[str, str]) -> bool | None:
-    reader = PARSERS["tolerant"]
+    reader = PARSERS["lenient"]
     return (reader.outcome if row["role"] == "forecast" else reader.verdict)(row["text"])
 
 
@@ -78,9 +76,9 @@ def test_lenient_parser_accepts_strict_form():
         ("Yes. It is alive. Success.", True),
         ("No. It was a cat. Failure.", False),
     ):
-        assert PARSERS["exact"].outcome(text) is lenient_outcome(text) is found
+        assert PARSERS["strict"].outcome(text) is lenient_outcome(text) is found
     for text, found in (("Optimality: Yes. It wins.", True), ("Optimality: No, it loses", False)):
-        assert PARSERS["exact"].verdict(text) is lenient_verdict(text) is found
+        assert PARSERS["strict"].verdict(text) is lenient_verdict(text) is found
 
 
 @given(st.text())
@@ -97,12 +95,6 @@ def test_long_text_is_parsed_quickly(text: str):
     lenient_outcome(text * 50_000)
     lenient_verdict(text * 50_000)
     assert time.process_time() - began < 3
-
-
-def test_report_parses_forecasts_of_either_form():
-    assert (
-        expected_success(turn_with_critic(["The outcome is success.", "It ends. Failure."])) == 0.5
-    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +154,7 @@ def test_every_role_is_reported(models: ModelSet):
     reports = {report.role: report for report in algo.role_reports([WON, LOST])}
     assert set(reports) == {"forecast", "backup", "evaluate", "refine"}
     assert all(report.share == 1 for report in reports.values())
-    assert reports["evaluate"].count == 5 and reports["backup"].count == 3
+    assert (len(reports["evaluate"].texts), len(reports["backup"].texts)) == (5, 3)
 
 
 def test_first_update_requires_parsable_roles(models: ModelSet):
@@ -198,9 +190,9 @@ def test_prompts_select_the_parser(models: ModelSet):
 def test_cut_texts_are_counted():
     texts = [RoleText("forecast", "So", False)] * 3 + [RoleText("forecast", "Success.", True)]
     (report,) = role_reports(texts, STRICT)
-    assert (report.share, report.cut) == (0.25, 3) and "algo.advanced.role_tokens" in report.remedy
+    assert report.share == 0.25 and "raise algo.advanced.role_tokens" in report.line
     (report,) = role_reports([RoleText("refine", "Is it", False)], STRICT)
-    assert (report.share, report.cut) == (0, 1) and "rollout.max_new_tokens" in report.remedy
+    assert report.share == 0 and "raise rollout.max_new_tokens" in report.line
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.roles import Candidate, Roles, fill
-from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.algos.settings import NLAC_PLACEHOLDERS
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.types import Message, Turn
 from agentrl_cli.models.model_set import ModelSet
 from tests.builders.nlac import (
     CHAT,
@@ -84,48 +81,6 @@ def test_turn_ref_returns_response_and_end(models: ModelSet):
     assert last.is_last and last.response == "The end of won."
 
 
-def test_several_messages_are_one_response():
-    seen = [Message("user", "One."), Message("user", "Two.")]
-    turns = [Turn([], "a", [], [], []), Turn(seen, "b", [], [], [])]
-    assert TurnRef(replace(WON, turns=turns), 0).response == "One.\nTwo."
-
-
-def test_roles_use_separate_sampling_settings(
-    models: ModelSet,
-):
-    generator = troupe()
-    rare = {"role_tokens": 7, "role_temperature": 0.25}
-    roles = bound(nlac(advanced=rare), generator, models).roles
-    roles.act(places(WON))
-    roles.forecast(places(WON), [place.action_ids for place in places(WON)], 3, "target")
-    act, forecast = generator.calls
-    assert act.sampling == SAMPLING
-    assert forecast.sampling == replace(SAMPLING, n=3, max_tokens=7, temperature=0.25)
-    assert (act.model, forecast.model) == ("policy", "target")
-
-
-def test_refined_action_uses_policy_length(models: ModelSet):
-    generator = troupe()
-    rare = {"role_tokens": 7, "role_temperature": 0.25}
-    algo = bound(nlac(advanced=rare), generator, models)
-    algo.improve(places(WON))
-    (refine,), (critique,) = generator.of("refine"), generator.of("evaluate")
-    assert refine.sampling == replace(SAMPLING, temperature=0.25)
-    assert critique.sampling.max_tokens == 7
-
-
-def test_critique_has_separate_temperature(models: ModelSet):
-    generator = troupe()
-    rare = {"role_temperature": 0.25, "critique_temperature": 0.0}
-    roles = bound(nlac(advanced=rare), generator, models).roles
-    actions = [place.action_ids for place in places(WON)]
-    forecasts = roles.forecast(places(WON), actions, 2)
-    rows = zip(places(WON), actions, forecasts, strict=True)
-    roles.critiques([Candidate(t, ids, 1, row, parser=STRICT) for t, ids, row in rows])
-    forecast, critique = generator.calls
-    assert (forecast.sampling.temperature, critique.sampling.temperature) == (0.25, 0.0)
-
-
 def test_seeds_differ_by_call_and_row(models: ModelSet):
     seeds: list[list[int]] = []
 
@@ -160,21 +115,25 @@ def test_value_is_share_of_successful_forecasts():
     assert action().is_optimal is None
 
 
-def refined(algo: NLAC, generator: Troupe) -> list[list[Candidate]]:
-    place = places(WON)[0]
-    algo.roles.begin_stream("test")
-    generator.calls.clear()
-    groups = algo.selector.draw([place], [place.action_ids])
-    return [group.chain for group in groups if group.chain]
+def test_roles_use_separate_sampling_settings(models: ModelSet):
+    generator = troupe()
+    rare = {"role_tokens": 7, "role_temperature": 0.25, "critique_temperature": 0.0}
+    bound(nlac(advanced=rare, num_forecasts=3), generator, models).improve(places(WON))
+    used = {call.role: call.sampling for call in generator.calls}
+    assert used == {
+        "act": SAMPLING,
+        "forecast": replace(SAMPLING, n=3, max_tokens=7, temperature=0.25),
+        "evaluate": replace(SAMPLING, max_tokens=7, temperature=0.0),
+        "refine": replace(SAMPLING, temperature=0.25),  # as long as an action of the policy
+    }
 
 
 @pytest.mark.parametrize("writer", ["policy", "target", "reference"])
 def test_role_weights_write_critiques_and_refinements(models: ModelSet, writer: str):
-    generator = troupe(evaluate="Optimality: No. It loses.")
-    refined(
-        bound(nlac(require_optimal=True, advanced={"role_model": writer}), generator, models),
-        generator,
+    generator = troupe()
+    bound(nlac({"role_model": writer}, require_optimal=True), generator, models).improve(
+        places(WON)
     )
-    written_by = [(call.role, call.model) for call in generator.calls]
     judged = [("forecast", "policy"), ("evaluate", writer)]
-    assert written_by == [*judged, ("refine", writer), *judged]
+    calls = [(call.role, call.model) for call in generator.calls]
+    assert calls == [("act", "policy"), *judged, ("refine", writer), *judged]

@@ -44,7 +44,7 @@ def sweep(algo: NLAC, table: TableGenerator, rows: list[TurnRef], step: int) -> 
     table.learn(found)
 
 
-def test_outcomes_travel_one_step_back_with_each_sweep(models: ModelSet):
+def test_each_sweep_moves_outcomes_one_step(models: ModelSet):
     world = CorridorEnv(jump=(0.5,) * 4, last=1.0)
     table = TableGenerator({f"Room {room}.": 0.0 for room in range(4)})
     algo = bound(nlac(), table, models)
@@ -57,17 +57,8 @@ def test_outcomes_travel_one_step_back_with_each_sweep(models: ModelSet):
     assert {strict_outcome(text) for text in table.texts["policy"]["Room 0.", GO]} == {True}
 
 
-def test_whole_traces_carry_the_outcome_to_the_first_turn_in_one_sweep(models: ModelSet):
-    world = CorridorEnv(jump=(0.5,) * 4, last=1.0)
-    table = TableGenerator({f"Room {room}.": 0.0 for room in range(4)})
-    algo = bound(nlac({"td_lambda": 1.0}), table, models)
-    sweep(algo, table, places(*played(world, table, 3)), 0)
-    told = [table.texts["policy"][f"Room {room}.", GO] for room in range(4)]
-    assert all(strict_outcome(text) for row in told for text in row) and all(told)
-
-
 @pytest.mark.parametrize("trace", [0.5, 1.0])
-def test_traces_value_the_policy_that_played_without_bias(models: ModelSet, trace: float):
+def test_traces_value_the_behavior_policy(models: ModelSet, trace: float):
     table = TableGenerator(dict(UNIFORM))
     algo = bound(nlac({"td_lambda": trace}), table, models)
     rows = places(*played(WORLD, table, 600))
@@ -77,7 +68,7 @@ def test_traces_value_the_policy_that_played_without_bias(models: ModelSet, trac
     assert [table.value(pair) for pair in truth] == pytest.approx(list(truth.values()), abs=0.08)
 
 
-def test_the_forecasts_rank_all_actions_as_their_true_values_do(models: ModelSet):
+def test_forecasts_rank_actions_by_true_value(models: ModelSet):
     table = TableGenerator(dict(UNIFORM))
     algo = bound(nlac(), table, models)
     rows = places(*played(WORLD, table, 600))
@@ -90,7 +81,7 @@ def test_the_forecasts_rank_all_actions_as_their_true_values_do(models: ModelSet
     assert [table.value(pair) for pair in truth] == pytest.approx(list(truth.values()), abs=0.08)
 
 
-def test_backups_follow_the_policy_of_now_whoever_played(models: ModelSet):
+def test_backups_follow_the_current_policy(models: ModelSet):
     table = TableGenerator(dict(UNIFORM))
     rows = places(*played(WORLD, table, 600))
     table.policy = {"Room 0.": 0.0, "Room 1.": 0.0, "Room 2.": 1.0}
@@ -102,7 +93,7 @@ def test_backups_follow_the_policy_of_now_whoever_played(models: ModelSet):
     assert [table.value(pair) for pair in truth] == pytest.approx(list(truth.values()), abs=0.08)
 
 
-def test_policy_iteration_from_old_play_alone_reaches_the_optimum(models: ModelSet):
+def test_off_policy_iteration_reaches_the_optimum(models: ModelSet):
     world, table = CorridorEnv(jump=(0.2, 0.7, 1.0), last=0.0), TableGenerator(dict(UNIFORM))
     rows = places(*played(world, table, 150))
     judged = [place for pair in world.values(UNIFORM) for place in some(rows, pair)]

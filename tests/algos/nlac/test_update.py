@@ -176,12 +176,6 @@ def test_cut_backups_are_not_trained(models: ModelSet):
     assert phase["successor"].metrics["nlac/unparsed_targets"] == pytest.approx(3 / 5)
 
 
-def test_turn_drawn_twice_is_trained_twice(models: ModelSet):
-    algo = bound(nlac(turns_per_update=20), troupe(), models)
-    phase = updated(algo, filled(WON, LOST))["successor"]
-    assert len(phase.samples) == 20 and phase.metrics["nlac/unparsed_targets"] == 0
-
-
 def test_target_follows_critic_after_its_phase(
     model_folder: Path,
 ):
@@ -189,6 +183,7 @@ def test_target_follows_critic_after_its_phase(
     models, generator = weights(algo, model_folder), troupe()
     bound(algo, generator, models)
     before = {key: w.detach().clone() for key, w in models.weights("target").items()}
+    start = models.fingerprint("policy")
     learn(algo, models, filled(WON, LOST))
     policy = models.weights("policy")
     assert any(not torch.equal(policy[key], before[key]) for key in before)
@@ -196,16 +191,7 @@ def test_target_follows_critic_after_its_phase(
         by_hand = 0.75 * before[key].double() + 0.25 * policy[key].detach().double()
         assert torch.allclose(weight.double(), by_hand, rtol=0, atol=1e-7)
     assert generator.loaded[-1] == ("target", models.version("target"))
-
-
-def test_reference_model_never_moves(model_folder: Path):
-    algo = nlac(kl_coef=0.5)
-    models = weights(algo, model_folder)
-    bound(algo, troupe(), models)
-    before = models.fingerprint("policy")
-    metrics = learn(algo, models, filled(WON, LOST))
-    assert models.fingerprint("reference") == before != models.fingerprint("policy")
-    assert metrics["policy/kl"] > 0
+    assert models.fingerprint("reference") == start
 
 
 def test_kl_anchor_reduces_drift(model_folder: Path):
@@ -254,23 +240,6 @@ def test_turn_without_target_gets_lowest_priority(models: ModelSet):
     assert len(updated(algo, buffer)["successor"].samples) == 2  # the last turn has no target
     first, second, last = (buffer.priority(TurnKey("cut", turn)) for turn in range(3))
     assert 0 < last == min(first, second) < 100.0
-
-
-def test_target_loss_overrides_missing_target(
-    models: ModelSet,
-):
-    game = episode("a", ["Is it big?", "Is it red?"], success=True)
-    texts = iter(["It may end.", *["So. Success."] * 9])
-    algo = nlac(turns_per_update=10)
-    bound(algo, troupe(backup=lambda prompt, draw: next(texts, "It may end.")), models)
-    buffer = filled(game)
-    samples = updated(algo, buffer)["successor"].samples
-    losses = [-sum(row) for row in token_logprobs(models.reader("policy"), samples)]
-    per_token = {written(s): x / sum(s.mask) for s, x in zip(samples, losses, strict=True)}
-    assert len(samples) < 10 and len(per_token) == 2
-    found = [buffer.priority(TurnKey("a", turn)) for turn in range(2)]
-    told = [per_token["So. Success."], per_token["The end of a. Success."]]
-    assert found == pytest.approx(told, rel=1e-5)
 
 
 def test_turns_without_any_target_share_lowest_priority(models: ModelSet):
@@ -403,12 +372,3 @@ def test_model_without_packing_gets_single_samples(model_folder: Path):
     alone = [completion_sample(turn.state_ids, row.action_ids) for row in rows]
     reader = models.reader("policy")
     assert token_logprobs(reader, samples) == token_logprobs(reader, alone)
-
-
-def test_update_without_packing_trains_the_policy(model_folder: Path):
-    algo = nlac(policy_target="best_of_n", num_candidates=4, kl_coef=0.1)
-    models = ModelSet(model_config(model_folder, attention="eager"), algo.models(), "cpu", 0)
-    speakers = troupe(forecast=lambda text, draw: draw.choice(["Yes. Success.", "No. Failure."]))
-    before = models.fingerprint("policy")
-    metrics = learn(bound(algo, speakers, models), models, filled(WON, LOST))
-    assert metrics["policy/steps"] > 0 and models.fingerprint("policy") != before

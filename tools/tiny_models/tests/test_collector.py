@@ -73,9 +73,13 @@ def stage_of(kind: str, **changes: Any) -> Stage:
 
 def collector(corpus: Corpus, *stages: Stage, lines: list[str] | None = None) -> CorpusCollector:
     made = CorpusCollector(
-        corpus=corpus, stages=list(stages), texts_per_step=TEXTS, max_new_tokens=24, temperature=1.0,
+        corpus=corpus,
+        stages=list(stages),
+        texts_per_step=TEXTS,
+        max_new_tokens=24,
+        temperature=1.0,
         max_seq_len=512,
-    )  # fmt: skip
+    )
     env, chat = corpus.env, tiny_chat()  # pyright: ignore[reportAttributeAccessIssue]
     speaker = Speaker(chat, lines or [""])
     made.bind(
