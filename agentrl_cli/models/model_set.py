@@ -20,9 +20,15 @@ from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_count, read_json
 from agentrl_cli.core.ranks import Ranks
-from agentrl_cli.models.adapters import adapter_weights, check_same_scale, with_adapters
 from agentrl_cli.models.forward import Module, Passes, Reader, causal_lm, vocabulary_head
-from agentrl_cli.models.load import find_base, load_base, read_pretrained
+from agentrl_cli.models.load import (
+    adapter_weights,
+    check_same_scale,
+    find_base,
+    load_base,
+    read_pretrained,
+    with_adapters,
+)
 from agentrl_cli.models.sharding import copy_whole, gathered, shard, whole_weights
 from agentrl_cli.models.specs import ModelSpec
 
