@@ -240,7 +240,9 @@ def test_shift_equals_loop(row: list[float], by: int):
 @given(numbers, shares, st.integers(1, 6))
 def test_td_targets_equal_loop(row: list[float], discount: float, steps: int):
     values, n = [x / 3 for x in row], len(row)
-    found = td_targets(torch.tensor(row), torch.tensor(values), discount, steps)
+    read = torch.tensor(values, requires_grad=True)
+    found = td_targets(torch.tensor(row), read, discount, steps)
+    assert not found.requires_grad
     for m in range(1, steps + 1):
         for k in range(n):
             expected = sum(discount**j * row[k + j] for j in range(m) if k + j < n)
