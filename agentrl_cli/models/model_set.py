@@ -326,7 +326,7 @@ def _copy_weights(own: dict[str, nn.Parameter], found: Mapping[str, Tensor], fol
     """Copy by key into `own`. Raises UserError unless keys and shapes agree."""
     wrong = sorted(own.keys() ^ found.keys()) or [k for k in own if own[k].shape != found[k].shape]
     if wrong:
-        line = f"the weights in {folder} belong to another model, first at {wrong[0]}"
+        line = f"the weights in {folder} are of another model, first at {wrong[0]}"
         raise UserError(f"{line}; give matching ones", code="other-model")
     for key, weight in own.items():
         copy_whole(weight, found[key])
