@@ -276,7 +276,7 @@ class ModelSet:
     def _load_model(self, name: str, folder: Path, *, needs_head: bool = False) -> None:
         """Load the body or adapter, and the head if the folder has one or `needs_head`."""
         if not folder.is_dir():
-            line = f"'{folder}' does not exist; give a checkpoint with a model '{name}'"
+            line = f"'{folder}' does not exist; give a checkpoint that has a '{name}'"
             raise UserError(line, code="missing-file")
         module = self.module(name)
         if isinstance(module, PeftModel):
