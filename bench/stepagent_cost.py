@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.samples import all_turns
-from agentrl_cli.algos.stepagent.algorithm import StateAction, StepAgentInverse
+from agentrl_cli.algos.stepagent.algorithm import StepAgentInverse
 from agentrl_cli.algos.stepagent.inverse import labelled_actions, labelled_episodes
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.core.types import Episode, Sample
@@ -62,7 +62,7 @@ def discriminate(parts: Parts, phase: Phase, judged: list[Sample]) -> Work:
 
 def one_by_one(parts: Parts, episodes: list[Episode], label: float) -> list[Sample]:
     """Every action of the episodes as a sample of its own."""
-    acts = [StateAction.played(turn) for turn in all_turns(episodes)]
+    acts = [(turn.state_ids, turn.action) for turn in all_turns(episodes)]
     return labelled_actions(acts, label, parts.context)
 
 

@@ -30,7 +30,7 @@ from agentrl_cli.algos.critics import (
     turn_spans,
     value_metrics,
     with_fresh_actions,
-)  # fmt: skip
+)
 from agentrl_cli.algos.losses import Loss, clipped_ratio, standardise
 from agentrl_cli.algos.samples import episode_samples, skipped_metrics, without_skipped
 from agentrl_cli.algos.settings import ArCHerConfig
@@ -42,7 +42,7 @@ from agentrl_cli.models.forward import (
     add_logprobs,
     causal_lm,
     logprobs_and_values,
-)  # fmt: skip
+)
 from agentrl_cli.models.packable import enable_packing
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.play import first_turn

@@ -20,9 +20,15 @@ from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_count, read_json
 from agentrl_cli.core.ranks import Ranks
-from agentrl_cli.models.adapters import adapter_weights, check_same_scale, with_adapters
 from agentrl_cli.models.forward import Module, Passes, Reader, causal_lm, vocabulary_head
-from agentrl_cli.models.load import find_base, load_base, read_pretrained
+from agentrl_cli.models.load import (
+    adapter_weights,
+    check_same_scale,
+    find_base,
+    load_base,
+    read_pretrained,
+    with_adapters,
+)
 from agentrl_cli.models.sharding import copy_whole, gathered, shard, whole_weights
 from agentrl_cli.models.specs import ModelSpec
 
@@ -270,7 +276,7 @@ class ModelSet:
     def _load_model(self, name: str, folder: Path, *, needs_head: bool = False) -> None:
         """Load the body or adapter, and the head if the folder has one or `needs_head`."""
         if not folder.is_dir():
-            line = f"'{folder}' does not exist; give a checkpoint with a model '{name}'"
+            line = f"'{folder}' does not exist; give a checkpoint that has a '{name}'"
             raise UserError(line, code="missing-file")
         module = self.module(name)
         if isinstance(module, PeftModel):
@@ -320,7 +326,7 @@ def _copy_weights(own: dict[str, nn.Parameter], found: Mapping[str, Tensor], fol
     """Copy by key into `own`. Raises UserError unless keys and shapes agree."""
     wrong = sorted(own.keys() ^ found.keys()) or [k for k in own if own[k].shape != found[k].shape]
     if wrong:
-        line = f"the weights in {folder} belong to another model, first at {wrong[0]}"
+        line = f"the weights in {folder} are of another model, first at {wrong[0]}"
         raise UserError(f"{line}; give matching ones", code="other-model")
     for key, weight in own.items():
         copy_whole(weight, found[key])

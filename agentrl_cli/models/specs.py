@@ -34,11 +34,11 @@ def _type_hints(cls: type) -> dict[str, Any]:
 class OptimizerSpec:
     """AdamW and its learning rate schedule (cosine restarts: Loshchilov and Hutter 2017)."""
 
-    lr: Annotated[float, Field(ge=0, le=10, description="Learning rate after the warm-up.")]
+    lr: Annotated[float, Field(ge=0, le=10.0, description="Learning rate after the warm-up.")]
     head_lr: Annotated[
         float | None,
         Field(
-            gt=0, le=10,
+            gt=0, le=10.0,
             description="Learning rate of the value head, with the same schedule. A new linear head"
             " needs about 20 times the rate of the model. null: the rate of the model.",
         ),

@@ -20,9 +20,8 @@ from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.config.compose import as_dataclass
 from agentrl_cli.config.settings import RESUMABLE, ModelConfig
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.models.adapters import adapter_sizes
 from agentrl_cli.models.forward import LOGITS_AT_ONCE, max_positions, vocabulary_head
-from agentrl_cli.models.load import dtype_of, load_shapes
+from agentrl_cli.models.load import adapter_sizes, dtype_of, load_shapes
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

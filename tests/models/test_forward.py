@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 import torch
+from torch import Tensor, nn
 
+from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models import forward as passes
+from agentrl_cli.models import forward as module_of_forward
 from agentrl_cli.models.forward import (
+    Pass,
     Passes,
     Reader,
+    causal_lm,
     collate,
     forward,
     micro_batches,
+    rank_passes,
+    read_in_chunks,
     token_logprobs,
+    vocabulary_head,
 )
 from agentrl_cli.models.model_set import ModelSet
 from tests.builders.models import LORA, SAMPLES, SPECS, build, disturb, model_config, write_model
@@ -51,10 +60,10 @@ def test_entropy_and_its_gradient(folder, monkeypatch):
     module = build(folder).module("policy")
     found = []
     for chunk in (
-        passes.LOGITS_AT_ONCE,
+        module_of_forward.LOGITS_AT_ONCE,
         2 * module.config.vocab_size,
     ):  # whole, and two rows at once
-        monkeypatch.setattr(passes, "LOGITS_AT_ONCE", chunk)
+        monkeypatch.setattr(module_of_forward, "LOGITS_AT_ONCE", chunk)
         forward(module, collate(SAMPLES[1:2]), entropy_gradient=True).entropy.sum().backward()
         found.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
         module.zero_grad()
@@ -71,11 +80,11 @@ def test_entropy_and_its_gradient(folder, monkeypatch):
 def test_logits_exist_a_chunk_at_a_time(folder, monkeypatch):
     module = build(folder).module("policy")
     seen = []
-    head = passes.vocabulary_head(passes.causal_lm(module))
+    head = vocabulary_head(causal_lm(module))
     head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
     forward(module, collate(SAMPLES))
     assert seen == [5]
-    monkeypatch.setattr(passes, "LOGITS_AT_ONCE", 2 * module.config.vocab_size)
+    monkeypatch.setattr(module_of_forward, "LOGITS_AT_ONCE", 2 * module.config.vocab_size)
     forward(module, collate(SAMPLES))
     assert seen[1:] == [2, 2, 1]
 
@@ -133,3 +142,112 @@ def test_dropout_is_off(tmp_path):
     module = ModelSet(model_config(tmp_path, checkpointing=True), SPECS, "cpu", 0).module("policy")
     one, other = (forward(module, collate(SAMPLES)).logprobs for _ in range(2))
     assert torch.equal(one, other)
+
+
+LENGTHS = [5, 9, 2, 7, 7, 3, 8]
+UNEQUAL = [Sample([1] * length, [0] + [1] * (length - 1)) for length in LENGTHS]
+
+
+def passes(size: int, groups: list[list[int]], tokens: int) -> list[list[Pass]]:
+    """Those of each of so many ranks."""
+    found = []
+    for rank in range(size):
+        ranks = Ranks()
+        ranks.rank, ranks.size = rank, size
+        found.append(rank_passes(groups, UNEQUAL, tokens, "cpu", ranks))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
+@pytest.mark.parametrize("groups", [[[i] for i in range(7)], [[0, 1], [2, 3], [4, 5, 6]]])
+@pytest.mark.parametrize("tokens", [8, 20, 999])
+def test_ranks_share_samples_in_equal_passes(size: int, groups: list[list[int]], tokens: int):
+    by_rank = passes(size, groups, tokens)
+    assert len({len(row) for row in by_rank}) == 1
+    counted = [i for row in by_rank for part in row if part.counts for i in part.rows]
+    assert sorted(counted) == list(range(7))
+    batches = [set(part.rows) for row in by_rank for part in row if part.counts]
+    assert all(any(set(group) <= batch for batch in batches) for group in groups)
+
+
+def test_idle_rank_repeats_the_shortest():
+    rows = passes(2, [[0], [2]], 999)
+    assert rows == [[Pass([0])], [Pass([2])]]
+    assert passes(3, [[0], [2]], 999)[2] == [Pass([2], counts=False)]
+
+
+ROWS, WIDTH, WORDS = 7, 8, 50
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def linear(dtype: torch.dtype, *, bias: bool = False, trained: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(WIDTH, WORDS, bias=bias).to(dtype).requires_grad_(trained)
+
+
+class Adapted(nn.Module):
+    """A frozen projection and what an adapter adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = linear(torch.float32, trained=False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WORDS, bias=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.base(states) + self.up(self.down(states))
+
+
+def read(
+    head: nn.Module, rows: int, *, entropy: bool, around: AbstractContextManager[object]
+) -> list[Tensor]:
+    """Log-probs, entropies, and the gradients of a weighted sum of them in states and weights,
+    read so many rows at a time."""
+    torch.manual_seed(1)
+    dtype = next(head.parameters()).dtype
+    states = (3 * torch.randn(ROWS, WIDTH)).to(dtype).requires_grad_()
+    targets, scale = torch.randint(WORDS, [ROWS]), torch.randn(2, ROWS)
+    with around:
+        parts = states.split(rows), targets.split(rows)
+        logprobs, entropies = read_in_chunks(head, entropy, *parts)
+    assert entropies.requires_grad == entropy
+    loss = (scale[0] * logprobs).sum() + (scale[1] * entropies).sum()
+    weights = [weight for weight in head.parameters() if weight.requires_grad]
+    found = torch.autograd.grad(loss, [states, *weights])
+    return [logprobs.detach(), entropies.detach(), *found]
+
+
+HEADS = {
+    "float32": lambda: linear(torch.float32),
+    "bias": lambda: linear(torch.float32, bias=True),
+    "bfloat16": lambda: linear(torch.bfloat16),
+    "frozen": lambda: linear(torch.float32, trained=False),
+    "adapted": Adapted,
+}
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_chunks_equal_autograd(name: str, entropy: bool, rows: int):
+    head = HEADS[name]()
+    found, expected = (
+        read(head, size, entropy=entropy, around=nullcontext()) for size in (rows, ROWS)
+    )
+    assert len(found) == len(expected) == 3 + sum(p.requires_grad for p in head.parameters())
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype and one.abs().max() > 1e-2
+        near = TOLERANCE[other.dtype]
+        assert torch.allclose(one, other, rtol=near, atol=near * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_recomputation_keeps_autocast(entropy: bool):
+    head = linear(torch.float32)
+    found, expected = (
+        read(head, size, entropy=entropy, around=torch.autocast("cpu", torch.bfloat16))
+        for size in (3, ROWS)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
+    exact = read(head, ROWS, entropy=entropy, around=nullcontext())
+    assert not torch.equal(found[2], exact[2])

@@ -7,13 +7,27 @@ from dataclasses import replace
 import pytest
 import torch
 from peft import PeftModel
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
+from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.models.forward import logprobs_and_values, token_logprobs
+from agentrl_cli.core.types import Sample
+from agentrl_cli.models.forward import collate, forward, logprobs_and_values, token_logprobs
 from agentrl_cli.models.model_set import ModelSet, ValueHead
 from agentrl_cli.models.specs import ModelSpec
-from tests.builders.models import ADAM, LORA, SAMPLES, build, disturb, model_config, write_model
+from agentrl_cli.training.learner import Optimizer
+from tests.builders.models import (
+    ADAM,
+    LORA,
+    SAMPLES,
+    SPECS,
+    build,
+    disturb,
+    model_config,
+    write_model,
+)
 
 
 @pytest.fixture(scope="module")
@@ -235,3 +249,39 @@ def test_adapters_start_differently_by_name_and_seed(folder):
     one, other = build(folder, LORA, seed=0), build(folder, LORA, seed=1)
     prints = {m.fingerprint(name) for m in (one, other) for name in ("policy", "critic")}
     assert len(prints) == 4
+
+
+ALL_LINEAR = LoraConfig(rank=4, alpha=8, targets=["all-linear"])
+TEXT = Sample([5 + i % 40 for i in range(200)], [0, *[1] * 199])
+
+
+def in_dtype(folder, dtype: str, lora: LoraConfig | None = ALL_LINEAR) -> ModelSet:
+    return ModelSet(model_config(folder, dtype=dtype, lora=lora), SPECS, "cpu", 0)
+
+
+def kept_bytes(models: ModelSet, dtype: torch.dtype) -> int:
+    """Bytes of that format which one text leaves for its backward pass, weights left out."""
+    module, kept = models.module("policy"), {}
+    weights = {weight.data_ptr() for weight in module.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.dtype == dtype and tensor.data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no place is reused
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward(module, collate([TEXT])).logprobs.sum()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_have_base_dtype_and_float32_masters(folder, dtype):
+    models = in_dtype(folder, dtype)
+    optimizer = Optimizer(models.trainable("policy"), ADAM)
+    assert {w.dtype for w in models.module("policy").parameters()} == {getattr(torch, dtype)}
+    assert {master.dtype for master in optimizer.masters.values()} == {torch.float32}
+
+
+def test_bfloat16_adapters_keep_no_float32_activations(folder):
+    adapted, full = (in_dtype(folder, "bfloat16", lora) for lora in (ALL_LINEAR, None))
+    assert kept_bytes(adapted, torch.float32) <= kept_bytes(full, torch.float32)

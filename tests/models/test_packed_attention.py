@@ -29,7 +29,6 @@ from tests.builders.packed_rows import (
     LAYOUTS,
     PROMPT,
     alone,
-    cached_values,
     head_of,
     largest_gap,
     model_of,
@@ -241,13 +240,3 @@ def test_batch_equals_single_rows(layout: str):
         for one, found in zip(rows, together, strict=True):
             for a, b in zip(found, read(model, HEAD, [one])[0], strict=True):
                 assert torch.allclose(a, b, atol=EXACT)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_values_equal_cached_prefix(layout: str):
-    model = model_of("qwen3", layout)
-    with torch.no_grad():
-        found = read(model, HEAD, [THREE])[0][1]
-        assert torch.allclose(
-            found, cached_values(model, HEAD, THREE, train_prefix=True), atol=EXACT
-        )

@@ -42,7 +42,7 @@ from agentrl_cli.models.forward import (
     causal_lm,
     logprobs_and_values,
     max_positions,
-)  # fmt: skip
+)
 from agentrl_cli.models.packable import enable_packing
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer

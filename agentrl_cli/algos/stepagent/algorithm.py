@@ -37,7 +37,7 @@ from agentrl_cli.algos.samples import (
     completion_sample,
     skipped_metrics,
     without_skipped,
-)  # fmt: skip
+)
 from agentrl_cli.algos.settings import StepAgentImplicitConfig, StepAgentInverseConfig
 from agentrl_cli.algos.stepagent import inverse
 from agentrl_cli.algos.stepagent.inverse import StateAction, without_layout

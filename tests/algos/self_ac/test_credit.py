@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.self_ac.algorithm import SelfAC
-from agentrl_cli.core.types import Episode
+from agentrl_cli.algos.self_ac.packing import at_states, trained_turns
+from agentrl_cli.core.types import Episode, Message
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner
 from tests.algos.test_grpo import grpo
-from tests.builders.nlac import episode
-from tests.builders.self_ac import played, self_ac
+from tests.builders.critics import head_values, randomise_heads
+from tests.builders.models import disturb
+from tests.builders.nlac import CHAT, episode
+from tests.builders.self_ac import forward_pass, outputs_with_values, phase_of, played, self_ac
 
 CHAIN = [("Good.", "Good.", 1)] * 3 + [("Good.", "Bad.", 0)]
 CHAIN += [("Bad.", "Good.", 1)] + [("Bad.", "Bad.", 0)] * 3
@@ -75,3 +79,94 @@ def test_monitor_places_outcome_one_step_later(
     assert found["critic/brier"] == pytest.approx(sum((0.75 - r) ** 2 for r in earned) / 4)
     assert found["critic/value_bias"] == pytest.approx(0.75 - sum(earned) / 4)
     assert algo.monitor([played("cut", [9.0], stop="truncated")]) == {}
+
+
+def stream_at_states(phase: Phase, name: str) -> list[list[float]]:
+    return [at_states([sample], name) for sample in phase.samples]
+
+
+@pytest.mark.parametrize(
+    ("stop", "rewards", "value_mask", "cut_off"),
+    [
+        ("done", [-1, -1, 0, 3], [1, 1, 1, 1], [0, 0, 0, 0]),  # the outcome belongs to s_n
+        ("truncated", [-1, -1, 3, 0], [1, 1, 1, 0], [0, 0, 0, 1]),
+        ("context", [-1, -1, 3, 0], [1, 1, 1, 0], [0, 0, 0, 1]),
+    ],
+)
+def test_outcome_belongs_to_last_state_if_done(
+    model_folder: Path, stop: str, rewards: list, value_mask: list, cut_off: list
+):
+    algo, _ = self_ac(model_folder)
+    phase = phase_of(algo, played("a", [-1, -1, 3], stop=stop))
+    assert stream_at_states(phase, "reward") == [rewards]
+    assert stream_at_states(phase, "value_mask") == [value_mask]
+    assert stream_at_states(phase, "cut_off") == [cut_off]
+
+
+@pytest.mark.parametrize("stop", ["truncated", "context"])
+@pytest.mark.parametrize("thought_tokens", [0, 1])
+def test_truncated_episode_ends_with_environment_response(
+    model_folder: Path, stop: str, thought_tokens: int
+):
+    algo, models = self_ac(model_folder, gamma=0.9, thought_tokens=thought_tokens)
+    randomise_heads(models, "policy")
+    game = played("a", [0.0, 0.5], stop=stop)
+    game.closing = [Message("user", "Too late.")]
+    (sample,) = phase_of(algo, game).samples
+    state = game.state_ids(1) + game.turns[1].action_ids
+    state += CHAT.extend(game.closing, state[-1])
+    rows = list(zip(sample.ids, sample.mask, sample.streams["shadow"], strict=True))
+    seen = [(i, m) for i, m, shadow in rows if not shadow]
+    assert [i for i, _ in seen] == state and "Too late." in CHAT.text_of(state)
+    behind = len(state) - game.tokens
+    assert behind > 0 and not any(m for _, m in seen[-behind:])
+    assert (
+        sample.ids[-len(algo.critic_prompt_ids) :] == algo.critic_prompt_ids
+    )  # the last prompt follows them
+    end = head_values(models, "policy", state + algo.critic_prompt_ids)[0]
+    begin = head_values(models, "policy", game.state_ids(1) + algo.critic_prompt_ids)[0]
+    assert game.turns[1].info["advantage"] == pytest.approx(0.5 + 0.9 * end - begin, abs=1e-5)
+
+
+def test_bootstrap_value_is_not_trained(
+    model_folder: Path,
+):
+    algo, _ = self_ac(model_folder, gamma=0.9)
+    phase = phase_of(algo, played("a", [0.5], stop="truncated"))
+    outputs, batch = outputs_with_values(phase, [[0.3, 2.0]])
+    loss, metrics = algo.loss(outputs, batch)
+    error = 0.5 + 0.9 * 2.0 - 0.3
+    assert metrics["critic_loss"].item() == pytest.approx(error**2, abs=1e-6)
+    assert metrics["actor_loss"].item() == pytest.approx(-error, abs=1e-6)
+    loss.backward()
+    assert outputs.values is not None and outputs.values.grad is not None
+    found = outputs.values.grad[batch.streams["value_at"].bool()]
+    assert found.tolist() == pytest.approx([-0.5 * 2 * error, 0.0])
+
+
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
+def test_restart_credits_as_one_episode(model_folder: Path, gae_lambda: float):
+    algo, models = self_ac(model_folder, gae_lambda=gae_lambda, gamma=0.9)
+    disturb(models, "policy")
+    game = played("a", [0.0, -0.5, 0.0, 1.0])
+    game.turns[2].restart = True
+    phase = phase_of(algo, game)
+    assert [trained_turns(sample) for sample in phase.samples] == [2, 2]
+    assert stream_at_states(phase, "value_mask") == [[1, 1, 0], [1, 1, 1]]
+    outputs, batch = forward_pass(models, phase.samples)
+    _, metrics = algo.loss(outputs, batch)
+    advantages = [turn.info["advantage"] for turn in game.turns]
+    assert metrics["advantage"].item() == pytest.approx(sum(advantages), abs=1e-4)
+    if gae_lambda == 1.0:  # what was really earned from the restart on, 0.9 + 0.9 * 0.9 * …
+        assert stream_at_states(phase, "reward")[0][-1] == pytest.approx(0.9**2, abs=1e-5)
+
+
+def test_state_before_restart_is_not_trained(model_folder: Path):
+    algo, _ = self_ac(model_folder)
+    game = played("a", [0.0, 1.0])
+    game.turns[1].restart = True
+    _, metrics = algo.loss(*outputs_with_values(phase_of(algo, game), [[0.1, 0.9], [0.3, 0.4]]))
+    second = ((0.3 - 0.4) ** 2 + 4 * (0.3 - 1) ** 2) / 5 + (0.4 - 1) ** 2
+    # the first segment ends with what was earned later, 1, whatever is read there
+    both = 2 * ((0.1 - 1) ** 2 + second) / 3  # two turns' worth of a mean over three states
+    assert metrics["critic_loss"].item() == pytest.approx(both, abs=1e-5)

@@ -21,9 +21,7 @@ from agentrl_cli.algos.stepagent.algorithm import (
 )
 from agentrl_cli.algos.stepagent.inverse import labelled_actions
 from agentrl_cli.config.compose import build, check, compose
-from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.rollout.expert_demos import expert_episodes
-from tests.builders.critics import Weights
 from tests.builders.nlac import CHAT, SAMPLING, episode, troupe
 from tests.builders.stepagent import OTHER, SHOWN, implicit, inverse, shown
 
@@ -55,19 +53,6 @@ def test_inspection_is_one_generator_call(model_folder: Path):
     assert {t.action for t in tries} <= {"Is it a dog?", "Is it a cat?"}
     assert [t.fragment.expert_action for t in tries][:3] == [turn.action for turn in SHOWN.turns]
     assert all(t.action_ids == CHAT.encode_action(t.action) for t in tries)
-
-
-def test_samples_depend_on_seed_and_step(model_folder: Path):
-    algo = implicit()
-    models = shown(algo, model_folder, [SHOWN, OTHER])
-    algo.context.generator = HFGenerator(Weights(models), max_batch=64, cache_tokens=5000)
-    found = fragments(algo.context, "turn", 0)
-    first, again = (attempt_fragments(algo.context, found) for _ in range(2))
-    assert [t.action_ids for t in first] == [t.action_ids for t in again]
-    algo.context.step = 1
-    assert [t.action_ids for t in attempt_fragments(algo.context, found)] != [
-        t.action_ids for t in first
-    ]
 
 
 def whole(turn: int) -> Fragment:
