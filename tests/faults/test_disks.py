@@ -13,7 +13,6 @@ import pytest
 from omegaconf import DictConfig
 
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Logger, Run
 from stress.disks import can_mount, refusing, run_mounting
 from tests.builders.command_line import agentrl, refused
@@ -190,21 +189,3 @@ agentrl resume "$1/it" && exit 9
 agentrl eval "$1/it" && exit 9
 exit 0
 """
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not can_mount(), reason="may not mount here")
-def test_on_a_real_read_only_disk_verbs_read_and_refuse_in_a_sentence(run: Run, tmp_path: Path):
-    result = run_mounting(READ_ONLY_DISK, run.folder.parent, tmp_path / "report")
-    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
-    assert f"'{run.folder}' {READ_ONLY}" in result.stderr.splitlines()
-    assert "test_success" in result.stdout and (tmp_path / "report" / "report.html").exists()
-
-
-def test_the_remedy_of_a_disk_fits_its_error(tmp_path: Path):
-    for code, remedy in ((errno.ENOSPC, "free space there or"), (errno.EACCES, "make it writable")):
-        with (
-            pytest.raises(UserError, match=f"; {remedy}"),
-            files.explain_write_errors(tmp_path),
-        ):
-            raise OSError(code, "no")

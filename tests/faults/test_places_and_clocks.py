@@ -98,8 +98,7 @@ def test_a_clock_that_jumps_changes_no_training_no_save_and_no_duration(
 ):
     done, clock = trained(tmp_path, "nlac", "whole"), JumpingClock()
     monkeypatch.setattr("time.time", clock.time)
-    for module in ("meta", "run"):
-        monkeypatch.setattr(f"agentrl_cli.runs.{module}.datetime", clock)
+    monkeypatch.setattr("agentrl_cli.runs.run.datetime", clock)
     began = time.monotonic()
     with refusing(tmp_path / "it", errno.ENOSPC, room=10**9) as disk:
         run = trained(tmp_path, "nlac", "it", "save_minutes=60")

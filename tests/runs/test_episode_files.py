@@ -13,6 +13,7 @@ from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.report.episode import find_episode, render
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.run import Run
+from tests.builders.errors import user_error
 
 
 def episode(name: str, *, won: bool = False, **info: Any) -> Episode:
@@ -77,13 +78,8 @@ def test_without_an_index_others_are_skipped_unread_and_a_cut_line_is_left_out(f
     episode_files.index_file(file).unlink()
     file.write_text('{"id": "broken\n' + file.read_text() + '{"id": "b-1", "ta')
     assert [entry.id for entry in episode_files.search(file, "b-")] == ["b-0"]
-    with pytest.raises(UserError, match="does not hold episodes"):
+    with user_error("not-episodes", "eval-000001.jsonl"):
         list(episode_files.search(file))
-
-
-def test_going_back_removes_an_episode_file_with_its_index(file: Path):
-    episode_files.remove(file)
-    assert list(file.parent.iterdir()) == []
 
 
 def test_filters_find_what_was_won_lost_and_changed(tmp_path: Path):
@@ -99,12 +95,6 @@ def test_filters_find_what_was_won_lost_and_changed(tmp_path: Path):
     assert ids("won", step=0) == ["a-1", "b-1"]
     with pytest.raises(UserError, match="no episode --won --lost"):
         ids("won", "lost")
-
-
-def test_changed_needs_a_base(tmp_path: Path):
-    run = made(tmp_path / "it", {20: {"a-0": True}})
-    with pytest.raises(UserError, match=r"--changed needs eval\.baseline"):
-        find_episode(run, None, None, ["changed"])
 
 
 def test_a_turn_tells_its_return_what_the_world_noted_and_whether_forecasts_came_true():

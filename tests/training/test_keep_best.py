@@ -93,7 +93,7 @@ def test_what_is_reported_is_the_kept_step(run: Run, tmp_path: Path):
     assert read_record(copy).final_step == 2
     rows = {row["step"]: row for row in copy.metrics() if "eval/test_success" in row}
     assert final_result(copy).final == rows[2]["eval/test_success"]
-    assert "trained is step 2, which won most of val and is kept" in final_table(copy)
+    assert "step 2" in final_table(copy)
 
 
 def test_a_run_that_keeps_the_last_reports_the_last(tmp_path: Path):
@@ -127,17 +127,15 @@ def test_a_stopped_run_goes_on_to_the_same_best(run: Run, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "sentence"),
+    ("overrides", "value"),
     [
-        (["eval_every=0"], "eval_every=0 plans one for 4 steps; evaluate more often"),
-        (["eval_every=4"], "eval_every=4 plans one for 4 steps; evaluate more often"),
-        (["keep=worst"], "keep must be one of last, best, not 'worst'"),
-        (["env._target_=tests.training.test_keep_best.WithoutVal"], "no tasks; give it some"),
+        (["eval_every=0"], "eval_every=0"),
+        (["eval_every=4"], "eval_every=4"),
+        (["keep=worst"], "worst"),
+        (["env._target_=tests.training.test_keep_best.WithoutVal"], "val"),
     ],
 )
-def test_what_leaves_nothing_to_choose_from_is_refused(
-    overrides: list[str], sentence: str, tmp_path: Path
-):
-    with pytest.raises(UserError, match=sentence):
+def test_nothing_to_choose_from_is_refused(overrides: list[str], value: str, tmp_path: Path):
+    with pytest.raises(UserError, match=value):
         trained(tmp_path, "grpo", "it", "keep=best", "eval_every=1", *overrides)
     assert not (tmp_path / "it").exists()

@@ -89,5 +89,5 @@ def test_a_run_without_a_checkpoint_is_saved_as_it_is_and_goes_on_with_less(
 
 def test_nothing_that_changes_what_is_learnt_can_change_in_a_run(tmp_path: Path):
     run = trained(tmp_path, "sft", "it")
-    with pytest.raises(UserError, match=r"'algo.epochs=2' cannot change in a run, only steps"):
+    with pytest.raises(UserError, match=r"algo\.epochs=2"):
         resume(str(run.folder), ["algo.epochs=2"])
