@@ -44,7 +44,7 @@ def logger(*artifacts: str) -> WandbLogger:
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_run_that_is_done_hands_over_its_model_and_its_report(tmp_path: Path):
+def test_completed_run_uploads_model_and_report(tmp_path: Path):
     asked = ["logger=wandb", "logger.artifacts=[model,report]"]
     process = begun(tmp_path / "runs", "grpo", "it", *asked)
     said = process.communicate()[1]

@@ -41,9 +41,7 @@ class Gone:
         return False
 
 
-def test_a_run_goes_on_where_nobody_reads_its_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_closed_terminal_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run, cfg = new_run(tmp_path)
     console = Console()
     console.start(run, cfg)
@@ -71,7 +69,7 @@ def episode() -> Episode:
     return Episode("e1", Task("cat", "train", {}), "g", 7, [turn])
 
 
-def test_step_line_shows_reward_loss_and_time_per_phase():
+def test_step_line_shows_reward_loss_and_time():
     metrics = {"reward/mean": 0.4321, "policy/loss": 0.5, "policy/entropy": 2, "time/rollout": 2.06}
     assert step_line(3, 100, metrics) == (
         "step   3/100  reward/mean 0.432  policy/loss 0.5  rollout 2.1s"
@@ -127,7 +125,7 @@ def test_wandb_offline_stores_metrics_configuration_and_episodes(tmp_path: Path)
         assert word in content
 
 
-def test_a_table_has_a_row_for_each_turn_with_what_it_was_worth():
+def test_table_has_a_row_per_turn():
     info = {"value": 0.5, "advantage": -0.25, "critic": {"critique": "it repeats"}}
     first = Turn([Message("system", "play"), Message("user", "hi")], "a", [1], [2], [-0.5])
     last = Turn([Message("user", "no")], "b", [3], [4], [-0.1], 1.0, True, info=info)
@@ -194,9 +192,7 @@ def test_tensorboard_stores_metrics_by_step_and_the_configuration(tmp_path: Path
 
 
 @pytest.mark.extras
-def test_mlflow_stores_metrics_by_step_and_goes_on_with_a_resumed_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_mlflow_continues_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     import mlflow  # pyright: ignore[reportMissingImports]
@@ -213,7 +209,7 @@ def test_mlflow_stores_metrics_by_step_and_goes_on_with_a_resumed_run(
 
 
 @pytest.mark.extras
-def test_a_tracker_that_refuses_its_options_is_one_sentence(tmp_path: Path):
+def test_tracker_with_wrong_options_is_refused(tmp_path: Path):
     run, cfg = new_run(tmp_path)
     logger = TrackerLogger(tracker="mlflow", options={"wrong": 1})
     with user_error("tracker-refused", "mlflow", "wrong"):
@@ -230,9 +226,7 @@ class LostServer:
         raise ConnectionError("no answer")
 
 
-def test_a_tracker_that_fails_later_is_told_once_and_the_run_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_failing_tracker_does_not_stop_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run, _ = new_run(tmp_path)
     logger = TrackerLogger(tracker="mlflow", options={})
     logger.client = LostServer()
@@ -252,7 +246,7 @@ def test_a_tracker_that_fails_later_is_told_once_and_the_run_goes_on(
         ("aim", "aim"),
     ],
 )  # fmt: skip
-def test_a_tracker_that_is_not_installed_names_what_to_install(
+def test_missing_tracker_names_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str, package: str
 ):
     monkeypatch.setattr("accelerate.tracking._available_trackers", [])  # as where none is there

@@ -55,9 +55,7 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *who, "-C", str(folder), *arguments], check=True, capture_output=True)
 
 
-def test_a_run_knows_the_code_of_the_folder_that_it_was_started_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_run_records_code_of_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -124,7 +122,7 @@ with Run(Path(sys.argv[1])).track():
 """
 
 
-def test_a_run_that_is_training_is_left_alone_until_its_process_dies(tmp_path: Path):
+def test_training_run_is_locked(tmp_path: Path):
     run = new_run(tmp_path, "it")
     run.log(1, {"loss": 1.0})
     with run.checkpoint(1):
@@ -173,14 +171,14 @@ def test_failure_is_recorded_with_its_reason_and_raised(tmp_path: Path):
     assert "Traceback" in (run.folder / "log.txt").read_text()
 
 
-def test_metrics_are_read_back_and_not_finite_numbers_are_null(tmp_path: Path):
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path):
     run = new_run(tmp_path)
     run.log(1, {"loss": 0.5})
     run.log(2, {"loss": float("nan")})
     assert [(row["step"], row["loss"]) for row in run.metrics()] == [(1, 0.5), (2, None)]
 
 
-def test_line_cut_off_by_a_dead_machine_is_left_out(tmp_path: Path):
+def test_incomplete_line_is_skipped(tmp_path: Path):
     run = new_run(tmp_path)
     run.log(1, {"loss": 0.5})
     with (run.folder / "metrics.jsonl").open("a") as file:
@@ -218,7 +216,7 @@ def test_last_two_checkpoints_are_kept(tmp_path: Path):
     assert (run.latest_checkpoint() / "weights").read_text() == "100"
 
 
-def test_a_checkpoint_that_is_not_planned_lasts_until_the_next_and_drives_none_out(tmp_path: Path):
+def test_unplanned_checkpoint_lasts_until_the_next(tmp_path: Path):
     run = new_run(tmp_path)
     kept = []
     for step, planned in ((2, True), (3, False), (4, True), (5, False), (6, False), (8, True)):
@@ -231,7 +229,7 @@ def test_a_checkpoint_that_is_not_planned_lasts_until_the_next_and_drives_none_o
     ]  # fmt: skip
 
 
-def test_what_a_killed_process_left_of_a_checkpoint_is_removed_at_the_next(tmp_path: Path):
+def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path):
     run = new_run(tmp_path)
     for name in (".step-000001.partial", ".last-000001.old"):
         (run.folder / "checkpoints" / name).mkdir()
@@ -274,7 +272,7 @@ def test_log_shorter_than_its_checkpoint_is_refused(tmp_path: Path):
         run.truncate_logs(run.whole_checkpoint())
 
 
-def test_run_is_found_by_folder_prefix_letters_and_last(tmp_path: Path):
+def test_run_is_found_by_every_reference(tmp_path: Path):
     first, second = new_run(tmp_path, "2026-01_a_s0_abcd"), new_run(tmp_path, "2026-02_b_s0_efgh")
     for ref in (str(first.folder), "2026-01", "abcd", first.name):
         assert find_run(ref, tmp_path).folder == first.folder
@@ -282,7 +280,7 @@ def test_run_is_found_by_folder_prefix_letters_and_last(tmp_path: Path):
     assert [run.name for run in list_runs(tmp_path)] == [first.name, second.name]
 
 
-def test_a_run_whose_process_is_gone_was_killed_and_one_that_trains_runs(tmp_path: Path):
+def test_status_of_a_dead_process_is_killed(tmp_path: Path):
     run = new_run(tmp_path, "it")
     seen = [Run(run.folder).status]
     run.set_status("running")
@@ -294,7 +292,7 @@ def test_a_run_whose_process_is_gone_was_killed_and_one_that_trains_runs(tmp_pat
     assert Run(run.folder).meta["status"] == "running"
 
 
-def test_a_link_to_a_run_beside_it_is_another_name_of_it(tmp_path: Path):
+def test_link_is_another_name_of_a_run(tmp_path: Path):
     run = new_run(tmp_path, "trial1")
     (tmp_path / "best").symlink_to("trial1")
     assert [found.name for found in list_runs(tmp_path)] == ["trial1"]
@@ -317,9 +315,7 @@ def test_unclear_reference_is_refused(tmp_path: Path, ref: str, code: str, value
         find_run(ref, tmp_path)
 
 
-def test_the_advice_names_the_program_as_a_shell_finds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_resume_command_has_path_of_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run, program = new_run(tmp_path, "it"), tmp_path / "my bin" / "agentrl"
     program.parent.mkdir()
     program.touch(0o755)

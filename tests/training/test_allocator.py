@@ -33,5 +33,5 @@ def test_large_buffers_are_made_of_kept_pages() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told anything")
-def test_they_are_made_of_fresh_pages_where_nothing_is_told() -> None:
+def test_default_allocator_uses_new_pages() -> None:
     assert faults(kept=False) > 100

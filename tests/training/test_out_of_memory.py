@@ -39,7 +39,7 @@ def run_out_in_training(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 @pytest.mark.slow
-def test_memory_that_runs_out_in_play_costs_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_out_of_memory_in_play_resumes_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = facts(trained(tmp_path / "whole", "nlac", "it"))
     play = PlayCollector.collect
 
@@ -60,9 +60,7 @@ def test_memory_that_runs_out_in_play_costs_no_bit(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_an_update_that_is_broken_off_is_done_again_from_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_interrupted_update_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = facts(trained(tmp_path / "whole", "nlac", "it"))
     run_out_in_training(monkeypatch, step=2)
     run, words = stopped(tmp_path)
@@ -74,9 +72,7 @@ def test_an_update_that_is_broken_off_is_done_again_from_the_last_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_run_without_a_checkpoint_is_saved_as_it_is_and_goes_on_with_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_out_of_memory_resumes_with_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run_out_in_training(monkeypatch, step=1)
     run, _ = stopped(tmp_path)
     monkeypatch.undo()
@@ -87,7 +83,7 @@ def test_a_run_without_a_checkpoint_is_saved_as_it_is_and_goes_on_with_less(
     assert "tokens_per_batch: 512" in done.config_file.read_text()
 
 
-def test_nothing_that_changes_what_is_learnt_can_change_in_a_run(tmp_path: Path):
+def test_learning_settings_cannot_change(tmp_path: Path):
     run = trained(tmp_path, "sft", "it")
     with pytest.raises(UserError, match=r"algo\.epochs=2"):
         resume(str(run.folder), ["algo.epochs=2"])

@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(tmp_path_factory.mktemp("runs"), "nlac", "it", *TWENTYQ)
 
 
-def test_a_run_holds_its_configuration_and_what_it_was(run: Run):
+def test_run_stores_its_configuration(run: Run):
     assert run.meta["status"] == "done" and run.meta["threads"] == 1
     assert [change["status"] for change in run.meta["history"]] == ["started", "running", "done"]
     text = run.config_file.read_text()
@@ -54,7 +54,7 @@ def test_a_run_holds_its_configuration_and_what_it_was(run: Run):
     assert run.meta["choices"]["algo"] == "nlac" and "steps=4" in run.meta["overrides"]
 
 
-def test_every_step_and_every_evaluation_is_one_line_of_metrics(run: Run):
+def test_each_step_and_evaluation_is_a_row(run: Run):
     rows = run.metrics()
     played = [row["step"] for row in rows if "reward/mean" in row]
     evaluated = [row["step"] for row in rows if "eval/test_success" in row]
@@ -64,7 +64,7 @@ def test_every_step_and_every_evaluation_is_one_line_of_metrics(run: Run):
     assert {"eval/train_success", "eval/test_greedy_success", "nlac/auc_within"} <= rows[-1].keys()
 
 
-def test_a_step_says_what_it_played_and_that_sampled_tokens_are_the_trainers(run: Run):
+def test_step_metrics_and_logprobs_agree(run: Run):
     for row in run.metrics():
         if "reward/mean" in row:
             assert row["episodes/count"] == 8 and row["episodes/turns"] == 3
@@ -84,7 +84,7 @@ def test_episodes_are_written_with_each_evaluation(run: Run):
     assert all(turn.action_ids and turn.logprobs for e in test for turn in e.turns)
 
 
-def test_an_episode_says_which_version_of_the_policy_played_it(run: Run):
+def test_episode_has_its_policy_version(run: Run):
     last, before = (
         json.loads((folder / "models" / "versions.json").read_text())["policy"]
         for folder in reversed(run.checkpoints())
@@ -103,7 +103,7 @@ def test_the_buffer_holds_every_episode_that_was_played(run: Run):
     assert ids[0].startswith("s000000") and ids[-1].startswith("s000003")
 
 
-def test_checkpoints_are_complete_and_hold_nothing_that_is_unpickled(run: Run):
+def test_checkpoints_are_complete_without_pickle(run: Run):
     assert [checkpoint_digest.read(folder).step for folder in run.checkpoints()] == [2, 4]
     files = [file for file in run.latest_checkpoint().rglob("*") if file.is_file()]
     assert {file.suffix for file in files} <= {".safetensors", ".json", ".jinja"}
@@ -131,7 +131,7 @@ def test_the_stored_configuration_repeats_the_run(tmp_path: Path, run: Run):
         (40, 90, "replies", "4 of 4 episodes"),
     ],
 )
-def test_a_rehearsal_says_what_was_cut_and_which_key_mends_it(
+def test_dry_run_counts_truncation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], most: int, context: int, replies, episodes
 ):
     sizes = [f"rollout.max_tokens={most}", f"rollout.max_context={context}"]
@@ -140,9 +140,7 @@ def test_a_rehearsal_says_what_was_cut_and_which_key_mends_it(
     assert replies in rows["cut short"] and episodes in rows["cut short"]
 
 
-def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     start(settings(tmp_path, "nlac", "it"), config_dir=folders(tmp_path), dry=True)
     said = capsys.readouterr().out
     assert "policy (trained), target (ema), reference (frozen)" in said
@@ -150,7 +148,7 @@ def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["groups"]
 
 
-def test_no_baseline_and_no_intervals_leave_only_the_end(tmp_path: Path):
+def test_without_intervals_only_the_end_is_evaluated(tmp_path: Path):
     more = ["eval.baseline=false", "eval_every=0", "save_every=0"]
     run = trained(tmp_path, "sft", "it", *more)
     assert [row["step"] for row in run.metrics() if "eval/test_success" in row] == [4]
@@ -161,7 +159,7 @@ def test_no_baseline_and_no_intervals_leave_only_the_end(tmp_path: Path):
     ("step", "every", "happens"),
     [(3, 3, True), (4, 3, False), (10, 3, True), (10, 0, True), (9, 0, False)],
 )
-def test_what_is_due_happens_every_so_often_and_at_the_end(step: int, every: int, happens: bool):
+def test_due_at_intervals_and_at_the_end(step: int, every: int, happens: bool):
     assert due(step, every, steps=10) is happens
 
 
@@ -197,9 +195,7 @@ def imitated(tmp_path_factory: pytest.TempPathFactory) -> Run:
         for algo in sorted(ALGORITHMS)
     ],
 )
-def test_every_algorithm_can_start_from_an_sft_on_demonstrations(
-    tmp_path: Path, imitated: Run, algo: str
-):
+def test_every_algorithm_starts_from_sft(tmp_path: Path, imitated: Run, algo: str):
     more = settings(tmp_path, algo, "it", f"init={imitated.folder}")
     parts = assemble(check(compose(more, folders(tmp_path))), None)
     begun = load_file(imitated.latest_checkpoint() / "models" / "policy" / "model.safetensors")
@@ -215,7 +211,7 @@ def test_every_algorithm_can_start_from_an_sft_on_demonstrations(
     assert any(not fresh[key].equal(weight) for key, weight in begun.items())
 
 
-def test_sft_on_demonstrations_plays_nothing_and_says_which_they_were(imitated: Run):
+def test_sft_on_demonstrations_plays_nothing(imitated: Run):
     (row, evaluation) = imitated.metrics()
     assert "reward/mean" not in row and row["sft/samples"] == 4 and row["sft/kept_episodes"] == 1
     assert evaluation["step"] == 1 and "eval/test_success" in evaluation
@@ -223,7 +219,7 @@ def test_sft_on_demonstrations_plays_nothing_and_says_which_they_were(imitated: 
     assert len(imitated.meta["demos"]) == 16
 
 
-def test_demonstrations_that_changed_are_not_resumed_with_but_a_run_is_judged_without_them(
+def test_changed_demonstrations_are_not_resumed_with(
     tmp_path: Path,
 ):
     copied = tmp_path / "demos.jsonl"
@@ -237,7 +233,7 @@ def test_demonstrations_that_changed_are_not_resumed_with_but_a_run_is_judged_wi
     assert "eval/test_success" in evaluate_command(str(run.folder), [])
 
 
-def test_a_batch_that_is_not_finite_is_kept_and_the_run_fails(tmp_path: Path):
+def test_batch_that_is_not_finite_is_stored(tmp_path: Path):
     wild = [
         "algo.optimizer.weight_decay=1e37", "algo.optimizer.clip_norm=0", "algo.tokens_per_step=1",
     ]  # fmt: skip
@@ -252,9 +248,7 @@ def test_a_batch_that_is_not_finite_is_kept_and_the_run_fails(tmp_path: Path):
     assert "failed-batch.json" in (run.folder / "log.txt").read_text()
 
 
-def test_a_run_whose_world_broke_is_saved_says_why_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_run_with_broken_environment_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     step_of_world, calls = CoinEnv.step, []
 
     def step(world: CoinEnv, action: str) -> Step:
@@ -294,9 +288,7 @@ def test_broken_episodes_are_counted_by_what_broke():
     assert metrics["episodes/failed"] == 0.75
 
 
-def test_threads_follow_the_environment_unless_the_run_says_otherwise(
-    models: ModelSet, monkeypatch: pytest.MonkeyPatch
-):
+def test_threads_follow_the_variable(models: ModelSet, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
     set_threads(None, models)
     assert torch.get_num_threads() == 3
@@ -310,9 +302,7 @@ def test_threads_follow_the_environment_unless_the_run_says_otherwise(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "more"), [("grpo", []), ("nlac", [SPEAKER, *GUARDED])])
-def test_a_run_is_the_same_whatever_the_number_of_workers(
-    tmp_path: Path, algo: str, more: list[str]
-):
+def test_workers_do_not_change_a_run(tmp_path: Path, algo: str, more: list[str]):
     first, again = (
         facts(trained(tmp_path, algo, f"with{n}", *more, f"rollout.workers={n}")) for n in (1, 4)
     )
@@ -325,7 +315,7 @@ def test_no_algorithm_is_named_in_the_loop():
     assert words.isdisjoint(options("algo")) and len(options("algo")) >= 4
 
 
-def test_what_a_run_does_is_known_while_it_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_activity_follows_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names: list[str] = []
     counts: set[tuple[str, int]] = set()
 

@@ -40,7 +40,7 @@ def test_every_episode_is_kept_where_asked(played: Path):
     assert not (played / "runs" / "plain" / "buffer.jsonl").exists()
 
 
-def test_offline_an_algorithm_learns_from_the_earlier_episodes_alone(played: Path):
+def test_offline_uses_only_earlier_episodes(played: Path):
     buffer = f"data.buffer={played / 'runs' / 'first'}"
     done = train(played, "nlac", "offline", buffer, "data.offline=true", "algo.critic_warmup=0")
     assert done.exit_code == 0, done.output
