@@ -74,14 +74,14 @@ def within(name: str, forbidden: set[str]) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in forbidden)
 
 
-def test_every_room_stands_on_one_floor_and_there_are_at_most_thirteen():
+def test_every_package_has_a_floor():
     found = {room(file) for file in FILES} - {"__init__"}
     assert sorted(found) == sorted(name for floor in FLOORS for name in floor)
     assert len(found) <= 13
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_no_import_runs_upwards(file: Path):
+def test_no_import_goes_up(file: Path):
     own, below = room(file), set[str]()
     for floor in FLOORS:
         if own in floor:
@@ -92,7 +92,7 @@ def test_no_import_runs_upwards(file: Path):
     assert {name for name in found if within(name, NEVER.get(own, set()))} == set()
 
 
-def test_one_file_knows_ray():
+def test_one_file_imports_ray():
     knowing = [file for file in FILES if any(within(name, {"ray"}) for name in imports(file))]
     assert knowing == [PACKAGE / "rollout" / "ray_cluster.py"]
 
@@ -108,18 +108,14 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
         left = inner
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_no_import_cycle():
     dotted = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for f in FILES}
     modules = {name.removesuffix(".__init__"): file for name, file in dotted.items()}
     graph = {name: imports(file) & modules.keys() - {name} for name, file in modules.items()}
     assert circle(graph) == []
 
 
-def test_a_circle_is_found():
-    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c"]
-
-
-def test_nothing_evaluates_text_as_code():
+def test_no_text_is_evaluated_as_code():
     wild = {"eval", "exec", "compile", "__import__"}
     for file in FILES:
         nodes = ast.walk(ast.parse(file.read_text()))
@@ -142,7 +138,7 @@ def test_help_loads_no_heavy_module(verb: list[str]):
 
 
 @pytest.mark.slow
-def test_a_wrong_word_is_refused_before_models_can_be_loaded():
+def test_wrong_word_is_refused_without_torch():
     refuse = """
 from pathlib import Path
 from agentrl_cli.cli.evaluate import evaluate_command
@@ -181,12 +177,12 @@ refused(write_model, "nope")
 
 
 @pytest.mark.parametrize("room", ["algos", "envs", "generators", "models", "rollout", "runs"])
-def test_a_room_s_public_names_are_imported_only_when_they_are_asked_for(room: str):
+def test_public_names_are_imported_lazily(room: str):
     light = f"import agentrl_cli.{room} as room\nassert room.__all__"
     assert not loaded_by(light) & HEAVY
 
 
 @pytest.mark.parametrize("name", sorted(public_names()))
-def test_a_public_name_can_be_imported(name: str):
+def test_public_name_can_be_imported(name: str):
     room = importlib.import_module(public_names()[name].rpartition(".")[0])
     assert getattr(room, name).__name__ == name

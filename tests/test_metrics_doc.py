@@ -72,22 +72,22 @@ def every_metric(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -
 
 
 @pytest.mark.slow
-def test_every_metric_of_a_run_is_explained(every_metric: set[str]):
+def test_every_metric_is_documented(every_metric: set[str]):
     shapes = documented()
     assert {m for m in every_metric if not any(re.fullmatch(s, m) for s in shapes)} == set()
 
 
 @pytest.mark.slow
-def test_every_explained_metric_is_logged_by_some_run(every_metric: set[str]):
+def test_every_documented_metric_is_logged(every_metric: set[str]):
     assert {s for s in documented() if not any(re.fullmatch(s, m) for m in every_metric)} == set()
 
 
-def test_every_metric_is_explained_once():
+def test_every_metric_is_documented_once():
     names = documented()
     assert len(names) == len(set(names))
 
 
-def test_pages_name_only_metrics_that_are_explained():
+def test_pages_name_only_documented_metrics():
     shapes = documented()
     parts = {shape.split("/")[0] for shape in shapes} - {"[a-z0-9_]+"} | {"successor", "<phase>"}
     pages = [ROOT / "docs" / name for name in ("pitfalls.md", "findings.md")]
@@ -106,7 +106,7 @@ def keys(node: DictConfig, path: str = "") -> set[str]:
 
 
 @pytest.mark.slow
-def test_pages_name_only_keys_of_the_configuration():
+def test_pages_name_only_existing_keys():
     given = ["model=hf", "model.path=x"]
     engines = ("hardware=ddp", "hardware=fsdp", "hardware=ray", "hardware=vllm")
     chosen = [*(f"algo={algo}" for algo in FOUND), "logger=wandb", *engines]

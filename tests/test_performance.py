@@ -4,7 +4,6 @@ is worse is told, and the page knows every figure."""
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +44,7 @@ def lengths(episode: Episode) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_our_rollout_has_the_tokens_that_the_sizes_say(model: Path, lora):
+def test_rollout_has_the_configured_tokens(model: Path, lora):
     ours = Ours(model, QUICK, lora)
     one, *others = map(lengths, ours.play(3))
     assert one == [(QUICK.prompt, QUICK.new), *[(QUICK.seen, QUICK.new)] * 2]
@@ -54,7 +53,7 @@ def test_our_rollout_has_the_tokens_that_the_sizes_say(model: Path, lora):
     assert found["tokens"] == QUICK.episodes * 3 * QUICK.new and found["seconds"] > 0
 
 
-def test_a_peer_is_given_the_prompts_the_replies_and_the_episodes_of_our_side(model: Path):
+def test_peer_gets_the_same_work(model: Path):
     ours = Ours(model, QUICK)
     finished = ours.finished()
     work = ours.work(finished)
@@ -70,24 +69,24 @@ def test_a_peer_is_given_the_prompts_the_replies_and_the_episodes_of_our_side(mo
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_our_update_takes_as_many_steps_as_asked(model: Path, steps: int):
+def test_update_takes_the_given_steps(model: Path, steps: int):
     updates = Updates(model, Ours(model, QUICK).finished(), steps)
     assert updates.update()["steps"] == updates.update()["steps"] == steps
 
 
-def test_chunked_and_plain_log_probs_are_the_same_and_chunks_hold_less(monkeypatch):
-    monkeypatch.setattr("agentrl_cli.models.forward.LOGITS_AT_ONCE", 4 * 5000)
+def test_chunked_logprobs_are_equal_and_smaller(monkeypatch):
+    monkeypatch.setattr("agentrl_cli.models.policy.LOGITS_AT_ONCE", 4 * 5000)
     reader = Reader(vocabulary=5000, tokens=64, width=128)
     assert reader.chunked().tolist() == pytest.approx(reader.plain().tolist(), abs=1e-5)
     assert peak(reader.chunked) < 0.9 * peak(reader.plain)
 
 
-def test_the_same_tokens_are_played_and_trained_in_few_turns_and_in_many(tmp_path: Path):
+def test_same_tokens_in_few_and_many_turns(tmp_path: Path):
     for turns in (2, 4):
         assert cut_into_turns(tmp_path, turns, tokens=200, base=QUICK)() > 0
 
 
-def test_a_peer_answers_and_one_that_ends_is_told_with_its_last_words(tmp_path: Path):
+def test_peer_answers_or_reports_its_error(tmp_path: Path):
     command = ["env", f"PYTHONPATH={SIDES}", sys.executable, "-c", ECHO]
     peer = launch("echo", command, tmp_path)
     assert peer.ask("double", seconds=2) == {"seconds": 4}
@@ -97,7 +96,7 @@ def test_a_peer_answers_and_one_that_ends_is_told_with_its_last_words(tmp_path: 
     peer.close()
 
 
-def test_a_ratio_of_different_work_is_refused(tmp_path: Path):
+def test_ratio_of_different_work_is_invalid(tmp_path: Path):
     bench = Bench(tmp_path, repeats=1, quick=True)
     sides = [
         {"seconds": 4.0, "tokens": 8},
@@ -109,7 +108,7 @@ def test_a_ratio_of_different_work_is_refused(tmp_path: Path):
         bench.cost_ratio(lambda: sides[0], lambda: sides[2], "tokens")
 
 
-def test_what_is_worse_by_more_than_the_tolerance_is_told_in_one_line():
+def test_worse_figures_are_listed():
     stored = {"rollout_vs_trl_1_turn": 6.0, "first_episode_seconds": 6.0, "torch": "2"}
     slower = {"rollout_vs_trl_1_turn": 5.0, "first_episode_seconds": 7.2, "torch": "3"}
     faster = {"rollout_vs_trl_1_turn": 9.0, "first_episode_seconds": 3.0}
@@ -120,19 +119,9 @@ def test_what_is_worse_by_more_than_the_tolerance_is_told_in_one_line():
     assert worse(slower, stored, 0.25) == worse(faster, stored, 0.0) == []
 
 
-def test_the_page_explains_every_figure_and_no_other():
-    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == FIGURES.keys()
-
-
-def test_every_stored_name_is_known_to_the_page():
-    file = ROOT / "docs" / "results" / "performance.json"
-    stored = json.loads(file.read_text()) if file.exists() else {}
-    assert {name for name in stored if f"`{name}`" not in PAGE} == set()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_script_measures_all_that_needs_no_peer():
+def test_script_measures_without_peers():
     done = ran("performance.py", "--quick")
     measured = {line.split()[0] for line in done.stdout.splitlines() if " " in line}
     assert measured == FIGURES.keys() - PEERS
@@ -141,7 +130,7 @@ def test_the_script_measures_all_that_needs_no_peer():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_a_gpu_is_measured_by_runs_on_a_toy():
+def test_gpu_script_runs():
     figures = json.loads(ran("gpu.py", "--try").stdout)
     units = ("_second", "_seconds", "_gib", "_ratio")
     assert all(

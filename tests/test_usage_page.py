@@ -26,7 +26,7 @@ def written(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_page_s_world_and_algorithm_train(agentrl: Agentrl, written: Path):
+def test_environment_and_algorithm_of_the_page_train(agentrl: Agentrl, written: Path):
     chosen = ["algo=mine", "env=sums", "model.weights=null", "steps=1", "eval.tasks=2"]
     small = [
         "rollout.episodes_per_step=8",
@@ -39,9 +39,7 @@ def test_the_page_s_world_and_algorithm_train(agentrl: Agentrl, written: Path):
     assert (written / "runs" / "it" / "checkpoints").is_dir()
 
 
-def test_check_env_has_nothing_to_mend_in_the_page_s_world(
-    written: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_environment_of_the_page_is_valid(written: Path, monkeypatch: pytest.MonkeyPatch):
     from agentrl_cli.envs.check import check_env
 
     monkeypatch.syspath_prepend(written)

@@ -19,7 +19,7 @@ def every_cut(count):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_slices_cost_the_least_of_all_cuts_within_the_limit(seed):
+def test_slices_have_minimal_cost(seed):
     draw = random.Random(seed)
     lengths = sorted((draw.randrange(1, 30) for _ in range(8)), reverse=True)
     rows, most, cost = [draw.randrange(1, 4) for _ in range(8)], 60, draw.randrange(40)

@@ -15,7 +15,7 @@ from tests.models.test_load import refuse
 CODE = "from pathlib import Path\nPath({marker!r}).touch()\n"
 
 
-def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path, model_folder: Path):
+def test_code_of_a_model_is_not_run(tmp_path: Path, model_folder: Path):
     folder, marker = tmp_path / "foreign", tmp_path / "ran"
     shutil.copytree(model_folder, folder)
     (folder / "theirs.py").write_text(CODE.format(marker=str(marker)))

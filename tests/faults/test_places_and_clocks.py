@@ -47,7 +47,7 @@ def is_same_as_whole(run: Run) -> bool:
     return run.is_done and facts(run) == facts(whole) and saved(run) == saved(whole)
 
 
-def test_a_moved_run_goes_on_to_the_same_bytes_without_what_it_began_from(here: Path):
+def test_moved_run_resumes_to_the_same_bytes(here: Path):
     (here.parent / "store").rename("elsewhere")
     shutil.rmtree("elsewhere/base")
     for verb in (["eval", "elsewhere/it"], ["play", "--run", "elsewhere/it"]):
@@ -58,7 +58,7 @@ def test_a_moved_run_goes_on_to_the_same_bytes_without_what_it_began_from(here: 
     assert is_same_as_whole(Run(Path("elsewhere/it")))
 
 
-def test_runs_behind_a_link_are_found_listed_and_resumed(here: Path):
+def test_linked_folder_of_runs_works(here: Path):
     Path("runs").symlink_to(here.parent / "store")
     assert agentrl("show", "last").exit_code == 0
     assert "it " in agentrl("ls").stdout
@@ -66,7 +66,7 @@ def test_runs_behind_a_link_are_found_listed_and_resumed(here: Path):
     assert is_same_as_whole(Run(Path("runs/it")))
 
 
-def test_a_run_is_resumed_through_a_link_to_it_and_locked_by_every_name(here: Path):
+def test_linked_run_is_locked_by_every_name(here: Path):
     Path("link").symlink_to(here.parent / "store" / "it")
     assert Run(Path("link")).name == "it"
     with Run(here.parent / "store" / "it").lock():
@@ -93,13 +93,10 @@ class JumpingClock:
 
 
 @pytest.mark.slow
-def test_a_clock_that_jumps_changes_no_training_no_save_and_no_duration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_jumping_clock_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     done, clock = trained(tmp_path, "nlac", "whole"), JumpingClock()
     monkeypatch.setattr("time.time", clock.time)
-    for module in ("meta", "run"):
-        monkeypatch.setattr(f"agentrl_cli.runs.{module}.datetime", clock)
+    monkeypatch.setattr("agentrl_cli.runs.run.datetime", clock)
     began = time.monotonic()
     with refusing(tmp_path / "it", errno.ENOSPC, room=10**9) as disk:
         run = trained(tmp_path, "nlac", "it", "save_interval_minutes=60")
@@ -117,9 +114,7 @@ def is_duration(name: str) -> bool:
     return name.startswith("time/") and name != "time/timestamp"
 
 
-def test_a_clock_that_stands_still_hinders_no_save_by_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_stopped_clock_does_not_prevent_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("time.time", lambda: 0.0)
     with refusing(tmp_path / "it", errno.ENOSPC, room=10**9) as disk:
         trained(tmp_path, "sft", "it", "save_interval_minutes=1e-9", "save_every=0", "steps=2")

@@ -98,7 +98,7 @@ def test_a_slow_wandb_gets_the_run(tmp_path: Path, account: pytest.MonkeyPatch):
     assert OFFLINE not in slow.said and has_metrics(slow.server)
 
 
-def test_a_run_that_wandb_refuses_to_speak_with_is_logged_offline_and_sent_later(
+def test_refused_run_is_logged_offline_and_sent(
     failed: dict[str, Trained],
 ):
     said = failed["refuses"].said
@@ -107,13 +107,13 @@ def test_a_run_that_wandb_refuses_to_speak_with_is_logged_offline_and_sent_later
         sync(said, server)
 
 
-def test_a_run_waits_no_longer_than_it_may_for_a_wandb_that_hangs(failed: dict[str, Trained]):
+def test_hanging_wandb_costs_at_most_the_timeout(failed: dict[str, Trained]):
     said = failed["hangs"].said
     assert OFFLINE in said.splitlines() and ADVICE in said
 
 
 @pytest.mark.parametrize("fails", ["is lost", "hangs later"])
-def test_a_run_that_loses_wandb_goes_on_and_is_sent_later(failed: dict[str, Trained], fails: str):
+def test_run_that_loses_wandb_is_sent_later(failed: dict[str, Trained], fails: str):
     lost = failed[fails]
     assert OFFLINE not in lost.said and not has_metrics(lost.server)
     assert lost.said.count("wandb failed (") == 1 and lost.seconds < 200

@@ -60,7 +60,7 @@ def kept(run: Run) -> list[str]:
     return sorted(folder.name for folder in (run.folder / "checkpoints").glob("best-*"))
 
 
-def test_val_is_played_at_every_evaluation_and_the_best_is_kept_alone(run: Run):
+def test_best_on_val_is_kept(run: Run):
     won = {row["step"]: row[best.VAL_SUCCESS] for row in run.metrics() if best.VAL_SUCCESS in row}
     assert sorted(won) == [0, 1, 2, 3, 4] and len(set(won.values())) > 1
     first = min(step for step, value in won.items() if value == max(won.values()))
@@ -68,7 +68,7 @@ def test_val_is_played_at_every_evaluation_and_the_best_is_kept_alone(run: Run):
     assert [folder.name for folder in run.checkpoints()][-1] == "step-000004"
 
 
-def test_its_files_are_whole_and_are_those_that_are_played(run: Run, tmp_path: Path):
+def test_best_checkpoint_is_played(run: Run, tmp_path: Path):
     found = best.played_checkpoint(run)
     found.verify()
     assert found.folder.name == kept(run)[0]
@@ -79,7 +79,7 @@ def test_its_files_are_whole_and_are_those_that_are_played(run: Run, tmp_path: P
     assert all((theirs[name] == ours[name]).all() for name in theirs)
 
 
-def test_an_evaluation_of_the_run_repeats_that_of_the_kept_step(run: Run):
+def test_evaluation_repeats_the_kept_step(run: Run):
     cfg = check(load(run.config_file, []))
     shown: list[dict[str, Any]] = []
     record = evaluate_run(run, cfg, shown.append, is_elsewhere=False)
@@ -93,22 +93,22 @@ def test_what_is_reported_is_the_kept_step(run: Run, tmp_path: Path):
     assert read_record(copy).final_step == 2
     rows = {row["step"]: row for row in copy.metrics() if "eval/test_success" in row}
     assert final_result(copy).final == rows[2]["eval/test_success"]
-    assert "trained is step 2, which won most of val and is kept" in final_table(copy)
+    assert "step 2" in final_table(copy)
 
 
-def test_a_run_that_keeps_the_last_reports_the_last(tmp_path: Path):
+def test_keep_last_reports_the_last(tmp_path: Path):
     run = trained(tmp_path, "grpo", "it", "eval.splits=[test,val]", "eval_every=1")
     assert read_record(run).final_step == 4 and not kept(run)
     assert best.played_checkpoint(run).folder == run.latest_checkpoint()
 
 
-def test_the_earliest_of_equally_good_ones_is_the_best(run: Run, tmp_path: Path):
+def test_earliest_of_equals_is_best(run: Run, tmp_path: Path):
     copy = rewritten(run, tmp_path / "copy", {0: 0.5, 1: 0.2, 2: 0.5, 3: 0.4, 4: 0.5})
     shutil.rmtree(copy.folder / "checkpoints" / kept(copy)[0])
     assert [step for step in range(5) if best.is_best(copy, step)] == [0]
 
 
-def test_one_that_died_before_it_kept_the_best_keeps_it_when_it_goes_on(run: Run, tmp_path: Path):
+def test_best_is_kept_after_a_crash(run: Run, tmp_path: Path):
     copy = rewritten(run, tmp_path / "it", {0: 0.5, 1: 0.2, 2: 0.5, 3: 0.4, 4: 0.6})
     shutil.rmtree(copy.folder / "checkpoints" / kept(copy)[0])
     copy.set_status("running")
@@ -117,7 +117,7 @@ def test_one_that_died_before_it_kept_the_best_keeps_it_when_it_goes_on(run: Run
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_to_the_same_best(run: Run, tmp_path: Path):
+def test_resumed_run_has_the_same_best(run: Run, tmp_path: Path):
     again = trained(tmp_path, "grpo", "it", *KEEP[:2], "save_every=2")
     shutil.rmtree(again.latest_checkpoint())  # as if it had died before its last save
     again.set_status("running")
@@ -127,17 +127,15 @@ def test_a_stopped_run_goes_on_to_the_same_best(run: Run, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "sentence"),
+    ("overrides", "value"),
     [
-        (["eval_every=0"], "eval_every=0 plans one for 4 steps; evaluate more often"),
-        (["eval_every=4"], "eval_every=4 plans one for 4 steps; evaluate more often"),
-        (["save_best=maybe"], "save_best"),
-        (["env._target_=tests.training.test_keep_best.WithoutVal"], "no tasks; give it some"),
+        (["eval_every=0"], "eval_every=0"),
+        (["eval_every=4"], "eval_every=4"),
+        (["keep=worst"], "worst"),
+        (["env._target_=tests.training.test_keep_best.WithoutVal"], "val"),
     ],
 )
-def test_what_leaves_nothing_to_choose_from_is_refused(
-    overrides: list[str], sentence: str, tmp_path: Path
-):
-    with pytest.raises(UserError, match=sentence):
+def test_nothing_to_choose_from_is_refused(overrides: list[str], value: str, tmp_path: Path):
+    with pytest.raises(UserError, match=value):
         trained(tmp_path, "grpo", "it", "save_best=true", "eval_every=1", *overrides)
     assert not (tmp_path / "it").exists()

@@ -1,4 +1,4 @@
-"""A run that is out of memory names the keys to lower, and resumes."""
+"""A run whose memory runs out stays resumable, says what to lower, and goes on with that."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
 def stopped(root: Path) -> tuple[Run, str]:
-    """A small run of NLAC that runs out of memory, and its error."""
+    """A small run of NLAC in which memory runs out, and its last words."""
     with pytest.raises(RunAborted) as end:
         start(settings(root, "nlac", "it"), config_dir=folders(root))
     return Run(root / "it"), str(end.value)
 
 
 def run_out_in_training(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Run out of memory in that step's training of the policy."""
+    """Memory runs out as the policy is trained in that step, where the critic has learnt."""
     train = Learner._train_phase
 
     def train_phase(self: Learner, phase: Phase, meter: PhaseMeter, at: int) -> None:
@@ -39,7 +39,7 @@ def run_out_in_training(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 @pytest.mark.slow
-def test_out_of_memory_in_play_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_out_of_memory_in_play_resumes_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = facts(trained(tmp_path / "whole", "nlac", "it"))
     play = PlayCollector.collect
 
@@ -51,8 +51,8 @@ def test_out_of_memory_in_play_resumes_exactly(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(PlayCollector, "collect", collect)
     run, words = stopped(tmp_path)
     monkeypatch.undo()
-    assert "3 steps" in words and "hardware.microbatch_tokens=4096" in words
-    assert "agentrl resume" in words
+    assert words.startswith("memory ran out after 3 steps; go on with less, as with ")
+    assert "hardware.microbatch_tokens=4096" in words and "agentrl resume" in words
     assert run.meta["status"] == "stopped" and "\n" not in words
     assert run.latest_checkpoint().name == "last-000003"
     resume(str(run.folder))
@@ -60,23 +60,19 @@ def test_out_of_memory_in_play_resumes_exactly(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_interrupted_update_restarts_from_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_interrupted_update_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = facts(trained(tmp_path / "whole", "nlac", "it"))
     run_out_in_training(monkeypatch, step=2)
     run, words = stopped(tmp_path)
     monkeypatch.undo()
-    assert "step 2" in words and "agentrl resume" in words
+    assert "; the checkpoint of step 2 holds; go on with: " in words
     assert [folder.name for folder in run.checkpoints()] == ["step-000002"]
     resume(str(run.folder))
     assert facts(Run(run.folder)) == whole
 
 
 @pytest.mark.slow
-def test_run_without_checkpoint_resumes_with_less_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_out_of_memory_resumes_with_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run_out_in_training(monkeypatch, step=1)
     run, _ = stopped(tmp_path)
     monkeypatch.undo()
@@ -87,7 +83,7 @@ def test_run_without_checkpoint_resumes_with_less_memory(
     assert "microbatch_tokens: 512" in done.config_file.read_text()
 
 
-def test_learning_settings_cannot_change_on_resume(tmp_path: Path):
+def test_learning_settings_cannot_change(tmp_path: Path):
     run = trained(tmp_path, "sft", "it")
     with pytest.raises(UserError, match=r"algo\.epochs=2"):
         resume(str(run.folder), ["algo.epochs=2"])

@@ -10,8 +10,9 @@ from typer.testing import Result
 
 from agentrl_cli.core import files
 from agentrl_cli.runs.run import Run
-from tests.builders.command_line import agentrl, refused
-from tests.builders.runs import folders, settings
+from tests.builders.command_line import agentrl
+from tests.builders.errors import user_error
+from tests.builders.runs import folders, settings, trained
 
 
 def train(root: Path, algo: str, name: str, *overrides: str) -> Result:
@@ -39,7 +40,7 @@ def test_every_episode_is_kept_where_asked(played: Path):
     assert not (played / "runs" / "plain" / "buffer.jsonl").exists()
 
 
-def test_offline_an_algorithm_learns_from_the_earlier_episodes_alone(played: Path):
+def test_offline_uses_only_earlier_episodes(played: Path):
     buffer = f"data.buffer={played / 'runs' / 'first'}"
     done = train(played, "nlac", "offline", buffer, "data.offline=true", "algo.critic_warmup=0")
     assert done.exit_code == 0, done.output
@@ -57,36 +58,40 @@ def test_mixed_it_learns_from_both(played: Path):
     assert len(ids) == len(set(ids)) == 16 and sum(i.startswith("buffer-") for i in ids) == 8
 
 
+TWENTYQ = ["env=twentyq", "rollout.max_new_tokens=24"]
 CHANGED = {
-    "no train task of this env; set env as that run did": ('"name": "train-', '"name": "test-'),
-    "another system message than this env; set env": ("Say something.", "Say nothing."),
+    "train-": ('"name": "train-', '"name": "test-'),
+    "system message": ("Say something.", "Say nothing."),
 }
 
 
-@pytest.mark.parametrize("sentence", CHANGED)
-def test_episodes_of_the_same_world_that_was_set_otherwise_are_refused(
-    played: Path, tmp_path: Path, sentence: str
-):
+@pytest.mark.parametrize("value", CHANGED)
+def test_episodes_of_other_tasks_are_refused(played: Path, tmp_path: Path, value: str):
     shutil.copytree(played / "runs" / "first", tmp_path / "first")
     file = tmp_path / "first" / "buffer.jsonl"
     kept = file.read_text()
-    file.write_text(kept.replace(*CHANGED[sentence]))
+    file.write_text(kept.replace(*CHANGED[value]))
     assert file.read_text() != kept
     result = train(played, "nlac", "a", f"data.buffer={tmp_path / 'first'}")
-    assert result.exit_code == 2 and sentence in result.stderr
+    assert result.exit_code == 2 and value in result.stderr
     assert not (played / "runs" / "a").exists()
 
 
-def test_what_cannot_be_learnt_from_is_refused(played: Path):
-    first = f"data.buffer={played / 'runs' / 'first'}"
-    plain = f"data.buffer={played / 'runs' / 'plain'}"
-    refused(train(played, "grpo", "a", first), "algo 'grpo' does not replay, so data.buffer means")
-    refused(train(played, "nlac", "a", plain), "run 'plain' has kept no episodes; train it with")
-    refused(train(played, "nlac", "a", "data.offline=true"), "data.offline=true has nothing to")
-    offline = train(played, "archer", "a", first, "data.offline=true")
-    refused(offline, "data.offline=true, but algo 'archer' trains its policy on fresh play; leave")
-    other = ["env=twentyq", "rollout.max_new_tokens=24"]
-    refused(
-        train(played, "nlac", "a", first, *other), "the episodes of run 'first' are of env=coin"
-    )
+@pytest.mark.parametrize(
+    ("algo", "more", "code"),
+    [
+        ("grpo", ["data.buffer=first"], "no-replay"),
+        ("nlac", ["data.buffer=plain"], "no-episodes"),
+        ("nlac", ["data.offline=true"], "offline-without-buffer"),
+        ("archer", ["data.buffer=first", "data.offline=true"], "not-offline"),
+        (
+            "nlac",
+            ["data.buffer=first", "env=twentyq", "rollout.max_new_tokens=24"],
+            "other-environment",
+        ),
+    ],
+)
+def test_unusable_buffer_is_refused(played: Path, algo: str, more: list[str], code: str):
+    with user_error(code):
+        trained(played / "runs", algo, "a", "steps=1", "eval.baseline=false", *more)
     assert not (played / "runs" / "a").exists()

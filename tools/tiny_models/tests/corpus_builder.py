@@ -6,13 +6,11 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from agentrl_cli.config.compose import build, check, compose
-from agentrl_cli.core.types import Episode, Message, Task, Turn
-from agentrl_cli.envs.base import Env
+from agentrl_cli.core.types import Message, Turn
 from agentrl_cli.envs.math.kinds import PROBLEM_KINDS
 from agentrl_cli.envs.math.problems import Problem
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
@@ -94,18 +92,6 @@ def judged_turns(text: Text, branch: Branch) -> list[Turn]:
     turns, last = text.turns[: branch.turn], text.turns[branch.turn]
     action = last.action if branch.action is None else branch.action
     return [*turns, Turn(last.observation, action, [], [], [])]
-
-
-def record(env: Env, task: Task, choose: Callable[[str], str], seed: int = 0) -> Episode:
-    """An episode that is really played: `choose` answers the last thing that was said."""
-    seen, turns = env.reset(task, seed), []
-    while True:
-        action = choose(seen[-1].content if seen else "")
-        step = env.step(action)
-        turns.append(Turn(seen, action, [], [], [], reward=step.reward, info=step.info))
-        if step.done:
-            return Episode("e", task, "e", seed, turns, closing=step.messages)
-        seen = step.messages
 
 
 # MATH: the right lines of a problem, by arithmetic of our own

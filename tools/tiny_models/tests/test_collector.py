@@ -106,7 +106,7 @@ def kinds() -> list[tuple[str, str]]:
 # stages
 
 
-def test_the_collector_follows_its_stages_and_depends_on_seed_and_step_only():
+def test_collector_follows_its_stages():
     corpus = twentyq_corpus()
     made = collector(corpus, stage_of("facts", until=2), stage_of("fits", until=4))
     steps = [made.collect(step, 1) for step in range(6)]
@@ -115,7 +115,7 @@ def test_the_collector_follows_its_stages_and_depends_on_seed_and_step_only():
     assert made.count(4) == TEXTS == len(steps[0])
 
 
-def test_each_step_is_weighed_by_the_stage_that_it_is_in():
+def test_weights_are_those_of_the_stage():
     stages = [
         stage_of("play", until=1, thought_weight=4.0),
         stage_of("play", until=2, thought_weight=2.0),
@@ -135,9 +135,7 @@ def test_each_step_is_weighed_by_the_stage_that_it_is_in():
 
 
 @pytest.mark.parametrize("kind", ["fits", "wild", "play"])
-def test_a_thought_weighs_what_the_stage_says_and_an_action_that_is_not_taught_nothing(
-    chat: Chat, kind: str
-):
+def test_weights_of_thoughts_and_actions(chat: Chat, kind: str):
     stage = stage_of(kind, thought_weight=4.0)
     for episode in collector(twentyq_corpus(), stage).collect(0, 1):
         for turn in episode.turns:
@@ -150,7 +148,7 @@ def test_a_thought_weighs_what_the_stage_says_and_an_action_that_is_not_taught_n
 
 
 @pytest.mark.parametrize("kind", ["claims", "checks"])
-def test_what_is_judged_is_seen_and_not_taught_and_its_check_weighs_as_a_role(kind: str):
+def test_judged_text_is_not_trained(kind: str):
     stage = stage_of(kind, thought_weight=4.0, role_weight=3.0)
     for episode in collector(math_corpus(), stage).collect(0, 1):
         for judged, checked in zip(episode.turns[::2], episode.turns[1::2], strict=True):
@@ -166,7 +164,7 @@ def test_facts_and_attempts_are_taught_as_they_stand():
 # branches
 
 
-def test_a_branch_reads_its_action_and_its_prompt_and_learns_its_answer(world: str, chat: Chat):
+def test_branch_trains_only_its_answer(world: str, chat: Chat):
     stage = stage_of("play", roles=EVERYTHING, role_weight=3.0)
     made, count = collector(corpus_of(world), stage), 0
     episodes, texts = made.collect(0, 1), texts_of_step(made, stage, 0)
@@ -188,7 +186,7 @@ def test_a_branch_reads_its_action_and_its_prompt_and_learns_its_answer(world: s
     assert count > 20
 
 
-def test_a_packed_text_holds_every_token_once_with_its_weight(world: str, chat: Chat):
+def test_packed_text_has_every_token_once(world: str, chat: Chat):
     stage = stage_of("play", roles=EVERYTHING, thought_weight=2.0, role_weight=3.0)
     for episode in collector(corpus_of(world), stage).collect(0, 1):
         sample = branched_sample(episode)
@@ -208,7 +206,7 @@ def test_a_packed_text_holds_every_token_once_with_its_weight(world: str, chat: 
 LINES = ["Maybe a cat. Far.\nIs it alive?", "Maybe a dog. Far.\nIs it nice?", "Is it a cat?"]
 
 
-def test_the_models_own_play_is_seen_and_not_taught_and_its_ends_are():
+def test_own_play_trains_only_forecasts():
     corpus, roles = twentyq_corpus(), {"forecast": 0.0}
     stage = stage_of("facts", own_play=3, role_weight=5.0, roles=roles)
     made = collector(corpus, stage, lines=LINES)
@@ -234,7 +232,7 @@ def test_the_models_own_play_is_seen_and_not_taught_and_its_ends_are():
             assert said.split(".")[0] in answer
 
 
-def test_own_play_is_of_other_tasks_each_time_and_drops_what_did_not_end():
+def test_own_play_draws_new_tasks():
     corpus = twentyq_corpus()
     made = collector(corpus, stage_of("facts", own_play=40), lines=["Is it alive?"])
     for step, rng in ((0, random.Random(1)), (1, random.Random(2))):
@@ -249,7 +247,7 @@ def test_own_play_is_of_other_tasks_each_time_and_drops_what_did_not_end():
     assert made._play(4, 0, 0) == [] == made._play(0, 0, 0)
 
 
-def test_own_play_in_the_shop_is_of_other_customers():
+def test_own_play_has_other_customers():
     corpus = tau_corpus()
     first, second = (corpus.other_world(random.Random(seed)) for seed in range(2))
     names = [{str(task.data) for task in env.tasks("train")} for env in (first, second, corpus.env)]
@@ -259,7 +257,7 @@ def test_own_play_in_the_shop_is_of_other_customers():
 # what fits
 
 
-def test_texts_fit_the_context_roles_their_tokens_and_actions_those_of_play(world: str, chat: Chat):
+def test_texts_fit_context_and_token_limits(world: str, chat: Chat):
     reach = json.loads((TINY / "config.json").read_text())["max_position_embeddings"]
     play, advanced = compose([f"env={world}"]).rollout, compose(["algo=nlac"]).algo.advanced
     corpus = corpus_of(world)
@@ -302,7 +300,7 @@ def test_ids_read_back_as_the_text(world: str, kind: str, chat: Chat):
         assert chat.text_of(whole).removesuffix("<|end|>") == spoken.removesuffix("<|end|>")
 
 
-def test_the_longest_solution_of_a_worked_problem_fits_play():
+def test_longest_solution_fits():
     corpus, chat = math_corpus(), tiny_chat()
     most = compose(["env=arithmetic"]).rollout.max_new_tokens
     for task in random.Random(0).sample(corpus.env.tasks("train"), 100):

@@ -17,7 +17,7 @@ RECITED = re.compile(
 )
 
 
-def test_the_expert_of_the_wiki_recites_what_is_due():
+def test_wiki_expert_recites_the_next_step():
     env = wiki_corpus().env
     for task in env.tasks("train"):
         state = ReaderState()
@@ -40,7 +40,7 @@ def test_who_collects_an_article_recites_nothing():
         env.step(turn)
 
 
-def test_the_expert_of_the_small_shop_recites_where_the_item_is():
+def test_shop_expert_recites_the_item():
     assert sum(recited(task) for task in tau_corpus().env.tasks("train")) > 400
 
 

@@ -6,7 +6,6 @@ import random
 import re
 from collections import Counter
 from fractions import Fraction
-from typing import Any
 
 import pytest
 
@@ -14,25 +13,21 @@ from agentrl_cli.core.types import Task, Turn
 from agentrl_cli.envs.math.answers import boxed, number
 from agentrl_cli.envs.math.kinds import PROBLEM_KINDS
 from agentrl_cli.envs.math.problems import Problem, draw_problem, expert_steps, latex, split_of
-from tools.tiny_models.base import Branch, Text
-from tools.tiny_models.math import MathCorpus, write_critique
+from tools.tiny_models.base import Text
+from tools.tiny_models.math import MathCorpus
 from tools.tiny_models.solver import Solution, Solver, SolverHabits
 from tools.tiny_models.tests.corpus_builder import (
-    ROLES,
     first_false,
     judged_turns,
     math_corpus,
     problem_of,
-    record,
     right_steps,
-    seeds,
     spoken,
     steps_of,
     texts_of,
 )
 
 FACT = re.compile(r"(-?\d+)(\+|-|/|\\cdot)(-?\d+)=(\S+)")
-MISTAKES = ("plan", "carry", "table", "early", "unboxed")
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +67,6 @@ def world_says(corpus: MathCorpus, problem: Problem, turns: list[Turn]) -> str:
     return f"{step.messages[0].content} {outcome}"
 
 
-def possible_ends(problem: Problem) -> set[str]:
-    """How a solution of the problem can end."""
-    gold = latex(problem.answer)
-    return {f"{fault} It is {gold}. Failure." for fault in ("Wrong.", "No box.")} | {
-        "Correct. Success."
-    }
-
-
 def head_of(problem: Problem, turns: list[Turn]) -> str:
     """What must be said of the steps so far; nothing of a solution that has ended."""
     if not turns[-1].action.endswith("\n\n"):
@@ -112,18 +99,7 @@ def test_without_mistakes_the_solver_writes_the_right_steps():
         assert work.steps == right_steps(work.problem) and work.first_wrong is None and right(work)
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_every_mistake_makes_solutions_wrong_and_nothing_else_does(mistake: str):
-    found = solved(habits(**{mistake: 1.0}), 300)
-    wrong = [work for work in found if not right(work)]
-    assert len(wrong) > 30
-    for work in found:
-        assert (work.first_wrong is None) == (work.steps == right_steps(work.problem))
-    if mistake == "unboxed":
-        assert len(wrong) == len(found) and all("boxed" not in work.text() for work in found)
-
-
-def test_the_first_wrong_step_is_the_first_that_is_not_the_right_one(corpus: MathCorpus):
+def test_first_wrong_step_is_found(corpus: MathCorpus):
     for work in solved(corpus.habits, 400):
         false = first_false(work.problem, work.steps)
         assert (None if work.first_wrong is None else work.steps[work.first_wrong]) == false
@@ -135,7 +111,7 @@ def test_the_solver_is_mediocre_at_every_level(corpus: MathCorpus):
         assert 0.3 < won / 300 < 0.8, level
 
 
-def test_a_habit_is_bound_to_its_occasion_and_as_many_are_prone_as_configured(corpus: MathCorpus):
+def test_habits_are_bound_to_occasions(corpus: MathCorpus):
     occasions = [(x, y) for x in range(30) for y in range(30)]
     for mistake, share in corpus.habits.prone.items():
         chances = [corpus.habits.chance(mistake, *occasion) for occasion in occasions]
@@ -143,27 +119,6 @@ def test_a_habit_is_bound_to_its_occasion_and_as_many_are_prone_as_configured(co
         assert set(chances) == {corpus.habits.often, corpus.habits.seldom}
         prone = chances.count(corpus.habits.often) / len(chances)
         assert prone == pytest.approx(share, abs=4 * (share * (1 - share) / 900) ** 0.5), mistake
-
-
-def slip_rate(corpus: MathCorpus, x: int, sign: str, y: int, right_result: int) -> float:
-    rng = random.Random(x * y)
-    drawn = [corpus.solver.compute(Fraction(x), sign, Fraction(y), rng) for _ in range(60)]
-    return sum(result != right_result for result in drawn) / 60
-
-
-def test_where_the_solver_slips_it_mostly_slips(corpus: MathCorpus):
-    products = {
-        (x, y): slip_rate(corpus, x, "*", y, x * y) for x in range(2, 10) for y in range(2, 10)
-    }
-    often = [rate for rate in products.values() if rate > 0.45]
-    seldom = [rate for rate in products.values() if rate < 0.25]
-    assert len(often) + len(seldom) == len(products)
-    assert len(often) / len(products) == pytest.approx(corpus.habits.prone["table"], abs=0.2)
-    # a carry depends on the units alone
-    sums = [slip_rate(corpus, 10 + x, "+", 10 + y, 20 + x + y) for x in (7, 8, 9) for y in (5, 6)]
-    again = [slip_rate(corpus, 20 + x, "+", 30 + y, 50 + x + y) for x in (7, 8, 9) for y in (5, 6)]
-    assert [rate > 0.35 for rate in sums] == [rate > 0.35 for rate in again]
-    assert slip_rate(corpus, 12, "+", 13, 25) == 0.0
 
 
 def test_no_text_is_in_the_experts_form(corpus: MathCorpus):
@@ -185,7 +140,7 @@ def test_facts_are_true(corpus: MathCorpus):
             assert true(turn.observation[-1].content + turn.action)
 
 
-def test_claims_are_checked_rightly_and_as_many_are_wrong_as_right(corpus: MathCorpus):
+def test_claims_are_checked_and_balanced(corpus: MathCorpus):
     verdicts = Counter()
     for text in texts_of(corpus, "claims", 60):
         for claim, checked in zip(text.turns[::2], text.turns[1::2], strict=True):
@@ -194,41 +149,6 @@ def test_claims_are_checked_rightly_and_as_many_are_wrong_as_right(corpus: MathC
             assert checked.action == f"{latex(made(line))}. {judged}"
             verdicts[true(line)] += 1
     assert 0.4 < verdicts[True] / verdicts.total() < 0.6
-
-
-def test_checks_end_at_the_first_wrong_step_and_tell_what_the_world_can_say(corpus: MathCorpus):
-    verdicts = Counter()
-    for text in texts_of(corpus, "checks", 50):
-        for seen, checked in zip(text.turns[::2], text.turns[1::2], strict=True):
-            problem = problem_of(seen.observation[-1].content)
-            steps = [Turn([], s + "\n\n", [], [], []) for s in seen.action.strip().split("\n\n")]
-            if not seen.action.endswith("\n\n"):
-                steps[-1].action = steps[-1].action.strip()
-                assert checked.action == world_says(corpus, problem, steps)
-                continue
-            head = head_of(problem, steps)
-            assert checked.action.startswith(head)
-            assert checked.action.removeprefix(head) in possible_ends(problem)
-            assert first_false(problem, steps_of(steps[:-1])) is None
-            verdicts[head.endswith("Right. ")] += 1
-    assert 0.35 < verdicts[True] / verdicts.total() < 0.65
-
-
-def test_attempts_go_on_until_one_is_right_as_the_world_says(corpus: MathCorpus):
-    several = 0
-    for text in texts_of(corpus, "attempts", 80):
-        answer = posed(text).answer
-        for i, turn in enumerate(text.turns):
-            found = boxed(turn.action)
-            success = found is not None and number(found) == answer
-            last = i == len(text.turns) - 1
-            assert success or not last or i == 2
-            if not last:
-                said = "Wrong." if found is not None else "No box."
-                assert not success
-                assert text.turns[i + 1].observation[0].content == f"{said} Try again."
-                several += 1
-    assert several > 10
 
 
 def test_only_problems_to_train_on_are_played(corpus: MathCorpus):
@@ -247,152 +167,10 @@ def test_only_problems_to_train_on_are_played(corpus: MathCorpus):
 # roles
 
 
-def test_a_forecast_checks_the_steps_and_says_what_the_world_said(corpus: MathCorpus):
+def test_forecast_checks_steps_and_outcome(corpus: MathCorpus):
     heads = Counter()
     for text, branch in spoken(corpus, "forecast", 120):
         head = head_of(posed(text), judged_turns(text, branch))
         assert branch.answer == head + world_says(corpus, posed(text), text.turns)
         heads[head.endswith("Right. ")] += 1
     assert min(heads.values()) > 30
-
-
-def test_a_forecast_of_another_step_is_of_that_step(corpus: MathCorpus):
-    heads = Counter()
-    for text, branch in spoken(corpus, "explored", 120):
-        turns, problem = judged_turns(text, branch), posed(text)
-        head = head_of(problem, turns)
-        if head:
-            assert branch.answer.startswith(head)
-            assert branch.answer.removeprefix(head) in possible_ends(problem)
-        else:
-            assert branch.answer == world_says(corpus, problem, turns)
-        heads[first_false(problem, steps_of(turns)) is None] += 1
-    assert min(heads.values()) > 60
-
-
-def test_really_played_solutions_are_told_as_the_world_ended_them(corpus: MathCorpus):
-    outcomes = Counter()
-    for task, rng in zip(corpus.env.tasks("train"), seeds(80), strict=False):
-        problem = problem_of(task.data["problem"])
-        solution = corpus.solver.solve(problem, rng)
-        actions = iter([solution.text(i, i + 1) for i in range(len(solution.steps))])
-        episode = record(corpus.env, task, lambda said, actions=actions: next(actions))
-        end = world_says(corpus, problem, episode.turns)
-        forecasts = [
-            head_of(problem, episode.turns[: i + 1]) + end for i in range(len(episode.turns))
-        ]
-        assert corpus.true_forecasts(episode) == forecasts
-        outcomes[episode.success] += 1
-    assert min(outcomes.values()) > 15
-
-
-def test_a_backup_reads_a_forecast_of_a_next_step_and_keeps_its_end(corpus: MathCorpus):
-    kinds = Counter()
-    for text, branch in spoken(corpus, "backup", 100):
-        turns, problem = judged_turns(text, branch), posed(text)
-        seen, later = re.split(r"The response was: |\nA forecast from there: ", branch.prompt)[1:]
-        later = later.splitlines()[0]
-        assert seen == "" and branch.action is None and branch.turn < len(text.turns) - 1
-        end = next(end for end in possible_ends(problem) if later.endswith(end))
-        assert branch.answer == head_of(problem, turns) + end
-        false = first_false(problem, steps_of(turns))
-        named = later.removesuffix(end).strip()
-        assert false is None or named == "" or named.endswith(f"{false} is wrong.")  # it stays so
-        kinds[named == ""] += 1
-    assert min(kinds.values()) > 30
-
-
-def test_an_aggregate_tells_one_of_the_ends_that_it_reads(corpus: MathCorpus):
-    for text, branch in spoken(corpus, "aggregate", 40):
-        problem, ends = posed(text), branch.prompt.split("ended:\n")[1].splitlines()[:-1]
-        assert len(ends) == 4 and set(ends) <= possible_ends(problem)
-        head = head_of(problem, judged_turns(text, branch))
-        assert branch.answer in {head + end for end in ends}
-
-
-def watched(
-    corpus: MathCorpus, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[Branch, Problem, list[Solution]]]:
-    """Critiques with the solutions that were finished for them."""
-    played: list[Solution] = []
-    finished = MathCorpus._finished
-
-    def note(self: MathCorpus, solution: Solution, rng: random.Random) -> Solution:
-        played.append(finished(self, solution, rng))
-        return played[-1]
-
-    monkeypatch.setattr(MathCorpus, "_finished", note)
-    rows = []
-    for rng in seeds(60):
-        problem = draw_problem(corpus.kinds, rng, "train", corpus.env.split_seed)
-        solution = corpus.solver.solve(problem, rng)
-        played.clear()
-        step = rng.randrange(len(solution.steps))
-        rows.append((corpus._evaluate(solution, step, rng), problem, list(played)))
-    return rows
-
-
-def test_a_verdict_follows_from_the_step_and_the_ends_played_for_it(
-    corpus: MathCorpus, monkeypatch: pytest.MonkeyPatch
-):
-    said = Counter()
-    for branch, problem, ends in watched(corpus, monkeypatch):
-        mine, others = ends[:12], ends[12:]
-        assert len(mine) == len(others) == 12 and branch.action is not None
-        false = first_false(problem, mine[0].steps[: branch.turn + 1])
-        gap = (sum(map(right, others)) - sum(map(right, mine))) / 12
-        if false is not None and false == branch.action.strip():
-            expected = f"Optimality: No. {false} is wrong."
-        elif gap > 0.25:
-            expected = "Optimality: No. It ends worse than another turn."
-        else:
-            expected = "Optimality: Yes. It ends as well as another turn."
-        assert branch.answer == expected
-        said[branch.answer[:15]] += 1
-    assert min(said.values()) > 10
-
-
-@pytest.mark.parametrize(
-    ("success", "others", "optimal"), [(0.5, 0.5, True), (0.25, 0.5, True), (0.2, 0.5, False)]
-)
-def test_a_right_step_is_judged_by_how_it_ends(success: float, others: float, optimal: bool):
-    kind = PROBLEM_KINDS[0]
-    solution = Solution(Problem(kind, (2, 3)), kind.plan, steps=["2+3=5"])
-    assert write_critique(solution, 0, success, others).startswith("Optimality: Yes") == optimal
-
-
-def test_a_critique_reads_forecasts_that_err_at_times(corpus: MathCorpus):
-    """The evaluator must weigh forecasts: a wrong step escapes some, some doubt a right one."""
-    seen = Counter[Any]()
-    for text, branch in spoken(corpus, "evaluate", 80):
-        mine = branch.prompt.split("Forecasts of another turn:")[0].splitlines()[1:]
-        turns = judged_turns(text, branch)
-        wrong = first_false(posed(text), steps_of(turns)) is not None
-        if turns[-1].action.endswith("\n\n"):
-            seen.update((wrong, "Right." in line) for line in mine)
-    assert 0.05 < seen[True, True] / (seen[True, True] + seen[True, False]) < 0.5
-    assert 0.02 < seen[False, False] / (seen[False, True] + seen[False, False]) < 0.3
-
-
-def test_the_step_that_succeeded_most_often_is_written_again(corpus: MathCorpus):
-    best = 0
-    for _, branch in spoken(corpus, "rollouts", 60):
-        wins = Counter[str]()
-        for line in branch.prompt.splitlines()[1:-1]:
-            if line.endswith("Success."):
-                found = re.match(r"(\S+=\S+|\\boxed\{\S+\})", line)
-                assert found
-                wins[found[1]] += 1
-        if wins:
-            best += 1
-            assert wins[branch.answer.strip()] == max(wins.values())
-    assert best > 60
-
-
-def test_all_roles_speak_and_none_but_they(corpus: MathCorpus):
-    prompts = vars(corpus.prompts)
-    for role in ROLES:
-        name = {"explored": "forecast", "rollouts": "refine_by_rollouts"}.get(role, role)
-        last = prompts[name].splitlines()[-1]
-        said = spoken(corpus, role, 6)
-        assert said and all(branch.prompt.endswith(last) for _, branch in said)

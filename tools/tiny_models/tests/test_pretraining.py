@@ -68,7 +68,7 @@ def trained(logprobs: list[float], mask: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_branch_in_a_packed_text_is_that_branch_alone_and_the_text_is_the_text(layout: str):
+def test_packed_branches_equal_single_samples(layout: str):
     """So a branch sees neither other branches nor what came later, and nothing sees it."""
     packed, plain = branched_sample(text()), [played(text()), *alone(text())]
     model = model_of("qwen2", layout)
@@ -82,7 +82,7 @@ def test_a_branch_in_a_packed_text_is_that_branch_alone_and_the_text_is_the_text
     assert len(plain) == 8 and sum(map(bool, found)) == sum(sum(s.mask) for s in plain) > 15
 
 
-def test_a_branch_stands_where_it_was_asked_and_weighs_what_it_is_given():
+def test_branches_have_positions_and_weights():
     sample = branched_sample(text())
     rows = list(zip(sample.streams["shadow"], sample.mask, sample.streams["weight"], strict=True))
     first = [(0, 0, 0.0)] * 6  # the observation
@@ -95,7 +95,7 @@ def test_a_branch_stands_where_it_was_asked_and_weighs_what_it_is_given():
     assert rows[: len(first + second)] == first + second
 
 
-def test_a_packed_text_gives_the_gradient_of_its_parts():
+def test_packed_gradient_is_sum_of_parts():
     packed, plain = branched_sample(text()), [played(text()), *alone(text())]
     gradients = []
     for samples in ([packed], plain):

@@ -54,7 +54,7 @@ def mixture_of(corpus: Corpus) -> dict[str, float]:
 # drawing
 
 
-def test_the_same_seed_draws_the_same_texts_and_another_one_others(corpus: Corpus):
+def test_texts_depend_on_the_seed(corpus: Corpus):
     mixture = mixture_of(corpus)
     roles: dict[str, float] = dict.fromkeys(ROLES, 0.2)
     first, again, other = (corpus.texts(6, mixture, roles, seed) for seed in (1, 1, 2))
@@ -62,7 +62,7 @@ def test_the_same_seed_draws_the_same_texts_and_another_one_others(corpus: Corpu
     assert not {repr(text) for text in first} & {repr(text) for text in other}
 
 
-def test_a_text_is_the_same_whatever_is_drawn_beside_it(corpus: Corpus):
+def test_texts_are_independent(corpus: Corpus):
     roles = {"forecast": 0.5}
     few, many = (corpus.texts(count, {"play": 1.0}, roles, 5) for count in (3, 6))
     assert many[:3] == few
@@ -74,19 +74,19 @@ def test_kinds_come_in_the_proportions_of_the_mixture():
     assert set(counts) == {"facts", "fits"} and counts["facts"] == pytest.approx(300, abs=35)
 
 
-def test_a_stage_names_only_kinds_and_roles_that_there_are(world: str, corpus: Corpus):
+def test_stages_name_known_kinds_and_roles(world: str, corpus: Corpus):
     for stage in config_of(world).rollout.stages:
         assert set(stage.mixture) <= set(mixture_of(corpus)) and set(stage.roles) <= set(ROLES)
 
 
 @pytest.mark.parametrize(("rate", "counts"), [(0.0, {0}), (2.0, {2}), (0.3, {0, 1}), (1.3, {1, 2})])
-def test_a_rate_is_a_number_of_times_on_average(rate: float, counts: set[int]):
+def test_rate_is_a_mean_count(rate: float, counts: set[int]):
     rng = random.Random(0)
     drawn = [len(times(rate, rng)) for _ in range(2000)]
     assert set(drawn) == counts and sum(drawn) / 2000 == pytest.approx(rate, abs=0.05)
 
 
-def test_each_role_speaks_of_a_turn_as_often_as_its_rate_says(corpus: Corpus):
+def test_roles_have_their_rates(corpus: Corpus):
     texts = corpus.texts(25, {"play": 1.0}, {"forecast": 0.4, "explored": 1.5}, 3)
     turns = sum(len(text.turns) for text in texts)
     branches = [branch for text in texts for branch in text.branches]
@@ -122,7 +122,7 @@ def test_forecasts_and_backups_end_with_the_outcome(corpus: Corpus, role: str):
     assert None not in found and 0.15 < sum(map(bool, found)) / len(found) < 0.85
 
 
-def test_a_critique_gives_a_verdict_on_as_many_forecasts_of_each_action(corpus: Corpus):
+def test_critique_reads_equally_many_forecasts(corpus: Corpus):
     verdicts, counts = Counter(), Counter()
     for _, branch in spoken(corpus, "evaluate", 6):
         mine, others = branch.prompt.split("Forecasts of another turn:\n")
@@ -142,13 +142,13 @@ def refined(world: str) -> list[tuple[Text, Branch, str]]:
     return [(text, branch, branch.prompt.splitlines()[0]) for text, branch in found]
 
 
-def test_a_refinement_keeps_what_is_approved_to_the_letter(world: str):
+def test_refinement_keeps_approved_actions(world: str):
     approved = [row for row in refined(world) if strict_verdict(row[2])]
     assert len(approved) > 10
     assert all(branch.answer == branch.action for _, branch, _ in approved)
 
 
-def test_a_refinement_of_what_is_criticised_is_another_draw(world: str):
+def test_refinement_replaces_criticised_actions(world: str):
     rows = [row for row in refined(world) if strict_verdict(row[2]) is False]
     named = [row for row in rows if "It ends worse" not in row[2]]
     same = [
@@ -165,7 +165,7 @@ def action_of(world: str, turn: str | None) -> str:
     return turn.split("\n")[-1] if world == "twentyq" else turn
 
 
-def test_a_refinement_is_another_draw_of_the_mediocre_player():
+def test_refinement_is_another_draw_of_the_player():
     """It errs as the player does: nobody has searched for a better action."""
     wrong = [
         first_false(problem_of(text.turns[0].observation[-1].content), [branch.answer.strip()])
@@ -181,7 +181,7 @@ def test_a_refinement_is_another_draw_of_the_mediocre_player():
     assert 0.05 < sum(wasted) / len(wasted) < 0.6
 
 
-def test_a_critique_names_what_is_wrong_of_the_action_that_it_judges():
+def test_critique_names_the_fault():
     named = Counter()
     for text, branch in spoken(corpus_of("math"), "evaluate", 30):
         if branch.answer.endswith("is wrong."):
@@ -202,7 +202,7 @@ def test_a_critique_names_what_is_wrong_of_the_action_that_it_judges():
 # what all worlds share
 
 
-def test_the_action_that_succeeded_most_often_is_the_best_of_rollouts():
+def test_best_of_rollouts_succeeds_most_often():
     assert best_of_rollouts(["a", "b", "b", "a"], [True, True, True, False]) == "b"
     assert best_of_rollouts(["a", "b"], [True, True]) == "a"
     assert best_of_rollouts(["a", "b"], [False, False]) is None
