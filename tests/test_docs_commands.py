@@ -75,7 +75,7 @@ def test_links_between_pages_lead_somewhere(page: Path):
         if "://" not in name:
             file = page.parent / name if name else page
             assert file.exists(), name
-            is_line = file.suffix == ".py"  # tests/test_formula_links.py holds these
+            is_line = file.suffix == ".py"
             known = anchor in anchors(file.read_text()) if anchor and not is_line else True
             assert known, f"{name}#{anchor}"
 

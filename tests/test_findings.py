@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.paths import ROOT
-from tools.results_tables import configurations, gains
+from tools.results_page import configurations, gains
 
 DOCS = ROOT / "docs"
 TEXT = (DOCS / "findings.md").read_text()

@@ -1,4 +1,4 @@
-"""The pictures are drawn from the records, are small, and let no text of a model be markup."""
+"""The pictures equal those of the records, are small, and escape texts of models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def texts(svg: str) -> list[str]:
     return [node.text or "" for node in ElementTree.fromstring(svg).iter() if node.text]
 
 
-def test_the_stored_pictures_are_small_and_those_of_the_records():
+def test_stored_pictures_are_current():
     stored = {file.stem: file.read_text() for file in (ROOT / "docs" / "images").glob("*.svg")}
     assert max(map(len, stored.values())) < LARGEST
     drawn = pictures.curves()
@@ -39,7 +39,7 @@ def test_the_stored_pictures_are_small_and_those_of_the_records():
     assert drawn == {name: stored[name] for name in drawn}, "make pictures"
 
 
-def test_every_run_that_played_has_a_curve_which_begins_before_anything_was_learnt():
+def test_every_run_has_a_curve():
     for world in WORLDS:
         played = [row for row in load(world) if row["algo"] in PLAYERS and not row["variant"]]
         curves = load(f"{world}_curves")
@@ -50,7 +50,7 @@ def test_every_run_that_played_has_a_curve_which_begins_before_anything_was_lear
             assert len(row["success"]) == len(row["episodes"]) == len(row["seconds"])
 
 
-def test_a_panel_has_every_seed_of_an_algorithm_against_what_was_spent():
+def test_panel_has_every_seed():
     rows = [
         {"algo": "grpo", "seed": s, "success": [0.2, 0.5], "seconds": [0, 7], "episodes": [0, 9]}
         for s in (0, 1)
@@ -58,19 +58,19 @@ def test_a_panel_has_every_seed_of_an_algorithm_against_what_was_spent():
     drawn = pictures.panel(rows, "a world", "seconds")
     assert [list(line.xs) for line in drawn.curves["grpo"]] == [[0, 7], [0, 7]]
     assert [list(line.ys) for line in drawn.curves["grpo"]] == [[0.2, 0.5], [0.2, 0.5]]
-    assert drawn.axis == "seconds of play and training" and drawn.is_logarithmic
+    assert "seconds" in drawn.x_label and drawn.is_logarithmic
 
 
-def test_an_episode_s_picture_says_what_the_critic_said():
+def test_picture_shows_the_critic():
     shown = texts(pictures.picture(judged(), "nlac, seed 3"))
-    assert "Find the hidden object (it is: cat). nlac, seed 3, a test game, won." in shown
-    assert "2 of 3 end in success; most often: No. Success." in shown
+    assert any("it is: cat" in text and "nlac, seed 3" in text for text in shown)
+    assert any("2 of 3" in text and "No. Success." in text for text in shown)
     assert "Optimality: No. It tells <little>." in shown
     assert shown.count("Maybe a cat. Is it small?") == 3  # a refinement where the critique says No
     assert shown[-1] == "You win."
 
 
-def test_the_episode_is_won_judged_at_every_turn_and_has_both_verdicts(tmp_path: Path):
+def test_picked_episode_has_both_verdicts(tmp_path: Path):
     run = write_run(tmp_path / "nlac-s0", algo="nlac")
     lost, half = judged(), judged()
     lost.turns[-1].info["success"] = False
@@ -81,7 +81,7 @@ def test_the_episode_is_won_judged_at_every_turn_and_has_both_verdicts(tmp_path:
     episode_files.write(run / "episodes" / "eval-000020.jsonl", found)
     assert pictures.pick(run).id == "e3"
     episode_files.write(run / "episodes" / "eval-000020.jsonl", found[:3])
-    with pytest.raises(SystemExit, match="no episode"):
+    with pytest.raises(SystemExit):
         pictures.pick(run)
 
 
