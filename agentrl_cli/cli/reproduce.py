@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from agentrl_cli.cli.sweep_worker import run_agentrl
+from agentrl_cli.cli.sweep import run_agentrl
 from agentrl_cli.config.compose import compose, options
 from agentrl_cli.config.schema import nearest
 from agentrl_cli.core import files

