@@ -54,7 +54,7 @@ def show(
 ) -> None:
     """Show an episode turn by turn with the texts of its critic, or NLAC's ledger."""
     from agentrl_cli.report import episode as episodes
-    from agentrl_cli.report.summary import ledger_json, ledger_table, read_ledger
+    from agentrl_cli.report.summary import ledger_table, read_ledger
     from agentrl_cli.runs.find import find_run
 
     if won and lost:
@@ -66,7 +66,7 @@ def show(
             line = "--ledger shows no episode; give it alone or with --step"
             raise UserError(line, code="conflict")
         found = read_ledger(source, step)
-        say(json.dumps(ledger_json(found)) if as_json else "\n".join(ledger_table(found)))
+        say(json.dumps(found) if as_json else "\n".join(ledger_table(found)))
         return
     match = episodes.find_episode(source, episode, step, filters)
     if as_json:

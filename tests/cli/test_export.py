@@ -70,15 +70,6 @@ def test_plain_model_generates_what_the_run_does(tmp_path: Path, algo: str):
     assert tokenizer.chat_template == ours.chat_template
 
 
-def test_self_ac_is_exported_without_head(tmp_path: Path):
-    run = trained(tmp_path, "self_ac", "it", *ONE)
-    export(str(run.folder), tmp_path / "plain")
-    head = load_file(run.latest_checkpoint() / "models" / "policy" / "head.safetensors")
-    assert any(weight.any() for weight in head.values())
-    assert not load_file(tmp_path / "plain" / "model.safetensors").keys() & {"weight", "bias"}
-    assert "agentrl" not in (tmp_path / "plain" / "config.json").read_text()
-
-
 @pytest.mark.parametrize("algo", ["grpo", "self_ac"])
 def test_merged_adapter_generates_the_same(model_folder: Path, tmp_path: Path, algo: str):
     learns = ["algo.critic_warmup=0"] if algo == "self_ac" else []

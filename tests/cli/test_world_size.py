@@ -42,29 +42,31 @@ def test_several_processes_cannot_resume_a_run(tmp_path: Path, monkeypatch: pyte
     refused(agentrl("resume", str(run.folder), "steps=2"), "WORLD_SIZE is 2")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_strategy_without_launcher_is_refused(tmp_path: Path, strategy: str):
-    found = train(tmp_path, f"hardware={strategy}", "hardware.device=cpu")
-    refused(found, f"hardware.strategy is {strategy}")
-    assert "accelerate launch" in found.stderr and not (tmp_path / "runs").exists()
+LAUNCHED = "WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=1"
 
 
-def test_other_number_of_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launched(monkeypatch, "WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=1")
-    found = train(tmp_path, "hardware=ddp", "hardware.device=cpu", "hardware.processes=8")
-    refused(found, "hardware.processes is 8")
-
-
-def test_missing_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launched(monkeypatch, "WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=1")
+@pytest.mark.parametrize(
+    ("variables", "overrides", "value"),
+    [
+        ("", ["hardware=ddp", "hardware.device=cpu"], "hardware.strategy is ddp"),
+        ("", ["hardware=fsdp", "hardware.device=cpu"], "hardware.strategy is fsdp"),
+        (LAUNCHED, ["hardware=ddp", "hardware.device=cpu", "hardware.processes=8"],
+         "hardware.processes is 8"),
+        (LAUNCHED, ["hardware=ddp"], "CUDA"),
+        (f"{LAUNCHED} ACCELERATE_USE_FSDP=true", ["hardware=ddp"], "accelerate launch"),
+    ],
+)  # fmt: skip
+def test_impossible_launch_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: str,
+    overrides: list[str],
+    value: str,
+):
+    launched(monkeypatch, variables)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused(train(tmp_path, "hardware=ddp"), "CUDA")
-
-
-def test_engine_of_the_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launched(monkeypatch, "WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=1")
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    refused(train(tmp_path, "hardware=ddp"), "accelerate launch")
+    refused(train(tmp_path, *overrides), value)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

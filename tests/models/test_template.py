@@ -164,7 +164,7 @@ def test_a_run_whose_tokenizer_got_another_template_is_not_resumed(tmp_path: Pat
     small = ["model=hf", f"model.path={folder}", "steps=1", "save_every=1", "eval_every=0"]
     run = trained(tmp_path, "grpo", "it", *small, "rollout.max_context=512")
     (folder / "chat_template.jinja").write_text("{# other #}" + CHATML)
-    with pytest.raises(UserError, match=r"the chat template .* has changed; put it back, or"):
+    with pytest.raises(UserError, match=r"chat template .* has changed"):
         resume(str(run.folder), ["steps=2"])
 
 

@@ -49,18 +49,6 @@ def test_iqm_and_improvement_equal_rliable():
     assert (better.low, better.high) == pytest.approx((0.4286, 0.9286), abs=0.02)
 
 
-def test_intervals_over_runs_agree_with_scipys_bootstrap():
-
-    def trimmed(x: np.ndarray, axis: int) -> np.ndarray:
-        return stats.trim_mean(x, 0.25, axis=axis)
-
-    theirs = stats.bootstrap(
-        (SCORES,), trimmed, method="percentile", n_resamples=20000, rng=1
-    ).confidence_interval
-    ours = seeds.iqm(SCORES)
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.01)
-
-
 def test_one_run_gives_the_clustered_interval():
     run = {str(task): [1.0] * task + [0.0] * (10 - task) for task in range(11)}
     ours, theirs = seeds.crossed_bootstrap([run]), cluster_bootstrap(list(run.values()))

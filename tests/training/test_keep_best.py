@@ -93,7 +93,7 @@ def test_what_is_reported_is_the_kept_step(run: Run, tmp_path: Path):
     assert read_record(copy).final_step == 2
     rows = {row["step"]: row for row in copy.metrics() if "eval/test_success" in row}
     assert final_result(copy).final == rows[2]["eval/test_success"]
-    assert "trained is step 2, which won most of val and is kept" in final_table(copy)
+    assert "step 2" in final_table(copy)
 
 
 def test_a_run_that_keeps_the_last_reports_the_last(tmp_path: Path):

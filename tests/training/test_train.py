@@ -242,7 +242,7 @@ def test_demonstrations_that_changed_are_not_resumed_with_but_a_run_is_judged_wi
     run = trained(tmp_path, "sft", "it", f"data.demos={copied}")
     shutil.rmtree(run.latest_checkpoint())
     copied.write_text(copied.read_text() + "\n")
-    with pytest.raises(UserError, match="have changed; put the file back, or start a new run"):
+    with pytest.raises(UserError, match="have changed"):
         resume(str(run.folder))
     copied.unlink()
     assert "eval/test_success" in evaluate_command(str(run.folder), [])
