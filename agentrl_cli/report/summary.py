@@ -23,9 +23,9 @@ Figures = dict[str, float]  # the ledger by name, without its prefix
 
 
 def table(cells: Cells, title: str = "", width: int | None = None) -> list[str]:
-    """Return the lines of a table; numbers are aligned to the right if there is a title.
+    """Return the lines of a table, by default as wide as the terminal.
 
-    `width` defaults to the width of the terminal.
+    With a title, lines have styles in a terminal, and numbers are aligned to the right.
     """
     from rich import box
     from rich.console import Console
@@ -41,7 +41,7 @@ def table(cells: Cells, title: str = "", width: int | None = None) -> list[str]:
         drawn.add_column(Text(safe(name)), justify=justify, overflow="fold")
     for row in cells[1:]:
         drawn.add_row(*(Text(safe(cell).replace("\n", " ")) for cell in row))
-    console = Console(width=width)
+    console = Console(width=width, color_system="auto" if title else None)
     if width is None and not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
     with console.capture() as captured:
