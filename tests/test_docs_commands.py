@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.page_commands import commands, place_for
+from tests.builders.page_commands import BLOCK, Command, commands, place_for
 from tests.paths import ROOT
 
 HISTORY = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs" / "log").glob("*.md"))]
@@ -37,7 +37,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_commands_come_from_console_blocks():
+def test_commands_are_taken_from_console_blocks_only():
     page = (
         "$ agentrl not this\n```console\n$ agentrl ls\nout\n$ agentrl list \\\n  env\n```\n"
         "```console no-run\n$ agentrl resume last\n```\n```bash\n$ agentrl show\n```\n"
@@ -49,6 +49,20 @@ def test_commands_come_from_console_blocks():
     assert [command.is_small for command in found] == [False, False, True]
 
 
+def test_small_sizes_stand_behind_what_is_printed():
+    assert Command("agentrl calibrate a=b", True).small() == "agentrl calibrate a=b 'n=1'"
+    assert Command("agentrl calibrate a=b", False).small() == "agentrl calibrate a=b"
+    line = Command("agentrl train algo=nlac", True).small()
+    assert line.startswith("agentrl train algo=nlac '") and "'algo.min_parse_rate=0'" in line
+
+
+@pytest.mark.parametrize("page", WHOLE, ids=lambda page: page.name)
+def test_what_is_left_out_says_why(page: Path):
+    blocks = [match["info"] for match in BLOCK.finditer(page.read_text())]
+    unsaid = [info for info in blocks if "no-run" in info and "no-run: needs " not in info]
+    assert blocks and unsaid == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_printed_make_targets_exist(page: Path):
     known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -56,26 +70,26 @@ def test_printed_make_targets_exist(page: Path):
 
 
 @pytest.mark.parametrize("page", [*PAGES, *HISTORY], ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_pages_exist(page: Path):
+def test_links_between_pages_lead_somewhere(page: Path):
     for name, anchor in LINK.findall(page.read_text()):
         if "://" not in name:
             file = page.parent / name if name else page
             assert file.exists(), name
-            is_line = file.suffix == ".py"  # tools/formula_links.py writes these
+            is_line = file.suffix == ".py"
             known = anchor in anchors(file.read_text()) if anchor and not is_line else True
             assert known, f"{name}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_on_a_page_exist(page: Path):
+def test_files_that_a_page_names_exist(page: Path):
     found = FILE.findall(page.read_text())
     named = {name for name in found if "mine" not in name and "NAME" not in name}
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_names_on_a_page_exist_in_code(page: Path):
-    folders = ("agentrl_cli", "bench", "conf", "stress", "tests", "tools")
+def test_names_that_a_page_writes_as_code_stand_in_the_code(page: Path):
+    folders = ("agentrl_cli", "conf", "tests", "tools")
     found = [file for folder in folders for file in (ROOT / folder).rglob("*.[py]*")]
     code = "\n".join(file.read_text() for file in found if file.suffix in (".py", ".pyi", ".yaml"))
     named = set(re.findall(r"`([A-Za-z_][\w.]*\w)(?:\(\))?`", page.read_text()))
@@ -83,6 +97,14 @@ def test_names_on_a_page_exist_in_code(page: Path):
     other = ROOT.joinpath("Makefile").read_text() + ROOT.joinpath("pyproject.toml").read_text()
     gone = [n for n in named if not all(part in code + other for part in n.split("."))]
     assert gone == []
+
+
+def test_streams_of_the_notation_are_those_of_the_code():
+    table = (ROOT / "docs" / "notation.md").read_text().partition("| stream |")[2]
+    cells = re.findall(r"^\| ([^|]+) \|", table.partition("\n\n")[0], re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    code = "\n".join(file.read_text() for file in (ROOT / "agentrl_cli" / "algos").rglob("*.py"))
+    assert len(named) > 15 and {n for n in named - {"mask"} if f'"{n}"' not in code} == set()
 
 
 @pytest.mark.slow

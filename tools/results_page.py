@@ -1,66 +1,44 @@
-"""Makes docs/results.md, docs/results_0.1.md and the small table of README.md, from the records in
-docs/results/.
+"""Write docs/results.md, docs/results_0.1.md and the table of README.md from docs/results/*.json.
 
-Run as `make results-page`; `python tools/results_page.py --check` says whether all are up to date.
-Every number is computed from the records here; the sentences around them, and what each table
-means, stand in tools/pages/.
+Run `make results-page`, or `python tools/results_page.py --check` to check that all are up to date.
+Every number is computed here. The text of the pages is in tools/pages/, with names in braces.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentrl_cli.report.tables import share
-
+from agentrl_cli.report import seeds
+from agentrl_cli.report.summary import share
 from bench.results import ABLATIONS, CONTROLS, OWN_PLAY, PLAYERS, STUDENTS
-from tools.results_tables import (
-    Row,
-    Runs,
-    by_demonstrations,
-    configurations,
-    delayed_credit,
-    deviation,
-    differences,
-    gains,
-    golden,
-    lead,
-    learning,
-    markdown,
-    mean,
-    name_of,
-    noise,
-    ranged,
-    tuning,
-)
 
 ROOT = Path(__file__).parents[1]
-RECORDS = ROOT / "docs" / "results"
-PAGES = Path(__file__).parent / "pages"  # their texts, with places for what is computed
-DOCS = ROOT / "docs"
+RECORDS, DOCS, PAGES = ROOT / "docs" / "results", ROOT / "docs", Path(__file__).parent / "pages"
 README = ROOT / "README.md"
 START, END = "<!-- from docs/results: make results-page -->\n", "<!-- end -->"
-OLD = "0.1"  # the folder of what was learnt with the models of version 0.1
+OLD = "0.1"  # the folder with the results of version 0.1
 OLD_WORLDS = {"twentyq": "Twenty Questions", "math": "MATH", "tau_mini": "the small shop"}
-WORLDS = {
-    "twentyq": "Twenty Questions", "arithmetic": "arithmetic", "tau_mini": "the small shop",
-    "wiki": "the wiki",
+WORLDS = OLD_WORLDS | {"wiki": "the wiki"}
+TRIALS = {
+    "preset": "as it was", "third": "rates / 3", "thrice": "rates × 3",
+    "small_steps": "half the tokens a step",
 }  # fmt: skip
-ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#its-ablations)):"
-WRITTEN = {
+WRITTEN = {  # metrics of language critics, and their names in tables
     "nlac/brier": "Brier score", "nlac/value_bias": "optimism", "nlac/auc_all": "AUC over all",
     "nlac/refined_gain_all": "refined gain",
 }  # fmt: skip
-SCALAR = {
+SCALAR = {  # metrics of scalar critics
     "critic/brier": "Brier score", "critic/value_bias": "optimism",
     "critic/rank_correlation": "rank correlation", "critic/rank_same_turn": "in one turn",
 }  # fmt: skip
@@ -68,22 +46,78 @@ COMPARED = (
     ("nlac", "grpo"), ("nlac", "rft"), ("nlac", "ppo"), ("self_ac", "grpo"),
     ("self_ac, slides", "self_ac"),
 )  # fmt: skip
+ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#its-ablations)):"
 WIDTH = 120
+Row = dict[str, Any]
+Runs = list[Row]  # the seeds of one configuration on one split
 
 
 def load(name: str) -> Any:
-    """The content of docs/results/NAME.json."""
+    """Return the content of docs/results/NAME.json."""
     return json.loads((RECORDS / f"{name}.json").read_text())
 
 
-def load_old(name: str) -> Any:
-    """The content of docs/results/0.1/NAME.json."""
-    return load(f"{OLD}/{name}")
+# cells
+
+
+def configurations(rows: Iterable[Row], split: str = "test") -> list[Runs]:
+    """Return the records of a split by configuration."""
+    found: dict[tuple[str, str, Any], Runs] = {}
+    for row in rows:
+        if row["split"] == split:
+            found.setdefault((row["algo"], row["variant"], row["demos"]), []).append(row)
+    return list(found.values())
+
+
+def gains(runs: Runs) -> list[float]:
+    """Return the gain of each seed over its start."""
+    return [row["final"] - row["base"] for row in runs]
+
+
+def mean(runs: Runs, key: str) -> float:
+    """Return the mean of a value over the seeds."""
+    return fmean(row[key] for row in runs)
+
+
+def points(value: float) -> str:
+    """Return a difference in points, such as `+15.3` or `−0.4`."""
+    return minus(share(value, signed=True).replace("-0.0", "+0.0"))
+
+
+def minus(text: str) -> str:
+    """Return the text with typographic minus signs."""
+    return text.replace("-", "−")
+
+
+def ranged(values: Sequence[float]) -> str:
+    """Return mean, minimum and maximum in points, such as `+15.3 [+12.5, +19.0]`."""
+    if len(values) == 1:
+        return points(values[0])
+    return f"{points(fmean(values))} [{points(min(values))}, {points(max(values))}]"
+
+
+def name_of(runs: Runs) -> str:
+    """Return the algorithm and its variant, such as `nlac, shuffled outcomes`."""
+    algo, variant = runs[0]["algo"], runs[0]["variant"]
+    words = variant.removeprefix(algo).strip("_").replace("_", " ")
+    return ", ".join(filter(None, [algo, words]))
+
+
+def markdown(header: str, cells: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; ` | ` separates the columns of the header."""
+    columns = header.split(" | ")
+    return "\n".join(f"| {' | '.join(r)} |" for r in [columns, ["---"] * len(columns), *cells])
+
+
+# tables
 
 
 def overview() -> str:
-    """README's table: each algorithm's gain in each world, empty where it was not trained."""
-    plain = {world: defaults(load(world)) for world in WORLDS}
+    """Return the table of README: the gain of each algorithm in each environment."""
+    plain = {
+        world: {runs[0]["algo"]: runs for runs in configurations(load(world)) if _is_default(runs)}
+        for world in WORLDS
+    }
     cells = [
         [algo, *(ranged(gains(plain[w][algo])) if algo in plain[w] else "" for w in WORLDS)]
         for algo in (*PLAYERS, *STUDENTS)
@@ -93,9 +127,25 @@ def overview() -> str:
     return markdown(" | ".join(["algorithm", *named]), cells)
 
 
+def learning(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> str:
+    """Return the table of the wanted configurations, the largest gain first."""
+    trained = {name_of(runs): runs for runs in configurations(rows, "train")}
+    chosen = [runs for runs in configurations(rows) if wanted(runs[0])]
+    cells = []
+    for runs in sorted(chosen, key=lambda runs: -fmean(gains(runs))):
+        finals = [f"{share(r['final'])} [{share(r['low'])}, {share(r['high'])}]" for r in runs]
+        cell = [name_of(runs), share(mean(runs, "base")), ", ".join(finals), ranged(gains(runs))]
+        if trained:
+            cell.append(share(mean(trained[name_of(runs)], "final")))
+        cells.append([*cell, f"{mean(runs, 'seconds'):,.0f}"])
+    train = "train split, % | " if trained else ""
+    listed = ", ".join(str(row["seed"]) for row in max(chosen, key=len))
+    header = f"algorithm | start, % | final, %, seed {listed} | gain, points | {train}seconds"
+    return markdown(header, cells)
+
+
 def todays_learning(world: str) -> str:
-    """Whatever was trained from today's models in a world: curves, and a table of each kind; one
-    more of NLAC's ablations where they were run."""
+    """Return the curves and all tables of an environment."""
     curves = load(f"{world}_curves")
     played = ", ".join(dict.fromkeys(row["algo"] for row in curves))
     picture = f"![Success of {played} against episodes and seconds](images/curves_{world}.svg)"
@@ -108,72 +158,138 @@ def todays_learning(world: str) -> str:
     return "\n\n".join(parts)
 
 
+def by_demonstrations(rows: Sequence[Row]) -> str:
+    """Return the results by number of demonstrations."""
+    cells = [
+        [name_of(runs), str(runs[0]["demos"]), ", ".join(share(row["final"]) for row in runs),
+         ranged(gains(runs)), f"{mean(runs, 'seconds'):,.0f}"]
+        for runs in sorted(configurations(rows), key=lambda runs: runs[0]["demos"])
+    ]  # fmt: skip
+    header = "algorithm | demonstrations | final, %, seed 0, 1, 2 | gain, points | seconds"
+    return markdown(header, cells)
+
+
 def todays_tuning() -> str:
-    """For each algorithm its start and its four trials on `val`, where they were done."""
+    """Return the start and the best success on `val` of each trial of each algorithm."""
     tables = []
     for world, name in WORLDS.items():
-        if (RECORDS / f"{world}_tuning.json").exists():
-            tables.append(f"On {name}:\n\n{tuning(load(f'{world}_tuning'))}")
+        if not (RECORDS / f"{world}_tuning.json").exists():
+            continue
+        rows, cells = load(f"{world}_tuning"), []
+        for algo in dict.fromkeys(row["algo"] for row in rows):
+            own = [row for row in rows if row["algo"] == algo]
+            start = next(row["val"] for row in own if not row["step"])
+            trials = [[r["val"] for r in own if r["variant"] == t and r["step"]] for t in TRIALS]
+            cells.append([algo, share(start), *(share(max(found)) for found in trials)])
+        table = markdown(" | ".join(["algorithm", "start, %", *TRIALS.values()]), cells)
+        tables.append(f"On {name}:\n\n{table}")
     return "\n\n".join(tables)
 
 
 def todays_critics() -> str:
-    """The figures of docs/results/critics.json, a column for each world."""
+    """Return the values of docs/results/critics.json, with a column for each environment."""
     found = load("critics")
     names = sorted({key.removesuffix(f"_{w}") for key in found for w in WORLDS if key.endswith(w)})
-    cells = [
-        [_figure(name), *(_shown(found.get(f"{name}_{world}")) for world in WORLDS)]
-        for name in names
-    ]
+    cells = []
+    for name in names:
+        label = re.sub(r"^(.+)_s(\d+)$", r"`\1`, seed \2", name)
+        if guard := re.fullmatch(r"(guard_[a-z]+)_(.+)", name):
+            label = f"`{guard[1]}`, {guard[2].replace('_', ' ')}"
+        values = [found.get(f"{name}_{world}") for world in WORLDS]
+        texts = ["" if v is None else f"{v:,.0f}" if abs(v) >= 10 else f"{v:.2f}" for v in values]
+        cells.append([f"`{name}`" if label == name else label, *map(minus, texts)])
     return markdown(" | ".join(["figure", *WORLDS.values()]), cells)
 
 
-def _figure(name: str) -> str:
-    """A figure's name in a table; that of one seed or of a spoiled critic says which."""
-    if found := re.fullmatch(r"(guard_[a-z]+)_(.+)", name):
-        return f"`{found[1]}`, {found[2].replace('_', ' ')}"
-    found = re.fullmatch(r"(.+)_s(\d+)", name)
-    return f"`{found[1]}`, seed {found[2]}" if found else f"`{name}`"
-
-
-def _shown(value: float | None) -> str:
-    """`0.71`, `300`, and nothing for what was not measured."""
-    if value is None:
-        return ""
-    text = f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2f}"
-    return text.replace("-", "−")
-
-
-def defaults(rows: Iterable[Row]) -> dict[str, Runs]:
-    """The records of each algorithm's default, on the test split."""
-    return {runs[0]["algo"]: runs for runs in configurations(rows) if _is_default(runs)}
-
-
 def critics(key: str, columns: dict[str, str], files: dict[str, str]) -> str:
-    """What critics knew before and after training, means over seeds; those that logged `key`.
-    `columns` are metrics and their headers, `files` the records by name and their worlds."""
+    """Return critic metrics before and after training, as means over seeds.
+
+    `key` selects runs by a metric, `columns` names metrics and headers, `files` records and
+    environments.
+    """
     cells = []
     for file, world in files.items():
         found: dict[str, Runs] = {}
         for row in load(f"{file}_critic"):
             if key in row:
                 found.setdefault(name_of([row]), []).append(row)
-        cells += [[world, name, *_from_to(runs, columns)] for name, runs in found.items()]
+        for name, runs in found.items():
+            ends = (0, max(row["step"] for row in runs))
+            by_end = [[row for row in runs if row["step"] == end] for end in ends]
+            means = [[minus(f"{mean(end, c):.2f}") for end in by_end] for c in columns]
+            cells.append([world, name, *map(" → ".join, means)])
     return markdown(" | ".join(["world", "algorithm", *columns.values()]), cells)
 
 
-def _from_to(runs: Runs, columns: Iterable[str]) -> list[str]:
-    """`0.17 → 0.23` for each metric: at the first step and at the last, the mean over the seeds."""
-    ends = (0, max(row["step"] for row in runs))
+def delayed_credit(found: Row) -> str:
+    """Return the episodes to the threshold for both algorithms."""
     cells = []
-    for column in columns:
-        means = [fmean(row[column] for row in runs if row["step"] == step) for step in ends]
-        cells.append(" → ".join(f"{mean:.2f}".replace("-", "−") for mean in means))
-    return cells
+    for algo in dict.fromkeys(row["algo"] for row in found["runs"]):
+        tried, ran = ([r for r in found[name] if r["algo"] == algo] for name in ("trials", "runs"))
+        numbers = ", ".join(f"{key} {value:g}" for key, value in ran[0]["numbers"].items())
+        reached = [
+            ", ".join(f"{r['episodes']:,}" if r["episodes"] else "not reached" for r in rows)
+            for rows in (tried, ran)
+        ]
+        cells.append([algo, numbers, *reached])
+    return markdown("algorithm | settings of the best trial | trials | seed 0, 1, 2", cells)
+
+
+def golden(found: Row) -> str:
+    """Return how many recorded cases of τ-bench's retail agree, by split."""
+    cells = []
+    for part in ("observations", "reward", "database", "executed", "verdict"):
+        keys = [f"retail_{split}_golden_{part}" for split in ("dev", "train")]
+        equal = [f"{found[f'{k}_equal']:.0f} of {found[f'{k}_recorded']:.0f}" for k in keys]
+        cells.append([part, *equal])
+    return markdown("equal to the official code | dev | train", cells)
+
+
+def lead(rows: Sequence[Row], other: str, variant: str = "") -> str:
+    """Return the lead of NLAC by seed, such as `+4.4 points (+7.0, +0.5, +5.7)`."""
+    found = {(runs[0]["algo"], runs[0]["variant"]): runs for runs in configurations(rows)}
+    pairs = zip(found["nlac", ""], found[other, variant], strict=True)
+    leads = [ours["final"] - theirs["final"] for ours, theirs in pairs]
+    return f"{points(fmean(leads))} points ({', '.join(map(points, leads))})"
+
+
+def differences(worlds: Mapping[str, Sequence[Row]], spread: Mapping[str, seeds.Noise]) -> str:
+    """Return the difference of each compared pair with its 95 % range from the noise of seeds."""
+    cells = []
+    for first, second in COMPARED:
+        cell = [f"{first} less {second}"]
+        for world, rows in worlds.items():
+            known = {name_of(runs): runs for runs in configurations(rows)}
+            if first not in known or second not in known:
+                cell.append("")
+                continue
+            ours, theirs = known[first], known[second]
+            if len(ours) != len(theirs):
+                raise SystemExit(f"{first} and {second} have different numbers of seeds")
+            noise = spread[world].least_difference / math.sqrt(len(ours))
+            cell.append(f"{points(mean(ours, 'final') - mean(theirs, 'final'))} ± {share(noise)}")
+        cells.append(cell)
+    return markdown(" | ".join(["points", *worlds]), cells)
+
+
+def deviation(rows: Sequence[Row]) -> seeds.Noise:
+    """Return the noise between seeds."""
+    found = seeds.seed_noise([[row["final"] for row in runs] for runs in configurations(rows)])
+    if found is None:
+        raise SystemExit("no configuration has two seeds")
+    return found
+
+
+def noise_text(found: seeds.Noise) -> str:
+    """Return `2.2 points (34 degrees of freedom)`."""
+    return f"{share(found.deviation)} points ({found.freedom} degrees of freedom)"
+
+
+# pages
 
 
 def page() -> str:
-    """docs/results.md."""
+    """Return docs/results.md."""
     rows = {name: load(world) for world, name in WORLDS.items()}
     spread = {name: deviation(list(filter(_plays, rows[name]))) for name in rows}
     ablated = {f"{world}_ablations": f"{WORLDS[world]}, ablations" for world in ABLATIONS}
@@ -181,9 +297,9 @@ def page() -> str:
     flat += ("stepagent_cost", "real_models", "delayed_credit")
     parts = {
         **{f"{world}_today": todays_learning(world) for world in WORLDS},
-        **{f"noise_{world}": noise(spread[name]) for world, name in WORLDS.items()},
+        **{f"noise_{world}": noise_text(spread[name]) for world, name in WORLDS.items()},
         "demonstrations": by_demonstrations(load("stepagent")),
-        "differences": differences(rows, spread, COMPARED),
+        "differences": differences(rows, spread),
         "todays_tuning": todays_tuning(),
         "todays_written": critics("nlac/brier", WRITTEN, WORLDS | ablated),
         "todays_scalar": critics("critic/brier", SCALAR, WORLDS),
@@ -196,20 +312,21 @@ def page() -> str:
 
 
 def old_page() -> str:
-    """docs/results_0.1.md."""
-    found = {world: load_old(world) for world in OLD_WORLDS}
+    """Return docs/results_0.1.md."""
+    found = {world: load(f"{OLD}/{world}") for world in OLD_WORLDS}
     files = {f"{OLD}/{world}": name for world, name in OLD_WORLDS.items()}
     files[f"{OLD}/twentyq_ablations"] = "Twenty Questions, ablations"
     twentyq = found["twentyq"]
+    controls = {row["variant"] for row in twentyq if row["algo"] == "nlac" and row["variant"]}
     parts = {
         **{f"{world}_players": learning(rows, _plays) for world, rows in found.items()},
         **{f"{world}_students": learning(rows, _studies) for world, rows in found.items()},
-        "controls": learning(twentyq, _is_control),
-        "demonstrations": by_demonstrations(load_old("stepagent")),
-        "ablations": learning(load_old("twentyq_ablations"), lambda row: True),
-        "noise": noise(deviation(twentyq)),
+        "controls": learning(twentyq, lambda row: not _plays(row) and not _studies(row)),
+        "demonstrations": by_demonstrations(load(f"{OLD}/stepagent")),
+        "ablations": learning(load(f"{OLD}/twentyq_ablations"), lambda row: True),
+        "noise": noise_text(deviation(twentyq)),
         **{f"lead_{other}": lead(twentyq, other) for other in ("ppo", "grpo", "self_ac")},
-        **{f"lead_{control}": lead(twentyq, "nlac", control) for control in _controls(twentyq)},
+        **{f"lead_{control}": lead(twentyq, "nlac", control) for control in controls},
         "written_critics": critics("nlac/brier", WRITTEN, files),
         "scalar_critics": critics("critic/brier", SCALAR, files),
     }
@@ -217,20 +334,20 @@ def old_page() -> str:
 
 
 def filled(name: str, parts: dict[str, Any]) -> str:
-    """The text of a page with what was computed in its places."""
+    """Return the text of a page with the computed parts."""
     text = (PAGES / f"{name}.md").read_text().format_map(parts)
     return "\n\n".join(map(wrapped, text.split("\n\n")))
 
 
 def wrapped(block: str) -> str:
-    """A paragraph in lines of at most WIDTH letters; a block that is no paragraph as it is."""
+    """Return a paragraph in lines of at most WIDTH characters; other blocks are unchanged."""
     if not block[0].isalpha() and block[0] not in "`":
         return block
     return block if block.startswith("```") else textwrap.fill(block, WIDTH, break_on_hyphens=False)
 
 
 def readme() -> str:
-    """README.md with its table made anew."""
+    """Return README.md with its table."""
     before, start, rest = README.read_text().partition(START)
     _, end, after = rest.partition(END)
     if not (start and end):
@@ -250,12 +367,7 @@ def _studies(row: Row) -> bool:
     return row["demos"] != "" or row["init"] != "base"
 
 
-def _is_control(row: Row) -> bool:
-    return not _plays(row) and not _studies(row)
-
-
 def _spoils(row: Row) -> bool:
-    """Whether a run shows what a method's gain rests on, by taking that away."""
     return row["variant"] in (*CONTROLS, OWN_PLAY)
 
 
@@ -266,12 +378,8 @@ SHOWN = (
 )
 
 
-def _controls(rows: Iterable[Row]) -> list[str]:
-    return list(dict.fromkeys(r["variant"] for r in rows if r["algo"] == "nlac" and r["variant"]))
-
-
 def main() -> int:
-    """Write the files, or say which is out of date."""
+    """Write the files, or print which of them are out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
     pages = {DOCS / "results.md": page(), DOCS / "results_0.1.md": old_page()}

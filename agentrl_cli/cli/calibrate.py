@@ -1,4 +1,4 @@
-"""`agentrl calibrate`: how far the model that answers questions agrees with the table."""
+"""`agentrl calibrate`: compare a model that answers Twenty Questions with the table of answers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from agentrl_cli.envs.twentyq.calibration import calibrate
 from agentrl_cli.envs.twentyq.env import ORACLE_SEED, TwentyQ
 from agentrl_cli.envs.twentyq.oracle import ChatFunction
 
-OBJECTS = 8  # that are asked about for each attribute, unless n= says another number
+OBJECTS = 8  # per attribute, if n= is not given
 
 
 def calibration(overrides: list[str], config_dir: Path | None = None) -> dict[str, Any]:
-    """The agreement of `env.llm` with the table: of all questions, and a row for each attribute.
-    Raises UserError where the environment is no game of Twenty Questions with a table, or no model
-    is named."""
+    """Return the agreement of `env.llm` with the table, in total and by attribute.
+
+    Raises UserError for other environments and without a model.
+    """
     given = [text for text in overrides if text.startswith("n=")]
     number = given[-1].removeprefix("n=") if given else str(OBJECTS)
     if not number.isdecimal():
-        raise UserError(f"n is '{number}'; give a whole number of objects")
+        raise UserError(f"n is '{number}'; give a whole number", code="not-a-number")
     require_at_least(1, n=int(number))
     rest = [text for text in overrides if text not in given]
     cfg = check(compose(rest, config_dir), skip=("algo", "hardware", "model", "rollout"))
     env = build(cfg.env)
     if not isinstance(env, TwentyQ):
-        raise UserError(f"env '{cfg.choices.env}' has no table of answers; use env=twentyq_full")
+        line = f"env '{cfg.choices.env}' has no table of answers; use env=twentyq_full"
+        raise UserError(line, code="no-table")
     if env.llm is None:
-        raise UserError("no model is named to calibrate; give env.llm.model=NAME")
-    rows = calibrate(env.world_table, partial(answer, env.llm), int(number), cfg.seed)
+        raise UserError("env.llm.model is not set; give env.llm.model=NAME", code="no-model")
+    rows = calibrate(env.world_table, partial(_answer, env.llm), int(number), cfg.seed)
     asked = sum(row.asked for row in rows)
     return {
         "questions": asked,
@@ -46,22 +48,26 @@ def calibration(overrides: list[str], config_dir: Path | None = None) -> dict[st
     }  # fmt: skip
 
 
-def answer(llm: ChatFunction, messages: list[Message]) -> str:
-    """What the model answers; "", which agrees with nothing, where its answer holds no text."""
+def _answer(llm: ChatFunction, messages: list[Message]) -> str:
     try:
         return llm(messages, ORACLE_SEED)
     except EmptyAnswer:
-        return ""
+        return ""  # agrees with nothing
 
 
 def lines(record: dict[str, Any]) -> list[str]:
-    """The record as a table: the attributes that agree least come first."""
-    width = max(len(row["question"]) for row in record["attributes"])
-    head = f"{'question':<{width}}  agrees  contradicts  asked"
+    """Return the record as a table, with the least agreement first."""
+    from agentrl_cli.report.summary import table
+
     rows = [
-        f"{row['question']:<{width}}  {row['agreement']:6.2f}  {row['contradicted']:11.2f}"
-        f"  {row['asked']:5}"
+        [
+            row["question"],
+            f"{row['agreement']:.2f}",
+            f"{row['contradicted']:.2f}",
+            f"{row['asked']}",
+        ]
         for row in record["attributes"]
     ]
     total = f"{record['agreement']:.3f} of {record['questions']} answers agree with the table"
-    return [head, *rows, f"{total}, {record['contradicted']:.3f} contradict it"]
+    cells = [["question", "agrees", "contradicts", "asked"], *rows]
+    return [*table(cells), f"{total}, {record['contradicted']:.3f} contradict it"]

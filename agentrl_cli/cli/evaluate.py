@@ -1,44 +1,142 @@
-"""`agentrl eval`, until everything that needs no model is known to be right: a wrong word is
-refused before torch is imported. What then plays is `run_evaluation`."""
+"""`agentrl eval`: evaluate a run, a bare model or a model behind a server.
+
+Invalid settings are refused before torch is imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.config.compose import EVAL_GROUPS, check, compose_checked, load
+from agentrl_cli.config.compose import (
+    EVAL_GROUPS,
+    build,
+    check,
+    chosen_option,
+    compose_checked,
+    load,
+)
 from agentrl_cli.config.groups import chooses
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.one_process import refuse_several_processes
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.runs.find import find_run
+from agentrl_cli.runs.run import PLAYED_PARTS, Run
 
-CHOOSE_ALGORITHM = ("algo", "recipe", "ablation", "experiment")
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from agentrl_cli.training.assemble import Parts
+
+Record = dict[str, Any]
+Show = Callable[[Record], None]
+ALGORITHM_GROUPS = (
+    "algo",
+    "recipe",
+    "ablation",
+    "experiment",
+)  # a bare model gets an algorithm only from these
 
 
 def evaluate_command(
     ref: str | None,
     overrides: list[str],
     config_dir: Path | None = None,
-    show: Callable[[dict[str, Any]], None] = lambda record: None,
-) -> dict[str, Any]:
-    """`agentrl eval`: a run's last checkpoint, or a bare model when `ref` is None, for which no
-    algorithm is built unless one is chosen. The record is shown; a run's is then appended to its
-    evaluations.jsonl. Raises UserError where there is no such run, or its folder cannot be
-    written."""
+    show: Show = lambda record: None,
+) -> Record:
+    """Evaluate the last checkpoint of a run, or a model if `ref` is None.
+
+    The record is shown, and appended to the evaluations.jsonl of a run. Raises UserError for an
+    unknown run and if its folder cannot be written.
+    """
     refuse_several_processes()
     if ref is None:
         cfg = compose_checked(overrides, config_dir)
-        has_algorithm = any(chooses(text, CHOOSE_ALGORITHM) for text in overrides)
-        from agentrl_cli.cli.run_evaluation import evaluate_model
-
+        has_algorithm = any(chooses(text, ALGORITHM_GROUPS) for text in overrides)
         return evaluate_model(cfg, show, has_algorithm=has_algorithm)
-    run, other_env = find_run(ref), [text for text in overrides if chooses(text, ("env",))]
-    if config_dir is not None and not other_env:
-        line = f"run '{ref}' is evaluated by its own configuration"
-        raise UserError(f"{line}; leave --config-dir out, or choose another env=NAME of it")
+    run, is_elsewhere = find_run(ref), any(chooses(text, ("env",)) for text in overrides)
+    if config_dir is not None and not is_elsewhere:
+        line = f"run '{ref}' is evaluated with its own configuration"
+        remedy = "leave --config-dir out, or choose another environment of it with env=NAME"
+        raise UserError(f"{line}; {remedy}", code="conflict")
     loaded = load(run.config_file, overrides, choosable=EVAL_GROUPS, config_dir=config_dir)
-    cfg = check(loaded)
-    from agentrl_cli.cli.run_evaluation import evaluate_run
+    return evaluate_run(run, check(loaded), show, is_elsewhere=is_elsewhere)
 
-    return evaluate_run(run, cfg, show, is_elsewhere=bool(other_env))
+
+def evaluate_model(cfg: DictConfig, show: Show, *, has_algorithm: bool) -> Record:
+    """Evaluate a model without training. An algorithm, if chosen, adds its diagnostics."""
+    from agentrl_cli.training.endpoint import PATH, assemble_endpoint
+    from agentrl_cli.training.evaluate import evaluate
+
+    if cfg.model.path == PATH:
+        if chosen_option(cfg, "search"):
+            line = "search needs a critic, and model=endpoint has none; leave search out"
+            raise UserError(line, code="no-critic")
+        parts: Any = assemble_endpoint(cfg)
+        with report_requests(cfg, parts):
+            found = evaluate(parts, None, 0)
+            record = {"model": cfg.model.name, **found, **parts.generator.usage()}
+            show(record)
+        return record
+    from agentrl_cli.algos.base import PlayOnly
+    from agentrl_cli.training.assemble import assemble
+
+    parts = assemble(cfg, None, learns=False, algorithm=None if has_algorithm else PlayOnly())
+    with report_requests(cfg, parts):
+        record = {"model": "base", **_evaluate(cfg, parts, 0)}
+        show(record)
+    return record
+
+
+def evaluate_run(run: Run, cfg: DictConfig, show: Show, *, is_elsewhere: bool) -> Record:
+    """Evaluate the checkpoint that a run keeps, and append the record to the run.
+
+    The record names the environment if it is not the run's own (`is_elsewhere`).
+    """
+    from agentrl_cli.runs.best import played_checkpoint
+    from agentrl_cli.training.assemble import assemble
+
+    parts = assemble(cfg, None, learns=False, restored=True)
+    checkpoint = played_checkpoint(run, *PLAYED_PARTS)
+    parts.restore_models(checkpoint.folder)
+    environment = {"env": cfg.choices.env} if is_elsewhere else {}
+    with report_requests(cfg, parts):
+        found = _evaluate(cfg, parts, checkpoint.step)
+        record = {"run": run.name, "step": checkpoint.step, **environment, **found}
+        show(record)
+    run.write_evaluation(record)
+    return record
+
+
+def _evaluate(cfg: DictConfig, parts: Parts, step: int) -> Record:
+    from agentrl_cli.training.evaluate import compare_search, evaluate
+
+    if chosen_option(cfg, "search"):
+        return compare_search(parts, build(cfg.search))
+    return evaluate(parts, None, step)
+
+
+@contextmanager
+def report_requests(cfg: DictConfig, parts: Parts) -> Iterator[None]:
+    """Print the maximum number of requests to external models before, and the number after."""
+    from agentrl_cli.generators.endpoint import outside_chats
+    from agentrl_cli.training.evaluate import count_episodes
+
+    chats = outside_chats(parts.make_env())
+    for chat in chats:
+        episodes, turns = count_episodes(parts), cfg.env.get("turns")
+        most = (
+            turns
+            if isinstance(turns, int)
+            else cfg.rollout.max_seq_len // cfg.rollout.max_new_tokens
+        )
+        line = f"{chat.name}: {episodes:,} episodes with up to {1 + most:,} requests each,"
+        fewer = "reduce them with eval.tasks=N and eval.episodes_per_task=N"
+        echo(f"{line} {episodes * (1 + most):,} in total; {fewer}", err=True)
+    try:
+        yield
+    finally:
+        for chat in chats:
+            echo(f"{chat.name}: {chat.requests:,} requests were made", err=True)

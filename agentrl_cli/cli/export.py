@@ -1,5 +1,7 @@
-"""`agentrl export`: the policy that a run keeps as a plain Hugging Face model. Adapters are merged;
-heads, critics and all that only served training stay behind."""
+"""`agentrl export`: write the policy of a run as a plain Hugging Face model.
+
+Adapters are merged. Heads, critics and everything else that only training needs are left out.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ TOLERANCE = 1e-3  # of a logit, merged against adapted, in float32
 
 
 def export(ref: str, target: Path) -> tuple[Run, int]:
-    """Write the policy to `target` in the number format that it trained in; the run, and the step.
-    Raises UserError for an unknown run, a `target` that holds something or cannot be written, and
-    an adapter that cannot be merged; `target` then is as it was."""
+    """Write the policy to `target` with the dtype of its training. Returns the run and the step.
+
+    Raises UserError for an unknown run, a `target` that is not empty or cannot be written, and an
+    adapter that cannot be merged. `target` is unchanged then.
+    """
     run = find_run(ref)
     checkpoint = played_checkpoint(run, "models/policy/")
     cfg = check(load(run.config_file, []), skip=UNUSED)
@@ -54,7 +58,7 @@ def export(ref: str, target: Path) -> tuple[Run, int]:
 
 
 def evaluable_context(folder: Path) -> int | None:
-    """How many ids an exported model reads, where `model=hf` would let episodes have more."""
+    """Return the maximum sequence length of an exported model if that of `model=hf` is longer."""
     positions = files.read_json(folder / "config.json").get("max_position_embeddings")
     usual = compose(["model=hf"]).rollout.max_seq_len
     return positions if isinstance(positions, int) and positions < usual else None
@@ -62,11 +66,12 @@ def evaluable_context(folder: Path) -> int | None:
 
 @contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill beside `target`; it becomes `target` only when nothing was raised."""
+    """Yield a temporary folder, which is moved to `target` if no error is raised."""
     partial = target.with_name(f".{target.name}.partial")
     with files.explain_write_errors(target, "give another folder"):
         if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-            raise UserError(f"'{target}' exists and is not an empty folder; give a new one")
+            line = f"'{target}' exists and is not an empty folder; give a new one"
+            raise UserError(line, code="exists")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
@@ -78,17 +83,20 @@ def _new_folder(target: Path) -> Iterator[Path]:
 
 @torch.no_grad()
 def _merged(module: PeftModel) -> PreTrainedModel:
-    """The base with its adapter added to its weights, which is checked: in a layer that shares its
-    weights with another, an adapter would change both."""
+    """Return the base with its adapter merged into the weights.
+
+    Raises UserError if logits change: in a layer with shared weights both layers would change.
+    """
     ids = torch.tensor([[0, 1]])
     adapted = module(input_ids=ids).logits
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of the same, in twenty lines
+        warnings.simplefilter("ignore", UserWarning)
         merged = module.merge_and_unload()
     gap = float((merged(input_ids=ids).logits - adapted).abs().max())
     if not gap <= TOLERANCE:
         raise UserError(
-            f"merged into its model this adapter says something else (logits differ by {gap:.2g}); "
-            "train again without shared layers, such as lm_head, in model.lora.targets"
+            f"the adapter cannot be merged: logits differ by {gap:.2g}; train again without layers"
+            " with shared weights, such as lm_head, in model.lora.targets",
+            code="not-mergeable",
         )
     return merged

@@ -1,5 +1,8 @@
-"""The verbs. Results go to stdout, talk to stderr; what a verb does is imported when it is called.
-Exit codes: 0 done, 1 the run failed, 2 an impossible request, 130 interrupted after saving."""
+"""The verbs of the command line. `read_only` has those that change no run.
+
+Results go to stdout, messages to stderr. Each verb imports its code when it is called.
+Exit codes: 0 success, 1 the run failed, 2 a mistake of the user, 130 interrupted after saving.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from agentrl_cli.core.terminal import echo
 
 
 class Cfg(StrEnum):
-    """What --cfg may print, as in Hydra."""
+    """The values of --cfg, as in Hydra."""
 
     job = "job"
 
 
 class Verbs(TyperGroup):
-    """Turns a mistake of the user into its lines and exit code 2, what broke outside into 1."""
+    """Prints a UserError without a traceback and exits with its code."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
@@ -38,7 +41,7 @@ class Verbs(TyperGroup):
             echo(str(error), err=True)
             raise typer.Exit(error.exit_code) from None
         except EpisodeError as error:
-            echo(f"the episode broke: {error}", err=True)
+            echo(f"the episode failed: {error}", err=True)
             raise typer.Exit(1) from None
 
 
@@ -65,31 +68,30 @@ def main(
     ] = False,
 ) -> None:
     """Train and compare LLM agents beyond plain policy gradients."""
-    # last, so that a file there cannot stand in for a package of ours
+    # last, so that a file in the working folder cannot replace an installed package
     sys.path += [] if os.getcwd() in sys.path else [os.getcwd()]
-    # Threads that spin while they wait slow a tiny model tenfold beside any other work.
+    # Spinning threads make a tiny model ten times slower on a machine with other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # a moment of it saves most wake-ups
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # brief spinning avoids most wake-ups
 
 
 @app.command(epilog=help_examples.TRAIN)
 def train(
     overrides: Overrides = None,
-    dry: Annotated[bool, typer.Option(help="Check, plan, and play four episodes only.")] = False,
-    config: Annotated[Path | None, typer.Option(help="Repeat the config.yaml of a run.")] = None,
-    cfg: Annotated[
-        Cfg | None, typer.Option("--cfg", help="Print the configuration; start nothing.")
-    ] = None,
+    dry: Annotated[bool, typer.Option(help="Only check, plan and play four episodes.")] = False,
+    config: Annotated[Path | None, typer.Option(help="Use the config.yaml of a run.")] = None,
+    cfg: Annotated[Cfg | None, typer.Option("--cfg", help="Only print the configuration.")] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Start a run: prints its folder, then one line a step."""
+    """Train an algorithm in an environment."""
     from agentrl_cli.cli.train import start
 
     if config is not None:
-        _refuse_groups(config_dir, "--config repeats a run by its own configuration")
+        _refuse_groups(config_dir, "--config uses the configuration of a run")
     if cfg is not None:
         if config is not None:
-            raise UserError(f"--cfg composes a configuration, and '{config}' is one; look into it")
+            line = f"--cfg and --config exclude each other; '{config}' is the configuration"
+            raise UserError(line, code="conflict")
         read_only.show_config(overrides or [], config_dir)
         return
     if not (overrides or config or dry):
@@ -100,12 +102,12 @@ def train(
 @app.command("sweep", epilog=help_examples.SWEEP)
 def sweep_runs(
     overrides: Overrides = None,
-    name: Annotated[str | None, typer.Option(help="The folder in runs/ to fill or go on.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs side by side here (joblib).")] = 1,
-    yes: Annotated[bool, typer.Option("--yes", help="Start however many runs there are.")] = False,
+    name: Annotated[str | None, typer.Option(help="The folder of the runs, inside runs/.")] = None,
+    jobs: Annotated[int, typer.Option(help="Number of parallel runs (joblib).")] = 1,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before many runs.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Train a grid of runs; what is done already is not repeated."""
+    """Train a grid of runs, without those that are done."""
     from agentrl_cli.cli.sweep import summary, sweep
 
     require_at_least(1, **{"--jobs": jobs})
@@ -118,18 +120,20 @@ def sweep_runs(
     folder, points = sweep(overrides or [], config_dir, name, jobs, ask)
     lines, unfinished = summary(folder, points)
     echo("\n".join(lines))
-    echo(f"compare them: agentrl report {quote(str(folder))}", err=True)
+    echo(f"next: agentrl report {quote(str(folder))}", err=True)
     if unfinished:
-        echo(f"{unfinished} not done; the same command tries these again", err=True)
+        echo(f"{unfinished} runs are not done; repeat the command to try them again", err=True)
         raise typer.Exit(1)
 
 
 @app.command(epilog=help_examples.RESUME)
 def resume(
     run: RunRef,
-    overrides: Annotated[list[str] | None, typer.Argument(help="steps=N trains it further")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="For example steps=N, to train further.")
+    ] = None,
 ) -> None:
-    """Go on from the last checkpoint of a run."""
+    """Continue a run from its last checkpoint."""
     from agentrl_cli.cli.train import resume as resume_training
 
     resume_training(run, overrides)
@@ -141,14 +145,14 @@ def evaluate(
         list[str],
         typer.Argument(
             metavar="RUN|model=...",
-            help="then overrides",
+            help="A run, or a model; then overrides.",
             autocompletion=completion.run_or_overrides,
         ),
     ],
     config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a run's last checkpoint, or a bare model."""
+    """Evaluate the last checkpoint of a run, or a model."""
     from agentrl_cli.cli.evaluate import evaluate_command
     from agentrl_cli.runs.find import is_run
 
@@ -164,71 +168,67 @@ def evaluate(
 @app.command(epilog=help_examples.PLAY)
 def play(
     overrides: Overrides = None,
-    run: Annotated[str | None, typer.Option(help="A trained model plays, not you.")] = None,
-    task: Annotated[str | None, typer.Option(help="Which task; any test task by default.")] = None,
+    run: Annotated[str | None, typer.Option(help="Let the policy of a run play.")] = None,
+    task: Annotated[str | None, typer.Option(help="The task; default a random test task.")] = None,
     script: Annotated[Path | None, typer.Option(help="Replay a file of actions.")] = None,
     config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play one episode in the terminal; end the input to stop."""
-    from agentrl_cli.cli.play import play as play_episode
-    from agentrl_cli.cli.play import replay_command
+    """Play one episode in the terminal; Ctrl-D stops it."""
+    from agentrl_cli.cli.play import play_command
 
     if run is not None:
-        _refuse_groups(config_dir, f"run '{run}' plays by its own configuration")
+        _refuse_groups(config_dir, f"run '{run}' plays with its own configuration")
     if run is not None and script is not None:
-        raise UserError("--run and --script both name who plays; give one of them")
-    if script is None and not as_json:
-        play_episode(overrides or [], run, task, config_dir)
-        return
-    replay_command(overrides or [], task, script, config_dir, as_json)
+        line = "--run and --script exclude each other; give one of them"
+        raise UserError(line, code="conflict")
+    play_command(overrides or [], run, task, config_dir, script, as_json=as_json)
 
 
 @app.command(epilog=help_examples.EXPORT)
 def export(
     run: RunRef,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="A new or an empty folder.")
+        Path | None, typer.Argument(metavar="DIR", help="A new or empty folder.")
     ] = None,
     inspect: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A folder for the last evaluation, as a log of Inspect."),
+        typer.Option(metavar="DIR", help="A folder for the last evaluation as an Inspect log."),
     ] = None,
 ) -> None:
-    """Write a run's policy as a plain Hugging Face model, adapters merged, critics left out; or its
-    last evaluation for the viewer of Inspect."""
+    """Write the policy of a run as a Hugging Face model, or its evaluation as an Inspect log."""
     if (folder is None) == (inspect is None):
-        raise UserError("give a folder for the model: agentrl export RUN DIR, or --inspect DIR")
+        line = "give one folder: agentrl export RUN DIR, or agentrl export RUN --inspect DIR"
+        raise UserError(line, code="no-folder")
     if inspect is not None:
         from agentrl_cli.cli.export_inspect import export_inspect
 
         file, count = export_inspect(run, inspect)
         echo(file)
-        echo(f"{count} episodes; look at them: inspect view --log-dir {inspect}", err=True)
+        echo(f"{count} episodes; view them: inspect view --log-dir {inspect}", err=True)
         return
     from agentrl_cli.runs.find import find_run
 
-    find_run(run)  # a name that no run has, before a model is loaded
+    find_run(run)  # refuse an unknown name before torch is imported
     from agentrl_cli.cli.export import evaluable_context
     from agentrl_cli.cli.export import export as export_policy
 
     assert folder is not None
     source, step = export_policy(run, folder)
     echo(folder)
-    world, room = source.meta["choices"]["env"], evaluable_context(folder)
-    limit = f" rollout.max_seq_len={room}" if room else ""
-    path = quote(f"model.path={folder}")
-    next_command = f"agentrl eval model=hf {path} env={world}{limit}"
-    echo(f"the policy of {source.name} at step {step}; try it: {next_command}", err=True)
+    length, path = evaluable_context(folder), quote(f"model.path={folder}")
+    limit = f" rollout.max_seq_len={length}" if length else ""
+    command = f"agentrl eval model=hf {path} env={source.meta['choices']['env']}{limit}"
+    echo(f"the policy of {source.name} at step {step}; try it: {command}", err=True)
 
 
 @app.command("serve", epilog=help_examples.SERVE)
 def serve_model(
     overrides: Overrides = None,
-    only_print: Annotated[bool, typer.Option("--print", help="Print the command only.")] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Start a vLLM server for runs of hardware=vllm, in this terminal."""
+    """Run a vLLM server for runs with hardware=vllm."""
     from agentrl_cli.cli.serve import serve
 
     serve(overrides or [], config_dir, only_print=only_print)
@@ -236,7 +236,7 @@ def serve_model(
 
 @app.command()
 def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """Write expert episodes of train tasks: agentrl demos env=twentyq n=128 out=demos.jsonl"""
+    """Write expert episodes to a file: agentrl demos env=twentyq n=128 out=demos.jsonl"""
     from agentrl_cli.cli.demos import write_demos
 
     file, count = write_demos(overrides or [], config_dir)
@@ -244,15 +244,14 @@ def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     same = [text for text in overrides or [] if not text.startswith(("n=", "out=", "algo="))]
     words = [*same, "algo=sft", f"data.demos={file}", "steps=3", "algo.minibatch_tokens=2000"]
     groups = ["--config-dir", str(config_dir)] if config_dir else []
-    next_command = f"agentrl train {join([*words, *groups])}"
-    echo(f"{count} episodes; learn from them: {next_command}", err=True)
+    echo(f"{count} episodes; learn from them: agentrl train {join([*words, *groups])}", err=True)
 
 
 @app.command(epilog=help_examples.CALIBRATE)
 def calibrate(
     overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False
 ) -> None:
-    """Compare a model that answers Twenty Questions with the table, attribute by attribute."""
+    """Compare a model that answers Twenty Questions with the table of answers."""
     from agentrl_cli.cli.calibrate import calibration, lines
 
     record = calibration(overrides or [], config_dir)
@@ -300,11 +299,11 @@ def reproduce_preset(
 
 def _refuse_groups(config_dir: Path | None, reason: str) -> None:
     if config_dir is not None:
-        raise UserError(f"{reason}; leave --config-dir out")
+        raise UserError(f"{reason}; leave --config-dir out", code="conflict")
 
 
 def _say_what_would_start(verb: str, config_dir: Path | None, *more: str) -> None:
-    """Say on stderr what a verb without arguments would train, and how to start that; exit 2."""
+    """Print what a verb without arguments would train and how to start it; exit with 2."""
     from agentrl_cli.config.compose import compose
 
     cfg = compose([], config_dir)

@@ -1,11 +1,10 @@
-"""One episode in the terminal: a person's, or a trained model's. Rules are the environment's."""
+"""`agentrl play`: play one episode in the terminal, or replay a file of actions."""
 
 from __future__ import annotations
 
 import json
 import random
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,101 +23,122 @@ from agentrl_cli.runs.best import played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import PLAYED_PARTS, Run
 
-SPLITS = ("test", "train", "val")  # where a task is searched; an unnamed one is of the first
+SPLITS = ("test", "train", "val")  # in the order in which a task is searched
+UNUSED = ("algo", "hardware", "model", "rollout")  # parts of the configuration
 
 
-def play(
-    overrides: list[str], ref: str | None, task_id: str | None, config_dir: Path | None
+def play_command(
+    overrides: list[str],
+    ref: str | None,
+    task_id: str | None,
+    config_dir: Path | None,
+    script: Path | None = None,
+    *,
+    as_json: bool = False,
 ) -> None:
-    """Play a test task, a random one where none is named."""
-    if ref is None:
-        env, seed = _environment(overrides, config_dir)
-        play_person(env, find_task(env, task_id), seed)
+    """Play a task, by default a random test task, with the user, a run or a script as the agent."""
+    if script is None and as_json:
+        line = "--json prints a replay; give a file of actions with --script FILE"
+        raise UserError(line, code="no-script")
+    if ref is not None:
+        run = find_run(ref)
+        cfg = check(load(run.config_file, overrides))
+        task = find_task(build(cfg.env), task_id)
+        print("\n".join(render(play_with_policy(cfg, run, task), run.name)))
         return
-    run = find_run(ref)
-    cfg = check(load(run.config_file, overrides))
-    task = find_task(build(cfg.env), task_id)
-    print("\n".join(render(play_with_policy(cfg, run, task), run.name)))
+    cfg = check(compose(overrides, config_dir), skip=UNUSED)
+    env: Env = build(cfg.env)
+    task = find_task(env, task_id)
+    if script is None:
+        play_interactively(env, task, cfg.seed)
+        return
+    record = replay(env, task, read_script(script), cfg.seed)
+    if as_json:
+        print(json.dumps(record))
+        return
+    _print([Message(**row) for row in record["first"]])
+    for step in record["steps"]:
+        _print([Message("agent", step["action"]), *(Message(**row) for row in step["messages"])])
+    print(f"{record['stop']}, reward {record['reward']:g}, state {record['digest']}")
 
 
-def play_person(env: Env, task: Task, seed: int) -> None:
-    """Show what the world says and send it lines of stdin until the episode or the input ends."""
+def play_interactively(env: Env, task: Task, seed: int) -> None:
+    """Play with lines of stdin as actions until the episode or the input ends."""
     first, reward = opening(env, task, seed), 0.0
-    _show(first)
-    for line in _typed_lines():
-        step = answer(env, line)
+    _print(first)
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            print("stopped", file=sys.stderr)
+            break
+        if not line.strip():
+            continue
+        step = answer(env, line.strip())
         reward += step.reward
-        _show(step.messages)
+        _print(step.messages)
         if step.done or step.truncated:
             won = "success" if step.info.get("success") else "no success"
             print(f"{won}, reward {reward:g}, task {safe(task.id)}")
             break
-    else:
-        print("stopped", file=sys.stderr)
     env.close()
 
 
 def find_task(env: Env, task_id: str | None) -> Task:
-    """The named task of any split, or any task of the first split that has one. Raises UserError
-    where there is none."""
+    """Return the task with this ID, or a random task of the first split that has any.
+
+    Raises UserError for an unknown task and for an environment without tasks.
+    """
+    found = (_tasks(env, split) for split in SPLITS)
     if task_id is None:
-        found = next(filter(None, (_tasks(env, split) for split in SPLITS)), None)
-        if found is None:
-            raise UserError("the environment has no task in any split; give it one")
-        return random.choice(found)
-    tasks = {task.id: task for split in SPLITS for task in _tasks(env, split)}
-    if task_id not in tasks:
-        raise UserError(f"task '{task_id}' not found{nearest(task_id, tasks)}")
-    return tasks[task_id]
+        tasks = next(filter(None, found), None)
+        if tasks is None:
+            line = "the environment has no tasks in any split; check its data"
+            raise UserError(line, code="no-tasks")
+        return random.choice(tasks)
+    by_id = {task.id: task for tasks in found for task in tasks}
+    if task_id not in by_id:
+        raise UserError(f"task '{task_id}' not found{nearest(task_id, by_id)}", code="unknown-task")
+    return by_id[task_id]
 
 
 def _tasks(env: Env, split: str) -> list[Task]:
-    """The tasks of a split; none where the environment does not know it, which only val may be."""
     try:
         return env.tasks(split)
     except UserError:
-        if split != "val":
+        if split != "val":  # the only split that an environment may lack
             raise
         return []
 
 
-def replay_command(
-    overrides: list[str],
-    task_id: str | None,
-    script: Path | None,
-    config_dir: Path | None,
-    as_json: bool,
-) -> None:
-    """`agentrl play --script FILE`: replay actions and print what the world answered."""
-    if script is None:
-        raise UserError("--json prints a replay; name the file of its actions with --script FILE")
-    env, seed = _environment(overrides, config_dir)
-    record = replay(env, find_task(env, task_id), read_script(script), seed)
-    if as_json:
-        print(json.dumps(record))
-        return
-    _show([Message(**row) for row in record["first"]])
-    for step in record["steps"]:
-        _show([Message("agent", step["action"]), *(Message(**row) for row in step["messages"])])
-    print(f"{record['stop']}, reward {record['reward']:g}, state {record['digest']}")
-
-
 def read_script(file: Path) -> list[str]:
-    """The actions of a file: a JSON list, or one action a line, as JSON or as it stands. What is
-    not a string becomes its JSON text. UserError for a file that cannot be read."""
+    """Return the actions of a file: a JSON list, or one action per line, as JSON or plain text.
+
+    Values that are not strings become their JSON text. Raises UserError for an unreadable file.
+    """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"script '{file}' cannot be read ({error}); name a text file") from None
+        line = f"script '{file}' cannot be read ({error}); name a text file"
+        raise UserError(line, code="unreadable-script") from None
     content = _json(text)
     actions = content if isinstance(content, list) else map(_json, text.splitlines())
     return [a if isinstance(a, str) else json.dumps(a) for a in actions if a != ""]
 
 
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 def replay(env: Env, task: Task, actions: list[str], seed: int) -> dict[str, Any]:
-    """Play `actions` until the episode ends. The record, JSON values only: every step, the reward,
-    `stop` (done, truncated, or open where the script ended first), how many actions were left, and
-    the hash of the final state (None where the environment has none)."""
+    """Play `actions` until the episode ends. Returns JSON values.
+
+    `stop` is done, truncated, or open if the script ended first. `left` counts unused actions.
+    `digest` is the hash of the final state, or None if the environment has none.
+    """
     first, steps, stop = first_messages(env, task, seed), [], "open"
     for action in actions:
         step = answer(env, action)
@@ -136,38 +156,8 @@ def replay(env: Env, task: Task, actions: list[str], seed: int) -> dict[str, Any
     return record
 
 
-def _json(text: str) -> Any:
-    """The JSON value of a text, or the text itself."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _environment(overrides: list[str], config_dir: Path | None) -> tuple[Env, int]:
-    """The environment of a configuration, whose other parts are not read, and the seed."""
-    cfg = check(compose(overrides, config_dir), skip=("algo", "hardware", "model", "rollout"))
-    return build(cfg.env), cfg.seed
-
-
-def _typed_lines() -> Iterable[str]:
-    """Lines that a person types; empty ones are asked for again."""
-    while True:
-        print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            return
-        if line.strip():
-            yield line.strip()
-
-
-def _show(messages: list[Message]) -> None:
-    for message in messages:
-        print("\n".join(labelled([(message.role, message.content)])))
-
-
 def play_with_policy(cfg: DictConfig, run: Run | None, task: Task) -> Episode:
-    """One annotated episode of a task by a run's policy, or by the starting one without a run."""
+    """Return an annotated episode, played by the policy of a run or by the starting weights."""
     from agentrl_cli.training.assemble import assemble
     from agentrl_cli.training.evaluate import task_starts
 
@@ -177,3 +167,8 @@ def play_with_policy(cfg: DictConfig, run: Run | None, task: Task) -> Episode:
     episodes = parts.play(task_starts(parts.seed, task, 1), parts.collector.sampling)
     parts.algo.annotate(episodes)
     return episodes[0]
+
+
+def _print(messages: list[Message]) -> None:
+    for message in messages:
+        print("\n".join(labelled([(message.role, message.content)])))

@@ -1,5 +1,4 @@
-"""The verbs that change no run: show, report, ls, list, config, check, grade. `main` holds the
-others."""
+"""The verbs that change no run: show, report, ls, list, config, check, grade."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="group=option or key=value", autocompletion=completion.overrides),
 ]
-ConfigDir = Annotated[Path | None, typer.Option(help="A folder with groups of your own.")]
+ConfigDir = Annotated[Path | None, typer.Option(help="A folder with your own options.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunRef = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="Folder, unique prefix, or last.", autocompletion=completion.runs
+        metavar="RUN", help="A folder, a unique prefix, or last.", autocompletion=completion.runs
     ),
 ]
 
@@ -55,7 +54,7 @@ def show(
 ) -> None:
     """Show an episode turn by turn with the texts of its critic, or NLAC's ledger."""
     from agentrl_cli.report import episode as episodes
-    from agentrl_cli.report.summary import ledger_json, ledger_table, read_ledger
+    from agentrl_cli.report.summary import ledger_table, read_ledger
     from agentrl_cli.runs.find import find_run
 
     if won and lost:
@@ -67,7 +66,7 @@ def show(
             line = "--ledger shows no episode; give it alone or with --step"
             raise UserError(line, code="conflict")
         found = read_ledger(source, step)
-        echo(json.dumps(ledger_json(found)) if as_json else "\n".join(ledger_table(found)))
+        echo(json.dumps(found) if as_json else "\n".join(ledger_table(found)))
         return
     match = episodes.find_episode(source, episode, step, filters)
     if as_json:
@@ -207,7 +206,7 @@ def print_config(
 
 @app.command("check", epilog=help_examples.CHECK)
 def check_environment(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """Try an environment: its contract, two agents in it, and the budgets of turns and tokens."""
+    """Test the contract of an environment, two agents in it, and token limits."""
     from agentrl_cli.cli.check import check_command
 
     check_command(overrides or [], config_dir)
@@ -233,13 +232,13 @@ def _print_settings(found: Settings, as_json: bool) -> None:
     epilog=help_examples.GRADE, context_settings={"ignore_unknown_options": True}
 )
 def grade(
-    gold: Annotated[str, typer.Argument(metavar="GOLD", help="The right answer.")],
+    gold: Annotated[str, typer.Argument(metavar="GOLD", help="The correct answer.")],
     answer: Annotated[str, typer.Argument(metavar="ANSWER", help="An answer, or a whole reply.")],
-    extract: Annotated[str, typer.Option(help="Or last_math: as math-verify reads.")] = "boxed",
-    tolerance: Annotated[float, typer.Option(help="Share by which a decimal may miss.")] = 0.0,
+    extract: Annotated[str, typer.Option(help="boxed, or last_math as in math-verify.")] = "boxed",
+    tolerance: Annotated[float, typer.Option(help="Relative error of decimals.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether an answer is right, as env=math does; a wrong one exits with 0 too."""
+    """Grade an answer as env=math does; exits with 0 for any grade."""
     from agentrl_cli.envs.math import grade as grade_answer
 
     mark = grade_answer(answer, gold, cast(Any, extract), tolerance)

@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from agentrl_cli.cli.sweep_worker import run_agentrl
+from agentrl_cli.cli.sweep import run_agentrl
 from agentrl_cli.config.compose import compose
 from agentrl_cli.config.presets import PRESETS, preset_overrides
 from agentrl_cli.config.schema import nearest

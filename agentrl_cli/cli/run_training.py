@@ -1,5 +1,4 @@
-"""A run at work, from a checked configuration or its last checkpoint: built, given its loggers,
-trained. What can be refused without models stands in `train`, which imports this last."""
+"""Train a run from a checked configuration or from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -19,6 +18,7 @@ from agentrl_cli import __version__
 from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.cli.dry import dry_run
 from agentrl_cli.config.compose import build
+from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.terminal import echo_err
@@ -38,11 +38,12 @@ from agentrl_cli.training.rollout_actors import start_actors
 
 
 def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
-    """Make the run's folder, train, and say how it went; only plan and try where it is `dry`."""
+    """Create the run, train it and print its result; with `dry` only plan and try it."""
     if cfg.model.path == PATH:
-        line = "model=endpoint is a server's, which cannot be trained here"
-        raise UserError(f"{line}; evaluate it: agentrl eval model=endpoint model.url=URL ...")
-    if cfg.model.get("chat_template"):  # the run keeps the text, whatever becomes of the file
+        line = "model=endpoint is on a server and cannot be trained"
+        remedy = "evaluate it with agentrl eval model=endpoint model.url=URL ..."
+        raise UserError(f"{line}; {remedy}", code="not-trainable")
+    if cfg.model.get("chat_template"):  # the run stores the text, since the file may change
         cfg.model.chat_template = template_text(cfg.model.chat_template)
     if dry:
         dry_run(cfg)
@@ -64,8 +65,10 @@ def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
 
 
 def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None:
-    """Restore a run's checkpoint, put its logs back to there, and train, or do what remains where
-    its process died after the last update. Only the process that owns the run knows which."""
+    """Restore the checkpoint of a run, truncate its logs to it, and train.
+
+    `checkpoint` is None in all processes but the first, which broadcasts it.
+    """
     with joined(cfg) as ranks:
         check_ranks(cfg, ranks)
         (folder, *_) = ranks.gather(checkpoint and str(checkpoint.folder), "checkpoint")
@@ -92,34 +95,21 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
 
 
 def check_ranks(cfg: DictConfig, ranks: Ranks) -> None:
-    """Raise UserError where the ranks cannot train this run together, or it needs more memory than
-    there is, before anything is written or loaded."""
+    """Raise UserError if the processes differ, cannot share the run, or lack memory."""
     if ranks.size > 1:
-        remedy = "start all of them by one command, in the same environment"
-        refuse_disagreement(ranks, started_with(cfg), remedy)
+        versions = {"agentrl": __version__, "torch": torch.__version__}
+        versions["transformers"] = transformers.__version__
+        content: Any = OmegaConf.to_container(cfg, resolve=True)
+        remedy = "start all processes with one command, in the same environment"
+        refuse_disagreement(ranks, versions | files.flatten(content), remedy)
     with ranks.together():
         algo: Algorithm = build(cfg.algo)
         refuse_strategy(cfg, algo, ranks)
         refuse_too_little_memory(cfg, algo, plan_memory(cfg, algo))
 
 
-def started_with(cfg: DictConfig) -> dict[str, Any]:
-    """What must be the same on all ranks: every key of the configuration, and what computes."""
-    versions = {"agentrl": __version__, "torch": torch.__version__}
-    versions["transformers"] = transformers.__version__
-    return versions | flat(OmegaConf.to_container(cfg, resolve=True))
-
-
-def flat(node: Any, name: str = "") -> dict[str, Any]:
-    """The leaves of nested keys, by dotted names."""
-    if not isinstance(node, dict) or not node:
-        return {name: node}
-    inner = (flat(value, f"{name}.{key}" if name else str(key)) for key, value in node.items())
-    return {key: value for part in inner for key, value in part.items()}
-
-
 def create_run(cfg: DictConfig, overrides: list[str], ranks: Ranks) -> Run:
-    """The folder of a new run, which rank 0 makes."""
+    """Create a new run; only the first process writes its folder."""
     run, command = None, " ".join(["agentrl", *sys.argv[1:]])
     with ranks.together():
         if ranks.is_main:
@@ -129,7 +119,7 @@ def create_run(cfg: DictConfig, overrides: list[str], ranks: Ranks) -> Run:
 
 
 def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:
-    """Give the run its loggers: the console, and the chosen one."""
+    """Attach the console and the chosen logger to the run."""
     read = {"demos": fingerprint(cfg.data.demos), "chat_template": parts.chat.fingerprint}
     run.update_meta(threads=torch.get_num_threads(), **read)
     if not parts.ranks.is_main:
@@ -143,14 +133,14 @@ def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:
 
 
 def write_model(run: Run, folder: Path) -> None:
-    """The policy as `agentrl export` writes it."""
+    """Write the policy as `agentrl export` does."""
     from agentrl_cli.cli.export import export
 
     export(str(run.folder), folder)
 
 
 def write_report(run: Run, folder: Path) -> None:
-    """The page as `agentrl report` writes it, with all episodes of the run."""
+    """Write the page of `agentrl report` with all episodes of the run."""
     from agentrl_cli.report.compare import gather
     from agentrl_cli.report.page import write
 
@@ -158,16 +148,16 @@ def write_report(run: Run, folder: Path) -> None:
 
 
 def refuse_other_template(run: Run, cfg: DictConfig, parts: Parts) -> None:
-    """Raise UserError where a model's chat template is not the one that its run began with."""
+    """Raise UserError if the chat template of the model has changed since the run began."""
     if run.meta.get("chat_template", parts.chat.fingerprint) != parts.chat.fingerprint:
         line = f"the chat template of '{cfg.model.path}' has changed"
-        raise UserError(f"{line}; put it back, or start a new run with init={run.quoted_folder}")
+        remedy = f"restore it, or start a new run with init={run.quoted_folder}"
+        raise UserError(f"{line}; {remedy}", code="other-template")
 
 
 @contextmanager
 def delete_unbuilt_run(run: Run, ranks: Ranks) -> Iterator[None]:
-    """Delete a new run that cannot be built as configured, or that somebody stops before it can
-    save anything; record any other error."""
+    """Delete a new run that is invalid or interrupted before training; record other errors."""
     try:
         yield
     except (UserError, KeyboardInterrupt):

@@ -1,5 +1,7 @@
-"""`agentrl serve`: a vLLM server for the adapters of a run that is configured alike, in this
-terminal, or the command that starts one."""
+"""`agentrl serve`: run a vLLM server in this terminal, or print the command that starts it.
+
+The server accepts the LoRA adapters of runs with the same configuration.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,26 @@ USUAL_PORT = 8000  # vLLM's own
 
 
 def serve(overrides: list[str], config_dir: Path | None = None, *, only_print: bool) -> None:
-    """Serve until Ctrl-C, or print the command. UserError where the settings are of no server, its
-    program is missing or its port in use, RunAborted where it ends by itself."""
+    """Serve until Ctrl-C, or print the command.
+
+    Raises UserError if the settings have no server, its program is missing, or its port is in
+    use, and RunAborted if the server ends by itself.
+    """
     if not any(override.startswith("hardware=") for override in overrides):
         overrides = ["hardware=vllm", *overrides]
     cfg = compose_checked(overrides, config_dir)
-    settings = read_settings(cfg)
+    if "server" not in cfg.hardware.generator:
+        line = f"hardware={cfg.choices.hardware} has no server; give hardware=vllm"
+        raise UserError(line, code="no-server")
+    settings = as_dataclass(cfg.hardware.generator.server, ServerSettings)
     if cfg.model.lora is None:
-        line = "servers are given LoRA adapters, and model.lora is null"
-        raise UserError(f"{line}; give model.lora={{rank:16,alpha:32,targets:[all-linear]}}")
+        line = "servers load LoRA adapters, and model.lora is null"
+        remedy = "give model.lora={rank:16,alpha:32,targets:[all-linear]}"
+        raise UserError(f"{line}; {remedy}", code="no-lora")
     if only_print and cfg.model.path == "tiny":
-        line = "model=tiny is in no folder from which another program reads"
-        raise UserError(f"{line}; leave --print out, or give model=hf model.path=FOLDER")
+        line = "model=tiny has no folder that another program can read"
+        remedy = "leave --print out, or give model=hf model.path=FOLDER"
+        raise UserError(f"{line}; {remedy}", code="no-folder")
     if not only_print:
         find_program(settings.program)
         choose_port(settings, USUAL_PORT)
@@ -55,18 +65,18 @@ def serve(overrides: list[str], config_dir: Path | None = None, *, only_print: b
             return
         url = f"http://{settings.host}:{port}"
         echo(f"train with: hardware=vllm hardware.generator.urls=[{url}]", err=True)
-        run_server(command, variables)
-
-
-def read_settings(cfg: DictConfig) -> ServerSettings:
-    """How to start a server. UserError where the chosen hardware has none."""
-    if "server" not in cfg.hardware.generator:
-        raise UserError(f"hardware={cfg.choices.hardware} has no server; give hardware=vllm")
-    return as_dataclass(cfg.hardware.generator.server, ServerSettings)
+        process = subprocess.Popen(command, env=os.environ | variables, preexec_fn=end_with_parent)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:  # which has reached the server, too
+            process.wait()
+            return
+        if code:
+            raise RunAborted(f"the server ended with code {code}; see its output above")
 
 
 def describe_served(cfg: DictConfig, folder: Path) -> ServedModel:
-    """What a run of this configuration needs served; an embedded model is written to `folder`."""
+    """Return the model to serve; an embedded model is written to `folder`."""
     import torch
 
     from agentrl_cli.config.settings import ModelConfig
@@ -80,16 +90,3 @@ def describe_served(cfg: DictConfig, folder: Path) -> ServedModel:
         path=find_base(config, cfg.seed, folder), dtype=dtype.removeprefix("torch."),
         rank=config.lora.rank, models=models,
     )  # fmt: skip
-
-
-def run_server(command: list[str], variables: dict[str, str]) -> None:
-    """Run the command in this terminal until it ends, which Ctrl-C asks it to. RunAborted where it
-    ends otherwise."""
-    process = subprocess.Popen(command, env=os.environ | variables, preexec_fn=end_with_parent)
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:  # which the server has had, too
-        process.wait()
-        return
-    if code:
-        raise RunAborted(f"the server ended with code {code}; mend what it says above")

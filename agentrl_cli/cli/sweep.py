@@ -1,81 +1,109 @@
-"""`agentrl sweep`: a grid of runs through Hydra's own multirun, with its launchers and sweepers.
-Hydra splits the overrides into points and hands each to `run_point`, here, in a worker process or
-on a cluster. What a sweep has finished is not done again."""
+"""`agentrl sweep`: a grid of runs through Hydra's multirun, with its launchers and sweepers.
+
+Hydra passes each point to `run_point`, in this process, in a worker or on a cluster. A point runs
+`agentrl train` in a new process, so that a crash affects no other. Finished ones are not repeated.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import os
+import re
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any
 
 import hydra
 import psutil
+from filelock import FileLock
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from agentrl_cli.cli.sweep_table import shown_table
-from agentrl_cli.cli.sweep_worker import PROGRAM, point_name, refuse_other_run, run_point
 from agentrl_cli.config import compose as config
+from agentrl_cli.config.difference import differences
+from agentrl_cli.config.settings import RESUMABLE
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.one_process import refuse_several_processes
-from agentrl_cli.report.summary import cell, run_row, table
+from agentrl_cli.core.terminal import echo, echo_err, safe
+from agentrl_cli.report.summary import cell, run_row, runs_table
 from agentrl_cli.runs.find import list_runs
 from agentrl_cli.runs.loggers import SWEEP_FOLDER
-from agentrl_cli.runs.run import is_folder_name
+from agentrl_cli.runs.run import Run, is_folder_name
 
-T = TypeVar("T")
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-MAX_NAMED = 5  # runs that are refused one by one
-MANY_RUNS = 100  # from here on a person is asked first
+if TYPE_CHECKING:
+    from rich.console import Group
+
+PROGRAM = "agentrl_cli.cli"  # the module that `python -m` runs
+HAS_TABLE = "AGENTRL_SWEEP_HAS_TABLE"  # set if the terminal shows a table instead of lines
+MAX_NAME = 120  # characters of a run's name
+MAX_NAMED = 20  # mistakes that an error lists
+MANY_RUNS = 100  # from here on the sweep needs a confirmation
+MAY_DIFFER = (  # keys without an effect on results, if a sweep is continued
+    "name",
+    "runs",
+    "logger",
+    "choices.logger",
+    "save_every",
+    "save_interval_minutes",
+    "hardware.threads",
+    *RESUMABLE,
+)
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null")
-PLUGINS = {  # the extra that brings a launcher or sweeper
+EXTRAS = {  # the extra with a launcher or sweeper
     "joblib": "sweep", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna",
     "ray": "ray",
 }  # fmt: skip
+ORDER = ("running", "starting", "failed", "stopped", "done", "waiting")  # of rows in the table
+STYLES = {"running": "bold", "starting": "bold", "failed": "red", "done": "green", "waiting": "dim"}
 
 
 class Sweep:
-    """A parsed sweep: its runs' overrides, those of Hydra itself, and its runs' folder."""
+    """A parsed sweep: the overrides of its runs and of Hydra, and the folder of its runs."""
 
     def __init__(self, overrides: list[str], config_dir: Path | None, name: str | None) -> None:
-        """Raises UserError for overrides that cannot be read and for names that a sweep gives."""
+        """Parse the overrides. Raises UserError for invalid overrides and names."""
         self.config_dir = config_dir
         parsed = config.parse_overrides(overrides, is_sweep=True)
-        self.hydra_overrides = [_text(item) for item in parsed if _is_of_hydra(item)]
-        own = [item for item in parsed if not _is_of_hydra(item)]
+        is_of_hydra = [re.match(r"hydra\b", item.key_or_group) is not None for item in parsed]
+        self.hydra_overrides = [_text(item) for item in itertools.compress(parsed, is_of_hydra)]
+        own = [item for item, of_hydra in zip(parsed, is_of_hydra, strict=True) if not of_hydra]
         if any(item.key_or_group == "name" for item in own):
-            raise UserError("a sweep names its runs by what varies; give its folder as --name")
+            line = (
+                "the runs of a sweep are named by the keys that vary; name its folder with --name"
+            )
+            raise UserError(line, code="sweep-name")
         root = next((str(item.value()) for item in own if item.key_or_group == "runs"), "runs")
         self.overrides = [item for item in own if item.key_or_group != "runs"]
-        self.fixed = [item for item in self.overrides if not item.is_sweep_override()]
+        self.fixed = [_text(item) for item in self.overrides if not item.is_sweep_override()]
         self.varying = [item for item in self.overrides if item.is_sweep_override()]
-        # the same for the same overrides in any order, so that the same command goes on
+        # equal overrides in any order give the same folder, so that the sweep continues there
         text = "\n".join(sorted(map(_text, self.overrides)))
         digest = blake2b(text.encode(), digest_size=3).hexdigest()
         self.folder = Path(root) / (name or f"sweep_{digest}")
         if not is_folder_name(self.folder.name) or self.folder.parent != Path(root):
-            raise UserError(f"--name '{name}' is not a folder name; use letters, digits, . _ -")
+            line = f"--name '{name}' is not a folder name; use letters, digits, . _ -"
+            raise UserError(line, code="folder-name")
 
     def count_runs(self) -> int | None:
-        """How many runs the grid has; None where a sweeper chooses them."""
-        is_grid = all(item.is_discrete_sweep() for item in self.varying)
-        if not is_grid or self._chosen_plugin("sweeper"):
+        """Return the number of runs of the grid; None if a sweeper chooses the points."""
+        if self._plugin("sweeper") or not all(item.is_discrete_sweep() for item in self.varying):
             return None
         return math.prod(len(_values(item)) for item in self.varying)
 
     def check(self) -> None:
-        """Check every choice of groups and every single value before anything is started: the words
-        of all points first, then against the classes, which are slow to import. Raises one
-        UserError with one line for each mistake."""
+        """Check all choices and values. Raises one UserError with a line for each mistake."""
         points: list[DictConfig] = []
 
         def check_words(overrides: list[str]) -> None:
@@ -83,100 +111,86 @@ class Sweep:
             config.check_words(points[-1])
 
         _raise_together(check_words, self.points_to_check())
-        _raise_together(config.check, points)
-        self._check_plugins()
-
-    def points_to_check(self) -> Iterator[list[str]]:
-        """Points that together hold every combination of group options and every single value."""
-        fixed = [_text(item) for item in self.fixed]
-        discrete = [item for item in self.varying if item.is_discrete_sweep()]
-        values = {item.get_key_element(): _values(item) for item in discrete}
-        choices = [key for key in values if key in config.groups(self.config_dir)]
-        first = {key: of_key[0] for key, of_key in values.items() if of_key}
-        products = itertools.product(*(values[key] for key in choices))
-        points = [dict(zip(choices, options, strict=True)) for options in products]
-        points += [{k: v} for k in values if k not in choices for v in values[k][1:]]
-        for point in points:
-            yield [*fixed, *(f"{key}={value}" for key, value in (first | point).items())]
-
-    def refuse_other_runs(self) -> None:
-        """Raise one UserError with one line for each run that is there, would stay or go on, and
-        has another configuration. Where a sweeper chooses points they are known only later."""
-        if self.count_runs() is None:
-            return
-        mistakes: list[str] = []
-        for overrides, name in self.named_points() if self.folder.is_dir() else ():
-            if not (self.folder / name).is_dir():
-                continue
-            try:
-                compose = partial(config.compose_checked, overrides, self.config_dir)
-                refuse_other_run(self.folder / name, compose)
-            except UserError as error:
-                mistakes.append(str(error))
-        if mistakes:
-            rest = len(mistakes) - MAX_NAMED
-            more = [f"{rest} runs more have another configuration"] if rest > 0 else []
-            raise UserError("\n".join([*mistakes[:MAX_NAMED], *more]))
-
-    def named_points(self) -> Iterator[tuple[list[str], str]]:
-        """Every point of the grid: its overrides, and its folder's name."""
-        forced = [config.forced(item, self.config_dir) for item in self.varying]
-        varying = config.parse_overrides(forced, is_sweep=True)
-        fixed = [_text(item) for item in self.fixed]
-        for values in itertools.product(*map(_values, varying)):
-            keys = [item.get_key_element() for item in varying]
-            point = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
-            name = point_name(",".join(sorted(point)))
-            yield [*fixed, *point], name
-
-    def _check_plugins(self) -> None:
-        """Raises UserError where a launcher or sweeper is not installed or is set wrongly."""
-        fixed = [_text(item) for item in self.fixed]
+        _raise_together(config.check, points)  # imports all classes, which is slow
         try:
-            config.compose_with_hydra([*self.hydra_overrides, *fixed], self.config_dir)
+            config.compose_with_hydra([*self.hydra_overrides, *self.fixed], self.config_dir)
         except UserError as error:
             for part in ("launcher", "sweeper"):
-                plugin = self._chosen_plugin(part)
+                plugin = self._plugin(part)
                 if plugin and f"hydra/{part}" in str(error):
-                    extra = PLUGINS.get(plugin)
-                    install = f"pip install 'agentrl-cli[{extra}]'"
-                    remedy = install if extra else "install its plugin"
-                    raise UserError(f"{part} '{plugin}' is not installed; {remedy}") from None
+                    extra = EXTRAS.get(plugin)
+                    fix = f"run pip install 'agentrl-cli[{extra}]'" if extra else "install it"
+                    line = f"{part} '{plugin}' is not installed; {fix}"
+                    raise UserError(line, code="missing-package") from None
             raise
 
+    def points_to_check(self) -> Iterator[list[str]]:
+        """Yield points that contain all combinations of group choices and all single values."""
+        discrete = [item for item in self.varying if item.is_discrete_sweep()]
+        values = {item.get_key_element(): _values(item) for item in discrete}
+        groups = [key for key in values if key in config.groups(self.config_dir)]
+        first = {key: found[0] for key, found in values.items() if found}
+        products = itertools.product(*(values[key] for key in groups))
+        points = [dict(zip(groups, options, strict=True)) for options in products]
+        points += [{k: v} for k in values if k not in groups for v in values[k][1:]]
+        for point in points:
+            yield [*self.fixed, *(f"{key}={value}" for key, value in (first | point).items())]
+
+    def named_points(self) -> Iterator[tuple[list[str], str]]:
+        """Yield the overrides and the folder name of every point of the grid."""
+        forced = [config.forced(item, self.config_dir) for item in self.varying]
+        varying = config.parse_overrides(forced, is_sweep=True)
+        keys = [item.get_key_element() for item in varying]
+        for values in itertools.product(*map(_values, varying)):
+            point = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
+            yield [*self.fixed, *point], point_name(",".join(sorted(point)))
+
+    def refuse_other_runs(self) -> None:
+        """Raise UserError if finished or unfinished runs in the folder are of other points."""
+        if self.count_runs() is None or not self.folder.is_dir():
+            return  # the points of a sweeper are known only when they run
+        found = [(o, name) for o, name in self.named_points() if (self.folder / name).is_dir()]
+
+        def refuse(point: tuple[list[str], str]) -> None:
+            compose = partial(config.compose_checked, point[0], self.config_dir)
+            refuse_other_run(self.folder / point[1], compose)
+
+        _raise_together(refuse, found)
+
     def start(self) -> None:
-        """Run all points by Hydra's multirun."""
-        with files.explain_write_errors(self.folder, "choose another place with runs="):
+        """Run all points with Hydra's multirun."""
+        with files.explain_write_errors(self.folder, "choose another folder with runs="):
             self.folder.mkdir(parents=True, exist_ok=True)
         config.register_sections(self.config_dir)
         folder = str(config.conf_folder())
         main = hydra.main(version_base=None, config_path=folder, config_name="config")
         names = [] if self.count_runs() is None else [name for _, name in self.named_points()]
-        with (
-            _command_line(["agentrl", "--multirun", *self.arguments()]),
-            stop_runs_on_signals(),
-            shown_table(self.folder, names),
-        ):
-            main(run_point)()
+        before, sys.argv = sys.argv, ["agentrl", "--multirun", *self.arguments()]
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+        try:
+            with stop_runs_on_signals(), live_table(self.folder, names):
+                main(run_point)()
+        finally:
+            sys.argv = before
 
     def arguments(self) -> list[str]:
-        """The overrides as Hydra gets them, the runs' folder and names among them."""
+        """Return the command line for Hydra, with the folder and the names of the runs."""
         varying = {item.key_or_group for item in self.varying}
         keys = [item.key_or_group for item in self.overrides]
-        is_parallel = self._chosen_plugin("launcher") not in (None, "basic")
-        one_thread = is_parallel and "hardware.threads" not in keys
+        is_parallel = self._plugin("launcher") not in (None, "basic")
+        threads = ["1"] if is_parallel and "hardware.threads" not in keys else []
         unnamed = [key for key in keys if key not in varying] + ["runs"]
-        unnamed += ["hardware.threads"] if one_thread else []
+        unnamed += ["hardware.threads" for _ in threads]
         return [
             *QUIET, f"hydra.sweep.dir={self.folder}/{SWEEP_FOLDER}", "hydra.job.chdir=false",
             f"hydra.job.config.override_dirname.exclude_keys=[{','.join(unnamed)}]",
             *config.search_path(self.config_dir), *self.hydra_overrides, f"runs={self.folder}",
-            *(["hardware.threads=1"] if one_thread else []),
+            *(f"hardware.threads={number}" for number in threads),
             *(config.forced(item, self.config_dir) for item in self.overrides),
         ]  # fmt: skip
 
-    def _chosen_plugin(self, part: str) -> str | None:
-        """The launcher or sweeper that an override chooses."""
+    def _plugin(self, part: str) -> str | None:
+        """Return the launcher or sweeper that an override chooses."""
         key = f"hydra/{part}="
         chosen = (text.removeprefix(key) for text in self.hydra_overrides if text.startswith(key))
         return next(chosen, None)
@@ -189,50 +203,48 @@ def sweep(
     jobs: int,
     confirm: Callable[[str], bool],
 ) -> tuple[Path, set[str] | None]:
-    """Check the sweep, run what is not done, and return its folder and the names of its points
-    (None: its sweeper alone knows them). Where there are many points
-    `confirm(question)` answers whether to go on. Raises UserError for mistakes and for no
-    points."""
+    """Check and run a sweep. Returns its folder and the names of its points, if known.
+
+    `confirm` is called with a question before a large sweep. Raises UserError for mistakes.
+    """
     refuse_several_processes()
     local = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"] if jobs > 1 else []
     grid = Sweep([*local, *overrides], config_dir, name)
     count = grid.count_runs()
     if count == 0:
-        raise UserError("the sweep has no points; give each key that varies at least one value")
+        line = "the sweep has no points; give at least one value for each key that varies"
+        raise UserError(line, code="no-points")
     is_large = count is not None and count >= MANY_RUNS
     if is_large and not confirm(f"start {count} runs in {grid.folder}?"):
-        raise UserError(f"{count} runs were not started; narrow the sweep, or say --yes")
+        raise UserError(f"{count} runs were not started; confirm with --yes", code="many-runs")
     grid.check()
     grid.refuse_other_runs()
-    print(f"sweep {grid.folder}: {count or 'as many as its sweeper says'} runs", file=sys.stderr)
+    echo(f"sweep {grid.folder}: {count or 'an unknown number of'} runs", err=True)
     grid.start()
     return grid.folder, None if count is None else {name for _, name in grid.named_points()}
 
 
 def summary(folder: Path, points: set[str] | None = None) -> tuple[list[str], int]:
-    """A line for each run of a sweep, and how many are not done; of these `points` alone where they
-    are known, for a folder may hold those of another grid."""
+    """Return a table of the runs of a sweep, or of its `points`, and how many are not done."""
     rows = [run_row(run) for run in list_runs(folder)]
+    names = {row["run"] for row in rows}
+    logs = sorted(log.name.removesuffix(".log") for log in folder.glob("*.log"))
+    rows += [{"run": name, "status": "failed"} for name in logs if name not in names]
     rows = [row for row in rows if points is None or row["run"] in points]
+    unfinished = sum(row["status"] != "done" for row in rows)
     for row in rows:
-        log = folder / f"{row['run']}.log"
-        is_explained = row["status"] == "failed" and log.is_file()
-        row["status"] += f", see {log}" if is_explained else ""
-    header = ["run", "status", "step", "eval"]
-    cells = [[cell(row[name]) for name in header] for row in rows]
-    logged = {log.name.removesuffix(".log") for log in folder.glob("*.log")}
-    logged &= logged if points is None else points
-    never_begun = sorted(logged - {row["run"] for row in rows})
-    cells += [[name, f"failed, see {folder / name}.log", "", ""] for name in never_begun]
-    unfinished = sum(row["status"] != "done" for row in rows) + len(never_begun)
-    return table([header, *cells]), unfinished
+        if row["status"] == "failed" and row["run"] in logs:
+            row["status"] += f", see {folder / row['run']}.log"
+    return runs_table(rows, ["run", "status", "step", "eval"]), unfinished
 
 
 @contextmanager
 def stop_runs_on_signals() -> Iterator[None]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP end the sweep: the runs of this process, wherever a
-    launcher has put them on this machine, finish their step and save, and are waited for before the
-    launcher hears of it, which may kill what it has started. A second Ctrl-C stops at once."""
+    """Save and stop all runs of this sweep on Ctrl-C, SIGTERM and SIGHUP.
+
+    The runs finish their step and save before the launcher is interrupted, since it may kill
+    them. A second Ctrl-C stops immediately.
+    """
     is_stopping = False
 
     def on_signal(number: int, frame: object) -> None:
@@ -241,10 +253,17 @@ def stop_runs_on_signals() -> Iterator[None]:
             return
         is_waiting, is_stopping = not is_stopping, True
         if is_waiting:
-            psutil.wait_procs(terminated_runs())
+            stopped: list[psutil.Process] = []
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if PROGRAM in process.cmdline():
+                        process.terminate()
+                        stopped.append(process)
+            psutil.wait_procs(stopped)
         raise KeyboardInterrupt
 
-    handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handled = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, on_signal) for number in handled}
     try:
         yield
@@ -253,19 +272,243 @@ def stop_runs_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def terminated_runs() -> list[psutil.Process]:
-    """The processes that train, below this one, which have been told to save and to end."""
-    found: list[psutil.Process] = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if PROGRAM in process.cmdline():
-                process.terminate()
-                found.append(process)
-    return found
+# one point
 
 
-def _raise_together(check: Callable[[T], object], items: Iterable[T]) -> None:
-    """Check all items. Raises one UserError with one line for each mistake that any of them has."""
+def run_point(cfg: DictConfig) -> float:
+    """Train one point unless it is done. Returns its last success rate, or NaN without one."""
+    hydra_cfg = HydraConfig.get()
+    folder, chosen = Path(cfg.runs), hydra_cfg.runtime.choices
+    name = point_name(hydra_cfg.job.override_dirname)
+    lock = folder / f"{name}.lock"
+    with files.try_lock(FileLock(lock, fallback_to_soft=False)) as is_free:
+        if not is_free:
+            _report_point(f"running in another sweep: {name}")
+            return score(folder / name)
+        search = [str(path).removeprefix("file://") for path in hydra_cfg.searchpath or []]
+        point: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
+        config.complete(point, chosen, Path(search[0]) if search else None)
+        refuse_other_run(folder / name, lambda: config.check(point))
+        verb = next_verb(folder / name)
+        _report_point(f"{verb or 'already done:'} {name}")
+        if verb is not None:
+            config_dir = ["--config-dir", search[0]] if search else []
+            command = ["train", *config_dir, *map(str, hydra_cfg.overrides.task), f"name='{name}'"]
+            command = command if verb == "train" else ["resume", str(folder / name)]
+            is_local = chosen["hydra/launcher"] == "joblib"
+            gpus = visible_gpus() if is_local and cfg.hardware.device == "cuda" else []
+            with reserved_gpu(folder, gpus) as gpu:
+                code = run_agentrl(command, folder / f"{name}.log", gpu)
+            if code == 130:
+                raise KeyboardInterrupt
+            if code:
+                _report_point(f"failed: {name}, see {folder / name}.log")
+            row = run_row(Run(folder / name)) if (folder / name / "meta.json").is_file() else {}
+            step, success = (cell(row.get(key)) or "–" for key in ("step", "eval"))
+            status = row.get("status", "failed")
+            _report_point(f"{status:<9} step {step:>6}  success {success:>6}  {name}")
+        lock.unlink(missing_ok=True)
+    return score(folder / name)
+
+
+def point_name(overrides: str) -> str:
+    """Return a folder name such as `algo-nlac_seed-0`; long names are cut and get a digest."""
+    plain = overrides.replace("++", "").replace(",", "_")
+    name = re.sub(r"[^\w.+-]+", "-", plain).strip("-_.") or "run"
+    if len(name) <= MAX_NAME:
+        return name
+    return f"{name[:MAX_NAME]}-{blake2b(overrides.encode(), digest_size=4).hexdigest()}"
+
+
+def score(run: Path) -> float:
+    """Return the last success rate of a run; NaN without one."""
+    success = run_row(Run(run))["eval"] if (run / "meta.json").is_file() else None
+    return float("nan") if success is None else float(success)
+
+
+def refuse_other_run(folder: Path, composed: Callable[[], DictConfig]) -> None:
+    """Raise UserError if the run in a folder has another configuration than the composed one."""
+    run = kept_run(folder)
+    if run is None:
+        return
+    there, here = config.load(run.config_file, []), composed()
+    if here.model.get("chat_template"):  # a run stores the text
+        from agentrl_cli.models.template import template_text
+
+        here.model.chat_template = template_text(here.model.chat_template)
+    plain = [OmegaConf.to_container(cfg, resolve=True) for cfg in (there, here)]
+    if found := differences(*plain, ignored=MAY_DIFFER):  # pyright: ignore[reportArgumentType]
+        line = f"run '{folder}' has another configuration: {found}"
+        raise UserError(f"{line}; give another --name, or move that run", code="other-run")
+
+
+def kept_run(folder: Path) -> Run | None:
+    """Return the run of a point if it is done or can be resumed."""
+    run = Run(folder) if (folder / "meta.json").is_file() else None
+    if run is None or run.is_done:
+        return run
+    return run if run.meta["status"] != "failed" and run.checkpoints() else None
+
+
+def next_verb(folder: Path) -> str | None:
+    """Return `train` or `resume`, or None if the run is done. Other runs are moved to `failed/`."""
+    if not folder.exists():
+        return "train"
+    if (run := kept_run(folder)) is not None:
+        return None if run.is_done else "resume"
+    failed = folder.parent / "failed"
+    failed.mkdir(exist_ok=True)
+    folder.rename(failed / f"{folder.name}-{len(list(failed.iterdir()))}")
+    return "train"
+
+
+def run_agentrl(arguments: list[str], log: Path, gpu: str | None = None) -> int:
+    """Run `agentrl ARGUMENTS` in a new process that writes to `log`. Returns its exit code."""
+    variables = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+    command = [sys.executable, "-m", PROGRAM, *arguments]
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=variables
+        ) as process,
+    ):
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()  # it saves; no effect if Ctrl-C has reached it already
+            process.wait()
+            raise
+
+
+def visible_gpus() -> list[str]:
+    """Return the CUDA devices of this process, as in CUDA_VISIBLE_DEVICES."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return list(filter(None, named.split(",")))
+    import torch
+
+    return list(map(str, range(torch.cuda.device_count())))
+
+
+@contextmanager
+def reserved_gpu(folder: Path, gpus: list[str]) -> Iterator[str | None]:
+    """Reserve one of several GPUs within a sweep; None if there is only one or none is free."""
+    for number, gpu in enumerate(gpus if len(gpus) > 1 else []):
+        lock = FileLock(folder / f".gpu-{number}.lock", fallback_to_soft=False)
+        with files.try_lock(lock) as is_free:
+            if is_free:
+                yield gpu
+                return
+    yield None
+
+
+# the table in the terminal
+
+
+@dataclass
+class SweepTable:
+    """The runs of a sweep; `names` are its points, or empty if a sweeper chooses them."""
+
+    folder: Path
+    names: Sequence[str] = ()
+    began: float = field(default_factory=time.time)
+    _cache: dict[str, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return run, status, step and success of each point, in the order of the grid."""
+        found = [*self.folder.glob("*/meta.json"), *self.folder.glob("*.log")]
+        on_disk = sorted(f.parent.name if f.suffix == ".json" else f.stem for f in found)
+        rows = []
+        for name in dict.fromkeys([*self.names, *on_disk]):
+            row = self._read(name)
+            rows.append({**row, "run": name, "status": self._status(name, row.get("status"))})
+        return rows
+
+    def draw(self, height: int) -> Group:
+        """Return counts and the table, with the most important rows if not all fit."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        rows = self.rows()
+        counts = Counter(row["status"] for row in rows)
+        others = [f"{counts[name]} {name}" for name in ORDER if counts[name] and name != "done"]
+        minutes, seconds = divmod(int(time.time() - self.began), 60)
+        title = [f"{counts['done']} of {len(rows)} done", *others, f"{minutes}:{seconds:02} min"]
+        table = Table(box=None, pad_edge=False)
+        for name in ("run", "status", "step", "success"):
+            right = name in ("step", "success")
+            table.add_column(name, justify="right" if right else "left", no_wrap=True)
+        room = max(height - 4, 1)  # without counts, header, the number of hidden rows, the cursor
+        if len(rows) > room:
+            rows.sort(key=lambda row: ORDER.index(row["status"]))
+        for row in rows[:room]:
+            step = "/".join(str(row[key]) for key in ("step", "steps") if row.get(key) is not None)
+            cells = [safe(row["run"]), row["status"], step, cell(row.get("eval"))]
+            table.add_row(*cells, style=STYLES.get(row["status"], ""))
+        if len(rows) > room:
+            table.add_row(f"… {len(rows) - room} more")
+        return Group(Text(", ".join(title)), table)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Return the row of a run, reading only changed files; empty if it cannot be read now."""
+        folder = self.folder / name
+        found = [folder / "meta.json", folder / "metrics.jsonl"]
+        try:
+            stamps = [file.stat().st_mtime_ns for file in found if file.exists()]
+            if stamps and self._cache.get(name, (None,))[0] != stamps:
+                text = (folder / "config.yaml").read_text(encoding="utf-8")
+                steps = re.search(r"^steps: (\d+)$", text, re.MULTILINE)
+                self._cache[name] = stamps, run_row(Run(folder)) | {"steps": steps and steps[1]}
+            return self._cache[name][1] if stamps else {}
+        except (OSError, UserError):
+            return {}
+
+    def _status(self, name: str, recorded: str | None) -> str:
+        """Return the status of a point: a new lock means that it runs, a new log that it ended."""
+        if recorded == "done":
+            return "done"
+        if self._is_new(f"{name}.lock"):
+            return "running" if recorded in ("started", "running") else "starting"
+        if not self._is_new(f"{name}.log"):
+            return "waiting"
+        return "stopped" if recorded == "stopped" else "failed"
+
+    def _is_new(self, name: str) -> bool:
+        try:
+            return (self.folder / name).stat().st_mtime >= self.began
+        except OSError:
+            return False
+
+
+@contextmanager
+def live_table(folder: Path, names: Sequence[str]) -> Iterator[None]:
+    """Show the table of a sweep on stderr, updated each second, if stderr is a terminal."""
+    from rich.console import Console
+    from rich.live import Live
+
+    terminal, table = Console(stderr=True), SweepTable(folder, names)
+    if not (sys.stderr.isatty() and terminal.is_interactive):
+        yield
+        return
+    os.environ[HAS_TABLE] = "1"
+    live = Live(
+        get_renderable=lambda: table.draw(terminal.height), console=terminal, transient=True,
+        refresh_per_second=1, redirect_stdout=False,
+    )  # fmt: skip
+    try:
+        with live:
+            yield
+    finally:
+        del os.environ[HAS_TABLE]
+
+
+def _report_point(line: str) -> None:
+    if HAS_TABLE not in os.environ:
+        echo_err(line)
+
+
+def _raise_together(check: Callable[[Any], object], items: Iterable[Any]) -> None:
+    """Check all items. Raises one UserError with a line for each mistake, up to MAX_NAMED."""
     mistakes: dict[str, None] = {}
     for item in items:
         try:
@@ -273,22 +516,9 @@ def _raise_together(check: Callable[[T], object], items: Iterable[T]) -> None:
         except UserError as error:
             mistakes |= dict.fromkeys(str(error).splitlines())
     if mistakes:
-        raise UserError("\n".join(mistakes))
-
-
-@contextmanager
-def _command_line(arguments: list[str]) -> Iterator[None]:
-    """The process's own inside, since Hydra's entry point reads it."""
-    before, sys.argv = sys.argv, arguments
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
-def _is_of_hydra(item: Override) -> bool:
-    return item.key_or_group.partition(".")[0].partition("/")[0] == "hydra"
+        rest = len(mistakes) - MAX_NAMED
+        more = [f"and {rest} more mistakes; correct these first"] if rest > 0 else []
+        raise UserError("\n".join([*list(mistakes)[:MAX_NAMED], *more]), code="sweep")
 
 
 def _text(item: Override) -> str:

@@ -1,5 +1,7 @@
-"""`agentrl train` and `agentrl resume`, until everything that needs no model is known to be right:
-a wrong word is refused before torch is imported. What then trains is `run_training`."""
+"""`agentrl train` and `agentrl resume`: check everything that needs no model.
+
+Invalid settings are refused before torch is imported. `run_training` does the rest.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from agentrl_cli.runs.checkpoint_digest import Checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import Run
 
-WITHOUT_ACTORS = "hardware.actors=null"  # this process plays its episodes
+WITHOUT_ACTORS = "hardware.actors=null"  # the only other value that a resumed run may change to
 
 
 def start(
@@ -32,38 +34,40 @@ def start(
     dry: bool = False,
     file: Path | None = None,
 ) -> None:
-    """`agentrl train`: compose, make the run's folder, train, and say how it went."""
+    """Train a new run, configured by overrides or the config.yaml of another run."""
     composed = load(file, overrides) if file else compose(overrides, config_dir)
     check_words(composed)
     if composed.init is not None and not is_folder(Path(composed.init)):
-        find_run(composed.init, Path(composed.runs))  # a name that no run has, before all is loaded
+        find_run(composed.init, Path(composed.runs))  # refuse an unknown name early
     cfg = check(composed)
     refuse_launch(cfg, dry=dry)
     if chosen_option(cfg, "search"):
-        raise UserError("search needs a trained critic; train without it, then agentrl eval RUN")
+        line = "search needs a trained critic; train without it, then run agentrl eval RUN"
+        raise UserError(line, code="search-in-training")
     from agentrl_cli.cli.run_training import train_new_run
 
     train_new_run(cfg, overrides, dry=dry)
 
 
 def resume(ref: str, overrides: list[str] | None = None) -> None:
-    """`agentrl resume`: go on from the last checkpoint, with `steps=N` further than was planned,
-    with less memory by the keys RESUMABLE, with other servers by SERVER_KEYS, and without actors by
-    WITHOUT_ACTORS. UserError where nothing is left to do, anything else is to change, or the run is
-    training."""
+    """Continue a run from its last checkpoint.
+
+    Only `steps`, memory keys (RESUMABLE), server keys (SERVER_KEYS) and WITHOUT_ACTORS may
+    change. Raises UserError if nothing is left to do, other keys change, or the run is training.
+    """
     run = find_run(ref)
+    free = ("steps", *RESUMABLE, *SERVER_KEYS)
     for override in overrides or []:
-        free = ("steps", *RESUMABLE, *SERVER_KEYS)
         if override != WITHOUT_ACTORS and override.partition("=")[0] not in free:
+            line = f"'{override}' cannot change when a run is resumed; only steps, servers and"
+            line += f" memory keys can ({', '.join(RESUMABLE)})"
             remedy = "start a new run from its weights with agentrl train init=RUN"
-            line = f"'{override}' cannot change in a run, only steps, servers and what memory hangs"
-            line += " on can"
-            raise UserError(f"{line} ({', '.join(RESUMABLE)}); {remedy}")
-    owns = is_first_process()
-    with run.lock() if owns else nullcontext():
+            raise UserError(f"{line}; {remedy}", code="not-resumable")
+    is_first = is_first_process()
+    with run.lock() if is_first else nullcontext():
         cfg = check(load(run.config_file, overrides or []))
         refuse_launch(cfg)
-        checkpoint = run.whole_checkpoint() if owns else None
+        checkpoint = run.whole_checkpoint() if is_first else None
         if checkpoint is not None:
             refuse_to_resume(run, cfg, checkpoint)
         from agentrl_cli.cli.run_training import resume_run
@@ -72,36 +76,36 @@ def resume(ref: str, overrides: list[str] | None = None) -> None:
 
 
 def refuse_launch(cfg: DictConfig, *, dry: bool = False) -> None:
-    """Raise UserError where other processes were started than the configuration asks for; a `dry`
-    run is one."""
+    """Raise UserError if the launched processes do not match the configuration.
+
+    A dry run needs a single process.
+    """
     if dry:
         refuse_several_processes()
         return
     strategy = cfg.hardware.get("strategy")
     if strategy is not None and cfg.hardware.get("actors") is not None:
-        line = f"hardware.actors play for one process, and hardware.strategy is {strategy}"
-        raise UserError(f"{line}; give hardware.strategy=null, or hardware.actors=null")
+        line = f"hardware.actors needs a single process, and hardware.strategy is {strategy}"
+        remedy = "give hardware.strategy=null, or hardware.actors=null"
+        raise UserError(f"{line}; {remedy}", code="conflict")
     if strategy is not None and "server" in cfg.hardware.generator:
-        line = f"hardware.generator asks servers for one process, and strategy is {strategy}"
-        raise UserError(f"{line}; give hardware.strategy=null, or hardware={strategy}")
+        line = f"servers need a single process, and hardware.strategy is {strategy}"
+        remedy = f"give hardware.strategy=null, or hardware={strategy}"
+        raise UserError(f"{line}; {remedy}", code="conflict")
     refuse_other_processes(strategy, cfg.hardware.get("processes"))
 
 
 def refuse_to_resume(run: Run, cfg: DictConfig, checkpoint: Checkpoint) -> None:
-    """Raise UserError where nothing is left to do, or a run cannot go on from this checkpoint."""
-    at = f"run '{run.name}' is at step {checkpoint.step} of {cfg.steps}"
+    """Raise UserError if nothing is left to do, or the run cannot continue from the checkpoint."""
     if checkpoint.step > cfg.steps or (checkpoint.step == cfg.steps and run.is_done):
+        line = f"run '{run.name}' has finished step {checkpoint.step} of {cfg.steps}"
         further = f"agentrl resume {run.quoted_folder} steps=N trains it further"
-        raise UserError(f"{at}: nothing is left to do; {further}")
+        raise UserError(f"{line}; {further}", code="nothing-left")
     if checkpoint.metric_lines is None:
+        line = f"checkpoint '{checkpoint.folder}' is from an earlier version"
         remedy = f"train from its weights with init={run.quoted_folder}"
-        raise UserError(f"checkpoint '{checkpoint.folder}' is of an earlier version; {remedy}")
-    refuse_other_demos(run, cfg)
-
-
-def refuse_other_demos(run: Run, cfg: DictConfig) -> None:
-    """Raise UserError where a run's demonstrations are not those that it began with."""
+        raise UserError(f"{line}; {remedy}", code="old-checkpoint")
     original = run.meta.get("demos")
     if original is not None and fingerprint(cfg.data.demos) != original:
-        remedy = "put the file back, or start a new run"
-        raise UserError(f"demonstrations '{cfg.data.demos}' have changed; {remedy}")
+        line = f"demonstrations '{cfg.data.demos}' have changed"
+        raise UserError(f"{line}; restore the file, or start a new run", code="other-demos")

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl_cli.algos.nlac.parse import stated_outcome
 from agentrl_cli.core.errors import UserError
@@ -271,12 +271,8 @@ def _text(value: Any) -> str:
 # credit and critics
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The success that a critic expected at a turn, and the outcome of the episode.
-
-    `optimal` is the verdict on the action, or None without one.
-    """
+class Prediction(NamedTuple):
+    """The success that a critic expected at a turn, its verdict if any, and the outcome."""
 
     episode: str
     turn: int
@@ -290,8 +286,7 @@ class Prediction:
         return abs(self.expected - self.won)
 
 
-@dataclass(frozen=True)
-class Bin:
+class Bin(NamedTuple):
     """Turns with an expectation in a range: their number, mean expectation and success rate."""
 
     low: float
@@ -301,8 +296,7 @@ class Bin:
     won: float
 
 
-@dataclass(frozen=True)
-class Verdicts:
+class Verdicts(NamedTuple):
     """Turns with a verdict: the share called optimal, and the success rate by verdict."""
 
     turns: int

@@ -15,6 +15,7 @@ import numpy as np
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Array
+from agentrl_cli.core.terminal import safe
 from agentrl_cli.report import seeds
 from agentrl_cli.report.compare import SMOOTHED_UPDATES, Comparison, Section
 from agentrl_cli.report.records import PHASES, Record, is_share
@@ -280,5 +281,5 @@ def _percent() -> Any:
 
 
 def _plain(text: str) -> str:
-    """Return the text without formulas, which a pair of dollar signs would mark."""
-    return text.replace("$", r"\$")
+    """Return printable text without formulas, which a pair of dollar signs would mark."""
+    return safe(text).replace("$", r"\$")

@@ -12,7 +12,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -141,7 +141,7 @@ def write(report: Report, folder: Path, pages: bool = False, logprobs: bool = Fa
     """
     sections: list[dict[str, Any]] = []
     pages = pages or logprobs
-    with files.explain_write_errors(folder, "choose another folder with --out"):
+    with files.explain_write_errors(folder, "choose another place with --out"):
         folder.mkdir(parents=True, exist_ok=True)
         all_records = [record for section in report.sections for record in section.records]
         named = zip(all_records, slugs([record.name for record in all_records]), strict=True)
@@ -172,7 +172,7 @@ def pack(report: Report, folder: Path) -> Path:
     found += [folder / "pages" / f"{slug}.html" for slug in slugs]
     packed = folder / f"{FOLDER}.zip"
     with (
-        files.explain_write_errors(folder, "choose another folder with --out"),
+        files.explain_write_errors(folder, "choose another place with --out"),
         ZipFile(packed, "w", ZIP_DEFLATED) as archive,
     ):
         for file in [folder / FILE, *filter(Path.exists, found)]:
@@ -326,7 +326,7 @@ def _worst_turns(run: RunView) -> Iterator[dict[str, Any]]:
     anchors = {shown.id: f"{shown.anchor}-t" for shown in run.episodes}
     for found in episode.most_wrong(run.predictions, WORST_TURNS):
         anchor = f"{anchors[found.episode]}{found.turn}" if found.episode in anchors else ""
-        yield {**asdict(found), "error": found.error, "run": run.record.name, "anchor": anchor}
+        yield {**found._asdict(), "error": found.error, "run": run.record.name, "anchor": anchor}
 
 
 def _add_evaluated(view: RunView, step: int, limits: Limits, decode: Decode | None) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Interval
@@ -20,12 +19,13 @@ PIPE_WIDTH = 10_000  # characters of a line if the output is not a terminal
 LISTED = ["run", "status", "step", "reward", "eval", "error"]
 Cells = list[list[str]]  # a header and rows
 Row = dict[str, Any]
+Figures = dict[str, float]  # the ledger by name, without its prefix
 
 
 def table(cells: Cells, title: str = "", width: int | None = None) -> list[str]:
-    """Return the lines of a table; numbers are aligned to the right if there is a title.
+    """Return the lines of a table, by default as wide as the terminal.
 
-    `width` defaults to the width of the terminal.
+    With a title, lines have styles in a terminal, and numbers are aligned to the right.
     """
     from rich import box
     from rich.console import Console
@@ -41,7 +41,7 @@ def table(cells: Cells, title: str = "", width: int | None = None) -> list[str]:
         drawn.add_column(Text(safe(name)), justify=justify, overflow="fold")
     for row in cells[1:]:
         drawn.add_row(*(Text(safe(cell).replace("\n", " ")) for cell in row))
-    console = Console(width=width)
+    console = Console(width=width, color_system="auto" if title else None)
     if width is None and not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
     with console.capture() as captured:
@@ -174,36 +174,23 @@ MIN_LESSON_SHARE = 0.05  # of 192 replayed turns fewer than ten targets, lost in
 MIN_TURNS = 20  # a share of fewer turns has a standard error above 0.1
 
 
-@dataclass(frozen=True)
-class Ledger:
-    """The measured ledger of a step: shares by name, and the number of measured turns."""
-
-    run: str
-    step: int
-    figures: dict[str, float]
-
-    def __getitem__(self, name: str) -> float:
-        return self.figures[name]
-
-    @property
-    def faulty(self) -> int:
-        """The number of turns with a faulty first action."""
-        return round(self["faulty"] * self["turns"])
-
-    @property
-    def sound(self) -> int:
-        """The number of other turns."""
-        return round(self["turns"]) - self.faulty
-
-
-@dataclass(frozen=True)
-class Weakness:
-    """A part of the improvement that is weak, and what to do about it."""
+class Weakness(NamedTuple):
+    """A part of the improvement that is weak, and the remedy."""
 
     part: str
     finding: str
     remedy: str
-    is_found: Callable[[Ledger], bool]
+    is_found: Callable[[Figures], bool]
+
+
+def faulty_turns(x: Figures) -> int:
+    """Return the number of turns with a faulty first action."""
+    return round(x["faulty"] * x["turns"])
+
+
+def sound_turns(x: Figures) -> int:
+    """Return the number of other turns."""
+    return round(x["turns"]) - faulty_turns(x)
 
 
 WEAKNESSES = (  # in the order of the parts: a weak part also spoils those after it
@@ -212,20 +199,20 @@ WEAKNESSES = (  # in the order of the parts: a weak part also spoils those after
         "misses more faults than it finds",
         "train the critic longer first (algo.critic_warmup) or give it more forecasts"
         " (algo.num_forecasts)",
-        lambda x: x.faulty > 0 and x["hits"] < MIN_HITS,
+        lambda x: faulty_turns(x) > 0 and x["hits"] < MIN_HITS,
     ),
     Weakness(
         "critique",
         "flags too many sound actions",
         "show it alternatives (algo.show_alternatives=true) or more forecasts (algo.num_forecasts)",
-        lambda x: x.sound > 0 and x["false_alarms"] > MAX_FALSE_ALARMS,
+        lambda x: sound_turns(x) > 0 and x["false_alarms"] > MAX_FALSE_ALARMS,
     ),
     Weakness(
         "refiner",
         "breaks more turns than it fixes",
         "keep optimal actions (algo.advanced.keep_optimal=true), or choose among more candidates"
         " (algo.policy_target=best_of_n, algo.num_candidates)",
-        lambda x: x["spoiled"] * x.sound > x["mended"] * x.faulty,
+        lambda x: x["spoiled"] * sound_turns(x) > x["mended"] * faulty_turns(x),
     ),
     Weakness(
         "lessons",
@@ -243,8 +230,11 @@ WEAKNESSES = (  # in the order of the parts: a weak part also spoils those after
 )
 
 
-def read_ledger(run: Run, step: int | None = None) -> Ledger:
-    """Return the ledger of a step, by default the newest. Raises UserError if there is none."""
+def read_ledger(run: Run, step: int | None = None) -> Row:
+    """Return the ledger of a step, by default the newest, with its first weak part or None.
+
+    Raises UserError if there is none.
+    """
     rows, _ = run.readable_metrics()
     measured = [row for row in rows if f"{PREFIX}turns" in row and step in (None, row["step"])]
     if not measured:
@@ -253,30 +243,37 @@ def read_ledger(run: Run, step: int | None = None) -> Ledger:
         raise UserError(f"{line} if algo.diagnostics.num_states is above 0", code="no-ledger")
     row = measured[-1]
     figures = {k.removeprefix(PREFIX): float(v) for k, v in row.items() if k.startswith(PREFIX)}
-    return Ledger(run.name, row["step"], figures)
+    weakness = first_weakness(figures)
+    found = weakness and {key: getattr(weakness, key) for key in ("part", "finding", "remedy")}
+    return {"run": run.name, "step": row["step"], "figures": figures, "weakness": found}
 
 
-def first_weakness(ledger: Ledger) -> Weakness | None:
+def first_weakness(figures: Figures) -> Weakness | None:
     """Return the first weak part; later parts can be judged only after it is fixed."""
-    return next((weakness for weakness in WEAKNESSES if weakness.is_found(ledger)), None)
+    return next((weakness for weakness in WEAKNESSES if weakness.is_found(figures)), None)
 
 
-def ledger_table(x: Ledger) -> list[str]:
-    """Return the table of a ledger, and what to do first."""
-    weakness, turns = first_weakness(x), round(x["turns"])
-    advice = "no part is weak"
-    if weakness is not None:
-        advice = f"first weak part: {weakness.part} {weakness.finding}; {weakness.remedy}"
-    title = f"{x.run}, step {x.step}: {turns} turns measured"
+def ledger_table(ledger: Row) -> list[str]:
+    """Return the table of a ledger, and the advice for its first weak part."""
+    x: Figures = ledger["figures"]
+    turns, faulty, sound, advice = (
+        round(x["turns"]),
+        faulty_turns(x),
+        sound_turns(x),
+        "no part is weak",
+    )
+    if weak := ledger["weakness"]:
+        advice = f"first weak part: {weak['part']} {weak['finding']}; {weak['remedy']}"
+    title = f"{ledger['run']}, step {ledger['step']}: {turns} turns measured"
     if x["turns"] < MIN_TURNS:
         title += ", too few to judge; raise algo.diagnostics.num_states"
     rows = [
         ("policy", "faulty first actions", x["faulty"], turns, ""),
-        ("critique", "flagged faulty actions (hits)", x["hits"], x.faulty, f"from {MIN_HITS}"),
-        ("critique", "flagged sound actions (false alarms)", x["false_alarms"], x.sound,
+        ("critique", "flagged faulty actions (hits)", x["hits"], faulty, f"from {MIN_HITS}"),
+        ("critique", "flagged sound actions (false alarms)", x["false_alarms"], sound,
          f"to {MAX_FALSE_ALARMS}"),
-        ("refiner", "fixed faulty actions", x["mended"], x.faulty, "more turns than broken"),
-        ("refiner", "broken sound actions", x["spoiled"], x.sound, ""),
+        ("refiner", "fixed faulty actions", x["mended"], faulty, "more turns than broken"),
+        ("refiner", "broken sound actions", x["spoiled"], sound, ""),
         ("lessons", "turns with a target", x["lesson_share"], turns, f"from {MIN_LESSON_SHARE}"),
     ]  # fmt: skip
     cells = [[a, b, f"{value:.2f}" if n else DASH, str(n), ok] for a, b, value, n, ok in rows]
@@ -284,10 +281,3 @@ def ledger_table(x: Ledger) -> list[str]:
     cells.append(["lessons", "gain over play", gain, str(round(x["lesson_share"] * turns)), low])
     header = ["part", "figure", "value", "of turns", "healthy"]
     return [title, "", *table([header, *cells]), "", advice]
-
-
-def ledger_json(ledger: Ledger) -> Row:
-    """Return the figures and the first weak part; None if there is none."""
-    weakness = first_weakness(ledger)
-    found = weakness and {key: getattr(weakness, key) for key in ("part", "finding", "remedy")}
-    return {"run": ledger.run, "step": ledger.step, "figures": ledger.figures, "weakness": found}

@@ -132,8 +132,8 @@ def _show(verb: tuple[str, ...], folder: Path, home: Path) -> None:
     if verb[0] == "report":
         compared = gather([str(folder.parent)])
         _check_output(render(compared, 200))
-        for world in compared.worlds:
-            for group in world.groups:
+        for section in compared.sections:
+            for group in section.groups:
                 for record in group.records:
                     run_page(record, group.label)
     elif verb[0] == "write":

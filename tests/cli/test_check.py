@@ -1,7 +1,8 @@
-"""`agentrl check`, and what `--dry` says of a world of one's own that breaks."""
+"""`agentrl check` and `train --dry` with broken and sound environments of a user."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,13 @@ from tests.builders.command_line import agentrl
 from tests.builders.runs import SMALL, Agentrl, folders
 
 
-def test_a_users_mistake_is_not_called_a_fault_of_the_world():
+def test_mistake_of_the_user_is_refused():
     result = agentrl("check", "env=wiki", "env.data=nosuchfolder")
     assert result.exit_code == 2
-    assert "env.data 'nosuchfolder' is neither" in result.stderr and "raised" not in result.output
+    assert "'nosuchfolder'" in result.stderr and "TwentyQ" not in result.output
 
 
-WORLD = """
+SOURCE = """
 from dataclasses import dataclass
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Step, Task
@@ -48,28 +49,28 @@ class Mine(Env):
 """
 SOUND = 'return Step([], float("yes" in action), True, False, {"success": "yes" in action})'
 BROKEN = {
-    "raise ValueError('boom')": "raised ValueError('boom') ({file}:{line}) in the check of",
-    "return [], 1.0, True, {}": "mine_{n}.Mine ({file}): step returns tuple: return a Step",
+    "raise ValueError('boom')": "ValueError('boom') ({file}:{line})",
+    "return [], 1.0, True, {}": "mine_{n}.Mine ({file})",
 }
 
 
 def written(root: Path, step: str, name: str = "mine_0") -> Path:
-    """A world of one's own in `root`, and the folder of groups that names it."""
-    (root / f"{name}.py").write_text(WORLD.replace("STEP", step))
+    """Write an environment to `root`, and return a folder of groups with it."""
+    (root / f"{name}.py").write_text(SOURCE.replace("STEP", step))
     groups = folders(root)
     (groups / "env" / "mine.yaml").write_text(f"_target_: {name}.Mine\n")
     return groups
 
 
 @pytest.mark.parametrize("number", range(len(BROKEN)))
-def test_a_dry_run_tells_what_is_wrong_with_ones_own_world_and_where(
+def test_broken_environment_is_located(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ):
     step, sentence = list(BROKEN.items())[number]
     monkeypatch.chdir(tmp_path)
     groups = written(tmp_path, step, f"mine_{number}")
     small = [*SMALL, "env=mine", "algo=grpo"]
-    line = WORLD.partition("STEP")[0].count("\n") + 1
+    line = SOURCE.partition("STEP")[0].count("\n") + 1
     expected = sentence.format(file=tmp_path / f"mine_{number}.py", n=number, line=line)
     for verb in (["train", "--dry", *small], ["check", "env=mine"]):
         result = agentrl(*verb, "--config-dir", str(groups))
@@ -77,7 +78,7 @@ def test_a_dry_run_tells_what_is_wrong_with_ones_own_world_and_where(
 
 
 @pytest.mark.slow
-def test_a_sound_world_is_checked_in_one_table(tmp_path: Path, agentrl: Agentrl):
+def test_sound_environment_is_checked(tmp_path: Path, agentrl: Agentrl):
     groups = written(tmp_path, SOUND)
     done = agentrl("check", "env=mine", "rollout.max_new_tokens=24", "--config-dir", str(groups))
     assert done.returncode == 0, done.stderr
@@ -89,15 +90,15 @@ def test_a_sound_world_is_checked_in_one_table(tmp_path: Path, agentrl: Agentrl)
     assert text["random agent"].startswith("0 of 5 episodes won")
     turns, tokens = done.stdout.splitlines()[-2:]
     assert turns.split() == ["turns", "1"]
-    assert "of rollout.max_new_tokens 24: raise it to" in tokens and "longest episode" in tokens
+    assert "rollout.max_new_tokens 24" in tokens and "rollout.max_seq_len" in tokens
 
 
-def test_a_world_without_an_expert_is_checked_too(tmp_path: Path):
+def test_environment_without_expert_is_checked(tmp_path: Path):
     result = agentrl("check", "env=coin", "env.max_turns=3", "--config-dir", str(folders(tmp_path)))
-    assert "the environment has none" in result.stdout and "turns        3" in result.stdout
+    assert re.search(r"^ +turns +3$", result.stdout, re.MULTILINE), result.output
 
 
-def test_the_working_folder_is_where_ones_own_code_may_lie(tmp_path: Path, agentrl: Agentrl):
+def test_code_in_the_working_folder_is_found(tmp_path: Path, agentrl: Agentrl):
     groups = written(tmp_path, SOUND, "lies_here")
     (tmp_path / "json.py").write_text("raise AssertionError('taken for the library')\n")
     code = "import sys; sys.path.remove(''); from agentrl_cli.cli.main import app; app()"

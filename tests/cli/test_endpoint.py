@@ -1,4 +1,4 @@
-"""Evaluation of a model behind a server, with a fake server."""
+"""Evaluation of a model on a server: episodes, roles, counted tokens, and refused requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from agentrl_cli.core.types import Message
 from agentrl_cli.generators.endpoint import messages_of
 from agentrl_cli.rollout.message_chat import END, ROLE, MessageChat
-from tests.builders.command_line import agentrl
+from tests.builders.command_line import agentrl, refused
 
 pytest.importorskip("openai", reason="the client library asks the server")
 pytestmark = pytest.mark.extras
@@ -80,7 +80,7 @@ def evaluated(server: Server, *overrides: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_messages_round_trip_through_ids():
+def test_messages_are_restored_from_ids():
     chat = MessageChat()
     first = [Message("system", "Play ÄÖ."), Message("user", "Ask.")]
     ids = chat.start(first) + chat.encode_action("Is it\nalive?")
@@ -92,7 +92,7 @@ def test_messages_round_trip_through_ids():
     assert messages_of(prompt, ROLE, END)[-1] == Message("system", "Judge.")
 
 
-def test_served_model_plays_and_tokens_are_counted(server: Server):
+def test_tokens_and_cost_are_counted(server: Server):
     prices = ["model.request.input_price=1.0", "model.request.output_price=10.0"]
     record = evaluated(server, *prices)
     assert record["model"] == "player" and record["eval/test_episodes"] == 2
@@ -123,24 +123,19 @@ def test_roles_of_the_model_refine_its_actions(server: Server):
     assert any(row["content"] == "Is it a tool?" for rows in played for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("verb", "overrides", "shown"),
-    [
-        ("train", ["env=twentyq"], "model=endpoint"),
-        ("eval", ["model.name=null"], "model.name=NAME"),
-        ("eval", ["search=tot"], "search"),
-        ("eval", ["model.name=other", "env=twentyq"], "'other'"),
-        ("eval", ["env=tau_mini", "env.actions=native"], "tools"),
-    ],
-)
-def test_unsupported_uses_are_refused(server: Server, verb: str, overrides: list[str], shown: str):
+def test_impossible_requests_are_refused(server: Server):
     named = ["model=endpoint", f"model.url={server.url}", "model.name=player"]
-    few = FEW if verb == "eval" else []
-    done = agentrl(verb, *named, *overrides, *few)
-    assert done.exit_code == 2 and shown in done.stderr, done.output
+    refused(agentrl("train", *named, "env=twentyq"), "model=endpoint")
+    refused(agentrl("eval", "model=endpoint", *FEW), "model=endpoint")
+    search = agentrl("eval", *named, "search=tot", *FEW)
+    refused(search, "search")
+    other = agentrl("eval", *named[:2], "model.name=other", "env=twentyq", *FEW)
+    refused(other, "'other'")
+    tools = agentrl("eval", *named, "env=tau_mini", "env.actions=native", *FEW)
+    refused(tools, "model=endpoint")
 
 
-def test_silent_model_agrees_with_nothing(server: Server):
+def test_empty_answers_agree_with_nothing(server: Server):
     server.says = ""
     named = ["env.llm.model=player", f"env.llm.base_url={server.url}", "n=1", "--json"]
     done = agentrl("calibrate", "env=twentyq", *named)
@@ -150,7 +145,7 @@ def test_silent_model_agrees_with_nothing(server: Server):
     assert record["agreement"] == record["contradicted"] == 0
 
 
-def test_dead_server_stops_the_run():
+def test_unreachable_server_stops():
     named = ["model=endpoint", "model.url=http://127.0.0.1:9/v1", "model.name=player"]
     quick = ["model.request.retries=0", "model.request.timeout=1"]
     done = agentrl("eval", *named, *quick, "env=twentyq", *FEW)

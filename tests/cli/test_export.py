@@ -1,4 +1,4 @@
-"""`agentrl export`: a plain model folder that says what the run's policy said, and nothing else."""
+"""`agentrl export`: a plain model folder that generates what the policy of the run generates."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def greedy(model: PreTrainedModel) -> list[int]:
     "algo",
     [algo if algo in QUICK else pytest.param(algo, marks=pytest.mark.slow) for algo in ALGORITHMS],
 )
-def test_the_plain_model_generates_what_the_run_with_its_critics_generates(
-    tmp_path: Path, algo: str
-):
+def test_plain_model_generates_what_the_run_does(tmp_path: Path, algo: str):
     run = trained(tmp_path, algo, "it", *ONE)
     assert export(str(run.folder), tmp_path / "plain")[1] == 1
     assert {file.name for file in (tmp_path / "plain").iterdir()} == PARTS
@@ -72,17 +70,8 @@ def test_the_plain_model_generates_what_the_run_with_its_critics_generates(
     assert tokenizer.chat_template == ours.chat_template
 
 
-def test_a_self_ac_run_is_exported_without_its_attention_and_its_head(tmp_path: Path):
-    run = trained(tmp_path, "self_ac", "it", *ONE)
-    export(str(run.folder), tmp_path / "plain")
-    head = load_file(run.latest_checkpoint() / "models" / "policy" / "head.safetensors")
-    assert any(weight.any() for weight in head.values())
-    assert not load_file(tmp_path / "plain" / "model.safetensors").keys() & {"weight", "bias"}
-    assert "agentrl" not in (tmp_path / "plain" / "config.json").read_text()
-
-
 @pytest.mark.parametrize("algo", ["grpo", "self_ac"])
-def test_a_merged_adapter_says_what_it_said_apart(model_folder: Path, tmp_path: Path, algo: str):
+def test_merged_adapter_generates_the_same(model_folder: Path, tmp_path: Path, algo: str):
     learns = ["algo.critic_warmup=0"] if algo == "self_ac" else []
     run = trained(tmp_path, algo, "it", *LORA, f"model.path={model_folder}", *ONE, *learns)
     export(str(run.folder), tmp_path / "plain")
@@ -95,7 +84,7 @@ def test_a_merged_adapter_says_what_it_said_apart(model_folder: Path, tmp_path: 
     assert (logits(exact) - logits(base)).abs().max() > 1e-2
 
 
-def test_numbers_keep_the_format_that_they_trained_in(tmp_path: Path):
+def test_weights_keep_their_dtype(tmp_path: Path):
     run = trained(tmp_path, "grpo", "it", "model.dtype=bfloat16", *ONE)
     export(str(run.folder), tmp_path / "plain")
     file = "model.safetensors"
@@ -105,11 +94,12 @@ def test_numbers_keep_the_format_that_they_trained_in(tmp_path: Path):
     assert all(torch.equal(plain[key], weight) for key, weight in saved.items())
 
 
-def test_an_adapter_on_shared_weights_is_refused(model_folder: Path, tmp_path: Path):
+def test_adapter_on_shared_weights_is_refused(model_folder: Path, tmp_path: Path):
     shared = [*LORA, "model.lora.targets=[lm_head]", f"model.path={model_folder}"]
     run = trained(tmp_path, "grpo", "it", *shared, *ONE)
-    with pytest.raises(UserError, match=r"logits differ by .*lm_head, in model\.lora\.targets"):
+    with pytest.raises(UserError, match=r"lm_head.*model\.lora\.targets") as error:
         export(str(run.folder), tmp_path / "plain")
+    assert error.value.code == "not-mergeable"
     assert not list(tmp_path.glob("*plain*"))
 
 
@@ -119,11 +109,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(tmp_path_factory.mktemp("runs"), "grpo", "it", *ONE)
 
 
-def test_the_verb_prints_the_folder_and_the_next_command(run: Run, tmp_path: Path):
+def test_verb_prints_the_folder(run: Run, tmp_path: Path):
     (tmp_path / "plain").mkdir()  # an empty folder is as good as none
     done = CliRunner().invoke(app, ["export", str(run.folder), str(tmp_path / "plain")])
     assert (done.exit_code, done.stdout) == (0, f"{tmp_path / 'plain'}\n")
-    assert "it at step 1" in done.stderr and f"model.path={tmp_path / 'plain'}" in done.stderr
+    assert f"model.path={tmp_path / 'plain'}" in done.stderr
     assert (tmp_path / "plain" / "config.json").is_file()
 
 
@@ -135,29 +125,28 @@ def refused(*arguments: object) -> str:
     return line
 
 
-def test_a_place_that_holds_something_is_refused_and_left_alone(run: Run, tmp_path: Path):
+def test_nonempty_target_is_refused(run: Run, tmp_path: Path):
     full, file = tmp_path / "full", tmp_path / "file"
     full.mkdir()
     for kept in (file, full / "mine"):
         kept.write_text("mine")
     for taken in (full, file):
-        line = refused(run.folder, taken)
-        assert line == f"'{taken}' exists and is not an empty folder; give a new one"
-    assert refused(run.folder, file / "below").startswith(f"'{file}/below' cannot be written")
+        assert f"'{taken}'" in refused(run.folder, taken)
+    assert f"'{file}/below'" in refused(run.folder, file / "below")
     assert [path.read_text() for path in (file, full / "mine")] == ["mine", "mine"]
     assert sorted(tmp_path.iterdir()) == [file, full] and len(list(full.iterdir())) == 1
 
 
-def test_a_run_that_is_not_there_or_has_no_weights_is_refused(run: Run, tmp_path: Path):
-    assert refused("nowhere", tmp_path / "plain").startswith("run 'nowhere' not found")
+def test_run_without_weights_is_refused(run: Run, tmp_path: Path):
+    assert "'nowhere'" in refused("nowhere", tmp_path / "plain")
     bare = Run.create(load(run.config_file, [f"runs={tmp_path}"]), command="", overrides=[])
-    assert "has no checkpoint" in refused(bare.folder, tmp_path / "plain")
+    assert bare.name in refused(bare.folder, tmp_path / "plain")
     assert not (tmp_path / "plain").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [2**8, 2**16])
-def test_no_space_is_one_sentence_and_nothing_is_half_written(run: Run, tmp_path: Path, limit: int):
+def test_full_disk_leaves_nothing(run: Run, tmp_path: Path, limit: int):
     """A file may grow to `limit` bytes: too few for the configuration, for the weights."""
     command = [sys.executable, "-m", "agentrl_cli.cli", "export", str(run.folder)]
     done = subprocess.run(
@@ -166,5 +155,5 @@ def test_no_space_is_one_sentence_and_nothing_is_half_written(run: Run, tmp_path
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )  # fmt: skip
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.startswith(f"'{tmp_path}/plain' cannot be written")
+    assert f"'{tmp_path}/plain'" in done.stderr
     assert done.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []

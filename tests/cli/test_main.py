@@ -1,4 +1,4 @@
-"""The verbs as a person meets them: output, exit codes, and text that cannot harm the terminal."""
+"""Output, exit codes and terminal safety of the verbs that show runs and episodes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,15 +16,19 @@ from typer.testing import CliRunner
 
 from agentrl_cli.cli.main import app
 from agentrl_cli.core.types import Episode, Message, Task, Turn
-from agentrl_cli.report.episode import Style, render, render_turn
+from agentrl_cli.report.page import FILE
 from agentrl_cli.runs.run import Run
 from tests.builders.command_line import agentrl as invoke
+from tests.builders.report import BASE, write_run
 from tests.builders.runs import Agentrl
 
 HOSTILE = "\x1b[2J\x1b[Hgone\r\x07\u202eevil"
+VERBS = ("train", "resume", "sweep", "eval", "play", "export", "reproduce", "show", "report", "ls",
+         "list", "config", "check", "grade", "serve", "demos", "calibrate", "new")  # fmt: skip
 
 
-def turns() -> list[Turn]:
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
     critic = {
         "forecasts": ["It will be won.", "It will be lost."],
         "others": ["Is it red?"],
@@ -34,94 +39,56 @@ def turns() -> list[Turn]:
     info = {"advantage": 0.25, "value": 0.5, "critic": critic}
     seen = [Message("system", "Play."), Message("user", HOSTILE)]
     first = Turn(seen, "Is it alive?", [1, 2], [3], [-0.5], info=info)
-    seen = [Message("user", "Yes.\nGo on.")]
-    last = Turn(seen, "Is it a cat?", [4], [5], [-0.1], 1.0, True, info={"success": True})
-    return [first, last]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
+    last = Turn([Message("user", "Yes.\nGo on.")], "Is it a cat?", [4], [5], [-0.1], 1.0, True)
     choices = {"env": "twentyq", "algo": "nlac", "model": "tiny"}
     cfg = {"runs": str(tmp_path / "runs"), "name": "mine", "seed": 3, "choices": choices}
     made = Run.create(OmegaConf.create(cfg), command="agentrl train", overrides=[])
-    task = Task("cat", "train", {})
-    plain = Episode("s1-t0-g0", task, "g", 7, turns()[1:])
-    full = Episode("s1-t1-g0", task, "g", 8, turns(), closing=[Message("user", "You win.")])
-    made.write_episodes("train", 1, [plain, full])
+    task, closing = Task("cat", "train", {}), [Message("user", "You win.")]
+    plain = Episode("s1-t0-g0", task, "g", 7, [last])
+    made.write_episodes(
+        "train", 1, [plain, Episode("s1-t1-g0", task, "g", 8, [first, last], closing=closing)]
+    )
     made.log(1, {"reward/mean": 0.75})
     return made
 
 
 def test_version_is_printed(agentrl: Agentrl):
-    assert agentrl("--version").stdout.startswith("agentrl 0.")
+    assert re.fullmatch(r"agentrl \d+\.\d+.*\n", agentrl("--version").stdout)
 
 
-def test_help_has_two_examples(agentrl: Agentrl):
-    text = agentrl("--help").stdout
-    assert text.count("  agentrl ") == 2 and "train" in text
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_an_example(verb: str):
+    assert f"agentrl {verb} " in invoke(verb, "--help").stdout.replace("Usage: agentrl", "", 1)
+    assert f"  {verb} " in invoke("--help").stdout
 
 
-def test_a_shell_is_offered_the_verbs_that_begin_so():
+def test_shell_completes_verbs():
     asked = {"_AGENTRL_COMPLETE": "complete_bash", "COMP_WORDS": "agentrl re", "COMP_CWORD": "1"}
     offered = CliRunner().invoke(app, env=asked, prog_name="agentrl").stdout
     assert offered.split() == ["resume", "reproduce", "report"]
 
 
-TERMINAL = {"TERM": "xterm-256color", "COLUMNS": "80"}
-VERBS = ("train", "resume", "sweep", "eval", "play", "export", "reproduce", "show", "report", "ls",
-         "list", "config", "check", "grade")  # fmt: skip
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_each_verb_s_help_has_two_examples_that_name_it(verb: str):
-    text = invoke(verb, "--help").stdout
-    assert text.partition("Examples:")[2].count(f"agentrl {verb} ") >= 1
-    assert len(re.findall(rf"^ *agentrl {verb}\b", text, re.MULTILINE)) >= 2
-
-
-def test_show_prints_what_the_critic_said_turn_by_turn(agentrl: Agentrl, run: Run):
-    lines = agentrl("show", "last").stdout.splitlines()
-    said = [line.strip() for line in lines]
+def test_show_prints_the_critic_turn_by_turn(agentrl: Agentrl, run: Run):
+    text = agentrl("show", "last").stdout
+    lines = [line.strip() for line in text.splitlines()]
     for part in ("turn 1  reward 0  return 1  value +0.500  advantage +0.250",
-                     "turn 2  reward 1  return 1",
-                 "action    Is it alive?", "forecast  It will be won.", "other     Is it red?",
-                 "critique  the question repeats", "verdict   a better action exists",
-                 "refined   Is it a pet?", "user      You win."):  # fmt: skip
-        assert part in said
-    assert "success, reward 1, 2 turns, done" in "".join(lines[:5])
+                 "turn 2  reward 1  return 1", "action    Is it alive?",
+                 "forecast  It will be won.", "other     Is it red?",
+                 "critique  the question repeats", "refined   Is it a pet?",
+                 "user      You win."):  # fmt: skip
+        assert part in lines
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert "\\x1b[2J" in text and "\\u202e" in text
 
 
-@pytest.mark.parametrize("width", [100, 60, 31, 12])
-def test_an_episode_fits_any_width_and_later_lines_hang_below_the_first(width: int):
-    text = "a question of many words that goes on for longer than any line is, " * 3
-    turn = Turn([Message("user", text)], text, [1], [2], [-0.5], info={"advantage": 0.25})
-    lines = render(Episode("e", Task("t", "train", {}), "g", 7, [turn]), "here", Style(width))
-    assert width < 24 or max(map(len, lines)) <= width
-    at = next(i for i, line in enumerate(lines) if line.startswith("  action"))
-    first = at if width > 40 else at + 1  # in a narrow terminal the text stands below its label
-    indent = lines[first].index("a question" if width > 12 else "a")
-    assert lines[first + 1].startswith(" " * indent) and lines[first + 1][indent] != " "
-
-
-def test_many_forecasts_are_folded_to_what_they_say():
-    said = ["A cat. Success.", "A dog. Success.", "A cat. Success.", "An owl. Failure.", "?"]
-    turn = Turn(
-        [], "go", [1], [2], [-0.5], info={"critic": {"forecasts": said, "others": said[:1]}}
-    )
-    folded = [line.strip() for line in render_turn(1, turn, how=Style(folds=True))]
-    counts = "forecasts 3 x Success, 1 x Failure, 1 x without an outcome (their texts: --full)"
-    assert counts in folded and "other     A cat. Success." in folded
-    full = [line.strip() for line in render_turn(1, turn)]
-    assert "forecast  2 x A cat. Success." in full and "forecast  ?" in full
-
-
-def test_a_terminal_gets_colours_and_a_pipe_none(agentrl: Agentrl, run: Run):
+def test_only_a_terminal_gets_colours(agentrl: Agentrl, run: Run):
     assert "\x1b" not in agentrl("show", "last").stdout
     master, slave = os.openpty()
     command = [sys.executable, "-m", "agentrl_cli.cli", "show", str(run.folder)]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
     for extra, is_coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
         done = subprocess.run(
-            command, stdout=slave, stderr=subprocess.PIPE, env={**os.environ, **TERMINAL, **extra}
+            command, stdout=slave, stderr=subprocess.PIPE, env={**environment, **extra}
         )
         written = os.read(master, 100_000).decode()
         assert done.returncode == 0 and ("\x1b[1;36m" in written) is is_coloured, written
@@ -130,47 +97,35 @@ def test_a_terminal_gets_colours_and_a_pipe_none(agentrl: Agentrl, run: Run):
     os.close(slave)
 
 
-def test_shown_text_cannot_move_the_cursor(agentrl: Agentrl, run: Run):
-    text = agentrl("show", "last").stdout
-    assert all(character.isprintable() or character == "\n" for character in text)
-    assert "\\x1b[2J" in text and "\\u202e" in text
-
-
-def test_show_finds_an_episode_by_the_start_of_its_id(agentrl: Agentrl, run: Run):
+def test_show_finds_an_episode_by_prefix(agentrl: Agentrl, run: Run):
     shown = json.loads(agentrl("show", "mine", "--episode", "s1-t0", "--json").stdout)
     assert Episode.from_json(shown).id == "s1-t0-g0"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("arguments", "value"),
     [
-        (["show", "mien"], "run 'mien' not found in 'runs'; did you mean 'mine'?"),
-        (["show", "mine", "--episode", "zz"], "run 'mine' has no episode 'zz'"),
-        (["show", "mine", "--won", "--lost"], "an episode is either won or lost; give --won or"),
-        (["list", "algos"], "group 'algos' not found; did you mean 'algo'?"),
-        (["train", "loud"], "override 'loud' cannot be read; write it as key=value"),
-        (["train", "env=twentyqq"], "env 'twentyqq' not found; did you mean 'twentyq'?"),
-        (["train", "--config", "none.yaml"], "configuration 'none.yaml' cannot be read"),
-        (["play", "env=twentyqq"], "env 'twentyqq' not found; did you mean 'twentyq'?"),
-        (["resume", "nothing"], "run 'nothing' not found"),
+        (["show", "mien"], "'mine'"),
+        (["show", "mine", "--episode", "zz"], "'zz'"),
+        (["list", "algos"], "'algo'"),
+        (["train", "loud"], "'loud'"),
+        (["train", "env=twentyqq", "steps=many"], "'twentyq'"),
+        (["train", "--config", "none.yaml"], "'none.yaml'"),
+        (["play", "env=twentyqq"], "'twentyq'"),
+        (["play", "env=twentyq", "--task", "nosuchtask"], "'nosuchtask'"),
+        (["resume", "nothing"], "'nothing'"),
+        (["trian"], "train"),
+        (["report", "nowhere"], "'nowhere'"),
     ],
 )
-def test_mistake_is_one_line_on_stderr_and_exit_code_two(
-    agentrl: Agentrl, run: Run, arguments: list[str], line: str
+def test_mistake_exits_with_two(
+    agentrl: Agentrl, run: Run, arguments: list[str], value: str, tmp_path: Path
 ):
+    before = sorted(tmp_path.rglob("*"))
     done = agentrl(*arguments)
-    assert done.stderr.splitlines()[0].startswith(line)
+    assert value in done.stderr
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
-
-
-def test_refused_training_leaves_no_folder(agentrl: Agentrl, tmp_path: Path):
-    assert agentrl("train", "env=twentyqq", "steps=many").returncode == 2
-    assert not (tmp_path / "runs").exists()
-
-
-def test_unknown_verb_is_refused_with_the_nearest(agentrl: Agentrl):
-    done = agentrl("trian")
-    assert done.returncode == 2 and "train" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_ls_shows_status_step_and_reward(agentrl: Agentrl, run: Run):
@@ -180,23 +135,69 @@ def test_ls_shows_status_step_and_reward(agentrl: Agentrl, run: Run):
     assert (row["run"], row["step"], row["reward"]) == ("mine", 1, 0.75)
 
 
-def test_ls_of_nothing_says_how_to_start(agentrl: Agentrl):
+def test_ls_without_runs_succeeds(agentrl: Agentrl):
     done = agentrl("ls")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "start one with agentrl train" in done.stderr
+    assert (done.returncode, done.stdout, bool(done.stderr)) == (0, "", True)
 
 
-def test_list_shows_options_with_their_comments(agentrl: Agentrl):
+def test_list_shows_options_with_descriptions(agentrl: Agentrl):
     found = json.loads(agentrl("list", "model", "--json").stdout)
     assert {"tiny", "hf"} <= found.keys() and all(found.values())
 
 
-def test_play_ends_cleanly_with_the_input(agentrl: Agentrl):
-    done = agentrl("play", "env=twentyq", stdin="Is it alive?\n")
-    assert done.returncode == 0
-    assert "stopped" in done.stderr and "Traceback" not in done.stderr
+# report
 
 
-def test_play_by_a_person_can_be_won(agentrl: Agentrl):
-    listing = agentrl("play", "env=twentyq", "--task", "nosuchtask")
-    assert listing.returncode == 2 and "task 'nosuchtask' not found" in listing.stderr
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    """Two algorithms with two seeds each, in the folder `runs`."""
+    pytest.importorskip("matplotlib", reason="reports draw with matplotlib (extra: report)")
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / f"grpo-{seed}", seed=seed, final=BASE)
+        write_run(tmp_path / "runs" / f"nlac-{seed}", algo="nlac", seed=seed)
+    return tmp_path / "runs"
+
+
+def test_report_prints_a_table_and_writes_a_page(agentrl: Agentrl, grid: Path):
+    done = agentrl("report", "runs", "--against", "grpo-1")
+    assert done.returncode == 0 and "62.5 [" in done.stdout, done.stderr
+    assert done.stderr.splitlines()[-1].endswith(str(Path("runs") / "report" / FILE))
+    page = grid / "report" / FILE
+    assert page.is_file()
+    page.write_text("as it was")
+    before = sorted(grid.rglob("*"))
+    for flag in ("--json", "--markdown"):
+        done = agentrl("report", "runs", flag)
+        assert done.returncode == 0 and done.stdout and FILE not in done.stderr
+    assert page.read_text() == "as it was" and sorted(grid.rglob("*")) == before
+
+
+def test_report_of_unfinished_runs_has_no_results(agentrl: Agentrl, grid: Path, tmp_path: Path):
+    write_run(tmp_path / "runs" / "young", status="running")
+    done = agentrl("report", "young", "--out", "x", "--json")
+    assert json.loads(done.stdout)["worlds"][0]["rows"] == []
+    assert "'young'" in done.stderr and (tmp_path / "x" / FILE).is_file()
+
+
+@pytest.mark.slow
+def test_report_of_one_run_is_inside_it(agentrl: Agentrl, grid: Path, tmp_path: Path):
+    for ref in ("nlac-1", "runs/nlac-1"):
+        done = agentrl("report", ref)
+        path = Path("runs") / "nlac-1" / "report" / FILE
+        assert done.stderr.splitlines()[-1].endswith(str(path))
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_zip_contains_the_report_only(agentrl: Agentrl, grid: Path):
+    (grid / "report" / "pages").mkdir(parents=True)
+    (grid / "report" / "pages" / "gone.html").write_text("of another report")
+    (grid / "report" / "my-gone.svg").write_text("of another program")
+    done = agentrl("report", "runs", "--zip")
+    assert done.returncode == 0, done.stderr
+    with ZipFile(grid / "report" / "report.zip") as archive:
+        names, page = archive.namelist(), archive.read("report/report.html").decode()
+    links = set(re.findall(r'href="(pages/[^"#]+)', page))
+    assert links == {f"pages/{name}-{seed}.html" for name in ("grpo", "nlac") for seed in (0, 1)}
+    assert {f"report/{link}" for link in links} < set(names) and "report/curves-1.svg" in names
+    assert not any("gone" in name for name in names)
+    assert (grid / "report" / "my-gone.svg").exists()

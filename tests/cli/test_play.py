@@ -1,60 +1,55 @@
-"""`agentrl play`, `eval` and `show` as a person meets them: a game, a bare model, a critic."""
+"""`agentrl play` by a user, a script and a run, and `agentrl eval` of a bare model."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli.cli.main import app
+from agentrl_cli.cli.play import find_task, read_script, replay
 from agentrl_cli.config.compose import build, check, compose
-from agentrl_cli.core.types import Message, Turn
-from agentrl_cli.report.episode import find_episode, render, render_turn
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.report.episode import find_episode, texts
 from agentrl_cli.runs.run import Run
 from tests.builders.runs import SPEAKER, Agentrl, trained
+from tests.builders.tau import DATA, needs_data, services, tau_env
 from tests.builders.wiki import write_folder
 
+__all__ = ["services"]
 ENV = build(check(compose([])).env)
 TASK = ENV.tasks("test")[0]
 NAME = TASK.data["object"]
 GUESS = ENV.world_table.guess(NAME)
-BARE = [
-    "model.weights=null", "algo=grpo", "hardware.threads=1", "eval.tasks=2",
-    "eval.episodes_per_task=1",
-]  # fmt: skip
+BARE = ["model.weights=null", "algo=grpo", "hardware.threads=1", "eval.tasks=2",
+        "eval.episodes_per_task=1"]  # fmt: skip
 
 
-def test_a_person_wins_by_the_right_guess(agentrl: Agentrl):
+def test_right_guess_wins(agentrl: Agentrl):
     done = agentrl("play", "env=twentyq", "--task", TASK.id, stdin=f"Is it alive?\n\n{GUESS}\nno\n")
     lines = done.stdout.splitlines()
     assert lines[0].split(maxsplit=1) == ["system", ENV.system()]
-    assert lines[-2].endswith("Yes. You win.")
     assert lines[-1] == f"success, reward 1, task {TASK.id}"
     assert (done.returncode, "stopped" in done.stderr) == (0, False)
 
 
-def test_a_person_loses_when_the_turns_are_used_up(agentrl: Agentrl):
+def test_last_turn_loses(agentrl: Agentrl):
     questions = "Is it alive?\n\x1b[2Jrm -rf /\n"
     done = agentrl("play", "env=twentyq", "env.max_turns=2", "--task", TASK.id, stdin=questions)
-    assert f"You lose. It was {ENV.world_table.nouns[NAME]}. Far." in done.stdout
+    assert f"It was {ENV.world_table.nouns[NAME]}." in done.stdout
     assert done.stdout.splitlines()[-1] == f"no success, reward 0, task {TASK.id}"
     assert done.returncode == 0 and "\x1b" not in done.stdout
 
 
-def test_a_person_searches_and_cites_the_wiki(agentrl: Agentrl):
+def test_wiki_is_searched_and_cited(agentrl: Agentrl):
     task = "wiki-small-lookup-mother-of-fenick"
     typed = "SEARCH Fenick\nOPEN Fenick\nSAVE 2\nSUBMIT Dalo\n"
     done = agentrl("play", "env=wiki", "--task", task, stdin=typed)
-    lines = done.stdout.splitlines()
-    assert "The mother is Dalo (2)." in done.stdout and lines[-2].endswith("Right. Proved.")
-    assert lines[-1] == f"success, reward 1, task {task}"
+    assert done.stdout.splitlines()[-1] == f"success, reward 1, task {task}"
 
 
-def test_a_question_of_ones_own_pages_is_played_whatever_its_split(
-    agentrl: Agentrl, tmp_path: Path
-):
+def test_task_of_any_split_is_played(agentrl: Agentrl, tmp_path: Path):
     row = {"question": "How many?", "answer": "42", "evidence": [["a", 1]]}
     write_folder(tmp_path / "pages", {"a.md": "There are 42."}, [row])
     data = ["env=wiki", f"env.data={tmp_path / 'pages'}", "env.test_share=0"]
@@ -62,19 +57,87 @@ def test_a_question_of_ones_own_pages_is_played_whatever_its_split(
     assert done.returncode == 0 and "success, reward 1" in done.stdout
 
 
-def test_the_object_is_named_only_after_the_end(agentrl: Agentrl):
+def test_end_of_input_stops_and_reveals_nothing(agentrl: Agentrl, tmp_path: Path):
     done = agentrl("play", "--task", TASK.id, stdin="Is it alive?\nIs it big?\n")
     assert NAME not in done.stdout.lower() and TASK.id not in done.stdout
-    assert (done.returncode, done.stderr.splitlines()[-1].split()[-1]) == (0, "stopped")
-
-
-def test_playing_writes_nothing(agentrl: Agentrl, tmp_path: Path):
-    agentrl("play", stdin="")
+    assert done.returncode == 0 and "stopped" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
+# scripts
+
+
+@pytest.mark.parametrize(
+    "text, actions",
+    [
+        ('["a", {"name": "b"}, "c\\nd"]', ["a", '{"name": "b"}', "c\nd"]),
+        ('"a"\n\nplain text\n{"name": "b"}\n', ["a", "plain text", '{"name": "b"}']),
+        ("", []),
+    ],
+)
+def test_script_is_a_json_list_or_lines(tmp_path: Path, text: str, actions: list[str]):
+    for mark in ("", "\ufeff"):
+        (tmp_path / "script").write_text(mark + text, encoding="utf-8")
+        assert read_script(tmp_path / "script") == actions
+
+
+def test_replay_records_steps_and_final_state(services: Path):
+    env = tau_env("retail", services)
+    task = env.tasks("train")[0]
+    env.reset(task, 0)
+    actions, before = [], env.digest()
+    for action in env.expert(task) or ():
+        actions.append(action)
+        env.step(action)
+    record = replay(env, task, [*actions, "too late"], 0)
+    assert (record["stop"], record["reward"], record["left"]) == ("done", 1.0, 1)
+    assert record["digest"] == env.digest() != before
+    assert [step["action"] for step in record["steps"]] == actions
+    assert replay(env, task, actions[:1], 0)["stop"] == "open"
+    assert json.loads(json.dumps(record))["steps"][-1]["done"] is True
+
+
+@needs_data
+def test_golden_mutations_replay_to_their_reward():
+    env = tau_env("retail", DATA, user="silent", actions="react")
+    tasks = {task.id: task for task in env.tasks("dev")}
+    for case in json.loads((DATA / "golden" / "retail_dev.json").read_text()):
+        for variant in case["variants"]:
+            actions = [*(json.dumps(action) for action in variant["actions"]), variant["say"]]
+            record = replay(env, tasks[f"retail-dev-{case['task']}"], actions, 0)
+            assert (record["reward"], record["stop"]) == (variant["reward"], "done")
+
+
+def test_environment_without_hash_replays():
+    record = replay(ENV, find_task(ENV, TASK.id), ["Is it alive?", "xyzzy"], 0)
+    assert (record["stop"], record["digest"], len(record["steps"])) == ("open", None, 2)
+    assert record["steps"][1]["info"]["invalid"] is True
+
+
+def test_replay_prints_one_json_object(agentrl: Agentrl, tmp_path: Path):
+    (tmp_path / "script.txt").write_text("What is your zip?\ncancel(1)\n")
+    about = ["play", "env=tau_mini", "--task", "mini-train-0", "--script", "script.txt"]
+    record = json.loads(agentrl(*about, "--json").stdout)
+    assert "order 1" in record["steps"][1]["messages"][0]["content"]
+    assert agentrl(*about).stdout.splitlines()[-1].startswith("open, reward 0, state ")
+
+
+def test_impossible_replays_are_refused(agentrl: Agentrl, tmp_path: Path):
+    done = agentrl("play", "env=tau_mini", "--json")
+    assert (done.returncode, "--script" in done.stderr) == (2, True)
+    with pytest.raises(UserError) as error:
+        read_script(tmp_path / "none")
+    assert error.value.code == "unreadable-script"
+    with pytest.raises(UserError) as error:
+        find_task(tau_env("mini", None), "x")
+    assert error.value.code == "unknown-task"
+
+
+# models
+
+
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a verb prints when it is called in this process."""
+    """Return the output of a verb that is called in this process."""
     with pytest.raises(SystemExit) as ended:
         app(list(arguments))
     assert ended.value.code == 0
@@ -82,7 +145,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_bare_model_is_evaluated_and_nothing_written(
+def test_eval_of_a_bare_model_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
@@ -97,7 +160,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(tmp_path_factory.mktemp("runs"), "nlac", "critical", SPEAKER)
 
 
-def test_a_runs_policy_is_evaluated_and_plays(
+def test_policy_of_a_run_is_evaluated_and_plays(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     before = {file: file.stat().st_mtime for file in run.folder.rglob("*") if file.is_file()}
@@ -111,64 +174,13 @@ def test_a_runs_policy_is_evaluated_and_plays(
     assert json.loads(written.read_text()).items() >= record.items()
 
 
-def test_what_the_critic_said_of_a_run_is_shown(run: Run):
-    lines = [line.strip() for line in render(find_episode(run, None, None).episode, "here")]
-    labels = [line.split()[0] for line in lines if line]
-    assert labels.count("action") == labels.count("refined") == 2
-    counted = {label: sum(map(copies, lines_of(lines, label))) for label in ("forecast", "other")}
-    assert counted == {"forecast": 2 * CRITICS, "other": 2 * CRITICS}
-    assert labels.count("critique") == labels.count("verdict") == 2 * 2
-    assert {"verdict   the action stands", "verdict   a better action exists"} & set(lines)
-
-
-CRITICS = compose(["algo=nlac"]).algo.num_forecasts  # forecasts that a critique reads of an action
-
-
-def lines_of(lines: list[str], label: str) -> list[str]:
-    return [line for line in lines if line.split()[:1] == [label]]
-
-
-def copies(line: str) -> int:
-    """How many equal texts a line stands for."""
-    counted = re.match(r"\w+ +(\d+) x ", line)
-    return int(counted[1]) if counted else 1
-
-
-CRITIC = {
-    "forecasts": ["No. Failure."],
-    "critique": "Optimality: No. It loses.",
-    "verdict": False,
-    "refined": "Is it a pet?",
-    "refined_critique": "Optimality: Yes. It wins.",
-    "refined_verdict": True,
-}
-BEFORE = ["forecast  No. Failure.", "critique  Optimality: No. It loses.",
-          "verdict   a better action exists"]  # fmt: skip
-AFTER = ["critique  Optimality: Yes. It wins.", "verdict   the action stands"]
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, [*BEFORE, "refined   Is it a pet?", *AFTER]),
-        ({"refined": "Is it a cat?"}, [*BEFORE, "refined   unchanged", *AFTER]),
-        ({"refined_critique": "", "refined_verdict": None}, [*BEFORE, "refined   Is it a pet?"]),
-        ({"forecasts": ["Yes. Success.", "No. Failure.", "No. Failure."], "others": ["Near."] * 3},
-         ["forecast  2 x No. Failure.", "forecast  Yes. Success.", "other     3 x Near.",
-          *BEFORE[1:], "refined   Is it a pet?", *AFTER]),
-        ({"others": ["Far.", "Close."]},
-         [BEFORE[0], "other     Far.", "other     Close.", *BEFORE[1:], "refined   Is it a pet?",
-          *AFTER]),
-        ({"refined": "Maybe a cat.\nIs it a cat?"},
-         [*BEFORE, "refined   Maybe a cat.", "Is it a cat?", *AFTER]),
-        ({"forecasts": [], "critique": "", "verdict": None, "refined": ""}, []),
-        ({"critique": "Well.", "verdict": None, "refined": ""},
-         [BEFORE[0], "critique  Well.", "verdict   unreadable"]),
-    ],
-)  # fmt: skip
-def test_a_critics_words_are_shown_in_the_order_in_which_they_were_written(change, expected):
-    turn = Turn([Message("user", "Ask.")], "Is it a cat?", [1], [2], [-0.1])
-    turn.info = {"critic": CRITIC | change, "advantage": -0.5, "value": 0.25}
-    head, *said = [line.strip() for line in render_turn(3, turn)]
-    assert head == "turn 3  reward 0  value +0.250  advantage -0.500"
-    assert said == ["user      Ask.", "action    Is it a cat?", *expected]
+def test_episodes_of_a_run_have_critic_texts(run: Run):
+    forecasts = compose(["algo=nlac"]).algo.num_forecasts
+    episode = find_episode(run, None, None).episode
+    annotated = [turn for turn in episode.turns if "critic" in turn.info]
+    assert len(annotated) == 2
+    for turn in annotated:
+        critic = turn.info["critic"]
+        assert len(critic["forecasts"]) == len(critic["others"]) == forecasts
+        labels = [label for label, _ in texts(turn, None)]
+        assert labels.count("critique") == labels.count("verdict") == 2

@@ -1,10 +1,9 @@
-"""Sweeps: what is refused before anything starts, how points are named, and real multiruns."""
+"""Sweeps: refused mistakes, names of points, the table in the terminal, and real multiruns."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,9 +13,18 @@ import psutil
 import pytest
 import torch
 from omegaconf import OmegaConf
+from rich.console import Console
 
-from agentrl_cli.cli.sweep import Sweep, summary, sweep
-from agentrl_cli.cli.sweep_worker import next_verb, own_gpu, point_name, visible_gpus
+from agentrl_cli.cli.sweep import (
+    Sweep,
+    SweepTable,
+    next_verb,
+    point_name,
+    reserved_gpu,
+    summary,
+    sweep,
+    visible_gpus,
+)
 from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
@@ -24,14 +32,12 @@ from agentrl_cli.runs.find import list_runs
 from agentrl_cli.runs.run import Run
 from tests.builders.report import write_run
 from tests.builders.runs import SMALL, folders
+from tests.builders.terminal import screen, terminal
 from tests.paths import ROOT
 
 
 def grid(*overrides: str) -> Sweep:
     return Sweep(list(overrides), None, "it")
-
-
-# what is asked for
 
 
 @pytest.mark.parametrize(
@@ -46,47 +52,34 @@ def grid(*overrides: str) -> Sweep:
         (["seed=0,1", "hydra/sweeper=optuna"], None),
     ],
 )
-def test_points_are_counted_before_they_are_made(overrides: list[str], count: int | None):
+def test_runs_are_counted(overrides: list[str], count: int | None):
     assert grid(*overrides).count_runs() == count
 
 
 @pytest.mark.parametrize(
-    ("overrides", "lines"),
+    ("overrides", "values"),
     [
-        (
-            ["algo=grpo,grop", "steps=1,two"],
-            ["algo 'grop' not found; did you mean 'grpo'?", "steps must be an integer, not 'two'"],
-        ),
-        (["algo=grpo", "algo.clip_eps=0.1,x"], ["algo.clip_eps must be a float, not 'x'"]),
-        (
-            ["algo=nlac,grpo", "algo.require_optimal=true,false"],
-            ["algo.require_optimal is not a key of algo"],
-        ),
-        (["seed=0,1", "name=mine"], ["a sweep names its runs by what varies"]),
-        (["seed"], ["override 'seed' cannot be read"]),
-        (["algo=grpo", "steps=0,1"], ["steps is 0; give at least 1"]),
-        (["seed=0,1", "hydra/launcher=moon"], ["launcher 'moon' is not installed"]),
-        (["seed=0,1", "hydra.launcher.n=2"], ["the configuration cannot be composed"]),
+        (["algo=grpo,grop", "steps=1,two"], ["'grpo'", "'two'"]),
+        (["algo=grpo", "algo.clip_eps=0.1,x"], ["algo.clip_eps", "'x'"]),
+        (["algo=nlac,grpo", "algo.require_optimal=true,false"], ["algo.require_optimal"]),
+        (["seed=0,1", "name=mine"], ["--name"]),
+        (["seed"], ["'seed'"]),
+        (["algo=grpo", "steps=0,1"], ["steps is 0"]),
+        (["seed=0,1", "hydra/launcher=moon"], ["'moon'"]),
+        (["seed=0,1", "hydra.launcher.n=2"], ["hydra.launcher"]),
     ],
 )
-def test_every_mistake_is_told_before_the_first_run(
-    overrides: list[str], lines: list[str], tmp_path: Path
+def test_mistakes_are_refused_before_the_first_run(
+    overrides: list[str], values: list[str], tmp_path: Path
 ):
     with pytest.raises(UserError) as error:
         sweep([*overrides, f"runs={tmp_path}"], None, "it", 1, lambda question: True)
-    for line in lines:
-        assert line in str(error.value)
+    for value in values:
+        assert value in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "..", ".hidden"])
-def test_a_sweep_stays_among_the_runs(tmp_path: Path, name: str):
-    with pytest.raises(UserError, match=r"--name '.*' is not a folder name; use letters"):
-        sweep(["seed=0,1", f"runs={tmp_path}/runs"], None, name, 1, lambda question: True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_every_choice_and_every_value_is_checked_without_the_whole_product():
+def test_every_choice_and_value_is_checked():
     sweep_of_all = grid("algo=sft,rft", "seed=range(50)", "steps=1,2,3", "eval_every=0")
     points = list(sweep_of_all.points_to_check())
     assert len(points) == 2 + 49 + 2
@@ -94,29 +87,31 @@ def test_every_choice_and_every_value_is_checked_without_the_whole_product():
     assert {"algo=rft", "seed=49", "steps=3", "eval_every=0"} <= told
 
 
-def test_nothing_and_very_much_are_asked_first(tmp_path: Path):
+def test_invalid_sweeps_are_refused(tmp_path: Path):
     questions: list[str] = []
 
     def no(question: str) -> bool:
         questions.append(question)
         return False
 
-    with pytest.raises(UserError, match="has no points"):
-        sweep(["seed=range(0,0)", f"runs={tmp_path}"], None, None, 1, no)
-    assert questions == []
-    with pytest.raises(UserError, match=r"10000 runs were not started; .* --yes"):
-        sweep(["seed=range(10000)", f"runs={tmp_path}"], None, "big", 1, no)
-    assert questions == [f"start 10000 runs in {tmp_path}/big?"]
+    for values, name, code in (
+        ("range(0,0)", "it", "no-points"), ("range(10000)", "it", "many-runs"),
+        *(("0,1", name, "folder-name") for name in ("../x", "/tmp/x", "a/b", "..", ".hidden")),
+    ):  # fmt: skip
+        with pytest.raises(UserError) as error:
+            sweep([f"seed={values}", f"runs={tmp_path}/runs"], None, name, 1, no)
+        assert error.value.code == code
+    assert len(questions) == 1 and list(tmp_path.iterdir()) == []
 
 
-def test_the_same_question_has_the_same_folder():
+def test_same_overrides_have_the_same_folder():
     one = Sweep(["algo=sft,rft", "seed=0,1"], None, None).folder
     assert one == Sweep(["seed=0,1", "algo=sft,rft", "hydra/launcher=joblib"], None, None).folder
     assert one != Sweep(["seed=0,2", "algo=sft,rft"], None, None).folder
     assert Sweep(["seed=0,1", "runs=else"], None, "mine").folder == Path("else/mine")
 
 
-def test_runs_are_named_by_what_varies():
+def test_runs_are_named_by_varying_keys():
     assert (
         point_name("algo=nlac,++algo.optimizer.lr=0.0003") == "algo-nlac_algo.optimizer.lr-0.0003"
     )
@@ -127,21 +122,21 @@ def test_runs_are_named_by_what_varies():
     assert "hydra.job.config.override_dirname.exclude_keys=[steps,runs]" in told
 
 
-def test_a_folder_of_groups_reaches_hydra_as_it_is_written(tmp_path: Path):
+def test_config_dir_reaches_hydra(tmp_path: Path):
     groups = tmp_path / "my groups ä"
     groups.mkdir()
     told = Sweep(["seed=0,1"], groups, "it").arguments()
     assert f"hydra.searchpath=['file://{groups}']" in told  # run_point takes `file://` off again
 
 
-def test_runs_side_by_side_get_one_thread_each_unless_told():
+def test_parallel_runs_get_one_thread():
     assert "hardware.threads=1" in grid("seed=0,1", "hydra/launcher=joblib").arguments()
     assert "hardware.threads=1" not in grid("seed=0,1").arguments()
     told = grid("seed=0,1", "hydra/launcher=joblib", "hardware.threads=2").arguments()
     assert "hardware.threads=1" not in told and "++hardware.threads=2" in told
 
 
-def test_what_is_done_stays_what_was_interrupted_goes_on_and_what_failed_begins_anew(
+def test_done_interrupted_and_failed_runs(
     tmp_path: Path,
 ):
     for state in ("done", "stopped", "running", "failed"):
@@ -163,29 +158,25 @@ def finished(folder: Path, *overrides: str) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("changed", "values"),
     [
-        ("env=arithmetic", "env twentyq there and arithmetic here"),
-        ("steps=9", "steps 3 there and 9 here"),
-        ("algo.optimizer.lr=1e-3", "algo.optimizer.lr 0.0001 there and 0.001 here"),
-        ("algo.clip_eps=0.3", "algo.clip_eps 0.1 there and 0.3 here"),
+        ("env=math", ("env", "twentyq", "math")), ("steps=9", ("steps", "3", "9")),
+        ("algo.optimizer.lr=1e-3", ("algo.optimizer.lr", "0.0001", "0.001")),
     ],
-)
-def test_a_sweep_by_the_same_name_does_not_pass_off_other_runs(
-    tmp_path: Path, changed: str, sentence: str
-):
+)  # fmt: skip
+def test_runs_of_another_sweep_are_refused(tmp_path: Path, changed: str, values: tuple[str, ...]):
     same = ["algo=grpo", "env=twentyq", "steps=3", "algo.clip_eps=0.1"]
     finished(tmp_path / "it" / "seed-0", *same, "seed=0")
     key = changed.partition("=")[0]
     other = [text for text in same if text.partition("=")[0] != key]
     with pytest.raises(UserError) as error:
         sweep([*other, changed, "seed=0,1", f"runs={tmp_path}"], None, "it", 1, lambda q: True)
-    first = f"run '{tmp_path}/it/seed-0' has another configuration: {sentence}"
-    assert str(error.value).startswith(first) and "give another --name" in str(error.value)
+    message = str(error.value)
+    assert f"'{tmp_path}/it/seed-0'" in message and all(value in message for value in values)
     assert [path.name for path in (tmp_path / "it").iterdir()] == ["seed-0"]
 
 
-def test_what_changes_no_number_and_what_begins_anew_is_no_other_configuration(tmp_path: Path):
+def test_settings_without_effect_may_differ(tmp_path: Path):
     same = ["algo=grpo", "env=twentyq", "steps=3"]
     run = finished(tmp_path / "it" / "seed-0", *same, "seed=0")
     again = [*same, "seed=0,1", f"runs={tmp_path}"]
@@ -196,7 +187,7 @@ def test_what_changes_no_number_and_what_begins_anew_is_no_other_configuration(t
     Sweep([*again, "algo.clip_eps=0.3"], None, "it").refuse_other_runs()
 
 
-def test_points_have_the_names_that_hydra_gives_them(tmp_path: Path):
+def test_points_have_the_names_of_hydra(tmp_path: Path):
     some = ["seed=0,1", "algo=sft,rft", "algo.optimizer.lr=0.1,0.2", "steps=2", f"runs={tmp_path}"]
     points = {name: overrides for overrides, name in Sweep(some, None, "it").named_points()}
     overrides = points["algo.optimizer.lr-0.1_seed-0_algo-sft"]
@@ -204,10 +195,10 @@ def test_points_have_the_names_that_hydra_gives_them(tmp_path: Path):
     assert len(points) == 8
 
 
-# one GPU each
+# GPUs
 
 
-def test_gpus_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch):
+def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,GPU-1a")
     assert visible_gpus() == ["2", "5", "GPU-1a"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -216,27 +207,89 @@ def test_gpus_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatc
     assert len(visible_gpus()) == torch.cuda.device_count()
 
 
-def test_points_side_by_side_have_a_gpu_each_and_give_it_back(tmp_path: Path):
+def test_parallel_points_reserve_a_gpu_each(tmp_path: Path):
     gpus = ["4", "7"]
-    with own_gpu(tmp_path, gpus) as one, own_gpu(tmp_path, gpus) as two:
+    with reserved_gpu(tmp_path, gpus) as one, reserved_gpu(tmp_path, gpus) as two:
         assert [one, two] == gpus
-        with own_gpu(tmp_path, gpus) as three:
+        with reserved_gpu(tmp_path, gpus) as three:
             assert three is None
-    with own_gpu(tmp_path, gpus) as one:
-        assert one == "4"
+    for some, expected in ((gpus, "4"), ([], None), (["0"], None)):
+        with reserved_gpu(tmp_path, some) as gpu:
+            assert gpu == expected
 
 
-def test_points_share_an_only_gpu(tmp_path: Path):
-    for gpus in ([], ["0"]):
-        with own_gpu(tmp_path, gpus) as gpu:
-            assert gpu is None
+# the table
+
+
+POINTS = ("seed-0", "seed-1")
+
+
+def drawn(table: SweepTable, height: int = 50) -> list[str]:
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(table.draw(height))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def states(table: SweepTable) -> dict[str, str]:
+    return {row["run"]: row["status"] for row in table.rows()}
+
+
+def test_status_follows_folder_lock_and_log(tmp_path: Path):
+    for state in ("done", "stopped", "running", "failed"):
+        write_run(tmp_path / f"old-{state}", status=state)
+        write_run(tmp_path / f"now-{state}", status=state)
+    files = [tmp_path / f"old-{state}{end}" for state in ("running", "failed")
+             for end in (".lock", ".log")]  # fmt: skip
+    for file in files:  # of a sweep that was killed
+        file.touch()
+        os.utime(file, (0, 0))
+    table = SweepTable(tmp_path, ["begun", "never", "next"], began=time.time() - 60)
+    for name in (
+        "now-running.lock",
+        "begun.lock",
+        "never.log",
+        "now-failed.log",
+        "now-stopped.log",
+    ):
+        (tmp_path / name).touch()
+    assert states(table) == {
+        "begun": "starting", "never": "failed", "next": "waiting",
+        "now-done": "done", "now-failed": "failed", "now-running": "running",
+        "now-stopped": "stopped", "old-done": "done", "old-failed": "waiting",
+        "old-running": "waiting", "old-stopped": "waiting",
+    }  # fmt: skip
+    (tmp_path / "now-running.lock").unlink()
+    (tmp_path / "now-running.log").touch()  # its process died
+    assert states(table)["now-running"] == "failed"
+
+
+def test_table_shows_points_in_order(tmp_path: Path):
+    write_run(tmp_path / "b", status="done")
+    table = SweepTable(tmp_path, ["b", "a"])
+    title, header, first, second = drawn(table)
+    assert title.startswith("1 of 2 done, 1 waiting, 0:0")
+    assert header.split() == ["run", "status", "step", "success"]
+    row = next(row for row in table.rows() if row["run"] == "b")
+    assert first.split() == ["b", "done", f"{row['step']}/{row['steps']}", f"{row['eval']:.3f}"]
+    assert second.split() == ["a", "waiting"]
+
+
+def test_low_terminal_shows_running_rows_first(tmp_path: Path):
+    write_run(tmp_path / "z", status="running")
+    (tmp_path / "y.log").touch()
+    table = SweepTable(tmp_path, [f"a{n}" for n in range(20)], began=time.time() - 60)
+    (tmp_path / "z.lock").touch()
+    lines = drawn(table, height=9)
+    assert len(lines) <= 9 and lines[-1] == "… 17 more"
+    assert [line.split()[:2] for line in lines[2:4]] == [["z", "running"], ["y", "failed"]]
 
 
 # real multiruns
 
 
 @pytest.fixture(autouse=True)
-def worlds_of_tests_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def add_tests_to_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs are processes of their own, which must find `tests.fakes`."""
     before = os.environ.get("PYTHONPATH")
     found = [str(ROOT), *([before] if before else [])]
@@ -257,7 +310,7 @@ def status(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_sweep_runs_the_grid_skips_what_is_done_and_tries_again_what_failed(
+def test_sweep_skips_done_and_repeats_failed_runs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     folder = run_sweep(tmp_path, "algo=sft,rft")
@@ -267,39 +320,14 @@ def test_a_sweep_runs_the_grid_skips_what_is_done_and_tries_again_what_failed(
     files.write_json(folder / "algo-rft" / "meta.json", {**meta, "status": "failed"})
     capfd.readouterr()
     assert run_sweep(tmp_path, "algo=sft,rft") == folder
-    told = capfd.readouterr().err
-    assert "nothing to do: algo-sft" in told and "train algo-rft" in told
+    assert "train algo-rft" in capfd.readouterr().err
     assert Run(folder / "algo-sft").meta["created"] == before
     assert Run(folder / "algo-rft").meta["created"] > meta["created"]
     assert (folder / "failed" / "algo-rft-0" / "meta.json").is_file()
     lines, unfinished = summary(folder)
     assert len(lines) == 3 and unfinished == 0
-    with pytest.raises(UserError, match=r"has another configuration: eval\.tasks 2 there"):
+    with pytest.raises(UserError, match=r"eval\.tasks 2"):
         run_sweep(tmp_path, "algo=sft,rft", "eval.tasks=1")
-
-
-INTERRUPTED = """
-import signal, sys
-from pathlib import Path
-from agentrl_cli.cli.sweep_worker import run_agentrl
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in background
-run_agentrl(sys.argv[2:], Path(sys.argv[1]))
-"""
-
-
-@pytest.mark.slow
-def test_a_run_that_is_interrupted_with_its_sweep_is_saved(tmp_path: Path):
-    log, groups = tmp_path / "it.log", ["--config-dir", str(folders(tmp_path))]
-    train = ["train", *small(tmp_path, "algo=rft", "steps=9", "name=it"), *groups]
-    command = [sys.executable, "-c", INTERRUPTED, str(log), *train]
-    process = subprocess.Popen(command, start_new_session=True, cwd=ROOT)
-    while not (log.exists() and log.read_text().startswith("run ")):
-        assert process.poll() is None
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    assert process.wait() != 0
-    run = Run(tmp_path / "it")
-    assert run.meta["status"] == "stopped" and len(run.checkpoints()) == 1
 
 
 STOPPED = """
@@ -312,9 +340,7 @@ sweep(sys.argv[3:], Path(sys.argv[1]), "it", int(sys.argv[2]), lambda question: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_sweep_that_is_told_to_end_saves_its_runs_and_leaves_no_process(
-    tmp_path: Path, jobs: str
-):
+def test_terminated_sweep_leaves_no_process(tmp_path: Path, jobs: str):
     if jobs != "1":
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs joblib's launcher")
     wanted = small(tmp_path, "algo=rft", "steps=5000", "seed=0,1")
@@ -334,11 +360,11 @@ def test_a_sweep_that_is_told_to_end_saves_its_runs_and_leaves_no_process(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_run_that_cannot_start_is_told_and_the_others_go_on(tmp_path: Path):
+def test_run_that_cannot_start_stops_no_other(tmp_path: Path):
     folder = run_sweep(tmp_path, "algo=rft", "init=nowhere,null")
     lines, unfinished = summary(folder)
     assert status(folder) == {"init-null": "done"} and unfinished == 1
-    assert any(f"failed, see {folder}/init-nowhere.log" in line for line in lines)
+    assert any(f"{folder}/init-nowhere.log" in line for line in lines)
     lines, unfinished = summary(folder, {"init-null"})
     assert unfinished == 0 and not any("nowhere" in line for line in lines)
 
@@ -379,7 +405,7 @@ if "agentrl_cli.cli" in sys.orig_argv:
 
 @pytest.mark.extras
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would train on a GPU")
-def test_joblib_gives_each_run_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_joblib_gives_each_run_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs joblib's launcher")
     loky = pytest.importorskip("joblib.externals.loky")
     loky.get_reusable_executor().shutdown(wait=True)  # another test's workers have its environment
@@ -401,3 +427,34 @@ def test_optuna_chooses_the_points(tmp_path: Path):
     rates = [Run(run.folder).meta["overrides"] for run in list_runs(folder)]
     assert len({json.dumps(one) for one in rates}) == 2
     assert all(s == "done" for s in status(folder).values())
+
+
+def sweep_in(shell_folder: Path, *more: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command of a sweep over two seeds, and its environment variables."""
+    small = [*SMALL, "algo=rft", "steps=1", "save_every=0", "eval_every=0", "seed=0,1", *more]
+    groups = ["--config-dir", str(folders(shell_folder)), "--name", "it"]
+    return [sys.executable, "-m", "agentrl_cli.cli", "sweep", *small, *groups], {
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.extras)])
+def test_terminal_shows_a_filling_table(tmp_path: Path, jobs: str):
+    if jobs == "2":
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs joblib's launcher")
+    command, variables = sweep_in(tmp_path, "--jobs", jobs)
+    with terminal(command, tmp_path, variables) as shell:
+        shell.rest()
+    assert shell.program.returncode == 0
+    counts = (0, 2) if jobs == "2" else (0, 1, 2)  # side by side they may end in the same second
+    places = [shell.seen.find(f"{done} of 2 done") for done in counts]
+    assert -1 not in places and places == sorted(places)
+    assert "starting" in shell.seen and "\x1b[1A" in shell.seen  # drawn over the one before
+    assert "train seed-0" not in shell.seen  # no lines beside the table
+    lines = [line for line in screen(shell.seen) if line]
+    assert "runs/it" in lines[0]
+    assert lines[1].split() == ["run", "status", "step", "eval"]
+    assert sorted(line.split()[:2] for line in lines[2:4]) == [[name, "done"] for name in POINTS]
+    assert len(lines) == 5 and lines[4].endswith("agentrl report runs/it")

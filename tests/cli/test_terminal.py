@@ -1,4 +1,4 @@
-"""No verb hands a terminal what others wrote as it stands."""
+"""No verb prints control characters from models, environments or files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_verb_prints_escapes(
         assert "owned" in shown.out + shown.err or arguments[:2] == ["ls", "runs"]
 
 
-def test_a_person_who_plays_the_user_sees_no_escapes(
+def test_human_user_sees_no_escapes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("sys.stdin", io.StringIO("Yes.\n"))
@@ -59,7 +59,7 @@ def test_a_person_who_plays_the_user_sees_no_escapes(
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_a_metric_and_any_text_are_made_safe(capsys: pytest.CaptureFixture[str]):
+def test_metrics_and_errors_are_made_safe(capsys: pytest.CaptureFixture[str]):
     assert "\x1b" not in step_line(1, 2, {f"reward/{ESCAPE}": 1.0})
     echo(UserError(f"a\tb\n\ud800{ESCAPE}"), err=True)
     assert capsys.readouterr().err == "a b\n\\ud800\\x1b[2J\\x1b]0;owned\\x07\n"

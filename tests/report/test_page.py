@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -122,8 +123,11 @@ def test_missing_matplotlib_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_strange_names_are_drawn_and_written(tmp_path: Path):
     for number, name in enumerate(("$HOME_\\frac$x", "plain.jsonl")):
         write_run(tmp_path / str(number), seed=number, data={"demos": name}, text="half \ud800")
-    write_run(tmp_path / "gr\udcfc\udcdfe", seed=2)
+    write_run(tmp_path / "gr\udcfc\udcdfe", seed=2, data={"demos": HOSTILE})
     assert written(tmp_path / "report", tmp_path)
+    for file in (tmp_path / "report").glob("*.svg"):
+        tags = {node.tag.rpartition("}")[2] for node in ElementTree.parse(file).iter()}
+        assert "text" in tags and not tags & {"script", "image", "a"}
 
 
 def test_training_episodes_show_credit(tmp_path: Path):

@@ -134,8 +134,8 @@ def test_newest_ledger_is_shown_by_part(tmp_path: Path):
         ({"faulty": 1.0, "false_alarms": 0.9, "spoiled": 0.9}, None),  # no sound action
     ],
 )
-def test_first_weakness_is_found(tmp_path: Path, changes: dict[str, float], weakness: int | None):
-    found = summary.first_weakness(summary.Ledger("it", 10, WELL | changes))
+def test_first_weakness_is_found(changes: dict[str, float], weakness: int | None):
+    found = summary.first_weakness(WELL | changes)
     assert found is (None if weakness is None else summary.WEAKNESSES[weakness])
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from agentrl_cli.cli.evaluate import evaluate_run
 from agentrl_cli.cli.export import export
 from agentrl_cli.cli.reproduce import final_result
-from agentrl_cli.cli.run_evaluation import evaluate_run
 from agentrl_cli.cli.train import resume
 from agentrl_cli.config.compose import check, load
 from agentrl_cli.core import files

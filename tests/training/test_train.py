@@ -19,12 +19,10 @@ from agentrl_cli.core.errors import FAILURE_KINDS, RunAborted, SimulatorError, U
 from agentrl_cli.core.types import Episode, Step, Task
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.runs import checkpoint_digest
 from agentrl_cli.runs.run import Run
-from agentrl_cli.train import due, rollout_metrics, train
+from agentrl_cli.train import due, rollout_metrics
 from agentrl_cli.training.assemble import assemble, set_threads
 from agentrl_cli.training.learner import NonFiniteError
-from tests.builders.errors import user_error
 from tests.builders.runs import (
     ALGORITHMS,
     DEMOS,
@@ -46,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(tmp_path_factory.mktemp("runs"), "nlac", "it", *TWENTYQ)
 
 
-def test_run_stores_its_configuration(run: Run):
+def test_a_run_holds_its_configuration_and_what_it_was(run: Run):
     assert run.meta["status"] == "done" and run.meta["threads"] == 1
     assert [change["status"] for change in run.meta["history"]] == ["started", "running", "done"]
     text = run.config_file.read_text()
@@ -54,7 +52,7 @@ def test_run_stores_its_configuration(run: Run):
     assert run.meta["choices"]["algo"] == "nlac" and "steps=4" in run.meta["overrides"]
 
 
-def test_each_step_and_evaluation_is_a_row(run: Run):
+def test_every_step_and_every_evaluation_is_one_line_of_metrics(run: Run):
     rows = run.metrics()
     played = [row["step"] for row in rows if "reward/mean" in row]
     evaluated = [row["step"] for row in rows if "eval/test_success" in row]
@@ -64,7 +62,7 @@ def test_each_step_and_evaluation_is_a_row(run: Run):
     assert {"eval/train_success", "eval/test_greedy_success", "nlac/auc_within"} <= rows[-1].keys()
 
 
-def test_step_metrics_and_logprobs_agree(run: Run):
+def test_a_step_says_what_it_played_and_that_sampled_tokens_are_the_trainers(run: Run):
     for row in run.metrics():
         if "reward/mean" in row:
             assert row["episodes/count"] == 8 and row["episodes/turns"] == 3
@@ -84,7 +82,7 @@ def test_episodes_are_written_with_each_evaluation(run: Run):
     assert all(turn.action_ids and turn.logprobs for e in test for turn in e.turns)
 
 
-def test_episode_has_its_policy_version(run: Run):
+def test_an_episode_says_which_version_of_the_policy_played_it(run: Run):
     last, before = (
         json.loads((folder / "models" / "versions.json").read_text())["policy"]
         for folder in reversed(run.checkpoints())
@@ -103,7 +101,7 @@ def test_the_buffer_holds_every_episode_that_was_played(run: Run):
     assert ids[0].startswith("s000000") and ids[-1].startswith("s000003")
 
 
-def test_checkpoints_are_complete_without_pickle(run: Run):
+def test_checkpoints_are_complete_and_hold_nothing_that_is_unpickled(run: Run):
     assert [checkpoint_digest.read(folder).step for folder in run.checkpoints()] == [2, 4]
     files = [file for file in run.latest_checkpoint().rglob("*") if file.is_file()]
     assert {file.suffix for file in files} <= {".safetensors", ".json", ".jinja"}
@@ -123,15 +121,27 @@ def test_the_stored_configuration_repeats_the_run(tmp_path: Path, run: Run):
         }
 
 
+def test_the_end_is_a_table_of_base_and_trained_and_the_next_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    trained(tmp_path, "sft", "it", "steps=1")
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0] == f"run {tmp_path / 'it'}"
+    lines = said.out.splitlines()
+    assert lines[0].split() == ["base", "trained", "difference"]
+    assert lines[1].startswith("test success")
+    assert lines[-2:] == [f"run {tmp_path / 'it'}", f"next: agentrl show {tmp_path / 'it'}"]
+
+
 @pytest.mark.parametrize(
     ("most", "context", "replies", "episodes"),
     [
-        (6, 512, "8 of 8 replies", "0 of 4 episodes"),
-        (300, 301, "0 of 0 replies", "4 of 4 episodes"),
-        (40, 90, "replies", "4 of 4 episodes"),
+        (6, 512, "8 of 8 replies reach rollout.max_new_tokens 6: raise it", "0 of 4 episodes"),
+        (300, 301, "0 of 0 replies", "4 of 4 episodes reach rollout.max_seq_len 301: raise it"),
+        (40, 90, "replies", "4 of 4 episodes reach rollout.max_seq_len 90: raise it"),
     ],
 )
-def test_dry_run_counts_truncation(
+def test_a_rehearsal_says_what_was_cut_and_which_key_mends_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], most: int, context: int, replies, episodes
 ):
     sizes = [f"rollout.max_new_tokens={most}", f"rollout.max_seq_len={context}"]
@@ -140,7 +150,9 @@ def test_dry_run_counts_truncation(
     assert replies in rows["truncated"] and episodes in rows["truncated"]
 
 
-def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     start(settings(tmp_path, "nlac", "it"), config_dir=folders(tmp_path), dry=True)
     said = capsys.readouterr().out
     assert "policy (trained), target (ema), reference (frozen)" in said
@@ -148,7 +160,7 @@ def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [path.name for path in tmp_path.iterdir()] == ["groups"]
 
 
-def test_without_intervals_only_the_end_is_evaluated(tmp_path: Path):
+def test_no_baseline_and_no_intervals_leave_only_the_end(tmp_path: Path):
     more = ["eval.baseline=false", "eval_every=0", "save_every=0"]
     run = trained(tmp_path, "sft", "it", *more)
     assert [row["step"] for row in run.metrics() if "eval/test_success" in row] == [4]
@@ -159,7 +171,7 @@ def test_without_intervals_only_the_end_is_evaluated(tmp_path: Path):
     ("step", "every", "happens"),
     [(3, 3, True), (4, 3, False), (10, 3, True), (10, 0, True), (9, 0, False)],
 )
-def test_due_at_intervals_and_at_the_end(step: int, every: int, happens: bool):
+def test_what_is_due_happens_every_so_often_and_at_the_end(step: int, every: int, happens: bool):
     assert due(step, every, steps=10) is happens
 
 
@@ -195,7 +207,9 @@ def imitated(tmp_path_factory: pytest.TempPathFactory) -> Run:
         for algo in sorted(ALGORITHMS)
     ],
 )
-def test_every_algorithm_starts_from_sft(tmp_path: Path, imitated: Run, algo: str):
+def test_every_algorithm_can_start_from_an_sft_on_demonstrations(
+    tmp_path: Path, imitated: Run, algo: str
+):
     more = settings(tmp_path, algo, "it", f"init={imitated.folder}")
     parts = assemble(check(compose(more, folders(tmp_path))), None)
     begun = load_file(imitated.latest_checkpoint() / "models" / "policy" / "model.safetensors")
@@ -211,7 +225,7 @@ def test_every_algorithm_starts_from_sft(tmp_path: Path, imitated: Run, algo: st
     assert any(not fresh[key].equal(weight) for key, weight in begun.items())
 
 
-def test_sft_on_demonstrations_plays_nothing(imitated: Run):
+def test_sft_on_demonstrations_plays_nothing_and_says_which_they_were(imitated: Run):
     (row, evaluation) = imitated.metrics()
     assert "reward/mean" not in row and row["sft/samples"] == 4 and row["sft/kept_episodes"] == 1
     assert evaluation["step"] == 1 and "eval/test_success" in evaluation
@@ -219,7 +233,7 @@ def test_sft_on_demonstrations_plays_nothing(imitated: Run):
     assert len(imitated.meta["demos"]) == 16
 
 
-def test_changed_demonstrations_are_not_resumed_with(
+def test_demonstrations_that_changed_are_not_resumed_with_but_a_run_is_judged_without_them(
     tmp_path: Path,
 ):
     copied = tmp_path / "demos.jsonl"
@@ -227,13 +241,13 @@ def test_changed_demonstrations_are_not_resumed_with(
     run = trained(tmp_path, "sft", "it", f"data.demos={copied}")
     shutil.rmtree(run.latest_checkpoint())
     copied.write_text(copied.read_text() + "\n")
-    with pytest.raises(UserError, match=r"demos\.jsonl"):
+    with pytest.raises(UserError, match="have changed"):
         resume(str(run.folder))
     copied.unlink()
     assert "eval/test_success" in evaluate_command(str(run.folder), [])
 
 
-def test_batch_that_is_not_finite_is_stored(tmp_path: Path):
+def test_a_batch_that_is_not_finite_is_kept_and_the_run_fails(tmp_path: Path):
     wild = [
         "algo.optimizer.weight_decay=1e37",
         "algo.optimizer.max_grad_norm=0",
@@ -250,7 +264,9 @@ def test_batch_that_is_not_finite_is_stored(tmp_path: Path):
     assert "failed-batch.json" in (run.folder / "log.txt").read_text()
 
 
-def test_run_with_broken_environment_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_whose_world_broke_is_saved_says_why_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     step_of_world, calls = CoinEnv.step, []
 
     def step(world: CoinEnv, action: str) -> Step:
@@ -263,9 +279,10 @@ def test_run_with_broken_environment_resumes(tmp_path: Path, monkeypatch: pytest
     with monkeypatch.context() as broken, pytest.raises(RunAborted) as stopped:
         broken.setattr(CoinEnv, "step", step)
         trained(tmp_path, "grpo", "it", *unseen)
-    assert stopped.value.exit_code == 1 and "nobody answers" in str(stopped.value)
+    assert stopped.value.exit_code == 1 and "episodes failed" in str(stopped.value)
+    assert "SimulatorError: nobody answers" in str(stopped.value)
     run = Run(tmp_path / "it")
-    assert str(stopped.value).endswith(f"agentrl resume {run.folder}")
+    assert str(stopped.value).endswith(f"saved; go on with: agentrl resume {run.folder}")
     assert run.meta["status"] == "stopped" and run.meta["error"] == str(stopped.value)
     assert run.latest_checkpoint().name == "last-000000"
     resume(str(run.folder))
@@ -290,21 +307,39 @@ def test_broken_episodes_are_counted_by_what_broke():
     assert metrics["episodes/error_rate"] == 0.75
 
 
-def test_threads_follow_the_variable(models: ModelSet, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.slow
+def test_threads_are_chosen_by_size_unless_told(tmp_path: Path):
+    run = trained(tmp_path, "sft", "it", "steps=1", "hardware.threads=2")
+    assert run.meta["threads"] == torch.get_num_threads() == 2
+
+
+def test_threads_follow_the_environment_unless_the_run_says_otherwise(
+    models: ModelSet, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
     set_threads(None, models)
     assert torch.get_num_threads() == 3
     set_threads(1, models)
     assert torch.get_num_threads() == 1
-    for wrong, code in (("many", "too-small"), ("5000", "too-large")):
+    for wrong, sentence in (("many", "is 0; give at least 1"), ("5000", "is 5000; give at most")):
         monkeypatch.setenv("OMP_NUM_THREADS", wrong)
-        with user_error(code, "OMP_NUM_THREADS"):
+        with pytest.raises(UserError, match=f"OMP_NUM_THREADS {sentence}"):
             set_threads(None, models)
+
+
+def test_scripted_roles_train_both_phases_of_the_critic_and_are_annotated(tmp_path: Path):
+    run = trained(tmp_path, "nlac", "it", SPEAKER)
+    last = next(row for row in reversed(run.metrics()) if "reward/mean" in row)
+    assert last["successor/samples"] > 0 and last["policy/samples"] > 0
+    said = [turn.info["critic"] for e in run.read_episodes("eval", 4) for turn in e.turns]
+    assert said and all(one["critique"].startswith("Optimality:") for one in said)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "more"), [("grpo", []), ("nlac", [SPEAKER, *GUARDED])])
-def test_workers_do_not_change_a_run(tmp_path: Path, algo: str, more: list[str]):
+def test_a_run_is_the_same_whatever_the_number_of_workers(
+    tmp_path: Path, algo: str, more: list[str]
+):
     first, again = (
         facts(trained(tmp_path, algo, f"with{n}", *more, f"rollout.env_workers={n}"))
         for n in (1, 4)
@@ -313,12 +348,12 @@ def test_workers_do_not_change_a_run(tmp_path: Path, algo: str, more: list[str])
 
 
 def test_no_algorithm_is_named_in_the_loop():
-    text = Path(train.__code__.co_filename).read_text().lower()
+    text = Path(start.__code__.co_filename).read_text().lower()
     words = set(re.findall(r"[a-z_]+", text))
     assert words.isdisjoint(options("algo")) and len(options("algo")) >= 4
 
 
-def test_activity_follows_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_a_run_does_is_known_while_it_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names: list[str] = []
     counts: set[tuple[str, int]] = set()
 

@@ -163,6 +163,10 @@ FORMS = {
 }
 
 
+OPTIMALITY = {True: "Optimality: Yes", False: "Optimality: No", None: None}
+OUTCOMES = {True: "Success", False: "Failure", None: None}
+
+
 @dataclass(frozen=True)
 class RoleText:
     """A text that a role wrote; `is_complete` is false if the token limit cut it."""
@@ -176,10 +180,10 @@ class RoleText:
         if self.role == "refine":
             return "an action" if self.is_complete and self.text.strip() else None
         if self.role == "evaluate":
-            return {True: "Optimality: Yes", False: "Optimality: No"}.get(parser.verdict(self.text))
+            return OPTIMALITY[parser.verdict(self.text)]
         if self.role != "forecast" and not self.is_complete:  # a training target must be complete
             return None
-        return {True: "Success", False: "Failure"}.get(parser.outcome(self.text))
+        return OUTCOMES[parser.outcome(self.text)]
 
 
 @dataclass(frozen=True)
