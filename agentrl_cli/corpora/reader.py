@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl_cli.corpora.base import Habits
-from agentrl_cli.envs.wiki.actions import line_numbers, parse
+from agentrl_cli.envs.wiki.browser import line_numbers, parse
 from agentrl_cli.envs.wiki.questions import LIST, ORDERS
 
 QUESTION = re.compile(r"(Name|Count) the (.+) of (\w+)\.")

@@ -38,7 +38,7 @@ from agentrl_cli.corpora.reader import (
     to_save,
 )
 from agentrl_cli.envs.base import Env
-from agentrl_cli.envs.wiki.actions import parse
+from agentrl_cli.envs.wiki.browser import parse
 from agentrl_cli.envs.wiki.env import Wiki
 
 PAGES, QUESTIONS = 60, 4  # of the encyclopedia of a text

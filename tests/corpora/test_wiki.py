@@ -24,7 +24,7 @@ from agentrl_cli.corpora.reader import (
     observe,
 )
 from agentrl_cli.corpora.wiki import WikiCorpus, worth
-from agentrl_cli.envs.wiki.actions import line_numbers, parse
+from agentrl_cli.envs.wiki.browser import line_numbers, parse
 from agentrl_cli.envs.wiki.env import Wiki
 from tests.builders.corpus import record, seeds, wiki_corpus
 from tests.builders.wiki import begun, wiki

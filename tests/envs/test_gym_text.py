@@ -60,7 +60,7 @@ def test_it_keeps_the_contract():
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        (None, "env.entry is missing; give package.module:name"),
+        (None, "env.entry is None; give the factory"),
         ("gem", "env.entry is 'gem'; give package.module:name"),
         ("nowhere.at_all:make", "cannot be imported"),
         ("json:make", "cannot be imported"),
