@@ -133,7 +133,7 @@ def test_what_a_server_cannot_do_is_one_sentence(server: Server):
     other = agentrl("eval", *named[:2], "model.name=other", "env=twentyq", *FEW)
     refused(other, "the server has no model 'other'")
     tools = agentrl("eval", *named, "env=tau_mini", "env.actions=native", *FEW)
-    refused(tools, "model=endpoint plays in text, and this environment offers tools")
+    refused(tools, "model=endpoint plays in text, and this environment has tools")
 
 
 def test_a_model_that_says_nothing_agrees_with_nothing(server: Server):
