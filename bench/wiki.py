@@ -22,7 +22,7 @@ from typing import TypeVar
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.envs.wiki.env import Wiki
-from agentrl_cli.envs.wiki.folder import read_folder
+from agentrl_cli.envs.wiki.user_data import read_folder
 from tests.builders.wiki import wiki
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "wiki_cost.json"

@@ -1,6 +1,5 @@
-"""Other people's worlds in the shape of Gymnasium, whose observations are texts: `reset(seed=…)`
-answers (text, info), `step(action)` (text, reward, terminated, truncated, info). Nothing is
-installed for it: `entry` names what makes one, as `gem:make` or a class of your own."""
+"""Environments in the shape of Gymnasium with text observations. `reset(seed=…)` returns (text,
+info), `step(action)` (text, reward, terminated, truncated, info); `entry` names a factory."""
 
 from __future__ import annotations
 
@@ -8,7 +7,9 @@ import importlib
 import inspect
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Message, Step, Task
@@ -17,17 +18,21 @@ from agentrl_cli.envs.base import Env, require_split
 
 @dataclass(kw_only=True)
 class GymText(Env):
-    """A task is a seed; no seed is in two splits. An episode is a success where its rewards add up
-    to `success_reward`. A limit of the foreign world's own (`truncated`) is an end like others."""
+    """A task is a seed, and the splits share none. A limit of the wrapped environment (`truncated`)
+    ends an episode like any other end."""
 
-    entry: str | None
-    options: dict[str, Any]
-    instruction: str
-    episodes: int
-    test_episodes: int
-    success_reward: float
-    val_episodes: int = 0
-    world: Any = field(default=None, init=False, repr=False)
+    entry: Annotated[
+        str | None, Field(description="Factory as package.module:name, such as my_games:Maze.")
+    ]
+    options: Annotated[dict[str, Any], Field(description="Arguments of the factory.")]
+    instruction: Annotated[str, Field(description="System message.")]
+    episodes: Annotated[int, Field(ge=1, description="Number of train seeds.")]
+    test_episodes: Annotated[int, Field(ge=1, description="Number of test seeds.")]
+    success_reward: Annotated[
+        float, Field(description="Sum of rewards from which an episode is a success.")
+    ]
+    val_episodes: Annotated[int, Field(ge=0, description="Number of val seeds.")] = 0
+    environment: Any = field(default=None, init=False, repr=False)
     total: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -35,12 +40,11 @@ class GymText(Env):
         require_at_least(0, val_episodes=self.val_episodes)
 
     def system(self) -> str:
-        """The instruction."""
         return self.instruction
 
     def tasks(self, split: str) -> list[Task]:
-        """Even seeds to train on, odd ones to test on, and those behind all of these for `val`.
-        Raises UserError where no world can be made, so that nothing is begun with it."""
+        """Return even seeds for train, odd ones for test, and later ones for val. Raises UserError
+        if no environment can be made, before anything else starts."""
         require_split(split)
         _close(self._make())
         end = 2 * max(self.episodes, self.test_episodes)
@@ -52,16 +56,16 @@ class GymText(Env):
         return [Task(f"gym-{split}-{seed}", split, {"seed": seed}) for seed in seeds]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
-        """Make a world and begin at the task's seed."""
-        self.world, self.total = self._make(), 0.0
-        text, _ = self.world.reset(seed=task.data["seed"])
+        """Make an environment and reset it with the task's seed."""
+        self.environment, self.total = self._make(), 0.0
+        text, _ = self.environment.reset(seed=task.data["seed"])
         return [Message("user", str(text))]
 
     def step(self, action: str) -> Step:
-        """Hand the agent's text on. Raises RuntimeError before `reset` and after the end."""
-        if self.world is None:
+        """Pass the agent's text on. Raises RuntimeError before `reset` and after the end."""
+        if self.environment is None:
             raise RuntimeError("no episode is open: call reset on a fresh instance")
-        text, reward, terminated, truncated, info = self.world.step(action)
+        text, reward, terminated, truncated, info = self.environment.step(action)
         self.total += float(reward)
         done = bool(terminated or truncated)
         shown = {key: value for key, value in dict(info).items() if _is_json(value)}
@@ -71,43 +75,37 @@ class GymText(Env):
         return Step([Message("user", str(text))], float(reward), done, False, shown)
 
     def close(self) -> None:
-        """Release the foreign world."""
-        world, self.world = self.world, None
-        _close(world)
+        """Release the wrapped environment."""
+        environment, self.environment = self.environment, None
+        _close(environment)
 
     def _make(self) -> Any:
-        """A new world. Raises UserError where the options are none of it."""
-        maker = self._maker()
-        try:
-            inspect.signature(maker).bind(**self.options)
-        except TypeError as error:
-            line = f"env.options do not fit '{self.entry}' ({error})"
-            raise UserError(f"{line}; give what it takes") from None
-        except ValueError:  # it does not say what it takes
-            pass
-        return maker(**self.options)
-
-    def _maker(self) -> Any:
-        """What `entry` names. Raises UserError where it cannot be imported."""
+        """Return a new environment. Raises UserError for an unknown entry or wrong options."""
         module, _, name = (self.entry or "").partition(":")
         if not module or not name:
-            given = f"is {self.entry!r}" if self.entry else "is missing"
-            raise UserError(f"env.entry {given}; give package.module:name of what makes the world")
+            line = f"env.entry is {self.entry!r}; give the factory as package.module:name"
+            raise UserError(line, code="invalid-entry")
         try:
-            return getattr(importlib.import_module(module), name)
+            factory = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
             line = f"env.entry '{self.entry}' cannot be imported ({error})"
-            raise UserError(f"{line}; install it, or correct the name") from None
+            raise UserError(f"{line}; install it or correct the name", code="import") from None
+        try:
+            inspect.signature(factory).bind(**self.options)
+        except TypeError as error:
+            line = f"env.options do not fit '{self.entry}' ({error}); correct them"
+            raise UserError(line, code="invalid-options") from None
+        except ValueError:  # a callable without a signature
+            pass
+        return factory(**self.options)
 
 
-def _close(world: Any) -> None:
-    """Release a foreign world that can be released."""
-    if world is not None and hasattr(world, "close"):
-        world.close()
+def _close(environment: Any) -> None:
+    if environment is not None and hasattr(environment, "close"):
+        environment.close()
 
 
 def _is_json(value: object) -> bool:
-    """Whether a record can keep the value."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -1,6 +1,8 @@
-"""Makers of other people's games in the shape that GymText plays: of textarena's for one player,
-and of gem-llm's. Both draw from the one stream of random numbers that a process has; here each game
-has its own, so that a game's seed decides it whatever else is drawn."""
+"""Factories for GymText: single-player games of textarena, and games of gem-llm.
+
+Both libraries draw from the process's global random generator. Here each game gets its own state,
+so that its seed determines it, whatever else is drawn.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,19 @@ from typing import Any
 from agentrl_cli.core.errors import UserError
 
 Answer = tuple[str, float, bool, bool, dict[str, Any]]
-ONE_AT_A_TIME = Lock()  # held while a game draws from the process's random numbers
+GLOBAL_RANDOM = Lock()  # held while a game uses the process's random generator
 PLAYER = 0
 
 
 @dataclass
 class OwnRandom:
-    """A stream of random numbers that stands in for the process's while a game is at work."""
+    """A random state that replaces the process's while a game runs."""
 
     state: Any = field(default_factory=lambda: random.Random(0).getstate())
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        with ONE_AT_A_TIME:
+        with GLOBAL_RANDOM:
             outer = random.getstate()
             random.setstate(self.state)
             try:
@@ -38,41 +40,41 @@ class OwnRandom:
                 random.setstate(outer)
 
     def seed(self, seed: int) -> None:
-        """Begin the stream anew."""
+        """Restart from a seed."""
         self.state = random.Random(seed).getstate()
 
 
 @dataclass
 class TextArenaGame:
-    """A game of textarena for one player without its wrappers: what the game says is shown, what
-    the player said is not repeated."""
+    """A single-player game of textarena without its wrappers. Only the game's own messages are
+    shown."""
 
     game: Any
     draws: OwnRandom
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
-        """The first text. Raises UserError where the game is for several players."""
+        """Return the first text. Raises UserError for a game with several players."""
         self.draws.seed(seed)
         with self.draws():
             try:
                 self.game.reset(num_players=1, seed=seed)
             except AssertionError as error:
-                line = f"the game cannot be played alone ({error})"
-                raise UserError(f"{line}; choose one for one player") from None
-            return self._said(), {}
+                line = f"the game needs several players ({error}); choose a single-player game"
+                raise UserError(line, code="several-players") from None
+            return self._text(), {}
 
     def step(self, action: str) -> Answer:
-        """What the game says to an action; the reward comes at the end, and is its own."""
+        """Return the game's answer; its reward comes at the end."""
         with self.draws():
             done, _ = self.game.step(action)
-            text = self._said()
+            text = self._text()
             if not done:
                 return text, 0.0, False, False, {}
             rewards, info = self.game.close()
         facts = dict(info[PLAYER])
         return text or str(facts.get("reason", "")), float(rewards[PLAYER]), True, False, facts
 
-    def _said(self) -> str:
+    def _text(self) -> str:
         _, observations = self.game.get_observation()
         return "\n".join(text for sender, text, _ in observations if sender != PLAYER)
 
@@ -85,23 +87,23 @@ class GemGame:
     draws: OwnRandom
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
-        """The first text."""
+        """Return the first text."""
         self.draws.seed(seed)
         with self.draws():
             return self.game.reset(seed=seed)
 
     def step(self, action: str) -> Answer:
-        """What the game answers."""
+        """Return the game's answer."""
         with self.draws():
             return self.game.step(action)
 
 
 def textarena(*, name: str, **options: Any) -> TextArenaGame:
-    """The game that textarena registers as `name`. Raises UserError where there is none, it
-    is for several players, or textarena is not installed."""
+    """Return the game that textarena registers as `name`. Raises UserError if it is unknown or
+    has several players, or if textarena is not installed."""
     package, draws = _package("textarena", "textarena"), OwnRandom()
     with draws():
-        game = _made(package, name, options)
+        game = _make(package, name, options)
     while isinstance(game, package.Wrapper):
         game = game.env
     made = TextArenaGame(game, draws)
@@ -110,33 +112,33 @@ def textarena(*, name: str, **options: Any) -> TextArenaGame:
 
 
 def gem(*, name: str, **options: Any) -> GemGame:
-    """The game that gem-llm registers as `name`. Raises UserError where there is none, the name is
-    no game's, or gem-llm is not installed."""
+    """Return the game that gem-llm registers as `name`. Raises UserError if it is unknown or not a
+    game, or if gem-llm is not installed."""
     if not name.startswith("game:"):
-        line = f"'{name}' is no game, and gem-llm's other worlds may run an answer as code"
-        raise UserError(f"{line}; choose one whose name begins with game:")
+        line = f"'{name}' is not a game, and gem-llm's other environments may run an answer as code"
+        raise UserError(f"{line}; choose a name that begins with game:", code="not-a-game")
     package, draws = _package("gem", "gem"), OwnRandom()
     with draws():
-        return GemGame(_made(package, name, options), draws)
+        return GemGame(_make(package, name, options), draws)
 
 
-def _made(package: Any, name: str, options: dict[str, Any]) -> Any:
+def _make(package: Any, name: str, options: dict[str, Any]) -> Any:
     try:
         return package.make(name, **options)
     except (ValueError, TypeError, KeyError, AssertionError, ImportError) as error:
         line = f"{package.__name__} cannot make '{name}' ({error})"
-        raise UserError(f"{line}; see the games that it registers") from None
+        raise UserError(f"{line}; choose a game that it registers", code="unknown-game") from None
 
 
 def _package(module: str, extra: str) -> Any:
-    """A package, whose import leaves the log of this process as it was."""
+    """Import a package without its changes to the root logger."""
     log = logging.getLogger()
     level, handlers = log.level, list(log.handlers)
     try:
         return importlib.import_module(module)
     except ImportError:
-        line = f"env={extra} needs a package"
-        raise UserError(f"{line}; pip install 'agentrl-cli[{extra}]'") from None
+        line = f"env={extra} needs a package; pip install 'agentrl-cli[{extra}]'"
+        raise UserError(line, code="missing-package") from None
     finally:
         log.setLevel(level)
         log.handlers[:] = handlers

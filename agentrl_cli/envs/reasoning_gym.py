@@ -1,7 +1,7 @@
 r"""Tasks of reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760) as one-reply episodes.
 
-The answer is the last `\boxed{}` of the reply; a score below 1 is wrong, and so is an answer on
-which the scorer raises. Some of its scorers run the answer as code: their tasks are refused.
+The answer is the last `\boxed{}` of the reply. A score below 1 or an exception of the scorer is
+wrong. Tasks with a scorer that runs the answer as code are refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Episode, Message, Step, Task, derive_seed
@@ -27,17 +29,16 @@ RUNS_CODE = re.compile(r"(?<!\w)(?:eval|exec|parse_expr|sympify)\(")
 
 @dataclass(kw_only=True)
 class ReasoningGym(Env):
-    """`name` is a task of reasoning-gym, `options` its own settings; splits are drawn with
-    different seeds; a test question that is trained on is left out, and one of `val` that is in
-    either."""
+    """Splits are drawn with different seeds. Test questions that also occur in train are skipped,
+    and val questions that occur in either."""
 
-    name: str
-    options: dict[str, Any]
-    instruction: str
-    problems: int
-    test_problems: int
-    split_seed: int
-    val_problems: int = 0
+    name: Annotated[str, Field(description="Task whose scorer does not run the answer as code.")]
+    options: Annotated[dict[str, Any], Field(description="Options of the task.")]
+    instruction: Annotated[str, Field(description="System message.")]
+    problems: Annotated[int, Field(ge=1, description="Number of train questions.")]
+    test_problems: Annotated[int, Field(ge=1, description="Maximum number of test questions.")]
+    split_seed: Annotated[int, Field(description="Seed of the questions.")]
+    val_problems: Annotated[int, Field(ge=0, description="Maximum number of val questions.")] = 0
     task: Task | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -45,11 +46,10 @@ class ReasoningGym(Env):
         require_at_least(0, val_problems=self.val_problems)
 
     def system(self) -> str:
-        """The instruction."""
         return self.instruction
 
     def tasks(self, split: str) -> list[Task]:
-        """One task a question."""
+        """Return one task per question."""
         require_split(split)
         others = {"train": (), "test": ("train",), "val": ("train", "test")}[split]
         known = set(chain.from_iterable(map(self._questions, others)))
@@ -60,7 +60,7 @@ class ReasoningGym(Env):
         ]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
-        """Ask. Nothing is drawn, so the seed changes nothing."""
+        """Ask the question; the seed has no effect."""
         self.task = task
         return [Message("user", task.data["question"])]
 
@@ -80,11 +80,11 @@ class ReasoningGym(Env):
         return Step([Message("user", feedback)], float(grade.correct), True, False, info)
 
     def expert(self, task: Task) -> Iterator[str]:
-        """The answer itself."""
+        """Yield the answer."""
         yield rf"\boxed{{{self._entry(task)[1]['answer']}}}"
 
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
-        """pass@k, majority@k, length, what could not be scored."""
+        """Return pass@k, majority@k, reply lengths and shares of unscored answers."""
         tasks = episodes_by_task(episodes)
         return pass_and_majority(tasks) | reply_metrics(episodes) if tasks else {}
 
@@ -107,7 +107,7 @@ class ReasoningGym(Env):
 
 
 def score(dataset: Any, entry: dict[str, Any], reply: str) -> Grade:
-    """How the scorer grades the last box: 1.0 is right, less is not."""
+    """Grade the last box; only a score of 1.0 is correct."""
     answer = boxed(reply)
     if answer is None:
         return Grade(False, "unboxed")
@@ -115,32 +115,35 @@ def score(dataset: Any, entry: dict[str, Any], reply: str) -> Grade:
         return Grade(False, "long")
     try:
         points = float(dataset.score_answer(answer=answer, entry=entry))
-    except Exception:  # a scorer that chokes on an answer has not called it right
+    except Exception:  # not every scorer handles every answer
         return Grade(False, "crash")
     return Grade(points >= 1.0, "scored")
 
 
 @lru_cache(maxsize=8)
 def open_dataset(name: str, options: str, seed: int, size: int) -> Any:
-    """A procedural data set. Raises UserError for one that does not exist, takes other options, or
-    whose scorer runs text."""
+    """Return a procedural data set. Raises UserError for an unknown name, wrong options, or a
+    scorer that runs text."""
     try:
         import reasoning_gym  # pyright: ignore[reportMissingImports]
     except ImportError:
         extra = "pip install 'agentrl-cli[reasoning-gym]'"
-        raise UserError(f"env=reasoning_gym needs reasoning-gym: {extra}") from None
+        line = f"env=reasoning_gym needs reasoning-gym: {extra}"
+        raise UserError(line, code="missing-package") from None
     try:
         dataset: Any = reasoning_gym.create_dataset(  # pyright: ignore[reportAttributeAccessIssue]
             name, seed=seed, size=size, **json.loads(options)
         )
     except (ValueError, TypeError, AssertionError) as error:
         raise UserError(
-            f"reasoning-gym cannot make '{name}' ({error}); see its gallery of tasks and options"
+            f"reasoning-gym cannot make '{name}' ({error}); see its gallery of tasks and options",
+            code="unknown-task",
         ) from None
     scorer = inspect.getsource(type(dataset).score_answer)
     if name == "composite" or RUNS_CODE.search(scorer):  # composite: the scorers of its parts
         raise UserError(
             f"the scorer of '{name}' runs (or may run) the answer as code; "
-            "choose another task of reasoning-gym"
+            "choose another task of reasoning-gym",
+            code="runs-code",
         )
     return dataset

@@ -1,8 +1,7 @@
-"""Environments of verifiers (its classic kind, `load_environment`) that converse in text.
+"""Text environments of verifiers (its classic kind, `load_environment`); tools are not supported.
 
-verifiers has its environments drive a model; here an environment is asked, turn by turn, for what
-it would do between two calls of the model: set up, answer, say that it is over, score by its
-rubric. Tools are not played.
+In verifiers an environment drives a model. Here its steps between two calls of the model are run
+one by one: set up, answer, check for the end, score by its rubric.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Message, Step, Task
@@ -26,17 +27,23 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(kw_only=True)
 class Verifiers(Env):
-    """`name` is what `load_environment` takes, `options` its arguments. A task is a row of the
-    environment's data; where it has one set of rows, the last `test_tasks` are tested, and the
-    `val_tasks` before these are `val`. An episode is a success where the rubric's reward is at
-    least `success_reward`."""
+    """A task is a row of the environment's data. If there is one set of rows, its last `test_tasks`
+    form the test split and the `val_tasks` before them the val split."""
 
-    name: str | None
-    options: dict[str, Any]
-    instruction: str
-    test_tasks: int
-    success_reward: float
-    val_tasks: int = 0
+    name: Annotated[
+        str | None, Field(description="Argument of load_environment: an installed environment.")
+    ]
+    options: Annotated[dict[str, Any], Field(description="Other arguments of load_environment.")]
+    instruction: Annotated[
+        str, Field(description="System message, if the environment has none of its own.")
+    ]
+    test_tasks: Annotated[
+        int, Field(ge=1, description="Test rows, if the environment has no evaluation rows.")
+    ]
+    success_reward: Annotated[
+        float, Field(description="Reward of the rubric from which an episode is a success.")
+    ]
+    val_tasks: Annotated[int, Field(ge=0, description="Val rows, before the test rows.")] = 0
     task: Task | None = field(default=None, init=False, repr=False)
     actions: list[str] = field(default_factory=list, init=False, repr=False)
     talk: Conversation | None = field(default=None, init=False, repr=False)
@@ -46,15 +53,15 @@ class Verifiers(Env):
         require_at_least(0, val_tasks=self.val_tasks)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what verifiers holds of the episode, which is played again from the actions."""
+        """Return the state without verifiers' objects, which are replayed from the actions."""
         return {**vars(self), "talk": None, "actions": list(self.actions)}
 
     def system(self) -> str:
-        """The environment's own, else the instruction."""
+        """Return the environment's system prompt, or else the instruction."""
         return self._env().system_prompt or self.instruction
 
     def tasks(self, split: str) -> list[Task]:
-        """One task a row. Raises UserError where there are too few rows for the splits."""
+        """Return one task per row. Raises UserError if there are too few rows for the splits."""
         require_split(split)
         sets = row_sets(self._env())
         (name, rows), *others = sets.items()
@@ -66,21 +73,22 @@ class Verifiers(Env):
             first = end - self.val_tasks
             if first < 1:
                 line = f"'{self.name}' has {len(rows)} rows and env.test_tasks is {self.test_tasks}"
-                raise UserError(f"{line}, env.val_tasks {self.val_tasks}; keep fewer of them")
+                line = f"{line}, env.val_tasks {self.val_tasks}; reduce them"
+                raise UserError(line, code="too-few-rows")
             kept = {
                 "train": range(first), "val": range(first, end), "test": range(end, len(rows)),
             }[split]  # fmt: skip
         return [Task(f"{name}-{row}", split, {"set": name, "row": row}) for row in kept]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
-        """Set the row up and show its prompt. Nothing is drawn, so the seed changes nothing."""
+        """Set up the row and return its prompt; the seed has no effect."""
         self.close()
         self.task, self.actions = task, []
         shown = self._conversation().shown
         return [message for message in map(read, shown) if message.role != "system"]
 
     def step(self, action: str) -> Step:
-        """Hand the agent's text on. Raises RuntimeError before `reset` and after the end."""
+        """Pass the agent's text on. Raises RuntimeError before `reset` and after the end."""
         talk = self._conversation()
         self.actions.append(action)
         answers = [read(message) for message in talk.answer(action)]
@@ -92,7 +100,7 @@ class Verifiers(Env):
         return Step(answers, reward, True, False, info)
 
     def close(self) -> None:
-        """Release what an episode holds."""
+        """Release the episode."""
         talk, self.talk, self.task = self.talk, None, None
         if talk is not None:
             talk.loop.close()
@@ -112,7 +120,7 @@ class Verifiers(Env):
 
 
 class Conversation:
-    """A row of an environment at play; `shown` are the messages that the agent answers."""
+    """An episode on a row; `shown` are the messages of the current prompt."""
 
     def __init__(self, env: Any, row: dict[str, Any]) -> None:
         self.env, self.loop = env, asyncio.new_event_loop()
@@ -123,7 +131,7 @@ class Conversation:
         self.shown = self._prompt()
 
     def answer(self, action: str) -> list[Any]:
-        """What the environment says to an action; nothing where that was the last turn."""
+        """Return the environment's answer to an action, [] after the last turn."""
         said = importlib.import_module("verifiers.types").AssistantMessage(content=action)
         turn = {
             "prompt": self.shown, "completion": [said], "response": None, "tokens": None,
@@ -137,11 +145,11 @@ class Conversation:
         return self.shown[known:]
 
     def is_over(self) -> bool:
-        """Whether one of the environment's conditions for an end holds."""
+        """Return whether a stop condition of the environment holds."""
         return self._wait(self.env.is_completed(self.state))
 
     def score(self) -> tuple[float, dict[str, float]]:
-        """The rubric's reward and metrics."""
+        """Return the rubric's reward and metrics."""
         self._wait(self.env.cleanup(self.state))
         self._wait(self.env.rubric.score_rollout(self.state))
         self._wait(self.env.rubric.cleanup(self.state))
@@ -158,7 +166,7 @@ class Conversation:
 
 
 def read(message: Any) -> Message:
-    """A message of verifiers as one of text; of several parts the text counts."""
+    """Return a message of verifiers as text, its parts joined by newlines."""
     content = message.content
     if not isinstance(content, str):
         content = "\n".join(str(getattr(part, "text", "")) for part in content or ())
@@ -166,39 +174,41 @@ def read(message: Any) -> Message:
 
 
 def row_sets(env: Any) -> dict[str, Any]:
-    """The data of an environment by name: `train` and `eval`, or the one that there is."""
+    """Return the data of an environment by name: `train`, `eval`, or both."""
     sets = {"train": env.build_dataset(), "eval": env.build_eval_dataset()}
     return {name: rows for name, rows in sets.items() if rows is not None}
 
 
 @lru_cache(maxsize=4)
 def load(name: str | None, options: str) -> Any:
-    """An environment of verifiers. Raises UserError where verifiers or the environment is missing,
-    or it cannot be played as a conversation in text."""
+    """Return an environment of verifiers. Raises UserError if verifiers or the environment is
+    missing, or if it is not a conversation in text."""
     if not name:
-        raise UserError("env.name is missing; give what verifiers' load_environment takes")
+        line = "env.name is missing; give the name of an installed verifiers environment"
+        raise UserError(line, code="missing-name")
     try:
         package = importlib.import_module("verifiers.legacy")
     except ImportError:
         extra = "pip install 'agentrl-cli[verifiers]'"
-        raise UserError(f"env=verifiers needs verifiers before 0.4; {extra}") from None
+        line = f"env=verifiers needs verifiers before 0.4; {extra}"
+        raise UserError(line, code="missing-package") from None
     with undisturbed():
         try:
             env = package.load_environment(name, **json.loads(options))
             row_sets(env)
         except (ValueError, RuntimeError, AttributeError) as error:
             line = f"verifiers cannot load '{name}' ({error})"
-            raise UserError(f"{line}; install that environment, or correct env.options") from None
+            line = f"{line}; install that environment, or correct env.options"
+            raise UserError(line, code="unknown-environment") from None
     if not isinstance(env, package.MultiTurnEnv) or env.tool_defs or env.requires_group_rollouts:
         line = f"'{name}' has tools, scores groups, or plays on its own"
-        raise UserError(f"{line}; choose an environment that converses in text")
+        raise UserError(f"{line}; choose an environment that converses in text", code="not-text")
     return env
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """What verifiers sets for Ctrl-C and SIGTERM is taken back, as a run has handlers of its own,
-    and no bars of progress are shown."""
+    """Hide progress bars, and restore the handlers for Ctrl-C and SIGTERM that verifiers sets."""
     datasets = importlib.import_module("datasets")
     hides = datasets.are_progress_bars_disabled()
     handlers = {number: signal.getsignal(number) for number in SIGNALS}

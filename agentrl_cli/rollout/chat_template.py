@@ -1,6 +1,9 @@
-"""Messages to token ids and back by the model's chat template; the only caller of the tokenizer. A
-dialogue grows by deltas: what the template puts after an answer, the new messages, the next header.
-Nothing sampled is ever tokenised again; `check` refuses a template for which that is not sound."""
+"""Convert messages to token ids and back by the model's chat template.
+
+This is the only caller of the tokenizer. A dialogue grows by deltas: the template's text after an
+answer, the new messages, the next header. Sampled tokens are never tokenised again. `check`
+refuses a template for which the deltas differ from the whole dialogue.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,19 @@ Result = TypeVar("Result")
 
 TEMPLATE_SECONDS = 5.0  # for a dialogue of a few words
 CACHED_ENCODINGS = 1 << 13
-TODAY = "26 Jul 2024"  # what Llama's templates write where they are told no date and have no clock
+TODAY = "26 Jul 2024"  # the default date in Llama's templates
 SENTINEL = "qzanswerzq"
 ANCHOR = (("user", "anchor", ""),)
 THOUGHT = "<think>\nA cat, perhaps.\n</think>\n\nIs it  a cat?"
 ANSWERS = ("Is it alive?", THOUGHT, "One line\n\nand two.")
-OPEN, CLOSE = "\ue000", "\ue001"  # around marked text; a text's own ones are marked themselves
+OPEN, CLOSE = "\ue000", "\ue001"  # around marked text; they are marked if a text holds them
 MARKS = re.compile(f"[{OPEN}{CLOSE}]")
-MARKED = re.compile(f"{OPEN}((?:[0-9a-f]{{2}})+){CLOSE}")  # what is only text, in hex
+MARKED = re.compile(f"{OPEN}((?:[0-9a-f]{{2}})+){CLOSE}")  # plain text in hex
 
 
 class Frame(NamedTuple):
-    """What a template writes around an answer: all of it as `text`, what it puts before the answer
-    itself, and the id of the token that closes it."""
+    """A template's text around an answer: the whole `text`, the prefix of the answer, and the id of
+    the closing token."""
 
     text: str
     answer_prefix: str
@@ -45,16 +48,16 @@ class Frame(NamedTuple):
 
 
 class Chat:
-    """One tokenizer and its template. Short observations repeat, so every encoding is memoised. A
-    template that takes a date (`date_string`) is told the same one every day, so that a run goes on
-    with the prompts that it began with.
-    `closing` is the token that closes an answer, `stop_ids` those that end its sampling,
-    `answer_prefix` what the template itself puts before an answer (mostly nothing). UserError for a
-    template without them.
+    """One tokenizer and its template, with cached encodings.
 
-    No text can write a token of the tokenizer's added ones, whether it calls them special or not.
-    Only an answer may write those that neither are special nor frame a message (`<think>`,
-    `<tool_call>`), as the model itself does."""
+    `closing` is the token that closes an answer, `stop_ids` end sampling, and `answer_prefix` is
+    the template's text before an answer (usually ""). Raises UserError if the template has none.
+    A template that takes a date (`date_string`) always gets the same one, so that a resumed run has
+    the same prompts.
+
+    No text can produce an added token of the tokenizer, special or not. Only an answer may contain
+    added tokens that neither are special nor frame a message (`<think>`, `<tool_call>`).
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -75,18 +78,18 @@ class Chat:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that differ where the template does."""
+        """16 hex digits of the template."""
         text = json.dumps(self.tokenizer.chat_template, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """The ids of the system and first messages and the header of the first answer."""
+        """Return the ids of the system and first messages and the header of the first answer."""
         return list(self._start(_key(messages), _dump(tools)))
 
     def extend(self, messages: Sequence[Message], last_id: int | None, tools: Tools = ()) -> Ids:
-        """The delta after an answer whose last sampled token is `last_id`: the closing token unless
-        it was sampled, what the template puts behind it, the messages, the next header. Without
-        messages the same answer goes on, so nothing is added."""
+        """Return the delta after an answer that ended with `last_id`: the closing token unless it
+        was sampled, the template's text after it, the messages, the next header. Without messages
+        the same answer continues, so the delta is empty."""
         if not messages:
             return []
         ids = self._tail(_key(messages), _dump(tools))
@@ -96,9 +99,9 @@ class Chat:
         self, state_ids: list[int], action_ids: list[int], instruction: str, speaker: str = "user",
         framed: str | None = None,
     ) -> Ids:  # fmt: skip
-        """The prompt of a role: what was played, then the instruction as the last message, the
-        user's or, where the template takes a turn of the system there, its. Where it takes none,
-        the user says the `framed` instruction."""
+        """Return the prompt of a role: state, action, then the instruction as the last message. If
+        `speaker` is "system" and the template supports no later system message, the user says the
+        `framed` instruction instead."""
         if speaker == "system" and not self.has_later_system_turns:
             speaker, instruction = "user", framed or instruction
         last_id = action_ids[-1] if action_ids else None
@@ -106,8 +109,8 @@ class Chat:
 
     @cached_property
     def has_later_system_turns(self) -> bool:
-        """Whether the template shows a message of the system behind an answer as one of its own:
-        some refuse it, leave it out, or say it as the user."""
+        """Whether the template shows a system message after an answer as such; some refuse it, drop
+        it, or show it as a user message."""
         try:
             played = (*ANCHOR, ("assistant", ANSWERS[0], ""))
             shown = self._render((*played, ("system", SENTINEL, "")), "", True)
@@ -117,22 +120,21 @@ class Chat:
         return SENTINEL in shown.partition(ANSWERS[0])[2] and shown != said
 
     def encode_action(self, text: str, *, goes_on: bool = False) -> list[int]:
-        """The ids of a whole answer, closing token included, as the model would have sampled it; of
-        the rest of one where it `goes_on`."""
+        """Return the ids of a whole answer with its closing token, as if sampled; with `goes_on`
+        the ids of the rest of an answer."""
         return list(self._answer(text, "" if goes_on else self.answer_prefix))
 
     def encode_raw(self, text: str) -> list[int]:
-        """The ids of `text` as it stands, special tokens by name and `{closing}` for the one that
-        closes an answer; no template. Behind a leading `{message}` it is one of the user, in the
-        template, that follows an answer."""
+        """Return the ids of `text` without a template. Special tokens are written by name, and
+        `{closing}` stands for the closing token. Text after a leading `{message}` is a user message
+        after an answer, in the template."""
         if text.startswith("{message}"):
             return self.extend([Message("user", text.removeprefix("{message}"))], None)
         text = _mark(text, MARKS).replace("{closing}", self.text_of([self.closing]))
         return list(self._encode(text))
 
     def encode_turns(self, turns: list[Turn], tools: Tools = ()) -> list[Turn]:
-        """Fill in the ids of scripted turns (text only) in place; their log-probs are 0
-        (certain)."""
+        """Fill in the ids of text-only turns in place, with log-probabilities of 0."""
         last_id = None
         for i, turn in enumerate(turns):
             if i == 0:
@@ -147,16 +149,16 @@ class Chat:
         return turns
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a sampled answer without special tokens."""
+        """Return the text of a sampled answer without special tokens."""
         return self.text_of(ids, special=False).removeprefix(self.answer_prefix)
 
     def text_of(self, ids: Sequence[int], *, special: bool = True) -> str:
-        """The text of any ids, with special tokens by name or without them."""
+        """Return the text of any ids, with or without the names of special tokens."""
         options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(ids), **options))
 
     def prefix_length(self, ids: Sequence[int]) -> int:
-        """How many of a sampled answer's first ids are what the template itself puts before it."""
+        """Return how many first ids of a sampled answer spell the template's answer prefix."""
         length = 0
         while length < len(ids) and self.text_of(ids[:length]) != self.answer_prefix:
             length += 1
@@ -165,7 +167,7 @@ class Chat:
         return length
 
     def ends_with(self, ids: Sequence[int], text: str) -> bool:
-        """Whether the text of sampled ids ends with `text`; only the last ids are decoded."""
+        """Return whether the text of sampled ids ends with `text`; decodes only the last ids."""
         count = len(text) + 1
         while len(found := self.text_of(ids[-count:], special=False)) <= len(text):
             if count >= len(ids):
@@ -174,13 +176,13 @@ class Chat:
         return found.endswith(text)
 
     def vocabulary(self) -> list[str]:
-        """The text of every token, by id."""
+        """Return the text of every token, by id."""
         return [self.text_of([i]) for i in range(len(self.tokenizer))]
 
     def check(self, tools: Tools = ()) -> None:
-        """Raise UserError with the differing tokens where a dialogue of three turns, rendered
-        whole, is not what its turns add up to. White space around an answer is exempt (some
-        templates strip it): the ids as sampled are the truth."""
+        """Raise UserError with the differing tokens if a dialogue of three turns, rendered as a
+        whole, differs from the sum of its deltas. White space around an answer is exempt, because
+        some templates strip it."""
         _in_time(partial(self._check, tools))
 
     def _check(self, tools: Tools) -> None:
@@ -194,7 +196,6 @@ class Chat:
                 self._compare(self.start(played, tools), ids)
 
     def _compare(self, rendered: list[int], ids: list[int]) -> None:
-        """Raise UserError where a dialogue's ids, rendered whole, are not those of its turns."""
         if rendered == ids:
             return
         pairs = enumerate(zip(rendered, ids, strict=False))
@@ -202,33 +203,33 @@ class Chat:
         raise UserError(
             f"the chat template would corrupt training: at token {at} the whole dialogue has "
             f"{self._show(rendered[at:])} where its turns have {self._show(ids[at:])}; "
-            "use a template that only ever appends to a dialogue, as model.chat_template=qwen3"
+            "use a template that only appends to a dialogue, as model.chat_template=qwen3",
+            code="unstable-template",
         )
 
     def _show(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.convert_ids_to_tokens(list(ids[:6])))
 
     def _frame(self) -> Frame:
-        """What the template writes around an answer."""
         answered = self._render((*ANCHOR, ("assistant", SENTINEL, ""), *ANCHOR), "", False)
         before, _, after = answered.partition(SENTINEL)
         header = self._render(ANCHOR, "", True)
         if not after or not before.startswith(header):
             line = f"heads an answer with {before!r} but prompts for it with {header!r}"
             remedy = "use a template that prompts with the header it writes"
-            raise UserError(f"the chat template {line}; {remedy}")
+            raise UserError(f"the chat template {line}; {remedy}", code="unsupported-template")
         closing = self._encode(after)[0]
         if self.tokenizer.convert_ids_to_tokens(closing) not in self._special:
-            line = f"ends an answer with {after[:20]!r}, which is no special token"
+            line = f"ends an answer with {after[:20]!r}, which is not a special token"
             remedy = "use a template that closes an answer with a special token"
-            raise UserError(f"the chat template {line}; {remedy}")
+            raise UserError(f"the chat template {line}; {remedy}", code="unsupported-template")
         return Frame(answered, before[len(header) :], closing)
 
     def _start_ids(self, key: Key, tools: str) -> tuple[int, ...]:
         return self._encode(self._render(key, tools, True))
 
     def _tail_ids(self, key: Key, tools: str) -> tuple[int, ...]:
-        """The ids of all that follows an answer, its closing token first."""
+        """Return the ids after an answer, with its closing token first."""
         text = self._render((*ANCHOR, ("assistant", SENTINEL, ""), *key), tools, True)
         return self._encode(text.partition(SENTINEL)[2])
 
@@ -237,7 +238,7 @@ class Chat:
         return (*self._encode(prefix + marked), self.closing)
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        """The ids of a text in which tokens stand by name, except for what is marked in it."""
+        """Return the ids of a text; tokens are written by name, and marked parts are plain text."""
         ids: list[int] = []
         for i, part in enumerate(MARKED.split(text)):
             if i % 2:
@@ -247,8 +248,8 @@ class Chat:
         return tuple(ids)
 
     def _encode_plain(self, text: str) -> Ids:
-        """The ids of a text as mere text. A tokenizer keeps apart only the tokens that it calls
-        special; the name of another is cut in two until it is none."""
+        """Return the ids of a plain text. A tokenizer splits only the names of special tokens, so
+        the name of another token is cut in two until it is none."""
         ids = self._encode_part(text, split_special_tokens=True)
         if len(text) == 1 or self._token_ids.isdisjoint(ids):
             return ids
@@ -260,7 +261,7 @@ class Chat:
         return self.tokenizer.encode(text, add_special_tokens=False, **options)
 
     def _render(self, key: Key, tools: str, prompt: bool) -> str:
-        """The template's text for the messages; UserError where the template refuses them."""
+        """Return the template's text. Raises UserError if the template refuses the messages."""
         from jinja2.exceptions import TemplateError
 
         broken = (TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError)
@@ -269,18 +270,18 @@ class Chat:
         options = {"tools": shown, "add_generation_prompt": prompt, "date_string": TODAY}
         try:
             text = str(self.tokenizer.apply_chat_template(rows, tokenize=False, **options))
-            text.encode()  # no tokenizer takes half characters
+            text.encode()  # raises for lone surrogates
             return text
         except (*broken, RuntimeError, SyntaxError, TypeError, ValueError) as error:
             roles = ", ".join(role for role, _, _ in key)
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             line = f"the chat template refuses messages of {roles} ({reason})"
-            fold = ", or model.system_role=user where it has no system turn"
+            fold = ", or model.system_role=user if it has no system turn"
             remedy = f"use a template that takes them{fold if 'system' in roles else ''}"
-            raise UserError(f"{line}; {remedy}") from error
+            raise UserError(f"{line}; {remedy}", code="refused-messages") from error
 
     def _row(self, role: str, content: str, calls: str) -> dict[str, Any]:
-        """A message as templates read it, with nothing in it that could be taken for a token."""
+        """Return a message for the template, with the names of tokens marked as plain text."""
         names = self._in_answer if role == "assistant" else self._in_text
         row = {"role": _mark(role, names), "content": _mark(content, names)}
         return {**row, "tool_calls": _mark(json.loads(calls), names)} if calls else row
@@ -294,7 +295,7 @@ def _in_time(call: Callable[[], Result]) -> Result:
     except TimeoutError:
         thread.abandon(TEMPLATE_SECONDS)
         line = f"the chat template takes more than {TEMPLATE_SECONDS:g} s for a short dialogue"
-        raise UserError(f"{line}; use another one") from None
+        raise UserError(f"{line}; use another one", code="slow-template") from None
     thread.close()
     if outcome.error is not None:
         raise outcome.error
@@ -310,13 +311,14 @@ def _dump(rows: Sequence[dict[str, Any]]) -> str:
         return json.dumps(list(rows)) if rows else ""
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(
-            f"a world's tools or calls are no JSON ({error}); give plain values"
+            f"an environment's tools or calls are not JSON ({error}); use plain values",
+            code="invalid-tools",
         ) from None
 
 
 def _token_names(tokenizer: PreTrainedTokenizerBase) -> tuple[set[str], set[str]]:
-    """The names of special tokens, and those of all added ones. White space is no token's name:
-    Gemma adds its paragraphs, which every text may hold."""
+    """Return the names of special tokens, and of all added tokens except white space, which every
+    text may contain (Gemma adds paragraphs as tokens)."""
     added = tokenizer.added_tokens_decoder.values()
     special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
     names = special | {str(token) for token in added}
@@ -324,8 +326,8 @@ def _token_names(tokenizer: PreTrainedTokenizerBase) -> tuple[set[str], set[str]
 
 
 def _any_of(names: set[str]) -> re.Pattern[str]:
-    """Finds the longest of the names, and the characters that mark a text, wherever they stand.
-    The first characters are looked for first: a tokenizer may have thousands of names."""
+    """Return a pattern of the names, longest first, and of the marking characters. A lookahead on
+    first characters keeps it fast for thousands of names."""
     names = {*names, OPEN, CLOSE}
     first = "".join(sorted({re.escape(name[0]) for name in names}))
     longest_first = sorted(names, key=lambda name: (-len(name), name))
@@ -333,7 +335,7 @@ def _any_of(names: set[str]) -> re.Pattern[str]:
 
 
 def _mark(value: Any, names: re.Pattern[str]) -> Any:
-    """A text, or all texts in a JSON value, in which names of tokens are marked as mere text."""
+    """Mark the names of tokens in a text, or in all texts of a JSON value, as plain text."""
     if isinstance(value, dict):
         return {_mark(key, names): _mark(item, names) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,9 @@
-"""Demonstrations: from a file of an expert's episodes or of a user's dialogues to checked episodes.
+"""Read and check demonstrations: episodes of an expert or dialogues of a user, one JSON line each.
+
 A line is an episode in our own format, or a dialogue `{"messages": [{"role", "content"}, ...]}`
-that may name its `task`. Both are text: the model's chat makes the ids, so one file serves every
-model. Lines are hostile until read here."""
+that may name its `task`. Both are text. The model's chat encodes them, so one file serves every
+model. Lines are untrusted until they are checked here.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,16 @@ from agentrl_cli.envs.base import Env
 if TYPE_CHECKING:
     from agentrl_cli.rollout.chat_template import Chat
 
-NAMED_LINES = 10  # refused lines that are named one by one
-REMEDY = "mend it, or leave such lines out with data.skip_invalid=true"
+NAMED_LINES = 10  # maximum of invalid lines in an error
+REMEDY = "correct it, or skip such lines with data.skip_invalid=true"
 
 
 class InvalidDemo(Exception):
-    """Why a line is no demonstration."""
+    """The reason why a line is not a demonstration."""
 
 
 def fingerprint(file: str | None) -> str | None:
-    """16 hex digits of a file's bytes; None where there is no file."""
+    """Return 16 hex digits of a file's bytes, or None without a file."""
     if file is None or not files.is_file(Path(file)):
         return None
     return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
@@ -39,9 +41,9 @@ def fingerprint(file: str | None) -> str | None:
 def read_demos(
     source: str, lines: list[str], reader: DemoReader, *, skip_invalid: bool
 ) -> list[Episode]:
-    """The demonstrations of a source's lines with their token ids. Raises UserError with number and
-    reason of each line that is refused; with `skip_invalid` these are named on stderr and left out.
-    Where no line is good it raises in any case."""
+    """Return the demonstrations with token ids. Raises UserError with number and reason of each
+    invalid line. With `skip_invalid` these are reported on stderr and skipped, unless all are
+    invalid."""
     good: list[Episode] = []
     bad: list[str] = []
     for number, line in enumerate(lines, start=1):
@@ -54,25 +56,25 @@ def read_demos(
     if len(bad) > NAMED_LINES:
         named.append(f"{len(bad) - NAMED_LINES} lines more")
     if bad and not (skip_invalid and good):
-        raise UserError("\n".join(f"{text}; {REMEDY}" for text in named))
+        raise UserError("\n".join(f"{text}; {REMEDY}" for text in named), code="invalid-demos")
     for text in named:
         echo(f"left out: {text}", err=True)
     return good
 
 
 class DemoReader:
-    """Reads lines as demonstrations of one environment for one model."""
+    """Parses lines as demonstrations of one environment for one model."""
 
     def __init__(self, env: Env, chat: Chat, max_seq_len: int) -> None:
         self.chat, self.max_seq_len = chat, max_seq_len
         self.system, self.tools = env.system(), env.tools
         self.train_tasks = {task.id: task for task in env.tasks("train")}
         self.held_out = {task.id: "test" for task in env.tasks("test")}
-        with suppress(UserError):  # it need not have that split
+        with suppress(UserError):  # the split is optional
             self.held_out |= {task.id: "val" for task in env.tasks("val")}
 
     def read(self, line: str, number: int) -> Episode:
-        """The demonstration of a line. Raises InvalidDemo with the reason."""
+        """Return the demonstration of a line. Raises InvalidDemo with the reason."""
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -93,21 +95,21 @@ class DemoReader:
         return episode
 
     def _from_episode(self, row: dict[str, Any]) -> Episode:
-        """The episode of a line in our own format, its texts only."""
+        """Return the texts of an episode in our own format."""
         try:
             episode = Episode.from_json(row)
         except (KeyError, TypeError, AttributeError) as error:
-            raise InvalidDemo(f"it is no episode ({error})") from None
+            raise InvalidDemo(f"it is not an episode ({error})") from None
         if episode.error:
-            raise InvalidDemo(f"its episode broke ({episode.error})")
+            raise InvalidDemo(f"its episode failed ({episode.error})")
         turns = [_texts_only(turn) for turn in episode.turns]
         return replace(episode, task=self._task(episode.task.id), turns=turns)
 
     def _from_dialogue(self, row: dict[str, Any], name: str) -> Episode:
-        """The episode of a dialogue, called a success, under this name."""
+        """Return a dialogue as a successful episode."""
         rows = row["messages"]
         if not isinstance(rows, list) or not all(isinstance(message, dict) for message in rows):
-            raise InvalidDemo("its messages are no list of objects")
+            raise InvalidDemo("its messages are not a list of objects")
         messages = [_message(message) for message in rows]
         if self.system and messages and messages[0].role != "system":
             messages = [Message("system", self.system), *messages]
@@ -118,7 +120,7 @@ class DemoReader:
         return Episode(name, task, name, 0, turns, closing=closing)
 
     def _task(self, name: object) -> Task:
-        """The train task of that name. Raises InvalidDemo for any other."""
+        """Return the train task of that name. Raises InvalidDemo for any other."""
         task_id = name if isinstance(name, str) else ""
         if task_id in self.held_out:
             raise InvalidDemo(f"its task {name!r} is of the {self.held_out[task_id]} split")
@@ -141,23 +143,25 @@ class DemoReader:
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines of a file, blank ones at its end left out. UserError where there is none."""
+    """Return the lines of a file without trailing blank ones. Raises UserError without lines."""
     try:
         if file.exists() and not file.is_file():  # a device may never end
-            raise UserError(f"demonstrations '{file}' are no file; check data.demos")
+            line = f"demonstrations '{file}' are not a file; check data.demos"
+            raise UserError(line, code="unreadable-demos")
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         line = f"demonstrations '{file}' cannot be read ({reason})"
-        raise UserError(f"{line}; check data.demos") from None
+        raise UserError(f"{line}; check data.demos", code="unreadable-demos") from None
     lines = text.rstrip().split("\n")
     if lines == [""]:
-        raise UserError(f"demonstrations '{file}' are empty; write some with agentrl demos")
+        line = f"demonstrations '{file}' are empty; write some with agentrl demos"
+        raise UserError(line, code="empty-demos")
     return lines
 
 
 def _turns_of(messages: list[Message]) -> tuple[list[Turn], list[Message]]:
-    """A dialogue's turns as text, and what follows the last of them."""
+    """Return a dialogue's turns as text, and the messages after the last one."""
     turns: list[Turn] = []
     observation: list[Message] = []
     for message in messages:
@@ -185,18 +189,18 @@ def _message(row: dict[str, Any]) -> Message:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a string that can be written as UTF-8 (JSON also spells half characters)."""
+    """Return whether it is a string without lone surrogates, which JSON can contain."""
     return isinstance(value, str) and value == value.encode("utf-8", "ignore").decode()
 
 
 def _texts_only(turn: Turn) -> Turn:
-    """The turn's texts, and whether it ended in success; nothing else of a file is believed."""
+    """Return the turn's texts and its success; other fields of a file are not trusted."""
     success = isinstance(turn.info, dict) and turn.info.get("success") is True
     return Turn(turn.observation, turn.action, [], [], [], info={"success": success})
 
 
 def _check(episode: Episode) -> None:
-    """Refuse what is not text with known roles, or has no action in some turn."""
+    """Raise InvalidDemo for an episode without text, known roles, or an action in each turn."""
     if not episode.turns:
         raise InvalidDemo("it has no action")
     for number, turn in enumerate(episode.turns, start=1):

@@ -1,4 +1,4 @@
-"""Demonstrations by an environment's own expert, as a file of episodes; demos.py reads them."""
+"""Record demonstrations of an environment's own expert as episodes; demos.py reads them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.envs.contract import answer, opening
 
 TextAgent = Callable[[list[Message]], Iterator[str] | None]
-EXPERT_PREFIX = "expert:"  # how data.demos asks for the environment's own expert
+EXPERT_PREFIX = "expert:"  # data.demos=expert:N records N episodes of the expert
 
 
 def expert_episodes(env: Env, count: int, seed: int) -> list[Episode]:
-    """`count` episodes of the expert on tasks of the train split, all tasks once before any comes
-    again. Those that it loses or that break are no demonstrations: UserError where these are more
-    than ten and a tenth, or where there are no tasks."""
+    """Return `count` successful episodes of the expert on train tasks, each task once per epoch.
+
+    Lost and failed episodes are skipped. Raises UserError for more than max(10, count / 10) of
+    them, or without tasks.
+    """
     tasks, won, lost, broken = train_tasks(env), [], 0, ""
     while len(won) < count:
         number = len(won) + lost
@@ -33,7 +35,7 @@ def expert_episodes(env: Env, count: int, seed: int) -> list[Episode]:
             episode = expert_episode(copy.copy(env), task, episode_seed, name)
         except UserError:
             raise
-        except Exception as error:  # one that breaks is lost
+        except Exception as error:  # a failed episode counts as lost
             broken = f", the last that broke with {type(error).__name__}: {error}"
         if episode is not None and episode.success:
             won.append(episode)
@@ -42,33 +44,34 @@ def expert_episodes(env: Env, count: int, seed: int) -> list[Episode]:
             lost += 1
         if lost > max(10, count // 10):
             line = f"the expert lost {lost} of {number + 1} episodes{broken}"
-            raise UserError(f"{line}; mend it first")
+            raise UserError(f"{line}; correct it first", code="expert-lost")
     return won
 
 
 def expert_lines(source: str, env: Env) -> list[str]:
-    """The lines of `agentrl demos seed=0` for a source `expert:N`: N episodes, the same for every
-    run. Raises UserError where N is no number or the environment's expert cannot."""
+    """Return the lines of `agentrl demos seed=0` for a source `expert:N`, the same in every run.
+    Raises UserError for an invalid N, or if the expert fails."""
     count = source.removeprefix(EXPERT_PREFIX)
     if not count.isdecimal() or int(count) < 1:
         remedy = f"give a file, or {EXPERT_PREFIX}128 for 128 episodes"
-        raise UserError(f"data.demos is '{source}'; {remedy}")
+        raise UserError(f"data.demos is '{source}'; {remedy}", code="invalid-demos-source")
     episodes = expert_episodes(env, int(count), seed=0)
     return [files.json_line(episode.to_json()) for episode in episodes]
 
 
 def expert_episode(env: Env, task: Task, seed: int, name: str) -> Episode:
-    """One episode as text, without ids; what is privileged is not kept. UserError where the
+    """Play one episode as text, without token ids and privileged info. Raises UserError if the
     environment has no expert."""
     episode = text_episode(env, task, seed, name, lambda seen: env.expert(task))
     if episode is None:
-        raise UserError("the environment has no expert; give it one, or demonstrations of your own")
+        line = "the environment has no expert; add one, or use demonstrations of your own"
+        raise UserError(line, code="no-expert")
     return episode
 
 
 def text_episode(env: Env, task: Task, seed: int, name: str, agent: TextAgent) -> Episode | None:
-    """One episode of an agent as text, without ids and what is privileged; None where the agent has
-    no actions. The agent is given the list of all messages so far, which grows as it acts."""
+    """Play one episode of an agent as text, without token ids and privileged info; return None if
+    the agent has no actions. The agent receives the list of all messages, which grows."""
     with closing(env):
         observation = opening(env, task, seed)
         seen, turns, ended, stop = list(observation), [], False, "truncated"

@@ -1,5 +1,8 @@
-"""Messages as ids without a tokenizer, for a model that is asked in messages: each byte of a text
-is an id, and five more begin and end messages. A generator can read them back to the letter."""
+"""Messages as token ids without a tokenizer, for a model that takes messages.
+
+Each byte of a text is an id, and further ids begin and end messages. A generator can decode them
+without loss.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,7 @@ END = BYTES + len(ROLES)
 
 
 class MessageChat(Chat):
-    """A chat whose ids are bytes and marks of messages. UserError where an environment has tools of
-    its own, which a server would have to be told in its way."""
+    """A chat of bytes and message marks. Environments with tool schemas are not supported."""
 
     has_later_system_turns = True  # pyright: ignore[reportAssignmentType]
 
@@ -27,46 +29,48 @@ class MessageChat(Chat):
 
     @property
     def fingerprint(self) -> str:
-        """There is no template here."""
+        """A constant, because there is no template."""
         return "messages"
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
-        """The ids of the first messages and the beginning of the first answer."""
+        """Return the ids of the first messages and the start of the first answer."""
         return [*_ids(messages), BEGIN["assistant"]]
 
     def extend(self, messages: Sequence[Message], last_id: int | None, tools: Tools = ()) -> Ids:
-        """The end of an answer unless it was sampled, the messages, and the next one's beginning;
-        nothing where the same answer goes on."""
+        """Return the end of an answer unless it was sampled, the messages, and the start of the
+        next answer; [] without messages, because the same answer continues."""
         if not messages:
             return []
         end = [] if last_id == END else [END]
         return [*end, *_ids(messages), BEGIN["assistant"]]
 
     def encode_action(self, text: str) -> Ids:
-        """The ids of a whole answer, its end included."""
+        """Return the ids of a whole answer and its end."""
         return [*_bytes(text), END]
 
     def encode_raw(self, text: str) -> Ids:
-        """Raises UserError: such a prompt is of tokens."""
-        raise UserError("model=endpoint reads messages alone; use an algorithm without raw prompts")
+        """Raise UserError, because raw prompts need tokens."""
+        line = "model=endpoint takes messages only; use an algorithm without raw prompts"
+        raise UserError(line, code="unsupported-model")
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of an answer."""
+        """Return the text of an answer."""
         return self.text_of(ids)
 
     def text_of(self, ids: Sequence[int], *, special: bool = True) -> str:
-        """The text of any ids, without marks."""
+        """Return the text of any ids, without marks."""
         return bytes(i for i in ids if i < BYTES).decode("utf-8", "replace")
 
     def vocabulary(self) -> list[str]:
-        """Raises UserError: a server's tokens are not known."""
-        raise UserError("model=endpoint has no vocabulary here; evaluate it without search")
+        """Raise UserError, because a server's tokens are unknown."""
+        line = "model=endpoint has no vocabulary here; evaluate it without search"
+        raise UserError(line, code="unsupported-model")
 
     def check(self, tools: Tools = ()) -> None:
-        """Raise UserError where there are tools."""
+        """Raise UserError if there are tools."""
         if tools:
-            line = "model=endpoint plays in text, and this environment offers tools to a template"
-            raise UserError(f"{line}; give env.actions=react")
+            line = "model=endpoint plays in text, and this environment has tools for a template"
+            raise UserError(f"{line}; set env.actions=react", code="unsupported-model")
 
 
 def _ids(messages: Sequence[Message]) -> Ids:

@@ -79,7 +79,8 @@ def test_every_link_has_one_target(made: Path):
     text = (made / FILE).read_text()
     shown = re.search(r"<code>agentrl show (.*?) --episode ID</code>", text)
     assert shown is not None
-    assert find_run(*shlex.split(shown[1].replace("&#39;", "'"))).name == "grpo-0"
+    (run,) = shlex.split(shown[1].replace("&#39;", "'"))
+    assert find_run(run).name == "grpo-0"
 
 
 def test_page_of_a_run_has_every_turn(made: Path):

@@ -1,4 +1,4 @@
-"""Demonstrations: what the expert writes, what is read, and what is refused with which reason."""
+"""Demonstrations: reading back, dialogues, and invalid or hostile lines."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ def read(
     )
 
 
-# the file
-
-
-def test_what_was_written_is_read_back_with_ids_and_without_the_worlds_numbers(tmp_path: Path):
+def test_expert_file_is_read_back_with_ids(tmp_path: Path):
     out = tmp_path / "demos.jsonl"
     file, count = write_demos(["env=twentyq", "n=5", f"out={out}", "seed=4"])
     assert (file, count) == (out, 5)
@@ -59,7 +56,7 @@ def test_what_was_written_is_read_back_with_ids_and_without_the_worlds_numbers(t
         assert all(turn.action in text for turn in episode.turns[:-1])
 
 
-def test_a_dialogue_becomes_the_episode_that_play_would_have_made(tmp_path: Path):
+def test_dialogue_equals_a_played_episode(tmp_path: Path):
     (episode,) = read(written(tmp_path, row(*GOOD, task="train-0")))
     assert episode.task == COIN.tasks("train")[0] and episode.success
     assert [turn.action for turn in episode.turns] == ["Is it  a dog?"] * 2
@@ -74,7 +71,7 @@ def test_a_dialogue_becomes_the_episode_that_play_would_have_made(tmp_path: Path
     assert episode.state_ids(1) == later
 
 
-def test_a_dialogue_without_a_system_message_gets_the_environments(tmp_path: Path):
+def test_missing_system_message_is_added(tmp_path: Path):
     lines = (row(*GOOD), row(*GOOD[1:]))
     first, second = read(written(tmp_path, *lines))
     assert first.state_ids(1) == second.state_ids(1)
@@ -103,25 +100,24 @@ BAD = {
     row(*GOOD, task=3): "its task 3 is of another environment",
     row(*GOOD, task=[]): "its task [] is of another environment",
     row(SYSTEM, SEEN, {"role": "assistant", "content": "x" * 900}): "action 1 ends at token 9",
-    row("x"): "its messages are no list of objects",  # type: ignore[arg-type]
-    json.dumps({"messages": 3}): "its messages are no list of objects",
-    json.dumps({"turns": 3}): "it is no episode",
-    json.dumps({"turns": []}): "it is no episode",
+    row("x"): "its messages are not a list",  # type: ignore[arg-type]
+    json.dumps({"messages": 3}): "its messages are not a list",
+    json.dumps({"turns": 3}): "it is not an episode",
+    json.dumps({"turns": []}): "it is not an episode",
 }
 BAD[row(SAID, SEEN)] = "nothing was observed before its first action"
 
 
 @pytest.mark.parametrize("line", BAD, ids=[text[:40] for text in BAD.values()])
-def test_a_bad_line_is_refused_by_number_and_reason(tmp_path: Path, line: str):
+def test_invalid_line_is_one_sentence_with_its_number(tmp_path: Path, line: str):
     file = written(tmp_path, row(*GOOD), line, row(*GOOD))
     with pytest.raises(UserError) as refused:
         read(file)
-    told = str(refused.value).splitlines()
-    assert len(told) == 1 and told[0].startswith(f"{file} line 2: {BAD[line]}")
-    assert told[0].endswith("; mend it, or leave such lines out with data.skip_invalid=true")
+    assert refused.value.code == "invalid-demos" and "\n" not in str(refused.value)
+    assert str(refused.value).startswith(f"{file} line 2: {BAD[line]}")
 
 
-def test_bad_lines_are_left_out_and_told_only_when_asked_for(
+def test_invalid_lines_are_skipped_only_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     file = written(tmp_path, "{", row(*GOOD), row(SEEN))
@@ -131,36 +127,31 @@ def test_bad_lines_are_left_out_and_told_only_when_asked_for(
         f"{file} line 1", f"{file} line 3",
     ]  # fmt: skip
     assert len(read(file, skip_invalid=True)) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == f"left out: {file} line 1: it is not JSON" and len(told) == 2
-
-
-def test_many_bad_lines_are_counted(tmp_path: Path):
+    assert len(capsys.readouterr().err.splitlines()) == 2
     with pytest.raises(UserError) as refused:
         read(written(tmp_path, *["{"] * 25), skip_invalid=True)
-    told = str(refused.value).splitlines()
-    assert len(told) == 11 and told[-1].startswith("15 lines more;")
+    lines = str(refused.value).splitlines()
+    assert len(lines) == 11 and lines[-1].startswith("15 ")
 
 
 @pytest.mark.parametrize("skip_invalid", [False, True])
 @pytest.mark.parametrize("text", ["", "\n\n"])
-def test_an_empty_file_is_refused_whatever_may_be_skipped(
-    tmp_path: Path, text: str, skip_invalid: bool
-):
+def test_empty_file_is_refused(tmp_path: Path, text: str, skip_invalid: bool):
     (tmp_path / "demos.jsonl").write_text(text)
-    with pytest.raises(UserError, match="are empty; write some with agentrl demos"):
+    with pytest.raises(UserError) as refused:
         read(tmp_path / "demos.jsonl", skip_invalid=skip_invalid)
+    assert refused.value.code == "empty-demos"
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
-    with pytest.raises(UserError, match=r"'none.jsonl' cannot be read \(No such file or directory"):
-        read(Path("none.jsonl"))
+def test_unreadable_file_is_refused(tmp_path: Path):
     (tmp_path / "x").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(UserError, match=r"cannot be read \(not UTF-8\)"):
-        read(tmp_path / "x")
+    for file in (Path("none.jsonl"), tmp_path / "x", tmp_path):
+        with pytest.raises(UserError) as refused:
+            read(file)
+        assert refused.value.code == "unreadable-demos" and str(file) in str(refused.value)
 
 
-def test_an_episode_that_broke_or_is_of_another_world_is_refused(tmp_path: Path):
+def test_failed_or_foreign_episodes_are_refused(tmp_path: Path):
     (demo,) = expert_episodes(twentyq(), 1, seed=0)
     whole = demo.to_json()
     broken, elsewhere = {**whole, "error": "KeyError: 1"}, json.loads(json.dumps(whole))
@@ -168,15 +159,13 @@ def test_an_episode_that_broke_or_is_of_another_world_is_refused(tmp_path: Path)
     lines = [json.dumps(one) for one in (broken, elsewhere, {**whole, "seeds": 1})]
     with pytest.raises(UserError) as refused:
         read(written(tmp_path, *lines), twentyq(), room=512)
-    told = [line.split(": ", 1)[1] for line in str(refused.value).splitlines()]
-    assert told[0].startswith("its episode broke (KeyError: 1)")
-    assert told[1].startswith("its system message is that of another environment")
-    assert told[2].startswith("it is no episode")
+    reasons = [line.split(": ", 1)[1] for line in str(refused.value).splitlines()]
+    assert "KeyError: 1" in reasons[0] and "system message" in reasons[1] and len(reasons) == 3
     with pytest.raises(UserError, match="is of another environment"):
         read(written(tmp_path, json.dumps(whole)))
 
 
-def test_a_task_that_another_split_keeps_for_testing_is_refused(tmp_path: Path):
+def test_test_task_is_refused(tmp_path: Path):
     lines = [json.dumps(e.to_json()) for e in expert_episodes(twentyq(), 56, seed=0)]
     with pytest.raises(UserError, match="is of the test split"):
         read(written(tmp_path, *lines), twentyq(split_seed=1), room=512)
@@ -192,7 +181,7 @@ keys = st.sampled_from(["messages", "turns", "role", "content", "task", "id", "e
 
 @settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(keys, values | st.lists(st.dictionaries(keys, values), max_size=3)))
-def test_whatever_a_line_holds_it_is_read_or_refused(found: dict[str, Any]):
+def test_any_line_is_read_or_refused(found: dict[str, Any]):
     reader = DemoReader(COIN, CHAT, 200)
     try:
         assert reader.read(json.dumps(found), 1).turns
@@ -202,7 +191,7 @@ def test_whatever_a_line_holds_it_is_read_or_refused(found: dict[str, Any]):
 
 @settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_whatever_is_wrong_in_an_episode_it_is_read_or_refused(data: st.DataObject):
+def test_any_broken_episode_is_read_or_refused(data: st.DataObject):
     turn: dict[str, Any] = {
         "observation": [SYSTEM, SEEN], "action": "Hm?", "observation_ids": [], "action_ids": [],
         "logprobs": [], "info": {},

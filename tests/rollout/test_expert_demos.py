@@ -1,4 +1,4 @@
-"""An expert's episodes: which tasks, in how many voices, knowing only what was answered."""
+"""Episodes of the expert: their tasks and seeds, and experts that fail, lose or leak."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from agentrl_cli.rollout.expert_demos import expert_episodes, expert_lines
 from tests.builders.demos import COIN, twentyq
 from tests.fakes.coin import CoinEnv
 
-# the expert's episodes
 
-
-def test_a_world_that_breaks_costs_an_episode_and_is_closed():
+def test_failing_environment_is_closed_and_counted():
     open_worlds: list[str] = []
     closed: list[CoinEnv] = []
 
@@ -46,9 +44,9 @@ def test_a_world_that_breaks_costs_an_episode_and_is_closed():
         def step(self, action: str) -> Step:
             raise ValueError("boom")
 
-    line = r"the expert lost 11 of 11 episodes, the last that broke with ValueError: boom; mend it"
-    with pytest.raises(UserError, match=line):
+    with pytest.raises(UserError, match=r"11 of 11.*ValueError: boom") as error:
         expert_episodes(Broken(turns=2), 4, seed=0)
+    assert error.value.code == "expert-lost"
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +54,7 @@ def shown() -> list[Episode]:
     return expert_episodes(twentyq(), 70, seed=0)
 
 
-def test_the_expert_shows_train_tasks_only_each_once_before_any_comes_again(shown: list[Episode]):
+def test_every_train_task_comes_once_per_epoch(shown: list[Episode]):
     train = {task.id for task in twentyq().tasks("train")}
     counts = Counter(episode.task.id for episode in shown)
     assert {e.task.split for e in shown} == {"train"} and counts.keys() == train
@@ -64,21 +62,19 @@ def test_the_expert_shows_train_tasks_only_each_once_before_any_comes_again(show
     assert all(e.success and e.stop == "done" and e.turns[-1].done for e in shown)
 
 
-def test_the_same_seed_shows_the_same_and_another_one_other_games(shown: list[Episode]):
+def test_seed_determines_the_episodes(shown: list[Episode]):
     again, other = expert_episodes(twentyq(), 70, seed=0), expert_episodes(twentyq(), 70, seed=1)
     assert [e.to_json() for e in again] == [e.to_json() for e in shown]
     assert [e.task.id for e in other] != [e.task.id for e in shown]
 
 
-def test_one_game_is_shown_in_many_ways():
+def test_one_task_is_played_in_many_ways():
     env = twentyq(test_objects=95)
     ways = {tuple(turn.action for turn in e.turns) for e in expert_episodes(env, 8, seed=0)}
     assert len(ways) == 8
 
 
-def test_an_experts_turn_is_a_thought_that_fits_and_an_action_that_the_world_understands(
-    shown: list[Episode],
-):
+def test_turn_is_a_thought_and_a_valid_action(shown: list[Episode]):
     env = twentyq()
     nouns = {env.world_table.nouns[name] for name in env.world_table.objects}
     for turn in (turn for episode in shown for turn in episode.turns):
@@ -88,8 +84,7 @@ def test_an_experts_turn_is_a_thought_that_fits_and_an_action_that_the_world_und
         assert not turn.info.get("invalid") and not turn.info["repeated"]
 
 
-def test_the_expert_knows_only_what_was_answered():
-    """Two secrets with equal answers so far bring equal turns: thoughts do not give it away."""
+def test_equal_answers_bring_equal_turns():
     env, histories = twentyq(), {}
     tasks = [Task(name, "train", {"object": name}) for name in env.world_table.objects]
     for task in tasks:
@@ -101,7 +96,7 @@ def test_the_expert_knows_only_what_was_answered():
     assert len(histories) > 120  # states that 96 games pass through
 
 
-def test_a_thought_names_the_secret_no_more_often_than_chance():
+def test_thoughts_name_the_secret_by_chance():
     env, named, chance = twentyq(), 0, 0.0
     for episode in expert_episodes(env, 200, seed=3):
         secret = env.world_table.nouns[episode.task.data["object"]]
@@ -113,30 +108,33 @@ def test_a_thought_names_the_secret_no_more_often_than_chance():
     assert named == pytest.approx(chance, abs=4 * chance**0.5)
 
 
-def test_what_is_privileged_is_not_written(shown: list[Episode]):
+def test_privileged_info_is_not_written(shown: list[Episode]):
     assert "privileged" not in json.dumps([turn.info for e in shown for turn in e.turns])
 
 
-def test_demonstrations_may_be_asked_of_the_expert_instead_of_a_file(shown: list[Episode]):
+def test_expert_source_replaces_a_file(shown: list[Episode]):
     lines = expert_lines("expert:3", twentyq())
     assert lines == [files.json_line(episode.to_json()) for episode in shown[:3]]
     for wrong in ("expert:", "expert:0", "expert:-1", "expert:two"):
-        with pytest.raises(UserError, match=f"data.demos is '{wrong}'; give a file, or expert:128"):
+        with pytest.raises(UserError) as error:
             expert_lines(wrong, twentyq())
+        assert error.value.code == "invalid-demos-source" and f"'{wrong}'" in str(error.value)
 
 
-def test_an_environment_without_an_expert_is_named():
-    with pytest.raises(UserError, match="has no expert; give it one, or demonstrations of your"):
+def test_missing_expert_is_refused():
+    with pytest.raises(UserError) as error:
         expert_episodes(COIN, 1, seed=0)
+    assert error.value.code == "no-expert"
 
 
 class Loser(CoinEnv):
-    """Its expert always says something of odd length."""
+    """Its expert always loses."""
 
     def expert(self, task: Task):
         return iter(["Odd"] * 2)
 
 
-def test_an_expert_that_loses_is_stopped():
-    with pytest.raises(UserError, match="the expert lost 11 of 11 episodes; mend it first"):
+def test_losing_expert_is_stopped():
+    with pytest.raises(UserError, match="11 of 11") as error:
         expert_episodes(Loser(turns=2), 5, seed=0)
+    assert error.value.code == "expert-lost"

@@ -19,6 +19,7 @@ from agentrl_cli.core.errors import FAILURE_KINDS, RunAborted, SimulatorError, U
 from agentrl_cli.core.types import Episode, Step, Task
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.demos import fingerprint
+from agentrl_cli.runs import checkpoint_digest
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import due, rollout_metrics
 from agentrl_cli.training.assemble import assemble, set_threads

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentrl_cli.envs.wiki.actions import line_numbers, parse
+from agentrl_cli.envs.wiki.browser import line_numbers, parse
 from agentrl_cli.envs.wiki.questions import LIST, ORDERS
 from tools.tiny_models.base import Habits
 

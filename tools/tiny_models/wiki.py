@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from agentrl_cli.core.types import Episode, Message, Turn
 from agentrl_cli.envs.base import Env
-from agentrl_cli.envs.wiki.actions import parse
+from agentrl_cli.envs.wiki.browser import parse
 from agentrl_cli.envs.wiki.env import Wiki
 from tools.tiny_models.base import Branch, Text
 from tools.tiny_models.played import (

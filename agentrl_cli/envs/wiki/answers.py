@@ -1,4 +1,4 @@
-"""What a submitted answer and saved lines are worth: normalised exact match, proof, and F1."""
+"""Scores of answers and saved lines: normalised exact match, proof, and F1."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from agentrl_cli.envs.wiki.pages import Line
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
-SPARE = 2  # lines that may be saved for each that proves something
+MAX_SAVED = 2  # lines that may be saved per step of a proof
 
-Proof = Sequence[Collection[Line]]  # of each step the lines that prove it, any one of them
+Proof = Sequence[Collection[Line]]  # for each step the lines that prove it; one of them suffices
 
 
 def normalise(text: str) -> str:
-    """An answer without case, punctuation, articles and spare spaces, as SQuAD and HotpotQA compare
+    """Remove case, punctuation, articles and extra spaces, as SQuAD and HotpotQA do to compare
     answers (Rajpurkar et al. 2016)."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def is_right(answer: str, answers: Iterable[str]) -> bool:
-    """Whether an answer is one of the right ones but for what `normalise` leaves out; where that is
-    all of it, to the letter."""
+    """Return whether the answer equals one of `answers` after `normalise`, or exactly."""
     known = list(answers)
-    given = normalise(answer)
-    return (bool(given) and given in map(normalise, known)) or answer.strip() in known
+    normalised = normalise(answer)
+    is_equal = bool(normalised) and normalised in map(normalise, known)
+    return is_equal or answer.strip() in known
 
 
 def proves(saved: Collection[Line], proof: Proof) -> bool:
-    """Whether the saved lines hold one for every step of the proof, and are at most twice as many
-    as its steps: whoever saves everything has read nothing."""
-    return len(saved) <= SPARE * len(proof) and all(set(step) & set(saved) for step in proof)
+    """Return whether the saved lines hold one for every step of the proof, and are at most twice as
+    many as its steps, so that saving everything does not count."""
+    return len(saved) <= MAX_SAVED * len(proof) and all(set(step) & set(saved) for step in proof)
 
 
 def f1(saved: Collection[Line], proof: Proof) -> float:
-    """The harmonic mean of the share of saved lines that are in the proof and the share of its
-    steps that have a saved line; 1 where nothing is to be saved and nothing is."""
+    """Return the harmonic mean of precision (share of saved lines in the proof) and recall (share
+    of steps with a saved line); 1 if nothing is to be saved and nothing is."""
     wanted = {line for step in proof for line in step}
     if not proof or not saved:
         return float(not proof and not saved)

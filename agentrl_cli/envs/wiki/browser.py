@@ -1,20 +1,64 @@
-"""The text browser: what is open, what was there before, and what is shown of it. Knows no task."""
+"""The text browser: parse an action and show pages. It is independent of the task.
+
+An action is the last line of the agent's text: SEARCH words, OPEN link, FIND words, BACK, SAVE
+lines, or SUBMIT answer. Lower case, a colon after the verb, `Action:` before it, and brackets
+around the argument are accepted.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
-from agentrl_cli.envs.wiki.actions import MAX_LINES, line_numbers
-from agentrl_cli.envs.wiki.pages import Encyclopedia, Line, link_key
-from agentrl_cli.envs.wiki.search import WORD
+from agentrl_cli.envs.wiki.pages import WORD, Encyclopedia, Line, link_key
 
+VERBS = ("search", "open", "find", "back", "save", "submit")
+FORM = re.compile(rf"\s*(?:action\s*:\s*)?({'|'.join(VERBS)})\b\s*:?\s*(.*)", re.IGNORECASE)
+IN_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+RANGE = re.compile(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?")
+LINE_LIST = re.compile(r"(?:lines?\b)?[\d\s,\-]*(?:and[\d\s,\-]*)*", re.IGNORECASE)
+MAX_ARGUMENT = 400  # characters
+MAX_LINES = 100  # of one SAVE
+MAX_SHOWN = 60  # characters of the agent's own words in an observation
 NEXT, PREVIOUS = "next", "previous"
-MAX_SHOWN = 60  # characters of an agent's own words that are repeated to it
+NEEDED = {"search": "words", "find": "words", "open": "a link", "save": "the numbers of lines"}
+
+
+@dataclass(frozen=True)
+class Action:
+    """A verb in lower case ("" for an unknown action) and its argument."""
+
+    verb: str
+    argument: str = ""
+
+
+def parse(text: str) -> Action:
+    """Return the action in the last line that is not empty. Never raises."""
+    last = text.strip().rpartition("\n")[2].strip()
+    found = FORM.fullmatch(last[: 2 * MAX_ARGUMENT])
+    if found is None:
+        return Action("")
+    argument = found[2].strip()[:MAX_ARGUMENT]
+    if whole := IN_BRACKETS.fullmatch(argument):
+        argument = whole[1].strip()
+    return Action(found[1].lower(), argument)
+
+
+def line_numbers(argument: str) -> list[int]:
+    """Return the numbers of `3`, `1 4`, `1, 2 and 5` or `2-4` in order, at most MAX_LINES + 1 of a
+    range, and [] for other text. Never raises."""
+    if not LINE_LIST.fullmatch(argument):
+        return []
+    numbers: list[int] = []
+    for first, last in RANGE.findall(argument):
+        end = min(int(last or first), int(first) + MAX_LINES)
+        numbers += range(int(first), end + 1)
+    return list(dict.fromkeys(numbers))
 
 
 @dataclass(frozen=True)
 class View:
-    """What is open, at one of its parts: the page `title`; where that is "", search results."""
+    """One part of the page `title`, or of search results if `title` is ""."""
 
     title: str = ""
     results: tuple[str, ...] = ()
@@ -23,8 +67,8 @@ class View:
 
 @dataclass
 class Browser:
-    """Shows `page_lines` lines of a page and `page_results` results of a search at a time. `views`
-    are what was opened, the last one what is open; `saved` the lines that were saved, in order."""
+    """Shows `page_lines` lines of a page or `page_results` results of a search at a time. `views`
+    is the history, with the open view last; `saved` holds the saved lines in order."""
 
     page_lines: int
     page_results: int
@@ -33,44 +77,51 @@ class Browser:
 
     @property
     def view(self) -> View | None:
-        """What is open."""
+        """The open view."""
         return self.views[-1] if self.views else None
 
     def act(self, pages: Encyclopedia, verb: str, argument: str) -> tuple[str, bool]:
-        """What the browser shows after an action of any verb but submit, and whether it could do
-        it."""
-        if verb != "back" and not argument:
+        """Return the observation of any verb but submit, and whether the action was valid."""
+        if verb == "back":
+            if len(self.views) < 2:
+                return "There is nothing to go back to.", False
+            self.views.pop()
+            return self.render(pages), True
+        if not argument:
             return f"{verb.upper()} needs {NEEDED[verb]}.", False
         if verb == "search":
-            return self._go(pages, View(results=pages.search(argument))), True
-        if verb == "back":
-            return self._back(pages)
+            self.views.append(View(results=pages.search(argument)))
+            return self.render(pages), True
         if verb == "open":
             return self._open(pages, argument)
-        return self._find(pages, argument) if verb == "find" else self._save(pages, argument)
+        view = self.view
+        if view is None or not view.title:
+            return "No page is open.", False
+        if verb == "find":
+            return self._find(pages, view.title, argument), True
+        return self._save(pages, view.title, argument)
 
     def render(self, pages: Encyclopedia) -> str:
-        """What is open, a heading and a line each for what it shows."""
+        """Return the open view: a heading and one line for each line or result."""
         view = self.view
         if view is None:
             return "Nothing is open."
         if not view.title and not view.results:
             return "No page found."
-        page, count = pages.pages.get(view.title), len(view.results)
-        heading = page.heading if page else f"{count} {'page' if count == 1 else 'pages'}"
-        rows = (
-            pages.numbered(page) if page else [pages.pages[t].heading + "." for t in view.results]
-        )
-        size = self._size(view)
+        if page := pages.pages.get(view.title):
+            heading, rows = page.heading, pages.numbered(page)
+        else:
+            count = len(view.results)
+            heading = f"{count} {'page' if count == 1 else 'pages'}"
+            rows = [pages.pages[title].heading + "." for title in view.results]
+        size, parts = self._size(view), self._parts(pages, view)
         shown = rows[view.part * size : (view.part + 1) * size]
-        parts = -(-len(rows) // size)
         where = f", page {view.part + 1} of {parts}" if parts > 1 else ""
         turns = [f"[{PREVIOUS}]"] * (view.part > 0) + [f"[{NEXT}]"] * (view.part + 1 < parts)
         return "\n".join([f"{heading}{where}.", *shown, *[" ".join(turns)][: len(turns)]])
 
     def links(self, pages: Encyclopedia, view: View | None = None) -> dict[str, str | None]:
-        """Where what is shown of what is open, or of this view, leads to, by link as `link_key` has
-        it."""
+        """Return the links of a view (the open one by default), by `link_key`."""
         view = view or self.view
         if view is None:
             return {}
@@ -85,7 +136,7 @@ class Browser:
         return {key: to for key, to in page.links.items() if key in text}
 
     def part_with(self, pages: Encyclopedia, title: str) -> int | None:
-        """The part of what is open that leads to a page, the shown one first; None for none."""
+        """Return the part of the open view that links to a page, preferably the shown one."""
         view = self.view
         if view is None:
             return None
@@ -100,74 +151,48 @@ class Browser:
         rows = pages.pages[view.title].lines if view.title else view.results
         return -(-len(rows) // self._size(view))
 
-    def _go(self, pages: Encyclopedia, view: View) -> str:
-        self.views.append(view)
-        return self.render(pages)
-
-    def _back(self, pages: Encyclopedia) -> tuple[str, bool]:
-        if len(self.views) < 2:
-            return "There is nothing to go back to.", False
-        self.views.pop()
-        return self.render(pages), True
-
     def _open(self, pages: Encyclopedia, link: str) -> tuple[str, bool]:
-        """Open a link of what is open, or the part of it before or behind the one shown."""
-        view, key = self.view, link_key(link)
-        links = self.links(pages)
-        if key not in links:
-            return self._turn_page(pages, view, key, link)
-        title = links[key]
-        if title is None:
-            return f"The link {clipped(link)} leads to no page.", True
-        return self._go(pages, View(title)), True
-
-    def _turn_page(
-        self, pages: Encyclopedia, view: View | None, key: str, link: str
-    ) -> tuple[str, bool]:
+        """Open a link, or the next or previous part of the open view."""
+        view, key, links = self.view, link_key(link), self.links(pages)
+        if key in links:
+            title = links[key]
+            if title is None:
+                return f"The link {clipped(link)} leads to no page.", True
+            self.views.append(View(title))
+            return self.render(pages), True
         step = {NEXT: 1, PREVIOUS: -1}.get(key, 0)
         if view is None or not step or not 0 <= view.part + step < self._parts(pages, view):
             return f"There is no link {clipped(link)} here.", False
         self.views[-1] = replace(view, part=view.part + step)
         return self.render(pages), True
 
-    def _find(self, pages: Encyclopedia, words: str) -> tuple[str, bool]:
-        """The lines of the open page, of all its parts, that hold all the words."""
-        view = self.view
-        if view is None or not view.title:
-            return "No page is open.", False
+    def _find(self, pages: Encyclopedia, title: str, words: str) -> str:
+        """Return the lines of the open page, from all its parts, that contain all the words."""
         wanted = {word.casefold() for word in WORD.findall(words)}
-        rows = pages.numbered(pages.pages[view.title])
+        rows = pages.numbered(pages.pages[title])
         found = [row for row in rows if wanted <= {word.casefold() for word in WORD.findall(row)}]
         if not wanted or not found:
-            return f"No line has {clipped(words)}.", True
+            return f"No line has {clipped(words)}."
         more = [f"{len(found)} lines have it."] if len(found) > self.page_lines else []
-        return "\n".join([*found[: self.page_lines], *more]), True
+        return "\n".join([*found[: self.page_lines], *more])
 
-    def _save(self, pages: Encyclopedia, argument: str) -> tuple[str, bool]:
-        view, numbers = self.view, line_numbers(argument)
-        if view is None or not view.title:
-            return "No page is open.", False
+    def _save(self, pages: Encyclopedia, title: str, argument: str) -> tuple[str, bool]:
+        numbers, lines = line_numbers(argument), pages.pages[title].lines
         if not numbers:
             return "SAVE needs the numbers of lines.", False
-        lines = pages.pages[view.title].lines
         missing = [number for number in numbers if not 1 <= number <= len(lines)]
         if missing:
             return f"There is no line {missing[0]} here.", False
         if len(numbers) > MAX_LINES:
             return f"SAVE takes {MAX_LINES} lines at most.", False
-        new = [(view.title, n) for n in numbers if (view.title, n) not in self.saved]
+        new = [(title, n) for n in numbers if (title, n) not in self.saved]
         self.saved += new
-        if not new:
-            return "Saved before.", True
-        if len(new) > 1:
-            return f"Saved {len(new)} lines.", True
-        return f"Saved: {lines[new[0][1] - 1]}", True
-
-
-NEEDED = {"search": "words", "find": "words", "open": "a link", "save": "the numbers of lines"}
+        if len(new) == 1:
+            return f"Saved: {lines[new[0][1] - 1]}", True
+        return (f"Saved {len(new)} lines." if new else "Saved before."), True
 
 
 def clipped(text: str) -> str:
-    """The beginning of what an agent wrote, in one line and without lone surrogates."""
+    """Return the start of the agent's words in one line, without lone surrogates."""
     text = " ".join(text.encode("utf-8", "replace").decode().split())
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

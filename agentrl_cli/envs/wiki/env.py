@@ -1,29 +1,32 @@
-"""The environment: a question and an encyclopedia to find the answer and its proof in, or a topic
-whose lines are to be collected. Running out of turns loses the episode."""
+"""Search an encyclopedia: find the answer to a question and save the lines that prove it, or
+collect the lines about a topic. An episode that runs out of turns is lost."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
+from agentrl_cli.core.statistics import cluster_bootstrap
 from agentrl_cli.core.types import Episode, Message, Step, Task, derive_seed
-from agentrl_cli.envs.base import Env, require_split
-from agentrl_cli.envs.wiki import measures
-from agentrl_cli.envs.wiki.actions import parse
+from agentrl_cli.envs.base import Env, episodes_by_task, require_split
 from agentrl_cli.envs.wiki.answers import f1, is_right, proves
-from agentrl_cli.envs.wiki.browser import Browser
+from agentrl_cli.envs.wiki.browser import Browser, parse
 from agentrl_cli.envs.wiki.expert import expert_actions
 from agentrl_cli.envs.wiki.generator import built_in
 from agentrl_cli.envs.wiki.pages import Encyclopedia
-from agentrl_cli.envs.wiki.progress import Search
-from agentrl_cli.envs.wiki.schema import WORLDS
+from agentrl_cli.envs.wiki.schema import VARIANTS, WikiData
 from agentrl_cli.envs.wiki.user_data import read_user_data
-from agentrl_cli.envs.wiki.worlds import WikiWorld
 
-TASKS = ("question", "article")
-REWARDS = ("both", "answer", "evidence")
+CHOICES = {
+    "world": VARIANTS,
+    "task": ("question", "article"),
+    "reward": ("both", "answer", "evidence"),
+}
 ACTIONS = "SEARCH words, OPEN link, FIND words, BACK, SAVE lines, or SUBMIT"
 SYSTEMS = {
     "question": "Search the encyclopedia and submit the answer. Save the lines that prove it. "
@@ -35,127 +38,194 @@ UNKNOWN = f"Unknown action. Use {ACTIONS}."
 OVER = "The search is over."
 
 
+@dataclass
+class Search:
+    """The episode in progress. `done_before` are the past actions, each with its open view."""
+
+    task: dict[str, Any]
+    browser: Browser
+    split: str
+    turn: int = 0
+    over: bool = False
+    done_before: set[tuple[str, ...]] = field(default_factory=set)
+
+    @property
+    def proof(self) -> list[list[tuple[str, int]]]:
+        """For each step of the proof the lines that prove it."""
+        return [[(title, number) for title, number in step] for step in self.task["proof"]]
+
+
 @dataclass(kw_only=True)
 class Wiki(Env):
-    """One search. `reward` pays 1 for the right answer (`answer`), for saved lines that prove it
-    (`evidence`), or for both at once (`both`); an article pays the F1 of what was saved."""
+    """One search in the built-in encyclopedia or in the user's pages."""
 
-    data: str | None
-    test_data: str | None
-    test_share: float
-    world: str
-    world_seed: int
-    pages: int
-    questions: int
-    test_questions: int
-    task: str
-    reward: str
-    max_turns: int
-    page_lines: int
-    page_results: int
-    val_share: float = 0.0
-    val_questions: int = 0
+    data: Annotated[
+        str | None,
+        Field(description="Folder of .md or .txt pages with questions.jsonl, or a file of HotpotQA "
+              "or 2WikiMultiHopQA. null uses the built-in encyclopedia."),
+    ]  # fmt: skip
+    test_data: Annotated[
+        str | None,
+        Field(description="Questions of the test split in the same form. null uses the splits of "
+              "the data, or `test_share`."),
+    ]  # fmt: skip
+    test_share: Annotated[
+        float,
+        Field(ge=0, le=1, description="Share of the questions in the test split, if neither a row "
+              "nor `test_data` sets it."),
+    ]  # fmt: skip
+    world: Annotated[str, Field(description="Built-in encyclopedia: small or full.")]
+    world_seed: Annotated[
+        int, Field(description="Seed of the built-in encyclopedia, or of the split of your data.")
+    ]
+    pages: Annotated[int, Field(description="Approximate number of built-in pages, 40 to 1000.")]
+    questions: Annotated[int, Field(ge=1, description="Number of built-in train questions.")]
+    test_questions: Annotated[int, Field(ge=1, description="Number of built-in test questions.")]
+    task: Annotated[
+        str,
+        Field(description="Task: question (answer and prove), or article (save the lines that name "
+              "a topic)."),
+    ]  # fmt: skip
+    reward: Annotated[
+        str,
+        Field(description="Reward 1 for the right answer (answer), for saved lines that prove it "
+              "(evidence), or for both at once (both). An article pays the F1 of its lines."),
+    ]  # fmt: skip
+    max_turns: Annotated[
+        int, Field(ge=1, description="Actions per episode. At the limit it is lost.")
+    ]
+    page_lines: Annotated[int, Field(ge=1, description="Lines of a page shown at a time.")]
+    page_results: Annotated[int, Field(ge=1, description="Search results shown at a time.")]
+    val_share: Annotated[
+        float,
+        Field(ge=0, le=1, description="Share of the other questions in the val split, if no row "
+              "sets it."),
+    ] = 0.0  # fmt: skip
+    val_questions: Annotated[
+        int,
+        Field(ge=0, description="Number of built-in val questions, about another encyclopedia."),
+    ] = 0
     search: Search | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, known in (("world", WORLDS), ("task", TASKS), ("reward", REWARDS)):
-            value = getattr(self, name)
-            if value not in known:
-                raise UserError(f"env.{name} is '{value}'; use one of {', '.join(known)}")
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Raise UserError for an invalid setting."""
+        for name, known in CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                line = f"env.{name} is '{value}'; use one of {', '.join(known)}"
+                raise UserError(line, code="unknown-choice")
         require_at_least(1, turns=self.max_turns, page_lines=self.page_lines)
         require_at_least(1, page_results=self.page_results, questions=self.questions)
         require_at_least(1, test_questions=self.test_questions)
         require_at_least(0, val_questions=self.val_questions)
         require_fraction(test_share=self.test_share, val_share=self.val_share)
         if self.test_data is not None and self.data is None:
-            raise UserError("env.test_data needs env.data, to whose pages it asks; give both")
+            line = "env.test_data needs env.data, the pages of its questions; set both"
+            raise UserError(line, code="missing-data")
 
-    def wiki(self, split: str) -> WikiWorld:
-        """The pages and the tasks, made or read once in a process and not kept on the instance. The
-        questions of `val` are those that another built-in encyclopedia has for `test`."""
+    def wiki(self, split: str) -> WikiData:
+        """Return the pages and tasks of a split, cached per process and not kept on the instance.
+        The built-in `val` questions are the test questions of another encyclopedia."""
         if self.data is not None:
             shares = (self.test_share, self.val_share, self.world_seed)
             return read_user_data(self.data, self.test_data, *shares, self.reward != "answer")
         if split == "val":
-            other, counts = derive_seed("wiki", split, self.world_seed), (1, self.val_questions)
-            return built_in(self.world, other, self.pages, counts).only_test_as(split)
+            seed = derive_seed("wiki", split, self.world_seed)
+            return built_in(self.world, seed, self.pages, (1, self.val_questions)).test_as(split)
         counts = (self.questions, self.test_questions)
         return built_in(self.world, self.world_seed, self.pages, counts)
 
     @property
     def encyclopedia(self) -> Encyclopedia:
-        """What there is to read in the episode in progress."""
+        """The encyclopedia of the episode in progress."""
         return self.wiki(self.search.split if self.search else "train").encyclopedia
 
     def system(self) -> str:
-        """What is to be done, and the actions."""
+        """Return the instructions and the list of actions."""
         return SYSTEMS[self.task]
 
     def tasks(self, split: str) -> list[Task]:
-        """The questions or the topics of a split; of the built-in world no page that one of `train`
-        is about, leads through or asks for is one of `test`."""
+        """Return the questions or topics of a split. In the built-in encyclopedia no page that a
+        train task is about, leads through or asks for serves a test task."""
         require_split(split)
         wiki = self.wiki(split)
         rows = wiki.questions if self.task == "question" else wiki.articles
         if self.data is not None and not any(rows.values()):
             needed = "'question'" if self.task == "question" else "'topic'"
-            raise UserError(f"the data has no row with a {needed}; add one or change env.task")
+            line = f"env.data has no row with a {needed}; add one or change env.task"
+            raise UserError(line, code="no-tasks")
         return [Task(f"{wiki.name}-{row['id']}", split, row) for row in rows[split]]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
-        """Ask. Nothing is open yet."""
+        """Ask the question. No page is open."""
         browser = Browser(self.page_lines, self.page_results)
-        self.search = Search(task.data, browser, split=task.split)
+        self.search = Search(task.data, browser, task.split)
         return [Message("user", f"{task.data['question']} {self.max_turns} left.")]
 
     def step(self, action: str) -> Step:
-        """What the browser shows; SUBMIT or the last of `turns` ends the episode. After the end
-        nothing happens. RuntimeError before `reset`."""
+        """Return the browser's observation. SUBMIT and the last of `turns` end the episode. A step
+        after the end is invalid and changes nothing. Raises RuntimeError before `reset`."""
         search = self._running()
         if search.over:
             return Step([Message("user", OVER)], 0.0, True, False, {"invalid": True})
-        read = parse(action)
+        parsed = parse(action)
+        verb, argument = parsed.verb, parsed.argument
         search.turn += 1
-        info: dict[str, Any] = {"action": read.verb or "unknown", "invalid": False}
-        place = (str(search.browser.view), read.verb, read.argument.casefold())
-        info["repeated"] = bool(read.verb) and place in search.done_before
+        place = (str(search.browser.view), verb, argument.casefold())
+        info: dict[str, Any] = {
+            "action": verb or "unknown",
+            "invalid": False,
+            "repeated": bool(verb) and place in search.done_before,
+        }
         search.done_before.add(place)
-        if read.verb == "submit" and (read.argument or self.task == "article"):
-            return self._end(search, read.argument, info)
-        text, could = self._browse(read.verb, read.argument)
-        info["invalid"] = not could
+        if verb == "submit" and (argument or self.task == "article"):
+            return self._end(search, argument, info)
+        if not verb:
+            text, is_valid = UNKNOWN, False
+        elif verb == "submit":
+            text, is_valid = "SUBMIT needs an answer.", False
+        else:
+            text, is_valid = search.browser.act(self.encyclopedia, verb, argument)
+        info["invalid"] = not is_valid
         if search.turn == self.max_turns:
             return self._end(search, None, info)
-        return Step([Message("user", self._with_turns(text))], 0.0, False, False, info)
+        between = "\n" if "\n" in text else " "
+        text = f"{text}{between}{self.max_turns - search.turn} left."
+        return Step([Message("user", text)], 0.0, False, False, info)
 
     def expert(self, task: Task) -> Iterator[str]:
-        """From line to line of the proof by links, one step back, or a search; then the answer."""
+        """Yield actions that find and save the proof, then the answer."""
         return expert_actions(self._running(), self.encyclopedia)
 
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
-        """Right answers, proofs, the F1 of what was saved, and success by kind of question."""
-        return measures.summarise(episodes)
+        """Return rates of right answers and proofs, the F1 of saved lines, and success by kind of
+        question with intervals clustered by task. An unfinished episode counts as wrong."""
+        if not episodes:
+            return {}
+        ends = [e.turns[-1].info.get("privileged", {}) if e.turns else {} for e in episodes]
+        found = {
+            "answered": sum(bool(end.get("right")) for end in ends) / len(ends),
+            "proved": sum(bool(end.get("proved")) for end in ends) / len(ends),
+            "evidence_f1": sum(float(end.get("f1", 0.0)) for end in ends) / len(ends),
+        }
+        kinds: dict[str, list[list[float]]] = defaultdict(list)
+        for group in episodes_by_task(episodes):
+            kinds[group[0].task.data["kind"]].append([float(e.success) for e in group])
+        for kind, successes in sorted(kinds.items()):
+            interval = cluster_bootstrap(successes)
+            found[f"kind_{kind}"] = interval.mean
+            found[f"kind_{kind}_low"], found[f"kind_{kind}_high"] = interval.low, interval.high
+        return found
 
     def _running(self) -> Search:
         if self.search is None:
             raise RuntimeError("no search is running: call reset")
         return self.search
 
-    def _browse(self, verb: str, argument: str) -> tuple[str, bool]:
-        if not verb:
-            return UNKNOWN, False
-        if verb == "submit":
-            return "SUBMIT needs an answer.", False
-        return self._running().browser.act(self.encyclopedia, verb, argument)
-
-    def _with_turns(self, text: str) -> str:
-        """The observation and the turns that are left, in a line of their own behind several."""
-        between = "\n" if "\n" in text else " "
-        return f"{text}{between}{self.max_turns - self._running().turn} left."
-
     def _end(self, search: Search, answer: str | None, info: dict[str, Any]) -> Step:
-        """The last words and the reward; `answer` is None where the turns ran out, which wins
-        nothing."""
+        """Return the verdict and the reward. `answer` is None if the turns ran out."""
         search.over, in_time = True, answer is not None
         saved, proof, answers = search.browser.saved, search.proof, search.task["answers"]
         right = in_time and (self.task == "article" or is_right(answer or "", answers))
@@ -163,11 +233,11 @@ class Wiki(Env):
         info["privileged"] = {"right": right, "proved": proved, "f1": score}
         if self.task == "article":
             found = len({line for step in proof for line in step} & {*saved})
-            reward, said = score, f"You saved {found} of {len(proof)} lines."
+            reward, text = score, f"You saved {found} of {len(proof)} lines."
         else:
             won = {"answer": right, "evidence": proved, "both": right and proved}
             verdict = "Right." if right else f"Wrong. It is {answers[0]}."
-            reward, said = float(won[self.reward]), f"{verdict} {'P' if proved else 'Not p'}roved."
+            reward, text = float(won[self.reward]), f"{verdict} {'P' if proved else 'Not p'}roved."
         info["success"] = reward == 1.0
-        told = said if in_time else f"No turns left. {said}"
-        return Step([Message("user", told)], reward, True, False, info)
+        text = text if in_time else f"No turns left. {text}"
+        return Step([Message("user", text)], reward, True, False, info)

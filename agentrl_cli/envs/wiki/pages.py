@@ -1,26 +1,34 @@
-"""Pages of numbered lines with links, and the encyclopedia that holds them: what is there to read.
+"""Pages of numbered lines with links, and the encyclopedia that holds and searches them.
 
-How pages are made is generator.py's, folder.py's and hotpot.py's work; what is shown of them is
-browser.py's.
+Search is BM25 over titles and texts by SQLite's full-text index in memory. SQLite comes with
+Python and returns the same order for the same pages and words. Words are compared by their stems
+and without accents.
 """
 
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 
-from agentrl_cli.envs.wiki.search import SearchIndex
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.text import encodable
 
 Line = tuple[str, int]  # a page's title and the number of one of its lines, counted from 1
 SPACES = re.compile(r"\s+")
+WORD = re.compile(r"\w+")
+MAX_WORDS, MAX_WORD = 16, 40  # words of a search, and characters of a word
+MAX_FOUND = 50  # titles of a search
+TITLE_WEIGHT = 8.0  # of a word in a title; a word in the text has 1
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page: `summary` follows the title where it is shown, "" for none. `lines` are as shown, and
-    `links` lead from a link's text, as `link_key` has it, to a title, or to None: a dead link."""
+    """A page. `summary` follows the title in headings ("" for none). `links` map a link's text, as
+    `link_key` returns it, to a title, or to None for a dead link."""
 
     title: str
     summary: str
@@ -29,55 +37,108 @@ class Page:
 
     @property
     def heading(self) -> str:
-        """The title and what the page is about."""
+        """The title and the summary."""
         return f"{self.title}, {self.summary}" if self.summary else self.title
 
 
 @dataclass(frozen=True, eq=False)
 class Encyclopedia:
-    """Pages by title; compared by identity. With `number_last` the number of a line stands at its
-    end, where a small model can copy it: it reads on from what it knows, and not back."""
+    """Pages by title, compared by identity. With `number_last` the number of a line is at its end,
+    because a small model can copy a number only after the words that lead to it."""
 
     pages: Mapping[str, Page]
     number_last: bool = False
 
     @cached_property
     def index(self) -> SearchIndex:
-        """The search index, built when it is first asked for."""
+        """The search index, built on first use."""
         return SearchIndex((page.title, " ".join(page.lines)) for page in self.pages.values())
 
     @cached_property
     def titles(self) -> dict[str, str]:
-        """From each title as `link_key` has it to the title."""
+        """Titles by their `link_key`."""
         return {link_key(title): title for title in self.pages}
 
     def search(self, words: str) -> tuple[str, ...]:
-        """The titles that BM25 finds for words, best first; a page of this very title comes before
-        all."""
+        """Return the titles found for the words, best first. An exact title comes first."""
         found = self.index.search(words)
         exact = self.titles.get(link_key(words))
         return found if exact is None else (exact, *(title for title in found if title != exact))
 
     def numbered(self, page: Page) -> list[str]:
-        """The lines of a page with their numbers, as they are shown."""
+        """Return the lines of a page with their numbers, as they are shown."""
         rows = enumerate(page.lines, start=1)
         if self.number_last:
             return [f"{line.removesuffix('.')} ({number})." for number, line in rows]
         return [f"{number} {line}" for number, line in rows]
 
     def text(self, line: Line) -> str:
-        """What a line says. KeyError or IndexError where there is none."""
+        """Return the text of a line. Raises KeyError or IndexError for an unknown line."""
         return self.pages[line[0]].lines[line[1] - 1]
 
 
+class SearchIndex:
+    """A thread-safe index of (title, text) pairs. Raises UserError if SQLite lacks FTS5."""
+
+    def __init__(self, pages: Iterable[tuple[str, str]]) -> None:
+        rows = list(pages)
+        self.titles = [title for title, _ in rows]
+        self._lock = Lock()
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
+        try:
+            self._connection.execute(
+                "create virtual table pages using fts5("
+                "title, text, content='', tokenize='porter unicode61 remove_diacritics 2')"
+            )
+        except sqlite3.OperationalError as error:
+            raise UserError(
+                f"this Python's SQLite has no full-text search ({error}); use one with FTS5",
+                code="missing-fts5",
+            ) from None
+        self._connection.executemany(
+            "insert into pages(rowid, title, text) values (?, ?, ?)",
+            ((i, _storable(title), _storable(text)) for i, (title, text) in enumerate(rows)),
+        )
+
+    def search(self, words: str) -> tuple[str, ...]:
+        """Return at most MAX_FOUND titles of pages that contain any of the words, best first. Pages
+        of equal score keep the order of the encyclopedia."""
+        found = list(dict.fromkeys(word[:MAX_WORD] for word in WORD.findall(_storable(words))))
+        if not found:
+            return ()
+        order = f"bm25(pages, {TITLE_WEIGHT}, 1.0), rowid"
+        statement = f"select rowid from pages where pages match ? order by {order} limit ?"
+        with self._lock:
+            query = " OR ".join(self._informative(found[:MAX_WORDS]))
+            rows = self._connection.execute(statement, (query, MAX_FOUND)).fetchall()
+        return tuple(self.titles[row] for (row,) in rows)
+
+    def _informative(self, words: list[str]) -> list[str]:
+        """Return the quoted words without those on more than half of the pages, which BM25 gives no
+        weight and which make it score every page. If none remains, return the rarest word."""
+        quoted = [f'"{word}"' for word in words]
+        if len(quoted) == 1:
+            return quoted
+        count = "select count(*) from pages where pages match ?"
+        pages = [self._connection.execute(count, (word,)).fetchone()[0] for word in quoted]
+        known = [(n, word) for n, word in zip(pages, quoted, strict=True) if n]
+        rare = [word for n, word in known if n <= len(self.titles) / 2]
+        return rare or [min(known)[1] if known else quoted[0]]
+
+
 def link_key(text: str) -> str:
-    """A link's text or a title without case, brackets and more than single spaces."""
+    """Return a link or a title in lower case, without brackets and with single spaces."""
     return SPACES.sub(" ", text).strip().strip("[]").strip().casefold()
 
 
 def encyclopedia_of(pages: Iterable[Page], *, number_last: bool = False) -> Encyclopedia:
-    """The encyclopedia of these pages; of several with one title the first."""
+    """Return the encyclopedia of these pages; of pages with the same title the first is kept."""
     by_title: dict[str, Page] = {}
     for page in pages:
         by_title.setdefault(page.title, page)
     return Encyclopedia(by_title, number_last)
+
+
+def _storable(text: str) -> str:
+    """Replace lone surrogates and null characters, which SQLite cannot store."""
+    return encodable(text).replace("\0", " ")

@@ -1,5 +1,4 @@
-"""Questions about the built-in encyclopedia, with their answers and the lines that prove them, and
-topics whose lines are to be collected."""
+"""Questions about the built-in encyclopedia with answers and proofs, and topics to collect."""
 
 from __future__ import annotations
 
@@ -10,33 +9,31 @@ from dataclasses import dataclass
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.wiki.answers import normalise
-from agentrl_cli.envs.wiki.pages import Page
-from agentrl_cli.envs.wiki.schema import Relation, relations_of
-from agentrl_cli.envs.wiki.worlds import Entity, Part, Row
+from agentrl_cli.envs.wiki.schema import Entity, Part, Relation, Row, relations_of
 
-KINDS = {  # each kind with its share, the fewest and the most links to follow
+KINDS = {  # share, minimum and maximum number of links to follow
     "lookup": (0.24, 1, 1), "bridge": (0.50, 2, 4), "comparison": (0.16, 0, 1),
     "count": (0.10, 0, 1),
 }  # fmt: skip
-MOST_HOPS = {"small": 3, "full": 4}  # of a bridge
-LIST, SINGULAR = "works", "work"  # what is compared and counted
+MAX_HOPS = {"small": 3, "full": 4}  # of a bridge
+LIST, SINGULAR = "works", "work"  # the relation that is compared and counted
 ORDERS = {"first": min, "last": max}
-MOST_COMPARED = 3
-DRAWS = 60  # of a question of one kind, most of which lead nowhere
-MISSES = 300  # questions in a row that were known, until an encyclopedia has no more of them
-ARTICLE_PAGES, ARTICLE_LINES = (2, 4), 8  # pages that name a topic, and lines at most
+MAX_COMPARED = 3
+DRAWS = 60  # attempts for one question, most of which fail
+MAX_REPEATS = 300  # consecutive known questions after which an encyclopedia counts as exhausted
+ARTICLE_PAGES, ARTICLE_LINES = (2, 4), 8  # pages that name a topic, and the maximum of lines
 
 
 @dataclass(frozen=True)
 class Hop:
-    """A relation of an entity that a question asks for."""
+    """A relation of an entity in a question."""
 
     entity: Entity
     relation: Relation
 
     @property
     def values(self) -> list[str]:
-        """What its page tells."""
+        """The values on the entity's page."""
         return self.entity.facts[self.relation.name]
 
 
@@ -44,64 +41,68 @@ class Hop:
 class _Drawing:
     """Draws questions about one part."""
 
-    world: str
+    variant: str
     part: Part
     by_name: dict[str, Entity]
     rng: random.Random
 
     def question(self, kind: str) -> Row | None:
-        """A question of this kind, or None where the dice lead nowhere."""
-        fewest, most = KINDS[kind][1:]
-        hops = self.rng.randint(fewest, min(most, MOST_HOPS[self.world]))
+        """Return a question of this kind, or None if the draw fails."""
+        _, fewest, most = KINDS[kind]
+        hops = self.rng.randint(fewest, min(most, MAX_HOPS[self.variant]))
         if kind in ("lookup", "bridge"):
-            chain = self.chain(hops, lambda relation: not relation.several)
-            return None if chain is None else self._asked(chain, kind)
-        chain = self.chain(hops + 1, lambda relation: relation.name == LIST)
-        if chain is None or (kind == "comparison" and len(chain[-1].values) > MOST_COMPARED):
+            chain = self._chain(hops, lambda relation: not relation.several)
+            if chain is None:
+                return None
+            head = "Who was" if chain[-1].relation.to == "person" else "What is"
+            small, full = f"Name {self._phrase(chain)}.", f"{head} {self._phrase(chain)}?"
+            return self._row(kind, small, full, chain[-1].values, chain)
+        chain = self._chain(hops + 1, lambda relation: relation.name == LIST)
+        if chain is None or (kind == "comparison" and len(chain[-1].values) > MAX_COMPARED):
             return None
-        return self._counted(chain) if kind == "count" else self._compared(chain)
+        return self._count(chain) if kind == "count" else self._comparison(chain)
 
-    def chain(self, hops: int, is_last: Callable[[Relation], bool]) -> list[Hop] | None:
-        """So many relations from entity to entity, the last one of this sort."""
+    def _chain(self, hops: int, is_last: Callable[[Relation], bool]) -> list[Hop] | None:
+        """Follow relations from a random entity; the last one satisfies `is_last`."""
         entity, chain = self.rng.choice(self.part.entities), list[Hop]()
         for left in range(hops - 1, -1, -1):
-            told = [r for r in relations_of(self.world, entity.kind) if r.name in entity.facts]
-            told = [r for r in told if (not r.several and r.to != "year" if left else is_last(r))]
-            if not told:
+            stated = [r for r in relations_of(self.variant, entity.kind) if r.name in entity.facts]
+            if left:
+                stated = [r for r in stated if not r.several and r.to != "year"]
+            else:
+                stated = [r for r in stated if is_last(r)]
+            if not stated:
                 return None
-            chain.append(Hop(entity, self.rng.choice(told)))
+            chain.append(Hop(entity, self.rng.choice(stated)))
             entity = self.by_name.get(chain[-1].values[0], entity)
         return chain
 
-    def _asked(self, chain: list[Hop], kind: str) -> Row | None:
-        head = "Who was" if chain[-1].relation.to == "person" else "What is"
-        small, full = f"Name {self.phrase(chain)}.", f"{head} {self.phrase(chain)}?"
-        return self._row(kind, small if self.world == "small" else full, chain[-1].values, chain)
-
-    def _compared(self, chain: list[Hop]) -> Row | None:
+    def _comparison(self, chain: list[Hop]) -> Row | None:
         works = [self.by_name[name] for name in chain[-1].values]
         order = self.rng.choice(sorted(ORDERS))
         best = ORDERS[order](works, key=lambda work: work.year)
-        year = next(r for r in relations_of(self.world, "work") if r.to == "year")
-        of = self.phrase(chain).removeprefix(f"the {LIST} ")
+        year = next(r for r in relations_of(self.variant, "work") if r.to == "year")
+        of = self._phrase(chain).removeprefix(f"the {LIST} ")
         small, full = f"Name the {order} {SINGULAR} {of}.", f"What is the {order} {SINGULAR} {of}?"
-        proved_by = [*chain, *(Hop(work, year) for work in works)]
-        text = small if self.world == "small" else full
-        return self._row("comparison", text, [best.name], proved_by)
+        proof = [*chain, *(Hop(work, year) for work in works)]
+        return self._row("comparison", small, full, [best.name], proof)
 
-    def _counted(self, chain: list[Hop]) -> Row | None:
-        of = self.phrase(chain).removeprefix("the ")
+    def _count(self, chain: list[Hop]) -> Row | None:
+        of = self._phrase(chain).removeprefix("the ")
         small, full = f"Count the {of}.", f"How many {of.replace(' of ', ' are known of ', 1)}?"
-        count = [str(len(chain[-1].values))]
-        return self._row("count", small if self.world == "small" else full, count, chain)
+        return self._row("count", small, full, [str(len(chain[-1].values))], chain)
 
-    def phrase(self, chain: Sequence[Hop]) -> str:
-        """`the mother of the founder of Belford`."""
-        names = [h.relation.name if self.world == "small" else h.relation.noun for h in chain]
+    def _phrase(self, chain: Sequence[Hop]) -> str:
+        """Return `the mother of the founder of Belford`."""
+        small = self.variant == "small"
+        names = [hop.relation.name if small else hop.relation.noun for hop in chain]
         return " of ".join([*(f"the {name}" for name in reversed(names)), chain[0].entity.name])
 
-    def _row(self, kind: str, text: str, answers: list[str], hops: list[Hop]) -> Row | None:
-        """The task; None where the question names its own answer."""
+    def _row(
+        self, kind: str, small: str, full: str, answers: list[str], hops: list[Hop]
+    ) -> Row | None:
+        """Return the task, or None if the question names its own answer."""
+        text = small if self.variant == "small" else full
         if any(f" {normalise(answer)} " in f" {normalise(text)} " for answer in answers):
             return None
         words = re.sub(r"^\w+ (is the|was the|many|the) ", "", text.rstrip(".?"))
@@ -110,7 +111,8 @@ class _Drawing:
         return {"id": name, "kind": kind, "question": text, "answers": answers, "proof": proof}
 
     def _lines(self, hop: Hop) -> list[tuple[str, int]]:
-        """The lines that tell this: of its own page, and for a work's writer that of the writer."""
+        """Return the lines that state a fact: on its own page, and for the writer of a work also on
+        the writer's page."""
         lines = [(hop.entity.name, hop.entity.line_of[hop.relation.name])]
         other = self.by_name.get(hop.values[0])
         if other is not None and hop.entity.name in other.facts.get(LIST, ()):
@@ -118,35 +120,36 @@ class _Drawing:
         return lines
 
 
-def make_questions(part: Part, world: str, count: int, rng: random.Random) -> list[Row]:
-    """So many different questions about a part. Raises UserError where it has not as many."""
-    drawing = _Drawing(world, part, {e.name: e for e in part.entities}, rng)
+def make_questions(part: Part, variant: str, count: int, rng: random.Random) -> list[Row]:
+    """Return `count` different questions about a part. Raises UserError if it has fewer."""
+    drawing = _Drawing(variant, part, {e.name: e for e in part.entities}, rng)
     kinds, shares = list(KINDS), [share for share, *_ in KINDS.values()]
     rows: dict[str, Row] = {}
-    misses = 0
-    while len(rows) < count and misses < MISSES:
+    repeats = 0
+    while len(rows) < count and repeats < MAX_REPEATS:
         kind = rng.choices(kinds, shares)[0]
         draws = (drawing.question(kind) for _ in range(DRAWS))
         row = next((row for row in draws if row is not None), None)
-        misses += 1
+        repeats += 1
         if row is not None and row["question"] not in rows:
-            rows[row["question"]], misses = row, 0
+            rows[row["question"]], repeats = row, 0
     if len(rows) < count:
-        found = f"env.questions or env.test_questions is {count}: this encyclopedia has"
-        raise UserError(f"{found} {len(rows)}; give fewer, or more env.pages")
+        line = f"env.questions or env.test_questions is {count}: this encyclopedia has"
+        line = f"{line} {len(rows)}; give fewer questions, or more env.pages"
+        raise UserError(line, code="too-few-questions")
     return list(rows.values())
 
 
 def make_articles(part: Part) -> list[Row]:
-    """Every topic of a part that a few pages name: the lines with its name, wherever they stand."""
-    return [row for entity in part.entities if (row := _article(entity.name, part.pages))]
+    """Return every topic that a few pages name, with all lines that contain the name."""
+    return [row for entity in part.entities if (row := _article(entity.name, part))]
 
 
-def _article(topic: str, pages: Sequence[Page]) -> Row | None:
+def _article(topic: str, part: Part) -> Row | None:
     named = re.compile(rf"\b{re.escape(topic)}\b")
     lines = [
         [page.title, number]
-        for page in pages
+        for page in part.pages
         for number, text in enumerate(page.lines, start=1)
         if named.search(text)
     ]

@@ -1,15 +1,17 @@
-"""What the built-in encyclopedia tells of people, towns, works and battles, and in which words.
+"""The vocabulary of the built-in encyclopedia, and the data that its pages are made from.
 
-`small` says each thing in one plain sentence, made of words that the embedded tokenizer knows;
-`full` has lands and rivers besides, says things in several ways, and adds lines that answer
-nothing.
+`small` states every fact in one plain sentence of words in the embedded tokenizer. `full` adds
+lands, rivers, several phrasings, and lines that answer nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-WORLDS = ("small", "full")
+from agentrl_cli.envs.wiki.pages import Encyclopedia, Page
+
+VARIANTS = ("small", "full")
 NAME_STARTS = (
     "Al Bar Bel Bor Cal Cor Dal Dor El Fen Gal Har Il Jor Kel Lan Lor Mar Mel Mor Nor Or Pel Quin "
     "Ral Ros Sal Sel Tal Tor Ul Val Ver Wil Yar Zan"
@@ -26,7 +28,7 @@ NOUNS = (
     "Bridge Castle Crow Garden Harbour Island Lake Lantern Mirror Mountain Orchard Pilgrim River "
     "Rose Ship Shore Storm Tower Valley Winter"
 ).split()
-AUTHORS, GENERAL = ("writer", "poet"), "general"  # who has works, who has battles
+AUTHORS, GENERAL = ("writer", "poet"), "general"  # professions with works and with battles
 OTHERS = ("painter", "teacher", "scientist", "explorer", "architect", "composer", "ruler")
 BOOKS = ("book", "novel", "poem", "play")
 SHARES = {"small": {"person": 0.40, "town": 0.14, "work": 0.34, "battle": 0.12}}
@@ -35,10 +37,12 @@ SHARES["full"] = SHARES["small"] | {"work": 0.30, "land": 0.02, "river": 0.02}
 
 @dataclass(frozen=True)
 class Relation:
-    """What a page of kind `of` tells: `name` in questions of `small`, `noun` in those of `full`;
-    `to` is the kind of the value, of several where it ends in s, or year. `plain` is the sentence
-    of `small` ("": it is not told there), `phrases` are those of `full`, with {s} for the page's
-    title and {v} for the value."""
+    """A fact on pages of kind `of`: `name` in questions of `small`, `noun` in questions of `full`.
+
+    `to` is the kind of the value, or year; a plural has several values. `plain` is the sentence of
+    `small` ("" if it is absent there) and `phrases` are the sentences of `full`, with {s} for the
+    page's title and {v} for the value.
+    """
 
     name: str
     noun: str
@@ -49,7 +53,7 @@ class Relation:
 
     @property
     def several(self) -> bool:
-        """Whether the value is a list."""
+        """Whether there are several values."""
         return self.to.endswith("s")
 
 
@@ -108,6 +112,59 @@ FILLERS = {
 }  # fmt: skip
 
 
-def relations_of(world: str, kind: str) -> list[Relation]:
-    """What a world tells of a kind of page."""
-    return [r for r in RELATIONS if r.of == kind and (world == "full" or r.plain)]
+def relations_of(variant: str, kind: str) -> list[Relation]:
+    """Return the relations of a kind of page."""
+    return [r for r in RELATIONS if r.of == kind and (variant == "full" or r.plain)]
+
+
+Row = dict[str, Any]
+"""Task data of a question or an article: `id`, `kind`, `question`, `answers` (the first is shown),
+and `proof`: for each step a list of lines [title, number], any one of which proves it."""
+
+
+@dataclass(frozen=True, eq=False)
+class WikiData:
+    """An encyclopedia with its questions and articles by split, compared by identity."""
+
+    name: str
+    encyclopedia: Encyclopedia
+    questions: dict[str, list[Row]]
+    articles: dict[str, list[Row]]
+
+    def test_as(self, split: str) -> WikiData:
+        """Return the test tasks alone, as the tasks of another split."""
+        questions, articles = ({split: rows["test"]} for rows in (self.questions, self.articles))
+        return WikiData(f"{self.name}-{split}", self.encyclopedia, questions, articles)
+
+
+@dataclass(eq=False)
+class Entity:
+    """A person, town, work, battle, land or river. `facts` maps a relation to names or a year, and
+    `line_of` maps it to the line of its page."""
+
+    name: str
+    kind: str
+    noun: str
+    year: int = 0
+    is_woman: bool = False
+    facts: dict[str, list[str]] = field(default_factory=dict)
+    line_of: dict[str, int] = field(default_factory=dict)
+
+    def set(self, variant: str, **values: Entity | list[Entity] | int | None) -> None:
+        """Set facts that this variant states; None leaves a fact out."""
+        stated = {relation.name for relation in relations_of(variant, self.kind)}
+        for name, value in values.items():
+            if value is None or name not in stated:
+                continue
+            if isinstance(value, int):
+                self.year = value
+            found = value if isinstance(value, list) else [value]
+            self.facts[name] = [v.name if isinstance(v, Entity) else str(v) for v in found]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Entities that are linked only among themselves, and their pages."""
+
+    entities: list[Entity]
+    pages: list[Page]

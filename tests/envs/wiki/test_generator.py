@@ -1,5 +1,4 @@
-"""The built-in encyclopedia: made from a seed alone, true to itself, and with questions that can be
-answered by reading and hardly by guessing."""
+"""The built-in encyclopedia: seeded, consistent, and with questions that need its pages."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ SPLITS = ("train", "test")
 
 
 @cache
-def world(name: str) -> Wiki:
+def built(name: str) -> Wiki:
     return wiki(name)
 
 
@@ -36,7 +35,7 @@ def tasks(env: Wiki) -> list[Task]:
 
 
 def named(env: Wiki, task: Task) -> set[str]:
-    """The pages that a task is about, leads through, or asks for."""
+    """Return the pages that a task is about, leads through, or asks for."""
     proved = {line[0] for step in task.data["proof"] for line in step}
     asked = {t for t in env.encyclopedia.pages if re.search(rf"\b{t}\b", task.data["question"])}
     return proved | asked | {a for a in task.data["answers"] if a in env.encyclopedia.pages}
@@ -44,7 +43,7 @@ def named(env: Wiki, task: Task) -> set[str]:
 
 @pytest.mark.parametrize("task", ["question", "article"])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_expert_succeeds_at_every_task_within_the_turns(name: str, task: str):
+def test_expert_wins_every_task_in_time(name: str, task: str):
     env = wiki(name, task=task)
     for one in tasks(env):
         steps = expert_steps(env, one)
@@ -54,7 +53,7 @@ def test_the_expert_succeeds_at_every_task_within_the_turns(name: str, task: str
 
 @hypothesis_settings(max_examples=6, deadline=None)
 @given(seed=st.integers(1, 2**40), pages=st.integers(40, 150), name=st.sampled_from(NAMES))
-def test_every_seed_makes_a_world_whose_questions_can_be_answered(seed: int, pages: int, name: str):
+def test_every_seed_has_answerable_questions(seed: int, pages: int, name: str):
     env = wiki(name, world_seed=seed, pages=pages, questions=20, test_questions=6)
     for one in tasks(env):
         assert expert_steps(env, one)[-1][1].info["success"] is True, one.id
@@ -62,15 +61,15 @@ def test_every_seed_makes_a_world_whose_questions_can_be_answered(seed: int, pag
 
 @pytest.mark.parametrize("task", ["question", "article"])
 @pytest.mark.parametrize("name", NAMES)
-def test_train_and_test_are_disjoint_by_entity(name: str, task: str):
+def test_train_and_test_share_no_page(name: str, task: str):
     env = wiki(name, task=task)
     train, test = (set().union(*(named(env, t) for t in env.tasks(split))) for split in SPLITS)
     assert train and test and not train & test
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_answer_is_in_the_prompt(name: str):
-    env = world(name)
+def test_prompt_contains_no_answer(name: str):
+    env = built(name)
     for task in tasks(env):
         prompt = f"{env.system()} {begun(env).reset(task, 0)[0].content}"
         prompt = prompt.rpartition(" 16 left")[0] or prompt.rpartition(" 24 left")[0]
@@ -79,10 +78,9 @@ def test_no_answer_is_in_the_prompt(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_guessing_wins_at_most_five_per_cent(name: str):
-    """The commonest right answer of the train questions that are worded alike but for names, for
-    every test question; and any page of the kind that is asked for."""
-    env = world(name)
+def test_guessing_wins_at_most_five_percent(name: str):
+    """Guess the most common train answer of the same question form, and random titles."""
+    env = built(name)
     names = re.compile("|".join(sorted(map(re.escape, env.encyclopedia.pages), key=len)[::-1]))
 
     def ending(task: Task) -> str:
@@ -101,16 +99,16 @@ def test_guessing_wins_at_most_five_per_cent(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_won_without_reading(name: str):
-    env = world(name)
+def test_answer_without_proof_wins_nothing(name: str):
+    env = built(name)
     for task in env.tasks("test")[:20]:
         step = begun(env, task).step(f"SUBMIT {task.data['answers'][0]}")
         assert step.reward == 0.0 and step.messages[0].content == "Right. Not proved."
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_link_leads_to_a_page_of_the_same_part(name: str):
-    pages = world(name).encyclopedia.pages
+def test_links_stay_within_a_part(name: str):
+    pages = built(name).encyclopedia.pages
     reached, parts = set[str](), list[set[str]]()
     for title in pages:
         if title not in reached:
@@ -123,31 +121,31 @@ def test_every_link_leads_to_a_page_of_the_same_part(name: str):
                 waiting += [t for t in {*links, *back} - part - set(waiting)]
             reached |= part
             parts.append(part)
-    env = world(name)
+    env = built(name)
     for split, other in (SPLITS, SPLITS[::-1]):
         about = set().union(*(named(env, task) for task in env.tasks(split)))
         others = set().union(*(named(env, task) for task in env.tasks(other)))
         assert not any(part & about and part & others for part in parts)
 
 
-def test_the_pages_of_the_small_world_say_what_their_links_say():
-    for page in world("wiki").encyclopedia.pages.values():
+def test_small_pages_link_all_their_names():
+    for page in built("wiki").encyclopedia.pages.values():
         assert 1 <= len(page.lines) <= 6 and re.fullmatch(r"an? \w+", page.summary)
         told = [re.fullmatch(r"The \w+ (?:is|are) (.+)\.", line) for line in page.lines]
         names = [n for m in told if m for n in re.split(r", | and ", m[1]) if not n.isdigit()]
         assert all(told) and {link_key(name) for name in names} == set(page.links)
 
 
-def test_every_relation_is_told_and_asked_for_in_full():
-    env = world("wiki_full")
+def test_full_asks_for_every_relation():
+    env = built("wiki_full")
     asked = " ".join(task.data["question"] for task in tasks(env))
     assert [r.noun for r in RELATIONS if not r.several and r.noun not in asked] == []
     text = "\n".join(line for page in env.encyclopedia.pages.values() for line in page.lines)
     assert "[" in text and text.count("[") == text.count("]")
 
 
-def test_a_work_names_its_writer_and_the_writer_the_work():
-    pages = world("wiki").encyclopedia.pages
+def test_work_and_writer_name_each_other():
+    pages = built("wiki").encyclopedia.pages
     for title, page in pages.items():
         writers = [m[1] for line in page.lines if (m := re.match(r"The writer is (\w+)", line))]
         for writer in writers:
@@ -155,47 +153,40 @@ def test_a_work_names_its_writer_and_the_writer_the_work():
             assert not listed or re.search(rf"\b{title}\b", listed[0])
 
 
-def test_kinds_of_questions_come_in_their_shares():
-    kinds = Counter(task.data["kind"] for task in tasks(world("wiki")))
+def test_kinds_of_questions_keep_their_shares():
+    kinds = Counter(task.data["kind"] for task in tasks(built("wiki")))
     assert set(kinds) == {"lookup", "bridge", "comparison", "count"}
     assert 0.05 < kinds["count"] / kinds.total() < 0.15 and kinds["bridge"] > 0.4 * kinds.total()
     hops = Counter(
         task.data["question"].count(" of ")
-        for task in world("wiki_full").tasks("train")
+        for task in built("wiki_full").tasks("train")
         if task.data["kind"] in ("lookup", "bridge")
     )
     assert len(hops) >= 4
 
 
-def test_the_same_seed_makes_the_same_world_in_another_process():
+def test_encyclopedia_is_equal_across_processes():
     code = (
         "from tests.builders.wiki import wiki; import hashlib; e = wiki(pages=60, questions=9,"
         "test_questions=3); text = repr([*e.encyclopedia.pages.values()]) + repr(e.tasks('train'));"
         "print(hashlib.blake2b(text.encode()).hexdigest(), e.encyclopedia.search('the year')[:9])"
     )
-    run = [sys.executable, "-c", code]
-    said = {
-        subprocess.run(
-            run,
-            cwd=ROOT,
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
+    env = {"PYTHONPATH": str(ROOT)}
+    outputs = {
+        subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=env | hash_seed)
+        for hash_seed in ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"})
     }
-    assert len(said) == 1 and len(said.pop()) > 128
+    assert len(outputs) == 1 and len(outputs.pop()) > 128
 
 
-def test_other_seeds_make_other_worlds():
+def test_seeds_make_different_encyclopedias():
     first, second = (wiki(world_seed=seed, pages=60, questions=9) for seed in (0, 1))
     assert first.tasks("train") != second.tasks("train")
     assert {*first.encyclopedia.pages} != {*second.encyclopedia.pages}
 
 
-def test_a_title_that_is_searched_for_comes_first():
+def test_exact_title_is_found_first():
     for name in NAMES:
-        encyclopedia = world(name).encyclopedia
+        encyclopedia = built(name).encyclopedia
         for title in encyclopedia.pages:
             assert encyclopedia.search(title.upper())[0] == title
