@@ -362,5 +362,5 @@ def test_an_episode_without_an_answer_has_failed_and_the_others_go_on():
 
 def test_a_lost_generator_stops_play_as_a_broken_world_does():
     generator = lost(script(lambda prompt: "Hello."), at=1, every=1)
-    with pytest.raises(StoppedRun, match=r"2 of 4 .* the server is gone; mend what generates"):
+    with pytest.raises(StoppedRun, match=r"2 of 4 .* the server is gone; fix the generator"):
         play(starts(4), EchoEnv, CHAT, generator, SAMPLING, max_context=500, most_failed=0.4)
