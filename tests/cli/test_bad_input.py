@@ -30,8 +30,8 @@ NAMES = {
     "hardware.device=mps": "hardware.device 'mps' is unknown; use cpu or cuda",
     "hardware.device=tpu": "hardware.device 'tpu' is unknown; use cpu or cuda",
     "init=nothing": "run 'nothing' not found",
-    "env.reward=gold": "reward is 'gold': use 'win' or 'graded' or 'lmrl'",
-    "env.farewell=kind": "farewell is 'kind': use 'graded' or 'plain'",
+    "env.reward=gold": "env.reward must be one of win, graded, lmrl, not 'gold'",
+    "env.farewell=kind": "env.farewell must be one of graded, plain, not 'kind'",
     "loud": "override 'loud' cannot be read; write it as key=value",
     "steps=1,2": "override 'steps=1,2' names several values; give one, or a list",
     "name=a/b": "name 'a/b' is not a folder name; use letters",
@@ -77,7 +77,7 @@ SIZES = {
     "rollout.max_tokens=500 rollout.max_context=400": "max_tokens 500 leaves no room in",
     "rollout.max_context=100000": "rollout.max_context is 100000, "
     "but 'tiny' reads at most 4096 ids; give rollout.max_context=4096",
-    "rollout.episodes_per_step=3": "rollout.episodes_per_step 3 holds no group of 4; give at least",
+    "rollout.episodes_per_step=3": "rollout.episodes_per_step 3 is less than a group of 4",
     "algo.episodes_per_group=1": "episodes_per_group is 1; give at least 2",
     "algo.epochs=0": "epochs is 0; give at least 1",
     "algo.optimizer.lr=-1": "lr is -1.0; give at least 0",
@@ -91,7 +91,7 @@ SIZES = {
     "hydra/launcher=joblib": "'hydra/launcher=joblib' is for Hydra, which only agentrl sweep asks",
     "choices=3": "'choices=3' sets what is only a record of the chosen groups; choose with",
     "choices.algo=ppo": "'choices.algo=ppo' sets what is only a record of the chosen groups;",
-    "env=twentyq env.world=huge": "unknown world 'huge': use 'small', 'full' or the path of a",
+    "env=twentyq env.world=huge": "unknown world 'huge'; use 'small', 'full' or the path of a",
     "steps=0": "steps is 0; give at least 1",
     "steps=-1": "steps is -1; give at least 1",
     "save_every=-1": "save_every is -1; give at least 0",
@@ -116,9 +116,9 @@ SIZES = {
     "hardware.generator.cache_mib=0": "cache_mib is 0.0; give more than 0",
     "hardware.generator.cache_mib=0.5": "the keys and values of 512 tokens take 2 MiB, kept a",
     "hardware.generator.max_batch=0": "max_batch is 0; give at least 1",
-    "env=twentyq env.test_objects=96": "test_objects is 96: world small allows 0 to 95",
+    "env=twentyq env.test_objects=96": "env.test_objects is 96, and world small allows 0 to 95",
     "env=twentyq env.test_objects=0": "eval.splits names 'test', which has no tasks; name another",
-    "env=twentyq env.turns=0": "turns is 0: allow at least 1",
+    "env=twentyq env.turns=0": "turns is 0; give at least 1",
 }
 
 
@@ -205,7 +205,7 @@ def test_demonstrations_that_are_missing_or_out_of_place_are_told(tmp_path: Path
 def test_a_prompt_that_no_context_holds_is_told_and_not_trained_on(tmp_path: Path):
     result = train(tmp_path, "rollout.max_tokens=6", "rollout.max_context=8")
     assert result.exit_code == 2 and "Traceback" not in result.stderr
-    assert result.stderr.strip().splitlines()[-1].startswith("rollout.max_context 8 holds not even")
+    assert result.stderr.strip().splitlines()[-1].startswith("rollout.max_context 8 is too short for")
 
 
 # models
