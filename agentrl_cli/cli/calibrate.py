@@ -9,9 +9,8 @@ from typing import Any
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.errors import EmptyAnswer, UserError, require_at_least
 from agentrl_cli.core.types import Message
-from agentrl_cli.envs.twentyq.calibration import calibrate
 from agentrl_cli.envs.twentyq.env import ORACLE_SEED, TwentyQ
-from agentrl_cli.envs.twentyq.oracle import ChatFunction
+from agentrl_cli.envs.twentyq.oracle import ChatFunction, calibrate
 
 OBJECTS = 8  # per attribute, if n= is not given
 

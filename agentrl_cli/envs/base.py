@@ -1,5 +1,5 @@
-"""What an environment is. One instance plays one episode; given task, seed and actions it is
-deterministic."""
+"""The interface of environments. One instance plays one episode, deterministic given task, seed and
+actions."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ SPLITS = ("train", "val", "test")
 
 
 class Env(ABC):
-    """A world: keyword-only dataclass fields are its configuration; `reset` starts the one episode
-    it plays."""
+    """An environment. Its configuration is its keyword-only dataclass fields."""
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """JSON schemas of the tools the agent may call; none by default."""
+        """JSON schemas of the tools that the agent may call; none by default."""
         return []
 
     @property
     def turn_delimiter(self) -> str:
-        """The text at which a sampled action is cut into turns, kept at the end of each; "": never.
-        An action that ends with it may be answered without a message: the same reply goes on."""
+        """The text after which a sampled reply is cut into turns; "": never. If a turn ends with
+        it, `step` may return no messages, and the same reply continues."""
         return ""
 
     @abstractmethod
     def system(self) -> str:
-        """The instructions or policy, sent as the system message."""
+        """Return the system message: instructions or a policy."""
 
     @abstractmethod
     def tasks(self, split: str) -> list[Task]:
-        """All tasks of a split in a fixed order: of `train`, of `test`, and where the world has it
-        of `val`, by which settings and checkpoints are chosen. No task is in two of them. UserError
-        for an unknown split."""
+        """Return all tasks of a split in a fixed order: `train`, `test`, and optionally `val`, by
+        which settings and checkpoints are selected. Splits are disjoint. Raises UserError for an
+        unknown split."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> list[Message]:
@@ -44,36 +43,37 @@ class Env(ABC):
 
     @abstractmethod
     def step(self, action: str) -> Step:
-        """Answer the agent's raw text. Text that cannot be parsed is reported, never raised for.
-        Every end that the world itself has an outcome for is `done`, its own limit of turns among
-        them; `truncated` says that the outcome stays unknown."""
+        """Play the agent's raw text. If it cannot be parsed, report that in an observation. An end
+        with an outcome is `done`, also at the environment's own turn limit; `truncated` means that
+        the outcome is unknown."""
 
     def expert(self, task: Task) -> Iterator[str] | None:
-        """Expert actions for this instance's episode in progress; None without an expert."""
+        """Yield expert actions for the episode in progress. Returns None without an expert."""
         return None
 
     def digest(self) -> str | None:
-        """A hash of the world's present state, for tests of exactness; None without one."""
+        """Return a hash of the current state, for tests; None if there is none."""
         return None
 
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
-        """Metrics of played episodes that only this world knows how to count; an evaluation of a
-        split logs each as `eval/SPLIT_NAME` beside its own."""
+        """Return further metrics of played episodes, which an evaluation logs as
+        `eval/SPLIT_NAME`."""
         return {}
 
     def close(self) -> None:
-        """Release what the instance holds."""
+        """Release resources."""
 
 
 def require_split(split: str, known: Sequence[str] = SPLITS) -> None:
-    """Raise UserError where the split is none of those."""
+    """Raise UserError for an unknown split."""
     if split not in known:
         *first, last = map(repr, known)
-        raise UserError(f"unknown split {split!r}: use {', '.join(first)} or {last}")
+        line = f"unknown split {split!r}: use {', '.join(first)} or {last}"
+        raise UserError(line, code="unknown-split")
 
 
 def episodes_by_task(episodes: list[Episode]) -> list[list[Episode]]:
-    """The episodes of each task, in the order in which they were played."""
+    """Return the episodes of each task, in order of play."""
     by_task: dict[str, list[Episode]] = {}
     for episode in episodes:
         by_task.setdefault(episode.task.id, []).append(episode)
@@ -81,8 +81,9 @@ def episodes_by_task(episodes: list[Episode]) -> list[list[Episode]]:
 
 
 def train_tasks(env: Env) -> list[Task]:
-    """All tasks to train on. Raises UserError where there are none."""
+    """Return all training tasks. Raises UserError if there are none."""
     tasks = env.tasks("train")
     if not tasks:
-        raise UserError("the environment has no train tasks; choose one that does")
+        line = "the environment has no train tasks; choose one that does"
+        raise UserError(line, code="no-train-tasks")
     return tasks

@@ -1,6 +1,6 @@
-"""Checks that an environment keeps the contract of base.py; every message says what to change.
+"""Checks of an environment against the interface in base.py. Each message ends with the remedy.
 
-After the end of an episode `step` must raise RuntimeError, or answer `done` again with reward 0.
+After the end of an episode, `step` must raise RuntimeError or return `done` with reward 0.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ MAX_ACTIONS = 1000
 
 @dataclass
 class Recording:
-    """A played episode: the first messages, then each action and its step."""
+    """The first messages of an episode, then each action and its step."""
 
     first: list[Message]
     turns: list[tuple[str, Step]]
 
 
 def check_env(make: EnvFactory, tasks: int = 3) -> list[str]:
-    """What is wrong with the environment that `make` builds, tried on some `tasks`; [] if fine."""
+    """Return all faults of the environment that `make` builds, found on `tasks` tasks."""
     found = [text for check in (_texts, _splits, _unknown_split) for text in _run(check, make)]
     if found:
         return found
@@ -57,11 +57,11 @@ def check_env(make: EnvFactory, tasks: int = 3) -> list[str]:
 
 
 def _run(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
-    """The messages of a check; an exception of the environment is one."""
+    """Return the messages of a check, or one for an exception."""
     found: list[str] = []
     try:
         found.extend(check(*arguments))
-    except UserError:  # the user's, not the environment's
+    except UserError:
         raise
     except Exception as error:
         what = check.__name__.strip("_").replace("_", " ")
@@ -71,7 +71,7 @@ def _run(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
 
 
 def _place(error: Exception, make: EnvFactory) -> str:
-    """`FILE:LINE` of an error in the environment's own file; in any where none can be made."""
+    """Return `FILE:LINE` of an error, if possible in the environment's file."""
     with suppress(Exception):
         return where(error, make())
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -89,7 +89,7 @@ def _splits(make: EnvFactory) -> Iterator[str]:
     train, test = make().tasks("train"), make().tasks("test")
     try:
         val = make().tasks("val")
-    except UserError:  # it need not have that
+    except UserError:  # it is optional
         val = []
     splits = {"train": train, "val": val, "test": test}
     if not train or not test:
@@ -134,7 +134,7 @@ def _contract(make: EnvFactory, task: Task) -> Iterator[str]:
 
 
 def _step(step: Step, reply_goes_on: bool) -> Iterator[str]:
-    """What a world should not answer, though it may."""
+    """Yield valid but unwise properties of a step."""
     if step.done and step.truncated:
         yield "done and truncated are both true: say which one ended the episode"
     elif step.truncated and "success" in step.info:
@@ -164,7 +164,7 @@ def _after_the_end(make: EnvFactory, task: Task) -> Iterator[str]:
 
 
 def _copies(make: EnvFactory, task: Task) -> Iterator[str]:
-    """The loop makes one shallow copy per episode: what `reset` sets up must not be shared."""
+    """The loop makes one shallow copy per episode, so `reset` must create the state."""
     env = make()
     plays, other = copy.copy(env), copy.copy(env)
     first = plays.reset(task, 0)
@@ -196,13 +196,13 @@ def _play_nonsense(env: Env, task: Task) -> Recording:
 
 
 def _play_expert(env: Env, task: Task) -> Recording | None:
-    """The expert's episode; None where there is no expert."""
+    """Return the expert's episode; None without an expert."""
     first, actions = env.reset(task, 0), env.expert(task)
     return None if actions is None else Recording(first, list(_play(env, actions)))
 
 
 def _play(env: Env, actions: Iterator[str]) -> Iterator[tuple[str, Step]]:
-    """Each action and its step up to the end of the episode, MAX_ACTIONS at most."""
+    """Yield actions and steps until the episode ends, at most MAX_ACTIONS."""
     for action in islice(actions, MAX_ACTIONS):
         step = env.step(action)
         yield action, step

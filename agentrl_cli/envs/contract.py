@@ -1,5 +1,5 @@
-"""What a world may answer. Every answer is read here, once, before anything is made of it; what no
-world may answer breaks the episode. `check_env` says the same sentences."""
+"""Validation of every message and step of an environment. An invalid one fails the episode, with
+the messages of `check_env`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from numbers import Real
 from typing import Any
 
 from agentrl_cli.core.errors import ContractError
-from agentrl_cli.core.types import ROLES, Message, Step, Task
+from agentrl_cli.core.types import ANNOTATIONS, ROLES, Message, Step, Task
 from agentrl_cli.envs.base import Env
 
-RESERVED = {  # what algorithms and play note on a turn, beside what its world told
-    "weight", "branches", "value", "advantage", "td_error", "critic", "thoughts", "forced",
-}  # fmt: skip
-SHOWN_CHARACTERS = 200  # of a wrong answer
+SHOWN_CHARACTERS = 200  # of an invalid value
 
 
 def opening(env: Env, task: Task, seed: int) -> list[Message]:
-    """The world's system message, if it has any, and its first messages. ContractError where it
-    gives anything else."""
+    """Reset the environment. Returns its system message, if any, and its first messages. Raises
+    ContractError if they are invalid."""
     system = env.system()
     _refuse(text_faults("system()", system), env.system)
     first = first_messages(env, task, seed)
@@ -31,14 +28,15 @@ def opening(env: Env, task: Task, seed: int) -> list[Message]:
 
 
 def first_messages(env: Env, task: Task, seed: int) -> list[Message]:
-    """Reset the world: its first messages. ContractError where it gives anything else."""
+    """Reset the environment and return its first messages. Raises ContractError if invalid."""
     first = env.reset(task, seed)
     _refuse(reset_faults(first), env.reset)
     return first
 
 
 def answer(env: Env, action: str) -> Step:
-    """The world's answer to an action, its reward as a float. ContractError where it is none."""
+    """Step the environment and return the step, its reward as a float. Raises ContractError if the
+    step is invalid."""
     step = env.step(action)
     _refuse(step_faults(step), env.step)
     step.reward = float(step.reward)
@@ -46,7 +44,7 @@ def answer(env: Env, action: str) -> Step:
 
 
 def where(error: BaseException, env: Env) -> str:
-    """`FILE:LINE` of an error: the innermost of the world's own file, else the innermost."""
+    """Return `FILE:LINE` of an error, if possible in the environment's own file."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == _place(env.step)[0]]
     frame = (own or frames)[-1]
@@ -54,14 +52,14 @@ def where(error: BaseException, env: Env) -> str:
 
 
 def reset_faults(messages: Any) -> Iterator[str]:
-    """What is wrong with what `reset` returned."""
+    """Yield what is wrong with the result of `reset`."""
     yield from message_faults("reset", messages)
     if messages == []:
         yield "reset returns no messages: give the agent something to answer"
 
 
 def step_faults(step: Any) -> Iterator[str]:
-    """What is wrong with what `step` returned."""
+    """Yield what is wrong with the result of `step`."""
     if not isinstance(step, Step):
         yield f"step returns {type(step).__name__}: return a Step"
         return
@@ -74,12 +72,12 @@ def step_faults(step: Any) -> Iterator[str]:
         yield f"info is {_shown(step.info)}: give a dictionary with strings as keys"
     elif not _is_json(step.info):
         yield f"info cannot be written as JSON: keep plain values in {sorted(step.info)}"
-    elif own := sorted(RESERVED & step.info.keys()):
+    elif own := sorted(ANNOTATIONS & step.info.keys()):
         yield f"info has the keys {own}, which algorithms write: give them other names"
 
 
 def message_faults(source: str, messages: Any) -> Iterator[str]:
-    """What is wrong with the messages that `source` returned."""
+    """Yield what is wrong with the messages from `source`."""
     if not isinstance(messages, list) or any(not isinstance(m, Message) for m in messages):
         yield f"{source} returns {_shown(messages)}: return a list of Message"
         return
@@ -92,13 +90,13 @@ def message_faults(source: str, messages: Any) -> Iterator[str]:
 
 
 def text_faults(source: str, text: Any) -> Iterator[str]:
-    """What is wrong with a text that `source` returned."""
+    """Yield what is wrong with the text from `source`."""
     if not isinstance(text, str) or not _is_json(text):
         yield f"{source} returns {_shown(text)}: return a string"
 
 
 def _refuse(faults: Iterator[str], method: Callable[..., Any]) -> None:
-    """ContractError with the first fault and the place of the method that answered so."""
+    """Raise ContractError with the first fault, if any, and the place of the method."""
     fault = next(faults, None)
     if fault is not None:
         file, line = _place(method)
@@ -106,7 +104,7 @@ def _refuse(faults: Iterator[str], method: Callable[..., Any]) -> None:
 
 
 def _place(method: Callable[..., Any]) -> tuple[str, int]:
-    """File and line of a method; of one that Python did not compile its name and 0."""
+    """Return file and line of a method; its name and 0 if it has no code object."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     return (code.co_filename, code.co_firstlineno) if code else (repr(method), 0)
 
@@ -119,7 +117,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether it can be written as JSON in UTF-8."""
+    """Return whether the value can be written as JSON in UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError):

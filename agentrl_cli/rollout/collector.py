@@ -1,4 +1,4 @@
-"""Where a step's episodes come from: what the loop asks of any source, and play in this process."""
+"""Sources of episodes: the interface that the training loop uses, and play in this process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Annotated
+
+from pydantic import Field
 
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_at_most
@@ -20,18 +23,21 @@ from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart, play, refuse_fa
 
 @dataclass(kw_only=True)
 class Collector(ABC):
-    """A source of episodes. Its numbers also bound every episode that is played elsewhere: an
-    action has `max_new_tokens`, an episode `max_seq_len` tokens at most, and a world `env_timeout`
-    seconds for an answer; `workers` worlds are at work at a time, `max_concurrent_episodes`
-    episodes in
-    play. None is no limit; the defaults are those of runs that were stored without these keys."""
+    """A source of episodes. Its limits, described at `play`, also hold for episodes that are played
+    elsewhere. None means no limit. The defaults are those of runs stored without these keys."""
 
-    max_new_tokens: int
-    temperature: float
-    max_seq_len: int
-    env_timeout: float | None = None
-    env_workers: int = 1
-    max_concurrent_episodes: int | None = None
+    max_new_tokens: Annotated[int, Field(ge=1, description="Most new tokens per action.")]
+    temperature: Annotated[float, Field(ge=0, description="Sampling temperature of training.")]
+    max_seq_len: Annotated[int, Field(description="Most tokens per episode, prompts included.")]
+    env_timeout: Annotated[
+        float | None, Field(gt=0, description="Seconds for one call of an environment; null: any.")
+    ] = None
+    env_workers: Annotated[
+        int, Field(ge=1, description="Environments that run at a time, each in a thread.")
+    ] = 1
+    max_concurrent_episodes: Annotated[
+        int | None, Field(ge=1, description="Live episodes, also in evaluations; null: all.")
+    ] = None
     make_env: Callable[[], Env] = field(init=False, repr=False)
     chat: Chat = field(init=False, repr=False)
     generator: Generator = field(init=False, repr=False)
@@ -41,31 +47,34 @@ class Collector(ABC):
     actors: Actors = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        at_once, timeout = self.max_concurrent_episodes, self.env_timeout
         require_at_least(1, max_tokens=self.max_new_tokens, workers=self.env_workers)
-        at_once = 1 if self.max_concurrent_episodes is None else self.max_concurrent_episodes
-        require_at_least(1, max_concurrent_episodes=at_once)
+        require_at_least(1, max_concurrent_episodes=1 if at_once is None else at_once)
         require_at_least(0, temperature=self.temperature)
-        require_above(0, env_timeout=1 if self.env_timeout is None else self.env_timeout)
+        require_above(0, env_timeout=1 if timeout is None else timeout)
         if self.max_new_tokens >= self.max_seq_len:
             line = (
                 f"max_tokens {self.max_new_tokens} leaves no room in max_seq_len {self.max_seq_len}"
             )
-            raise UserError(f"{line}; give actions fewer tokens or episodes more")
+            raise UserError(f"{line}; lower max_tokens or raise max_seq_len", code="no-room")
 
     def bind(
         self, *, make_env: Callable[[], Env], chat: Chat, generator: Generator,
         policy_version: Callable[[], int], seed: int, actors: Actors | None = None,
     ) -> None:  # fmt: skip
-        """Receive the given objects before the first step; `policy_version` says how often the
-        policy's weights have changed, and `actors` play (None: this process)."""
+        """Set the run's objects before the first step. `policy_version` returns how often the
+        policy's weights have changed; `actors` play the episodes (None: this process)."""
         self.make_env, self.chat, self.generator, self.seed = make_env, chat, generator, seed
         self.policy_version, self.actors = policy_version, actors or Actors()
 
     @property
     def sampling(self) -> Sampling:
-        """How actions are sampled."""
-        most, stop_ids = self.max_new_tokens, self.chat.stop_ids
-        return Sampling(max_tokens=most, temperature=self.temperature, stop_ids=stop_ids)
+        """The sampling parameters of actions."""
+        return Sampling(
+            max_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            stop_ids=self.chat.stop_ids,
+        )
 
     def play(
         self,
@@ -75,11 +84,9 @@ class Collector(ABC):
         max_failure_rate: float = 1.0,
         make_env: Callable[[], Env] | None = None,
     ) -> list[Episode]:
-        """Play these starts as everything in the run is played, another generator or another world
-        where one is given; RunAborted where more than the share `max_failure_rate` of them
-        fails."""
-        request = self.request(starts, sampling, generator, max_failure_rate, make_env)
-        return self._played(request)
+        """Play these starts with the run's limits, and with another generator or environment if
+        given. Raises RunAborted if more than the share `max_failure_rate` of them fails."""
+        return self._played(self.request(starts, sampling, generator, max_failure_rate, make_env))
 
     def request(
         self,
@@ -90,7 +97,7 @@ class Collector(ABC):
         make_env: Callable[[], Env] | None = None,
         step: int | None = None,
     ) -> PlayRequest:
-        """What `play` asks the actors for."""
+        """Return the request of `play` to the actors."""
         player = (make_env or self.make_env, self.chat, generator or self.generator, sampling)
 
         def play_here(part: list[EpisodeStart]) -> list[Episode]:
@@ -118,33 +125,35 @@ class Collector(ABC):
 
     @abstractmethod
     def count(self, group_size: int) -> int:
-        """How many episodes `collect` returns."""
+        """Return how many episodes `collect` returns."""
 
     @abstractmethod
     def collect(self, step: int, group_size: int) -> list[Episode]:
-        """The episodes of step `step`, a function of the run's seed, the step and the weights."""
+        """Return the episodes of a step, a function of the run's seed, the step and the weights."""
 
 
 @dataclass(kw_only=True)
 class PlayCollector(Collector):
-    """Plays `episodes_per_step` episodes a step, in groups of one task. What a step plays depends
-    on the run's seed and the step only, so a resumed run goes on with the tasks that were due."""
+    """Plays `episodes_per_step` episodes per step, in groups of one task. The tasks depend on the
+    run's seed and the step only, so a resumed run continues with the right ones."""
 
-    episodes_per_step: int
+    episodes_per_step: Annotated[
+        int, Field(ge=1, le=MOST_EPISODES, description="Episodes per step, in whole groups.")
+    ]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_most(MOST_EPISODES, **{"rollout.episodes_per_step": self.episodes_per_step})
 
     def count(self, group_size: int) -> int:
-        """Whole groups, at most `episodes_per_step` episodes. Raises UserError where none fits."""
+        """Return the size of all whole groups. Raises UserError if not even one fits."""
         if group_size > self.episodes_per_step:
-            line = f"rollout.episodes_per_step {self.episodes_per_step} holds no group of"
-            raise UserError(f"{line} {group_size}; give at least {group_size}")
+            line = f"rollout.episodes_per_step {self.episodes_per_step} is less than a group of"
+            raise UserError(f"{line} {group_size}; raise it", code="group-too-large")
         return self.episodes_per_step // group_size * group_size
 
     def starts(self, step: int, group_size: int) -> list[EpisodeStart]:
-        """What step `step` plays: `group_size` episodes of each of its tasks."""
+        """Return the starts of a step: `group_size` episodes of each of its tasks."""
         tasks, starts = train_tasks(self.make_env()), []
         groups = self.count(group_size) // group_size
         for t, task in enumerate(islice(self._stream(tasks, step * groups), groups)):
@@ -155,12 +164,12 @@ class PlayCollector(Collector):
         return starts
 
     def collect(self, step: int, group_size: int) -> list[Episode]:
-        """The step's episodes. RunAborted where more than a fifth of them failed."""
+        """Play the step. Raises RunAborted if more than a fifth of its episodes failed."""
         self.generator.clear()
         episodes = self._played(self._step_request(step, group_size))
         if all(episode.stop == "context" and not episode.turns for episode in episodes):
-            short = f"rollout.max_seq_len {self.max_seq_len} holds not even the first prompt"
-            raise UserError(f"{short} and an action; give more")
+            short = f"rollout.max_seq_len {self.max_seq_len} is too short for the first prompt"
+            raise UserError(f"{short} and an action; raise it", code="no-room")
         if self.actors.plays_ahead:
             self.actors.play_ahead(self._step_request(step + 1, group_size))
         return episodes
@@ -170,7 +179,7 @@ class PlayCollector(Collector):
         return self.request(starts, self.sampling, max_failure_rate=FAILED_LIMIT, step=step)
 
     def _stream(self, tasks: list[Task], position: int) -> Iterator[Task]:
-        """From a position on, the endless stream in which each epoch shuffles all tasks."""
+        """Yield tasks without end, shuffled in each epoch, from a position on."""
         epoch, passed = divmod(position, len(tasks))
         while True:
             order = list(range(len(tasks)))

@@ -1,5 +1,6 @@
-"""Play tasks with a generator: all live episodes move in lockstep, one `generate` call a turn.
-Tokens stay as they were sampled. What fails in a world is recorded on its episode, never raised."""
+"""Plays tasks with a generator. All live episodes move in lockstep, with one `generate` call per
+turn. Tokens are kept as they were sampled. A failure in an environment is recorded on its episode.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +32,18 @@ from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.env_threads import EnvCalls, EnvThreads
 
 Answer = TypeVar("Answer")
-FAILED_LIMIT = 0.2  # share of the episodes of a step or an evaluation above which the run stops
-TO_MEND = {  # by what broke; the environment where it is not here
-    SimulatorError.kind: "the model that it asks", GeneratorError.kind: "what generates",
-    LostActor.kind: "what ends the actors",
+FAILED_LIMIT = 0.2  # the largest share of failed episodes in a step or an evaluation
+CAUSES = {  # of failures, by the kind of error; else it is the environment
+    SimulatorError.kind: "the simulator's model", GeneratorError.kind: "the generator",
+    LostActor.kind: "whatever ends the actors",
 }  # fmt: skip
 
 
 @dataclass
 class EpisodeStart:
-    """How an episode begins. `seed` feeds the sampler and, unless `world_seed` is given, the world;
-    `replayed` turns are played again on the fresh world, ids and all, before the generator takes
-    over, in front of the observation that is `awaited` (None: of any)."""
+    """How an episode begins. `seed` is the sampler's and, unless `world_seed` is given, the
+    environment's. `replayed` turns are played again with the same tokens, until the observation is
+    `awaited` (None: any). Then the generator takes over."""
 
     task: Task
     group: str
@@ -69,18 +70,19 @@ def play(
     max_concurrent_episodes: int | None = None,
     activity: Activity | None = None,
 ) -> list[Episode]:
-    """One episode for each start, in order; `max_concurrent_episodes` in play at a time (None:
-    all), the
-    worlds of `workers` of them at work. An episode stops as done, truncated (the world says that
-    its outcome is unknown), context (`max_tokens` more would exceed `max_seq_len`), diverged (a
-    replayed turn was answered differently) or error, also where an answer takes the world longer
-    than `env_timeout` seconds (None: no limit). RunAborted as soon as more than the share
-    `max_failure_rate` of all episodes has ended so. `activity` is told how many have ended."""
-    sampling, most = replace(sampling, n=1), max_seq_len - sampling.max_tokens
+    """Play one episode for each start and return them in order.
+
+    At most `max_concurrent_episodes` episodes are live (None: all), and `workers` environments run
+    at a time. An episode stops as `done`; `truncated` (the environment leaves the outcome open);
+    `context` (`max_tokens` more would exceed `max_seq_len` tokens); `diverged` (a replayed turn got
+    another observation); or `error`, which includes a call of more than `env_timeout` seconds
+    (None: no limit). Raises RunAborted as soon as a share of more than `max_failure_rate` ended
+    with `error`."""
+    sampling, max_state = replace(sampling, n=1), max_seq_len - sampling.max_tokens
     waiting, activity = iter(starts), activity or Activity()
     begun, live, failed = list[Episode](), list[LiveEpisode](), list[Episode]()
 
-    def play_on(turns: list[tuple[LiveEpisode, EnvCalls[None]]]) -> None:
+    def advance(turns: list[tuple[LiveEpisode, EnvCalls[None]]]) -> None:
         for (episode, _), _ in zip(turns, envs.run(turns), strict=True):
             if episode.record.stop == "error":
                 failed.append(episode.record)
@@ -91,9 +93,11 @@ def play(
     with EnvThreads(workers, env_timeout) as envs:
         while True:
             free = (max_concurrent_episodes or len(starts)) - len(live)
-            new = [LiveEpisode(s, make_env(), chat, version, most) for s in islice(waiting, free)]
+            new = [
+                LiveEpisode(s, make_env(), chat, version, max_state) for s in islice(waiting, free)
+            ]
             begun += [episode.record for episode in new]
-            play_on([(episode, episode.begin()) for episode in new])
+            advance([(episode, episode.begin()) for episode in new])
             live = [episode for episode in live + new if not episode.ended]
             if not live and len(begun) == len(starts):
                 return begun
@@ -101,7 +105,7 @@ def play(
                 continue
             moving = live[: generator.fitting([episode.state_ids for episode in live], model)]
             answers = _answers(generator, moving, sampling, model)
-            play_on([(e, e.take(answer)) for e, answer in zip(moving, answers, strict=True)])
+            advance([(e, e.take(answer)) for e, answer in zip(moving, answers, strict=True)])
             live = [episode for episode in live if not episode.ended]
             activity.advance(len(begun) - len(live), len(starts))
 
@@ -109,7 +113,7 @@ def play(
 def _answers(
     generator: Generator, episodes: list[LiveEpisode], sampling: Sampling, model: str
 ) -> list[Completion | GeneratorError]:
-    """One answer in each episode, or why there is none."""
+    """Return one completion per episode, or the error if there is none."""
     prompts = [episode.state_ids for episode in episodes]
     seeds = [derive_seed(e.start.seed, len(e.record.turns)) for e in episodes]
     try:
@@ -121,22 +125,21 @@ def _answers(
 def refuse_failures(
     episodes: list[Episode], most: float = FAILED_LIMIT, count: int | None = None
 ) -> None:
-    """RunAborted with the commonest error where more than the share `most` of all episodes failed,
-    of which there are `count` (None: these are all)."""
+    """Raise RunAborted with the most frequent error if more than the share `most` of `count`
+    episodes (None: of these) failed."""
     failed, count = [e for e in episodes if e.stop == "error"], count or len(episodes)
     if len(failed) > most * count:
         errors = Counter((episode.error, episode.error_kind) for episode in failed)
         (error, kind), times = errors.most_common(1)[0]
         line = f"{len(failed)} of {count} episodes failed, {times} of them with: {error}"
-        what = TO_MEND.get(kind or "", "the environment")
-        raise RunAborted(f"{line}; mend {what} before you go on")
+        raise RunAborted(f"{line}; fix {CAUSES.get(kind or '', 'the environment')} first")
 
 
 def probe_starts(
     episode: Episode, turn: int, action: str, action_ids: list[int], seeds: list[int]
 ) -> list[EpisodeStart]:
-    """One start a seed: replay the episode's first `turn` turns, act, and let the policy play on.
-    The world keeps the episode's seed, so that it answers as it did."""
+    """Return one start per seed: replay the episode's first `turn` turns, take the action, and let
+    the policy continue. The environment keeps the episode's seed."""
     seen, logprobs = episode.turns[turn], [0.0] * len(action_ids)
     probed = Turn(seen.observation, action, seen.observation_ids, action_ids, logprobs)
     replayed = [*episode.turns[:turn], probed]
@@ -148,8 +151,8 @@ def probe_starts(
 
 
 def split_into_turns(completion: Completion, delimiter: str, chat: Chat) -> list[Completion]:
-    """The completion, cut behind every token that completes the text `delimiter` ("": never) and
-    not within what the template itself puts before an answer."""
+    """Split a completion after each token that completes the text `delimiter` ("": never), except
+    within the prefix that the template itself puts before an answer."""
     ids, logprobs = list(completion.ids), list(completion.logprobs)
     ends, begin = [], 0
     if delimiter and delimiter in chat.decode(ids):
@@ -163,21 +166,20 @@ def split_into_turns(completion: Completion, delimiter: str, chat: Chat) -> list
 
 
 def first_turn(ids: list[int], delimiter: str, chat: Chat) -> list[int]:
-    """Of a sampled reply what is one turn: up to the first text `delimiter` ("": all of it)."""
+    """Return the tokens of a sampled reply up to its first `delimiter` ("": all)."""
     return split_into_turns(Completion(ids, [0.0] * len(ids), "stop"), delimiter, chat)[0].ids
 
 
 class LiveEpisode:
-    """One episode in play: its `record` so far, the ids of its whole context, and the last
-    observation, of which `observation_ids` are what it added to the context. Its methods yield the
-    calls of its world, for EnvThreads to make."""
+    """An episode in progress: its `record`, its context `state_ids`, and the last observation with
+    its tokens. It ends when the context exceeds `max_state` tokens. Its generator methods yield
+    calls of the environment, which EnvThreads makes."""
 
     def __init__(
-        self, start: EpisodeStart, env: Env, chat: Chat, version: int, most_ids: int
+        self, start: EpisodeStart, env: Env, chat: Chat, version: int, max_state: int
     ) -> None:
-        """The episode ends where its context has more than `most_ids` tokens."""
         seed = start.seed if start.world_seed is None else start.world_seed
-        self.start, self.env, self.chat, self.most_ids = start, env, chat, most_ids
+        self.start, self.env, self.chat, self.max_state = start, env, chat, max_state
         self.record = Episode(start.id, start.task, start.group, seed, [], policy_version=version)
         self.state_ids: list[int] = []
         self.observation: list[Message] = []
@@ -187,101 +189,87 @@ class LiveEpisode:
         self.began = time.perf_counter()
 
     def begin(self) -> EnvCalls[None]:
-        """Reset the world and replay the turns that the start gives."""
-        first = yield from self._ask_world(self._reset)
+        """Reset the environment and replay the start's turns."""
+        first = yield from self._call(self._reset)
         if first is None:
             return
         self.observation = first
         self.observation_ids = self.chat.start(first, self.tools)
         self.state_ids = list(self.observation_ids)
         for turn in self.start.replayed:
-            if not self.ended:
-                yield from self._replay(turn)
+            if not self.ended and turn.observation != self.observation:
+                yield from self._end("diverged", self.observation)
+            elif not self.ended:
+                ids, logprobs = list(turn.action_ids), list(turn.logprobs)
+                yield from self._step(
+                    Completion(ids, logprobs, turn.finish), turn.action, {"forced": True}
+                )
         if not self.ended and self.start.awaited not in (None, self.observation):
             yield from self._end("diverged", self.observation)
         yield from self._end_if_too_long()
 
-    def take(self, answer: Completion | GeneratorError) -> EnvCalls[None]:
-        """Act as sampled, or end as failed where nothing was sampled."""
-        if isinstance(answer, GeneratorError):
-            self._fail(answer)
-            yield from self._end("error", [])
-        else:
-            yield from self.act(answer)
-
-    def act(self, completion: Completion) -> EnvCalls[None]:
-        """Take a sampled action, cut where the world says so, and observe the world's answers. What
-        was written behind a part that is answered with a message is dropped: it did not know it."""
-        for part in split_into_turns(completion, self.env.turn_delimiter, self.chat):
-            action = self.chat.decode(part.ids)
-            yield from self._step(self._turn(action, part.ids, part.logprobs, part.finish), {})
+    def take(self, sampled: Completion | GeneratorError) -> EnvCalls[None]:
+        """Play what was sampled, turn by turn. If the environment answers a turn with a message,
+        the rest is dropped: it was written without that message."""
+        if isinstance(sampled, GeneratorError):
+            yield from self._fail(sampled)
+            return
+        for part in split_into_turns(sampled, self.env.turn_delimiter, self.chat):
+            yield from self._step(part, self.chat.decode(part.ids), {})
             if self.ended or self.observation:
                 break
         yield from self._end_if_too_long()
 
     def _end_if_too_long(self) -> EnvCalls[None]:
-        if not self.ended and len(self.state_ids) > self.most_ids:
+        if not self.ended and len(self.state_ids) > self.max_state:
             yield from self._end("context", self.observation)
 
     def _reset(self) -> list[Message]:
         self.tools = list(self.env.tools)
         return opening(self.env, self.start.task, self.record.seed)
 
-    def _replay(self, turn: Turn) -> EnvCalls[None]:
-        if turn.observation != self.observation:
-            yield from self._end("diverged", self.observation)
-            return
-        ids, logprobs = list(turn.action_ids), list(turn.logprobs)
-        again = self._turn(turn.action, ids, logprobs, turn.finish)
-        yield from self._step(again, {"forced": True})
-
-    def _turn(self, action: str, ids: list[int], logprobs: list[float], finish: str) -> Turn:
-        """The action as the answer to the last observation."""
-        seen, seen_ids = self.observation, self.observation_ids
-        return Turn(seen, action, seen_ids, ids, logprobs, finish=finish)
-
-    def _step(self, turn: Turn, info: dict[str, Any]) -> EnvCalls[None]:
-        """Play a turn's action; the turn is recorded even where the world fails."""
+    def _step(self, played: Completion, action: str, info: dict[str, Any]) -> EnvCalls[None]:
+        """Record a turn, also if the environment then fails, and play it."""
+        ids, logprobs, finish = played.ids, played.logprobs, played.finish
+        turn = Turn(self.observation, action, self.observation_ids, ids, logprobs, finish=finish)
         self.record.turns.append(turn)
         turn.info = info
-        step = yield from self._ask_world(lambda: answer(self.env, turn.action))
+        step = yield from self._call(lambda: answer(self.env, action))
         if step is None:
             return
         turn.reward, turn.done, turn.info = step.reward, step.done, {**step.info, **info}
         if step.done or step.truncated:
             yield from self._end("done" if step.done else "truncated", step.messages)
             return
-        last_id = turn.action_ids[-1] if turn.action_ids else None
         self.observation = step.messages
-        self.observation_ids = self.chat.extend(step.messages, last_id, self.tools)
-        self.state_ids = self.state_ids + turn.action_ids + self.observation_ids
+        self.observation_ids = self.chat.extend(step.messages, ids[-1] if ids else None, self.tools)
+        self.state_ids = self.state_ids + ids + self.observation_ids
 
-    def _ask_world(self, call: Callable[[], Answer]) -> EnvCalls[Answer | None]:
-        """What the call returns; any failure but the user's mistake ends the episode, is noted on
-        its record, and gives None. Its seconds count as the world's."""
+    def _call(self, call: Callable[[], Answer]) -> EnvCalls[Answer | None]:
+        """Return the call's value. An error ends the episode and gives None, except a UserError,
+        which is raised."""
         outcome = yield call
         self.record.env_seconds += outcome.seconds
         if outcome.error is None:
             return outcome.value
         if isinstance(outcome.error, UserError) or not isinstance(outcome.error, Exception):
             raise outcome.error
-        self._fail(outcome.error)
-        yield from self._end("error", [])
+        yield from self._fail(outcome.error)
         return None
 
-    def _fail(self, error: Exception) -> None:
-        """Note on the record what broke, of which kind, and where in the world's own file."""
+    def _fail(self, error: Exception) -> EnvCalls[None]:
+        """End the episode with the error, its kind, and its place in the environment's file."""
         line = f"{type(error).__name__}: {error}"
         has_place = isinstance(error, ContractError | EnvTimeout | GeneratorError)
         self.record.error = safe(line if has_place else f"{line} ({where(error, self.env)})")
-        is_known = isinstance(error, EpisodeError)
-        self.record.error_kind = error.kind if is_known else EpisodeError.kind
+        self.record.error_kind = (error if isinstance(error, EpisodeError) else EpisodeError).kind
+        yield from self._end("error", [])
 
     def _end(self, stop: str, closing: list[Message]) -> EnvCalls[None]:
         episode, self.ended = self.record, True
         episode.stop, episode.closing = stop, closing
         episode.seconds = time.perf_counter() - self.began
-        if episode.error_kind == EnvTimeout.kind:  # it is at work still
+        if episode.error_kind == EnvTimeout.kind:  # its thread is still busy
             return
         error = (yield self.env.close).error
         if isinstance(error, Exception):
@@ -295,16 +283,16 @@ class LiveEpisode:
 def indistinguishable_tasks(
     episode: Episode, turn: int, tasks: list[Task], make_env: Callable[[], Env]
 ) -> list[Task]:
-    """The tasks in which the episode's actions bring the same observations up to turn `turn`. To
-    the agent they are one state: what an action is worth there is its mean over them. The episode's
-    own task is always among them."""
+    """Return the tasks in which the episode's actions bring the same observations up to turn
+    `turn`, its own task first. To the agent they are one state, so the value of an action there is
+    its mean over them."""
     others = [task for task in tasks if task.id != episode.task.id]
-    found = [task for task in others if _same(episode, turn, task, make_env())]
+    found = [task for task in others if _is_same(episode, turn, task, make_env())]
     return [episode.task, *found]
 
 
-def _same(episode: Episode, turn: int, task: Task, env: Env) -> bool:
-    """Whether the observations are the same; a world that breaks on the way is another."""
+def _is_same(episode: Episode, turn: int, task: Task, env: Env) -> bool:
+    """Return whether the observations are the same; False if the environment fails."""
     try:
         if opening(env, task, episode.seed) != episode.turns[0].observation:
             return False

@@ -1,15 +1,14 @@
-"""Reading answers: the box in a reply, one spelling for equal notations, numbers and fractions.
+r"""Answers as text: the box of a reply, one spelling for equal notations, exact numbers, units.
 
-Everything is linear in the text, which is hostile until read.
+Everything takes linear time, because the text may be hostile.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from fractions import Fraction
 from typing import NamedTuple
-
-from agentrl_cli.envs.math.units import unit, without_unit
 
 BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]", re.DOTALL)
@@ -64,7 +63,7 @@ BARE_ROOT = re.compile(r"\\sqrt\s*(\w)")
 THOUSANDS = re.compile(
     r"^-?\d{1,3}(?:,\d{3})+(?:\.\d+)?$|^-?[1-9]\d{0,2}(?: \d{3})+(?:\.\d+)?$", re.ASCII
 )
-# spaces that stay: between numbers, behind a comma that would else part thousands, as in \pi r
+# spaces to keep: between numbers, after a comma that else groups thousands, and as in \pi r
 SPACE = re.compile(r"(\\[A-Za-z]+) (?=[A-Za-z])|(?<=,) (?!\d{3}(?!\d))|(?<![0-9,]) | (?![0-9])")
 
 DECIMAL = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)$", re.ASCII)
@@ -75,6 +74,30 @@ MIXED = re.compile(r"^([+-]?)(\d+) (\d+)/(\d+)$", re.ASCII)
 POWER = re.compile(
     r"^([+-]?(?:\d+\.?\d*|\.\d+))\\(?:times|cdot)10\^\{?([+-]?\d{1,2})\}?$", re.ASCII
 )
+UNITS = {
+    "in": ("inch", "inches"), "ft": ("foot", "feet"), "yd": ("yds", "yard", "yards"),
+    "mi": ("mile", "miles"), "km": ("kilometer", "kilometers", "kilometre", "kilometres"),
+    "m": ("meter", "meters", "metre", "metres"),
+    "cm": ("centimeter", "centimeters", "centimetre", "centimetres"),
+    "mm": ("millimeter", "millimeters", "millimetre", "millimetres"),
+    "kg": ("kilogram", "kilograms"), "g": ("gram", "grams"), "lb": ("lbs", "pound", "pounds"),
+    "l": ("liter", "liters", "litre", "litres"), "ml": ("milliliter", "milliliters"),
+    "h": ("hr", "hrs", "hour", "hours"), "min": ("mins", "minute", "minutes"),
+    "s": ("sec", "secs", "second", "seconds"), "day": ("days",), "week": ("weeks",),
+    "year": ("years",), "mph": ("miles per hour",), "dollar": ("dollars",), "cent": ("cents",),
+    "unit": ("units",),
+}  # fmt: skip
+UNIT_NAMES = {word: name for name, words in UNITS.items() for word in (name, *words)}
+LONG_UNITS = "|".join(sorted((word for word in UNIT_NAMES if len(word) > 1), key=len, reverse=True))
+LETTER_UNITS = "|".join(word for word in UNIT_NAMES if len(word) == 1)
+AFTER_VALUE = r"(?:(?<=[\d})])|(?<=\\pi)|(?<=\\pi ))"
+UNIT_POWER = r"\s*(?:\^\{?(?P<power>\d)\}?)?$"
+UNIT_IN_TEXT = re.compile(AFTER_VALUE + r"\s*\\text\{(?P<unit>\s*[A-Za-z][^{}]*)\}" + UNIT_POWER)
+BARE_UNIT = re.compile(  # a single letter is a variable, except after a space
+    rf"{AFTER_VALUE}(?P<unit>\s*(?:(?:square|cubic|sq\.?) )?(?:{LONG_UNITS})"
+    rf"|\s+(?:{LETTER_UNITS}))\.?{UNIT_POWER}"
+)
+UNIT_PREFIXES = {"square ": "2", "sq ": "2", "sq. ": "2", "cubic ": "3"}
 
 
 class Labels(NamedTuple):
@@ -86,9 +109,9 @@ class Labels(NamedTuple):
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last balanced `\boxed{…}` holds; None where there is none."""
+    r"""Return the content of the last balanced `\boxed{…}`; None if there is none."""
     last: slice | None = None
-    opened: list[tuple[int, bool]] = []  # where each open brace's content begins, and if of a box
+    opened: list[tuple[int, bool]] = []  # start of each open brace's content, whether it is a box
     for match in BOX_TOKEN.finditer(text):
         if match["box"] or match[0] == "{":
             opened.append((match.end(), bool(match["box"])))
@@ -100,8 +123,8 @@ def boxed(text: str) -> str | None:
 
 
 def last_formula(text: str) -> str:
-    """What a reply seems to answer: its last box, else its last formula, else its last number; ""
-    where there is none. It is what a record shows, not what is graded."""
+    """Return the last box of a reply, else its last formula, else its last number, else "". Used in
+    records, not for grading."""
     if (box := boxed(text)) is not None:
         return box
     formulas = [next(filter(None, found)) for found in FORMULA.findall(text)]
@@ -110,9 +133,10 @@ def last_formula(text: str) -> str:
 
 
 def normalise(text: str, *, keep_name: bool = False) -> str:
-    """One spelling for notations that mean the same; units, bases, degrees and per cent signs are
-    dropped behind a number, `x =` before a value unless `keep_name`."""
-    text = BASE.sub("", without_unit(_respell(text)))
+    """Return one spelling for equal notations. Removes the unit, base, degree or per cent sign
+    after a number, and `x =` before a value unless `keep_name`."""
+    text = _respell(text)
+    text = BASE.sub("", text[: found.start()] if (found := find_unit(text)) else text)
     text = WORDS.sub(lambda match: match[1].strip(), text).strip()
     named, choice = NAMED_VALUE.match(text), CHOICE.match(text)
     text = named["value"] if named and not keep_name else choice[1] if choice else text
@@ -123,15 +147,33 @@ def normalise(text: str, *, keep_name: bool = False) -> str:
     return text.lower() if is_word else text
 
 
+def find_unit(text: str) -> re.Match[str] | None:
+    """Return the match of a unit at the end of an answer."""
+    return UNIT_IN_TEXT.search(text) or BARE_UNIT.search(text)
+
+
+def unit(text: str) -> str | None:
+    """Return the unit of an answer with its power, as in `cm2`; None if it has none. An unknown
+    word is its own name."""
+    if (found := find_unit(text)) is None:
+        return None
+    words, power = " ".join(found["unit"].split()).lower(), found["power"] or ""
+    for prefix, known in UNIT_PREFIXES.items():
+        if words.startswith(prefix):
+            words, power = words.removeprefix(prefix), known
+    words = words.rstrip(".")
+    return UNIT_NAMES.get(words, words.replace(" ", "").rstrip("s")) + power
+
+
 def labels(text: str) -> Labels:
-    """The labels of an answer."""
+    """Return the labels of an answer."""
     text = _respell(text)
     named, base = NAMED_VALUE.match(text), BASE.search(text)
     return Labels(named["name"] if named else None, base[1] if base else unit(text))
 
 
 def _respell(text: str) -> str:
-    """The text in one spelling with nothing of its meaning left out."""
+    """Return the text in one spelling, without loss of meaning."""
     text = CONTROL.sub("", text).translate(SPELLINGS).strip()
     for pattern, to in REWRITES:
         text = pattern.sub(to, text)
@@ -139,34 +181,29 @@ def _respell(text: str) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    """The exact value of a normalised whole number, decimal, fraction, mixed number or power of
+    """Return the exact value of a normalised integer, decimal, fraction, mixed number or power of
     ten; None for anything else."""
-    try:
+    with suppress(ZeroDivisionError, ValueError):
         return _number(text)
-    except (ZeroDivisionError, ValueError):
-        return None
+    return None
 
 
 def _number(text: str) -> Fraction | None:
     if DECIMAL.match(text):
         return Fraction(text)
-    if found := REPEATING.match(text):
-        sign, before, after, period = found.groups()
-        head, scale = int(f"0{before}{after}"), 10 ** len(after) * (10 ** len(period) - 1)
-        return _signed(sign, Fraction(int(f"0{before}{after}{period}") - head, scale))
-    if found := RATIO.match(text):
-        return _signed(found[1], Fraction(int(found[2]), int(found[3])))
-    if found := FRACTION.match(text):
-        return _signed(found[1], int(found[2] or 0) + Fraction(int(found[3]), int(found[4])))
-    if found := MIXED.match(text):
-        return _signed(found[1], int(found[2]) + Fraction(int(found[3]), int(found[4])))
     if found := POWER.match(text):
         return Fraction(found[1]) * Fraction(10) ** int(found[2])
-    return None
-
-
-def _signed(sign: str, value: Fraction) -> Fraction:
-    return -value if sign == "-" else value
+    if found := REPEATING.match(text):
+        _, before, after, period = found.groups()
+        head, scale = int(f"0{before}{after}"), 10 ** len(after) * (10 ** len(period) - 1)
+        value = Fraction(int(f"0{before}{after}{period}") - head, scale)
+    elif found := RATIO.match(text):
+        value = Fraction(int(found[2]), int(found[3]))
+    elif found := FRACTION.match(text) or MIXED.match(text):
+        value = int(found[2] or 0) + Fraction(int(found[3]), int(found[4]))
+    else:
+        return None
+    return -value if found[1] == "-" else value
 
 
 def _fraction(match: re.Match[str]) -> str:
@@ -176,7 +213,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def _unwrap(text: str) -> str:
-    r"""The text without `\( … \)`, `\[ … \]` or one pair of braces around it."""
+    r"""Remove `\( … \)`, `\[ … \]` or one pair of braces around the text."""
     for left, right in ((r"\(", r"\)"), (r"\[", r"\]")):
         if text.startswith(left) and text.endswith(right):
             text = text[len(left) : -len(right)].strip()

@@ -1,15 +1,17 @@
-r"""MATH: one problem, an answer in the last `\boxed{}` (or, with `extract`, wherever math-verify
-finds one), graded at the end of a reply.
+r"""Problems with one correct answer, in the last `\boxed{}` of a reply: the MATH benchmark, and
+built-in arithmetic.
 
-`thoughts` cuts a reply at blank lines: a thought is a turn that the world answers with nothing, so
-the same reply goes on. `retry` says whether an answer was right and lets the agent try again.
+With `turns=thoughts` a reply is cut at blank lines. A thought is a turn without an observation, so
+the same reply continues. With `turns=retry` the agent sees the verdict and tries again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
 from agentrl_cli.core.types import Episode, Message, Step, Task
@@ -23,13 +25,12 @@ from agentrl_cli.envs.math.summary import summarise
 
 BLANK_LINE = "\n\n"
 CORRECT = "Correct."
-MAX_THOUGHTS = 256  # of one reply
+MAX_THOUGHTS = 256  # per reply
 
 
 @dataclass
 class ProblemState:
-    """The problem in work: its task, how many attempts are left after this one, and the thoughts of
-    this reply."""
+    """The task, the attempts left after this one, and the thoughts of this reply."""
 
     task: Task
     attempts_left: int
@@ -39,25 +40,63 @@ class ProblemState:
 
 @dataclass(kw_only=True)
 class MathEnv(Env):
-    """`data` null: the built-in problems, `problems` and `test_problems` of each level. Else a
-    file, a folder or a data set's id, see rows.py; `attempts` counts for `retry` only. `extract`
-    and `tolerance` are those of `grade`."""
+    """The built-in problems, or those in `data`."""
 
-    instruction: str
-    turn_mode: Literal["single", "thoughts", "retry"]
-    attempts: int
-    data: str | None
-    test_data: str | None
-    test_share: float
-    levels: list[int]
-    subjects: list[str]
-    problems: int
-    test_problems: int
-    split_seed: int
-    extract: Extract = "boxed"
-    tolerance: float = 0.0
-    val_share: float = 0.0
-    val_problems: int = 0
+    instruction: Annotated[str, Field(description="The system message.")]
+    turn_mode: Annotated[
+        Literal["single", "thoughts", "retry"],
+        Field(
+            description="single: the whole reply is one turn; thoughts: a turn ends at a blank "
+            "line; retry: the agent sees the verdict and tries again."
+        ),
+    ]
+    attempts: Annotated[int, Field(ge=1, description="Replies to one problem, with turns=retry.")]
+    data: Annotated[
+        str | None,
+        Field(
+            description="A .jsonl or .parquet file, a folder of such files, or a Hugging Face data "
+            "set; null: the built-in problems."
+        ),
+    ]
+    test_data: Annotated[
+        str | None,
+        Field(description="Rows of the test split; null: the data's own split, or a share of it."),
+    ]
+    test_share: Annotated[
+        float,
+        Field(ge=0, le=1, description="Share of the rows to test on, if data has no test split."),
+    ]
+    levels: Annotated[list[int], Field(description="1 to 5; [] for all.")]
+    subjects: Annotated[list[str], Field(description="By name; [] for all.")]
+    problems: Annotated[int, Field(ge=1, description="Built-in training problems per level.")]
+    test_problems: Annotated[
+        int,
+        Field(ge=1, description="Built-in test problems per level; splits share no operands."),
+    ]
+    split_seed: Annotated[int, Field(description="Seed of the splits.")]
+    extract: Annotated[
+        Extract,
+        Field(
+            description="boxed: the answer is the last \\boxed{}; last_math: as math-verify finds "
+            "it (extra: math)."
+        ),
+    ] = "boxed"
+    tolerance: Annotated[
+        float,
+        Field(ge=0, le=1, description="Relative error of decimals: 0.001 accepts 0.333 for 1/3."),
+    ] = 0.0
+    val_share: Annotated[
+        float,
+        Field(
+            ge=0, le=1,
+            description="Share of the training rows to select checkpoints and settings by, if data "
+            "has no split val.",
+        ),
+    ] = 0.0  # fmt: skip
+    val_problems: Annotated[
+        int,
+        Field(ge=0, description="Built-in problems per level to select checkpoints by."),
+    ] = 0
     state: ProblemState | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -70,60 +109,62 @@ class MathEnv(Env):
 
     @property
     def turn_delimiter(self) -> str:
-        """Thoughts end with a blank line."""
         return BLANK_LINE if self.turn_mode == "thoughts" else ""
 
     def system(self) -> str:
-        """The instruction."""
         return self.instruction
 
     def tasks(self, split: str) -> list[Task]:
-        """One task a problem of these levels and subjects."""
+        """Return one task per problem of these levels and subjects."""
         require_split(split)
-        problems = self._built_in(split) if self.data is None else self._read(self.data, split)
-        known = sorted({str(row["subject"]) for row in problems})
-        for subject in self.subjects:
-            if subject not in known:
-                raise UserError(f"no problem is of subject {subject!r}; there is {known}")
-        chosen = [row for row in problems if not self.subjects or row["subject"] in self.subjects]
+        if self.data is None:
+            count = {"train": self.problems, "val": self.val_problems, "test": self.test_problems}
+            levels = tuple(self.levels) or LEVELS
+            rows = built_in_rows(split, count[split], levels, self.split_seed, self.problems)
+        else:
+            given = (self.test_data, self.test_share, self.split_seed, self.val_share)
+            rows = read_splits(self.data, *given)[split]
+            rows = [row for row in rows if not self.levels or row["level"] in self.levels]
+        known = sorted({str(row["subject"]) for row in rows})
+        if unknown := [subject for subject in self.subjects if subject not in known]:
+            line = f"no problem has the subject {unknown[0]!r}; choose from {known}"
+            raise UserError(line, code="unknown-subject")
+        chosen = [row for row in rows if not self.subjects or row["subject"] in self.subjects]
         return [Task(f"math-{split}-{row['id']}", split, row) for row in chosen]
 
-    def _built_in(self, split: str) -> Sequence[dict[str, Any]]:
-        counts = {
-            "train": self.problems, "val": self.val_problems, "test": self.test_problems,
-        }  # fmt: skip
-        levels = tuple(self.levels) or LEVELS
-        return built_in_rows(split, counts[split], levels, self.split_seed, self.problems)
-
-    def _read(self, data: str, split: str) -> list[dict[str, Any]]:
-        given = (self.test_data, self.test_share, self.split_seed, self.val_share)
-        splits = read_splits(data, *given)
-        return [row for row in splits[split] if not self.levels or row["level"] in self.levels]
-
     def reset(self, task: Task, seed: int) -> list[Message]:
-        """Pose the problem. Nothing is drawn, so the seed changes nothing."""
+        """Pose the problem. The seed has no effect."""
         self.state = ProblemState(task, self.attempts - 1 if self.turn_mode == "retry" else 0)
         return [Message("user", task.data["problem"])]
 
     def step(self, action: str) -> Step:
-        """Let a thought go on, or grade the reply that ends here, at MAX_THOUGHTS as it stands.
-        Raises RuntimeError before `reset` and after the end."""
-        state = self._running()
+        """Continue after a thought, or grade a reply that ends here or has MAX_THOUGHTS. Raises
+        RuntimeError before `reset` and after the end."""
+        state = self.state
+        if state is None or state.over:
+            raise RuntimeError("no problem is open: call reset on a fresh instance")
         state.thoughts.append(action)
         goes_on = self.turn_delimiter and action.endswith(self.turn_delimiter)
         if goes_on and len(state.thoughts) < MAX_THOUGHTS:
             return Step([], 0.0, False, False, {})
         text, gold = "".join(state.thoughts), state.task.data["answer"]
-        result = self.grade_reply(text, gold)
+        result, box = self.grade_reply(text, gold), boxed(text)
+        is_last_math = self.extract == "last_math"
+        answer = last_formula(text[-MAX_REPLY_LENGTH:]) if is_last_math else box
+        info = {
+            "unboxed": box is None,
+            "grade": result.reason,
+            "answer": normalise(answer[:MAX_ANSWER_LENGTH]) if answer else "",
+            "privileged": {"answer": gold},
+        }
         feedback = [Message("user", self.response(result, gold, state.attempts_left))]
-        info = self._info(text, result, gold)
         if result.correct or not state.attempts_left:
             state.over, info["success"] = True, result.correct
         state.attempts_left, state.thoughts = state.attempts_left - 1, []
         return Step(feedback, float(result.correct), state.over, False, info)
 
     def grade_reply(self, reply: str, gold: str) -> Grade:
-        """The grade of a reply: without a box it is wrong, unless `extract` looks elsewhere."""
+        """Grade a reply. With `extract=boxed` a reply without a box is wrong."""
         if self.extract == "last_math":
             return grade(reply, gold, self.extract, self.tolerance)
         answer = boxed(reply)
@@ -132,35 +173,17 @@ class MathEnv(Env):
         return grade(answer, gold, tolerance=self.tolerance)
 
     def response(self, result: Grade, gold: str, attempts_left: int) -> str:
-        """What a graded reply is answered: the right answer only when no attempt is left."""
+        """Return the observation after a graded reply. It names the answer on the last attempt."""
         if result.correct:
             return CORRECT
         fault = "No box." if result.reason == "unboxed" else "Wrong."
         return f"{fault} Try again." if attempts_left else f"{fault} It is {gold}."
 
     def expert(self, task: Task) -> Iterator[str]:
-        """The worked solution: its steps in `thoughts`, else the whole."""
+        """Yield the worked solution, step by step with `turns=thoughts`."""
         steps = solution_steps(task.data)
         parts = [step + BLANK_LINE for step in steps[:-1]] + steps[-1:]
         yield from parts if self.turn_mode == "thoughts" else ["".join(parts)]
 
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
-        """Accuracy by level and subject, pass@k, majority@k, length, time-outs."""
         return summarise(episodes)
-
-    def _info(self, text: str, result: Grade, gold: str) -> dict[str, Any]:
-        """What may be logged of a graded reply, and the right answer apart."""
-        box = boxed(text)
-        anywhere = self.extract == "last_math"
-        answer = last_formula(text[-MAX_REPLY_LENGTH:]) if anywhere else box
-        return {
-            "unboxed": box is None,
-            "grade": result.reason,
-            "answer": normalise(answer[:MAX_ANSWER_LENGTH]) if answer else "",
-            "privileged": {"answer": gold},
-        }
-
-    def _running(self) -> ProblemState:
-        if self.state is None or self.state.over:
-            raise RuntimeError("no problem is open: call reset on a fresh instance")
-        return self.state

@@ -1,6 +1,6 @@
-"""The kinds of built-in problems: a sentence with operands a, b, c, and the operations to solve it.
+"""The kinds of built-in problems: a question with operands a, b, c, and the plan that solves it.
 
-Five levels: one operation; two steps; fractions; a linear equation; a word problem.
+The five levels are one operation, two steps, fractions, linear equations and word problems.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ LEVELS = (1, 2, 3, 4, 5)
 
 @dataclass(frozen=True)
 class Operation:
-    """Two names and a sign between them. The names a, b, c stand for the problem's operands, r for
-    the last operation's result, q for that of the one before it, 1 for the number."""
+    """Two names and the sign between them: a, b, c are operands, r is the last result, q the one
+    before, 1 the number."""
 
     left: str
     sign: str
@@ -25,7 +25,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Plan:
-    """Operations and the names of what they end with: one number, or the two of a fraction."""
+    """Operations, and the names of the answer: one number, or the two of a fraction."""
 
     operations: tuple[Operation, ...]
     end: tuple[str, ...]
@@ -33,8 +33,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class ProblemKind:
-    """`misread_plan` is that of the usual misunderstanding; `commutes`: a and b in the other order
-    are the same problem."""
+    """A kind of problem. `misread_plan` is the usual mistake. If it `commutes`, swapping a and b
+    gives the same problem."""
 
     name: str
     level: int
@@ -47,7 +47,7 @@ class ProblemKind:
 
 
 def _plan(*operations: str, end: str = "r") -> Plan:
-    """A plan of operations written as "a+b"."""
+    """Return the plan of operations such as "a+b"."""
     return Plan(tuple(Operation(*text) for text in operations), tuple(end))
 
 
@@ -100,7 +100,7 @@ def _equal_shares(rng: random.Random) -> tuple[int, ...]:
     return a, people * each - a, people
 
 
-DIGIT = (2, 9)  # bounds of an operand
+DIGIT = (2, 9)
 SUM, LESS, TIMES = _plan("a+b"), _plan("a-b"), _plan("a*b")
 PROBLEM_KINDS = (
     ProblemKind(

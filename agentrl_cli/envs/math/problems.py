@@ -1,6 +1,6 @@
-"""The built-in problems, in MATH's row form: worked solutions, splits disjoint by operands.
+"""The built-in problems, as rows of the MATH benchmark: kinds (kinds.py) with operands.
 
-A problem is a kind (kinds.py) with operands; its answer and worked solution follow from the plan.
+The answer and the worked solution follow from the kind's plan. No operands are in two splits.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ Value = TypeVar("Value", str, Fraction)
 Key = tuple[str, tuple[int, ...]]
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": Fraction}
 LATEX_SIGNS = {"+": "+", "-": "-", "*": r"\cdot", "/": "/"}
-MAX_DRAWS = 100_000  # of a level's problems; there are some thousand different ones
-TEST_ONE_IN = 5  # one in so many sets of operands is a test problem's
+MAX_DRAWS = 100_000  # per level, which has a few thousand different problems
+TEST_ONE_IN = 5  # sets of operands belong to the test split
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A kind with operands."""
+    """A kind of problem with operands."""
 
     kind: ProblemKind
     operands: tuple[int, ...]
 
     @property
     def id(self) -> str:
-        """The kind and the operands."""
+        """The name of the kind and the operands."""
         return "-".join([self.kind.name, *map(str, self.operands)])
 
     @property
     def text(self) -> str:
-        """The sentence."""
+        """The question."""
         return self.kind.text.format(*self.operands)
 
     @property
@@ -49,18 +49,18 @@ class Problem:
         return reduce(operator.truediv, (values[name] for name in self.kind.plan.end))
 
     def values_by_name(self, results: Sequence[Fraction]) -> dict[str, Fraction]:
-        """The numbers behind the names of a plan, after operations with these results."""
+        """Return the values of a plan's names, given the results so far."""
         return bind_names([*map(Fraction, self.operands)], results) | {"1": Fraction(1)}
 
     def operands_of(
         self, operation: Operation, results: Sequence[Fraction]
     ) -> tuple[Fraction, Fraction]:
-        """The two numbers of a plan's operation, after operations with these results."""
+        """Return the two numbers of an operation, given the results so far."""
         values = self.values_by_name(results)
         return values[operation.left], values[operation.right]
 
     def row(self) -> dict[str, Any]:
-        """The problem as a row of MATH; the solution's steps are parted by blank lines."""
+        """Return the problem as a row of MATH, with blank lines between the solution's steps."""
         return {
             "problem": self.text,
             "level": self.kind.level,
@@ -71,7 +71,7 @@ class Problem:
 
 
 def latex(value: Fraction | int) -> str:
-    """A number as MATH writes it: a whole number or a reduced fraction."""
+    """Return a number in LaTeX: an integer or a reduced fraction."""
     value = Fraction(value)
     if value.denominator == 1:
         return str(value)
@@ -80,13 +80,13 @@ def latex(value: Fraction | int) -> str:
 
 
 def bind_names(operands: Sequence[Value], results: Sequence[Value]) -> dict[str, Value]:
-    """a, b, c: the operands; r, q: the last result and the one before it."""
+    """Return the values of a, b, c (operands), r (last result) and q (the one before)."""
     last = zip("rq", reversed(results), strict=False)
     return dict(zip("abc", operands, strict=False)) | dict(last)
 
 
 def plan_results(plan: Plan, problem: Problem) -> list[Fraction]:
-    """The result of every operation of a plan."""
+    """Return the result of each operation of a plan."""
     results: list[Fraction] = []
     for operation in plan.operations:
         x, y = problem.operands_of(operation, results)
@@ -95,27 +95,27 @@ def plan_results(plan: Plan, problem: Problem) -> list[Fraction]:
 
 
 def apply_operation(x: Fraction, sign: str, y: Fraction) -> Fraction:
-    """The exact result."""
+    """Return the exact result."""
     return Fraction(OPERATIONS[sign](x, y))
 
 
 def equation(x: Fraction, sign: str, y: Fraction, result: Fraction) -> str:
-    """An operation and its result in LaTeX."""
+    """Return an operation and its result in LaTeX."""
     return f"{latex(x)}{LATEX_SIGNS[sign]}{latex(y)}={latex(result)}"
 
 
 def boxed_line(parts: Sequence[Fraction]) -> str:
-    """The last line: a number, or the fraction of two as they are."""
+    """Return the last line of a solution."""
     return rf"\boxed{{{final_number(parts)}}}"
 
 
 def final_number(parts: Sequence[Fraction]) -> str:
-    """A number, or the fraction of two, not reduced."""
+    """Return a number in LaTeX, or the unreduced fraction of two."""
     return rf"\frac{{{parts[0]}}}{{{parts[1]}}}" if len(parts) == 2 else latex(parts[0])
 
 
 def expert_steps(problem: Problem) -> list[str]:
-    """The expert's steps: what to find, each operation as mental arithmetic does it, the box."""
+    """Return the worked solution: the formula, each operation in mental arithmetic, the box."""
     plan, results = problem.kind.plan, plan_results(problem.kind.plan, problem)
     steps = [f"Find {expression(problem)}."]
     for i, operation in enumerate(plan.operations):
@@ -129,7 +129,8 @@ def expert_steps(problem: Problem) -> list[str]:
 
 
 def mental_steps(x: Fraction, sign: str, y: Fraction) -> list[str]:
-    """An operation in parts: tens before units, fives before the rest, division as a product."""
+    """Return an operation in parts: tens before units, fives before the rest, division as a
+    product."""
     tens, units = y // 10 * 10, y % 10
     result = apply_operation(x, sign, y)
     if sign in "+-" and tens and units:
@@ -146,7 +147,7 @@ def mental_steps(x: Fraction, sign: str, y: Fraction) -> list[str]:
 
 
 def expression(problem: Problem) -> str:
-    """What the plan computes, as one formula."""
+    """Return the plan as one formula."""
     operands, terms = [*map(str, problem.operands)], []
     for operation in problem.kind.plan.operations:
         names, sign = bind_names(operands, terms), operation.sign
@@ -157,14 +158,13 @@ def expression(problem: Problem) -> str:
 
 
 def _parenthesised(text: str, sign: str) -> str:
-    """A sum in parentheses where `sign` binds more strongly."""
     return f"({text})" if sign in "*/" and ("+" in text or "-" in text) else text
 
 
 def draw_problem(
     kinds: Sequence[ProblemKind], rng: random.Random, split: str | None, seed: int
 ) -> Problem:
-    """A random problem of any of these kinds; of either split where `split` is None."""
+    """Draw a problem of one of these kinds, of a split or (None) of both."""
     while True:
         kind = rng.choice(kinds)
         problem = Problem(kind, kind.draw_operands(rng))
@@ -176,29 +176,21 @@ def draw_problem(
 def built_in_rows(
     split: str, count: int, levels: tuple[int, ...], seed: int, trained: int = 0
 ) -> tuple[dict[str, Any], ...]:
-    """The problems of a split as rows, with ids; not to be changed."""
-    problems = built_in_problems(split, count, levels, seed, trained)
-    return tuple({"id": problem.id, **problem.row()} for problem in problems)
-
-
-def built_in_problems(
-    split: str, count: int, levels: tuple[int, ...], seed: int, trained: int = 0
-) -> tuple[Problem, ...]:
-    """`count` different problems of each level (fewer where its operands allow no more), the levels
-    in turn, so that the first few are of all. Those of `val` are as those of `train`, without the
-    `trained` first ones of each level."""
+    """Return `count` different problems per level as rows with ids, or fewer if a level has no
+    more. Levels alternate. The `val` split is drawn like `train`, without the first `trained`
+    problems of each level. The rows are shared: do not change them."""
     by_level: list[list[Problem]] = []
     for level in levels:
         others = _of_level("train", level, trained, seed) if split == "val" else []
         by_level.append(_of_level(split, level, count, seed, others))
     in_turn = chain.from_iterable(zip_longest(*by_level))
-    return tuple(problem for problem in in_turn if problem is not None)
+    return tuple({"id": problem.id, **problem.row()} for problem in in_turn if problem)
 
 
 def _of_level(
     split: str, level: int, count: int, seed: int, others: Sequence[Problem] = ()
 ) -> list[Problem]:
-    """Different problems, and none of the others."""
+    """Return different problems of a level, none of them among `others`."""
     kinds = [kind for kind in PROBLEM_KINDS if kind.level == level]
     rng = random.Random(derive_seed("math", split, level, seed))
     operands_of = "test" if split == "test" else "train"
@@ -214,17 +206,17 @@ def _of_level(
 
 
 def _key(problem: Problem) -> Key:
-    """What two problems that ask the same have in common."""
+    """Return the same key for problems that ask the same."""
     return problem.kind.name, canonical_operands(problem)
 
 
 def split_of(problem: Problem, seed: int) -> str:
-    """`train` or `test`, by the kind and its operands alone."""
+    """Return `train` or `test`, which depends on the kind and the operands only."""
     number = derive_seed("math", "split", seed, problem.kind.name, *canonical_operands(problem))
     return "test" if number % TEST_ONE_IN == 0 else "train"
 
 
 def canonical_operands(problem: Problem) -> tuple[int, ...]:
-    """The operands, those that commute in order."""
+    """Return the operands, sorted if they commute."""
     pair, rest = problem.operands[:2], problem.operands[2:]
     return (*(sorted(pair) if problem.kind.commutes else pair), *rest)

@@ -1,5 +1,5 @@
-"""What an evaluation on MATH says beside success: levels, subjects, pass@k, majority, length, and
-what the grader could not grade."""
+"""Metrics of an evaluation besides success: by level and subject, pass@k, majority, length, and the
+replies that could not be graded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tasks = list[list[Episode]]
 
 
 def summarise(episodes: list[Episode]) -> dict[str, float]:
-    """Metrics of a split's sampled episodes, several of each task; {} without any."""
+    """Return the metrics of a split's sampled episodes, several per task; {} if there are none."""
     if not episodes:
         return {}
     tasks = episodes_by_task(episodes)
@@ -22,7 +22,7 @@ def summarise(episodes: list[Episode]) -> dict[str, float]:
 
 
 def accuracy_by_part(tasks: Tasks) -> dict[str, float]:
-    """Accuracy of each level and subject, with its 95 % interval by task."""
+    """Return the accuracy of each level and subject, with its 95 % interval over tasks."""
     parts: dict[str, list[list[float]]] = defaultdict(list)
     for group in tasks:
         data, right = group[0].task.data, [float(episode.success) for episode in group]
@@ -37,8 +37,8 @@ def accuracy_by_part(tasks: Tasks) -> dict[str, float]:
 
 
 def pass_and_majority(tasks: Tasks) -> dict[str, float]:
-    """pass@k for every power of two up to the episodes of a task, and majority@n for all of them
-    (Wang et al. 2023, arXiv 2203.11171): whether the commonest answer is right."""
+    """Return pass@k for powers of two up to the episodes per task, and majority@n: whether the most
+    frequent answer is correct (Wang et al. 2023, arXiv 2203.11171)."""
     n = min(map(len, tasks))
     metrics: dict[str, float] = {}
     k = 2
@@ -53,7 +53,7 @@ def pass_and_majority(tasks: Tasks) -> dict[str, float]:
 
 
 def majority_is_correct(group: list[Episode]) -> bool:
-    """Whether the commonest answer is right; of equally common ones the first; no box, no vote."""
+    """Return whether the most frequent answer is correct; the first one decides a tie."""
     boxed = [e for e in group if e.turns and e.turns[-1].info.get("answer")]
     votes = [(str(e.turns[-1].info["answer"]), e) for e in boxed]
     if not votes:
@@ -63,8 +63,8 @@ def majority_is_correct(group: list[Episode]) -> bool:
 
 
 def reply_metrics(episodes: list[Episode]) -> dict[str, float]:
-    """Mean length, and of all graded replies the shares without a box, that took the grader too
-    long, and that broke it."""
+    """Return the mean length, and the shares of replies without a box, timed out and crashed in the
+    grader."""
     reasons = [str(t.info["grade"]) for e in episodes for t in e.turns if "grade" in t.info]
     tokens = [float(sum(len(turn.action_ids) for turn in e.turns)) for e in episodes]
     return {

@@ -1,5 +1,4 @@
-"""Twenty Questions: a hidden object, questions answered from a table, one guess at a time. A game
-that runs out of turns is lost."""
+"""Twenty Questions: a hidden object, questions answered from a table, one guess at a time."""
 
 from __future__ import annotations
 
@@ -7,9 +6,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from agentrl_cli.core.errors import UserError
+from pydantic import Field
+
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.types import Message, Step, Task, derive_seed
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.expert import closeness, expert_turn
@@ -19,16 +20,14 @@ from agentrl_cli.envs.twentyq.questions import Guess, Question, action_text, nor
 from agentrl_cli.envs.twentyq.world import World, load_world
 
 OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes", "": ""}
-REWARDS = ("win", "graded", "lmrl")
-FAREWELLS = ("graded", "plain")
-ORACLE_SEED = 0  # of all questions to a model: one that was answered stays answered
-Read = Question | Guess | Unanswerable | None
+ORACLE_SEED = 0  # of every question to a model, so that answers repeat
+Parsed = Question | Guess | Unanswerable | None
 GRADES = {"Close.": 2 / 3, "Near.": 1 / 3, "Far.": 0.0}  # rewards of a lost game
 
 
 @dataclass
 class Game:
-    """The game in progress: what was asked, and the objects that fit all that was answered."""
+    """The game in progress. `candidates` are the objects that fit all true answers."""
 
     secret: str
     candidates: tuple[str, ...]
@@ -40,52 +39,71 @@ class Game:
 
 @dataclass(kw_only=True)
 class TwentyQ(Env):
-    """One game. Rewards: `win` gives 1 for the right guess, `graded` also a part of it for a lost
-    game that was close, `lmrl` takes 1 for every other turn. A `graded` farewell says how close a
-    lost game was, a `plain` one does not. `parser` free also reads questions as real models ask
-    them; with `oracle` llm the model `llm` answers all questions, while guesses are read."""
+    """One game: a hidden object, yes or no questions, and guesses of one object."""
 
-    world: str
-    max_turns: int
-    reward: str
-    final_hint: str
-    test_objects: int
-    split_seed: int
-    show_turns_left: bool
-    val_objects: int = 0
-    parser: Literal["exact", "free"] = "exact"
-    oracle: Literal["table", "llm"] = "table"
+    world: Annotated[
+        str, Field(description="small, full, or the path of a word list (.txt, .csv or .json).")
+    ]
+    max_turns: Annotated[int, Field(ge=1, description="Questions and guesses per game.")]
+    reward: Annotated[
+        Literal["win", "graded", "lmrl"],
+        Field(
+            description="win: 1 for the right guess; graded: a lost game also gets 2/3 if at most "
+            "3 objects still fit, 1/3 if at most 8; lmrl: -1 per turn, 0 for the winning one."
+        ),
+    ]
+    final_hint: Annotated[
+        Literal["graded", "plain"],
+        Field(description="graded: the last message of a lost game shows how close it was."),
+    ]
+    test_objects: Annotated[
+        int, Field(ge=0, description="Objects of the test split, stratified by category.")
+    ]
+    split_seed: Annotated[int, Field(description="Seed of the splits.")]
+    show_turns_left: Annotated[bool, Field(description='Answers end with, for example, "6 left."')]
+    val_objects: Annotated[
+        int,
+        Field(
+            ge=0, description="Objects to select checkpoints by, at most a quarter of the others."
+        ),
+    ] = 0
+    parser: Annotated[
+        Literal["exact", "free"],
+        Field(
+            description="exact: questions must be the table's own; free: also numbered questions, "
+            "synonyms, thinking and chatter, as real models write them."
+        ),
+    ] = "exact"
+    oracle: Annotated[
+        Literal["table", "llm"],
+        Field(description="Answers come from the table, or from the model llm."),
+    ] = "table"
     llm: ChatFunction | None = None
     game: Game | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, known in (("reward", REWARDS), ("final_hint", FAREWELLS)):
-            value = getattr(self, name)
-            if value not in known:
-                raise UserError(f"{name} is {value!r}: use {' or '.join(map(repr, known))}")
-        if self.max_turns < 1:
-            raise UserError(f"turns is {self.max_turns}: allow at least 1")
+        require_at_least(1, turns=self.max_turns)
         if self.oracle == "llm" and self.llm is None:
-            raise UserError("env.oracle=llm needs a model; name one as env.llm.model=NAME")
+            line = "env.oracle=llm needs a model; set env.llm.model=NAME"
+            raise UserError(line, code="missing-model")
         self._objects("test")
 
     @property
     def world_table(self) -> World:
-        """The world by its name; not kept on the instance, so that a copy or a pickle is small."""
+        """The cached table of objects; not stored on the instance, to keep copies small."""
         return load_world(self.world)
 
     def system(self) -> str:
-        """The one instruction."""
         if self.parser == "exact":
             return "Find the hidden object with yes or no questions. The last line of a turn asks."
         return (
-            "You play Twenty Questions: find the hidden everyday object. In each turn ask one "
-            "question that can be answered with yes or no, or guess, as in: Is it a dog? "
-            f"You have {self.max_turns} turns, guesses included."
+            "You are playing Twenty Questions. Find the hidden everyday object. In each turn, ask "
+            "one yes-or-no question or make a guess, for example: Is it a dog? "
+            f"You have {self.max_turns} turns, including guesses."
         )
 
     def tasks(self, split: str) -> list[Task]:
-        """One task per object of the split."""
+        """Return one task per object of the split."""
         names, stem = self._objects(split), f"twentyq-{Path(self.world).stem}"
         return [Task(f"{stem}-{name.replace(' ', '-')}", split, {"object": name}) for name in names]
 
@@ -94,24 +112,25 @@ class TwentyQ(Env):
         return self.world_table.split(split, *given)
 
     def reset(self, task: Task, seed: int) -> list[Message]:
-        """Hide the task's object. Only the expert draws from the seed."""
+        """Hide the task's object. Only the expert uses the seed."""
         secret = task.data.get("object")
         if secret not in self.world_table.objects:
-            raise UserError(f"task {task.id} hides {secret!r}, which world {self.world} lacks")
+            line = f"task {task.id} hides {secret!r}, which is not in world {self.world}"
+            raise UserError(f"{line}; use the tasks of this env", code="unknown-object")
         self.game = Game(secret, self.world_table.objects, seed)
         return [Message("user", "Ask." + self._turns_left())]
 
     def step(self, action: str) -> Step:
         """Answer a question or a guess. Raises RuntimeError before `reset` and after the end."""
         game = self._running()
-        parsed = self._read(action)
+        parsed = (read_freely if self.parser == "free" else parse)(action, self.world_table)
         answer = self._answer(parsed, action)
         info = self._record(parsed, action, answer)
         game.turn += 1
         success = parsed == Guess(game.secret)
         game.over = success or game.turn == self.max_turns
         near = parsed.near if isinstance(parsed, Unanswerable) and not answer else ()
-        hint = f" It could be asked: {' '.join(near)}" if near else ""
+        hint = f" You could ask: {' '.join(near)}" if near else ""
         text = answer_sentence(answer) + hint + self._turns_left()
         if game.over:
             text = self.farewell_text(answer, success, game.secret, len(game.candidates))
@@ -119,20 +138,19 @@ class TwentyQ(Env):
         return Step([Message("user", text)], self._reward(game, success), game.over, False, info)
 
     def _reward(self, game: Game, success: bool) -> float:
-        """The reward of the action that was just answered."""
         if self.reward == "graded" and game.over and not success:
             return GRADES[closeness(len(game.candidates))]
         return float(success) - float(self.reward == "lmrl")
 
     def farewell_text(self, answer: str, success: bool, name: str, candidates: int) -> str:
-        """The last message: the answer (yes, no, sometimes, or "" for none), how it ended and, of a
-        lost game under a graded farewell, how close it was with so many `candidates`."""
+        """Return the last message: the answer, the outcome and, for a lost game with
+        `final_hint=graded`, how close it was by the number of `candidates`."""
         how_close = f" {closeness(candidates)}" if self.final_hint == "graded" else ""
         end = f"You lose. It was {self.world_table.nouns[name]}.{how_close}"
         return f"{answer_sentence(answer)} {'You win.' if success else end}"
 
     def expert(self, task: Task) -> Iterator[str]:
-        """Greedy information gain; reads the game between actions, so it adapts to any answers."""
+        """Yield actions by greedy information gain, given the answers so far."""
         game = self._running()
         while not game.over:
             draw = random.Random(derive_seed("twentyq", "expert", game.seed, game.turn))
@@ -143,13 +161,8 @@ class TwentyQ(Env):
             raise RuntimeError("no game is running: call reset on a fresh instance")
         return self.game
 
-    def _read(self, action: str) -> Read:
-        """What the action asks."""
-        if self.parser == "free":
-            return read_freely(action, self.world_table)
-        return parse(action, self.world_table)
-
-    def _answer(self, parsed: Read, action: str) -> str:
+    def _answer(self, parsed: Parsed, action: str) -> str:
+        """Return yes, no or sometimes, or "" if there is no answer."""
         secret, oracle = self._running().secret, self._language_oracle()
         if isinstance(parsed, Guess):
             return "yes" if parsed.object == secret else "no"
@@ -160,7 +173,7 @@ class TwentyQ(Env):
         return oracle.answer(secret, asked) if oracle and asked else ""
 
     def _language_oracle(self) -> Oracle | None:
-        """Who answers what the table does not: the model, or an oracle that was given in code."""
+        """Return the model's oracle, or one that was given in code."""
         given: object = self.oracle
         if isinstance(given, Oracle):
             return given
@@ -170,8 +183,8 @@ class TwentyQ(Env):
         assert self.llm is not None
         return self.llm(messages, ORACLE_SEED)
 
-    def _record(self, parsed: Read, action: str, answer: str) -> dict[str, Any]:
-        """Take the answer into the game and return what may be logged of it."""
+    def _record(self, parsed: Parsed, action: str, answer: str) -> dict[str, Any]:
+        """Update the game and return the turn's info."""
         game = self._running()
         kind, subject = _kind_and_subject(parsed, action, answer)
         before, game.candidates = game.candidates, self._candidates_after(parsed)
@@ -185,8 +198,8 @@ class TwentyQ(Env):
         info["privileged"] = {"object": game.secret, "fits": len(game.candidates), "known": known}
         return info
 
-    def _candidates_after(self, parsed: Read) -> tuple[str, ...]:
-        """The objects that also fit the true answer to what was asked."""
+    def _candidates_after(self, parsed: Parsed) -> tuple[str, ...]:
+        """Return the objects that also fit the true answer."""
         game, answers = self._running(), self.world_table.answers
         if isinstance(parsed, Question):
             key, answer = parsed.attribute, answers[game.secret][parsed.attribute]
@@ -201,12 +214,12 @@ class TwentyQ(Env):
 
 
 def answer_sentence(answer: str) -> str:
-    """What a player hears of yes, no, sometimes, or "" for none."""
+    """Return the observation for yes, no, sometimes, or "" (no answer)."""
     return f"{answer.capitalize()}." if answer else "I cannot answer that."
 
 
-def _kind_and_subject(parsed: Read, action: str, answer: str) -> tuple[str, str]:
-    """The kind of the action and what it is about: attribute, object, or the text itself."""
+def _kind_and_subject(parsed: Parsed, action: str, answer: str) -> tuple[str, str]:
+    """Return the kind of an action and its attribute, object or text."""
     if isinstance(parsed, Question):
         return "question", parsed.attribute
     if isinstance(parsed, Guess):

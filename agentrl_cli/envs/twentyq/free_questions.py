@@ -1,8 +1,8 @@
-"""Reads how real models ask: with a number, bold, thinking first, chatter around, many words.
+"""Parses questions as real models write them: numbered, in bold, after thinking, with chatter.
 
-One question or one guess is looked for in the whole text. It is brought into a plain form and must
-then be one of the table's own questions or their synonyms, word for word, so that no answer is
-a lie; what the table cannot answer is told apart from what is no question at all.
+The text must contain one question or guess. In a plain form it must equal one of the table's
+questions or a synonym, so that every answer is true. Questions that the table cannot answer are
+distinguished from text that is not a question.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from agentrl_cli.core.thinking import without_thinking
 from agentrl_cli.envs.twentyq.questions import Guess, Question, normalise, parse
 from agentrl_cli.envs.twentyq.world import World
 
-MAX_TEXT = 8000  # characters of a turn that are read: its end
-NEAR = 3  # attributes that are named where none answers a question
+MAX_TEXT = 8000  # characters at the end of a turn that are parsed
+NEAR = 3  # attributes that are suggested if none matches
 MARKUP = re.compile(r"[*_`#>~]+")
 SENTENCE_END = re.compile(r"(?<=[?!])\s+|(?<=[a-z\")]\.)\s+|\n+")
 LABEL = re.compile(
@@ -87,14 +87,14 @@ STOP_WORDS = frozenset(
 
 @dataclass(frozen=True)
 class Unanswerable:
-    """A question that no attribute answers, and the canonical questions of those that come near."""
+    """A question without an attribute, and the most similar canonical questions."""
 
     text: str
     near: tuple[str, ...]
 
 
 def read_freely(text: str, world: World) -> Question | Guess | Unanswerable | None:
-    """What the text asks in this world; None for what is not one question or one guess."""
+    """Return what the text asks; None if it is not exactly one question or guess."""
     if exact := parse(text, world):
         return exact
     asked = question_text(text)
@@ -105,8 +105,8 @@ def read_freely(text: str, world: World) -> Question | Guess | Unanswerable | No
 
 
 def question_text(text: str) -> str | None:
-    """The one question or guess that a text holds, without label and markup: of labelled ones the
-    last, else the only one there is; None where there is none or more than one."""
+    """Return the question or guess of a text, without label and markup: the last labelled one, else
+    the only one; None if there is none or more than one."""
     plain = MARKUP.sub("", without_thinking(text)[-MAX_TEXT:])
     sentences = [one.strip() for one in SENTENCE_END.split(plain) if one.strip()]
     labelled = [body for one in sentences if (body := _labelled(one))]
@@ -117,8 +117,8 @@ def question_text(text: str) -> str | None:
 
 
 def nearest(asked: str, world: World) -> tuple[str, ...]:
-    """The canonical questions of the NEAR attributes that share most words with what was asked,
-    the more similar texts first."""
+    """Return the canonical questions of the NEAR attributes that share the most words with a
+    question, the most similar first."""
     form = plain_form(asked)
     words, scores = _content(form), dict[str, tuple[int, float]]()
     for text, question in _known(world).items():
@@ -129,8 +129,8 @@ def nearest(asked: str, world: World) -> tuple[str, ...]:
 
 
 def plain_form(text: str) -> str:
-    """A question in the form in which questions are compared: `Is the object something that is
-    typically found in a home?` and `Is it found in homes?` without articles, adverbs, examples."""
+    """Return a question in the form for comparison, without articles, adverbs and examples: `Is the
+    object something that is typically found in a home?` as `is it found in home`."""
     words = normalise(EXAMPLES.sub("", text.replace("\u2019", "'"))) or ""
     words = SUBJECT.sub("it", " ".join(words.split()))
     words = ADVERBS.sub("", words)
@@ -140,7 +140,7 @@ def plain_form(text: str) -> str:
 
 
 def _read(asked: str, world: World) -> Question | Guess | None:
-    """The question or guess in a sentence; what is no attribute may be an object's name."""
+    """Return the question or guess in a sentence."""
     question = _known(world).get(plain_form(asked))
     if question:
         return question
@@ -155,7 +155,7 @@ def _read(asked: str, world: World) -> Question | Guess | None:
 
 @lru_cache(maxsize=16)
 def _known(world: World) -> dict[str, Question]:
-    """From the plain form of every question that has an answer to its meaning."""
+    """Return the meaning of the plain form of each question and synonym."""
     found: dict[str, Question] = {}
     for attribute in world.attributes:
         for text, negated in world.phrasings(attribute):
@@ -169,7 +169,7 @@ def _known(world: World) -> dict[str, Question]:
 
 
 def _asks(sentence: str) -> bool:
-    """Whether a sentence asks about the object or guesses it."""
+    """Return whether a sentence asks about the object or guesses it."""
     words = normalise(sentence)
     if words is None or TO_THE_HOST.match(sentence):
         return False
@@ -177,7 +177,7 @@ def _asks(sentence: str) -> bool:
 
 
 def _labelled(sentence: str) -> str:
-    """What stands behind a label, of a guess as one; "" without a label, or where nothing does."""
+    """Return the text after a label; "" without a label."""
     label = LABEL.match(sentence)
     body = LEAD_IN.sub("", sentence[label.end() :]) if label else ""
     names = label is not None and label["guess"] and body and not GUESS.match(body.lower())
@@ -185,10 +185,10 @@ def _labelled(sentence: str) -> str:
 
 
 def _is_question(body: str) -> bool:
-    """Whether what stands behind a label can be a question, also one that lost its mark."""
+    """Return whether the text after a label can be a question, even without a question mark."""
     return normalise(body) is not None and not TO_THE_HOST.match(body)
 
 
 def _content(text: str) -> set[str]:
-    """The words of a text that mean something, plurals as singulars."""
+    """Return the content words of a text, plurals as singulars."""
     return {word.rstrip("s") for word in re.findall(r"[a-z]+", text.lower())} - STOP_WORDS

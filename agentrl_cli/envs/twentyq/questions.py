@@ -1,7 +1,7 @@
-"""Reads what a player says: a question about an attribute, a guess of one object, or neither.
+"""Parses a player's text: a question about an attribute, a guess of one object, or neither.
 
-Nothing is searched inside the text: a question or guess must be the whole of its last line, so
-naming many objects at once, or an object in passing, wins nothing.
+The whole last line must be the question or guess, so naming many objects, or one in passing, never
+wins.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IRREGULAR = {
 
 @dataclass(frozen=True)
 class Question:
-    """A question about an attribute; a negated one is answered the other way round."""
+    """A question about an attribute. The answer to a negated one is inverted."""
 
     attribute: str
     negated: bool
@@ -45,7 +45,7 @@ class Guess:
 
 
 def parse(text: str, world: World) -> Question | Guess | None:
-    """What the text says in this world; None for anything that is not one question or one guess."""
+    """Return the question or guess in the text; None for anything else."""
     words = normalise(action_text(text))
     if words is None:
         return None
@@ -54,14 +54,13 @@ def parse(text: str, world: World) -> Question | Guess | None:
 
 
 def action_text(text: str) -> str:
-    """What follows the last `Action:` that starts a line, else the last line: what stands before
-    it is thought."""
+    """Return the text after the last `Action:` that starts a line, else the last line."""
     actions = ACTION.findall(text)
     return actions[-1] if actions else text.strip().rpartition("\n")[2]
 
 
 def normalise(text: str) -> str | None:
-    """Lower case, hyphens as spaces, no quotes, no end marks; None if empty or too long."""
+    """Return lower case without hyphens, quotes and end marks; None if empty or too long."""
     text = text.strip()
     if not 0 < len(text) <= MAX_LENGTH:
         return None
@@ -79,7 +78,7 @@ def _guess(words: str, world: World) -> Guess | None:
 
 
 def _name_key(words: str) -> str:
-    """A name without determiner and spaces: "a hot-dog", "hot dog" and "hotdog" are one."""
+    """Return a name without determiner and spaces: "a hot-dog" and "hotdog" are equal."""
     return DETERMINERS.sub("", words).replace(" ", "")
 
 
@@ -95,22 +94,20 @@ def _questions(world: World) -> dict[str, Question]:
 
 @lru_cache(maxsize=16)
 def _names(world: World) -> dict[str, str]:
-    """From every key of every form of a name to its object; an object's own name goes first."""
+    """Return the object of each form of a name. An object's own name takes precedence."""
+    forms = [(name, form) for name in world.objects for form in (name, world.nouns[name])]
+    for name in world.objects:
+        written = [name, *world.variants[name]]
+        forms += [(name, form) for form in written]
+        forms += [(name, form) for text in written for form in _plural_and_singular(text)]
     found: dict[str, str] = {}
-    own = [(name, form) for name in world.objects for form in (name, world.nouns[name])]
-    other = [(name, form) for name in world.objects for form in _other_forms(world, name)]
-    for name, form in own + other:
+    for name, form in forms:
         found.setdefault(_name_key(normalise(form) or ""), name)
     return found
 
 
-def _other_forms(world: World, name: str) -> list[str]:
-    written = [name, *world.variants[name]]
-    return written + [form for text in written for form in _plural_and_singular(text)]
-
-
 def _plural_and_singular(name: str) -> list[str]:
-    """The name in the plural and, where it looks like one, in the singular."""
+    """Return plurals of the name, and its singular if it looks like a plural."""
     head, _, last = name.rpartition(" ")
     plurals = [IRREGULAR[last]] if last in IRREGULAR else []
     plurals.append(last + "es" if re.search(r"(s|x|z|ch|sh|o)$", last) else last + "s")

@@ -1,31 +1,47 @@
-"""A world of Twenty Questions: objects, attributes, answers, splits.
+"""A set of objects for Twenty Questions: attributes, answers, splits.
 
-Reading the table is table.py's work, a user's list of words is word_lists.py's; reading what
-a player says is questions.py's.
+It is read from our table (objects.txt, attributes.txt) or from a user's word list.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import random
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.text import with_article
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.base import require_split
-from agentrl_cli.envs.twentyq import table
-from agentrl_cli.envs.twentyq.word_lists import FORMATS, read_words
 
 WORLD_NAMES = ("small", "full")
-VAL_ONE_IN = 4  # of the objects that are not tested
+VAL_ONE_IN = 4  # `val` has at most one in four of the objects that are not in `test`
+CELL_SIGNS = {"-": "no", "~": "sometimes"}
+OBJECT_LINE = re.compile(
+    r'(?P<small>\* )?(?P<name>[^"(:]+?)( "(?P<noun>[^"]+)")?'
+    r"( \((?P<variants>[^)]+)\))?:(?P<cells>.*)"
+)
+SUBJECT = re.compile(r"^(\w+ (?:it|you|people))\b")
+FORMATS = {
+    ".json": "{category: [[name, variant, ...], ...]}, or a list of names",
+    ".csv": "a line `name,category,variants` and one for each object, variants parted by |",
+    ".txt": "one object per line, then its variants after commas; [category] on separate lines",
+}
+NAME_COLUMNS = ("name", "word", "object", "keyword")
+Words = dict[str, tuple[str, list[str]]]
+Row = tuple[str, list[str]]  # category, and the name followed by its variants
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """Objects and what is true of them; compared by identity, loaded once by `load`."""
+    """Objects and their attributes, cached by `load_world` and compared by identity."""
 
     name: str
     objects: tuple[str, ...]
@@ -37,32 +53,32 @@ class World:
     answers: Mapping[str, Mapping[str, str]]
 
     def __reduce__(self) -> tuple[Callable[[str], World], tuple[str]]:
-        """A world travels by its name."""
+        """Pickle the name only."""
         return load_world, (self.name,)
 
     def answer(self, object: str, attribute: str) -> str:
-        """`yes`, `no` or `sometimes`."""
+        """Return `yes`, `no` or `sometimes`."""
         return self.answers[object][attribute]
 
     def category(self, object: str) -> str:
-        """The category of an object."""
+        """Return the category of an object."""
         return self.categories[object]
 
     def question(self, attribute: str) -> str:
-        """The canonical question of an attribute."""
+        """Return the canonical question of an attribute."""
         return self.texts[attribute][0]
 
     def phrasings(self, attribute: str) -> tuple[tuple[str, bool], ...]:
-        """All questions for an attribute as (text, negated): as written, then their negations."""
+        """Return all questions for an attribute as (text, negated), negations last."""
         plain = self.texts[attribute]
-        return tuple([(t, False) for t in plain] + [(table.negate(t), True) for t in plain])
+        return tuple([(t, False) for t in plain] + [(negate(t), True) for t in plain])
 
     def guess(self, object: str) -> str:
-        """The question that guesses an object."""
+        """Return the question that guesses an object."""
         return f"Is it {self.nouns[object]}?"
 
     def matching(self, known: Sequence[tuple[str, str]]) -> list[str]:
-        """The objects whose answers equal all the known (attribute, answer) pairs."""
+        """Return the objects that fit all known (attribute, answer) pairs."""
         return [
             name
             for name, answers in self.answers.items()
@@ -70,12 +86,12 @@ class World:
         ]
 
     def split(self, split: str, test_objects: int, seed: int, val_objects: int = 0) -> list[str]:
-        """The objects of a split: disjoint, from all categories alike, in world order. `val` gets a
-        quarter of what is not tested at most."""
+        """Return the objects of a split, in order. Splits are disjoint and stratified by category;
+        `val` has at most a quarter of the objects that are not in `test`."""
         require_split(split)
         if not 0 <= test_objects < len(self.objects):
-            most = len(self.objects) - 1
-            raise UserError(f"test_objects is {test_objects}: world {self.name} allows 0 to {most}")
+            line = f"env.test_objects is {test_objects}, and world {self.name} allows 0 to"
+            raise UserError(f"{line} {len(self.objects) - 1}", code="out-of-range")
         require_at_least(0, **{"env.val_objects": val_objects})
         test = set(self._draw(self.objects, test_objects, "split", seed))
         others = [name for name in self.objects if name not in test]
@@ -85,7 +101,7 @@ class World:
         return [name for name in self.objects if name in chosen]
 
     def _draw(self, objects: Sequence[str], count: int, split: str, seed: int) -> list[str]:
-        """`count` objects: of each category its share, rounded by the largest remainder."""
+        """Draw `count` objects, each category its share rounded by the largest remainder."""
         draw = random.Random(derive_seed("twentyq", split, seed))
         members: dict[str, list[str]] = {}
         for name in objects:
@@ -100,32 +116,34 @@ class World:
 
 @lru_cache(maxsize=16)
 def load_world(name: str) -> World:
-    """The world `small` or `full`, or the word list in a file; else raises UserError."""
+    """Return the world `small` or `full`, or a word list. Raises UserError otherwise."""
     if Path(name).suffix.lower() in FORMATS:
         return _from_file(name)
     if name not in WORLD_NAMES:
         names = ", ".join(map(repr, WORLD_NAMES))
-        raise UserError(f"unknown world {name!r}: use {names} or the path of a .json word list")
+        raise UserError(
+            f"unknown world {name!r}; use {names} or the path of a word list", code="unknown-world"
+        )
     return _from_table(name)
 
 
 def _from_table(name: str) -> World:
-    things = [thing for thing in table.things() if thing.small or name == "full"]
-    texts = {row.key: row.texts for row in table.attributes() if row.small or name == "full"}
+    rows = [thing for thing in things() if thing.small or name == "full"]
+    texts = {row.key: row.texts for row in attributes() if row.small or name == "full"}
     return World(
         name=name,
-        objects=tuple(thing.name for thing in things),
+        objects=tuple(thing.name for thing in rows),
         attributes=tuple(texts),
-        categories={thing.name: thing.category for thing in things},
-        nouns={thing.name: thing.noun for thing in things},
-        variants={thing.name: thing.variants for thing in things},
+        categories={thing.name: thing.category for thing in rows},
+        nouns={thing.name: thing.noun for thing in rows},
+        variants={thing.name: thing.variants for thing in rows},
         texts=texts,
-        answers={row.name: {key: row.cells.get(key, "no") for key in texts} for row in things},
+        answers={row.name: {key: row.cells.get(key, "no") for key in texts} for row in rows},
     )
 
 
 def _from_file(path: str) -> World:
-    """A word list: objects without attributes."""
+    """Return the objects of a word list, which have no attributes."""
     words = read_words(path)
     return World(
         name=path,
@@ -140,5 +158,139 @@ def _from_file(path: str) -> World:
 
 
 def _counted(name: str, variants: list[str]) -> str:
-    """What an article can stand before: "pair of shoes" where the list knows that for "shoes"."""
+    """Return the form that takes an article: "pair of shoes" for "shoes" if it is a variant."""
     return next((text for text in variants if text.startswith("pair of ")), name)
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A property with the texts that ask for it; `texts[0]` is the canonical question."""
+
+    key: str
+    texts: tuple[str, ...]
+    small: bool
+
+
+@dataclass(frozen=True)
+class Thing:
+    """An object with its noun phrase ("a dog"), other names, and answers other than "no"."""
+
+    name: str
+    category: str
+    noun: str
+    variants: tuple[str, ...]
+    cells: dict[str, str]
+    small: bool
+
+
+@lru_cache(maxsize=1)
+def attributes() -> tuple[Attribute, ...]:
+    """Return the attributes in the order of the file."""
+    return tuple(_attribute(line) for line in _lines("attributes.txt"))
+
+
+@lru_cache(maxsize=1)
+def things() -> tuple[Thing, ...]:
+    """Return the objects in the order of the file. Raises ValueError for an invalid line."""
+    keys, found = {attribute.key for attribute in attributes()}, []
+    category, defaults = "", {}
+    for line in _lines("objects.txt"):
+        if line.startswith("["):
+            category, _, rest = line[1:].partition("]")
+            defaults = _cells(rest, keys)
+        else:
+            found.append(_thing(line, category, defaults, keys))
+    return tuple(found)
+
+
+def negate(text: str) -> str:
+    """Return the negated question, with "not" after the subject."""
+    return SUBJECT.sub(r"\1 not", text)
+
+
+def _lines(file: str) -> list[str]:
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    return [line.strip() for line in text.splitlines() if line.strip() and line[0] != "#"]
+
+
+def _attribute(line: str) -> Attribute:
+    key, *texts = (part.strip() for part in line.split("|"))
+    return Attribute(key.lstrip("* "), tuple(texts), key.startswith("*"))
+
+
+def _thing(line: str, category: str, defaults: dict[str, str], keys: set[str]) -> Thing:
+    match = OBJECT_LINE.fullmatch(line)
+    if match is None:
+        raise ValueError(f"objects.txt: cannot read {line!r}")
+    name, noun = match["name"], match["noun"] or with_article(match["name"])
+    variants = tuple(part.strip() for part in (match["variants"] or "").split(",") if part)
+    cells = {**defaults, **_cells(match["cells"], keys)}
+    return Thing(name, category, noun, variants, cells, bool(match["small"]))
+
+
+def _cells(text: str, keys: set[str]) -> dict[str, str]:
+    cells = {word.lstrip("-~"): CELL_SIGNS.get(word[0], "yes") for word in text.split()}
+    if unknown := cells.keys() - keys:
+        raise ValueError(f"objects.txt: unknown attributes {sorted(unknown)}")
+    return cells
+
+
+def read_words(path: str) -> Words:
+    """Return the category and variants of each name, in lower case. Raises UserError for an
+    unreadable or empty list, and for a name of two objects."""
+    suffix = Path(path).suffix.lower()
+    read = {".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}[suffix]
+    try:
+        rows = read(Path(path).read_text(encoding="utf-8-sig"))
+        lower = [(group, [name.strip().lower() for name in names]) for group, names in rows]
+        counts = Counter(name for _, names in lower for name in dict.fromkeys(names))
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"'{twice[0]}' names two objects")
+        words = {names[0]: (group, names[1:]) for group, names in lower}
+    except (OSError, ValueError, AttributeError, LookupError, TypeError, csv.Error) as error:
+        line = f"cannot read the word list {path}: {error}"
+        raise UserError(f"{line}; expected {FORMATS[suffix]}", code="bad-word-list") from error
+    if not all(words) or not words:
+        line = f"the word list {path} is empty or has an object without a name"
+        raise UserError(f"{line}; name every object", code="bad-word-list")
+    return words
+
+
+def _json_rows(text: str) -> list[Row]:
+    """Read a JSON list of names, or a mapping from categories to such lists."""
+    lists: Any = json.loads(text)
+    groups: Any = {"words": lists} if isinstance(lists, list) and lists else lists
+    return [(group, _names(row)) for group, members in groups.items() for row in members]
+
+
+def _names(row: Any) -> list[str]:
+    return [row] if isinstance(row, str) else list(row)
+
+
+def _csv_rows(text: str) -> list[Row]:
+    """Read CSV. Without a header that names a column, the first column holds the names."""
+    lines = [line for line in csv.reader(text.splitlines()) if any(line)]
+    header = [cell.strip().lower() for cell in lines[0]] if lines else []
+    named = next((header.index(name) for name in NAME_COLUMNS if name in header), None)
+    if named is None:
+        return [("words", [cell for cell in line if cell.strip()]) for line in lines]
+    rows = [dict(zip(header, line, strict=False)) for line in lines[1:]]
+    return [
+        (
+            row.get("category", "").strip().lower() or "words",
+            [row[header[named]], *filter(None, row.get("variants", "").split("|"))],
+        )
+        for row in rows
+    ]
+
+
+def _text_rows(text: str) -> list[Row]:
+    """Read one object per line, without empty lines and comments."""
+    rows: list[Row] = []
+    category = "words"
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("[") and line.endswith("]"):
+            category = line[1:-1].strip() or "words"
+        elif line and not line.startswith("#"):
+            rows.append((category, [name for name in line.split(",") if name.strip()]))
+    return rows

@@ -22,7 +22,7 @@ from agentrl_cli.envs.math.problems import latex
 from agentrl_cli.envs.math.worker import parse_arithmetic
 from tests.builders.command_line import agentrl as run
 from tests.builders.command_line import refused
-from tests.builders.math_answers import DECIMALS, HARD, MISJUDGED, NOTATIONS, REPLIES, hostile
+from tests.builders.math_answers import DECIMALS, HARD, MISJUDGED, NOTATIONS, REPLIES
 from tests.builders.runs import Agentrl
 from tests.paths import DATA
 
@@ -107,11 +107,6 @@ def test_long_answers_are_refused_unread():
     assert grade("5" * 513, "5" * 513).reason == "long"
     assert grade(r"\boxed{" + "5" * 513 + "}", "5").reason == "long"
     assert grade("x" * 100_000 + r"\boxed{5}", "5")
-
-
-def test_hostile_answers_are_the_same_for_a_seed():
-    assert hostile(40) == hostile(40) != hostile(40, 1)
-    assert max(map(len, hostile(400))) > 10_000
 
 
 def test_the_command_line_grades(agentrl: Agentrl):

@@ -54,30 +54,32 @@ def test_a_row_is_read_in_either_form(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
+    "line",
     [
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("7", "not an object"),
-        ({"answer": "7"}, "no 'problem'"),
-        ({"problem": " ", "answer": "7"}, "no 'problem'"),
-        ({"problem": "p"}, "no 'answer'"),
-        ({"problem": "p", "answer": " "}, "no 'answer'"),
-        ({"problem": "p", "solution": "no box"}, "no 'answer'"),
-        ({"problem": "p", "solution": ["x"], "answer": "7"}, "no text"),
-        (row(0, unique_id="1"), "a second one with the id '1'"),
+        "{",
+        "[" * 100_000,
+        "7",
+        {"answer": "7"},
+        {"problem": " ", "answer": "7"},
+        {"problem": "p"},
+        {"problem": "p", "answer": " "},
+        {"problem": "p", "solution": "no box"},
+        {"problem": "p", "solution": ["x"], "answer": "7"},
+        row(0, unique_id="1"),
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_line_that_cannot_be_read_is_named_by_its_number(tmp_path: Path, line: Any, reason: str):
+def test_bad_line_is_reported_with_number(tmp_path: Path, line: Any):
     file = written(tmp_path / "rows.jsonl", [row(0, unique_id="1"), "", line, row(2)])
-    with pytest.raises(UserError, match=f"line 3 of '{file}' .*{reason}"):
+    with pytest.raises(UserError) as error:
         read(file)
+    assert error.value.code == "bad-row" and f"line 3 of '{file}'" in str(error.value)
 
 
-def test_a_file_that_is_missing_is_the_users_mistake(tmp_path: Path):
-    with pytest.raises(UserError, match=r"cannot read '.*none.jsonl'"):
+def test_missing_file_is_user_error(tmp_path: Path):
+    with pytest.raises(UserError) as error:
         read(str(tmp_path / "none.jsonl"))
+    assert error.value.code == "unreadable-data"
 
 
 def test_a_share_of_the_rows_is_tested_and_which_does_not_depend_on_their_order(tmp_path: Path):
@@ -93,14 +95,6 @@ def test_equal_problems_are_on_one_side(tmp_path: Path):
     found = read(written(tmp_path / "a.jsonl", [row(i // 2) for i in range(100)]), share=0.5)
     problems = [{r["problem"] for r in found[split]} for split in ("train", "test")]
     assert not problems[0] & problems[1] and all(problems)
-
-
-def test_what_is_tested_is_not_trained_on(tmp_path: Path):
-    everything = written(tmp_path / "all.jsonl", [row(i) for i in range(10)])
-    tested = written(tmp_path / "500.jsonl", [row(i) for i in (2, 5)])
-    found = read(everything, tested)
-    assert [r["problem"] for r in found["test"]] == ["What is 2+1?", "What is 5+1?"]
-    assert len(found["train"]) == 8
 
 
 def test_filters_and_the_expert_work_on_rows(tmp_path: Path):

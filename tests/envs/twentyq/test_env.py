@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 import random
-from typing import Any
 
 import pytest
-import yaml
 
+from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Task
-from agentrl_cli.envs.twentyq.env import TwentyQ, closeness
+from agentrl_cli.envs.twentyq.env import closeness
 from agentrl_cli.envs.twentyq.expert import best_attributes, entropy
 from agentrl_cli.envs.twentyq.world import load_world
 from tests.builders.twentyq import FULL, SMALL, game, reply_to
-from tests.paths import CONF
 
 
 def lengths(world: str, turns: int) -> list[int]:
@@ -84,15 +81,6 @@ def test_a_lost_game_was_close_by_how_many_objects_still_fit(fits, word):
     assert closeness(fits) == word
     lost = game().farewell_text("no", False, "oak", fits)
     assert lost == f"No. You lose. It was an oak. {word}"
-
-
-def test_a_won_game_says_nothing_of_how_close_it_was():
-    assert game().farewell_text("yes", True, "oak", 1) == "Yes. You win."
-
-
-def test_a_farewell_names_the_answer_or_that_there_is_none():
-    assert game().farewell_text("sometimes", False, "dog", 1).startswith("Sometimes. You lose.")
-    assert game().farewell_text("", False, "dog", 9).startswith("I cannot answer that. You lose.")
 
 
 def test_lmrl_rewards_every_turn_but_the_winning_one():
@@ -179,44 +167,25 @@ def test_a_step_needs_a_running_game():
     with pytest.raises(RuntimeError, match="reset"):
         env.step("Is it a dog?")
     with pytest.raises(RuntimeError, match="reset"):
-        TwentyQ(**conf("twentyq")).step("Is it a dog?")
-
-
-def test_copies_of_one_environment_play_apart():
-    env = game("dog")
-    one, other = copy.copy(env), copy.copy(env)
-    one.reset(Task("t", "train", {"object": "dog"}), 0)
-    other.reset(Task("t", "train", {"object": "oak"}), 0)
-    assert reply_to(one, "Is it green?") == "No. 9 left."
-    assert reply_to(other, "Is it green?") == "Yes. 9 left."
-    assert len(pickle.dumps(env)) < 5_000
+        build(check(compose(["env=twentyq"])).env).step("Is it a dog?")
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("reward", "loss"), ("turns", 0), ("test_objects", 96), ("world", "tiny"), ("secret", "x")],
+    [("turns", 0), ("test_objects", 96), ("world", "tiny"), ("secret", "x")],
 )
 def test_a_wrong_setting_is_the_users_mistake(key, value):
     with pytest.raises(UserError, match=str(value)):
         game(**{key: value})
 
 
-def conf(name: str) -> dict[str, Any]:
-    keys = yaml.safe_load((CONF / "env" / f"{name}.yaml").read_text())
-    assert keys.pop("_target_") == "agentrl_cli.envs.TwentyQ"
-    del keys["defaults"]  # how it is spoken of
-    return keys
-
-
 @pytest.mark.parametrize(
     ("name", "train", "test"), [("twentyq", 44, 40), ("twentyq_full", 158, 60)]
 )
-def test_the_configured_games_can_be_played(name, train, test):
-    env = TwentyQ(**conf(name))
+def test_configured_games_have_their_splits(name: str, train: int, test: int):
+    env = build(check(compose([f"env={name}"])).env)
     assert (len(env.tasks("train")), len(env.tasks("test"))) == (train, test)
     assert env.tasks("test")[0].id.startswith(f"twentyq-{env.world}-")
-    words = len(env.system().split())
-    assert words <= 16 or (name == "twentyq_full" and words <= 40)  # which real models play, too
 
 
 # the expert, and playing without questions

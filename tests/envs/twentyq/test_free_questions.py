@@ -96,7 +96,7 @@ def test_what_the_table_cannot_answer_is_said_so_with_three_attributes_that_come
     env = game("dog", world="full", parser="free", show_turns_left=False)
     step = env.step("Question 2: Is it larger than a microwave oven?")
     text = step.messages[0].content
-    assert text.startswith("I cannot answer that. It could be asked: Is it bigger than a person? ")
+    assert text.startswith("I cannot answer that. You could ask: Is it bigger than a person? ")
     assert text.count("?") == 3 and step.info["invalid"]
     assert env.step("Hm.").messages[0].content == "I cannot answer that."
     assert env.step("**Question 4:** Is it a living organism?").messages[0].content == "Yes."

@@ -29,7 +29,7 @@ def test_every_guess_is_read_as_its_object_and_no_two_names_clash(world):
     owner: dict[str, str] = {}
     for name in world.objects:
         assert parse(world.guess(name), world) == Guess(name)
-        for form in [name, world.nouns[name], *questions._other_forms(world, name)]:
+        for form in [name, world.nouns[name], *questions._plural_and_singular(name)]:
             key = questions._name_key(questions.normalise(form) or "")
             assert owner.setdefault(key, name) == name, (key, name)
 
