@@ -19,7 +19,6 @@ from typing import TypeVar
 import hydra
 import psutil
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
 
 from agentrl_cli.cli.sweep_table import shown_table
 from agentrl_cli.cli.sweep_worker import PROGRAM, point_name, refuse_other_run, run_point
@@ -74,17 +73,13 @@ class Sweep:
         return math.prod(len(_values(item)) for item in self.varying)
 
     def check(self) -> None:
-        """Check every choice of groups and every single value before anything is started: the words
-        of all points first, then against the classes, which are slow to import. Raises one
+        """Check every choice of groups and every single value before anything starts. Raises one
         UserError with one line for each mistake."""
-        points: list[DictConfig] = []
 
-        def check_words(overrides: list[str]) -> None:
-            points.append(config.compose(overrides, self.config_dir))
-            config.check_words(points[-1])
+        def check_point(overrides: list[str]) -> None:
+            config.compose_checked(overrides, self.config_dir)
 
-        _raise_together(check_words, self.points_to_check())
-        _raise_together(config.check, points)
+        _raise_together(check_point, self.points_to_check())
         self._check_plugins()
 
     def points_to_check(self) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from agentrl_cli.config.compose import check, check_words, chosen_option, compose, load
+from agentrl_cli.config.compose import check, chosen_option, compose, load
 from agentrl_cli.config.settings import RESUMABLE, SERVER_KEYS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_folder
@@ -34,10 +34,9 @@ def start(
 ) -> None:
     """`agentrl train`: compose, make the run's folder, train, and say how it went."""
     composed = load(file, overrides) if file else compose(overrides, config_dir)
-    check_words(composed)
-    if composed.init is not None and not is_folder(Path(composed.init)):
-        find_run(composed.init, Path(composed.runs))  # a name that no run has, before all is loaded
     cfg = check(composed)
+    if cfg.init is not None and not is_folder(Path(cfg.init)):
+        find_run(cfg.init, Path(cfg.runs))  # a name that no run has, before all is loaded
     refuse_launch(cfg, dry=dry)
     if chosen_option(cfg, "search"):
         raise UserError("search needs a trained critic; train without it, then agentrl eval RUN")

@@ -5,5 +5,6 @@ from .endpoint import OpenAIChat as OpenAIChat
 from .hf import HFGenerator as HFGenerator
 from .local import LocalChat as LocalChat
 from .scripted import ScriptedGenerator as ScriptedGenerator
+from .settings import HFGeneratorConfig as HFGeneratorConfig
 from .tree_search import TreeSearch as TreeSearch
 from .vllm import VLLMGenerator as VLLMGenerator

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from agentrl_cli.core.batching import cheapest_slices, pass_cost
-from agentrl_cli.core.errors import UserError, require_above, require_at_least
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.generators.prefix_cache import (
     NO_LIMIT,
@@ -34,6 +34,7 @@ from agentrl_cli.generators.prefix_cache import (
     align_right,
     pad,
 )
+from agentrl_cli.generators.settings import HFGeneratorConfig
 
 FREE_COLUMNS = 32  # free columns of a batch's buffers at first
 SAMPLES_PER_ROW = 8  # samples of one prompt that share a row of the cache
@@ -113,7 +114,7 @@ class Batch:
 
 
 @dataclass
-class HFGenerator(Generator):
+class HFGenerator(HFGeneratorConfig, Generator):
     """Samples from the modules of a model set.
 
     Args:
@@ -126,17 +127,8 @@ class HFGenerator(Generator):
     """
 
     models: Models
-    _: KW_ONLY
-    max_batch: int
-    cache_tokens: int
-    cache_mib: float | None = None
     half_bytes: int = field(default=0, init=False, repr=False)  # half of the limit; 0: not set yet
     caches: dict[str, PrefixCache] = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        require_at_least(1, max_batch=self.max_batch)
-        require_at_least(0, cache_tokens=self.cache_tokens)
-        require_above(0, cache_mib=1 if self.cache_mib is None else self.cache_mib)
 
     @torch.inference_mode()
     def generate(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from agentrl_cli.config.renames import renamed_metrics
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import StoppedRun, UserError
 from agentrl_cli.core.terminal import say
@@ -253,7 +254,7 @@ class Run:
             return [], 0
         rows, lost = files.read_jsonl_leniently(self.metrics_file)
         kept = [row for row in rows if isinstance(row, dict) and _is_step(row.get("step"))]
-        return kept, lost + len(rows) - len(kept)
+        return [renamed_metrics(row) for row in kept], lost + len(rows) - len(kept)
 
     def is_evaluated(self, step: int) -> bool:
         """Whether an evaluation of that step is logged."""

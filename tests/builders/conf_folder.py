@@ -10,7 +10,11 @@ NODES = """
 from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from agentrl_cli.core.errors import UserError
 
 if TYPE_CHECKING:
     from elsewhere import Engine
@@ -46,6 +50,21 @@ class World:
     helper: Any
     folder: Path
     shape: tuple[int, ...]
+
+
+@dataclass(kw_only=True)
+class LightConfig:
+    low: Annotated[int, Field(description="The lower limit.")]
+    high: int
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise UserError("low is above high", code="low-above-high")
+
+
+@dataclass(kw_only=True)
+class Light(LightConfig):
+    pass
 """
 
 CONFIG = OmegaConf.load(CONF / "config.yaml")
@@ -72,6 +91,7 @@ FILES = {
         advanced: {rounds: 1, weights: [1.0, 2.0]}
         """,
     "algo/second.yaml": "defaults: [first, _self_]\nclip: 0.4\n",
+    "algo/light.yaml": "_target_: sample_nodes.Light\nlow: 1\nhigh: 2\n",
     "env/world.yaml": """
         _target_: sample_nodes.World
         part: {size: 3}
