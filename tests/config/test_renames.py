@@ -16,9 +16,7 @@ from tests.builders.report import write_run
 
 @pytest.fixture(autouse=True)
 def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        renames, "KEYS", {"old_steps": "steps", "model.lora.size": "model.lora.rank"}
-    )
+    monkeypatch.setattr(renames, "KEYS", {"old_steps": "steps", "model.lora.r": "model.lora.rank"})
     monkeypatch.setattr(renames, "METRICS", {"old/loss": "policy/loss"})
     monkeypatch.setattr(renames, "TARGETS", {"agentrl_cli.envs.Old": "agentrl_cli.envs.TwentyQ"})
 
