@@ -1,4 +1,4 @@
-"""THE LOOP: collect episodes, let the algorithm update, log, evaluate, save. Names no algorithm."""
+"""The training loop: play episodes, update, log, evaluate, save. It knows no algorithm."""
 
 from __future__ import annotations
 
@@ -11,31 +11,39 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import FAILURE_KINDS, GeneratorError, LostRank, StoppedRun, UserError
+from agentrl_cli.core.errors import (
+    FAILURE_KINDS,
+    DistributedError,
+    GeneratorError,
+    RunAborted,
+    UserError,
+)
 from agentrl_cli.core.one_process import LAUNCH
-from agentrl_cli.core.terminal import tell
+from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.core.types import Episode
-from agentrl_cli.models.reader import token_logprobs
-from agentrl_cli.rollout.time_limit import abandoned_threads
+from agentrl_cli.models.forward import token_logprobs
+from agentrl_cli.rollout.env_threads import abandoned_threads
 from agentrl_cli.runs import best
 from agentrl_cli.runs.run import Run, step_of
 from agentrl_cli.training.assemble import Parts
 from agentrl_cli.training.evaluate import episode_metrics, evaluate
 from agentrl_cli.training.learner import NonFiniteError
-from agentrl_cli.training.memory_limit import is_out_of_memory, out_of_memory
+from agentrl_cli.training.memory_plan import is_out_of_memory, out_of_memory
 from agentrl_cli.training.ranks import explained_loss
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-KEPT_EPISODES = 16  # fresh episodes written at each evaluation
-STEERING = ("guard/episodes", "rollouts/episodes")  # played in an update, and they steer it
-LOGPROB_GAP_EPISODES = 4  # episodes a step whose log-probs are compared with the trainer's
+KEPT_EPISODES = 16  # training episodes written at each evaluation
+LOGPROB_GAP_EPISODES = 4  # episodes per step to compare log-probs of generator and trainer
 
 
 def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
-    """Go on from `parts.step` until `cfg.steps` updates are done or `interrupted` is set, on
-    whichever rank. Where all are done and the process died before the end, do what remains."""
+    """Train from `parts.step` to `cfg.steps`, or until `interrupted` is set on any rank.
+
+    If all updates are done but the process died before the end, only the last evaluation and
+    checkpoint are made up for. Raises KeyboardInterrupt after an interrupted run is saved.
+    """
     ranks = parts.ranks
 
     def is_interrupted() -> bool:
@@ -43,21 +51,19 @@ def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
 
     with (
         run.track(),
-        dump_failed_batch(run, parts),
         name_last_checkpoint(run, parts),
         save_when_stopped(run, parts),
-        explain_out_of_memory(cfg, parts),
-        stop_without_generator(),
+        explain_failures(cfg, run, parts),
     ):
         saver = Saver(cfg, run, parts)
         saver.save_beginning()
-        saver.keep_if_best()  # which a process that died has left to do
+        saver.keep_if_best()  # in case the process died before it did
         if ranks.any(cfg.eval.baseline and not run.has_metrics, "baseline"):
             if not is_interrupted():
                 run.log(0, timed_evaluation(parts, run, 0))
                 saver.keep_if_best()
         if parts.step == cfg.steps and ranks.any(not run.is_evaluated(parts.step), "last step"):
-            parts.context.step = parts.step - 1  # as the update has left it
+            parts.context.step = parts.step - 1  # its value after the update
             run.log(parts.step, timed_evaluation(parts, run, parts.step))
             saver.save()
             saver.keep_if_best()
@@ -72,45 +78,45 @@ def train(cfg: DictConfig, run: Run, parts: Parts, interrupted: Event) -> None:
                 saver.keep_if_best()
         if parts.step < cfg.steps:
             saver.save(planned=False)
-            tell(f"saved; go on with: {resume_command(run, parts)}")
+            echo_err(f"saved; go on with: {resume_command(run, parts)}")
             raise KeyboardInterrupt
 
 
 class Saver:
-    """Decides when a checkpoint is written: planned ones every `save_every` steps and at the end,
-    others `save_minutes` after the last, so that these change nothing of those."""
+    """Writes checkpoints: planned ones every `save_every` steps and at the end, unplanned ones
+    `save_interval_minutes` after the last checkpoint."""
 
     def __init__(self, cfg: DictConfig, run: Run, parts: Parts) -> None:
         self.cfg, self.run, self.parts = cfg, run, parts
         self.saved_step, self.saved_at = -1, time.monotonic()
 
     def save_if_due(self) -> None:
-        """Save where this step is one to save at, or enough time has passed."""
-        limit = 60 * self.cfg.save_minutes
+        """Save if this step is planned or enough time has passed."""
+        limit = 60 * self.cfg.save_interval_minutes
         if due(self.parts.step, self.cfg.save_every, self.cfg.steps):
             self.save()
         elif limit and self.parts.ranks.any(time.monotonic() - self.saved_at >= limit, "clock"):
             self.save(planned=False)
 
     def save_beginning(self) -> None:
-        """Where several processes train, save what the run begins with: should one of them die,
-        the others could not."""
+        """Save the initial state if several processes train, since they cannot save after one of
+        them dies."""
         is_missing = self.parts.ranks.size > 1 and not self.run.checkpoints()
         if self.parts.ranks.any(is_missing and self.parts.ranks.is_main, "beginning"):
             self.save(planned=False)
 
     def save(self, *, planned: bool = True) -> None:
-        """Save this step unless it is saved already."""
+        """Save this step unless it was saved before."""
         if self.saved_step != self.parts.step:
             self.parts.activity.begin("save")
             self.parts.save(self.run, planned=planned)
             self.saved_step, self.saved_at = self.parts.step, time.monotonic()
 
     def keep_if_best(self) -> None:
-        """With `keep=best`, keep this step's checkpoint where it was evaluated and won more of the
-        split `val` than every other."""
+        """With `save_best=true`, keep the checkpoint of this step if its evaluation is the best on
+        the split `val`."""
         ranks = self.parts.ranks
-        wins = self.cfg.get("keep") == "best" and ranks.is_main
+        wins = bool(self.cfg.get("save_best")) and ranks.is_main
         if ranks.any(wins and best.is_best(self.run, self.parts.step), "best"):
             self.save(planned=False)
             with ranks.together():
@@ -119,14 +125,14 @@ class Saver:
 
 
 def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
-    """One step of the loop: play, learn, count. Returns the step's metrics and fresh episodes."""
+    """Play episodes and update the models. Return the metrics and the episodes of the step."""
     algo, step = parts.algo, parts.step
     parts.context.step = step
     parts.activity.begin("play")
     began = time.perf_counter()
     episodes = parts.collector.collect(step, algo.group_size) if parts.plays else []
     gap = logprob_gap(parts, episodes)
-    stored = parts.buffer.state() if parts.ranks.is_main else None  # who saves it
+    stored = parts.buffer.state() if parts.ranks.is_main else None  # only rank 0 saves it
     if algo.replay_capacity or parts.data.keep_episodes:
         parts.buffer.add(episodes)
     seconds = {"time/rollout": time.perf_counter() - began}
@@ -141,25 +147,25 @@ def update(parts: Parts) -> tuple[dict[str, float], list[Episode]]:
     parts.step += 1
     engines = parts.collector.actors.metrics() | parts.generator.metrics()
     metrics = rollout_metrics(episodes) | gap | seconds | learned | engines
-    if steering := sum(metrics.get(name, 0.0) for name in STEERING):
-        metrics["episodes/count"] = metrics.get("episodes/count", 0) + steering
+    if played := sum(number for name, number in learned.items() if name.endswith("/episodes")):
+        metrics["episodes/count"] = metrics.get("episodes/count", 0) + played
     return metrics, episodes
 
 
 def learn(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
-    """Let the algorithm update. What stops it here leaves models between two steps: nothing is
-    saved then, and the last checkpoint holds."""
-    parts.activity.begin("texts of the critic" if parts.algo.texts(1, 1) else "samples")
+    """Run the algorithm's update. If it is stopped, the models are between two steps and must not
+    be saved."""
+    parts.activity.begin("sampling" if parts.algo.texts(1, 1) else "samples")
     try:
         return parts.learner.run(parts.algo.update(episodes, parts.buffer), parts.step)
-    except LostRank:
+    except DistributedError:
         raise
-    except StoppedRun as error:
+    except RunAborted as error:
         raise UserError(f"{error} (in an update: the last checkpoint holds)") from error
 
 
 def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
-    """What a step's fresh episodes were like; nothing where the step played none."""
+    """Return the metrics of the episodes of a step, none without episodes."""
     if not episodes:
         return {}
     found = episode_metrics(episodes)
@@ -167,25 +173,25 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
     return {
         "reward/mean": metrics.pop("episodes/reward"),
         "episodes/count": metrics.pop("episodes/episodes"),
+        "episodes/error_rate": metrics.pop("episodes/failed"),
         **metrics,
-        "episodes/failed": sum(e.error is not None for e in episodes) / len(episodes),
         **{f"episodes/failed_{kind}": n / len(episodes) for kind, n in failures(episodes).items()},
         "episodes/abandoned_threads": float(abandoned_threads()),
-        "episodes/context": sum(e.stop == "context" for e in episodes) / len(episodes),
+        "episodes/context_overflow": sum(e.stop == "context" for e in episodes) / len(episodes),
         "episodes/tokens": float(sum(e.tokens for e in episodes)),
         "time/env": sum(e.env_seconds for e in episodes),
     }
 
 
 def failures(episodes: list[Episode]) -> dict[str, int]:
-    """How many episodes broke, by the kind of what broke."""
+    """Return the number of failed episodes by kind of failure."""
     kinds = [episode.error_kind for episode in episodes]
     return {kind: kinds.count(kind) for kind in FAILURE_KINDS}
 
 
 def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
-    """Mean and largest difference of the generator's and the trainer's log-probs, per sampled
-    token; nothing where no token was sampled."""
+    """Return the mean and largest difference of the log-probs of generator and trainer, per sampled
+    token, or nothing if no token was sampled."""
     sampled = [e for e in episodes[:LOGPROB_GAP_EPISODES] if any(any(t.logprobs) for t in e.turns)]
     samples = [sample for e in sampled for sample in episode_samples(e, lambda i, turn: {})]
     if not samples:
@@ -196,16 +202,16 @@ def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
         by_trainer += [logprob for logprob, m in zip(row, sample.mask, strict=True) if m]
     by_generator = [logprob for e in sampled for turn in e.turns for logprob in turn.logprobs]
     gaps = [abs(ours - theirs) for ours, theirs in zip(by_trainer, by_generator, strict=True)]
-    return {"policy/logprob_gap": sum(gaps) / len(gaps), "policy/logprob_gap_max": max(gaps)}
+    return {"sampling/logp_diff_mean": sum(gaps) / len(gaps), "sampling/logp_diff_max": max(gaps)}
 
 
 def due(step: int, every: int, steps: int) -> bool:
-    """Whether what happens every `every` steps (0: never) and at the end happens now."""
+    """Return whether an action of every `every` steps (0: only at the end) is due."""
     return step == steps or bool(every and step % every == 0)
 
 
 def timed_evaluation(parts: Parts, run: Run, step: int) -> dict[str, float]:
-    """The metrics of `evaluate`, and the seconds it took."""
+    """Return the metrics of `evaluate` and its duration."""
     parts.activity.begin("evaluation" if step else "baseline")
     began = time.perf_counter()
     metrics = evaluate(parts, run, step)
@@ -213,95 +219,83 @@ def timed_evaluation(parts: Parts, run: Run, step: int) -> dict[str, float]:
 
 
 @contextmanager
-def dump_failed_batch(run: Run, parts: Parts) -> Iterator[None]:
-    """Write a batch that made training stop to failed-batch.json, where it can be looked at. All
-    ranks know it, and the one that owns the run writes."""
-    try:
-        yield
-    except NonFiniteError as error:
-        if not parts.ranks.is_main:
-            raise
-        file = run.folder / "failed-batch.json"
-        batch = {"phase": error.phase, "term": error.term, "samples": error.rows}
-        with files.explain_write_errors(run.folder):
-            files.write_json(file, batch)
-        error.add_note(f"the batch is in {file}")
-        raise
-
-
-@contextmanager
 def save_when_stopped(run: Run, parts: Parts) -> Iterator[None]:
-    """Save where something outside of the run stops it, and say how to go on. Where that broke an
-    update off, an earlier checkpoint holds, if there is one: the models are between two steps."""
+    """Save when a RunAborted is raised, and add the command that resumes. If it interrupted an
+    update, the models are between two steps and the previous checkpoint is used instead."""
     try:
         yield
-    except LostRank:
+    except DistributedError:
         raise
-    except StoppedRun as error:
+    except RunAborted as error:
         holds = parts.between_steps and bool(run.checkpoints())
         if parts.ranks.any(holds, "stop"):
             kept = f"the checkpoint of step {step_of(run.latest_checkpoint())} holds"
         else:
             parts.save(run, planned=False)
             kept = "saved"
-        raise StoppedRun(f"{error}; {kept}; go on with: {resume_command(run, parts)}") from error
+        raise RunAborted(f"{error}; {kept}; go on with: {resume_command(run, parts)}") from error
 
 
 @contextmanager
 def name_last_checkpoint(run: Run, parts: Parts) -> Iterator[None]:
-    """Where another process of the run is gone, what it held cannot be saved: say how to go on."""
+    """Add the command that resumes to a DistributedError, after which nothing can be saved."""
     try:
         with explained_loss():
             yield
-    except LostRank as error:
+    except DistributedError as error:
         command = resume_command(run, parts)
-        raise LostRank(f"{error}; go on from the last checkpoint with: {command}") from error
+        raise DistributedError(
+            f"{error}; go on from the last checkpoint with: {command}"
+        ) from error
 
 
 def resume_command(run: Run, parts: Parts) -> str:
-    """What goes on with the run, by the launcher where several processes train it."""
+    """Return the command that resumes the run, with the launcher if several processes train it."""
     started = parts.ranks.size > 1
     return f"{LAUNCH} resume {run.quoted_folder}" if started else run.resume_command
 
 
 @contextmanager
-def explain_out_of_memory(cfg: DictConfig, parts: Parts) -> Iterator[None]:
-    """Raise StoppedRun where memory runs out, with what to lower."""
-    try:
-        yield
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        sentence = out_of_memory(cfg, parts.algo, parts.step)
-    else:
-        return
-    raise StoppedRun(sentence)  # out here, where nothing holds the tensors of the broken step
-
-
-@contextmanager
-def stop_without_generator() -> Iterator[None]:
-    """Stop the run where texts that a step cannot do without are not written."""
+def explain_failures(cfg: DictConfig, run: Run, parts: Parts) -> Iterator[None]:
+    """Raise RunAborted if the generator fails or memory runs out. Write the batch of a
+    NonFiniteError to failed-batch.json, on rank 0."""
     try:
         yield
     except GeneratorError as error:
-        raise StoppedRun(f"{error}; mend what generates before you go on") from error
+        message = f"{error}; mend what generates before you go on"
+        raise RunAborted(message, code="generator") from error
+    except NonFiniteError as error:
+        if parts.ranks.is_main:
+            file = run.folder / "failed-batch.json"
+            batch = {"phase": error.phase, "term": error.term, "samples": error.rows}
+            with files.explain_write_errors(run.folder):
+                files.write_json(file, batch)
+            error.add_note(f"the batch is in {file}")
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        message = out_of_memory(cfg, parts.algo, parts.step)
+    else:
+        return
+    raise RunAborted(message, code="out-of-memory")  # outside `except`, so that tensors are freed
 
 
 @contextmanager
 def interruptible(*, launched: bool = False) -> Iterator[Event]:
-    """An event that Ctrl-C, SIGTERM and SIGHUP set, so that the step in work is finished and saved;
-    a Ctrl-C after that stops at once. SIGHUP stays ignored where it is, as under nohup. A launcher
-    sends a second Ctrl-C by itself, and SIGTERM where another process has died."""
+    """Yield an event that Ctrl-C, SIGTERM and SIGHUP set, so that the current step is completed and
+    saved. A second Ctrl-C stops at once. An ignored SIGHUP stays ignored, as under nohup. A
+    launcher sends a second Ctrl-C itself, and SIGTERM if another process dies."""
     interrupted = Event()
 
     def on_signal(number: int, frame: object) -> None:
-        if interrupted.is_set():  # the others may come twice: from a shell, and from make
+        if interrupted.is_set():  # other signals can arrive twice: from a shell and from make
             if number == signal.SIGINT and not launched:
                 raise KeyboardInterrupt
             return
         interrupted.set()
         if number != signal.SIGTERM or not launched:
-            tell("interrupted: finishing this step, then saving")
+            echo_err("interrupted: finishing this step, then saving")
 
     handled = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

@@ -24,10 +24,18 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.nlac.ledger import ProbedCandidates, differ, lesson_gains, low_end
-from agentrl_cli.algos.nlac.monitor import auc, ranked_pairs
-from agentrl_cli.algos.nlac.probe import probe
-from agentrl_cli.algos.turns import TurnRef, all_turns
+from agentrl_cli.algos.nlac.diagnostics import (
+    auc,
+    differ,
+    gap,
+    lower_bound,
+    probe,
+    ranked_pairs,
+    refined_gain,
+    target_gains,
+)
+from agentrl_cli.algos.nlac.improve import Candidates
+from agentrl_cli.algos.samples import TurnRef, all_turns
 from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.config.compose import check, compose, load
 from agentrl_cli.rollout.collector import PlayCollector
@@ -65,31 +73,33 @@ def action_figures(parts: Parts, turns: list[TurnRef], probes: int) -> dict[str,
     algo = nlac_of(parts)
     algo.roles.begin_stream("bench", "actions")
     monitor = replace(
-        algo.critic_monitor, probes=probes, chooser=replace(algo.chooser, forecasts=FORECASTS)
+        algo.critic_monitor,
+        rollouts=probes,
+        selector=replace(algo.selector, num_forecasts=FORECASTS),
     )
     groups = monitor.probed(turns)
     pairs = [pair for group in groups for pair in ranked_pairs(group.drawn, probes)]
-    gains = lesson_gains(groups, monitor.chooser)
+    gains = target_gains(groups, monitor.selector)
     return {
         "auc_within": auc(pairs),
         "auc_pairs": float(len(pairs)),
         "auc_ceiling": ceiling(algo, groups, probes),
         "verdict_edge": verdict_edge(groups, probes),
         "lesson_gain": fmean(gains),
-        "lesson_gain_low": low_end(gains),
+        "lesson_gain_low": lower_bound(gains),
         "lesson_share": len(gains) / len(groups),
-        "refined_gain": fmean(group.refined_gain for group in groups),
+        "refined_gain": fmean(map(refined_gain, groups)),
     }
 
 
-def ceiling(algo: NLAC, groups: list[ProbedCandidates], probes: int) -> float:
+def ceiling(algo: NLAC, groups: list[Candidates], probes: int) -> float:
     """The AUC that other probes reach in the forecasts' place."""
     algo.roles.begin_stream("bench", "ceiling")
-    rows = [(g.candidates.turn, a.action_ids) for g in groups for a, _ in g.drawn]
+    rows = [(a.turn, a.action_ids) for group in groups for a in group.drawn]
     again = iter(probe(algo.roles, rows, probes))
     pairs: list[tuple[float, float]] = []
     for group in groups:
-        twice = [(next(again), success) for _, success in group.drawn]
+        twice = [(next(again), action.success) for action in group.drawn]
         drawn = [(rate, success) for rate, success in twice if rate is not None]
         for i, (a, p) in enumerate(drawn):
             for b, q in drawn[:i]:
@@ -98,12 +108,12 @@ def ceiling(algo: NLAC, groups: list[ProbedCandidates], probes: int) -> float:
     return auc(pairs)
 
 
-def verdict_edge(groups: list[ProbedCandidates], probes: int) -> float:
+def verdict_edge(groups: list[Candidates], probes: int) -> float:
     """The share of No among first draws that are worse than the other draws of their state by two
     standard errors, less the share among those that are better by as much."""
-    judged = [(g.gap(g.candidates.first.action_ids, probes), g.flagged) for g in groups]
-    worse = [flagged is True for gap, flagged in judged if gap < 0]
-    better = [flagged is True for gap, flagged in judged if gap > 0]
+    judged = [(gap(g, g.first, probes), g.first.is_optimal is False) for g in groups]
+    worse = [flagged for edge, flagged in judged if edge < 0]
+    better = [flagged for edge, flagged in judged if edge > 0]
     return (fmean(worse) if worse else 0.0) - (fmean(better) if better else 0.0)
 
 
@@ -112,7 +122,7 @@ def brier_ratio(parts: Parts, turns: list[TurnRef]) -> float:
     algo = nlac_of(parts)
     algo.roles.begin_stream("bench", "brier")
     won = [float(turn.episode.success) for turn in turns]
-    monitor = replace(algo.critic_monitor, chooser=replace(algo.chooser, forecasts=FORECASTS))
+    monitor = replace(algo.critic_monitor, selector=replace(algo.selector, num_forecasts=FORECASTS))
     return monitor.calibration(turns)["nlac/brier"] / (fmean(won) * (1 - fmean(won)))
 
 
@@ -123,7 +133,7 @@ def own_play_drift(env: str, run: Run, overrides: list[str]) -> dict[str, float]
     steps = sum(row["policy/steps"] for row in rows)
     tokens = sum(row["policy/trained_tokens"] for row in rows)
     size, rate = math.ceil(tokens / steps), max(row["policy/lr"] for row in rows)
-    settings = [f"algo.tokens_per_step={size}", f"algo.optimizer.lr={rate}", *overrides]
+    settings = [f"algo.minibatch_tokens={size}", f"algo.optimizer.lr={rate}", *overrides]
     base = [f"env={env}", "algo=sft", "model=tiny", "hardware.threads=1"]
     parts = assemble(check(compose([*base, *settings])), None)
     before, taken = success(parts), 0.0

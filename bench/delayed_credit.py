@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.algos.grpo import GRPO
-from agentrl_cli.algos.self_ac.algorithm import Advanced, SelfAC
+from agentrl_cli.algos.self_ac.algorithm import SelfAC
+from agentrl_cli.algos.settings import SelfACAdvanced
 from agentrl_cli.core.types import Episode, derive_seed
 from agentrl_cli.generators.hf import HFGenerator
 from agentrl_cli.models.specs import OptimizerSpec
@@ -45,10 +46,10 @@ WORLD = ForkEnv(turns=8, coin=2.0)
 TUNED_ON, SEEDS = 100, (0, 1, 2)
 TRIALS: dict[str, list[dict[str, Any]]] = {
     "grpo": [
-        {"lr": 1e-2, "episodes_per_group": 32, "epochs": 1},
-        {"lr": 2e-2, "episodes_per_group": 32, "epochs": 1},
-        {"lr": 5e-3, "episodes_per_group": 32, "epochs": 1},
-        {"lr": 1e-2, "episodes_per_group": 32, "epochs": 2},
+        {"lr": 1e-2, "group_size": 32, "epochs": 1},
+        {"lr": 2e-2, "group_size": 32, "epochs": 1},
+        {"lr": 5e-3, "group_size": 32, "epochs": 1},
+        {"lr": 1e-2, "group_size": 32, "epochs": 2},
     ],
     "self_ac": [
         {"lr": 1e-2, "gae_lambda": 0.5, "td_steps": 8, "epochs": 1, "alpha": 0.5},
@@ -63,9 +64,11 @@ def built(name: str, lr: float, **numbers: Any) -> Algorithm:
     """The algorithm with these numbers."""
     optimizer = OptimizerSpec(lr=lr)
     if name == "self_ac":
-        advanced = Advanced(normalise_advantages=True, values="recomputed", critic_grad="full")
+        advanced = SelfACAdvanced(
+            normalise_advantages=True, values="recomputed", critic_grad="full"
+        )
         return SelfAC(**settings(optimizer=optimizer, advanced=advanced, **numbers))
-    usual = {"normalise_advantages": True, "clip": 0.2, "kl_coef": 0.0, "tokens_per_step": 0}
+    usual = {"normalise_advantages": True, "clip_eps": 0.2, "kl_coef": 0.0, "minibatch_tokens": 0}
     return GRPO(optimizer=optimizer, **usual, **numbers)
 
 
@@ -79,7 +82,7 @@ def learning(algo: Algorithm, folder: Path, seed: int) -> Iterator[float]:
         algo.context.step = step
         starts = [start(seed, step, i, algo.group_size) for i in range(EPISODES)]
         played: list[Episode] = play(
-            starts, lambda: replace(WORLD), CHAT, generator, sampling, max_context=400
+            starts, lambda: replace(WORLD), CHAT, generator, sampling, max_seq_len=400
         )
         trainer.run(algo.update(played, buffer), step)
         yield sum(episode.success for episode in played) / EPISODES

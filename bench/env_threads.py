@@ -1,4 +1,4 @@
-"""Seconds of wall clock that a world of 50 ms a step takes, by `rollout.workers`.
+"""Seconds of wall clock that a world of 50 ms a step takes, by `rollout.env_workers`.
 
 Run as `python bench/env_threads.py`; fails unless 8 workers take less than half the time of
 one.
@@ -32,7 +32,7 @@ def seconds(workers: int) -> float:
     starts = [EpisodeStart(task, "g", i, f"e{i}") for i in range(EPISODES)]
     speaker = script(lambda prompt: "Hello.")
     began = time.perf_counter()
-    play(starts, Slow, CHAT, speaker, SAMPLING, max_context=500, workers=workers)
+    play(starts, Slow, CHAT, speaker, SAMPLING, max_seq_len=500, workers=workers)
     return time.perf_counter() - began
 
 

@@ -131,8 +131,8 @@ def method_figures(case: Case, folder: Path, grpo_seconds: float) -> Figures:
         _, parts = assembled(case, folder, *settings)
         found[f"self_ac_{layout}_over_grpo_ratio"] = updating(parts, episodes) / grpo_seconds
         del parts
-    few = ["rollout.episodes_per_step=16", "algo.turns_per_update=32", "rollout.max_tokens=24"]
-    nlac = ["algo=nlac", "algo.min_readable=0", "algo.advanced.monitored_states=0", *few]
+    few = ["rollout.episodes_per_step=16", "algo.turns_per_update=32", "rollout.max_new_tokens=24"]
+    nlac = ["algo=nlac", "algo.min_parse_rate=0", "algo.diagnostics.num_states=0", *few]
     _, parts = assembled(case, folder, *nlac)
     update(parts)
     metrics, _ = update(parts)
@@ -147,9 +147,9 @@ def assembled(case: Case, folder: Path, *overrides: str) -> tuple[DictConfig, Pa
         torch.cuda.empty_cache()
     model = ["model=hf", f"model.path={folder}", "model.dtype=bfloat16"]
     model += [] if case.lora else ["model.lora=null"]
-    sizes = [f"rollout.max_context={case.context}", "rollout.max_tokens=64"]
+    sizes = [f"rollout.max_seq_len={case.context}", "rollout.max_new_tokens=64"]
     hardware = [f"hardware={'gpu' if case.device == 'cuda' else 'cpu'}"]
-    hardware += [f"hardware.tokens_per_batch={case.context}"]
+    hardware += [f"hardware.microbatch_tokens={case.context}"]
     cfg = check(compose(["env=twentyq", *model, *sizes, *hardware, *overrides]))
     return cfg, assemble(cfg, None)
 
@@ -199,7 +199,7 @@ def utilisation(cfg: DictConfig, tokens_per_second: float) -> Figures:
     name, shapes = torch.cuda.get_device_name(), read_shapes(cfg)
     known = [peak for part, peak in PEAK_FLOPS.items() if part in name]
     operations = 6 * shapes.parameters
-    operations += 6 * shapes.layers * shapes.queries * cfg.rollout.max_context
+    operations += 6 * shapes.layers * shapes.queries * cfg.rollout.max_seq_len
     return {"model_flops_share": operations * tokens_per_second / known[0]} if known else {}
 
 

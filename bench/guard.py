@@ -1,7 +1,8 @@
 """Whether NLAC's guard keeps a spoiled critic from doing harm: `python bench/guard.py --env
 twentyq` (each world once).
 
-NLAC trains with `algo.guard` and a critic that is spoiled on purpose, by shuffled outcomes, by
+NLAC trains with `algo.improvement_check` and a critic that is spoiled on purpose, by shuffled
+outcomes, by
 empty critiques and by critiques of other actions, three seeds each. `guard_low_CONTROL_WORLD` in
 docs/results/critics.json is the lower end of the 95 % interval of test success after training, less
 before, tasks and seeds resampled, over at least 4,000 episodes on each side; `guard_open_…` the
@@ -27,7 +28,8 @@ from bench.results import PREFIXES, ROOT, TASKS, train_all
 
 CONTROLS = ("shuffled_outcomes", "empty_critiques", "shuffled_critiques")
 EPISODES = 4000  # on each side, at least
-GUARD = "algo.guard={every: 2, lessons: 48, probes: 4, memory: 3}"  # as conf/algo/nlac.yaml says
+# as conf/algo/nlac.yaml says
+GUARD = "algo.improvement_check={every: 2, lessons: 48, probes: 4, memory: 3}"
 
 
 class Plan(NamedTuple):
@@ -65,7 +67,10 @@ def figures(env: str, control: str, runs: dict[int, Run]) -> dict[str, float]:
     after = {seed: record.outcomes(record.last_step) or {} for seed, record in records.items()}
     change = paired_difference(after, before)
     opened = [
-        row["guard/open"] for run in runs.values() for row in run.metrics() if "guard/open" in row
+        row["improvement_check/open"]
+        for run in runs.values()
+        for row in run.metrics()
+        if "improvement_check/open" in row
     ]
     found = {"guard_low": change.low, "guard_change": change.mean, "guard_high": change.high}
     found["guard_open"] = fmean(opened)

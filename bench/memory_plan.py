@@ -76,7 +76,7 @@ def write(folder: Path, width: int) -> None:
 
 def settings(folder: str, *overrides: str) -> DictConfig:
     """SFT of that model, which another program would play."""
-    sizes = [f"hardware.tokens_per_batch={ROWS * LENGTH}", f"rollout.max_context={LENGTH}"]
+    sizes = [f"hardware.microbatch_tokens={ROWS * LENGTH}", f"rollout.max_seq_len={LENGTH}"]
     model = ["model=hf", f"model.path={folder}", *overrides]
     groups = folders(Path(folder) / "conf")
     return check(compose(["algo=sft", "hardware=speaker", *sizes, *model], groups))
@@ -89,7 +89,7 @@ def measured(cfg: DictConfig, algo: Algorithm, models: ModelSet) -> int:
     samples = [Sample([draw.randrange(3, 250) for _ in mask], mask, {}) for _ in range(2 * ROWS)]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         learner = Learner(
-            models, algo.models(), tokens_per_batch=cfg.hardware.tokens_per_batch, seed=0,
+            models, algo.models(), microbatch_tokens=cfg.hardware.microbatch_tokens, seed=0,
             publish=lambda name: None,
         )  # fmt: skip
         for step in range(2):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from agentrl_cli.algos.stepagent.practice import all_turns
+from agentrl_cli.algos.stepagent.algorithm import all_turns
 from agentrl_cli.config.compose import as_dataclass, build, check, compose
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.generators.base import Completion, Sampling
@@ -65,7 +65,7 @@ def prepare(episodes: int) -> Bench:
     for demo in demos:
         chat.encode_turns(demo.turns, env.tools)
     sampling = Sampling(
-        max_tokens=cfg.rollout.max_tokens, temperature=1.0, stop_ids=chat.stop_ids
+        max_tokens=cfg.rollout.max_new_tokens, temperature=1.0, stop_ids=chat.stop_ids
     )  # fmt: skip
     generator: HFGenerator = build(cfg.hardware.generator, models=models)
     return Bench(generator, [place.state_ids for place in all_turns(demos)], sampling)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentrl_cli.algos.nlac.reading import tolerant_outcome, tolerant_verdict
+from agentrl_cli.algos.nlac.parse import lenient_outcome, lenient_verdict
 from agentrl_cli.envs.twentyq.free_questions import Unanswerable, read_freely
 from agentrl_cli.envs.twentyq.questions import Guess, Question
 from agentrl_cli.envs.twentyq.world import load_world
@@ -40,7 +40,7 @@ def label(found: Question | Guess | Unanswerable | None) -> str | None:
 def answer_figures() -> dict[str, int]:
     """Of the answers of roles: how many there are, and how many are read right."""
     rows = json.loads(ANSWERS.read_text(encoding="utf-8"))
-    readers = {"forecast": tolerant_outcome, "critique": tolerant_verdict}
+    readers = {"forecast": lenient_outcome, "critique": lenient_verdict}
     right = sum(readers[row["role"]](row["text"]) is WORDS[row["read"]] for row in rows)
     return {"answers": len(rows), "answers_read_right": right}
 

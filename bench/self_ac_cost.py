@@ -39,8 +39,8 @@ from agentrl_cli.algos.losses import clipped_ratio, value_error
 from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.self_ac.algorithm import SelfAC
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
+from agentrl_cli.models.forward import logprobs_and_values, token_logprobs
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.reader import logprobs_and_values, token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.assemble import keep_freed_memory
@@ -97,21 +97,21 @@ def nobody(model: str) -> None:
 def grpo_update(folder: Path, budget: int) -> Update:
     """GRPO on a model of its own."""
     algo, models = grpo(folder, optimizer=SLOW)
-    learner = Learner(models, algo.models(), tokens_per_batch=budget, seed=0, publish=nobody)
+    learner = Learner(models, algo.models(), microbatch_tokens=budget, seed=0, publish=nobody)
     return lambda episodes: learner.run(algo.update(episodes, ReplayBuffer(None, 1)), 0)
 
 
 def self_ac_update(folder: Path, budget: int, prompt: int) -> Update:
     """Self-AC on a model of its own, with a critic prompt of so many tokens."""
     algo, models = critic_of(folder, prompt)
-    learner = Learner(models, algo.models(), tokens_per_batch=budget, seed=0, publish=nobody)
+    learner = Learner(models, algo.models(), microbatch_tokens=budget, seed=0, publish=nobody)
     return lambda episodes: learner.run(algo.update(episodes, ReplayBuffer(None, 1)), 0)
 
 
 def per_turn_update(folder: Path, budget: int, prompt: int) -> Update:
     """The same model, with a critic pass for each state, which reads all that came before."""
     algo, models = critic_of(folder, prompt)
-    learner = Learner(models, algo.models(), tokens_per_batch=budget, seed=0, publish=nobody)
+    learner = Learner(models, algo.models(), microbatch_tokens=budget, seed=0, publish=nobody)
     return lambda episodes: learner.run(per_turn(models, algo.critic_prompt_ids, episodes), 0)
 
 

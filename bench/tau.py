@@ -17,11 +17,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.envs.tau.calls import call_tool
 from agentrl_cli.envs.tau.data import SPLITS, Domain, load_domain
 from agentrl_cli.envs.tau.database import Database
 from agentrl_cli.envs.tau.env import TauBench
 from agentrl_cli.envs.tau.reward import ground_truth, reward_checks, won_by_doing_nothing
+from agentrl_cli.envs.tau.tools import call_tool
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("AGENTRL_DATA", ROOT.parent / "shared" / "data")) / "taubench"
@@ -35,7 +35,7 @@ def run(domain: Domain, actions: list[dict[str, Any]]) -> tuple[Database, list[s
     database, seen = Database(domain.tables), []
     for action in actions:
         name, arguments = action["name"], action["kwargs"]
-        seen.append(call_tool(domain.tools, domain.name, database, name, arguments))
+        seen.append(call_tool(domain, database, name, arguments))
         if name == domain.terminal_tool:
             break
     return database, seen
@@ -95,7 +95,7 @@ def last_write(domain: Domain, task: dict[str, Any]) -> int | None:
     database, found = Database(domain.tables), None
     for i, action in enumerate(kept(domain, task)):
         before = database.touched()
-        call_tool(domain.tools, domain.name, database, action["name"], action["kwargs"])
+        call_tool(domain, database, action["name"], action["kwargs"])
         found = i if database.touched() != before else found
     return found
 
@@ -164,7 +164,7 @@ def measure(folder: Path) -> dict[str, float]:
                 figures |= {f"{name}_{split}_golden_{key}": n for key, n in counts.items()}
     for name, data, holdout in (("retail", str(folder), 100), ("mini", None, 0)):
         env = TauBench(
-            domain=name, data=data, user="scripted", actions="react", turns=30, holdout=holdout,
+            domain=name, data=data, user="scripted", actions="react", max_turns=30, holdout=holdout,
             llm=None,
         )  # fmt: skip
         figures |= {f"{name}_{key}": value for key, value in expert_figures(env).items()}

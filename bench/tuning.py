@@ -28,7 +28,7 @@ from bench.results import FROM_SFT, PLAYERS, PREFIXES, ROOT, STUDENTS, TASKS, Ro
 SEED = 10  # of every trial; the comparisons have 0, 1 and 2
 EPISODES = 600  # of an evaluation
 PASSES = 12  # of SFT, four times evaluated
-UNWATCHED = ["algo.advanced.monitored_states=0"]  # what NLAC measures of its critic judges no trial
+UNWATCHED = ["algo.diagnostics.num_states=0"]  # what NLAC measures of its critic judges no trial
 START = "start"  # SFT by its preset, which others start from
 TRIALS = ("preset", "third", "thrice", "small_steps")
 FACTORS = {"preset": 1.0, "third": 1 / 3, "thrice": 3.0}
@@ -39,8 +39,8 @@ RATES = {
     "stepagent_inverse": ("algo.ppo.optimizer.lr",),
 }
 STEP_SIZES = {
-    "nlac": "algo.advanced.tokens_per_step",
-    "stepagent_inverse": "algo.ppo.tokens_per_step",
+    "nlac": "algo.advanced.minibatch_tokens",
+    "stepagent_inverse": "algo.ppo.minibatch_tokens",
 }
 
 
@@ -71,7 +71,7 @@ class Trial(NamedTuple):
         """What it changes of its preset: keys and values."""
         config = compose([self.preset])
         if self.trial == "small_steps":
-            key = STEP_SIZES.get(self.algo, "algo.tokens_per_step")
+            key = STEP_SIZES.get(self.algo, "algo.minibatch_tokens")
             return {key: OmegaConf.select(config, key) // 2}
         factor, keys = FACTORS[self.trial], RATES.get(self.algo, (BODY,))
         own = {key: rate for key in keys if (rate := OmegaConf.select(config, key)) is not None}

@@ -4,7 +4,7 @@ Run as `python bench/warm_start.py`; writes `warm_start_nlac` and `warm_start_rf
 docs/results/real_models.json: on Twenty Questions, the mean gain in success on test objects of NLAC
 that plays nothing and learns from all episodes of a GRPO run, and of RFT on the successes among the
 same episodes, both from the base, three seeds. Each is evaluated six times on the split `val`, and
-the best of these counts (`keep=best`). A run that is already done is not repeated.
+the best of these counts (`save_best=true`). A run that is already done is not repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.results import AGENTRL, is_done
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "results" / "real_models.json"
 SEEDS = (0, 1, 2)
-EVALUATED = ["keep=best", "eval.splits=[test]", "eval.greedy=false", "hardware.threads=1"]
+EVALUATED = ["save_best=true", "eval.splits=[test]", "eval.greedy=false", "hardware.threads=1"]
 PASSES = 6  # of RFT over the successes
 
 
@@ -62,7 +62,7 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
     offline = [f"data.buffer={source.folder}", "data.offline=true", "eval_every=2"]
     offline += ["algo.advanced.buffer_size=4096"]
     imitated = ["algo=sft", "env=twentyq", f"data.demos={won}", f"steps={PASSES}", "eval_every=1"]
-    imitated += ["algo.tokens_per_step=800"]  # as RFT's steps
+    imitated += ["algo.minibatch_tokens=800"]  # as RFT's steps
     nlac = train(folder, "nlac", seed, "experiment=twentyq_nlac", *EVALUATED, *offline)
     rft = train(folder, "rft", seed, *EVALUATED, *imitated)
     return {"nlac": gain(nlac), "rft": gain(rft), "grpo": gain(source)}

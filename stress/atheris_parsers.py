@@ -17,7 +17,7 @@ INSTRUMENT = atheris.instrument_imports  # pyright: ignore[reportAttributeAccess
 with INSTRUMENT(include=["agentrl_cli.envs"]):
     from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
     from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH
-    from agentrl_cli.envs.tau import actions, arithmetic, retail
+    from agentrl_cli.envs.tau import actions, retail, tools
     from agentrl_cli.envs.twentyq import questions
     from agentrl_cli.envs.twentyq.world import load_world
 
@@ -41,7 +41,7 @@ def one(data: bytes) -> None:
     for style in actions.STYLES:
         json.dumps(actions.parse(text, style, TOOLS).arguments)
     try:
-        arithmetic.evaluate("".join(c for c in text if c in OF_SUMS))
+        tools.evaluate("".join(c for c in text if c in OF_SUMS))
     except OF_PYTHON:
         pass
     answer = (boxed(text) or text)[:MAX_ANSWER_LENGTH]

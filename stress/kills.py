@@ -28,9 +28,13 @@ from tests.builders.runs import facts, folders, saved, settings  # noqa: E402
 
 ALGORITHMS = ("grpo", "nlac", "self_ac", "stepagent_inverse", "archer")
 MORE = {  # as the defaults have it, where the builder's settings have it otherwise
-    "nlac": ("algo.critic=own", "algo.improvement=choice", "algo.gate=false"),
+    "nlac": (
+        "algo.separate_critic=true",
+        "algo.policy_target=best_of_n",
+        "algo.require_optimal=false",
+    ),
 }
-OFTEN = ("save_minutes=1e-9", "save_every=2")
+OFTEN = ("save_interval_minutes=1e-9", "save_every=2")
 CHANGES = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
 PROCESSES = multiprocessing.get_context("forkserver")
 PRELOADED = (  # by the process from which the others are forked

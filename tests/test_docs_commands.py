@@ -53,7 +53,7 @@ def test_small_sizes_stand_behind_what_is_printed():
     assert Command("agentrl calibrate a=b", True).small() == "agentrl calibrate a=b 'n=1'"
     assert Command("agentrl calibrate a=b", False).small() == "agentrl calibrate a=b"
     line = Command("agentrl train algo=nlac", True).small()
-    assert line.startswith("agentrl train algo=nlac '") and "'algo.min_readable=0'" in line
+    assert line.startswith("agentrl train algo=nlac '") and "'algo.min_parse_rate=0'" in line
 
 
 @pytest.mark.parametrize("page", WHOLE, ids=lambda page: page.name)

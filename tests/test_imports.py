@@ -30,7 +30,7 @@ ENGINE_FILES = {  # an algorithm is the same whoever generates, and whoever play
     f"agentrl_cli.generators.{file.stem}"
     for file in (PACKAGE / "generators").glob("*.py")
     if file.stem not in ("__init__", "base")
-} | {f"agentrl_cli.rollout.{file}" for file in ("actors", "actor_pool", "ray_cluster")}
+} | {f"agentrl_cli.rollout.{file}" for file in ("actors", "ray_cluster")}
 NEVER = {  # what a room may not even name for type checkers
     "core": ENGINES | {"torch", "transformers"},
     "envs": ENGINES | {"torch", "transformers", "tokenizers", "agentrl_cli.config"},
@@ -173,7 +173,7 @@ for text in ("algo=grop env=twentyq", "algo=grpo env=twentyqq", "model=hff", "ex
     for verb in (start, evaluate, begin_sweep):
         refused(verb, text)
 refused(begin_sweep, "algo=grpo,nlax seed=0,1")
-refused(begin_sweep, "algo=grpo,nlac algo.rounds=1 seed=0,1")
+refused(begin_sweep, "algo=grpo,nlac algo.num_refinements=1 seed=0,1")
 refused(start, "algo=grpo init=nope")
 refused(write_model, "nope")
 """

@@ -19,13 +19,13 @@ from tests.paths import ROOT
 from tests.test_docs_commands import PAGES
 
 FOUND = sorted(file.stem for file in (ROOT / "conf" / "algo").glob("*.yaml"))
-TAU = ["env._target_=agentrl_cli.envs.TauBench", "~env.turns", *(
+TAU = ["env._target_=agentrl_cli.envs.TauBench", "~env.max_turns", *(
     f"+env.{key}={value}" for key, value in {
         "domain": "mini", "data": "null", "user": "scripted", "actions": "call", "turns": 4,
         "holdout": 0, "llm": "null",
     }.items()
 ), "steps=1", "rollout.episodes_per_step=2"]  # fmt: skip
-WIKI = ["env._target_=agentrl_cli.envs.Wiki", "~env.turns", *(
+WIKI = ["env._target_=agentrl_cli.envs.Wiki", "~env.max_turns", *(
     f"+env.{key}={value}" for key, value in {
         "data": "null", "test_data": "null", "test_share": 0.2, "world": "small", "world_seed": 0,
         "pages": 60, "questions": 8, "test_questions": 4, "task": "question", "reward": "both",

@@ -76,7 +76,7 @@ def test_our_update_takes_as_many_steps_as_asked(model: Path, steps: int):
 
 
 def test_chunked_and_plain_log_probs_are_the_same_and_chunks_hold_less(monkeypatch):
-    monkeypatch.setattr("agentrl_cli.models.policy.LOGITS_AT_ONCE", 4 * 5000)
+    monkeypatch.setattr("agentrl_cli.models.forward.LOGITS_AT_ONCE", 4 * 5000)
     reader = Reader(vocabulary=5000, tokens=64, width=128)
     assert reader.chunked().tolist() == pytest.approx(reader.plain().tolist(), abs=1e-5)
     assert peak(reader.chunked) < 0.9 * peak(reader.plain)

@@ -134,7 +134,7 @@ def test_what_is_said_of_math():
     assert order == sorted(order, reverse=True) and found["nlac_paper"] < 0
     assert found["self_ac"] - found["grpo"] > 3 * 3.3 and found["nlac"] - found["grpo"] < 3.3
     last = [
-        row["critic/optimism"]
+        row["critic/value_bias"]
         for row in results_page.load("arithmetic_critic")
         if row["variant"] == "self_ac_slides" and row["step"]
     ]

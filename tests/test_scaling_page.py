@@ -17,8 +17,7 @@ import pytest
 
 from agentrl_cli.cli.dry import plan_rows
 from agentrl_cli.config.compose import build, compose_checked
-from agentrl_cli.training.memory_limit import in_gib
-from agentrl_cli.training.memory_plan import plan_memory
+from agentrl_cli.training.memory_plan import in_gib, plan_memory
 from tests.builders.hub_shapes import write_shape
 from tests.paths import ROOT
 
@@ -28,7 +27,7 @@ ROW = re.compile(r"^\| `(experiment=[^`]+)` \| ([\d.]+ GiB)", re.MULTILINE)
 ENGINE = re.compile(
     r"^\| (`hardware=.+?) \| `(\w+)` \| `make ([\w-]+)` \| ([\d-]+) \|$", re.MULTILINE
 )
-SHOWN = re.compile(r"^```\n(episodes a step .*?)^```", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"^```\n(episodes per step .*?)^```", re.MULTILINE | re.DOTALL)
 MEMORY = "hardware.memory_gib=79"
 
 

@@ -22,7 +22,7 @@ def test_trials_differ_in_rates_and_the_size_of_steps(algo: str):
     assert not preset and third.keys() == thrice.keys()
     assert all(thrice[key] / third[key] == pytest.approx(9, rel=0.02) for key in third)
     assert all("lr" in key for key in third) and list(small) != list(third)
-    assert next(iter(small)).endswith("tokens_per_step")
+    assert next(iter(small)).endswith("minibatch_tokens")
 
 
 def test_who_starts_from_sft_starts_from_its_preset():

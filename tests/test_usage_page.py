@@ -28,7 +28,12 @@ def written(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_page_s_world_and_algorithm_train(agentrl: Agentrl, written: Path):
     chosen = ["algo=mine", "env=sums", "model.weights=null", "steps=1", "eval.tasks=2"]
-    small = ["rollout.episodes_per_step=8", "rollout.max_tokens=4", "hardware.threads=1", "name=it"]
+    small = [
+        "rollout.episodes_per_step=8",
+        "rollout.max_new_tokens=4",
+        "hardware.threads=1",
+        "name=it",
+    ]
     done = agentrl("train", *chosen, *small, "--config-dir", str(written / "my_conf"))
     assert done.returncode == 0, done.stderr
     assert (written / "runs" / "it" / "checkpoints").is_dir()

@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentrl_cli.algos.nlac.reading import exact_outcome
+from agentrl_cli.algos.nlac.parse import strict_outcome
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.report import figures
 from agentrl_cli.report.figures import Line, Panel
@@ -103,7 +103,7 @@ def _turn(turn: Turn, answer: str) -> Iterator[Said]:
     the world's answer."""
     said: dict[str, Any] = turn.info["critic"]
     forecasts: list[str] = said["forecasts"]
-    hopeful = sum(bool(exact_outcome(text)) for text in forecasts)
+    hopeful = sum(bool(strict_outcome(text)) for text in forecasts)
     ((common, _),) = Counter(forecasts).most_common(1)
     yield "agent", " ".join(turn.action.split("\n")), INK
     often = f"{hopeful} of {len(forecasts)} end in success; most often: {common}"

@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.report.tables import share
+
 from bench.results import ABLATIONS, CONTROLS, OWN_PLAY, PLAYERS, STUDENTS
 from tools.results_tables import (
     Row,
@@ -56,11 +57,11 @@ WORLDS = {
 }  # fmt: skip
 ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#its-ablations)):"
 WRITTEN = {
-    "nlac/brier": "Brier score", "nlac/optimism": "optimism", "nlac/auc_all": "AUC over all",
+    "nlac/brier": "Brier score", "nlac/value_bias": "optimism", "nlac/auc_all": "AUC over all",
     "nlac/refined_gain_all": "refined gain",
 }  # fmt: skip
 SCALAR = {
-    "critic/brier": "Brier score", "critic/optimism": "optimism",
+    "critic/brier": "Brier score", "critic/value_bias": "optimism",
     "critic/rank_correlation": "rank correlation", "critic/rank_same_turn": "in one turn",
 }  # fmt: skip
 COMPARED = (

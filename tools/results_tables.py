@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from agentrl_cli.report import seeds
 from agentrl_cli.report.tables import share
+
+from agentrl_cli.report import seeds
 
 TRIALS = {
     "preset": "as it was", "third": "rates / 3", "thrice": "rates × 3",

@@ -1,7 +1,4 @@
-"""Algorithms: what to learn. Each reads like its paper, from its file or its folder's algorithm.py.
-
-The public names are those of __init__.pyi; each is imported when it is first asked for.
-"""
+"""Algorithms. Names are imported on first use; see __init__.pyi."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What an algorithm is: it declares its models and turns episodes into phases of training."""
+"""The interface of algorithms: declare models, turn episodes into phases of training."""
 
 from __future__ import annotations
 
@@ -14,36 +14,35 @@ from agentrl_cli.models.specs import ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl_cli.algos.role_report import RoleReport
     from agentrl_cli.generators.base import Generator, Sampling
+    from agentrl_cli.models.forward import Batch, Outputs
     from agentrl_cli.models.model_set import ModelSet
-    from agentrl_cli.models.policy import Batch, Outputs
     from agentrl_cli.rollout.chat_template import Chat
     from agentrl_cli.rollout.play import EpisodeStart
     from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
 def trained_tokens(sample: Sample) -> float:
-    """The default unit of a loss: one per trained token."""
+    """Return the default unit of a loss: the number of trained tokens."""
     return float(sum(sample.mask))
 
 
 def per_sample(sample: Sample) -> float:
-    """The unit of a loss that is averaged over samples (turns, pairs)."""
+    """Return the unit of a loss that is averaged over samples."""
     return 1.0
 
 
 @dataclass
 class Phase:
-    """Samples to train to completion before the algorithm goes on.
+    """Samples that the learner trains before the algorithm continues.
 
-    `loss(outputs, batch)` returns a *sum* over its units and sums of metrics; the learner divides
+    `loss(outputs, batch)` returns sums over its units: the loss, and metrics. The learner divides
     both by the sum of `units(sample)` over the optimizer step, across micro-batches and ranks.
-    `tokens_per_step` bounds the trained tokens of one optimizer step (0: all samples in one step),
-    and where only a head is trained, the units; `keep_together` adjacent samples always share a
-    micro-batch. `entropy_gradient` says that the loss differentiates the entropy. With `head_only`
-    the head alone is trained, at its full rate: the body keeps every bit, and its schedule waits.
-    `metrics` are numbers the algorithm already knows.
+    `minibatch_tokens` bounds the trained tokens of one optimizer step, or the units if no token is
+    trained; 0 puts all samples into one step. `keep_together` adjacent samples share a micro-batch.
+    Set `entropy_gradient` if the loss differentiates the entropy. With `head_only` only the head is
+    trained, at its full learning rate. `metrics` are logged as they are; the loop counts a metric
+    with a name that ends with `/episodes` as episodes that were played during the update.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Phase:
     loss: Callable[[Outputs, Batch], tuple[Tensor, dict[str, Tensor]]]
     model: str = "policy"
     epochs: int = 1
-    tokens_per_step: int = 0
+    minibatch_tokens: int = 0
     keep_together: int = 1
     entropy_gradient: bool = False
     head_only: bool = False
@@ -61,12 +60,12 @@ class Phase:
 
 @dataclass
 class Context:
-    """What the loop hands to an algorithm once; `step` is kept current by the loop.
+    """Objects that the loop gives to an algorithm; the loop updates `step`.
 
-    `probe` plays starts with the current policy; `indistinguishable_tasks(episode, turn)` names the
-    tasks of the episode's split in which the same actions bring the same observations up to that
-    turn; `demos` are the demonstrations, with token ids; `turn_delimiter` is the text at which the
-    world cuts a reply into turns ("": never).
+    `probe` plays episodes with the current policy. `indistinguishable_tasks(episode, turn)` returns
+    the tasks of the episode's split that give the same observations up to that turn. `demos` are
+    the demonstrations, tokenized. `turn_delimiter` is the text at which the environment splits a
+    reply into turns, or "".
     """
 
     chat: Chat
@@ -83,82 +82,86 @@ class Context:
 
 @dataclass(frozen=True)
 class Texts:
-    """How many texts are sampled, and the tokens that one may have."""
+    """How many texts an update samples, and the maximum number of tokens of one."""
 
     count: int
     longest: int
 
 
 class Algorithm(ABC):
-    """Subclasses are keyword-only dataclasses without defaults; their fields are the schema."""
+    """Base of all algorithms. Subclasses are keyword-only dataclasses that inherit their settings
+    (settings.py)."""
 
     context: Context
-    plays = True  # whether the loop collects fresh episodes before each update
-    group_size = 1  # how many episodes of one task are played side by side
-    replay_capacity = 0  # how many episodes the buffer keeps for replay; 0: it never looks back
-    demo_use: Literal["never", "may", "must"] = "never"  # whether it learns from demonstrations
-    uses_ratio = False  # whether its loss has a ratio to the policy that sampled
-    learns_offline = False  # whether replayed episodes alone train its policy
+    plays = True  # whether the loop collects new episodes before each update
+    group_size = 1  # episodes per task
+    replay_capacity = 0  # episodes in the replay buffer; 0: no replay
+    demo_use: Literal["never", "may", "must"] = "never"  # use of demonstrations
+    uses_ratio = False  # whether the loss has a probability ratio to the sampling policy
+    learns_offline = False  # whether the policy can learn from replayed episodes alone
 
     @abstractmethod
     def models(self) -> dict[str, ModelSpec]:
-        """The weights this algorithm needs, by name."""
+        """Return the models that this algorithm needs, by name."""
 
     @abstractmethod
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Yield phases; code between two yields sees the models as just trained."""
+        """Yield phases. Code after a yield sees the trained models."""
 
     def bind(self, context: Context) -> None:
-        """Receive the given objects before the first update."""
+        """Store the context, before the first update."""
         self.context = context
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
-        """The most that an update samples by role, the fresh episodes apart; known before anything
-        is loaded. An episode has up to `turns` actions of up to `max_tokens` tokens."""
+        """Return how much an update samples besides new episodes, by role, at most. An episode has
+        up to `turns` actions of up to `max_tokens` tokens."""
         return {}
 
-    def role_ids(self) -> int:
-        """The most ids that a prompt of the algorithm's own and what is written behind it add to an
-        episode, as far as that is known before one is played; asked after `bind`."""
+    def extra_prompt_tokens(self) -> int:
+        """Return the maximum number of tokens that the algorithm's own prompts, with the texts
+        sampled after them, add to an episode. Called after `bind`."""
         return 0
 
     def annotate(self, episodes: list[Episode]) -> None:
-        """Write into `turn.info` what a reader wants to see of the episodes; nothing by default."""
+        """Write values, advantages or critiques into `turn.info` for the report."""
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
-        """Measure, at evaluation time, what this algorithm must watch; nothing by default."""
+        """Return the algorithm's own metrics of evaluation episodes."""
         return {}
 
-    def check_roles(self, episodes: list[Episode]) -> list[RoleReport]:
-        """What each language role writes at states of these episodes and how it is read; nothing
-        where there are none."""
-        return []
+    def check(self, episodes: list[Episode]) -> Iterator[tuple[str, str]]:
+        """Yield rows `(name, text)` about these episodes for `agentrl train --dry`. Raises
+        UserError if the algorithm cannot train with this model."""
+        return iter(())
 
-    def refined_generator(self) -> Generator:
-        """Who plays when `eval.act` is refined. Raises UserError where actions are not refined."""
-        raise UserError("eval.act=refined needs an algorithm that refines, like nlac; give policy")
+    def generator(self, act: str) -> Generator:
+        """Return the generator that plays if `eval.act` is not `policy` but `act`. Raises UserError
+        if the algorithm has none."""
+        line = f"this algorithm cannot play eval.act={act}; set eval.act=policy"
+        raise UserError(line, code="unknown-act")
 
     def state_values(self, states: list[list[int]]) -> list[float]:
-        """What each state is worth, its ids ending with an action or a part of one. Raises
-        UserError where no critic reads such states."""
-        raise UserError("no critic here values partial answers; search with a run of algo=self_ac")
+        """Return V of states whose tokens end inside or after an action. Raises UserError if the
+        algorithm has no such critic."""
+        line = "this algorithm has no critic for partial answers; search with a run of algo=self_ac"
+        raise UserError(line, code="no-critic")
 
     def state(self) -> dict[str, Any]:
-        """JSON values that a checkpoint must hold."""
+        """Return the state for a checkpoint, as JSON values."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Inverse of `state`."""
+        """Restore the state that `state` returned."""
 
 
 @dataclass(kw_only=True)
 class PlayOnly(Algorithm):
-    """No algorithm: the policy alone, for a model that is only evaluated."""
+    """The policy alone, for models that are only evaluated."""
 
     def models(self) -> dict[str, ModelSpec]:
-        """The policy, without an optimizer."""
+        """Return the policy, without an optimizer."""
         return {"policy": ModelSpec(kind="trained", generates=True)}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Nothing to train."""
+        """Yield nothing."""
         return iter(())

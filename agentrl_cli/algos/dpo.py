@@ -1,75 +1,60 @@
-"""DPO on whole trajectories: the expert's against one's own failures at the same task.
+"""DPO on whole trajectories: the expert's episode against the policy's failure at the same task.
 
-The loss is direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290); the pairs are
-those of ETO (Song et al. 2024, arXiv 2403.02502): explore, keep what failed, prefer the
-demonstration. Left out: pairs of two own trajectories, and failures at tasks that nobody
-demonstrated, which are counted.
+The loss is direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290, eq. 7), with
+chosen episode w and rejected episode l:
+
+    L = - log sigmoid( beta log pi(w)/pi_ref(w) - beta log pi(l)/pi_ref(l) )
+
+The pairs are those of ETO (Song et al. 2024, arXiv 2403.02502): play, keep the failures, prefer the
+demonstration. Left out: pairs of two episodes of the policy, and failures at tasks without a
+demonstration, which are counted.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from agentrl_cli.algos.base import Algorithm, Phase
-from agentrl_cli.algos.losses import Loss, dpo
+from agentrl_cli.algos.losses import dpo
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.core.errors import require_at_least
+from agentrl_cli.algos.settings import DPOConfig
 from agentrl_cli.core.types import Episode, Sample, derive_seed
-from agentrl_cli.models.policy import Batch, Outputs
-from agentrl_cli.models.reader import add_logprobs
+from agentrl_cli.models.forward import add_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 if TYPE_CHECKING:
     from agentrl_cli.models.model_set import ModelSet
 
-Pair = tuple[Sample, Sample]  # preferred, dispreferred
+Pair = tuple[Sample, Sample]  # chosen, rejected
 
 
 @dataclass(kw_only=True)
-class DPO(Algorithm):
-    """`reference` is the model the run started from, or the policy at the start of each update;
-    `imitation_coef` weighs the demonstration's own likelihood against the preference."""
+class DPO(DPOConfig, Algorithm):
+    """Direct preference optimization on whole trajectories."""
 
-    beta: float
-    imitation_coef: float
-    reference: Literal["start", "iteration"]
-    epochs: int
-    tokens_per_step: int
-    optimizer: OptimizerSpec
-
-    demo_use = "must"  # they are what is preferred
-
-    def __post_init__(self) -> None:
-        require_at_least(1, epochs=self.epochs)
-        require_at_least(0, beta=self.beta, imitation_coef=self.imitation_coef)
-        require_at_least(0, tokens_per_step=self.tokens_per_step)
+    demo_use = "must"  # they are the chosen episodes
 
     def models(self) -> dict[str, ModelSpec]:
-        """The policy and its reference."""
+        """Return the policy and its reference."""
         return with_reference(self.optimizer)
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """One phase on this step's failures, each paired with a demonstration of its task."""
+        """Yield one phase on this step's failures, each paired with a demonstration."""
         failed = [e for e in episodes if e.turns and not e.error and not e.success]
         pairs = [pair for episode in failed if (pair := self._pair(episode))]
-        renew_reference(self.context.models, self.reference)
-        metrics = {
+        yield preference_phase(self, self.context.models, pairs, {
             "dpo/failures": len(failed) / max(1, len(episodes)),
             "dpo/unpaired": (len(failed) - len(pairs)) / max(1, len(failed)),
-        }
-        loss = partial(dpo, beta=self.beta, imitation_coef=self.imitation_coef)
-        yield preference_phase(
-            self.context.models, pairs, loss, epochs=self.epochs,
-            tokens_per_step=self.tokens_per_step, metrics=metrics,
-        )  # fmt: skip
+        })  # fmt: skip
 
     def _pair(self, episode: Episode) -> Pair | None:
-        """A demonstration of the task and the failure, None where either cannot be had unbroken."""
+        """Return a demonstration of the task and the failure; None if there is no demonstration or
+        either has a context restart."""
         demos = [demo for demo in self.context.demos if demo.task.id == episode.task.id]
         if not demos:
             return None
@@ -80,35 +65,22 @@ class DPO(Algorithm):
 
 
 def with_reference(optimizer: OptimizerSpec) -> dict[str, ModelSpec]:
-    """The policy, and a frozen copy of it."""
+    """Return the policy and a frozen copy of it."""
     policy = ModelSpec(kind="trained", generates=True, optimizer=optimizer)
     return {"policy": policy, "reference": ModelSpec(kind="frozen", generates=False)}
 
 
-def renew_reference(models: ModelSet, reference: str) -> None:
-    """Set the reference to the policy of now where `reference` is `iteration`."""
-    if reference == "iteration":
-        models.copy_weights("reference", "policy")
-
-
 def preference_phase(
-    models: ModelSet,
-    pairs: list[Pair],
-    loss: Callable[[Outputs, Batch], Loss],
-    *,
-    epochs: int,
-    tokens_per_step: int,
-    metrics: dict[str, float],
+    config: DPOConfig, models: ModelSet, pairs: list[Pair], metrics: dict[str, float]
 ) -> Phase:
-    """The phase that prefers the first sample of each pair, measured against the reference."""
+    """Return the phase that prefers the first sample of each pair. Updates the reference first if
+    it is that of the iteration."""
+    if config.reference == "iteration":
+        models.copy_weights("reference", "policy")
     samples = [sample for pair in pairs for sample in pair]
     add_logprobs(models.reader("reference"), samples, "reference_logprob")
     return Phase(
-        "dpo", samples, loss, epochs=epochs, tokens_per_step=tokens_per_step,
-        keep_together=2, units=per_pair_half, metrics=metrics,
+        "dpo", samples, partial(dpo, beta=config.beta, nll_coef=config.nll_coef),
+        epochs=config.epochs, minibatch_tokens=config.minibatch_tokens, keep_together=2,
+        units=lambda sample: 0.5, metrics=metrics,
     )  # fmt: skip
-
-
-def per_pair_half(sample: Sample) -> float:
-    """The unit of a loss over pairs, for each of the two."""
-    return 0.5

@@ -1,9 +1,16 @@
-"""GRPO: group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300).
+"""GRPO: group-relative policy optimization (Shao et al. 2024, arXiv 2402.03300).
 
-Several episodes of one task are played side by side; an episode's advantage is its reward relative
-to its group, the same for all its tokens; the policy follows PPO's clipped ratio. Our choices: the
-loss is a mean over all trained tokens of an optimizer step, not over episodes; episodes without an
-advantage are left out, of the KL too. Left out: process rewards.
+Each task is played `group_size` times. The advantage of an episode is its reward relative
+to its group and applies to all of its tokens (section 4.1):
+
+    A_i = (R_i - mean(R)) / std(R)
+
+The loss is PPO's clipped ratio plus a KL penalty (eq. 3 and 4):
+
+    L = - mean_t min(r_t A, clip(r_t, 1 - eps, 1 + eps) A) + kl_coef KL(pi || pi_ref)
+
+Our choices: the loss is a mean over all trained tokens of an optimizer step instead of a mean per
+episode. Episodes with advantage 0 are skipped, in the KL too. Left out: process rewards.
 """
 
 from __future__ import annotations
@@ -14,47 +21,27 @@ from dataclasses import dataclass
 from agentrl_cli.algos.base import Algorithm, Phase
 from agentrl_cli.algos.losses import Loss, clipped_ratio, group_advantages, with_kl
 from agentrl_cli.algos.samples import episode_samples, turn_advantage
-from agentrl_cli.core.errors import require_at_least
+from agentrl_cli.algos.settings import GRPOConfig
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import Batch, Outputs
-from agentrl_cli.models.reader import add_logprobs
-from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.models.forward import Batch, Outputs, add_logprobs
+from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
 @dataclass(kw_only=True)
-class GRPO(Algorithm):
-    """`kl_coef` weighs the divergence from the start's weights; 0 keeps no reference model."""
-
-    episodes_per_group: int
-    normalise_advantages: bool
-    clip: float
-    kl_coef: float
-    epochs: int
-    tokens_per_step: int
-    optimizer: OptimizerSpec
+class GRPO(GRPOConfig, Algorithm):
+    """Group-relative policy optimization."""
 
     uses_ratio = True
 
-    def __post_init__(self) -> None:
-        require_at_least(2, episodes_per_group=self.episodes_per_group)
-        require_at_least(1, epochs=self.epochs)
-        require_at_least(0, clip=self.clip, kl_coef=self.kl_coef)
-        require_at_least(0, tokens_per_step=self.tokens_per_step)
-
-    @property
-    def group_size(self) -> int:
-        """Episodes of one task that are compared."""
-        return self.episodes_per_group
-
     def models(self) -> dict[str, ModelSpec]:
-        """The policy, and its start where the KL is paid for."""
+        """Return the policy, and the reference model if there is a KL penalty."""
         policy = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)
         reference = {"reference": ModelSpec(kind="frozen", generates=False)} if self.kl_coef else {}
         return {"policy": policy, **reference}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """One phase on all episodes whose group did not end all alike."""
+        """Yield one phase on all episodes with an advantage."""
         played = [e for e in episodes if not e.error]
         rewards, groups = [e.reward for e in played], [e.group for e in played]
         advantages = group_advantages(rewards, groups, self.normalise_advantages)
@@ -68,13 +55,16 @@ class GRPO(Algorithm):
         add_logprobs(models.reader("policy"), samples, "old_logprob")
         if self.kl_coef:
             add_logprobs(models.reader("reference"), samples, "reference_logprob")
-        informative = sum(map(bool, advantages)) / max(1, len(advantages))
+        zero_std = sum(not advantage for advantage in advantages) / max(1, len(advantages))
         yield Phase(
-            "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
-            metrics={"policy/informative_episodes": informative},
-        )  # fmt: skip
+            "policy",
+            samples,
+            self.loss,
+            epochs=self.epochs,
+            minibatch_tokens=self.minibatch_tokens,
+            metrics={"reward/frac_zero_std": zero_std},
+        )
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
-        """The clipped surrogate plus `kl_coef` times the k3 estimate of KL from the reference (Shao
-        et al. 2024, eq. 3 and 4)."""
-        return with_kl(clipped_ratio(outputs, batch, self.clip), outputs, batch, self.kl_coef)
+        """Return the clipped surrogate plus the KL penalty."""
+        return with_kl(clipped_ratio(outputs, batch, self.clip_eps), outputs, batch, self.kl_coef)

@@ -1,9 +1,7 @@
-"""Pure functions: losses over a batch of tokens, and advantages and returns over turns, each with
-the source of its formula.
+"""Losses over a batch of tokens, and advantages and returns over turns, each with its source.
 
 A loss returns its sum over trained tokens (or turns, or pairs) and sums of metrics; the learner
-divides. A batch's mask and streams and the model's outputs are [batch, tokens]; a stream that a
-loss reads is named in its docstring.
+divides both. A batch's mask and streams and the model's outputs are [batch, tokens].
 """
 
 from __future__ import annotations
@@ -15,66 +13,56 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, pad
 
-from agentrl_cli.models.policy import Batch, Outputs
+from agentrl_cli.models.forward import Batch, Outputs
 
 Loss = tuple[Tensor, dict[str, Tensor]]  # a scalar to differentiate, detached scalars by metric
 MAX_LOG_RATIO = 20.0  # nats
 
 
 def nll(outputs: Outputs, batch: Batch) -> Loss:
-    """Negative log-likelihood of the trained tokens, times stream `weight` where there is one."""
+    """Return the negative log-likelihood of the trained tokens, times stream `weight` if any."""
     token_nll = -outputs.logprobs * batch.mask  # [batch, tokens]
     weighted = token_nll * batch.streams["weight"] if "weight" in batch.streams else token_nll
     return weighted.sum(), {"nll": token_nll.sum().detach(), "entropy": outputs.entropy.sum()}
 
 
-def dpo(outputs: Outputs, batch: Batch, beta: float, imitation_coef: float = 0.0) -> Loss:
-    """Direct preference optimisation (Rafailov et al. 2023, eq. 7), summed over pairs.
+def dpo(outputs: Outputs, batch: Batch, beta: float, nll_coef: float = 0.0) -> Loss:
+    """Return the loss of direct preference optimization (Rafailov et al. 2023, eq. 7), per pair.
 
-    Rows alternate preferred, dispreferred (`keep_together=2`; half a unit of count each). Stream:
-    `reference_logprob`. `imitation_coef` weighs the preferred row's negative log-likelihood per
-    token (Pang et al. 2024, arXiv 2404.19733, eq. 1), without which both rows may become unlikely.
-    Raises ValueError for an odd number of rows.
+    Rows alternate chosen, rejected (`keep_together=2`); each counts half a unit. Stream:
+    `reference_logprob`. `nll_coef` weighs the chosen row's negative log-likelihood per token
+    (Pang et al. 2024, arXiv 2404.19733, eq. 1), which keeps both rows from becoming unlikely.
     """
-    if len(batch.ids) % 2:
-        rows = len(batch.ids)
-        raise ValueError(f"dpo got {rows} rows, which do not pair up; set keep_together=2")
     log_ratio = (outputs.logprobs - batch.streams["reference_logprob"]) * batch.mask
     row_log_ratio = log_ratio.sum(-1)  # [batch]
     margin = beta * (row_log_ratio[0::2] - row_log_ratio[1::2])  # [batch / 2]
     row_nll = -(outputs.logprobs * batch.mask).sum(-1) / batch.mask.sum(-1).clamp(min=1)
-    preferred_nll = row_nll[0::2].sum()
-    loss = -logsigmoid(margin).sum() + imitation_coef * preferred_nll
-    right = (margin > 0).float().sum()
-    metrics = {"margin": margin.sum(), "accuracy": right, "preferred_nll": preferred_nll}
+    chosen_nll = row_nll[0::2].sum()
+    loss = -logsigmoid(margin).sum() + nll_coef * chosen_nll
+    correct = (margin > 0).float().sum()
+    metrics = {"margin": margin.sum(), "accuracy": correct, "preferred_nll": chosen_nll}
     return loss, {name: value.detach() for name, value in metrics.items()}
 
 
-def clipped_ratio(
-    outputs: Outputs, batch: Batch, clip: float, clip_high: float | None = None
-) -> Loss:
-    """PPO's clipped surrogate per token (Schulman et al. 2017, eq. 7), negated.
+def clipped_ratio(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
+    """Return PPO's clipped surrogate per token (Schulman et al. 2017, eq. 7), negated.
 
     Streams: `advantage` and `old_logprob` (the policy's before the update, at temperature 1).
-    The ratio is clamped to [1 - clip, 1 + clip_high]; `clip_high` is `clip` unless given (Yu et al.
-    2025, DAPO).
     """
     log_ratio = (outputs.logprobs - batch.streams["old_logprob"]) * batch.mask
-    high = clip if clip_high is None else clip_high
-    advantages = batch.streams["advantage"]
-    loss, metrics = _clipped_surrogate(log_ratio, advantages, batch.mask, low=clip, high=high)
+    loss, metrics = _clipped_surrogate(log_ratio, batch.streams["advantage"], batch.mask, clip_eps)
     return loss, metrics | {"entropy": outputs.entropy.detach().sum()}
 
 
 def clipped_turns(
-    outputs: Outputs, batch: Batch, advantages: Tensor, clip: float, ratio: str
+    outputs: Outputs, batch: Batch, advantages: Tensor, clip_eps: float, ratio: str
 ) -> Loss:
-    """PPO's clipped surrogate with a turn as the unit, negated and summed over turns.
+    """Return PPO's clipped surrogate per turn, negated and summed over turns.
 
-    `advantages` [batch, turns]; streams `turn` and `old_logprob`. `ratio` is the probability ratio
-    of a whole action (`turn`: exp of the sum of its tokens' log-ratios), that to the power of one
-    over its length (`turn_geo`; Zheng et al. 2025, GSPO, eq. 7), or each token's own, averaged over
-    the action (`token`). Log-ratios are clamped to +-20, past which float32 would overflow.
+    `advantages` is [batch, turns]. Streams: `turn` and `old_logprob`. `ratio` is `turn` (exp of the
+    sum of the log-ratios of an action's tokens), `turn_geo` (exp of their mean: Zheng et al. 2025,
+    GSPO, eq. 7) or `token` (each token's own ratio, averaged over the action). Log-ratios are
+    clamped to +-20, beyond which float32 would overflow.
     """
     log_ratio = (outputs.logprobs - batch.streams["old_logprob"]) * batch.mask
     lengths = sum_by_turn(batch.mask, batch)  # [batch, turns], in tokens
@@ -88,16 +76,17 @@ def clipped_turns(
         weighed = log_ratio * token_share if ratio == "turn_geo" else log_ratio
         log_ratio = sum_by_turn(weighed, batch)
     clamped = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    loss, metrics = _clipped_surrogate(clamped, advantages, weight, low=clip, high=clip)
+    loss, metrics = _clipped_surrogate(clamped, advantages, weight, clip_eps)
     return loss, metrics | {"entropy": entropy}
 
 
 def _clipped_surrogate(
-    log_ratio: Tensor, advantages: Tensor, weight: Tensor, *, low: float, high: float
+    log_ratio: Tensor, advantages: Tensor, weight: Tensor, clip_eps: float
 ) -> Loss:
-    """-sum(weight * min(r A, clamp(r, 1 - low, 1 + high) A)), r = exp(log_ratio); all one shape."""
+    """Return -sum(weight * min(r A, clamp(r, 1 - clip_eps, 1 + clip_eps) A)) with r =
+    exp(log_ratio)."""
     ratio = log_ratio.exp()
-    free, clamped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
+    free, clamped = ratio * advantages, ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages
     surrogate = torch.minimum(free, clamped)
     metrics = {
         "clip_fraction": (clamped < free) * weight,
@@ -109,10 +98,10 @@ def _clipped_surrogate(
 
 
 def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
-    """KL(policy || reference) on the trained tokens by the k3 estimator (Schulman 2020; GRPO,
-    eq. 4), unbiased where the policy sampled them and else an anchor of the same shape.
+    """Return KL(policy || reference) on the trained tokens by the k3 estimator (Schulman 2020; Shao
+    et al. 2024, GRPO, eq. 4), which is unbiased for tokens that the policy sampled.
 
-    Stream: `reference_logprob`. Never negative; its gradient at equality is zero.
+    Stream: `reference_logprob`.
     """
     log_ratio = (batch.streams["reference_logprob"] - outputs.logprobs) * batch.mask
     loss = (log_ratio.exp() - 1 - log_ratio).sum()
@@ -120,7 +109,7 @@ def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
 
 
 def with_kl(loss: Loss, outputs: Outputs, batch: Batch, kl_coef: float) -> Loss:
-    """`loss` plus `kl_coef` times `kl_to_reference`, which is not computed where that is 0."""
+    """Return `loss` plus `kl_coef` times `kl_to_reference`."""
     if not kl_coef:
         return loss
     penalty, metrics = kl_to_reference(outputs, batch)
@@ -128,26 +117,24 @@ def with_kl(loss: Loss, outputs: Outputs, batch: Batch, kl_coef: float) -> Loss:
 
 
 def with_entropy(loss: Loss, outputs: Outputs, entropy_coef: float) -> Loss:
-    """`loss` less `entropy_coef` times the entropy of the trained tokens' distributions, in nats
-    (Schulman et al. 2017, eq. 9), in a pass with its gradient (`Phase.entropy_gradient`)."""
+    """Return `loss` minus `entropy_coef` times the entropy (Schulman et al. 2017, eq. 9). The phase
+    needs `entropy_gradient`."""
     return (loss[0] - entropy_coef * outputs.entropy.sum(), loss[1]) if entropy_coef else loss
 
 
-def value_error(outputs: Outputs, batch: Batch, clip: float) -> Loss:
-    """Squared error of the head's values against stream `return`, weighed by stream `value_at`.
+def value_error(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
+    """Return the squared error of the values against stream `return`, times stream `value_at`.
 
-    With `clip` above 0 the larger of it and the error of a value clamped to within `clip` of stream
-    `old_value` counts, which keeps a step from moving values further (as in the code of Schulman
-    et al. 2017). Raises ValueError where the model has no head.
+    If `clip_eps` is above 0, values are also clamped to within `clip_eps` of stream `old_value`,
+    and the larger of the two errors counts (as in the code of Schulman et al. 2017).
     """
-    if outputs.values is None:
-        raise ValueError("value_error needs a model with a head; set ModelSpec.head")
+    assert outputs.values is not None, "value_error needs ModelSpec.head"
     weight, returns, old = (batch.streams[name] for name in ("value_at", "return", "old_value"))
     error = (outputs.values - returns) ** 2  # [batch, tokens]
-    if not clip:
+    if not clip_eps:
         loss = (error * weight).sum()
         return loss, {"value_loss": loss.detach()}
-    clamped_values = old + (outputs.values - old).clamp(-clip, clip)
+    clamped_values = old + (outputs.values - old).clamp(-clip_eps, clip_eps)
     clamped_error = (clamped_values - returns) ** 2
     loss = (torch.maximum(error, clamped_error) * weight).sum()
     clipped = ((clamped_error > error) * weight).sum()
@@ -155,37 +142,25 @@ def value_error(outputs: Outputs, batch: Batch, clip: float) -> Loss:
 
 
 def bce(outputs: Outputs, batch: Batch) -> Loss:
-    """Binary cross-entropy of the head's values as logits, weighed by stream `value_at`, against
-    stream `label` (Goodfellow et al. 2014, eq. 1, for a discriminator). Raises ValueError where
-    the model has no head."""
-    if outputs.values is None:
-        raise ValueError("bce needs a model with a head; set ModelSpec.head")
+    """Return the binary cross-entropy of the values as logits against stream `label`, times stream
+    `value_at` (Goodfellow et al. 2014, eq. 1, for a discriminator)."""
+    assert outputs.values is not None, "bce needs ModelSpec.head"
     weight, label = batch.streams["value_at"], batch.streams["label"]
     error = binary_cross_entropy_with_logits(outputs.values, label, reduction="none") * weight
     correct = ((outputs.values > 0) == (label > 0.5)) * weight
     return error.sum(), {"accuracy": correct.detach().sum()}
 
 
-def expert_rewards(logits: list[float], form: str, clip: float) -> list[float]:
-    """Rewards that rise with expert-likeness, from the logits of D(s, a), the chance that the agent
-    and not the expert acted (Ho and Ermon 2016, with other forms of the same sign). `form` is
-    `logit`, log(1 - D) - log D; `unlike_agent`, -log D; or `like_expert`, log(1 - D). All are
-    clamped to +-`clip`."""
-    logit = torch.tensor(logits)
-    forms = {"logit": -logit, "unlike_agent": -logsigmoid(logit), "like_expert": logsigmoid(-logit)}
-    return forms[form].clamp(-clip, clip).tolist()
-
-
 def standardise(numbers: list[float]) -> list[float]:
-    """Less their mean, over their population standard deviation unless that is 0."""
+    """Return the numbers with mean 0 and population standard deviation 1, or 0 if it was 0."""
     mean = statistics.fmean(numbers) if numbers else 0.0
     std = statistics.pstdev(numbers) if numbers else 0.0
     return [(number - mean) / (std or 1.0) for number in numbers]
 
 
 def group_advantages(rewards: list[float], groups: list[str], normalise: bool) -> list[float]:
-    """Reward minus the mean of its group, over its population standard deviation if `normalise`
-    (Shao et al. 2024, GRPO, section 4.1). Groups of equal rewards get zeros."""
+    """Return each reward minus the mean of its group, divided by the group's population standard
+    deviation if `normalise` (Shao et al. 2024, section 4.1). Groups of equal rewards get zeros."""
     members: dict[str, list[float]] = defaultdict(list)
     for reward, group in zip(rewards, groups, strict=True):
         members[group].append(reward)
@@ -195,61 +170,58 @@ def group_advantages(rewards: list[float], groups: list[str], normalise: bool) -
 
 
 def gae(
-    rewards: list[float], values: list[float], dones: list[bool], discount: float, gae_lambda: float
+    rewards: list[float], values: list[float], dones: list[bool], gamma: float, gae_lambda: float
 ) -> tuple[list[float], list[float]]:
-    """Advantages and returns (advantage + value), one per turn (Schulman et al. 2016, eq. 16).
+    """Return advantages and returns (advantage + value) per step (Schulman et al. 2016, eq. 16).
 
-    `values` has one entry more than `rewards`: the value of the state after the last turn, unused
-    if that was done. Raises ValueError where lengths do not match.
+    `values` has one entry more than `rewards`: the value of the state after the last step.
     """
-    if not len(rewards) == len(dones) == len(values) - 1:
-        got = f"got {len(dones)} and {len(values)}"
-        raise ValueError(f"{len(rewards)} rewards need as many dones and one value more, {got}")
     advantages, advantage = [0.0] * len(rewards), 0.0
     for t in reversed(range(len(rewards))):
         not_done = 0.0 if dones[t] else 1.0
-        td_error = rewards[t] + discount * not_done * values[t + 1] - values[t]
-        advantage = td_error + discount * gae_lambda * not_done * advantage
+        td_error = rewards[t] + gamma * not_done * values[t + 1] - values[t]
+        advantage = td_error + gamma * gae_lambda * not_done * advantage
         advantages[t] = advantage
     return advantages, [a + v for a, v in zip(advantages, values[:-1], strict=True)]
 
 
 def sum_by_turn(numbers: Tensor, batch: Batch) -> Tensor:
-    """Sums [batch, turns] of `numbers` [batch, tokens] over each turn's tokens (stream `turn`)."""
+    """Return sums [batch, turns] of `numbers` [batch, tokens] by stream `turn`."""
     turn = batch.streams["turn"].long()
     sums = numbers.new_zeros(len(turn), int(turn.max()) + 1)
     return sums.scatter_add(1, turn, numbers)
 
 
 def shift_left(numbers: Tensor, by: int) -> Tensor:
-    """The entries `by` places further on along the last axis, zero past the end; same shape."""
+    """Return `numbers` shifted `by` places to the left along the last axis, padded with zeros."""
     return pad(numbers[..., by:], (0, min(by, numbers.shape[-1])))
 
 
-def td_targets(rewards: Tensor, values: Tensor, discount: float, steps: int) -> Tensor:
-    """Targets of TD(1) … TD(steps), [steps, ..., states], without gradient: the next m rewards,
-    discounted, and the value of the state they lead to (Sutton and Barto 2018, eq. 7.1).
+def td_targets(rewards: Tensor, values: Tensor, gamma: float, steps: int) -> Tensor:
+    """Return the targets of TD(1) to TD(steps), [steps, ..., states], without gradient: the sum of
+    the next m discounted rewards plus the discounted value of the state after them (Sutton and
+    Barto 2018, eq. 7.1).
 
-    `rewards` and `values` are [..., states], the outcome in the last state's place, zero behind it.
+    `rewards` and `values` are [..., states]. The last state's reward is the outcome; padding is 0.
     """
     values, targets, reward_sum = values.detach(), [], torch.zeros_like(rewards)
     for m in range(1, steps + 1):
-        reward_sum = reward_sum + discount ** (m - 1) * shift_left(rewards, m - 1)
-        targets.append(reward_sum + discount**m * shift_left(values, m))
+        reward_sum = reward_sum + gamma ** (m - 1) * shift_left(rewards, m - 1)
+        targets.append(reward_sum + gamma**m * shift_left(values, m))
     return torch.stack(targets)
 
 
 def turn_advantages(
-    rewards: Tensor, values: Tensor, ends: Tensor, discount: float, gae_lambda: float
+    rewards: Tensor, values: Tensor, ends: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """GAE's advantages and TD errors, [..., states], without gradient (Schulman et al. 2016, eq.
-    16). Shapes as in `td_targets`; where bool `ends` is true, the outcome is known and stands in
-    for the value, and nothing is acted."""
+    """Return GAE's advantages and TD errors, [..., states], without gradient (Schulman et al. 2016,
+    eq. 16). Shapes are those of `td_targets`. If bool `ends` is true, the reward replaces the value
+    of the state, which has no action."""
     values = torch.where(ends, rewards, values.detach())
     rewards = torch.where(ends, 0.0, rewards)
-    td_errors = torch.where(ends, 0.0, rewards + discount * shift_left(values, 1) - values)
+    td_errors = torch.where(ends, 0.0, rewards + gamma * shift_left(values, 1) - values)
     advantages, advantage = torch.zeros_like(td_errors), torch.zeros_like(td_errors[..., 0])
     for k in reversed(range(td_errors.shape[-1])):
-        advantage = td_errors[..., k] + discount * gae_lambda * advantage
+        advantage = td_errors[..., k] + gamma * gae_lambda * advantage
         advantages[..., k] = advantage
     return advantages, td_errors

@@ -1,12 +1,17 @@
-"""PPO: proximal policy optimisation with a learned value (Schulman et al. 2017, arXiv 1707.06347).
+"""PPO: proximal policy optimization with a value head (Schulman et al. 2017, arXiv 1707.06347).
 
-A value head on the policy's own body reads the state before every step; advantages come from
-generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438); the policy follows the
-clipped ratio, the value its returns. A step is a whole turn, whose state is read at the last token
-of its observation, or a single token of an action. Our choices: one state follows the other across
-observations and restarts, which the policy did not write; a turn's value error counts once for each
-token of its action, so that both losses are means over the same tokens; old log-probs and values
-come from one pass of the trainer before the first update.
+Advantages are generalized advantage estimates (Schulman et al. 2016, arXiv 1506.02438, eq. 16):
+
+    delta_k = r_k + gamma V(s_{k+1}) - V(s_k)
+    A_k = sum_l (gamma lambda)^l delta_{k+l}
+    L = - mean min(r A, clip(r, 1 - eps, 1 + eps) A) + value_coef (V - R)^2
+        + kl_coef KL(pi || pi_ref) - entropy_coef H(pi)                            (eq. 7 and 9)
+
+A step k is a whole turn or a single token. The value head sits on the policy's body and reads V(s)
+at the last token before the step. Our choices: the state after an action is the state before the
+next action, after the environment's response and across context restarts. The value error of a turn
+counts once per token of its action, so that both losses are means over the same tokens. Old
+log-probs and values come from the trainer.
 """
 
 from __future__ import annotations
@@ -15,25 +20,21 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
 
-from agentrl_cli.algos import losses, value_spans
+from agentrl_cli.algos import critics, losses
 from agentrl_cli.algos.base import Algorithm, Phase
-from agentrl_cli.algos.critic_metrics import explained_variance
-from agentrl_cli.algos.left_out import left_out_metrics, without_left_out
-from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.algos.value_spans import StepSpan
-from agentrl_cli.core.errors import require_at_least, require_fraction
+from agentrl_cli.algos.critics import StepSpan
+from agentrl_cli.algos.samples import episode_samples, left_out_metrics, without_skipped
+from agentrl_cli.algos.settings import PPOConfig
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.policy import Batch, Outputs
-from agentrl_cli.models.reader import add_logprobs, logprobs_and_values
-from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, logprobs_and_values
+from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """A step, the value of the state before it, its advantage, and that value's training target."""
+    """A step, V of the state before it, its advantage, and the training target of V."""
 
     span: StepSpan
     value: float
@@ -42,106 +43,26 @@ class StepEstimate:
 
 
 @dataclass(kw_only=True)
-class PPO(Algorithm):
-    """`value_clip` of 0 leaves the value's steps unbounded; in the first `critic_warmup` updates
-    only the value head learns; `kl_coef` weighs the divergence from the start's weights, 0 keeps no
-    reference model; `entropy_coef` weighs the bonus for it."""
-
-    level: Literal["turn", "token"]
-    discount: float
-    gae_lambda: float
-    normalise_advantages: bool
-    clip: float
-    value_clip: float
-    value_coef: float
-    critic_warmup: int
-    kl_coef: float
-    entropy_coef: float
-    epochs: int
-    tokens_per_step: int
-    optimizer: OptimizerSpec
+class PPO(PPOConfig, Algorithm):
+    """Proximal policy optimization with a value head."""
 
     uses_ratio = True
 
-    def __post_init__(self) -> None:
-        require_at_least(1, epochs=self.epochs)
-        require_at_least(0, clip=self.clip, value_clip=self.value_clip, value_coef=self.value_coef)
-        require_at_least(0, kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
-        require_at_least(0, critic_warmup=self.critic_warmup)
-        require_at_least(0, tokens_per_step=self.tokens_per_step)
-        require_fraction(discount=self.discount, gae_lambda=self.gae_lambda)
-
     def models(self) -> dict[str, ModelSpec]:
-        """The policy with a value head on it, and its start where the KL is paid for."""
+        """Return the policy with a value head, and the reference model if there is a KL penalty."""
         policy = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer, head="value")
         reference = {"reference": ModelSpec(kind="frozen", generates=False)} if self.kl_coef else {}
         return {"policy": policy, **reference}
 
     @property
     def pretrains_values(self) -> bool:
-        """Whether this update trains the value head alone, on play of a policy that waits, so that
-        its first advantages are not those of a blind critic (VC-PPO, arXiv 2503.01491)."""
+        """Whether this update trains only the value head, so that the first advantages do not come
+        from an untrained critic (VC-PPO, arXiv 2503.01491)."""
         return self.context.step < self.critic_warmup
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """One phase in which policy and value learn from the same pass."""
-        samples, estimates = self.estimate_advantages(without_left_out(episodes))
-        self._write_streams(estimates)
-        if self.kl_coef:
-            add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
-        values, returns = [e.value for e in estimates], [e.value_target for e in estimates]
-        yield Phase(
-            "policy", samples, self.loss, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
-            entropy_gradient=self.entropy_coef > 0, head_only=self.pretrains_values,
-            metrics={"policy/explained_variance": explained_variance(values, returns)}
-            | left_out_metrics("ppo", episodes),
-        )  # fmt: skip
-
-    def estimate_advantages(
-        self, episodes: list[Episode]
-    ) -> tuple[list[Sample], list[StepEstimate]]:
-        """Samples with old log-probs and values, and the estimates of every step in them. Every
-        turn's info gets the value of its state and the mean advantage of its steps."""
-        samples_of = [self._samples(episode) for episode in episodes]
-        samples = [sample for row in samples_of for sample in row]
-        self._add_old_values(samples)
-        pairs = zip(episodes, samples_of, strict=True)
-        estimates = [e for episode, row in pairs for e in self._gae(episode, row)]
-        write_info(estimates)
-        return samples, estimates
-
-    def _samples(self, episode: Episode) -> list[Sample]:
-        """The episode's samples, the last with the state whose value stands for what is cut off."""
-        samples, policy = episode_samples(episode), self.context.models.module("policy")
-        tail = value_spans.truncated_state_ids(episode, self.context.chat, policy)
-        samples[-1].ids += tail
-        samples[-1].mask += [0] * len(tail)
-        return samples
-
-    def _add_old_values(self, samples: list[Sample]) -> None:
-        """Streams `old_logprob` and `old_value`, by a pass of the trainer, not of the generator."""
-        models = self.context.models
-        rows = logprobs_and_values(models.reader("policy"), samples)
-        for sample, (logprobs, values) in zip(samples, rows, strict=True):
-            sample.streams["old_logprob"] = logprobs
-            sample.streams["old_value"] = values.tolist()
-
-    def _gae(self, episode: Episode, samples: list[Sample]) -> list[StepEstimate]:
-        """The estimates of the episode's steps, by generalised advantage estimation."""
-        turns = value_spans.turn_spans(episode, samples)
-        spans = turns if self.level == "turn" else value_spans.token_spans(turns)
-        rewards = [span.reward for span in spans]
-        values = [span.sample.streams["old_value"][span.state_at] for span in spans]
-        last_value = samples[-1].streams["old_value"][-1]
-        dones = [False] * (len(spans) - 1) + [episode.stop == "done"]
-        advantages, returns = losses.gae(
-            rewards, [*values, last_value], dones, self.discount, self.gae_lambda
-        )
-        return list(map(StepEstimate, spans, values, advantages, returns))
-
-    def _write_streams(self, estimates: list[StepEstimate]) -> None:
-        """Write each step's advantage on its tokens, its return where its state is read; there
-        `value_at` is the number of its tokens."""
+        """Yield one phase that trains policy and values together."""
+        samples, estimates = self.estimate_advantages(without_skipped(episodes))
         advantages = [estimate.advantage for estimate in estimates]
         if self.normalise_advantages:
             advantages = losses.standardise(advantages)
@@ -152,12 +73,65 @@ class PPO(Algorithm):
             streams["advantage"][span.start : span.end] = [advantage] * span.size
             streams["return"][span.state_at] = estimate.value_target
             streams["value_at"][span.state_at] = float(span.size)
+        if self.kl_coef:
+            add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
+        values, returns = [e.value for e in estimates], [e.value_target for e in estimates]
+        yield Phase(
+            "policy",
+            samples,
+            self.loss,
+            epochs=self.epochs,
+            minibatch_tokens=self.minibatch_tokens,
+            entropy_gradient=self.entropy_coef > 0,
+            head_only=self.pretrains_values,
+            metrics={"policy/explained_variance": critics.explained_variance(values, returns)}
+            | left_out_metrics("ppo", episodes),
+        )
+
+    def estimate_advantages(
+        self, episodes: list[Episode]
+    ) -> tuple[list[Sample], list[StepEstimate]]:
+        """Return the samples with old log-probs and values, and the estimate of every step. Writes
+        the value and the mean advantage of each turn into its `info`."""
+        samples_of = [self._samples(episode) for episode in episodes]
+        samples = [sample for row in samples_of for sample in row]
+        rows = logprobs_and_values(self.context.models.reader("policy"), samples)
+        for sample, (logprobs, values) in zip(samples, rows, strict=True):
+            sample.streams |= {"old_logprob": logprobs, "old_value": values.tolist()}
+        pairs = zip(episodes, samples_of, strict=True)
+        estimates = [e for episode, row in pairs for e in self._gae(episode, row)]
+        for _, group in groupby(estimates, key=lambda estimate: id(estimate.span.turn)):
+            steps = list(group)
+            advantage = statistics.fmean(step.advantage for step in steps)
+            steps[0].span.turn.info |= {"value": steps[0].value, "advantage": advantage}
+        return samples, estimates
+
+    def _samples(self, episode: Episode) -> list[Sample]:
+        """Return the episode's samples. The last one ends with the state from which a truncated
+        episode bootstraps."""
+        samples, policy = episode_samples(episode), self.context.models.module("policy")
+        tail = critics.truncated_state_ids(episode, self.context.chat, policy)
+        samples[-1].ids += tail
+        samples[-1].mask += [0] * len(tail)
+        return samples
+
+    def _gae(self, episode: Episode, samples: list[Sample]) -> list[StepEstimate]:
+        """Return the estimates of an episode's steps. V after the last step is 0 only if the
+        episode is done."""
+        turns = critics.turn_spans(episode, samples)
+        spans = turns if self.level == "turn" else critics.token_spans(turns)
+        rewards = [span.reward for span in spans]
+        values = [span.sample.streams["old_value"][span.state_at] for span in spans]
+        last_value = samples[-1].streams["old_value"][-1]
+        dones = [False] * (len(spans) - 1) + [episode.stop == "done"]
+        advantages, returns = losses.gae(
+            rewards, [*values, last_value], dones, self.gamma, self.gae_lambda
+        )
+        return list(map(StepEstimate, spans, values, advantages, returns))
 
     def loss(self, outputs: Outputs, batch: Batch) -> losses.Loss:
-        """The clipped surrogate, `value_coef` times the value's error, `kl_coef` times the k3
-        estimate of the KL from the reference, less `entropy_coef` times the entropy (Schulman et
-        al. 2017, eq. 9). While values are pretrained, their error alone."""
-        actor, actor_metrics = losses.clipped_ratio(outputs, batch, self.clip)
+        """Return the loss above, or the value error alone during the critic's warm-up."""
+        actor, actor_metrics = losses.clipped_ratio(outputs, batch, self.clip_eps)
         critic, critic_metrics = losses.value_error(outputs, batch, self.value_clip)
         both = actor + self.value_coef * critic, actor_metrics | critic_metrics
         anchored = losses.with_kl(both, outputs, batch, self.kl_coef)
@@ -166,20 +140,12 @@ class PPO(Algorithm):
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write `value` and `advantage` into every turn."""
-        self.estimate_advantages(without_left_out(episodes))
+        self.estimate_advantages(without_skipped(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
-        """Do the values foresee what was still earned; every turn's is noted in it."""
+        """Return metrics of the values against the returns."""
         self.annotate(episodes)
-        sound, by_turn = without_left_out(episodes), self.level == "turn"
-        return value_spans.value_metrics(
-            sound, self.discount, lambda turn: 1 if by_turn else len(turn.action_ids)
+        sound, by_turn = without_skipped(episodes), self.level == "turn"
+        return critics.value_metrics(
+            sound, self.gamma, lambda turn: 1 if by_turn else len(turn.action_ids)
         )
-
-
-def write_info(estimates: list[StepEstimate]) -> None:
-    """Note in every turn the value before its first step and the mean advantage of its steps."""
-    for _, group in groupby(estimates, key=lambda estimate: id(estimate.span.turn)):
-        steps = list(group)
-        advantage = statistics.fmean(step.advantage for step in steps)
-        steps[0].span.turn.info |= {"value": steps[0].value, "advantage": advantage}

@@ -1,47 +1,96 @@
-"""Episodes and texts to training samples: which tokens are trained and which numbers ride along."""
+"""Episodes as training data: turns, training samples, and which episodes are skipped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from agentrl_cli.core.types import Episode, Sample, Turn
+from agentrl_cli.core.types import Episode, Sample, Task, Turn
 
 Streams = Mapping[str, float | list[float]]
+Reason = Callable[[Episode], str | None]
+LEFT_OUT_REASONS = ("broken", "empty")
 
 
-def turn_advantage(index: int, turn: Turn) -> Streams:
-    """Every token carries the advantage of its turn."""
-    return {"advantage": float(turn.info["advantage"])}
+@dataclass(frozen=True, eq=False)
+class TurnRef:
+    """Turn number `turn` of an episode: (s, a, s'). Compared by identity."""
+
+    episode: Episode
+    turn: int
+
+    @classmethod
+    def from_state(cls, state_ids: list[int]) -> TurnRef:
+        """Return a turn with this state and no action."""
+        turn = Turn([], "", state_ids, [], [])
+        return cls(Episode("", Task("", "", {}), "", 0, [turn]), 0)
+
+    @property
+    def state_ids(self) -> list[int]:
+        """s: the tokens before the action."""
+        return self.episode.state_ids(self.turn)
+
+    @property
+    def action_ids(self) -> list[int]:
+        """a: the tokens of the action."""
+        return self.episode.turns[self.turn].action_ids
+
+    @property
+    def action(self) -> str:
+        """a as text."""
+        return self.episode.turns[self.turn].action
+
+    @property
+    def response(self) -> str:
+        """The environment's response to a, as text."""
+        return "\n".join(message.content for message in self.episode.response(self.turn))
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last turn of the episode."""
+        return self.turn == len(self.episode.turns) - 1
+
+    @property
+    def next(self) -> TurnRef:
+        """The turn in s'."""
+        return TurnRef(self.episode, self.turn + 1)
+
+
+def all_turns(episodes: list[Episode]) -> list[TurnRef]:
+    """Return every turn of the episodes, in order."""
+    return [TurnRef(episode, turn) for episode in episodes for turn in range(len(episode.turns))]
 
 
 def episode_samples(
     episode: Episode, streams_of: Callable[[int, Turn], Streams] = lambda index, turn: {}
 ) -> list[Sample]:
-    """One sample for each unbroken segment of the episode; its action tokens are trained.
+    """Return one sample per unbroken segment of the episode; its action tokens are trained.
 
-    `streams_of(i, turn)` gives the streams of turn i, one number for all tokens of its action or
-    one for each, 0 on observations; a stream `weight` of 0 leaves a token untrained. Streams must
-    have the same names for every turn.
+    `streams_of(i, turn)` returns the streams of turn i: one number for all tokens of the action, or
+    one per token. Observations get 0. A `weight` of 0 leaves a token untrained. All turns must have
+    the same streams.
     """
     samples: list[Sample] = []
     for i, turn in enumerate(episode.turns):
         if i == 0 or turn.restart:
             samples.append(Sample([], []))
-        _append(samples[-1], turn, streams_of(i, turn))
+        sample, observed, acted = samples[-1], len(turn.observation_ids), len(turn.action_ids)
+        streams = streams_of(i, turn)
+        rows = {k: v if isinstance(v, list) else [v] * acted for k, v in streams.items()}
+        sample.ids += turn.observation_ids + turn.action_ids
+        sample.mask += [0] * observed + [int(w != 0) for w in rows.get("weight", [1.0] * acted)]
+        for name, row in rows.items():
+            sample.streams.setdefault(name, []).extend([0.0] * observed + row)
     return [sample for sample in samples if any(sample.mask)]
 
 
-def _append(sample: Sample, turn: Turn, streams: Streams) -> None:
-    observed, acted = len(turn.observation_ids), len(turn.action_ids)
-    sample.ids += turn.observation_ids + turn.action_ids
-    rows = {k: v if isinstance(v, list) else [v] * acted for k, v in streams.items()}
-    sample.mask += [0] * observed + [int(w != 0) for w in rows.get("weight", [1.0] * acted)]
-    for name, row in rows.items():
-        sample.streams.setdefault(name, []).extend([0.0] * observed + row)
+def turn_advantage(index: int, turn: Turn) -> Streams:
+    """Return the advantage of the turn as the stream of all its tokens."""
+    return {"advantage": float(turn.info["advantage"])}
 
 
 def append_tokens(sample: Sample, ids: list[int], trained: int = 0, **numbers: float) -> None:
-    """Append ids; every stream of the sample gets one number for all of them, 0 unless given."""
+    """Append tokens; each stream of the sample gets its number from `numbers`, or 0."""
     sample.ids += ids
     sample.mask += [trained] * len(ids)
     for name, row in sample.streams.items():
@@ -49,15 +98,40 @@ def append_tokens(sample: Sample, ids: list[int], trained: int = 0, **numbers: f
 
 
 def completion_sample(prompt: list[int], completion: list[int]) -> Sample:
-    """A prompt and the text to learn behind it: gradient only through the text's tokens."""
+    """Return a prompt and its completion; only the completion is trained."""
     return Sample(prompt + completion, [0] * len(prompt) + [1] * len(completion))
 
 
 def branches_sample(prompt: list[int], completions: list[list[int]]) -> Sample:
-    """A prompt and several texts to learn behind it, none of which sees another: the prompt is read
-    once, and each text is a shadow (models/packed_attention.py). One alone needs to be none."""
+    """Return a prompt with several completions that do not see each other, so the prompt is read
+    once. Each is a shadow (models/packed_attention.py) unless there is only one."""
     sample = Sample([], [], {"shadow": []})
     append_tokens(sample, prompt)
     for label, completion in enumerate(completions, 1):
         append_tokens(sample, completion, trained=1, shadow=label if len(completions) > 1 else 0)
     return sample
+
+
+def left_out_reason(episode: Episode) -> str | None:
+    """Return why a value function cannot be trained on an episode, or None.
+
+    The reason is `broken` (failed, or without turns) or `empty` (an action without tokens).
+    """
+    if episode.error or not episode.turns or episode.stop not in ("done", "truncated", "context"):
+        return "broken"
+    return None if all(turn.action_ids for turn in episode.turns) else "empty"
+
+
+def without_skipped(episodes: list[Episode]) -> list[Episode]:
+    """Return the episodes that can be trained."""
+    return [episode for episode in episodes if left_out_reason(episode) is None]
+
+
+def left_out_metrics(
+    part: str, episodes: list[Episode], reason: Reason = left_out_reason, more: Sequence[str] = ()
+) -> dict[str, float]:
+    """Return the share of the episodes that is skipped, as `PART/skipped_REASON`, for
+    `LEFT_OUT_REASONS` and the reasons in `more`."""
+    reasons, total = [reason(episode) for episode in episodes], max(1, len(episodes))
+    names = (*LEFT_OUT_REASONS, *more)
+    return {f"{part}/skipped_{name}": reasons.count(name) / total for name in names}

@@ -1,9 +1,10 @@
-"""SFT and RFT: maximum likelihood of action tokens, of all episodes or of the successful ones.
+"""SFT and RFT: maximum likelihood of action tokens.
 
-Where there are demonstrations SFT plays nothing: an update is `epochs` passes over all of them.
-RFT is rejection sampling fine-tuning (Yuan et al. 2023, arXiv 2308.01825): SFT on one's own
-successes. On corpus episodes SFT is how the embedded models are made; on one's own unfiltered play
-it is a control that must stay flat. Left out: de-duplication of equal successes.
+    L = - sum_t w_t log pi(a_t | s_t)
+
+SFT trains on demonstrations if there are any, else on the policy's own episodes; the latter is a
+control that must not improve. RFT is rejection sampling fine-tuning (Yuan et al. 2023, arXiv
+2308.01825): SFT on the policy's own successes (`only_success`). Left out: removing duplicates.
 """
 
 from __future__ import annotations
@@ -15,56 +16,48 @@ from typing import Literal
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.losses import nll
 from agentrl_cli.algos.samples import Streams, episode_samples
-from agentrl_cli.core.errors import require_at_least
+from agentrl_cli.algos.settings import SFTConfig
 from agentrl_cli.core.types import Episode, Turn
-from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
 @dataclass(kw_only=True)
-class SFT(Algorithm):
-    """Imitate: every episode, or only the successful ones when `only_success`."""
+class SFT(SFTConfig, Algorithm):
+    """Supervised fine-tuning. With demonstrations, the environment is not used."""
 
-    only_success: bool
-    epochs: int
-    tokens_per_step: int
-    optimizer: OptimizerSpec
     demos: list[Episode] = field(default_factory=list, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        require_at_least(1, epochs=self.epochs)
-        require_at_least(0, tokens_per_step=self.tokens_per_step)
 
     @property
     def demo_use(self) -> Literal["never", "may", "must"]:
-        """RFT learns from its own play only."""
+        """RFT learns from the policy's own episodes only."""
         return "never" if self.only_success else "may"
 
     @property
     def plays(self) -> bool:
-        """Not where there are demonstrations."""
+        """Whether there are no demonstrations."""
         return not self.demos
 
     def bind(self, context: Context) -> None:
-        """Receive the given objects, demonstrations among them."""
+        """Store the context and the demonstrations."""
         super().bind(context)
         self.demos = context.demos
 
     def models(self) -> dict[str, ModelSpec]:
-        """Only the policy."""
+        """Return the policy."""
         return {"policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """One phase on the demonstrations, or on this step's good episodes; not on broken ones."""
+        """Yield one phase on the demonstrations or the kept episodes."""
         episodes = self.demos or episodes
         kept = [e for e in episodes if not e.error and (e.success or not self.only_success)]
         samples = [sample for e in kept for sample in episode_samples(e, turn_weight)]
         yield Phase(
-            "sft", samples, nll, epochs=self.epochs, tokens_per_step=self.tokens_per_step,
+            "sft", samples, nll, epochs=self.epochs, minibatch_tokens=self.minibatch_tokens,
             metrics={"sft/kept_episodes": len(kept) / max(1, len(episodes))},
         )  # fmt: skip
 
 
 def turn_weight(index: int, turn: Turn) -> Streams:
-    """The weight of a demonstration's turn or of each of its tokens (`info["weight"]`), else 1."""
+    """Return the weight of a demonstration's turn, or of each of its tokens; 1 by default."""
     return {"weight": turn.info.get("weight", 1.0)}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from agentrl_cli.config.compose import as_dataclass, build, check, compose
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode, Message, Task, derive_seed, evenly_spaced
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.envs.check import MAX_ACTIONS, check_env
@@ -39,7 +39,7 @@ class Budget:
     """How many tokens an action and an episode may have."""
 
     max_tokens: int
-    max_context: int
+    max_seq_len: int
 
 
 def check_command(overrides: list[str], config_dir: Path | None = None) -> None:
@@ -50,7 +50,7 @@ def check_command(overrides: list[str], config_dir: Path | None = None) -> None:
     env: Env = build(cfg.env)
     faults = contract_faults(env)
     for name, text in [] if faults else rows(cfg, env):
-        say(f"{name:<14} {text}")
+        echo(f"{name:<14} {text}")
     if faults:
         raise UserError("\n".join(faults))
 
@@ -65,7 +65,7 @@ def rows(cfg: DictConfig, env: Env) -> Rows:
     yield "tasks", ", ".join(f"{len(env.tasks(s)):,} {s}" for s in ("train", "test"))
     chat = Chat(load_tokenizer(as_dataclass(cfg.model, ModelConfig)))
     chat.check(env.tools)
-    budget = Budget(cfg.rollout.max_tokens, cfg.rollout.max_context)
+    budget = Budget(cfg.rollout.max_new_tokens, cfg.rollout.max_seq_len)
     tasks = train_tasks(env)
     for agent in (RANDOM, EXPERT):
         played = [play(env, task, agent) for task in evenly_spaced(tasks, EPISODES)]
@@ -142,8 +142,8 @@ def token_row(env: Env, chat: Chat, episodes: list[Episode], budget: Budget) -> 
         actions += [len(turn.action_ids) for turn in turns]
         totals.append(sum(len(turn.observation_ids) + len(turn.action_ids) for turn in turns))
     parts = [
-        _budgeted("longest action", max(actions), "rollout.max_tokens", budget.max_tokens),
-        _budgeted("longest episode", max(totals), "rollout.max_context", budget.max_context),
+        _budgeted("longest action", max(actions), "rollout.max_new_tokens", budget.max_tokens),
+        _budgeted("longest episode", max(totals), "rollout.max_seq_len", budget.max_seq_len),
     ]
     return "; ".join(parts)
 

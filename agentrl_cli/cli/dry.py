@@ -1,5 +1,7 @@
-"""`agentrl train … --dry`: what a run will need and do, before anything is loaded; then, where its
-device is here, everything is built and a few episodes are played."""
+"""`agentrl train --dry`: print what a run needs, then build it and play a few episodes.
+
+The plan needs no model. Episodes are played only if the device of the run is available.
+"""
 
 from __future__ import annotations
 
@@ -9,93 +11,96 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl_cli.algos.base import Algorithm
-from agentrl_cli.algos.role_report import refuse_unreadable
 from agentrl_cli.cli.check import contract_faults, contract_row
 from agentrl_cli.config.compose import build
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.rollout.collector import Collector
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX
 from agentrl_cli.rollout.play import EpisodeStart, refuse_failures
 from agentrl_cli.training.assemble import assemble, pick_device
-from agentrl_cli.training.memory_limit import (
+from agentrl_cli.training.memory_plan import (
     NAMED,
     available_bytes,
+    device_type,
     in_gib,
     memory_savers,
+    plan_memory,
     refuse_too_little_memory,
 )
-from agentrl_cli.training.memory_plan import device_type, plan_memory
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Rows = Iterator[tuple[str, object]]
-EPISODES = 4  # that are played, each of another task
-DEMOS = 100  # of the environment's expert that are tried at most
+EPISODES = 4  # to play, each of another task
+DEMOS = 100  # of the environment's expert to try at most
 
 
 def dry_run(cfg: DictConfig) -> None:
-    """Print the plan, and play a few episodes where the device is here. Raises UserError where the
-    plan needs more memory than there is, or the run cannot be built."""
+    """Print the plan and play a few episodes.
+
+    Raises UserError if the run needs too much memory or cannot be built.
+    """
     algo: Algorithm = build(cfg.algo)
     env: Env = build(cfg.env)
     tasks = train_tasks(env)[:EPISODES]
     for name, value in plan_rows(cfg, algo):
-        say(f"{name:<24} {value}")
+        _print_row(name, value)
     refuse_too_little_memory(cfg, algo, plan_memory(cfg, algo))
     if faults := contract_faults(env):
-        raise UserError("\n".join(faults))
-    say(f"{'contract of the world':<24} {contract_row(env)}")
+        raise UserError("\n".join(faults), code="contract")
+    _print_row("environment contract", contract_row(env))
     if device_type(cfg) == "cuda" and not torch.cuda.is_available():
-        say(f"{'one episode':<24} not played: there is no CUDA device here")
+        _print_row("one episode", "not played: no CUDA device was found")
         return
     pick_device(cfg.hardware.device)
-    parts = assemble(shortened(cfg), None)
+    parts = assemble(_with_few_demos(cfg), None)
     starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
     episodes = parts.play(starts, parts.collector.sampling)
     refuse_failures(episodes, 0.0)
     first = episodes[0]
     played = f"{len(first.turns)} turns, {first.tokens} tokens, reward {first.reward:g}"
-    say(f"{'one episode':<24} {played}")
-    say(f"{'cut short':<24} {cut_short(episodes, parts.collector)}")
-    roles = parts.algo.check_roles(episodes)
-    for report in roles:
-        say(f"{'role ' + report.role:<24} {report.line}")
-    if roles:
-        refuse_unreadable(roles, cfg.algo.min_readable)
+    _print_row("one episode", played)
+    _print_row("truncated", truncated(episodes, parts.collector))
+    for name, text in parts.algo.check(episodes):
+        _print_row(name, text)
 
 
-def shortened(cfg: DictConfig) -> DictConfig:
-    """The same with no more demonstrations of the environment's expert than it takes to try."""
-    source, most = str(cfg.data.demos), f"{EXPERT_PREFIX}{DEMOS}"
+def _print_row(name: str, value: object) -> None:
+    echo(f"{name:<24} {value}")
+
+
+def _with_few_demos(cfg: DictConfig) -> DictConfig:
+    """Return the configuration with at most DEMOS demonstrations of the environment's expert."""
+    source = str(cfg.data.demos)
     count = source.removeprefix(EXPERT_PREFIX)
     if not source.startswith(EXPERT_PREFIX) or not count.isdecimal() or int(count) <= DEMOS:
         return cfg
-    say(f"{'demonstrations':<24} {DEMOS} of {int(count):,} are tried")
+    _print_row("demonstrations", f"{DEMOS} of {int(count):,} are tried")
     fewer = cfg.copy()
-    fewer.data.demos = most
+    fewer.data.demos = f"{EXPERT_PREFIX}{DEMOS}"
     return fewer
 
 
-def cut_short(episodes: list[Episode], collector: Collector) -> str:
-    """How many replies and episodes were cut by the budgets of tokens, and which key to raise."""
+def truncated(episodes: list[Episode], collector: Collector) -> str:
+    """Return how many replies and episodes reached a token limit, and which key to raise."""
     turns = [turn for episode in episodes for turn in episode.turns]
-    replies = sum(bool(turn.observation) for turn in turns)  # one may be cut into several turns
+    replies = sum(bool(turn.observation) for turn in turns)  # one may be split into several turns
     cut = sum(turn.finish == "length" for turn in turns)
     ended = sum(episode.stop == "context" for episode in episodes)
     parts = [f"{cut} of {replies} replies", f"{ended} of {len(episodes)} episodes"]
     if cut:
-        parts[0] += f" reach rollout.max_tokens {collector.max_tokens}: raise it"
+        parts[0] += f" reach rollout.max_new_tokens {collector.max_new_tokens}: raise it"
     if ended:
-        parts[1] += f" reach rollout.max_context {collector.max_context}: raise it"
+        parts[1] += f" reach rollout.max_seq_len {collector.max_seq_len}: raise it"
     return "; ".join(parts)
 
 
 def plan_rows(cfg: DictConfig, algo: Algorithm) -> Rows:
-    """What is trained, how much an update samples, and what all of it holds in memory."""
+    """Yield what is trained, how much an update samples, and the memory of each phase."""
     plan, collector = plan_memory(cfg, algo), build(cfg.rollout)
     specs = algo.models()
     yield "algorithm", cfg.choices.algo
@@ -103,8 +108,17 @@ def plan_rows(cfg: DictConfig, algo: Algorithm) -> Rows:
     trained, size = plan.adapter or plan.parameters, plan.parameters + plan.adapter
     learning = sum(spec.kind == "trained" for spec in specs.values())
     times = f", in each of {learning} models" if learning > 1 else ""
-    yield "parameters", f"{size:,}, of them trained {trained:,}{times}"
-    yield from text_rows(cfg, algo, collector)
+    yield "parameters", f"{size:,}, of which trained {trained:,}{times}"
+    episodes = collector.count(algo.group_size) if algo.plays else 0
+    turns = cfg.rollout.max_seq_len // cfg.rollout.max_new_tokens
+    yield "episodes per step", episodes
+    yield "episodes in total", episodes * cfg.steps
+    if episodes:
+        tokens = episodes * cfg.rollout.max_seq_len
+        yield "  rollout", f"up to {episodes * turns:,} texts, {tokens:,} tokens per update"
+    for role, texts in algo.texts(turns, cfg.rollout.max_new_tokens).items():
+        tokens = texts.count * texts.longest
+        yield f"  {role}", f"up to {texts.count:,} texts, {tokens:,} tokens per update"
     limit = available_bytes(cfg)
     of = "" if limit is None else f" of {in_gib(limit)}"
     yield "predicted peak memory", f"{in_gib(plan.peak)}{of}, in {plan.largest_phase}"
@@ -116,19 +130,4 @@ def plan_rows(cfg: DictConfig, algo: Algorithm) -> Rows:
         yield f"  in {phase}", f"{in_gib(sum(parts.values()))}: {listed}"
     for saver in memory_savers(cfg, algo)[:NAMED]:
         if saver.saves > 0:
-            yield "to lower first", f"{saver} saves {in_gib(saver.saves)}"
-
-
-def text_rows(cfg: DictConfig, algo: Algorithm, collector: Collector) -> Rows:
-    """How many episodes a step plays, and of each role how many texts an update samples at most and
-    how many tokens these are if all are as long as they may be."""
-    episodes = collector.count(algo.group_size) if algo.plays else 0
-    turns = cfg.rollout.max_context // cfg.rollout.max_tokens
-    yield "episodes a step", episodes
-    yield "episodes in all", episodes * cfg.steps
-    if episodes:
-        tokens = episodes * cfg.rollout.max_context
-        yield "  play", f"up to {episodes * turns:,} texts, {tokens:,} tokens an update"
-    for role, texts in algo.texts(turns, cfg.rollout.max_tokens).items():
-        tokens = texts.count * texts.longest
-        yield f"  {role}", f"up to {texts.count:,} texts, {tokens:,} tokens an update"
+            yield "to save memory", f"{saver} saves {in_gib(saver.saves)}"

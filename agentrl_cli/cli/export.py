@@ -56,7 +56,7 @@ def export(ref: str, target: Path) -> tuple[Run, int]:
 def evaluable_context(folder: Path) -> int | None:
     """How many ids an exported model reads, where `model=hf` would let episodes have more."""
     positions = files.read_json(folder / "config.json").get("max_position_embeddings")
-    usual = compose(["model=hf"]).rollout.max_context
+    usual = compose(["model=hf"]).rollout.max_seq_len
     return positions if isinstance(positions, int) and positions < usual else None
 
 

@@ -35,7 +35,7 @@ def export_inspect(ref: str, folder: Path) -> tuple[Path, int]:
     if not found:
         raise UserError(f"run '{run.name}' has no evaluation yet; wait for its first one")
     record = read_record(run)
-    kept = record.final_step if record.config.get("keep") == "best" else None
+    kept = record.final_step if record.config.get("save_best") else None
     file = next((file for file in found if step_of(file) == kept), found[-1])
     episodes, step = episode_files.read_all(file), step_of(file)
     began, task = plain(run.meta["created"][:19]), plain(run.meta.get("choices", {}).get("env"))

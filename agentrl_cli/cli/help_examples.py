@@ -21,7 +21,7 @@ EXPORT = _examples("export last exported", "export last --inspect logs")
 REPRODUCE = _examples("reproduce twentyq_rft --seed 0", "reproduce all --smoke")
 SWEEP = _examples(
     "sweep algo=nlac,self_ac,grpo env=twentyq seed=0,1,2",
-    "sweep algo=grpo algo.clip=0.1,0.2 'seed=range(3)' --jobs 2",
+    "sweep algo=grpo algo.clip_eps=0.1,0.2 'seed=range(3)' --jobs 2",
     "sweep algo=grpo seed=0,1,2 hydra/launcher=submitit_slurm hydra.launcher.timeout_min=120",
 )
 SHOW = _examples(
@@ -47,7 +47,7 @@ SERVE = _examples(
 LS = _examples("ls", "ls runs/grid --json")
 LIST = _examples("list algo", "list algo grpo", "list env --config-dir my_groups")
 CONFIG = _examples("config algo=grpo env=arithmetic", "config recipe=twentyq ablation=k1 --json")
-CHECK = _examples("check env=mine", "check env=twentyq env.turns=8 --config-dir my_groups")
+CHECK = _examples("check env=mine", "check env=twentyq env.max_turns=8 --config-dir my_groups")
 GRADE = _examples(
     "grade 1/2 'so it is \\boxed{0.5}'",
     "grade 12 '\\boxed{13}' --json",

@@ -18,7 +18,7 @@ from agentrl_cli import __version__
 from agentrl_cli.cli import completion, help_examples, read_only
 from agentrl_cli.cli.read_only import AsJson, ConfigDir, Overrides, RunRef
 from agentrl_cli.core.errors import EpisodeError, UserError, require_at_least
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 
 
 class Cfg(StrEnum):
@@ -35,10 +35,10 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            say(str(error), err=True)
+            echo(str(error), err=True)
             raise typer.Exit(error.exit_code) from None
         except EpisodeError as error:
-            say(f"the episode broke: {error}", err=True)
+            echo(f"the episode broke: {error}", err=True)
             raise typer.Exit(1) from None
 
 
@@ -54,7 +54,7 @@ app = typer.Typer(
 
 def _version(is_set: bool) -> None:
     if is_set:
-        say(f"agentrl {__version__}")
+        echo(f"agentrl {__version__}")
         raise typer.Exit
 
 
@@ -117,10 +117,10 @@ def sweep_runs(
 
     folder, points = sweep(overrides or [], config_dir, name, jobs, ask)
     lines, unfinished = summary(folder, points)
-    say("\n".join(lines))
-    say(f"compare them: agentrl report {quote(str(folder))}", err=True)
+    echo("\n".join(lines))
+    echo(f"compare them: agentrl report {quote(str(folder))}", err=True)
     if unfinished:
-        say(f"{unfinished} not done; the same command tries these again", err=True)
+        echo(f"{unfinished} not done; the same command tries these again", err=True)
         raise typer.Exit(1)
 
 
@@ -203,8 +203,8 @@ def export(
         from agentrl_cli.cli.export_inspect import export_inspect
 
         file, count = export_inspect(run, inspect)
-        say(file)
-        say(f"{count} episodes; look at them: inspect view --log-dir {inspect}", err=True)
+        echo(file)
+        echo(f"{count} episodes; look at them: inspect view --log-dir {inspect}", err=True)
         return
     from agentrl_cli.runs.find import find_run
 
@@ -214,12 +214,12 @@ def export(
 
     assert folder is not None
     source, step = export_policy(run, folder)
-    say(folder)
+    echo(folder)
     world, room = source.meta["choices"]["env"], evaluable_context(folder)
-    limit = f" rollout.max_context={room}" if room else ""
+    limit = f" rollout.max_seq_len={room}" if room else ""
     path = quote(f"model.path={folder}")
     next_command = f"agentrl eval model=hf {path} env={world}{limit}"
-    say(f"the policy of {source.name} at step {step}; try it: {next_command}", err=True)
+    echo(f"the policy of {source.name} at step {step}; try it: {next_command}", err=True)
 
 
 @app.command("serve", epilog=help_examples.SERVE)
@@ -240,12 +240,12 @@ def demos(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     from agentrl_cli.cli.demos import write_demos
 
     file, count = write_demos(overrides or [], config_dir)
-    say(file)
+    echo(file)
     same = [text for text in overrides or [] if not text.startswith(("n=", "out=", "algo="))]
-    words = [*same, "algo=sft", f"data.demos={file}", "steps=3", "algo.tokens_per_step=2000"]
+    words = [*same, "algo=sft", f"data.demos={file}", "steps=3", "algo.minibatch_tokens=2000"]
     groups = ["--config-dir", str(config_dir)] if config_dir else []
     next_command = f"agentrl train {join([*words, *groups])}"
-    say(f"{count} episodes; learn from them: {next_command}", err=True)
+    echo(f"{count} episodes; learn from them: {next_command}", err=True)
 
 
 @app.command(epilog=help_examples.CALIBRATE)
@@ -256,7 +256,7 @@ def calibrate(
     from agentrl_cli.cli.calibrate import calibration, lines
 
     record = calibration(overrides or [], config_dir)
-    say(json.dumps(record) if as_json else "\n".join(lines(record)))
+    echo(json.dumps(record) if as_json else "\n".join(lines(record)))
 
 
 @app.command(epilog=help_examples.NEW)
@@ -268,8 +268,8 @@ def new(
     from agentrl_cli.cli.new import write_package
 
     folder, command = write_package(kind, name)
-    say(folder)
-    say(f"install and try it: pip install -e {folder} && {command}", err=True)
+    echo(folder)
+    echo(f"install and try it: pip install -e {folder} && {command}", err=True)
 
 
 @app.command("reproduce", epilog=help_examples.REPRODUCE)
@@ -293,7 +293,7 @@ def reproduce_preset(
         reproductions = reproduce(name, seed or [], folder, store)
         lines = [reproduction.line() for reproduction in reproductions]
         failed = sum(reproduction.agrees is False for reproduction in reproductions)
-    say("\n".join(lines))
+    echo("\n".join(lines))
     if failed:
         raise typer.Exit(1)
 
@@ -319,7 +319,7 @@ def _say_what_would_start(verb: str, config_dir: Path | None, *more: str) -> Non
     ]
     if verb == "train":
         lines.insert(2, f"only check it  agentrl train {words} --dry{groups}")
-    say("\n".join(lines), err=True)
+    echo("\n".join(lines), err=True)
     raise typer.Exit(2)
 
 
@@ -330,7 +330,7 @@ def _print_record(record: dict[str, Any], as_json: bool) -> None:
     texts = {k: f"{v:.3f}" if isinstance(v, float) else v for k, v in record.items()}
     texts |= {key: "–" for key in record if has_nothing_to_average(record, key)}
     lines = [f"{name:<{width}}  {text}" for name, text in texts.items()]
-    say(json.dumps(record) if as_json else "\n".join(lines))
+    echo(json.dumps(record) if as_json else "\n".join(lines))
 
 
 app.add_typer(read_only.app)

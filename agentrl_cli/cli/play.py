@@ -19,8 +19,7 @@ from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Message, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.contract import answer, first_messages, opening
-from agentrl_cli.report.episode import render
-from agentrl_cli.report.text import labelled
+from agentrl_cli.report.episode import labelled, render
 from agentrl_cli.runs.best import played_checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import PLAYED_PARTS, Run
@@ -164,7 +163,7 @@ def _typed_lines() -> Iterable[str]:
 
 def _show(messages: list[Message]) -> None:
     for message in messages:
-        print("\n".join(labelled(message.role, message.content)))
+        print("\n".join(labelled([(message.role, message.content)])))
 
 
 def play_with_policy(cfg: DictConfig, run: Run | None, task: Task) -> Episode:

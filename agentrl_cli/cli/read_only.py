@@ -15,11 +15,10 @@ import typer
 from agentrl_cli.cli import completion, help_examples
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 
 if TYPE_CHECKING:
     from agentrl_cli.config.comments import Settings
-    from agentrl_cli.runs.run import Run
 
 GROUPS = "algo, env, model, hardware, recipe, ablation, ..."
 Overrides = Annotated[
@@ -41,58 +40,53 @@ app = typer.Typer()
 @app.command(epilog=help_examples.SHOW)
 def show(
     run: RunRef,
-    episode: Annotated[str | None, typer.Option(help="The id, or how it begins.")] = None,
-    step: Annotated[int | None, typer.Option(help="The newest by default.")] = None,
-    won: Annotated[bool, typer.Option("--won", help="A won episode of an evaluation.")] = False,
-    lost: Annotated[bool, typer.Option("--lost", help="A lost one.")] = False,
+    episode: Annotated[str | None, typer.Option(help="The ID, or its first characters.")] = None,
+    step: Annotated[int | None, typer.Option(help="The step; the newest by default.")] = None,
+    won: Annotated[bool, typer.Option("--won", help="Show a won episode.")] = False,
+    lost: Annotated[bool, typer.Option("--lost", help="Show a lost episode.")] = False,
     changed: Annotated[
-        bool, typer.Option("--changed", help="One that ended otherwise than at the start.")
+        bool, typer.Option("--changed", help="Show one with another outcome than before training.")
     ] = False,
-    full: Annotated[bool, typer.Option("--full", help="The text of every forecast.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show the text of every forecast.")] = False,
     ledger: Annotated[
-        bool, typer.Option("--ledger", help="NLAC: which part of the improvement is weak.")
+        bool, typer.Option("--ledger", help="NLAC: show which part of the improvement is weak.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print one episode turn by turn, with what the critic said; or the improvement ledger."""
-    from agentrl_cli.report.episode import FILTERS, STYLES, Style, find_episode, render
-    from agentrl_cli.report.text import painted
+    """Show an episode turn by turn with the texts of its critic, or NLAC's ledger."""
+    from agentrl_cli.report import episode as episodes
+    from agentrl_cli.report.summary import ledger_json, ledger_table, read_ledger
     from agentrl_cli.runs.find import find_run
 
     if won and lost:
-        raise UserError("an episode is either won or lost; give --won or --lost, not both")
-    filters = [name for name, is_set in zip(FILTERS, (won, lost, changed), strict=True) if is_set]
+        raise UserError("--won and --lost exclude each other; give one of them", code="conflict")
+    filters = [n for n, on in zip(episodes.FILTERS, (won, lost, changed), strict=True) if on]
     source = find_run(run)
     if ledger:
         if episode or filters:
-            raise UserError("--ledger shows no episode; give it alone, or with --step")
-        _show_ledger(source, step, as_json)
+            line = "--ledger shows no episode; give it alone or with --step"
+            raise UserError(line, code="conflict")
+        found = read_ledger(source, step)
+        echo(json.dumps(ledger_json(found)) if as_json else "\n".join(ledger_table(found)))
         return
-    match = find_episode(source, episode, step, filters)
+    match = episodes.find_episode(source, episode, step, filters)
     if as_json:
-        say(json.dumps(match.episode.to_json()))
+        echo(json.dumps(match.episode.to_json()))
         return
     is_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else Style().width
-    how = Style(width, folds=not full)
-    lines = render(match.episode, f"{source.name}, {match.file.stem}", how)
-    if is_terminal:  # the lines are safe already; NO_COLOR is followed
-        print(painted(lines, STYLES), end="", flush=True)
+    width = shutil.get_terminal_size().columns if is_terminal else episodes.WIDTH
+    origin = f"{source.name}, {match.file.stem}"
+    lines = episodes.render(match.episode, origin, width, fold=not full)
+    if is_terminal:  # the lines are safe already
+        print(episodes.painted(lines), end="", flush=True)
     else:
-        say("\n".join(lines))
+        echo("\n".join(lines))
     ids = " ".join(entry.id for entry in match.entries[1:4])
-    kind = f"{' '.join(filters)} ones" if filters else "episodes"
+    kind = " ".join([*filters, "episodes"])
     position = f"one of {len(match.entries)} {kind} (of {match.total}) in {match.file.stem}"
     at = "" if step is None else f" --step {step}"
-    another = f"agentrl show {source.quoted_folder}{at} --episode ID, like {ids or '...'}"
-    say(f"{position}; another: {another}", err=True)
-
-
-def _show_ledger(run: Run, step: int | None, as_json: bool) -> None:
-    from agentrl_cli.report.ledger import read_ledger, render, to_json
-
-    found = read_ledger(run, step)
-    say(json.dumps(to_json(found)) if as_json else "\n".join(render(found)))
+    another = f"agentrl show {source.quoted_folder}{at} --episode ID"
+    echo(f"{position}; show another: {another}, such as {ids or '...'}", err=True)
 
 
 @app.command(epilog=help_examples.REPORT)
@@ -107,63 +101,68 @@ def report(
         str | None, typer.Option(metavar="RUN", help="Show differences from this run's group.")
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Success to reach (0.4); between base and best by default.")
+        float | None,
+        typer.Option(help="Success to reach, such as 0.4; default halfway from base to best."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write.")] = None,
     pages: Annotated[
-        bool, typer.Option("--pages", help="Also a page a run, all episodes.")
+        bool, typer.Option("--pages", help="Also write a page per run with all episodes.")
     ] = False,
     logprobs: Annotated[
-        bool, typer.Option("--logprobs", help="Pages that show every token's log-prob.")
+        bool, typer.Option("--logprobs", help="Also show the log-prob of every token.")
     ] = False,
     as_zip: Annotated[
-        bool, typer.Option("--zip", help="Also one file with the page and all pages, to send.")
+        bool, typer.Option("--zip", help="Also pack all pages into one file.")
     ] = False,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the results as Markdown; write nothing.")
+        bool, typer.Option("--markdown", help="Print Markdown and write nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: a table with intervals, and one HTML file with curves and episodes."""
-    from agentrl_cli.cli.report import folder_for, gather, markdown, pack, render, write
+    """Compare runs in a table with intervals and an HTML page with curves and episodes."""
+    from agentrl_cli.report.compare import gather, markdown, render
+    from agentrl_cli.report.page import folder_for, pack, write
 
     if as_json and as_markdown:
-        raise UserError("--json and --markdown are two ways to print; give one of them")
+        line = "--json and --markdown exclude each other; give one of them"
+        raise UserError(line, code="conflict")
     comparison = gather(runs, against, threshold)
     for note in comparison.notes:
-        say(note, err=True)
-    width = None if sys.stdout.isatty() else 200  # wide enough for any table in a pipe
-    text = markdown(comparison) if as_markdown else render(comparison, width)
+        echo(note, err=True)
+    text = markdown(comparison) if as_markdown else render(comparison)
     typer.echo(json.dumps(comparison.to_json()) if as_json else text)
     if (as_json or as_markdown) and not (out or pages or logprobs or as_zip):
-        return  # what is printed for a program or a page writes nothing, unless it is asked to
+        return
     folder = out or folder_for(runs)
-    say(f"page: {write(comparison, folder, pages or as_zip, logprobs)}", err=True)
+    echo(f"page: {write(comparison, folder, pages or as_zip, logprobs)}", err=True)
     if as_zip:
-        say(f"packed, to be sent: {pack(comparison, folder)}", err=True)
+        echo(f"packed: {pack(comparison, folder)}", err=True)
 
 
 @app.command(epilog=help_examples.LS)
 def ls(
-    folder: Annotated[Path, typer.Argument(help="Where run folders lie.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="A folder with runs.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """List runs, oldest first, and the folders of runs beside them."""
-    from agentrl_cli.report.listing import notes, render, render_folders, run_row
+    """List the runs in a folder, oldest first, and the folders of runs inside it."""
+    from agentrl_cli.report.summary import run_row, runs_table, table
     from agentrl_cli.runs.find import RUNS, folders_of_runs, list_runs
 
     if not files.is_folder(folder) and (folder != RUNS or folder.exists()):
-        raise UserError(f"'{folder}' is no folder; name one with runs in it")
+        raise UserError(f"'{folder}' is not a folder; name one with runs in it", code="no-folder")
     rows, folders = [run_row(run) for run in list_runs(folder)], folders_of_runs(folder)
-    for note in notes(rows):
-        say(note, err=True)
-    tables = [*([render(rows)] if rows else []), *([render_folders(folders)] if folders else [])]
+    for row in rows:
+        if row["lost"]:
+            line = f"run '{row['run']}': skipped {row['lost']} unreadable lines of metrics.jsonl"
+            echo(line, err=True)
+    inside = [["folder", "runs"], *([str(path), str(count)] for path, count in folders.items())]
+    tables = [*([runs_table(rows)] if rows else []), *([table(inside)] if folders else [])]
     if as_json:
-        say(json.dumps(rows))
+        echo(json.dumps(rows))
     elif tables:
-        say("\n\n".join(map("\n".join, tables)))
+        echo("\n\n".join(map("\n".join, tables)))
     else:
-        say(f"no runs in '{folder}'; start one with agentrl train", err=True)
+        echo(f"no runs in '{folder}'; start one with agentrl train", err=True)
 
 
 @app.command("list", epilog=help_examples.LIST)
@@ -183,7 +182,7 @@ def list_options(
 
     known = groups(config_dir)
     if group is None:
-        say(json.dumps(known) if as_json else "\n".join(known))
+        echo(json.dumps(known) if as_json else "\n".join(known))
         return
     if group not in known:
         raise UserError(f"group '{group}' not found{nearest(group, known)}")
@@ -195,7 +194,7 @@ def list_options(
     comments = options(group, config_dir)
     width = max(map(len, comments), default=0)
     lines = [f"{name:<{width}}  {text}".rstrip() for name, text in comments.items()]
-    say(json.dumps(comments) if as_json else "\n".join(lines))
+    echo(json.dumps(comments) if as_json else "\n".join(lines))
 
 
 @app.command("config", epilog=help_examples.CONFIG)
@@ -227,7 +226,7 @@ def _print_settings(found: Settings, as_json: bool) -> None:
     from agentrl_cli.config.comments import render
 
     rows = [asdict(entry) for entry in found.entries]
-    say(json.dumps(rows) if as_json else "\n".join(render(found)))
+    echo(json.dumps(rows) if as_json else "\n".join(render(found)))
 
 
 @app.command(  # an answer may be -7
@@ -245,4 +244,4 @@ def grade(
 
     mark = grade_answer(answer, gold, cast(Any, extract), tolerance)
     fields = json.dumps({"correct": mark.correct, "reason": mark.reason})
-    say(fields if as_json else f"{'right' if mark.correct else 'wrong'} ({mark.reason})")
+    echo(fields if as_json else f"{'right' if mark.correct else 'wrong'} ({mark.reason})")

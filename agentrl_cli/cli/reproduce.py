@@ -35,9 +35,9 @@ TOY_SIZES = {  # where a preset has the key
     "eval.episodes_per_task": "1", "eval.splits": "[test]", "eval.greedy": "false",
     "rollout.episodes_per_step": "8", "rollout.texts_per_step": "4", "algo.critic_warmup": "0",
     "algo.turns_per_update": "8", "algo.critic_updates": "1",
-    "algo.advanced.monitored_states": "1", "algo.advanced.probes": "2",
-    "algo.advanced.monitored_actions": "2", "algo.min_readable": "0",
-    "algo.fragments_per_update": "4", "init": "null",
+    "algo.diagnostics.num_states": "1", "algo.diagnostics.num_rollouts": "2",
+    "algo.diagnostics.num_actions": "2", "algo.min_parse_rate": "0",
+    "algo.expert_states_per_update": "4", "init": "null",
 }  # fmt: skip
 PRELOADED = (  # by the process from which those of a smoke test are forked
     "peft", "transformers.models.qwen2.modeling_qwen2", "agentrl_cli.cli.run_training",
@@ -183,7 +183,7 @@ def final_result(run: Run) -> Result:
     rows = [row for row in run.metrics() if evaluated_splits(row)]
     if not rows:
         raise UserError(f"run '{run.name}' has no evaluation; give the preset one")
-    kept = kept_evaluation(rows, read_record(run).config.get("keep"))
+    kept = kept_evaluation(rows, bool(read_record(run).config.get("save_best")))
     split = evaluated_splits(kept)[0]
     success = success_interval(kept, split)
     return Result(split, success.mean, success.low, success.high)

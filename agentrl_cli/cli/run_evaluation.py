@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from agentrl_cli.algos.base import PlayOnly
 from agentrl_cli.config.compose import build, chosen_option
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.generators.endpoint import outside_chats
 from agentrl_cli.runs.best import played_checkpoint
 from agentrl_cli.runs.run import PLAYED_PARTS, Run
@@ -79,17 +79,17 @@ def tell_requests(cfg: DictConfig, parts: Parts) -> Iterator[None]:
         episodes, each = count_episodes(parts), requests_per_episode(cfg)
         line = f"{chat.name} is asked: {episodes:,} episodes, up to {each:,} requests each"
         fewer = "fewer with eval.tasks=N and eval.episodes_per_task=N"
-        say(f"{line}, {episodes * each:,} in all; {fewer}", err=True)
+        echo(f"{line}, {episodes * each:,} in all; {fewer}", err=True)
     try:
         yield
     finally:
         for chat in chats:
-            say(f"{chat.name} was asked {chat.requests:,} times", err=True)
+            echo(f"{chat.name} was asked {chat.requests:,} times", err=True)
 
 
 def requests_per_episode(cfg: DictConfig) -> int:
     """At most how often a world asks an outside model in an episode: once to begin, and once for
     each of its turns, or of the actions that fit into the context where it has no limit."""
     turns = cfg.env.get("turns")
-    most = cfg.rollout.max_context // cfg.rollout.max_tokens
+    most = cfg.rollout.max_seq_len // cfg.rollout.max_new_tokens
     return 1 + (turns if isinstance(turns, int) else most)

@@ -21,20 +21,18 @@ from agentrl_cli.cli.dry import dry_run
 from agentrl_cli.config.compose import build
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.ranks import Ranks
-from agentrl_cli.core.terminal import tell
+from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.models.template import template_text
 from agentrl_cli.report.summary import final_table
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.runs import best, checkpoints
-from agentrl_cli.runs.checkpoints import Checkpoint
+from agentrl_cli.runs import best, checkpoint_digest
+from agentrl_cli.runs.checkpoint_digest import Checkpoint
 from agentrl_cli.runs.loggers import Console, WandbLogger
-from agentrl_cli.runs.run import Run
-from agentrl_cli.runs.unwritten import UnwrittenRun
+from agentrl_cli.runs.run import NullRun, Run
 from agentrl_cli.train import interruptible, train
 from agentrl_cli.training.assemble import Parts, assemble
 from agentrl_cli.training.endpoint import PATH
-from agentrl_cli.training.memory_limit import refuse_too_little_memory
-from agentrl_cli.training.memory_plan import plan_memory
+from agentrl_cli.training.memory_plan import plan_memory, refuse_too_little_memory
 from agentrl_cli.training.ranks import joined, refuse_disagreement, refuse_strategy
 from agentrl_cli.training.rollout_actors import start_actors
 
@@ -57,7 +55,7 @@ def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
             start_actors(cfg, parts)
         with interruptible(launched=ranks.size > 1) as interrupted:
             with delete_unbuilt_run(run, ranks):
-                tell(f"run {run.folder}")
+                echo_err(f"run {run.folder}")
                 attach_loggers(run, cfg, parts)
             with closing(parts):
                 train(cfg, run, parts, interrupted)
@@ -72,8 +70,8 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
         check_ranks(cfg, ranks)
         (folder, *_) = ranks.gather(checkpoint and str(checkpoint.folder), "checkpoint")
         with ranks.together():
-            checkpoint = checkpoint or checkpoints.read(Path(folder))
-            run = run if ranks.is_main else UnwrittenRun(run.folder)
+            checkpoint = checkpoint or checkpoint_digest.read(Path(folder))
+            run = run if ranks.is_main else NullRun(run.folder)
         parts = assemble(cfg, run.folder, restored=True, ranks=ranks)
         with ranks.together():
             refuse_other_template(run, cfg, parts)
@@ -85,7 +83,7 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
             if ranks.is_main:
                 best.forget_later(run, checkpoint.step)
             run.record_resume(cfg, checkpoint.step)
-            tell(f"run {run.folder}, from step {checkpoint.step}")
+            echo_err(f"run {run.folder}, from step {checkpoint.step}")
             attach_loggers(run, cfg, parts)
             with closing(parts):
                 train(cfg, run, parts, interrupted)
@@ -127,7 +125,7 @@ def create_run(cfg: DictConfig, overrides: list[str], ranks: Ranks) -> Run:
         if ranks.is_main:
             run = Run.create(cfg, command=command, overrides=overrides)
     (folder, *_) = ranks.gather(run and str(run.folder), "folder")
-    return run or UnwrittenRun(Path(folder))
+    return run or NullRun(Path(folder))
 
 
 def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:
@@ -153,7 +151,8 @@ def write_model(run: Run, folder: Path) -> None:
 
 def write_report(run: Run, folder: Path) -> None:
     """The page as `agentrl report` writes it, with all episodes of the run."""
-    from agentrl_cli.cli.report import gather, write
+    from agentrl_cli.report.compare import gather
+    from agentrl_cli.report.page import write
 
     write(gather([str(run.folder)]), folder, pages=True)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl_cli.config.compose import as_dataclass, build, compose_checked
-from agentrl_cli.core.errors import StoppedRun, UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.errors import RunAborted, UserError
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.generators.vllm_server import (
     ServedModel,
     ServerSettings,
@@ -31,7 +31,7 @@ USUAL_PORT = 8000  # vLLM's own
 
 def serve(overrides: list[str], config_dir: Path | None = None, *, only_print: bool) -> None:
     """Serve until Ctrl-C, or print the command. UserError where the settings are of no server, its
-    program is missing or its port in use, StoppedRun where it ends by itself."""
+    program is missing or its port in use, RunAborted where it ends by itself."""
     if not any(override.startswith("hardware=") for override in overrides):
         overrides = ["hardware=vllm", *overrides]
     cfg = compose_checked(overrides, config_dir)
@@ -51,10 +51,10 @@ def serve(overrides: list[str], config_dir: Path | None = None, *, only_print: b
         command, variables = serve_command(settings, served, port), serve_variables(settings)
         if only_print:
             given = [f"{name}={shlex.quote(text)}" for name, text in variables.items()]
-            say(" ".join([*given, shlex.join(command)]))
+            echo(" ".join([*given, shlex.join(command)]))
             return
         url = f"http://{settings.host}:{port}"
-        say(f"train with: hardware=vllm hardware.generator.urls=[{url}]", err=True)
+        echo(f"train with: hardware=vllm hardware.generator.urls=[{url}]", err=True)
         run_server(command, variables)
 
 
@@ -83,7 +83,7 @@ def describe_served(cfg: DictConfig, folder: Path) -> ServedModel:
 
 
 def run_server(command: list[str], variables: dict[str, str]) -> None:
-    """Run the command in this terminal until it ends, which Ctrl-C asks it to. StoppedRun where it
+    """Run the command in this terminal until it ends, which Ctrl-C asks it to. RunAborted where it
     ends otherwise."""
     process = subprocess.Popen(command, env=os.environ | variables, preexec_fn=end_with_parent)
     try:
@@ -92,4 +92,4 @@ def run_server(command: list[str], variables: dict[str, str]) -> None:
         process.wait()
         return
     if code:
-        raise StoppedRun(f"the server ended with code {code}; mend what it says above")
+        raise RunAborted(f"the server ended with code {code}; mend what it says above")

@@ -26,8 +26,7 @@ from agentrl_cli.config import compose as config
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.one_process import refuse_several_processes
-from agentrl_cli.report.listing import cell, run_row
-from agentrl_cli.report.text import table
+from agentrl_cli.report.summary import cell, run_row, table
 from agentrl_cli.runs.find import list_runs
 from agentrl_cli.runs.loggers import SWEEP_FOLDER
 from agentrl_cli.runs.run import is_folder_name
@@ -221,7 +220,7 @@ def summary(folder: Path, points: set[str] | None = None) -> tuple[list[str], in
     never_begun = sorted(logged - {row["run"] for row in rows})
     cells += [[name, f"failed, see {folder / name}.log", "", ""] for name in never_begun]
     unfinished = sum(row["status"] != "done" for row in rows) + len(never_begun)
-    return table(header, cells), unfinished
+    return table([header, *cells]), unfinished
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.cli.sweep_worker import HAS_TABLE
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import safe
-from agentrl_cli.report.listing import cell, run_row
+from agentrl_cli.report.summary import cell, run_row
 from agentrl_cli.runs.run import Run
 
 if TYPE_CHECKING:

@@ -21,17 +21,23 @@ from agentrl_cli.config.difference import differences
 from agentrl_cli.config.settings import RESUMABLE
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import try_lock
-from agentrl_cli.core.terminal import tell
-from agentrl_cli.report.listing import cell, run_row
+from agentrl_cli.core.terminal import echo_err
+from agentrl_cli.report.summary import cell, run_row
 from agentrl_cli.runs.run import Run
 
 PROGRAM = "agentrl_cli.cli"  # as `python -m` knows it
 HAS_TABLE = "AGENTRL_SWEEP_HAS_TABLE"  # set where the terminal shows a table in place of lines
 MAX_NAME = 120  # letters of a run's name
 MAY_DIFFER = (  # in a sweep that is begun again: what changes no number, or only by rounding
-    "name", "runs", "logger", "choices.logger", "save_every", "save_minutes", "hardware.threads",
+    "name",
+    "runs",
+    "logger",
+    "choices.logger",
+    "save_every",
+    "save_interval_minutes",
+    "hardware.threads",
     *RESUMABLE,
-)  # fmt: skip
+)
 
 
 def run_point(cfg: DictConfig) -> float:
@@ -66,7 +72,7 @@ def run_point(cfg: DictConfig) -> float:
 def tell_point(line: str) -> None:
     """Print to stderr, unless the sweep's terminal shows all of that as a table."""
     if HAS_TABLE not in os.environ:
-        tell(line)
+        echo_err(line)
 
 
 def point_line(run: Path) -> str:

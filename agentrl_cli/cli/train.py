@@ -18,7 +18,7 @@ from agentrl_cli.core.one_process import (
     refuse_several_processes,
 )
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.runs.checkpoints import Checkpoint
+from agentrl_cli.runs.checkpoint_digest import Checkpoint
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import Run
 

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import product
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import tell
+from agentrl_cli.core.terminal import echo_err
 
 GROUPS = ("recipe", "algo", "ablation")
 ALGOS = (
@@ -44,9 +44,9 @@ SHIPPED = {
 }  # fmt: skip
 RECIPES = {"math": "arithmetic"}  # recipes whose name has changed since
 OPTIONS = {  # removed groups of options, with the values that they set
-    "rollout=solve": ["rollout.max_tokens=96"],
-    "rollout=serve": ["rollout.max_tokens=32", "rollout.max_context=1536"],
-    "rollout=browse": ["rollout.max_tokens=48", "rollout.max_context=1536"],
+    "rollout=solve": ["rollout.max_new_tokens=96"],
+    "rollout=serve": ["rollout.max_new_tokens=32", "rollout.max_seq_len=1536"],
+    "rollout=browse": ["rollout.max_new_tokens=48", "rollout.max_seq_len=1536"],
     **{
         f"wording={name}": [f"prompts.wording={name}"]
         for name in ("episode", "game", "problem", "search", "service")
@@ -110,4 +110,4 @@ def _choices(names: list[str]) -> list[str]:
 
 @cache
 def _print_once(old: str, new: str) -> None:
-    tell(f"{old} is now {new}")
+    echo_err(f"{old} is now {new}")

@@ -8,9 +8,13 @@ from typing import Any
 from agentrl_cli.config.presets import GROUPS, PRESETS
 
 KEYS: dict[str, str] = {}  # old key in dots -> new key, such as "algo.clip": "algo.clip_eps"
+VALUES: dict[str, dict[Any, Any]] = {}  # new key -> old value -> new value
 METRICS: dict[str, str] = {}  # old metric -> new metric
 TARGETS: dict[str, str] = {}  # old target in full -> new target
-ADDED = {"save_minutes": 0.0, "keep": "last"}  # keys added later -> the behaviour before
+ADDED = {
+    "save_interval_minutes": 0.0,
+    "save_best": False,
+}  # later keys
 
 
 def renamed_key(old: str) -> str | None:
@@ -30,11 +34,13 @@ def update_stored(stored: dict[str, Any]) -> dict[str, Any]:
         if isinstance(node := _node_at(cfg, path), dict) and name in node:
             *new_path, new_name = new.split(".")
             _node_at(cfg, new_path, create=True)[new_name] = node.pop(name)
+    for new, values in VALUES.items():
+        *path, name = new.split(".")
+        if isinstance(node := _node_at(cfg, path), dict) and isinstance(node.get(name), str | int):
+            node[name] = values.get(node[name], node[name])
     for key, value in ADDED.items():
         cfg.setdefault(key, value)
-    algo, env, choices = (cfg.get(key) for key in ("algo", "env", "choices"))
-    if isinstance(algo, dict) and str(algo.get("_target_")).endswith(".NLAC"):
-        algo.setdefault("min_readable", 0.0)
+    env, choices = cfg.get("env"), cfg.get("choices")
     if isinstance(choices, dict):
         _update_choices(choices, env if isinstance(env, dict) else {})
     return cfg

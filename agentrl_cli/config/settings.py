@@ -11,7 +11,7 @@ from pydantic import Field
 from agentrl_cli.core.types import MOST_EPISODES
 
 RESUMABLE = (  # keys that change memory or speed, not the weights: a run may resume with others
-    "hardware.tokens_per_batch", "hardware.generator.max_batch", "hardware.generator.cache_tokens",
+    "hardware.microbatch_tokens", "hardware.generator.max_batch", "hardware.generator.cache_tokens",
     "hardware.generator.cache_mib", "hardware.memory_gib", "model.gradient_checkpointing",
     "hardware.strategy", "hardware.processes", "hardware.actors.count", "hardware.actors.cpus",
     "hardware.actors.gpus", "hardware.actors.address", "hardware.actors.start_timeout",
@@ -19,7 +19,7 @@ RESUMABLE = (  # keys that change memory or speed, not the weights: a run may re
 SERVER_KEYS = tuple(  # keys of the inference servers: a run may resume with others, too
     f"hardware.generator.{key}"
     for key in (
-        "urls", "requests", "timeout", "retries", "max_logprob_gap", "adapters", "server.program",
+        "urls", "requests", "timeout", "retries", "max_logp_diff", "adapters", "server.program",
         "server.host", "server.port", "server.gpus", "server.start_timeout", "server.arguments",
     )
 )  # fmt: skip
@@ -50,10 +50,10 @@ class RequestConfig:
         str | None,
         Field(description="File that keeps answers, so that a stopped command can continue."),
     ]
-    price_read: Annotated[
+    input_price: Annotated[
         float | None, Field(description="Price of a million prompt tokens; null: not counted.")
     ]
-    price_written: Annotated[
+    output_price: Annotated[
         float | None, Field(description="Price of a million generated tokens; null: not counted.")
     ]
 
@@ -123,7 +123,7 @@ class HardwareConfig:
     processes: Annotated[
         int | None, Field(ge=1, description="Processes to expect; null: as many as were launched.")
     ] = None
-    tokens_per_batch: Annotated[
+    microbatch_tokens: Annotated[
         int, Field(description="Tokens of a micro-batch of one process, including padding.")
     ]
     actors: Annotated[object | None, Field(description="Processes that play episodes.")] = None
@@ -160,7 +160,9 @@ class DataConfig:
         Field(description="File of demonstrations, one per line (agentrl demos writes one); or "
               "expert:N, N episodes of the environment's expert."),
     ]  # fmt: skip
-    skip_bad: Annotated[bool, Field(description="Skip invalid demonstrations instead of stopping.")]
+    skip_invalid: Annotated[
+        bool, Field(description="Skip invalid demonstrations instead of stopping.")
+    ]
     buffer: Annotated[
         str | None, Field(description="Run with episodes (buffer.jsonl) to fill the replay buffer.")
     ] = None
@@ -184,7 +186,7 @@ class Settings:
     save_every: Annotated[
         int, Field(ge=0, description="Steps between checkpoints; 0: only at the end.")
     ]
-    save_minutes: Annotated[
+    save_interval_minutes: Annotated[
         float,
         Field(ge=0, description="Minutes between further checkpoints; 0: none. Raise it for large "
               "models."),
@@ -202,15 +204,17 @@ class Settings:
     hardware: HardwareConfig
     eval: EvalConfig
     data: DataConfig
-    keep: Annotated[
-        Literal["last", "best"],
-        Field(description="best: also keep the checkpoint with the highest validation success, and "
-              "play, export and report it."),
-    ] = "last"  # fmt: skip
+    save_best: Annotated[
+        bool,
+        Field(
+            description="Also keep the checkpoint with the highest validation success, and play, "
+            "export and report it."
+        ),
+    ] = False
 
 
 def check_together(values: dict[str, Any]) -> Iterator[str]:
     """Yield a line for root settings that contradict each other."""
-    if values.get("keep") == "best" and not 0 < values["eval_every"] < values["steps"]:
+    if values.get("save_best") and not 0 < values["eval_every"] < values["steps"]:
         plan = f"eval_every={values['eval_every']} plans one for {values['steps']} steps"
-        yield f"keep=best chooses among evaluations, and {plan}; evaluate more often"
+        yield f"save_best=true chooses among evaluations, and {plan}; evaluate more often"

@@ -1,1 +1,1 @@
-"""What every part may use: types, errors, files, statistics. Nothing here needs torch."""
+"""Types, errors, files and statistics that all parts share. Nothing here imports torch."""

@@ -13,26 +13,24 @@ class UserError(Exception):
     """
 
     exit_code = 2
+    default_code = "invalid"
 
-    def __init__(self, message: object = "", *, code: str = "invalid") -> None:
+    def __init__(self, message: object = "", *, code: str | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        self.code = code or self.default_code
 
 
-class StoppedRun(UserError):
+class RunAborted(UserError):
     """Something outside the run failed; training is saved before it stops. Exit code 1."""
 
     exit_code = 1
-
-    def __init__(self, message: object = "", *, code: str = "run-aborted") -> None:
-        super().__init__(message, code=code)
+    default_code = "run-aborted"
 
 
-class LostRank(StoppedRun):
+class DistributedError(RunAborted):
     """Another process of this run ended or is at another step, so nothing can be saved."""
 
-    def __init__(self, message: object = "", *, code: str = "distributed") -> None:
-        super().__init__(message, code=code)
+    default_code = "distributed"
 
 
 class EpisodeError(Exception):
@@ -57,7 +55,7 @@ class EmptyAnswer(SimulatorError):
     """The answer of a simulator holds no text."""
 
 
-class WorldTimeout(EpisodeError):
+class EnvTimeout(EpisodeError):
     """A call of the environment exceeded its time limit."""
 
     kind = "timeout"
@@ -82,12 +80,7 @@ class LostActor(EpisodeError):
     kind = "actor"
 
 
-FAILURE_KINDS = tuple(
-    error.kind
-    for error in (
-        EpisodeError, ContractError, SimulatorError, WorldTimeout, GeneratorError, LostActor,
-    )
-)  # fmt: skip
+FAILURE_KINDS = ("crash", "contract", "simulator", "timeout", "generator", "actor")
 
 
 def require_at_least(least: float, **values: float) -> None:

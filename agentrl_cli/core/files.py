@@ -1,4 +1,4 @@
-"""Files: JSON as one object or one object a line, replaced whole or only appended to; locks."""
+"""Files: JSON objects, JSON lines, atomic replacement, locks."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 def explain_write_errors(
     folder: Path, instead: str = "copy the run elsewhere and resume it there"
 ) -> Iterator[None]:
-    """Turn a failure of the disk into a UserError that names the folder and what helps."""
+    """Raise a UserError that names `folder` and a remedy if writing fails inside."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
         first = "make it writable" if error.errno in FORBIDDEN else "free space there"
-        raise UserError(f"'{folder}' cannot be written ({reason}); {first} or {instead}") from error
+        message = f"'{folder}' cannot be written ({reason}); {first} or {instead}"
+        raise UserError(message, code="not-writable") from error
 
 
 @contextmanager
 def try_lock(lock: FileLock) -> Iterator[bool]:
-    """Whether no other process holds the lock; if so, it is held until the end, or until this
-    process dies, so give it `fallback_to_soft=False`. Raises OSError where its file cannot be."""
+    """Yield whether the lock was acquired; it is held inside. Create the lock with
+    `fallback_to_soft=False`, so that it ends with this process. Raises OSError if its file cannot
+    be created."""
     Path(lock.lock_file).touch()
     acquired = nullcontext()
     try:
@@ -45,33 +47,32 @@ def try_lock(lock: FileLock) -> Iterator[bool]:
     except Timeout:
         yield False
         return
-    except OSError:  # a file system without locks: nobody can hold one
+    except OSError:  # a file system without locks, so no process can hold one
         pass
     with acquired:
         yield True
 
 
 def is_free(lock: Path) -> bool:
-    """Whether no process holds the lock of that file, which must be there; False where that cannot
-    be known, as on a file system without locks."""
+    """Return whether no process holds the lock of an existing file; False if that is unknown, as on
+    a file system without locks."""
     try:
         FileLock(lock, fallback_to_soft=False).acquire(blocking=False).lock.release()
-    except OSError:  # as Timeout is
+    except OSError:  # includes Timeout
         return False
     return True
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The one object of a JSON file. Raises UserError where there is none."""
+    """Return the object of a JSON file. Raises UserError if there is none."""
     remedy = "name a folder that a run wrote"
     try:
         value = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{file}' cannot be read ({error}); {remedy}") from None
-    except RecursionError:
-        raise UserError(f"'{file}' cannot be read (it is nested too deeply); {remedy}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        message = f"'{file}' cannot be read ({error}); {remedy}"
+        raise UserError(message, code="unreadable-file") from None
     if not isinstance(value, dict):
-        raise UserError(f"'{file}' is not a JSON object; {remedy}")
+        raise UserError(f"'{file}' is not a JSON object; {remedy}", code="unreadable-file")
     return value
 
 
@@ -81,17 +82,19 @@ def write_json(file: Path, value: dict[str, Any]) -> None:
 
 
 def read_jsonl(file: Path) -> list[Any]:
-    """The lines of a file, less one cut off at the end. Raises UserError for other damage."""
+    """Return the lines of a file without an incomplete last one. Raises UserError for other
+    damage."""
     lines = _complete_lines(file)
     try:
         return [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as error:
-        raise UserError(f"'{file}' is damaged ({error}); restore it or remove the line") from None
+        message = f"'{file}' is damaged ({error}); restore it or remove the line"
+        raise UserError(message, code="damaged-file") from None
 
 
 def read_jsonl_leniently(file: Path) -> tuple[list[Any], int]:
-    """The lines of a file that can be read, and how many cannot; one cut off at the end is not
-    counted, since a run that is going may be writing it."""
+    """Return the readable lines of a file and the number of unreadable ones. An incomplete last
+    line is ignored, since a running process may be writing it."""
     rows, lines = [], _complete_lines(file)
     for line in lines:
         with suppress(ValueError, RecursionError):
@@ -103,16 +106,17 @@ def _complete_lines(file: Path) -> list[bytes]:
     try:
         return file.read_bytes().split(b"\n")[:-1]
     except OSError as error:
-        raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
+        message = f"'{file}' cannot be read ({error.strerror}); check the name"
+        raise UserError(message, code="unreadable-file") from None
 
 
 def write_jsonl(file: Path, rows: Iterable[Any]) -> None:
-    """Replace the file by one line for each row."""
+    """Replace the file by one line per row."""
     replace_text(file, "".join(json_line(row) for row in rows))
 
 
 def append_jsonl(file: Path, rows: Iterable[Any]) -> None:
-    """Add one line for each row, or where the disk fails none at all."""
+    """Append one line per row, or none if the disk fails."""
     data = "".join(json_line(row) for row in rows).encode()
     with file.open("ab", buffering=0) as log:
         size = log.tell()
@@ -126,7 +130,7 @@ def append_jsonl(file: Path, rows: Iterable[Any]) -> None:
 
 
 def json_line(row: Any) -> str:
-    """One row as a line; numbers that JSON does not have become null."""
+    """Return a row as a line of JSON; numbers that are not finite become null."""
     try:
         return json.dumps(row, allow_nan=False) + "\n"
     except ValueError:
@@ -134,17 +138,17 @@ def json_line(row: Any) -> str:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether a value of JSON is a number that a float can hold."""
+    """Return whether a JSON value is a number that fits a float."""
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value of JSON is a whole number from 0."""
+    """Return whether a JSON value is an integer of at least 0."""
     return type(value) is int and value >= 0
 
 
 def null_if_not_finite(value: Any) -> Any:
-    """The value with null for every number that is not finite."""
+    """Return the value with None for every number that is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -155,7 +159,7 @@ def null_if_not_finite(value: Any) -> Any:
 
 
 def flatten(node: Any, path: str = "") -> dict[str, Any]:
-    """A nested mapping with dotted names."""
+    """Return a nested mapping as a flat one with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in node.items():
         name = f"{path}.{key}" if path else str(key)
@@ -164,8 +168,7 @@ def flatten(node: Any, path: str = "") -> dict[str, Any]:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Replace the file by a text, whole or not at all, also where the machine dies. What is no
-    UTF-8, as a name of a file of former times, is written as escapes."""
+    """Replace a file atomically. Characters that UTF-8 cannot encode are escaped."""
     partial = file.with_name(f".{file.name}.partial")
     try:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -176,7 +179,7 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def replace_folder(partial: Path, final: Path) -> None:
-    """Rename into place; what stood there (a save of the same step) is moved aside first."""
+    """Rename `partial` to `final`, after moving an existing `final` out of the way."""
     aside = final.with_name(f".{final.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
     if final.exists():
@@ -187,8 +190,7 @@ def replace_folder(partial: Path, final: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or the names in a folder are on the disk. Raises OSError where that fails;
-    a file system that cannot promise it is not asked for more."""
+    """Flush a file or the entries of a folder to disk, if the file system supports it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -200,28 +202,22 @@ def sync(path: Path) -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is such a folder; a name that no folder can have is none."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
+    """Return whether the path is a folder; False for a name that no folder can have."""
+    return os.path.isdir(path)
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have is none."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
+    """Return whether the path is a file; False for a name that no file can have."""
+    return os.path.isfile(path)
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path leads into a folder, wherever the links on its way point."""
+    """Return whether a path lies in a folder after all links are resolved."""
     return path.resolve().is_relative_to(folder.resolve())
 
 
 def count_lines(file: Path) -> int:
-    """How many whole lines a file has; 0 where there is none."""
+    """Return the number of complete lines, 0 if the file does not exist."""
     if not file.exists():
         return 0
     with file.open("rb") as log:
@@ -229,14 +225,15 @@ def count_lines(file: Path) -> int:
 
 
 def truncate(file: Path, lines: int) -> None:
-    """Cut a log back to its first lines. Raises UserError where it has fewer."""
+    """Cut a log back to its first `lines` lines. Raises UserError if it has fewer."""
     kept, size = 0, 0
     if file.exists():
         with file.open("rb") as log:
             for line in islice(log, lines):
                 kept, size = kept + line.endswith(b"\n"), size + len(line)
     if kept < lines:
-        raise UserError(f"'{file}' has {kept} lines but the checkpoint needs {lines}; restore it")
+        message = f"'{file}' has {kept} lines but the checkpoint needs {lines}; restore it"
+        raise UserError(message, code="log-too-short")
     if file.exists() and file.stat().st_size > size:
         with explain_write_errors(file.parent), file.open("r+b") as log:
             log.truncate(size)

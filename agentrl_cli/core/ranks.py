@@ -1,5 +1,7 @@
-"""The processes that train one run together, as the rest of the package sees them: `Ranks` is one
-process, which has nobody to ask. Several are `ProcessRanks` in training/ranks.py."""
+"""The processes that train one run together, as seen by the rest of the package.
+
+`Ranks` is a single process. `ProcessRanks` in training/ranks.py are several.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,12 @@ Numbers = TypeVar("Numbers")
 
 
 class Ranks:
-    """Rank `rank` of `size`, of which rank 0 owns the run's folder. What is asked of all is called
-    by all, in the same order. Where weights are `sharded` no rank holds them whole, and a pass
-    through a model takes all ranks. `device` is where this one computes; None: as configured."""
+    """Rank `rank` of `size` processes; rank 0 owns the run's folder.
+
+    All ranks call the collective methods in the same order. If weights are `sharded`, no rank holds
+    them whole, and a forward pass involves all ranks. `device` is the device of this rank; None: as
+    configured.
+    """
 
     rank = 0
     size = 1
@@ -24,38 +29,33 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that owns the run and speaks to the user."""
+        """Return whether this rank owns the run and prints."""
         return self.rank == 0
 
     def gather(self, value: Any, at: str) -> list[Any]:
-        """The JSON values of all ranks, by rank. `at` says where this one is: the others must be
-        there, too."""
+        """Return the values of all ranks. `at` names the call: it must be the same on all ranks."""
         return [value]
 
     def any(self, claim: bool, at: str) -> bool:
-        """Whether one of the ranks says so."""
+        """Return whether the claim is true on some rank."""
         return any(self.gather(claim, at))
 
-    def share(
-        self,
-        items: list[Item],
-        work: Callable[[list[Item]], list[Result]],
-        to_json: Callable[[Result], Any],
-        from_json: Callable[[Any], Result],
-    ) -> list[Result]:
-        """`work` gives a result for each item: every rank does that of its own slice and gets the
-        results of all, in the order of the items. What is raised on one is raised on all."""
+    def share(self, items: list[Item], work: Callable[[list[Item]], list[Result]]) -> list[Result]:
+        """Return `work(items)`, where every rank works on a slice. Errors are raised on all."""
         return work(items)
 
     def sum(self, numbers: Numbers) -> Numbers:
-        """A tensor of the same shape on each rank becomes the sum over all."""
+        """Replace a tensor, of equal shape on all ranks, by the sum over ranks."""
         return numbers
 
     def sum_gradients(self, weights: list[Any]) -> None:
-        """Every weight's gradient becomes the sum over all ranks; None where no rank has one."""
+        """Replace gradients by the sum over ranks; None if no rank has one."""
 
     @contextmanager
     def together(self, *, passes: bool = False) -> Iterator[None]:
-        """What is raised inside on one rank is raised on all. Inside no rank asks the others, but
-        in `passes` through a sharded model: what is raised there ends the run."""
+        """Raise an error inside on all ranks.
+
+        There are no collective calls inside, except with `passes` forward passes of a sharded
+        model; an error in these ends the run.
+        """
         yield

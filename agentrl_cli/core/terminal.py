@@ -1,37 +1,37 @@
-"""Text for a terminal: nothing that a model, a world or a file wrote may move the cursor."""
+"""Terminal output. Text from models, environments and files cannot move the cursor."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-LONG = 1000  # pieces of work from which on a person is told how far it has come
+LONG = 1000  # number of items from which progress is printed
 
 
 def safe(text: str) -> str:
-    """The text with every character that is not printable, newlines apart, written as an escape."""
+    """Return the text with escapes for all characters that are not printable, except newlines."""
     return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
 
 
-def say(text: object, *, err: bool = False, end: str = "\n") -> None:
-    """Print a text, made safe, to stdout or stderr."""
+def echo(text: object, *, err: bool = False, end: str = "\n") -> None:
+    """Print a text to stdout or stderr with `safe`."""
     print(safe(str(text)), file=sys.stderr if err else sys.stdout, end=end, flush=True)
 
 
-def tell(text: str) -> None:
-    """Say it on stderr; where that is gone, as with a closed terminal, nobody is told any more."""
+def echo_err(text: str) -> None:
+    """Print a text to stderr, or discard this and all later output if stderr is closed."""
     try:
-        say(text, err=True)
+        echo(text, err=True)
     except OSError:
         sys.stdout = sys.stderr = open(os.devnull, "w")
-    except RuntimeError:  # a signal came while this stream was being written
+    except RuntimeError:  # a signal arrived during a write to this stream
         pass
 
 
-def tell_tenths(what: str, done: int, count: int) -> None:
-    """Say on stderr, after each tenth of a long piece of work, how far it has come."""
+def echo_progress(name: str, done: int, count: int) -> None:
+    """Print the progress of long work to stderr after each tenth of it."""
     if count >= LONG and done % (count // 10) == 0:
-        say(f"{what}: {done:,} of {count:,}", err=True)
+        echo(f"{name}: {done:,} of {count:,}", err=True)
 
 
 def _escape(character: str) -> str:

@@ -1,4 +1,4 @@
-"""What a model thinks aloud before it answers is no part of its answer."""
+"""Removal of reasoning blocks from the replies of models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CLOSED = re.compile(rf"</(?:{TAGS})>", re.IGNORECASE)
 
 
 def without_thinking(text: str) -> str:
-    """The text behind the last thinking that ended, up to one that did not; linear in the text."""
+    """Return the text after the last closed reasoning block, up to one that is not closed."""
     ends = [closed.end() for closed in CLOSED.finditer(text)]
     text = text[ends[-1] :] if ends else text
     opened = OPENED.search(text)

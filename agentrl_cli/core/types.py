@@ -1,4 +1,4 @@
-"""The vocabulary: Task, Message, Step, Turn, Episode, Sample; JSON in and out, no torch."""
+"""Tasks, messages, turns, episodes and training samples, with their JSON form."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
-ROLES = ("system", "user", "assistant", "tool")  # that a message may have
-MOST_EPISODES = 1_000_000  # that are begun at once, all of which memory has to hold
+ROLES = ("system", "user", "assistant", "tool")  # of a message
+MOST_EPISODES = 1_000_000  # that one call may start; memory has to hold all of them
+OLD_FIELDS: dict[str, str] = {}  # former name of a field of Turn or Episode: its name today
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to do: `data` is the environment's own description (JSON values only)."""
+    """A task of an environment. `data` holds JSON values that only the environment interprets."""
 
     id: str
     split: str
@@ -22,7 +23,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Message:
-    """One chat message; `role` is one of `ROLES`."""
+    """A chat message. `role` is one of `ROLES`."""
 
     role: str
     content: str
@@ -31,8 +32,8 @@ class Message:
 
 @dataclass
 class Step:
-    """What an environment answers. `done`: the world has ended the episode, at a limit of its own
-    too; `truncated`: it was stopped from outside, and how it would have ended is unknown."""
+    """The result of `Env.step`. `done`: the environment ended the episode, also at its own limit.
+    `truncated`: the episode was stopped from outside, so its outcome is unknown."""
 
     messages: list[Message]
     reward: float
@@ -43,11 +44,13 @@ class Step:
 
 @dataclass
 class Turn:
-    """An observation and the action that answered it, as text and as tokens exactly as sampled.
-    `observation_ids` is the delta since the last action (the first turn's holds the whole prompt),
-    so an episode's tokens are one flat sequence; `restart` says that the context does not extend
-    the last turn's. `logprobs` are the generator's, one per action token. `finish` is stop or
-    length."""
+    """An observation and the action sampled after it, as text and as token ids.
+
+    `observation_ids` holds only the tokens added since the last action; those of the first turn
+    are the whole prompt. The tokens of an episode are therefore one flat sequence. `restart` is
+    true if the context does not extend that of the last turn. `logprobs` has one value per action
+    token, from the generator. `finish` is "stop" or "length".
+    """
 
     observation: list[Message]
     action: str
@@ -63,10 +66,13 @@ class Turn:
 
 @dataclass
 class Episode:
-    """One played task. `stop` is done, truncated, context, diverged or error; `closing` is what the
-    world said last, `seconds` the whole play took and `env_seconds` the world alone. `error` says
-    what broke and where, `error_kind` is one of errors.FAILURE_KINDS. `policy_version` is the
-    version of the model that played: how often its weights had changed; 0 where none did."""
+    """A played task.
+
+    `stop` is done, truncated, context, diverged or error. `closing` is the last observation, which
+    no action follows. `seconds` measures the whole episode and `env_seconds` the calls of the
+    environment. `error` describes a failure and `error_kind` is one of `errors.FAILURE_KINDS`.
+    `policy_version` counts the weight updates of the model that played.
+    """
 
     id: str
     task: Task
@@ -88,8 +94,7 @@ class Episode:
 
     @property
     def success(self) -> bool:
-        """Whether the world called the episode a success (`info["success"]` of its last turn); one
-        that broke, be it in closing its world, is none."""
+        """Whether `info["success"]` of the last turn is true and the episode did not fail."""
         return bool(self.turns and not self.error and self.turns[-1].info.get("success", False))
 
     @property
@@ -98,7 +103,7 @@ class Episode:
         return sum(len(turn.observation_ids) + len(turn.action_ids) for turn in self.turns)
 
     def state_ids(self, turn: int) -> list[int]:
-        """The token ids of the context in which action `turn` was sampled."""
+        """Return the token ids of the context in which action `turn` was sampled."""
         start = max(i for i in range(turn + 1) if i == 0 or self.turns[i].restart)
         ids: list[int] = []
         for past in self.turns[start:turn]:
@@ -106,20 +111,20 @@ class Episode:
         return ids + self.turns[turn].observation_ids
 
     def response(self, turn: int) -> list[Message]:
-        """What the world answered to action `turn`."""
+        """Return the observation that followed action `turn`."""
         return self.turns[turn + 1].observation if turn + 1 < len(self.turns) else self.closing
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values that `from_json` reads back equal."""
+        """Return JSON values from which `from_json` builds an equal episode."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Episode:
-        """Inverse of `to_json`. Raises KeyError or TypeError where the row is not an episode."""
-        if not isinstance(row, dict):
-            raise TypeError("a line is no object")
-        rows = [{**turn, "observation": _messages(turn["observation"])} for turn in row["turns"]]
-        turns = [Turn(**turn) for turn in rows]
+        """Build an episode from JSON values, also from those of an earlier version. Raises KeyError
+        or TypeError if they are not an episode."""
+        row = _current_fields(row)
+        rows = [_current_fields(turn) for turn in row["turns"]]
+        turns = [Turn(**{**turn, "observation": _messages(turn["observation"])}) for turn in rows]
         task, closing = Task(**row["task"]), _messages(row["closing"])
         episode = cls(**{**row, "task": task, "turns": turns, "closing": closing})
         _check_types(episode)
@@ -128,39 +133,43 @@ class Episode:
 
 @dataclass
 class Sample:
-    """A training sequence. `mask[i]`: 1 where token i is trained; `streams`: numbers per token."""
+    """A training sequence of token ids. `mask[i]` is 1 if token i is trained. `streams` holds
+    numbers per token."""
 
     ids: list[int]
     mask: list[int]
     streams: dict[str, list[float]] = field(default_factory=dict)
 
 
-def _check_types(episode: Episode) -> None:
-    """Raise TypeError where what every reader of an episode relies on is something else."""
-    texts: list[Any] = [episode.id, episode.task.id, *(turn.action for turn in episode.turns)]
-    said = [message for turn in episode.turns for message in turn.observation] + episode.closing
-    if not all(isinstance(text, str) for text in [*texts, *(m.content for m in said)]):
-        raise TypeError("an id, an action or a message is no text")
-    if not all(isinstance(turn.reward, int | float) for turn in episode.turns):
-        raise TypeError("a reward is no number")
-    ids = [ids for turn in episode.turns for ids in (turn.observation_ids, turn.action_ids)]
-    if not all(isinstance(row, list) for row in ids):
-        raise TypeError("the ids of a turn are no list")
-    if not all(isinstance(turn.info, dict) for turn in episode.turns):
-        raise TypeError("the info of a turn is no object")
+def _current_fields(row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise TypeError("expected an object")
+    return {OLD_FIELDS.get(key) or key: value for key, value in row.items()}
 
 
 def _messages(rows: list[dict[str, Any]]) -> list[Message]:
     return [Message(row["role"], row["content"], tuple(row.get("tool_calls", ()))) for row in rows]
 
 
+def _check_types(episode: Episode) -> None:
+    texts = [episode.id, episode.task.id, *(message.content for message in episode.closing)]
+    typed: list[tuple[Any, Any]] = [(text, str) for text in texts]
+    for turn in episode.turns:
+        typed += [(text, str) for text in [turn.action, *(m.content for m in turn.observation)]]
+        typed += [(turn.observation_ids, list), (turn.action_ids, list)]
+        typed += [(turn.reward, (int, float)), (turn.info, dict)]
+    for value, kind in typed:
+        if not isinstance(value, kind):
+            raise TypeError(f"unexpected value {value!r}")
+
+
 def evenly_spaced(items: list[Item], count: int) -> list[Item]:
-    """At most `count` of the items, evenly over their order, as that of tasks."""
+    """Return at most `count` items, evenly spaced over their order."""
     taken = min(count, len(items))
     return [items[i * len(items) // taken] for i in range(taken)]
 
 
 def derive_seed(*parts: object) -> int:
-    """A 63-bit seed that named parts (run seed, stream, task, episode, turn) determine."""
+    """Return the 63-bit seed determined by named parts (run seed, stream, task, episode, turn)."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,5 +1,5 @@
-"""Engines that turn prompts of token ids into completions. The public names are those of
-__init__.pyi; each is imported when it is first asked for."""
+"""Engines that turn prompts of token ids into completions. The public names in __init__.pyi are
+imported at their first use."""
 
 import lazy_loader
 

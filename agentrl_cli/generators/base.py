@@ -1,13 +1,15 @@
-"""What a generator is: token ids in, ids and log-probs out, several named weights on one base."""
+"""The interface of generators: token ids in, token ids and log-probs out, several named weights."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from agentrl_cli.core.errors import UserError
+from pydantic import Field
+
+from agentrl_cli.core.errors import UserError, require_above, require_at_least
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to sample. Temperature 0 is greedy; `stop_ids` end a completion and are part of it."""
+    """How to sample. Temperature 0 is greedy; `stop_ids` end a completion and belong to it."""
 
     max_tokens: int
     temperature: float
@@ -25,7 +27,7 @@ class Sampling:
 
 @dataclass
 class Completion:
-    """Sampled ids (closing token included), log-probs at temperature 1, and stop or length."""
+    """Sampled ids with the stop token, log-probs at temperature 1, and `stop` or `length`."""
 
     ids: list[int]
     logprobs: list[float]
@@ -33,7 +35,7 @@ class Completion:
 
 
 class Generator(ABC):
-    """A stateless interface; an engine may recognise that a prompt extends one it has seen."""
+    """Samples completions. Calls are stateless, but an engine may cache prefixes of prompts."""
 
     gives_hidden_states = True
 
@@ -41,37 +43,64 @@ class Generator(ABC):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """`sampling.n` completions for each prompt. Completion j of prompt i draws from a random
-        stream of its own, derived from (seeds[i], j), so the result does not depend on the order of
-        the batch. Raises GeneratorError where some prompts stay without an answer."""
+        """Return `sampling.n` completions for each prompt.
+
+        Completion j of prompt i draws from the random stream of (seeds[i], j), so the result does
+        not depend on the order of the batch. Raises GeneratorError if some prompts get no answer.
+        """
 
     @abstractmethod
     def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Take over weights `version` of `model`, from a folder (None: from shared memory)."""
+        """Use weights `version` of `model` from now on, from a folder or (None) shared memory."""
 
     def hidden(self, prompts: list[list[int]], model: str = "policy") -> Tensor:
-        """The last hidden state [prompts, width] at each prompt's last token. Raises UserError
-        where the engine gives none."""
-        raise UserError("this generator gives no hidden states; use hardware=cpu or hardware=gpu")
+        """Return the last hidden state [prompts, width] at each prompt's last token.
+
+        Raises UserError if the engine gives none.
+        """
+        line = "this generator gives no hidden states; use hardware=cpu or hardware=gpu"
+        raise UserError(line, code="no-hidden-states")
 
     def fitting(self, prompts: list[list[int]], model: str = "policy") -> int:
-        """How many of the first prompts are best continued together, call after call; at least 1
-        of any. The others wait. By default all."""
+        """Return how many of the first prompts to continue together; at least 1, default all."""
         return len(prompts)
 
     def check_context(self, most: int, model: str = "policy") -> None:
-        """Raise UserError where a sequence of `most` tokens is more than the engine can hold."""
+        """Raise UserError if the engine cannot hold a sequence of `most` tokens."""
 
     def usage(self) -> dict[str, float]:
-        """What a server counted of what it was asked, as metrics; nothing without one."""
+        """Return metrics of the tokens that a server counted."""
         return {}
 
     def clear(self) -> None:
-        """Forget what is cached between calls."""
+        """Drop everything that is cached between calls."""
 
     def close(self) -> None:
-        """Give back what is not this process's, as a server's memory; it may be used again."""
+        """Release resources outside of this process; the generator may be used again."""
 
     def metrics(self) -> dict[str, float]:
-        """What is to be logged of the engine's work since this was asked last."""
+        """Return metrics of the engine since the last call."""
         return {}
+
+
+@dataclass(kw_only=True)
+class HFGeneratorConfig:
+    """Settings of the generator in hf.py, in a module without torch."""
+
+    max_batch: Annotated[int, Field(ge=1, description="Sequences that are decoded together.")]
+    cache_tokens: Annotated[
+        int,
+        Field(ge=0, description="Tokens of each model with keys and values kept between turns."),
+    ]
+    cache_mib: Annotated[
+        float | None,
+        Field(gt=0, description="MiB for keys and values of all models, one half for the cache and "
+              "one for the copy of a batch. null: half of the free GPU memory once models are "
+              "loaded, no limit on a CPU."),
+    ] = None  # fmt: skip
+
+    def check_settings(self) -> None:
+        """Raise UserError for an invalid setting."""
+        require_at_least(1, max_batch=self.max_batch)
+        require_at_least(0, cache_tokens=self.cache_tokens)
+        require_above(0, cache_mib=1 if self.cache_mib is None else self.cache_mib)

@@ -1,46 +1,104 @@
-"""Chat with any OpenAI-compatible endpoint, for simulators (never for training): retries with
-growing pauses are the client library's, the whole call has a limit, answers are cached by seed."""
+"""Models behind OpenAI-compatible endpoints, for simulators and for evaluation, never for training.
+
+The client library retries with growing pauses. A limit on the whole call is added here, and answers
+are cached by messages and seed. `wait_for` and `checked_address` also serve `hardware=vllm`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import re
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import Field
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import (
     EmptyAnswer,
+    RunAborted,
     SimulatorError,
-    StoppedRun,
     UserError,
     require_above,
     require_at_least,
 )
-from agentrl_cli.core.types import Message
-from agentrl_cli.generators.address import address_parts
-from agentrl_cli.generators.background import wait_for
+from agentrl_cli.core.types import Message, derive_seed
+from agentrl_cli.generators.base import Completion, Generator, Sampling
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI  # pyright: ignore[reportMissingImports]
 
 SHOWN_CHARACTERS = 300  # of an error
-ONE_AT_A_TIME = Lock()  # held to make the client and to keep an answer, never while one is awaited
-KEY_VARIABLE = re.compile(r"(?:\w+_)?API_KEY", re.ASCII)  # no other variable is sent anywhere
+LOCK = Lock()  # to make the client and the event loop, and to store an answer
+KEY_VARIABLE = re.compile(r"(?:\w+_)?API_KEY", re.ASCII)  # no other variable is ever sent
 UNSERVED = re.compile(r"pinned to|does not exist|not found|unknown model", re.IGNORECASE)
+BYTES = 256  # smaller token ids are the bytes of a text
+
+
+@lru_cache(maxsize=1)
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name="agentrl-calls", daemon=True).start()
+    return loop
+
+
+def wait_for(call: Coroutine[Any, Any, Any], seconds: float | None = None) -> Any:
+    """Run a coroutine on an event loop in a background thread and return its result.
+
+    Only a coroutine can be cancelled while a server sends a byte now and then. It is cancelled
+    after `seconds` (raising TimeoutError) and when this thread is interrupted.
+    """
+    with LOCK:
+        loop = _event_loop()
+    future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, seconds), loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def checked_address(url: str, key: str, remedy: str) -> SplitResult:
+    """Return the parts of an address in the configuration.
+
+    Raises UserError if it is malformed or holds a user; `remedy` tells where a key belongs. The
+    address is not shown, because an invalid port may be a password.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises if it is not a number
+    except ValueError:
+        line = f"{key} holds an invalid address; give addresses such as http://127.0.0.1:8000"
+        raise UserError(line, code="invalid-address") from None
+    if parts.username is not None:
+        line = f"{key} holds a user; give the address only, and {remedy}"
+        raise UserError(line, code="user-in-address")
+    return parts
+
+
+def redacted(text: str, key_variable: str) -> str:
+    """Return a server's text on one short line without the key, which a server may echo."""
+    key = os.environ.get(key_variable)
+    return " ".join((text.replace(key, "***") if key else text).split())[:SHOWN_CHARACTERS]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's text, why it ended (stop or length), and the tokens that were read and written
-    (0 where the server does not say, or the answer was kept)."""
+    """A model's text, its finish reason (stop or length), and the tokens read and written.
+
+    The counts are 0 if the server does not send them or the answer was cached.
+    """
 
     text: str
     finish: str = "stop"
@@ -50,20 +108,28 @@ class Answer:
 
 @dataclass(kw_only=True)
 class OpenAIChat:
-    """`chat(messages, seed)` asks `model` once for each messages and seed: the answer is kept in
-    memory and, where `cache` names a file, there as JSON lines. An attempt may be silent for
-    `timeout` seconds, the whole call lasts at most as long as all attempts may together.
-    `requests` counts the calls that were not answered from memory. Raises UserError where a model
-    is named and the client library is missing."""
+    """Calls `model` once for each list of messages and seed: `chat(messages, seed)`.
 
-    model: str | None
-    base_url: str | None
-    key_variable: str
-    temperature: float
-    max_tokens: int
-    timeout: float
-    retries: int
-    cache: str | None
+    Answers are cached in memory and, if `cache` names a file, there as JSON lines. One attempt may
+    be silent for `timeout` seconds, and the whole call lasts as long as all attempts may at most.
+    `requests` counts the calls that the cache did not answer. Raises UserError if a model is named
+    and the client library is missing.
+    """
+
+    model: Annotated[str | None, Field(description="Name of the model. null: none is called.")]
+    base_url: Annotated[
+        str | None, Field(description="Address of the endpoint. null: the client library's.")
+    ]
+    key_variable: Annotated[
+        str, Field(description="Environment variable with the key; its name ends in API_KEY.")
+    ]
+    temperature: Annotated[float, Field(ge=0, description="Sampling temperature.")]
+    max_tokens: Annotated[int, Field(ge=1, description="Tokens of an answer at most.")]
+    timeout: Annotated[float, Field(gt=0, description="Seconds that an attempt may be silent.")]
+    retries: Annotated[int, Field(ge=0, description="Further attempts, with growing pauses.")]
+    cache: Annotated[
+        str | None, Field(description="JSONL file that keeps answers. null: memory only.")
+    ]
     answers: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     locks: dict[str, Lock] = field(default_factory=dict, init=False, repr=False)  # by key
     requests: int = field(default=0, init=False, repr=False)
@@ -73,117 +139,112 @@ class OpenAIChat:
         require_at_least(1, max_tokens=self.max_tokens)
         require_above(0, timeout=self.timeout)
         if not KEY_VARIABLE.fullmatch(self.key_variable):  # not shown: it may be the key itself
-            line = "key_variable must name an environment variable that ends in API_KEY"
-            raise UserError(f"{line}; set such a one, and never write the key itself")
+            line = "key_variable must be an environment variable with a name that ends in API_KEY"
+            raise UserError(f"{line}; never write the key itself", code="invalid-key-variable")
         if self.base_url:
-            address_parts(self.base_url, "base_url", "set a key_variable")
-        if self.model is not None:
-            _require_client()
+            checked_address(self.base_url, "base_url", "set a key_variable")
+        if self.model is not None and find_spec("openai") is None:
+            line = "calling an endpoint needs the client library; pip install 'agentrl-cli[openai]'"
+            raise UserError(line, code="missing-extra")
         if self.cache and files.is_file(Path(self.cache)):
-            self.answers = _read(Path(self.cache))
+            for row in files.read_jsonl_leniently(Path(self.cache))[0]:
+                with suppress(KeyError, TypeError):
+                    if _is_text(row["answer"]):
+                        self.answers[str(row["key"])] = row["answer"]
         elif self.cache and not files.is_folder(Path(self.cache).parent):
-            raise UserError(f"the folder of cache '{self.cache}' does not exist; make it first")
+            line = f"the folder of cache '{self.cache}' does not exist; make it first"
+            raise UserError(line, code="missing-folder")
 
     @property
     def name(self) -> str:
-        """The model and where it is asked."""
+        """Return the model and its address."""
         address = self.base_url or "its client library's address"
         return f"model '{self.model}' at {address}"
 
     def __call__(self, messages: list[Message], seed: int) -> str:
-        """The model's answer. SimulatorError where the endpoint gave none after all retries,
-        EmptyAnswer where it holds no text, StoppedRun where it refuses the key, UserError where no
-        model is named."""
+        """Return the model's answer.
+
+        Raises SimulatorError if the endpoint gives none after all retries, EmptyAnswer if the
+        answer has no text, RunAborted if the key is refused, UserError if no model is named.
+        """
         if self.model is None:
-            raise UserError("no model is named to chat with; give env.llm.model=NAME")
+            raise UserError("no model is named; give env.llm.model=NAME", code="no-model")
         rows = [{"role": message.role, "content": message.content} for message in messages]
         request = [self.model, self.base_url, self.temperature, self.max_tokens, rows, seed]
         key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
-        with self.locks.setdefault(key, Lock()):  # worlds in other threads may ask the same
+        with self.locks.setdefault(key, Lock()):  # other threads may send the same request
             if key not in self.answers:
-                asked = self._ask(self.model, rows, seed, self.temperature, self.max_tokens)
-                self._keep(key, asked.text)
+                self._store(key, self._request(rows, seed, self.temperature, self.max_tokens).text)
         return self.answers[key]
 
     def ask(self, messages: list[Message], seed: int, temperature: float, longest: int) -> Answer:
-        """The model's answer of at most `longest` tokens, which may be empty; kept like others.
-        Raises what calling does, and UserError where the server has no such model."""
+        """Return an answer of at most `longest` tokens, which may be empty."""
         rows = [{"role": message.role, "content": message.content} for message in messages]
         request = ["agent", self.model, self.base_url, temperature, longest, rows, seed]
         key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
         if key in self.answers:
             finish, _, text = self.answers[key].partition(" ")
             return Answer(text, finish)
-        answer = self._ask(str(self.model), rows, seed, temperature, longest, may_be_empty=True)
-        self._keep(key, f"{answer.finish} {answer.text}")
+        answer = self._request(rows, seed, temperature, longest, may_be_empty=True)
+        self._store(key, f"{answer.finish} {answer.text}")
         return answer
 
-    def _keep(self, key: str, answer: str) -> None:
-        with ONE_AT_A_TIME:
+    def _store(self, key: str, answer: str) -> None:
+        with LOCK:
             self.answers[key] = answer
             if self.cache:
                 files.append_jsonl(Path(self.cache), [{"key": key, "answer": answer}])
 
-    def _ask(
-        self, model: str, rows: list[Any], seed: int, temperature: float, longest: int, *,
+    def _request(
+        self, rows: list[Any], seed: int, temperature: float, longest: int, *,
         may_be_empty: bool = False,
     ) -> Answer:  # fmt: skip
-        with ONE_AT_A_TIME:
+        with LOCK:
             client = _client(self.base_url, self.key_variable, self.timeout, self.retries)
             self.requests += 1
         import openai  # pyright: ignore[reportMissingImports]
 
-        asked = client.chat.completions.create(
-            model=model, messages=rows, seed=seed % 2**31, temperature=temperature,
+        call = client.chat.completions.create(
+            model=str(self.model), messages=rows, seed=seed % 2**31, temperature=temperature,
             max_tokens=longest,
         )  # fmt: skip
         seconds = self.timeout * (self.retries + 1)
         try:
-            answer = wait_for(asked, seconds)
+            answer: Any = wait_for(call, seconds)
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             line = f"the endpoint refuses the key in {self.key_variable} ({error.status_code})"
-            raise StoppedRun(f"{line}; set it to a key that is valid there") from None
+            raise RunAborted(f"{line}; set it to a valid key", code="key-refused") from None
         except TimeoutError:
             raise SimulatorError(f"the endpoint gave no answer within {seconds:g} s") from None
         except (openai.OpenAIError, ValueError, RecursionError) as error:
-            said = self._described(error)
-            if isinstance(error, openai.NotFoundError) or _lacks(model, said):
-                line = f"the server has no model '{model}' ({said})"
-                raise UserError(f"{line}; name one that it serves") from None
-            raise SimulatorError(said) from None
+            body = getattr(error, "body", None)
+            detail = body.get("detail", "") if isinstance(body, dict) else ""  # of FastAPI
+            shown = f"{type(error).__name__}: {error}{detail and f' - {detail}'}"
+            line = redacted(f"the endpoint gave no answer ({shown})", self.key_variable)
+            lacks_model = str(self.model) in line and UNSERVED.search(line)
+            if isinstance(error, openai.NotFoundError) or lacks_model:
+                line = f"the server has no model '{self.model}' ({line})"
+                raise UserError(f"{line}; name a model that it serves", code="no-model") from None
+            raise SimulatorError(line) from None
         try:
             choice = answer.choices[0]
             text = choice.message.content
         except (AttributeError, LookupError, TypeError):
             choice, text = None, None
         is_empty = text is None or (isinstance(text, str) and not text.strip())
-        if not _is_answer(text) and not (may_be_empty and is_empty and choice):
-            raise EmptyAnswer("the endpoint's answer holds no text; see what it serves")
+        if not _is_text(text) and not (may_be_empty and is_empty and choice):
+            raise EmptyAnswer("the endpoint's answer has no text; check the model that it serves")
         finish = "length" if getattr(choice, "finish_reason", None) == "length" else "stop"
-        read, written = (_count(answer, part) for part in ("prompt_tokens", "completion_tokens"))
+        usage = getattr(answer, "usage", None)
+        counts = (getattr(usage, f"{part}_tokens", None) for part in ("prompt", "completion"))
+        read, written = (count if isinstance(count, int) else 0 for count in counts)
         return Answer(str(text or ""), finish, read, written)
-
-    def _described(self, error: Exception) -> str:
-        """An error in one short line without the key, which an endpoint may echo."""
-        body = getattr(error, "body", None)
-        detail = body.get("detail", "") if isinstance(body, dict) else ""  # which FastAPI says
-        said = f"{type(error).__name__}: {error}{detail and f' - {detail}'}"
-        text = " ".join(f"the endpoint gave no answer ({said})".split())
-        key = os.environ.get(self.key_variable)
-        return (text.replace(key, "***") if key else text)[:SHOWN_CHARACTERS]
 
 
 def outside_chats(env: object) -> list[OpenAIChat]:
-    """The models outside of this process that an environment holds and may ask."""
+    """Return the models outside of this process that an environment may call."""
     held = vars(env).values()
     return [value for value in held if isinstance(value, OpenAIChat) and value.model is not None]
-
-
-def _require_client() -> None:
-    """Raise UserError where the client library is missing: it is looked for, not yet imported."""
-    if find_spec("openai") is None:
-        remedy = "pip install 'agentrl-cli[openai]'"
-        raise UserError(f"chatting with an endpoint needs the client library; {remedy}")
 
 
 @lru_cache(maxsize=4)
@@ -192,34 +253,100 @@ def _client(base_url: str | None, key_variable: str, timeout: float, retries: in
 
     key = os.environ.get(key_variable)
     if key is None and base_url is None:
-        raise UserError(f"the endpoint needs a key; set {key_variable}, or give env.llm.base_url")
+        line = f"the endpoint needs a key; set {key_variable}, or give env.llm.base_url"
+        raise UserError(line, code="missing-key")
     options = {"timeout": timeout, "max_retries": retries}
     return AsyncOpenAI(base_url=base_url, api_key=key or "none", **options)
 
 
-def _lacks(model: str, said: str) -> bool:
-    """Whether a server's error says that it does not serve the model."""
-    return model in said and UNSERVED.search(said) is not None
-
-
-def _count(answer: Any, part: str) -> int:
-    """A count of tokens that an answer tells; 0 where it tells none."""
-    count = getattr(getattr(answer, "usage", None), part, None)
-    return count if isinstance(count, int) else 0
-
-
-def _is_answer(text: object) -> bool:
-    """Whether it is a text with something in it that can be written as UTF-8."""
+def _is_text(text: object) -> bool:
+    """Return whether it is a text that is not blank and can be encoded as UTF-8."""
     if not isinstance(text, str) or not text.strip():
         return False
     return text == text.encode("utf-8", "ignore").decode()
 
 
-def _read(file: Path) -> dict[str, str]:
-    """The cached answers of a file; what is none, as a last line that was cut off, is left out."""
-    answers: dict[str, str] = {}
-    for row in files.read_jsonl_leniently(file)[0]:
-        with suppress(KeyError, TypeError):
-            if _is_answer(row["answer"]):
-                answers[str(row["key"])] = row["answer"]
-    return answers
+@dataclass(kw_only=True)
+class EndpointGenerator(Generator):
+    """Lets the model behind an endpoint play.
+
+    Prompts become messages again, and answers become token ids of MessageChat. There are no weights
+    and no log-probs, so nothing can be trained.
+
+    Args:
+        workers: Requests in flight at a time.
+        roles: The role that a token id begins; the id `end` ends a message.
+        input_price: Price of a million tokens read, `output_price` of a million written. None: not
+            counted.
+    """
+
+    chat: OpenAIChat
+    workers: int
+    roles: dict[int, str]
+    end: int
+    input_price: float | None = None
+    output_price: float | None = None
+    tokens_read: int = field(default=0, init=False)
+    tokens_written: int = field(default=0, init=False)
+
+    def generate(
+        self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
+    ) -> list[list[Completion]]:
+        """Return completions with NaN log-probs. RunAborted if the server gives no answer."""
+        pairs = list(zip(prompts, seeds, strict=True))
+        calls = [(ids, derive_seed(seed, j)) for ids, seed in pairs for j in range(sampling.n)]
+
+        def answer_to(call: tuple[list[int], int]) -> Answer:
+            messages = messages_of(call[0], self.roles, self.end)
+            return self.chat.ask(messages, call[1], sampling.temperature, sampling.max_tokens)
+
+        with ThreadPoolExecutor(self.workers) as pool:
+            try:
+                answers = list(pool.map(answer_to, calls))
+            except SimulatorError as error:
+                pool.shutdown(cancel_futures=True)
+                cache = self.chat.cache
+                again = f"answers so far are in {cache}: repeat the command" if cache else (
+                    "see that the server runs, and keep answers with model.request.cache=FILE"
+                )  # fmt: skip
+                raise RunAborted(f"{error}; {again}", code="endpoint-lost") from error
+        self.tokens_read += sum(answer.read for answer in answers)
+        self.tokens_written += sum(answer.written for answer in answers)
+        found = iter(map(self._completion, answers))
+        return [[next(found) for _ in range(sampling.n)] for _ in prompts]
+
+    def load(self, model: str, version: int, path: Path | None = None) -> None:
+        line = "model=endpoint cannot be trained; evaluate it with agentrl eval"
+        raise UserError(line, code="endpoint-untrainable")
+
+    def usage(self) -> dict[str, float]:
+        """Return the tokens read and written so far, and their cost."""
+        found = {
+            "endpoint/tokens_read": float(self.tokens_read),
+            "endpoint/tokens_written": float(self.tokens_written),
+        }
+        if self.input_price is None and self.output_price is None:
+            return found
+        read, written = (price or 0.0 for price in (self.input_price, self.output_price))
+        cost = (self.tokens_read * read + self.tokens_written * written) / 1e6
+        return found | {"endpoint/cost": cost}
+
+    def _completion(self, answer: Answer) -> Completion:
+        ids = list(answer.text.encode("utf-8", "replace"))
+        ids += [self.end] if answer.finish == "stop" else []
+        return Completion(ids, [float("nan")] * len(ids), answer.finish)
+
+
+def messages_of(ids: list[int], roles: dict[int, str], end: int) -> list[Message]:
+    """Return the messages that token ids encode, without the opening of the answer to come."""
+    messages: list[Message] = []
+    role, text = "", bytearray()
+    for i in [*ids, end]:
+        if i < BYTES:
+            text.append(i)
+            continue
+        if role and (i == end or text):
+            messages.append(Message(role, text.decode("utf-8", "replace")))
+        role, text = roles.get(i, ""), bytearray()
+    is_open = bool(messages) and messages[-1].role == "assistant" and not messages[-1].content
+    return messages[:-1] if is_open else messages

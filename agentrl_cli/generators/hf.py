@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache
 
 from agentrl_cli.core.batching import cheapest_slices, pass_cost
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.generators.base import Completion, Generator, Sampling
+from agentrl_cli.generators.base import Completion, Generator, HFGeneratorConfig, Sampling
 from agentrl_cli.generators.prefix_cache import (
     NO_LIMIT,
     BatchLayer,
@@ -34,7 +34,6 @@ from agentrl_cli.generators.prefix_cache import (
     align_right,
     pad,
 )
-from agentrl_cli.generators.settings import HFGeneratorConfig
 
 FREE_COLUMNS = 32  # free columns of a batch's buffers at first
 SAMPLES_PER_ROW = 8  # samples of one prompt that share a row of the cache
@@ -49,22 +48,8 @@ class Models(Protocol):
     """The part of a model set that the generator uses."""
 
     @property
-    def device(self) -> torch.device:
-        """Return the device of the modules."""
-        ...
-
-    def module(self, name: str) -> PreTrainedModel:
-        """Return the module with the weights of that name active."""
-        ...
-
-
-@dataclass
-class Rows:
-    """Token sequences: ids and prefix hashes [rows, longest], lengths [rows]."""
-
-    ids: Integers
-    lengths: Integers
-    hashes: Hashes
+    def device(self) -> torch.device: ...
+    def module(self, name: str) -> PreTrainedModel: ...
 
 
 @dataclass
@@ -76,7 +61,6 @@ class Spans:
     ends: Integers
 
     def select(self, at: Integers | slice) -> Spans:
-        """Return these spans only."""
         return Spans(self.rows[at], self.starts[at], self.ends[at])
 
 
@@ -115,29 +99,20 @@ class Batch:
 
 @dataclass
 class HFGenerator(HFGeneratorConfig, Generator):
-    """Samples from the modules of a model set.
-
-    Args:
-        max_batch: Rows of one forward pass at most.
-        cache_tokens: Tokens of each model whose keys and values stay cached between calls. `load`
-            drops those of a model whose weights changed.
-        cache_mib: MiB of all keys and values at most. Half is for the prefix cache, half for the
-            padded copy of a batch, which has fewer rows if they would not fit. None: half of the
-            free memory of a CUDA device at the first use, no limit on a CPU.
-    """
+    """Samples from the modules of a model set; batches have fewer rows if they would not fit."""
 
     models: Models
     half_bytes: int = field(default=0, init=False, repr=False)  # half of the limit; 0: not set yet
     caches: dict[str, PrefixCache] = field(default_factory=dict, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        self.check_settings()
+
     @torch.inference_mode()
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """Return `sampling.n` completions for each prompt.
-
-        Raises ValueError for an empty prompt, and UserError if a logit is NaN or infinite.
-        """
+        """Return `sampling.n` completions for each prompt. UserError if a logit is not finite."""
         if not all(prompts):
             raise ValueError(f"prompt {prompts.index([])} is empty; give at least one token")
         module, cache = self.models.module(model), self._cache(model)
@@ -148,13 +123,10 @@ class HFGenerator(HFGeneratorConfig, Generator):
             batch = _prefilled_batch(module, cache, inputs, streams, sampling)
             _sample_all(module, cache, batch, sampling)
             if bool(batch.logprobs[:-1].isnan().any()):
-                raise UserError(
-                    f"model '{model}' gives logits that are not finite: its weights diverged, or "
-                    "its dtype is too narrow; start from an earlier checkpoint "
-                    "(init=RUN/checkpoints/STEP/models/policy) with a lower learning rate, or "
-                    "give model.dtype=float32",
-                    code="logits-not-finite",
-                )
+                line = f"model '{model}' gives logits that are not finite; start from an earlier"
+                line += " checkpoint (init=RUN/checkpoints/STEP/models/policy) with a lower"
+                line += " learning rate, or give model.dtype=float32"
+                raise UserError(line, code="logits-not-finite")
             completions.update(zip(part, _completions(batch, sampling), strict=True))
         return [[completions[i, j] for j in range(sampling.n)] for i in range(len(prompts))]
 
@@ -190,19 +162,15 @@ class HFGenerator(HFGeneratorConfig, Generator):
         """Raise UserError if the keys and values of a sequence of `most` tokens do not fit."""
         if most > self._half_tokens(model):
             needed = 2 * most * self._token_bytes(model) / 2**20
-            raise UserError(
-                f"the keys and values of {most} tokens need {needed:.0f} MiB, and "
-                f"hardware.generator.cache_mib gives {self.half_bytes / 2**19:.0f}; raise it, or "
-                "lower rollout.max_context",
-                code="cache-too-small",
-            )
+            line = f"the keys and values of {most} tokens need {needed:.0f} MiB, and"
+            line += f" hardware.generator.cache_mib is {self.half_bytes / 2**19:.0f}; raise it, or"
+            raise UserError(f"{line} lower rollout.max_seq_len", code="cache-too-small")
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
         """Drop the cached keys and values of the former weights; the module itself is shared."""
         self.caches.pop(model, None)
 
     def clear(self) -> None:
-        """Drop the prefix caches of all models."""
         self.caches.clear()
 
     def _cache(self, model: str) -> PrefixCache:
@@ -210,11 +178,9 @@ class HFGenerator(HFGeneratorConfig, Generator):
             config = self.models.module(model).config.get_text_config(decoder=True)
             kinds = set(getattr(config, "layer_types", None) or ()) - CACHEABLE_LAYERS
             if kinds:
-                raise UserError(
-                    f"the model has layers of kind {', '.join(sorted(kinds))}, which the hf "
-                    "generator cannot cache; use a model with attention layers only",
-                    code="layer-not-cacheable",
-                )
+                line = f"the hf generator cannot cache layers of kind {', '.join(sorted(kinds))}"
+                line += "; use a model with attention layers only"
+                raise UserError(line, code="layer-not-cacheable")
             layers = config.num_hidden_layers
             self.caches[model] = PrefixCache(self.cache_tokens, layers, self.models.device)
         return self.caches[model]
@@ -257,10 +223,7 @@ class HFGenerator(HFGeneratorConfig, Generator):
             self.caches[model].trim()
 
     def _make_room(self, model: str, tokens: int) -> None:
-        """Give this model's cache the memory that the others leave.
-
-        If it is less than `tokens` tokens need, drop other caches, least recently used first.
-        """
+        """Make room for `tokens` of this model; drop least recently used caches if needed."""
         self.caches[model] = cache = self.caches.pop(model)
         others = [name for name in self.caches if name != model]
         free = self.half_bytes - sum(self.caches[name].nbytes for name in others)
@@ -276,10 +239,7 @@ class HFGenerator(HFGeneratorConfig, Generator):
 def batch_sizes(
     prompts: list[list[int]], max_tokens: int, samples_per_row: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield, for batches of the first 1, 2, ... prompts, the tokens to store and to copy.
-
-    Prompts are sorted from the shortest; `samples_per_row` equal ones share a row of the cache.
-    """
+    """Yield the tokens to store and to copy for batches of the first 1, 2, ... sorted prompts."""
     times: Counter[tuple[int, ...]] = Counter()
     stored, rows, most = 0, 0, 1
     for prompt in prompts:
@@ -316,30 +276,34 @@ def _samples_per_row(module: PreTrainedModel, sampling: Sampling) -> int:
 # prefill
 
 
-def prefill(module: PreTrainedModel, cache: PrefixCache, rows: Rows) -> Integers:
+def prefill(
+    module: PreTrainedModel, cache: PrefixCache, ids: Integers, lengths: Integers
+) -> Integers:
     """Read all tokens that are not cached; return the slots [rows, longest], -1 for padding."""
-    slots = cache.find(rows.hashes)  # [rows, longest]
+    hashes = cache.hash(ids, lengths)
+    slots = cache.find(hashes)  # [rows, longest]
     end = np.zeros((len(slots), 1), np.bool_)
     cached = np.argmin(np.concatenate([slots >= 0, end], axis=1), axis=1).astype(np.int64)
-    for spans in plan_rounds(rows, np.minimum(cached, rows.lengths)):
-        lengths, ones = (spans.ends - spans.starts).tolist(), [1] * len(spans.rows)
-        for part in cheapest_slices(lengths, ones, PREFILL_TOKENS, pass_cost(cache.device.type)):
+    cost = pass_cost(cache.device.type)
+    for spans in plan_rounds(hashes, lengths, np.minimum(cached, lengths)):
+        sizes, ones = (spans.ends - spans.starts).tolist(), [1] * len(spans.rows)
+        for part in cheapest_slices(sizes, ones, PREFILL_TOKENS, cost):
             for few in _halved(spans.select(part), cache.max_copied):
-                _read_spans(module, cache, rows, slots, few)
-        slots = cache.find(rows.hashes)
+                _read_spans(module, cache, ids, hashes, slots, few)
+        slots = cache.find(hashes)
     return slots
 
 
-def plan_rounds(rows: Rows, cached: Integers) -> list[Spans]:
+def plan_rounds(hashes: Hashes, lengths: Integers, cached: Integers) -> list[Spans]:
     """Plan which tokens to read, in rounds that build on earlier rounds; longest spans first.
 
     Of each row the first `cached` tokens are in the cache. A token that rows share is read once, in
     the longest of them, if that saves enough tokens. Otherwise there is one round.
     """
-    missing = np.flatnonzero(cached < rows.lengths)
-    by_length = missing[np.argsort(-rows.lengths[missing], kind="stable")]
-    every = Spans(by_length, cached[by_length], rows.lengths[by_length])
-    owners = _owners(rows.hashes[by_length], every)
+    missing = np.flatnonzero(cached < lengths)
+    by_length = missing[np.argsort(-lengths[missing], kind="stable")]
+    every = Spans(by_length, cached[by_length], lengths[by_length])
+    owners = _owners(hashes[by_length], every)
     owned = owners == np.arange(len(owners))[:, None]
     starts = np.where(owned.any(1), owned.argmax(1), every.ends)
     rounds = np.zeros(len(starts), np.int64)
@@ -374,7 +338,12 @@ def _halved(spans: Spans, most: int) -> list[Spans]:
 
 
 def _read_spans(
-    module: PreTrainedModel, cache: PrefixCache, rows: Rows, slots: Integers, spans: Spans
+    module: PreTrainedModel,
+    cache: PrefixCache,
+    ids: Integers,
+    hashes: Hashes,
+    slots: Integers,
+    spans: Spans,
 ) -> None:
     """Run a forward pass over the spans, padded on the right, and store its keys and values."""
     past, inside = align_right(slots[spans.rows], spans.starts)
@@ -384,7 +353,7 @@ def _read_spans(
     batch_cache = cache.gather(past, columns.shape[1], ends_pass=True)
     with suppress(StopForward):
         module(
-            input_ids=_tensor(np.take_along_axis(rows.ids[spans.rows], columns, 1), cache.device),
+            input_ids=_tensor(np.take_along_axis(ids[spans.rows], columns, 1), cache.device),
             attention_mask=_tensor(np.concatenate([inside, new], axis=1), cache.device),
             position_ids=_tensor(columns, cache.device),
             past_key_values=batch_cache,
@@ -392,8 +361,8 @@ def _read_spans(
             logits_to_keep=1,
         )
     row, column = np.nonzero(new)
-    hashes = np.take_along_axis(rows.hashes[spans.rows], columns, axis=1)[new]
-    cache.store(hashes, row, column + past.shape[1], batch_cache)
+    new_hashes = np.take_along_axis(hashes[spans.rows], columns, axis=1)[new]
+    cache.store(new_hashes, row, column + past.shape[1], batch_cache)
 
 
 # decoding
@@ -410,8 +379,7 @@ def _prefilled_batch(
     unique = {key: i for i, key in enumerate(dict.fromkeys(map(tuple, prompts)))}
     which = [unique[tuple(prompt)] for prompt in prompts]  # [B]: into the unique ones
     ids, lengths = pad([list(prompt[:-1]) for prompt in unique])
-    rows = Rows(ids, lengths, cache.hash(ids, lengths))
-    past, inside = align_right(prefill(module, cache, rows), lengths)
+    past, inside = align_right(prefill(module, cache, ids, lengths), lengths)
     device, most = cache.device, sampling.max_tokens
     cells = _grid(which, _samples_per_row(module, sampling))  # [G, N]
     heads = np.array(which)[cells[:, 0]]  # [G]: into the unique ones
@@ -436,10 +404,7 @@ def _prefilled_batch(
 
 
 def _grid(which: list[int], most: int) -> Integers:
-    """Group rows with the same number in `which` into a grid [G, N], N at most `most`.
-
-    Empty cells are len(which). Grid rows are in the order of their first entries.
-    """
+    """Group rows of equal number in `which` into a grid [G, N <= most]; len(which) if empty."""
     rows_of: dict[int, list[int]] = {}
     for row, number in enumerate(which):
         rows_of.setdefault(number, []).append(row)
@@ -525,10 +490,7 @@ def _forward(module: PreTrainedModel, batch: Batch, step: int, **options: bool) 
 
 
 def _store_prefixes(cache: PrefixCache, batch: Batch, chosen: Tensor) -> None:
-    """Store the states that the chosen cells [G, N] computed while decoding.
-
-    These are the prompt's last token and all sampled tokens but the last, which was never read.
-    """
+    """Store the states of the chosen cells [G, N]: last prompt token, sampled tokens but one."""
     cache_rows = torch.nonzero(chosen)[:, 0].cpu().numpy()
     members = batch.cells[chosen]
     counts = batch.lengths[members].cpu().numpy()

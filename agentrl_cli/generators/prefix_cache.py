@@ -76,7 +76,6 @@ class BatchLayer(DynamicLayer):
         return keys, values
 
     def get_seq_length(self) -> int:
-        """Return the number of columns in use."""
         return self.length
 
     def select(self, rows: Tensor) -> None:
@@ -117,14 +116,10 @@ class PrefixCache:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the pool."""
         return sum(part.nbytes for pair in self.pool for part in pair)
 
     def hash(self, ids: Integers, lengths: Integers) -> Hashes:
-        """Return the hash [rows, longest] of every prefix of ids [rows, longest].
-
-        A hash is a sum over tokens of random factors of id and position. Padding has hash 0.
-        """
+        """Return the hash of every prefix of ids [rows, longest]; padding has hash 0."""
         longest = ids.shape[1]
         self.id_factors = self._extended(self.id_factors, int(ids.max(initial=0)) + 1)
         self.position_factors = self._extended(self.position_factors, longest) | np.uint64(1)
@@ -189,10 +184,7 @@ class PrefixCache:
         return Cache(layers=layers)  # pyright: ignore[reportArgumentType]
 
     def trim(self) -> None:
-        """End a batch: drop the least recently used tokens above `limit`, and shrink the pool.
-
-        A quarter of the limit more is dropped, so that this happens rarely.
-        """
+        """End a batch: drop the least recently used tokens above `limit`, and shrink the pool."""
         self.clock += 1
         limit = min(self.limit, self.max_slots)
         if len(self.slot_of) > limit:
@@ -212,11 +204,7 @@ class PrefixCache:
         self.free.extend(oldest.tolist())
 
     def _take(self, count: int, layers: list[BatchLayer]) -> Integers:
-        """Take `count` free slots.
-
-        If there are too few, the pool doubles as far as `max_slots` allows, and tokens that this
-        batch does not use are dropped.
-        """
+        """Take free slots; grow the pool up to `max_slots`, and drop unused tokens beyond it."""
         size = len(self.hashes)
         short = count - len(self.free) - max(0, self.max_slots - size)
         if short > 0:

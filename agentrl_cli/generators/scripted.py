@@ -1,4 +1,4 @@
-"""A generator that answers by a Python function of the prompt's text: for tests and experts."""
+"""A generator that answers with a Python function of the prompt's text, for tests and experts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from agentrl_cli.generators.base import Completion, Generator, Sampling
 
 
 class ScriptedGenerator(Generator):
-    """`answer` maps a prompt's text to an answer; `read` (ids to text, special tokens kept) and
-    `write` (an answer to its ids, closing token included) are the chat's."""
+    """Answers with `answer(text)`; `read` decodes a prompt and `write` encodes an answer."""
 
     def __init__(
         self,
@@ -24,11 +23,11 @@ class ScriptedGenerator(Generator):
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """The same answer `sampling.n` times, cut at `max_tokens`; log-probs are 0 (certain)."""
+        """Return the same answer `sampling.n` times, cut at `max_tokens`, with log-probs 0."""
         return [[self._complete(prompt, sampling) for _ in range(sampling.n)] for prompt in prompts]
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """A script has no weights."""
+        """Do nothing: a script has no weights."""
 
     def _complete(self, prompt: list[int], sampling: Sampling) -> Completion:
         ids = self.write(self.answer(self.read(prompt)))

@@ -1,103 +1,107 @@
-"""Sampling from vLLM servers: prompts of ids go out, ids and log-probs come back, many requests in
-flight. Weights are pulled: a model that has changed since it was last used is written as an adapter
-of a new name, which every server loads in place of the old one. What the servers then answer is
-held against a recomputation in this process."""
+"""Sampling from vLLM servers with the weights of this process.
+
+Weights are pulled: if a model has changed since its last use, it is written as an adapter with a
+new name, which every server loads in place of the old one. The first answers under new weights are
+compared with log-probs that this process computes.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import math
 import secrets
 import shutil
 import tempfile
 import time
-import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
+
+from pydantic import Field
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import (
     GeneratorError,
-    StoppedRun,
+    RunAborted,
     UserError,
     require_above,
     require_at_least,
 )
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import derive_seed
-from agentrl_cli.generators.address import address_parts
-from agentrl_cli.generators.background import run_beside_loop, wait_for
 from agentrl_cli.generators.base import Completion, Generator, Sampling
-from agentrl_cli.generators.prefix_router import PrefixRouter
-from agentrl_cli.generators.vllm_client import KEY_VARIABLE, Adapter, Fault, Fleet, Request, Server
-from agentrl_cli.generators.vllm_server import ServedModel, ServerProcess, ServerSettings
+from agentrl_cli.generators.endpoint import checked_address, wait_for
+from agentrl_cli.generators.vllm_server import (
+    API_KEY,
+    Adapter,
+    Request,
+    ServedModel,
+    Server,
+    ServerFault,
+    ServerProcess,
+    ServerSettings,
+)
 
-CHECKED_COMPLETIONS = 4  # of an adapter's first call to each server, which are recomputed
+Result = TypeVar("Result")
+CHECKED_COMPLETIONS = 4  # of each server's first answers with an adapter, recomputed here
+FIRST_PAUSE = 0.5  # seconds before a retry; doubles
+LONGEST_PAUSE = 8.0
 CLOSE_SECONDS = 5.0
 PROBE = Sampling(max_tokens=16, temperature=1.0, stop_ids=())
 PROBE_TOKENS = 8
+BLOCK = 16  # tokens that the router hashes together
 
 
 class Models(Protocol):
-    """What the generator needs of a model set with LoRA."""
+    """The part of a model set with LoRA that the generator uses."""
 
     @property
-    def config(self) -> Any:
-        """Its settings: `path`, and `lora`, None where there are no adapters."""
-        ...
-
+    def config(self) -> Any: ...
     @property
-    def generating(self) -> list[str]:
-        """The names of the models that generate."""
-        ...
-
-    def module(self, name: str) -> Any:
-        """The torch module, ready to run under the weights of that name."""
-        ...
-
-    def version(self, name: str) -> int:
-        """How often its weights have changed."""
-        ...
-
-    def fingerprint(self, name: str) -> str:
-        """16 hex digits of its weights."""
-        ...
-
-    def save_adapter(self, name: str, folder: Path) -> None:
-        """Write its adapter as peft reads one."""
-        ...
-
-    def find_base(self, folder: Path) -> str:
-        """The path of the base model, which may be written to `folder` for that."""
-        ...
+    def generating(self) -> list[str]: ...
+    def module(self, name: str) -> Any: ...
+    def version(self, name: str) -> int: ...
+    def fingerprint(self, name: str) -> str: ...
+    def save_adapter(self, name: str, folder: Path) -> None: ...
+    def find_base(self, folder: Path) -> str: ...
 
 
 @dataclass
 class VLLMGenerator(Generator):
-    """Samples from the servers at `urls`, at most `requests` requests in flight to each, or, where
-    there are none, from one that it starts as `server` says. An attempt may take `timeout` seconds;
-    `retries` more follow where it fails, with another server first. `adapters` is the folder where
-    weights are handed over, which servers see under the same path; None: one of this machine, for
-    as long as this process lives. Where log-probs are further from a recomputation than
-    `max_logprob_gap` nats a token in the mean (None: no limit), the run stops."""
+    """Samples from vLLM servers with the LoRA adapters of a model set."""
 
     gives_hidden_states = False
 
     models: Models
     _: KW_ONLY
-    urls: list[str]
-    requests: int
-    timeout: float
-    retries: int
-    max_logprob_gap: float | None
-    adapters: str | None
-    server: ServerSettings
-    connection: Connection | None = field(default=None, init=False, repr=False)
+    urls: Annotated[
+        list[str],
+        Field(description="Addresses of running servers, as [http://127.0.0.1:8000]. Empty: one is "
+              "started and ends with the run."),
+    ]  # fmt: skip
+    requests: Annotated[int, Field(ge=1, description="Requests in flight to each server.")]
+    timeout: Annotated[float, Field(gt=0, description="Seconds of one attempt.")]
+    retries: Annotated[int, Field(ge=0, description="Further attempts, at another server first.")]
+    max_logp_diff: Annotated[
+        float | None,
+        Field(gt=0, description="Largest mean difference between log-probs of server and trainer, "
+              "in nats per token. null: no limit."),
+    ]  # fmt: skip
+    adapters: Annotated[
+        str | None,
+        Field(description="Folder that hands over weights, under the same path for the servers. "
+              "null: a temporary folder of this machine."),
+    ]  # fmt: skip
+    server: Annotated[
+        ServerSettings, Field(description="How a server is started, also by agentrl serve.")
+    ]
+    fleet: Fleet | None = field(default=None, init=False, repr=False)
     loaded: dict[str, Adapter] = field(default_factory=dict, init=False, repr=False)  # by model
     unchecked: set[Adapter] = field(default_factory=set, init=False, repr=False)
     meter: dict[str, float] = field(default_factory=dict, init=False, repr=False)
@@ -106,20 +110,28 @@ class VLLMGenerator(Generator):
     def __post_init__(self) -> None:
         require_at_least(1, requests=self.requests)
         require_at_least(0, retries=self.retries)
-        gap = self.max_logprob_gap
-        require_above(0, timeout=self.timeout, max_logprob_gap=1 if gap is None else gap)
-        self.urls = [_checked_url(url) for url in self.urls]
+        gap = self.max_logp_diff
+        require_above(0, timeout=self.timeout, max_logp_diff=1 if gap is None else gap)
+        for url in self.urls:
+            parts = checked_address(url, "hardware.generator.urls", f"a key as {API_KEY}")
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                line = f"hardware.generator.urls holds '{url}'"
+                line += "; give addresses such as http://127.0.0.1:8000"
+                raise UserError(line, code="invalid-address")
+        self.urls = [url.rstrip("/").removesuffix("/v1") for url in self.urls]
         if self.models.config.lora is None:
-            line = "hardware=vllm carries LoRA adapters to its servers, and model.lora is null"
-            remedy = "give model.lora={rank:16,alpha:32,targets:[all-linear]}, or train all weights"
-            raise UserError(f"{line}; {remedy} with hardware=gpu")
+            line = "hardware=vllm sends LoRA adapters to its servers, and model.lora is null; give"
+            line += " model.lora={rank:16,alpha:32,targets:[all-linear]}, or train all weights with"
+            raise UserError(f"{line} hardware=gpu", code="lora-required")
 
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"
     ) -> list[list[Completion]]:
-        """`sampling.n` completions for each prompt, each of them a request with a seed of its own.
-        GeneratorError where some got no answer, StoppedRun where a server refuses or does not hold
-        these weights, ValueError for an empty prompt."""
+        """Return `sampling.n` completions for each prompt; each is a request with its own seed.
+
+        Raises GeneratorError if some got no answer, RunAborted if a server refuses or has other
+        weights, and ValueError for an empty prompt.
+        """
         if not all(prompts):
             raise ValueError(f"prompt {prompts.index([])} is empty; give at least one token")
         rows = [prompt for prompt in prompts for _ in range(sampling.n)]
@@ -127,71 +139,75 @@ class VLLMGenerator(Generator):
         homes = self._connected().router.route(rows, model)
         answers = self._sample(rows, streams, sampling, model, homes)
         found = [answers[k : k + sampling.n] for k in range(0, len(answers), sampling.n)]
-        faults = [answer for answer in answers if isinstance(answer, Fault)]
+        faults = [answer for answer in answers if isinstance(answer, ServerFault)]
         if faults:
-            whole = [None if any(isinstance(c, Fault) for c in row) else row for row in found]
-            raise GeneratorError(self._described(faults[0]), whole)
-        return [[c for c in row if isinstance(c, Completion)] for row in found]
+            whole = [None if any(isinstance(c, ServerFault) for c in row) else row for row in found]
+            raise GeneratorError(self._describe(faults[0]), whole)
+        return found  # pyright: ignore[reportReturnType]
 
     def load(self, model: str, version: int, path: Path | None = None) -> None:
-        """Weights are pulled when the model is used next."""
+        """Do nothing: weights are pulled at the next use of the model."""
 
     def check_context(self, most: int, model: str = "policy") -> None:
-        """Find or start the servers, and try them. UserError where one cannot be reached, serves
-        another model, takes no adapters, or reads less than `most` tokens."""
+        """Connect to the servers or start one, and sample a few tokens from each.
+
+        Raises UserError if a server cannot be reached, serves another model, accepts no adapters,
+        or reads fewer than `most` tokens.
+        """
         try:
-            connection = self._connected()
-            listed = wait_for(connection.fleet.list_models())
-            for url, cards in zip(connection.urls, listed, strict=True):
-                _refuse_short_context(url, cards, most)
+            fleet = self._connected()
+            for server, cards in zip(fleet.servers, wait_for(fleet.list_models()), strict=True):
+                lengths = [card.get("max_model_len") for card in cards]
+                reads = min([n for n in lengths if isinstance(n, int)], default=math.inf)
+                if most > reads:
+                    line = f"the server at {server.url} reads at most {reads} tokens, and {most}"
+                    line += " are needed; raise its --max-model-len, or lower rollout.max_seq_len"
+                    raise UserError(line, code="context-too-long")
             self._probe(model)
-        except Fault as fault:
+        except ServerFault as fault:
             remedy = "start a server with agentrl serve, or correct hardware.generator.urls"
-            raise UserError(f"{self._described(fault)}; {remedy}") from None
-        except StoppedRun as refusal:
-            raise UserError(str(refusal)) from None
+            line = f"{self._describe(fault)}; {remedy}"
+            raise UserError(line, code="server-unreachable") from None
+        except RunAborted as refusal:
+            raise UserError(str(refusal), code=refusal.code) from None
 
     def clear(self) -> None:
-        """Forget which server has read what."""
-        if self.connection:
-            self.connection.router.clear()
+        if self.fleet:
+            self.fleet.router.clear()
 
     def metrics(self) -> dict[str, float]:
-        """What was pulled, tried again and checked since this was asked last, and which weights
-        the servers have."""
+        """Return loads, retries and gaps since the last call, and the versions of the servers."""
         found = {"time/weight_sync": self.meter.pop("sync_seconds", 0.0)}
         found |= {f"generator/{key}": value for key, value in self.meter.items()}
         for name, adapter in self.loaded.items():
             found[f"generator/{name}_version"] = float(adapter.version)
             found[f"generator/{name}_fingerprint"] = float(int(adapter.fingerprint[:12], 16))
-        if self.connection:
-            found["generator/retries"] = float(self.connection.fleet.repeated)
-            self.connection.fleet.repeated = 0
+        if self.fleet:
+            found["generator/retries"] = float(self.fleet.retried)
+            self.fleet.retried = 0
         self.meter = {"loads": 0.0}
         return found
 
     def close(self) -> None:
-        """Unload the adapters, end the server that was started here, remove what was written."""
-        if self.connection:
-            self.connection.close()
-            self.connection, self.loaded = None, {}
+        """Unload the adapters, end a server that was started here, and remove written files."""
+        if self.fleet:
+            self.fleet.close()
+            self.fleet, self.loaded = None, {}
 
-    def _connected(self) -> Connection:
-        if self.connection is None:
-            self.connection = connect(self)
-            weakref.finalize(self, self.connection.close)
-        return self.connection
+    def _connected(self) -> Fleet:
+        if self.fleet is None:
+            self.fleet = Fleet(self)
+        return self.fleet
 
     def _probe(self, model: str) -> None:
-        """Sample a few tokens from each server, which tries all that a step relies on. Afterwards
-        nothing is loaded: a run may restore other weights before its first step."""
-        words, connection = self._vocabulary(model), self._connected()
+        """Sample from each server, then unload: a run may restore other weights first."""
+        words, fleet = self._vocabulary(model), self._connected()
         prompt = [derive_seed("probe", i) % words for i in range(PROBE_TOKENS)]
-        homes = list(range(len(connection.urls)))
+        homes = list(range(len(fleet.servers)))
         for answer in self._sample([prompt] * len(homes), homes, PROBE, model, homes):
-            if isinstance(answer, Fault):
+            if isinstance(answer, ServerFault):
                 raise answer
-        wait_for(connection.fleet.unload(list(self.loaded.values())))
+        wait_for(fleet.unload(list(self.loaded.values())))
         self.loaded = {}
 
     def _sample(
@@ -201,36 +217,37 @@ class VLLMGenerator(Generator):
         sampling: Sampling,
         model: str,
         homes: list[int],
-    ) -> list[Completion | Fault]:
-        """One completion of each prompt, or why there is none, from the server `homes` or, where
-        that one fails, another."""
+    ) -> list[Completion | ServerFault]:
+        """Return a completion or a fault for each prompt; `homes` are the servers to try first."""
         try:
             adapter = self._pull(model)
-        except Fault as fault:
+        except ServerFault as fault:
             return [fault] * len(prompts)
-        limits = {"sampling": sampling, "vocabulary": self._vocabulary(model)}
+        vocabulary = self._vocabulary(model)
         requests = [
-            Request(adapter=adapter, prompt=prompt, seed=seed, **limits)
+            Request(
+                adapter=adapter, prompt=prompt, seed=seed, sampling=sampling, vocabulary=vocabulary
+            )
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        answers = wait_for(self._connected().fleet.complete(requests, homes))
+        answers = wait_for(self._connected().complete(requests, homes))
         if adapter in self.unchecked:
             self._check_gap(model, adapter, requests, answers, homes)
         return answers
 
     def _pull(self, model: str) -> Adapter:
-        """The adapter with the weights of now. Fault where no server can be reached."""
+        """Return the adapter with the current weights. Raises ServerFault if no server answers."""
         with self.pulling:
             version, old = self.models.version(model), self.loaded.get(model)
             if old is not None and old.version == version:
                 return old
-            began, connection = time.perf_counter(), self._connected()
+            began, fleet = time.perf_counter(), self._connected()
             fingerprint = self.models.fingerprint(model)
-            folder = connection.new_folder(f"{model}-v{version}-{fingerprint}")
+            folder = fleet.new_folder(f"{model}-v{version}-{fingerprint}")
             new = Adapter(name=folder.name, folder=folder, version=version, fingerprint=fingerprint)
             try:
                 self.models.save_adapter(model, folder)
-                wait_for(connection.fleet.exchange(new, old))
+                wait_for(fleet.exchange(new, old))
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -239,8 +256,9 @@ class VLLMGenerator(Generator):
                 shutil.rmtree(old.folder, ignore_errors=True)
             self.loaded[model] = new
             self.unchecked.add(new)
-            self._add("loads", 1.0)
-            self._add("sync_seconds", time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            for key, value in {"loads": 1.0, "sync_seconds": seconds}.items():
+                self.meter[key] = self.meter.get(key, 0.0) + value
             return new
 
     def _check_gap(
@@ -248,11 +266,10 @@ class VLLMGenerator(Generator):
         model: str,
         adapter: Adapter,
         requests: list[Request],
-        answers: list[Completion | Fault],
+        answers: list[Completion | ServerFault],
         homes: list[int],
     ) -> None:
-        """Recompute a few of the first answers that each server gives with these weights.
-        StoppedRun where the log-probs are too far off."""
+        """Recompute a few answers of each server; raise RunAborted if log-probs differ too much."""
         taken, gaps, module = Counter[int](), list[float](), self.models.module(model)
         for request, answer, home in zip(requests, answers, homes, strict=True):
             if isinstance(answer, Completion) and taken[home] < CHECKED_COMPLETIONS:
@@ -262,99 +279,168 @@ class VLLMGenerator(Generator):
         if not gaps:
             return
         self.unchecked.discard(adapter)
-        gap, limit = sum(gaps) / len(gaps), self.max_logprob_gap
+        gap, limit = sum(gaps) / len(gaps), self.max_logp_diff
         for key, value in {"logprob_gap": gap, "logprob_gap_max": max(gaps)}.items():
             self.meter[key] = max(value, self.meter.get(key, 0.0))
         if limit is not None and not gap <= limit:
-            line = f"the server's log-probs of '{model}' are {gap:.2g} nats a token from those of"
-            line += f" '{self.models.config.path}' here, and at most {limit:g} may be"
-            remedy = "serve that model in its dtype, or raise hardware.generator.max_logprob_gap"
-            raise StoppedRun(f"{line}; {remedy}")
+            line = f"log-probs of '{model}' differ by {gap:.2g} nats a token between the server"
+            line += f" and '{self.models.config.path}' here (limit {limit:g}); serve that model"
+            line += " in its dtype, or raise hardware.generator.max_logp_diff"
+            raise RunAborted(line, code="logprob-gap")
 
     def _vocabulary(self, model: str) -> int:
         return self.models.module(model).config.get_text_config().vocab_size
 
-    def _described(self, fault: Fault) -> str:
-        """Why there is no answer, and how a server ended that was started here."""
-        ended = self.connection.describe_end() if self.connection else None
-        return f"{fault}; {ended}" if ended else str(fault)
-
-    def _add(self, key: str, value: float) -> None:
-        self.meter[key] = self.meter.get(key, 0.0) + value
+    def _describe(self, fault: ServerFault) -> str:
+        """Return the fault, and how a server that was started here has ended."""
+        process = self.fleet.process if self.fleet else None
+        end = process.describe_end() if process else None
+        return f"{fault}; the server that this run started has ended: {end}" if end else str(fault)
 
 
-@dataclass(kw_only=True)
-class Connection:
-    """The servers in use, the folder in which they find adapters, and the server that was started
-    for this run, if one was."""
+class Fleet:
+    """The servers of a run, each of which can answer any prompt, and the folder for adapters.
 
-    urls: list[str]
-    fleet: Fleet
-    router: PrefixRouter
-    folder: Path
-    process: ServerProcess | None
-    folders: Iterator[int] = field(default_factory=count)
-    is_closed: bool = False
+    `retried` counts attempts after faults. Everything is undone by `close`, at the latest when this
+    process exits.
+    """
+
+    def __init__(self, settings: VLLMGenerator) -> None:
+        """Raises UserError if a server cannot start or the folder cannot be written."""
+        root = Path(tempfile.gettempdir() if settings.adapters is None else settings.adapters)
+        self.folder = root.resolve() / f"agentrl-{secrets.token_hex(4)}"
+        self.numbers, self.retries, self.retried = count(), settings.retries, 0
+        self.servers: list[Server] = []
+        self.process: ServerProcess | None = None
+        with files.explain_write_errors(self.folder, "give hardware.generator.adapters=FOLDER"):
+            self.folder.mkdir(parents=True)
+        atexit.register(self.close)
+        urls = settings.urls
+        try:
+            if not urls:
+                self.process = self._start(settings)
+                urls = [self.process.url]
+        except BaseException:
+            self.close()
+            raise
+        self.servers = [
+            Server(url, requests=settings.requests, timeout=settings.timeout) for url in urls
+        ]
+        self.router = PrefixRouter(len(urls))
+
+    def _start(self, settings: VLLMGenerator) -> ServerProcess:
+        models = settings.models
+        dtype = str(models.module(models.generating[0]).dtype).removeprefix("torch.")
+        served = ServedModel(
+            path=models.find_base(self.folder / "base"), dtype=dtype, rank=models.config.lora.rank,
+            models=len(models.generating),
+        )  # fmt: skip
+        process = ServerProcess(settings.server, served, self.folder / "server.log")
+        echo(f"starting a vLLM server at {process.url}", err=True)
+        process.wait_until_ready()
+        return process
 
     def new_folder(self, name: str) -> Path:
-        """A folder for an adapter, of a name that there never was; not made yet."""
-        return self.folder / f"{self.folder.name}-{next(self.folders)}-{name}"
-
-    def describe_end(self) -> str | None:
-        """How the server ended that was started here; None where it runs, or there is none."""
-        end = self.process.describe_end() if self.process else None
-        return f"the server that this run had started is gone: {end}" if end else None
+        """Return a new folder name for an adapter."""
+        return self.folder / f"{self.folder.name}-{next(self.numbers)}-{name}"
 
     def close(self) -> None:
-        """End the server that was started here, or leave others without what was loaded; once."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        run_beside_loop(self._end)
-
-    def _end(self) -> None:
+        """End a server that was started here, unload adapters from others, remove the folder."""
+        atexit.unregister(self.close)
         if self.process:
             self.process.stop()
-        with suppress(Exception):  # whatever the servers do, the run has ended
-            wait_for(self.fleet.close(), CLOSE_SECONDS)
+        with suppress(Exception):  # the run has ended, whatever the servers do
+            wait_for(self._close_servers(), CLOSE_SECONDS)
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    async def complete(
+        self, requests: list[Request], homes: list[int]
+    ) -> list[Completion | ServerFault]:
+        """Return a completion or a fault for each request. RunAborted if a server refuses."""
+        calls = [self._complete(*pair) for pair in zip(requests, homes, strict=True)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, ServerFault):
+                raise answer
+        return answers  # pyright: ignore[reportReturnType]
 
-def connect(settings: VLLMGenerator) -> Connection:
-    """The servers at the given addresses, or one that is started now. UserError where it does not
-    start, or the folder for adapters cannot be written."""
-    root = Path(tempfile.gettempdir() if settings.adapters is None else settings.adapters)
-    folder = root.resolve() / f"agentrl-{secrets.token_hex(4)}"
-    with files.explain_write_errors(folder, "give hardware.generator.adapters=FOLDER"):
-        folder.mkdir(parents=True)
-    process = None
-    if not settings.urls:
-        try:
-            process = _start_server(settings, folder)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-    urls = [process.url] if process else settings.urls
-    servers = [Server(url, requests=settings.requests, timeout=settings.timeout) for url in urls]
-    fleet, router = Fleet(servers, settings.retries), PrefixRouter(len(urls))
-    return Connection(urls=urls, fleet=fleet, router=router, folder=folder, process=process)
+    async def exchange(self, new: Adapter, old: Adapter | None) -> None:
+        """Load `new` everywhere, then unload `old`. Raises ServerFault if no server loads it."""
+        loads = [self._retry(lambda i, s=server: s.load(new)) for server in self.servers]
+        failed = [e for e in await asyncio.gather(*loads, return_exceptions=True) if e is not None]
+        for error in failed:
+            if not isinstance(error, ServerFault) or len(failed) == len(self.servers):
+                raise error
+        if old is not None:
+            await self.unload([old])
+
+    async def unload(self, adapters: list[Adapter]) -> None:
+        """Unload these adapters everywhere."""
+        pairs = [(server, adapter) for server in self.servers for adapter in adapters]
+        await asyncio.gather(*(server.unload(adapter.name) for server, adapter in pairs))
+
+    async def list_models(self) -> list[list[dict[str, Any]]]:
+        """Return the models of each server. Raises ServerFault if one cannot be reached."""
+        calls = [self._retry(lambda i, s=server: s.list_models()) for server in self.servers]
+        return await asyncio.gather(*calls)
+
+    async def _close_servers(self) -> None:
+        await asyncio.gather(*(server.close() for server in self.servers))
+
+    async def _complete(self, request: Request, home: int) -> Completion:
+        size = len(self.servers)
+        order = [self.servers[(home + k) % size] for k in range(size)]
+        return await self._retry(lambda i: order[i % size].complete(request), size)
+
+    async def _retry(self, attempt: Callable[[int], Awaitable[Result]], servers: int = 1) -> Result:
+        """Return the first result without a fault; pause after each of `servers` was tried."""
+        for i in range(self.retries):
+            try:
+                return await attempt(i)
+            except ServerFault:
+                self.retried += 1
+            if i + 1 >= servers:
+                await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (i + 1 - servers)))
+        return await attempt(self.retries)
 
 
-def _start_server(settings: VLLMGenerator, folder: Path) -> ServerProcess:
-    models = settings.models
-    dtype = str(models.module(models.generating[0]).dtype).removeprefix("torch.")
-    served = ServedModel(
-        path=models.find_base(folder / "base"), dtype=dtype, rank=models.config.lora.rank,
-        models=len(models.generating),
-    )  # fmt: skip
-    process = ServerProcess(settings.server, served, folder / "server.log")
-    say(f"starting a vLLM server at {process.url}", err=True)
-    process.wait_until_ready()
-    return process
+class PrefixRouter:
+    """Sends each prompt to the server that has read most of it, with equal shares of a call."""
+
+    def __init__(self, servers: int) -> None:
+        self.servers = servers
+        self.server_of: dict[int, int] = {}  # by the hash of a prefix
+
+    def route(self, prompts: list[list[int]], model: str) -> list[int]:
+        """Return a server for each prompt. Prompts with the longest known prefix choose first."""
+        if self.servers == 1:
+            return [0] * len(prompts)
+        chains: list[list[int]] = []  # of each prompt, the hashes of its prefixes of whole blocks
+        for prompt in prompts:
+            chain, last = [], hash(model)
+            for end in range(BLOCK, len(prompt) + 1, BLOCK):
+                last = hash((last, *prompt[end - BLOCK : end]))
+                chain.append(last)
+            chains.append(chain)
+        known = [sum(key in self.server_of for key in chain) for chain in chains]
+        share = math.ceil(len(prompts) / self.servers)
+        loads, chosen = [0] * self.servers, [0] * len(prompts)
+        for i in sorted(range(len(prompts)), key=lambda i: -known[i]):
+            idlest = loads.index(min(loads))
+            server = self.server_of[chains[i][known[i] - 1]] if known[i] else idlest
+            if loads[server] >= share:
+                server = idlest
+            chosen[i] = server
+            loads[server] += 1
+            self.server_of.update(dict.fromkeys(chains[i], server))
+        return chosen
+
+    def clear(self) -> None:
+        self.server_of.clear()
 
 
 def recompute_logprobs(module: Any, prompt: list[int], ids: list[int]) -> list[float]:
-    """The log-probs of `ids` behind `prompt` at temperature 1, by this process's own model."""
+    """Return the log-probs of `ids` after `prompt` at temperature 1, computed by `module`."""
     import torch
 
     with torch.inference_mode():
@@ -362,22 +448,3 @@ def recompute_logprobs(module: Any, prompt: list[int], ids: list[int]) -> list[f
         logits = module(input_ids=row, use_cache=False, logits_to_keep=len(ids) + 1).logits
         logprobs = torch.log_softmax(logits[0, :-1].float(), -1)  # [ids, words]
         return logprobs.gather(1, row[0, -len(ids) :, None])[:, 0].tolist()
-
-
-def _checked_url(url: str) -> str:
-    """The address without what servers add to it. UserError where it is none."""
-    parts = address_parts(url, "hardware.generator.urls", f"a key as {KEY_VARIABLE}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        line = f"hardware.generator.urls holds '{url}'"
-        raise UserError(f"{line}; give addresses such as http://127.0.0.1:8000")
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def _refuse_short_context(url: str, cards: list[dict[str, Any]], most: int) -> None:
-    lengths = [card.get("max_model_len") for card in cards]
-    reads = min([n for n in lengths if isinstance(n, int)], default=math.inf)
-    if most > reads:
-        line = f"the server at {url} reads at most {reads} ids, and {most} are asked for"
-        raise UserError(
-            f"{line}; serve with a larger --max-model-len, or lower rollout.max_context"
-        )

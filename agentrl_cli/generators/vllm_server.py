@@ -1,10 +1,15 @@
-"""A vLLM server as a process: its command for the adapters of a run, environment, start and end.
-vLLM is another program, with an environment of its own; nothing of it is imported."""
+"""A vLLM server: the process, and the HTTP protocol as far as completions of token ids need it.
+
+vLLM is another program in an environment of its own, so nothing of it is imported. Every response
+of a server is validated before it is used.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
+import math
 import os
 import shutil
 import signal
@@ -13,44 +18,66 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import httpx
+from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_above
+from agentrl_cli.core.errors import RunAborted, UserError, require_above
+from agentrl_cli.generators.base import Completion, Sampling
+from agentrl_cli.generators.endpoint import SHOWN_CHARACTERS, redacted
 
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # LoRA ranks that vLLM allocates
+ADAPTERS_PER_MODEL = 2  # the current one and its replacement
 PR_SET_PDEATHSIG = 1  # prctl(2)
+LIBRARY = ctypes.CDLL(None)  # opened here because little may run between fork and exec
 POLL_SECONDS = 0.2
-SHOWN_CHARACTERS = 300  # of its last line
-STOP_SECONDS = 20.0  # that a server may take to end by itself
-LIBRARY = ctypes.CDLL(None)  # opened here: little may be done between fork and exec
-ADAPTERS_OF_A_MODEL = 2  # the one in use and the one that replaces it
+STOP_SECONDS = 20.0  # before a server is killed
+API_KEY = "VLLM_API_KEY"  # the variable that vLLM itself reads
+BUSY = (408, 429)  # statuses below 500 after which a retry may succeed
+PLAIN_SAMPLING = {  # overrides the defaults of the server
+    "n": 1, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": True,
+    "skip_special_tokens": False,
+}  # fmt: skip
+RETURN_IDS = {"logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
+
+
+# the process
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """How a server is started: `program` is vLLM's command, `port` null a free one, `gpus` those
-    that it gets, by their place among those that this process sees (null: all), `arguments` are
-    further ones of `vllm serve`. It must be ready within `start_timeout` seconds."""
+    """How to start a server."""
 
-    program: str
-    host: str
-    port: int | None
-    gpus: list[int] | None
-    start_timeout: float
-    arguments: list[str]
+    program: Annotated[str, Field(description="vllm, or its path in its own environment.")]
+    host: Annotated[
+        str, Field(description="Address to listen on. Every client there may load adapters.")
+    ]
+    port: Annotated[
+        int | None, Field(ge=1, le=65535, description="Port to listen on. null: a free one.")
+    ]
+    gpus: Annotated[
+        list[int] | None,
+        Field(description="Indices into the GPUs that this program sees. null: all."),
+    ]
+    start_timeout: Annotated[float, Field(gt=0, description="Seconds until it must be ready.")]
+    arguments: Annotated[
+        list[str],
+        Field(description='More arguments of vllm serve, as [--gpu-memory-utilization, "0.8"].'),
+    ]
 
     def __post_init__(self) -> None:
         require_above(0, start_timeout=self.start_timeout)
         if self.port is not None and not 0 < self.port < 2**16:
             line = f"hardware.generator.server.port is {self.port}"
-            raise UserError(f"{line}; give one of 1 to 65535, or null for a free one")
+            remedy = "give 1 to 65535, or null for a free port"
+            raise UserError(f"{line}; {remedy}", code="invalid-port")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """What is served: a base at `path` in numbers of `dtype`, and on it the adapters, of rank
-    `rank`, of so many `models`."""
+    """The base model at `path` in `dtype`, with adapters of `rank` for a number of `models`."""
 
     path: str
     dtype: str
@@ -59,12 +86,16 @@ class ServedModel:
 
 
 def serve_command(settings: ServerSettings, served: ServedModel, port: int) -> list[str]:
-    """The command line. Every default of the model's authors is left out, ids go in and out, and
-    adapters are loaded while it runs. UserError for a rank that vLLM cannot hold."""
+    """Return the command line. Raises UserError for a rank that vLLM cannot hold.
+
+    It ignores the generation defaults of the model, serves token ids without a tokenizer, and
+    accepts adapters at run time.
+    """
     rank = next((rank for rank in RANKS if rank >= served.rank), None)
     if rank is None:
-        raise UserError(f"model.lora.rank is {served.rank}; vLLM holds at most {RANKS[-1]}")
-    adapters = str(ADAPTERS_OF_A_MODEL * served.models)
+        line = f"model.lora.rank is {served.rank}; vLLM holds at most {RANKS[-1]}"
+        raise UserError(line, code="rank-too-large")
+    adapters = str(ADAPTERS_PER_MODEL * served.models)
     return [
         settings.program, "serve", served.path, "--host", settings.host, "--port", str(port),
         "--dtype", served.dtype, "--generation-config", "vllm", "--skip-tokenizer-init",
@@ -74,107 +105,286 @@ def serve_command(settings: ServerSettings, served: ServedModel, port: int) -> l
 
 
 def serve_variables(settings: ServerSettings) -> dict[str, str]:
-    """The environment variables that the command needs. UserError for a GPU that is not there."""
+    """Return the environment variables of the command. Raises UserError for a missing GPU."""
     variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
     if settings.gpus is None:
         return variables
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = seen.split(",") if seen else None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else None
     if names and max(settings.gpus, default=0) >= len(names):
         line = f"hardware.generator.server.gpus is {settings.gpus}, but CUDA_VISIBLE_DEVICES shows"
-        raise UserError(f"{line} {len(names)}; name them by their place, from 0")
+        raise UserError(f"{line} {len(names)}; give indices from 0", code="missing-gpu")
     chosen = [names[i] if names else str(i) for i in settings.gpus]
     return variables | {"CUDA_VISIBLE_DEVICES": ",".join(chosen)}
 
 
 def choose_port(settings: ServerSettings, usual: int | None = None) -> int:
-    """The port of the settings, or else the `usual` one, or else any free one. UserError where it
-    is in use."""
+    """Return the configured port, else the `usual` one, else a free one. UserError if in use."""
     port = settings.port or usual or 0
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((settings.host, port))
         except OSError as error:
-            line = f"port {port} of {settings.host} cannot be had ({error.strerror})"
-            remedy = "give another hardware.generator.server.port, or the address of what runs"
-            raise UserError(f"{line}; {remedy} there as hardware.generator.urls") from None
+            line = f"port {port} of {settings.host} cannot be used ({error.strerror})"
+            remedy = "give another hardware.generator.server.port, or the address of the program"
+            remedy += " that uses it as hardware.generator.urls"
+            raise UserError(f"{line}; {remedy}", code="port-in-use") from None
         return probe.getsockname()[1]
 
 
 def find_program(program: str) -> str:
-    """The path of vLLM's command. UserError where there is none."""
+    """Return the path of vLLM's command. Raises UserError if there is none."""
     found = shutil.which(program)
     if found is None:
-        line = f"there is no program '{program}' to serve with; install vLLM in an environment of"
-        remedy = "its own and give hardware.generator.server.program=PATH/bin/vllm"
-        raise UserError(f"{line} {remedy}, or hardware.generator.urls")
+        line = f"program '{program}' was not found; install vLLM in its own environment and give"
+        remedy = "hardware.generator.server.program=PATH/bin/vllm, or hardware.generator.urls"
+        raise UserError(f"{line} {remedy}", code="missing-program")
     return found
 
 
 class ServerProcess:
-    """A server that this process has started and that ends with it, even where it is killed."""
+    """A server that ends with this process, even if this process is killed."""
 
     def __init__(self, settings: ServerSettings, served: ServedModel, log: Path) -> None:
-        """Starts it; what it says goes to `log`. UserError where it cannot be started."""
+        """Start it with its output in `log`. Raises UserError if it cannot be started."""
         self.settings, self.log = settings, log
         find_program(settings.program)
         port = choose_port(settings)
         self.url = f"http://{settings.host}:{port}"
         command = serve_command(settings, served, port)
         variables = serve_variables(settings)
-        with log.open("wb") as said:
+        with log.open("wb") as output:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 env=os.environ | variables, start_new_session=True, preexec_fn=end_with_parent,
             )  # fmt: skip
 
     def wait_until_ready(self) -> None:
-        """UserError where it ends, or is not ready in time; it is then stopped."""
+        """Wait until it answers. If it ends or is not ready in time, stop it; raise UserError."""
         seconds = self.settings.start_timeout
         until = time.monotonic() + seconds
-        while not _is_healthy(self.url):
+        while not self._is_healthy():
             end = self.describe_end()
             if end is not None or time.monotonic() > until:
                 self.stop()
                 key = "hardware.generator.server.start_timeout"
                 line = end or f"it is not ready after {seconds:g} s ({key})"
-                remedy = "run agentrl serve with the same settings to see all that it says"
-                raise UserError(f"the vLLM server did not start: {line}; {remedy}")
+                remedy = "run agentrl serve with the same settings to see its output"
+                line = f"the vLLM server did not start: {line}; {remedy}"
+                raise UserError(line, code="server-not-started")
             time.sleep(POLL_SECONDS)
 
     def describe_end(self) -> str | None:
-        """How it ended and the last it said; None while it runs."""
+        """Return how it ended, with its last error; None while it runs."""
         code = self.process.poll()
         if code is None:
             return None
-        lines = self.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        lines = self.log.read_text(errors="replace").strip().splitlines() or ["no output"]
         errors = [line for line in lines if "Error" in line] or lines
         last = " ".join(errors[-1].split())[-SHOWN_CHARACTERS:]
         return f"it ended with code {code} ({last})"
 
     def stop(self) -> None:
-        """End it and what it has started."""
+        """End it and the processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
+    def _is_healthy(self) -> bool:
+        try:
+            with httpx.Client(trust_env=False, timeout=5.0) as http:
+                return http.get(f"{self.url}/health").is_success
+        except httpx.HTTPError:
+            return False
+
 
 def end_with_parent() -> None:
-    """Let the system end this process with the one that started it; only Linux can."""
+    """Let the system end this process with its parent; only Linux can."""
     with contextlib.suppress(AttributeError, OSError):
         LIBRARY.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _is_healthy(url: str) -> bool:
-    try:
-        with httpx.Client(trust_env=False, timeout=5.0) as http:
-            return http.get(f"{url}/health").is_success
-    except httpx.HTTPError:
-        return False
+# the protocol
+
+
+class ServerFault(Exception):
+    """A server gave no answer, or an invalid one; another attempt may succeed."""
+
+
+class Refusal(Exception):
+    """A server refuses a request, and would refuse it again."""
+
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Weights as servers address them: a name that is never used again, and their folder."""
+
+    name: str
+    folder: Path
+    version: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One completion to sample. Token ids are below `vocabulary`."""
+
+    adapter: Adapter
+    prompt: list[int]
+    seed: int
+    sampling: Sampling
+    vocabulary: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the body of a request to `/v1/completions`."""
+        sampling = {
+            "max_tokens": self.sampling.max_tokens, "temperature": self.sampling.temperature,
+            "stop_token_ids": list(self.sampling.stop_ids), "seed": self.seed,
+        }  # fmt: skip
+        named = {"model": self.adapter.name, "prompt": self.prompt}
+        return named | sampling | PLAIN_SAMPLING | RETURN_IDS
+
+    def completion(self, answer: Any) -> Completion:
+        """Return the completion in a server's answer. Raises ServerFault if it is invalid."""
+        try:
+            choice = answer["choices"][0]
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            same_length = len(ids) == len(logprobs) > 0
+        except (LookupError, TypeError):
+            raise ServerFault("an answer without token ids and log-probs") from None
+        numbers = all(type(p) in (int, float) and math.isfinite(p) and p < 1e-3 for p in logprobs)
+        if not same_length or not numbers:
+            raise ServerFault("an answer without one log-prob for each token")
+        if not all(type(i) is int and 0 <= i < self.vocabulary for i in ids):
+            raise ServerFault("an answer with token ids outside the vocabulary")
+        ends = [i for i, token in enumerate(ids) if token in self.sampling.stop_ids]
+        if ends != [len(ids) - 1] and (ends or len(ids) != self.sampling.max_tokens):
+            raise ServerFault(f"an answer of {len(ids)} tokens that ends at neither stop nor limit")
+        return Completion(ids, [float(p) for p in logprobs], "stop" if ends else "length")
+
+
+class Server:
+    """A client of the server at `url`, with at most `requests` requests in flight.
+
+    An attempt takes at most `timeout` seconds, even if bytes keep arriving.
+    """
+
+    def __init__(self, url: str, *, requests: int, timeout: float) -> None:
+        self.url, self.timeout = url, timeout
+        self.loaded: set[str] = set()  # names of adapters
+        self.loading = asyncio.Lock()
+        self.slots = asyncio.Semaphore(requests)
+        key = os.environ.get(API_KEY)
+        self.http = httpx.AsyncClient(
+            base_url=url, timeout=None, trust_env=False,  # local servers need no proxy
+            limits=httpx.Limits(max_connections=requests + 1),
+            headers={"Authorization": f"Bearer {key}"} if key else None,
+        )  # fmt: skip
+
+    async def complete(self, request: Request) -> Completion:
+        """Return one completion; load its adapter first if this server lacks it."""
+        async with self.slots:
+            await self.load(request.adapter)
+            try:
+                answer = await self._request("POST", "/v1/completions", request.to_json())
+            except Refusal as error:
+                if error.status != 404:
+                    line = f"{error}; fix that, then resume"
+                    raise RunAborted(line, code="server-refused") from None
+                self.loaded.discard(request.adapter.name)  # the server was restarted
+                raise ServerFault(str(error)) from None
+        try:
+            return request.completion(answer)
+        except ServerFault as fault:
+            raise ServerFault(f"the server at {self.url} gave {fault}") from None
+
+    async def load(self, adapter: Adapter) -> None:
+        """Load an adapter unless it is loaded, and check the listing. RunAborted if refused."""
+        async with self.loading:
+            if adapter.name in self.loaded:
+                return
+            folder = str(adapter.folder.resolve())
+            body = {"lora_name": adapter.name, "lora_path": folder}
+            try:
+                await self._request("POST", "/v1/load_lora_adapter", body)
+            except Refusal as error:
+                if "already been loaded" not in str(error):
+                    raise RunAborted(_adapter_remedy(error), code="adapter-refused") from None
+            cards = {card["id"]: card for card in await self.list_models()}
+            if cards.get(adapter.name, {}).get("root") != folder:
+                line = f"the server at {self.url} does not list adapter '{adapter.name}' in"
+                line += f" {folder}; use a vLLM server that loads adapters"
+                raise RunAborted(line, code="adapter-refused")
+            self.loaded.add(adapter.name)
+
+    async def unload(self, name: str) -> None:
+        """Unload the adapter if it is loaded; ignore a server that is gone."""
+        if name in self.loaded:
+            self.loaded.discard(name)
+            with contextlib.suppress(ServerFault, Refusal):
+                await self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def list_models(self) -> list[dict[str, Any]]:
+        """Return the served models, base and adapters, each with `id` and `root`."""
+        try:
+            answer = await self._request("GET", "/v1/models")
+        except Refusal as error:
+            line = f"{error}; give the address of a vLLM server"
+            raise RunAborted(line, code="not-vllm") from None
+        cards = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(cards, list) or not all(
+            isinstance(card, dict) and isinstance(card.get("id"), str) for card in cards
+        ):
+            line = f"the server at {self.url} does not list its models as vLLM does"
+            raise RunAborted(f"{line}; give the address of a vLLM server", code="not-vllm")
+        return cards
+
+    async def close(self) -> None:
+        """Unload all adapters and close the connections."""
+        for name in list(self.loaded):
+            await self.unload(name)
+        await self.http.aclose()
+
+    async def _request(self, method: str, path: str, content: Any = None) -> Any:
+        """Return the JSON of an answer, or None if it is not JSON."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                response = await self.http.request(method, path, json=content)
+        except TimeoutError:
+            line = f"the server at {self.url} gave no answer within {self.timeout:g} s"
+            raise ServerFault(line) from None
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            reason = redacted(f"{type(error).__name__} {error}", API_KEY)
+            raise ServerFault(f"the server at {self.url} gave no answer ({reason})") from None
+        answer = None
+        with contextlib.suppress(ValueError, RecursionError):
+            answer = response.json()
+        if response.is_success:
+            return answer
+        inner = answer.get("error", answer) if isinstance(answer, dict) else None
+        message = inner.get("message", inner.get("detail")) if isinstance(inner, dict) else None
+        reason = message if isinstance(message, str) and message else response.text
+        status = response.status_code
+        line = f"the server at {self.url} answers {status} to {path} ({redacted(reason, API_KEY)})"
+        if status in (401, 403):
+            line += f"; set {API_KEY} to the key that it was started with"
+            raise RunAborted(line, code="key-refused")
+        if status in BUSY or (status >= 500 and path != "/v1/load_lora_adapter"):
+            raise ServerFault(line)
+        raise Refusal(status, line)
+
+
+def _adapter_remedy(error: Refusal) -> str:
+    if error.status == 404 or "LoRA is not enabled" in str(error):
+        return f"{error}: it accepts no adapters while it runs; start it with agentrl serve"
+    line = "hardware.generator.adapters must be a folder that the server sees under the same path"
+    return f"{error}; {line}, and agentrl serve starts such a server"

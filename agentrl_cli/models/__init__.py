@@ -1,5 +1,4 @@
-"""All weights of a run: the named models (`model_set`), one differentiable pass (`policy`). The
-public names are those of __init__.pyi; each is imported when it is first asked for."""
+"""The weights of a run (`ModelSet`) and their forward passes. Names are imported on first use."""
 
 import lazy_loader
 

@@ -1,6 +1,5 @@
 """All weights of a run: named models on one base, as LoRA adapters or as copies, each with an
-optional head. `trained` models learn; `ema` ones begin as the model that they follow and are
-averaged towards it; `frozen` ones stay where it began."""
+optional head (see `ModelSpec`)."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -21,17 +20,15 @@ from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_count, read_json
 from agentrl_cli.core.ranks import Ranks
-from agentrl_cli.models.adapters import adapter_weights, refuse_other_adapter, with_adapters
+from agentrl_cli.models.adapters import adapter_weights, check_same_scale, with_adapters
+from agentrl_cli.models.forward import Module, Passes, Reader, causal_lm, vocabulary_head
 from agentrl_cli.models.load import find_base, load_base, read_pretrained
-from agentrl_cli.models.policy import Module, causal_lm, vocabulary_head
-from agentrl_cli.models.reader import Passes, Reader
 from agentrl_cli.models.sharding import copy_whole, gathered, shard, whole_weights
 from agentrl_cli.models.specs import ModelSpec
 
 
 class ValueHead(nn.Module):
-    """A linear read-out in float32, under autocast too, that starts at zero, so that every first
-    value is 0."""
+    """A linear layer in float32, under autocast too, that starts at zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -39,20 +36,20 @@ class ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states [..., width] to values [...]."""
+        """Map hidden states [..., width] to values [...]."""
         with torch.autocast(hidden.device.type, enabled=False):
             return hidden.float() @ self.weight + self.bias
 
 
 class ActionValueHead(nn.Module):
-    """Two value heads: what an action is worth that ends here, and what a state."""
+    """Two value heads, for Q and V."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.q, self.v = ValueHead(width), ValueHead(width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states [..., width] to pairs (Q, V) [..., 2]."""
+        """Map hidden states [..., width] to pairs (Q, V) [..., 2]."""
         return torch.stack([self.q(hidden), self.v(hidden)], -1)
 
 
@@ -60,9 +57,8 @@ HEADS = {"value": ValueHead, "action_value": ActionValueHead}
 
 
 class ModelSet:
-    """Build, name, average, save and load every model that an algorithm declares. With LoRA each
-    name is an adapter on one base in memory; without, each name is a full copy. Averages of weights
-    in less than float32 are kept in float32, too, because small steps would round to nothing."""
+    """The models that an algorithm declares: with LoRA adapters on one base, without full copies.
+    Moving averages are kept in float32, because small steps would round to nothing in bfloat16."""
 
     def __init__(
         self,
@@ -73,10 +69,7 @@ class ModelSet:
         ranks: Ranks | None = None,
         passes: Passes | None = None,
     ) -> None:
-        """Raises UserError where the base cannot be loaded or models begin as each other, KeyError
-        where one begins as a model that is not declared. `ranks` read samples together, by
-        `passes` like these."""
-        refuse_cycles(specs)
+        """Load the base and build the models. Raises UserError if the base cannot be loaded."""
         self.config, self.specs, self.device = config, specs, torch.device(device)
         self.seed = seed
         base, self.tokenizer = load_base(config, self.device, seed)
@@ -108,17 +101,16 @@ class ModelSet:
 
     @property
     def names(self) -> list[str]:
-        """The models' names in the order declared."""
+        """The names of the models, in order."""
         return list(self.specs)
 
     @property
     def generating(self) -> list[str]:
-        """The names of the models that generate."""
+        """The names of the models that generate text."""
         return [name for name, spec in self.specs.items() if spec.generates]
 
     def module(self, name: str) -> Module:
-        """The module to call, with `name`'s adapter switched on; it stays on until another name is
-        asked for."""
+        """Return the module of `name` with its adapter active, until another name is used."""
         module = self._modules[name]
         if isinstance(module, PeftModel) and self._active != name:
             module.set_adapter(name, inference_mode=self.specs[name].kind != "trained")
@@ -126,34 +118,30 @@ class ModelSet:
         return module
 
     def reader(self, name: str) -> Reader:
-        """How training reads `name`: its module, switched on as by `module`, and its head."""
+        """Return the module and head of `name` for forward passes, with its adapter active."""
         self.module(name)
         return self._readers[name]
 
     @contextmanager
     def whole(self, name: str) -> Iterator[None]:
-        """Inside, this rank may call `module(name)` without the others; where weights are sharded,
-        all ranks enter."""
-        if not self.ranks.sharded:
-            yield
-            return
-        with gathered(self._readers[name]):
+        """Let this rank call `module(name)` alone. With sharded weights, all ranks must enter."""
+        with gathered(self._readers[name]) if self.ranks.sharded else nullcontext():
             yield
 
     def shard(self, device: torch.device, compute: torch.dtype | None) -> None:
-        """Spread every model, built on the CPU, over the devices of all ranks, of which `device` is
-        this one's. Passes compute in `compute` (None: in the weights' own dtype)."""
+        """Shard every model over all ranks; `device` is this rank's. Passes compute in `compute`
+        (None: the weights' dtype)."""
         self.device = device
         for reader in self._readers.values():
             shard(reader, device, compute)
 
     def head(self, name: str) -> nn.Module | None:
-        """The head of `name`, or None where its spec has none."""
+        """Return the head of `name`, or None."""
         return self.heads[name] if self.specs[name].head is not None else None
 
     def weights(self, name: str) -> dict[str, nn.Parameter]:
-        """The live tensors that are `name`'s own (adapter or copy, and head), under names shared by
-        all models."""
+        """Return the parameters of `name` (adapter or copy, and head), by keys that all models
+        share."""
         module = self._modules[name]
         lora = isinstance(module, PeftModel)
         own = adapter_weights(module, name) if lora else dict(module.named_parameters())
@@ -161,16 +149,18 @@ class ModelSet:
         return own if head is None else own | dict(head.named_parameters("head"))
 
     def trainable(self, name: str) -> list[tuple[str, nn.Parameter]]:
-        """What `name`'s optimizer steps; empty for ema and frozen models."""
+        """Return the parameters that are trained; empty for ema and frozen models."""
         return list(self.weights(name).items()) if self.specs[name].kind == "trained" else []
 
     @torch.no_grad()
     def ema_update(self, target: str, source: str, rate: float) -> None:
-        """target = rate * target + (1 - rate) * source, weight by weight; counts as a new version
-        of target."""
+        """Set target = rate * target + (1 - rate) * source."""
         source_weights = self.weights(source)
         for key, weight in self.weights(target).items():
-            average = self._float32_average(target, key, weight)
+            average: Tensor = weight
+            if weight.dtype != torch.float32:
+                averages = self._averages.setdefault(target, {})
+                average = averages.setdefault(key, weight.detach().float())
             average.mul_(rate).add_(source_weights[key].to(average.dtype), alpha=1 - rate)
             if average is not weight:
                 weight.copy_(average)
@@ -178,7 +168,7 @@ class ModelSet:
 
     @torch.no_grad()
     def copy_weights(self, target: str, source: str) -> None:
-        """target = source, weight by weight; counts as a new version of target."""
+        """Set target = source."""
         source_weights = self.weights(source)
         for key, weight in self.weights(target).items():
             weight.copy_(source_weights[key])
@@ -186,15 +176,15 @@ class ModelSet:
         self.mark_changed(target)
 
     def version(self, name: str) -> int:
-        """How often `name`'s weights have changed."""
+        """Return how often the weights of `name` have changed."""
         return self._versions[name]
 
     def mark_changed(self, name: str) -> None:
-        """Count a new version of `name`, whose weights were changed from outside."""
+        """Count a change of the weights of `name`."""
         self._versions[name] += 1
 
     def fingerprint(self, name: str) -> str:
-        """16 hex digits that differ where any bit of `name`'s own weights differs."""
+        """Return a hash of the weights of `name`, 16 hex digits."""
         digest = hashlib.blake2b(digest_size=8)
         for key, weight in sorted(self.weights(name).items()):
             digest.update(key.encode() + str(weight.dtype).encode())
@@ -203,8 +193,8 @@ class ModelSet:
         return digest.hexdigest()
 
     def checksums(self) -> dict[str, str]:
-        """By name, what two processes compare before they train the models together: of all weights
-        that are read, the base of adapters among the first's. Cheaper than fingerprints."""
+        """Return by name a checksum that ranks compare before they train together. It covers the
+        base of adapters and is cheaper than a fingerprint."""
         found, seen = {}, set[int]()
         for name, reader in self._readers.items():
             digest = hashlib.blake2b(digest_size=8)
@@ -217,16 +207,16 @@ class ModelSet:
         return found
 
     def save(self, folder: Path | None) -> None:
-        """One folder of safetensors per name; without LoRA each is a plain Hugging Face model. None
-        where another rank writes: sharded weights are put together by all."""
+        """Write one folder per model; without LoRA each is a plain Hugging Face model. Other ranks
+        than the first give None, because all take part in gathering sharded weights."""
         for name in self.names:
             self._save_model(name, folder and folder / name)
         if folder is not None:
             (folder / "versions.json").write_text(json.dumps(self._versions))
 
     def load(self, folder: Path) -> None:
-        """Inverse of `save`. Raises UserError where a file is missing, unreadable or of another
-        model."""
+        """Restore what `save` wrote. Raises UserError if a file is missing, unreadable or that of
+        another model."""
         for name in self.names:
             self._load_model(name, folder / name, needs_head=True)
             average = folder / name / "average.safetensors"
@@ -235,21 +225,19 @@ class ModelSet:
                 self._averages[name] = _read_weights(average, self.device)
         versions = read_json(folder / "versions.json")
         if versions.keys() != self._versions.keys() or not all(map(is_count, versions.values())):
-            names = ", ".join(self.names)
-            line = f"'{folder / 'versions.json'}' does not say the versions of {names}"
-            raise UserError(f"{line}; give a folder that a run saved")
+            line = f"'{folder / 'versions.json'}' has no versions of {', '.join(self.names)}"
+            raise UserError(f"{line}; give a checkpoint of a run", code="unreadable-weights")
         self._versions = versions
 
     def load_weights(self, name: str, folder: Path) -> None:
-        """Start `name` from a folder that `save` wrote for one model, and with it all models that
-        begin as it, or as one of those. A head that the folder lacks keeps its start. Raises
-        UserError as `load` does."""
+        """Load `name` from the folder of one model, and update all models that start from it. A
+        missing head keeps its start. Raises UserError like `load`."""
         self._load_model(name, folder)
         self.mark_changed(name)
         self._update_followers(name)
 
     def save_adapter(self, name: str, folder: Path) -> None:
-        """The adapter of `name` alone, as peft and servers of models read one; only with LoRA."""
+        """Write the adapter of `name` in the format of peft; only with LoRA."""
         module = self._modules[name]
         assert isinstance(module, PeftModel), "a model without LoRA has no adapter"
         folder.mkdir(parents=True, exist_ok=True)
@@ -258,8 +246,7 @@ class ModelSet:
         save_file(adapter, folder / "adapter_model.safetensors", {"format": "pt"})
 
     def find_base(self, folder: Path) -> str:
-        """Where another program finds the base: at its own path, or, where it is embedded, in
-        `folder`, to which it is written."""
+        """Return the path of the base for other programs; `folder` gets the embedded one."""
         return find_base(self.config, self.seed, folder)
 
     def _save_model(self, name: str, folder: Path | None) -> None:
@@ -281,12 +268,13 @@ class ModelSet:
             save_file(self._averages[name], folder / "average.safetensors")
 
     def _load_model(self, name: str, folder: Path, *, needs_head: bool = False) -> None:
-        """Body or adapter, and the head where the folder has one or must have."""
+        """Load the body or adapter, and the head if the folder has one or `needs_head`."""
         if not folder.is_dir():
-            raise UserError(f"'{folder}' does not exist; give a checkpoint that has a '{name}'")
+            line = f"'{folder}' does not exist; give a checkpoint with a model '{name}'"
+            raise UserError(line, code="missing-file")
         module = self.module(name)
         if isinstance(module, PeftModel):
-            refuse_other_adapter(folder, module, name)
+            check_same_scale(folder, module, name)
             found = _read_weights(folder / "adapter_model.safetensors", self.device)
             _copy_weights(adapter_weights(module, name), found, folder)
         else:
@@ -298,8 +286,8 @@ class ModelSet:
             _copy_weights(dict(head.named_parameters()), found, folder)
 
     def _update_followers(self, followed: str) -> None:
-        """Set every ema and frozen model that follows `followed` to its weights of now, and the
-        body of every trained one that begins as it; then what follows those."""
+        """Copy the weights of `followed` to the ema and frozen models that follow it, and its body
+        to trained models that begin as it; then update their followers."""
         source = self.weights(followed)
         for name, spec in self.specs.items():
             if spec.origin != followed:
@@ -313,27 +301,9 @@ class ModelSet:
             self._versions[name] = self._versions[followed]
             self._update_followers(name)
 
-    def _float32_average(self, name: str, key: str, weight: Tensor) -> Tensor:
-        """The weight itself where it is float32, else its average that is kept in float32."""
-        if weight.dtype == torch.float32:
-            return weight
-        return self._averages.setdefault(name, {}).setdefault(key, weight.detach().float())
-
-
-def refuse_cycles(specs: dict[str, ModelSpec]) -> None:
-    """Raises UserError where models begin as each other, KeyError where one begins as none of
-    them."""
-    for name in specs:
-        chain = [name]
-        while (origin := specs[chain[-1]].origin) is not None:
-            if origin in chain:
-                line = " -> ".join([*chain, origin])
-                raise UserError(f"the models {line} begin as each other; let one begin as the base")
-            chain.append(origin)
-
 
 def is_head(key: str) -> bool:
-    """Whether a weight's name is that of a head."""
+    """Return whether a weight belongs to a head."""
     return key.startswith("head.")
 
 
@@ -341,16 +311,16 @@ def _read_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
     try:
         return load_file(path, device=str(device))
     except (OSError, SafetensorError) as error:
-        remedy = "give a folder that a run saved"
-        raise UserError(f"cannot read weights from {path} ({error}); {remedy}") from error
+        line = f"cannot read weights from {path} ({error}); give a checkpoint of a run"
+        raise UserError(line, code="unreadable-weights") from error
 
 
 @torch.no_grad()
 def _copy_weights(own: dict[str, nn.Parameter], found: Mapping[str, Tensor], folder: Path) -> None:
-    """Copy by name into `own`. Raises UserError unless names and shapes agree."""
+    """Copy by key into `own`. Raises UserError unless keys and shapes agree."""
     wrong = sorted(own.keys() ^ found.keys()) or [k for k in own if own[k].shape != found[k].shape]
     if wrong:
-        line = f"the weights in {folder} are of another model, first at {wrong[0]}"
-        raise UserError(f"{line}; give matching ones")
+        line = f"the weights in {folder} belong to another model, first at {wrong[0]}"
+        raise UserError(f"{line}; give matching ones", code="other-model")
     for key, weight in own.items():
         copy_whole(weight, found[key])

@@ -1,5 +1,5 @@
-"""Weights in shards: a reader spread over the ranks of a process group by torch's `fully_shard`, so
-that each holds a part of every tensor, and back to whole tensors for files and for sampling."""
+"""Sharded weights by torch's `fully_shard`: each rank holds a part of every tensor. Whole tensors
+are gathered for files and for sampling."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.policy import collate
-from agentrl_cli.models.reader import Reader
+from agentrl_cli.models.forward import Reader, collate
 
 
 def shard(reader: Reader, device: torch.device, compute: torch.dtype | None) -> None:
-    """Spread the reader over all ranks, on `device`, layer by layer; passes compute in `compute`
-    (None: in the weights' own dtype). Gradients are summed over ranks, in float32."""
+    """Shard the model over all ranks, on `device`, layer by layer. Passes compute in `compute`
+    (None: the weights' dtype). Gradients are summed over ranks in float32."""
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     layers = [part for part in reader.modules() if isinstance(part, GradientCheckpointingLayer)]
-    for part in (*layers, reader):  # the root, too: between passes its parameters are the shards
+    for part in (*layers, reader):  # the root too
         fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    for part in _parts(reader):  # a sum, not a mean: the learner has divided by all units
+    for part in _parts(reader):  # a sum: the learner divides
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-    with torch.no_grad():  # the first pass tells torch which module is the root
+    with torch.no_grad():  # the first pass makes it the root
         reader.read(collate([Sample([0, 0], [0, 1])]).to(device))
 
 
 @contextmanager
 def gathered(reader: Reader) -> Iterator[None]:
-    """Inside, each rank holds the whole weights and may call the body as often as it likes. All
-    ranks enter."""
+    """Gather the whole weights on every rank, which then may call the body alone. All ranks must
+    enter."""
     parts = _parts(reader)
     for part in parts:
         part.set_reshard_after_forward(False, recurse=False)
@@ -49,17 +48,17 @@ def gathered(reader: Reader) -> Iterator[None]:
         for part in parts:
             part.reshard()
             part.set_reshard_after_forward(True, recurse=False)
-        parts[0].reset_iter_state()  # it notes every pass until a backward pass, which none has
+        parts[0].reset_iter_state()  # no backward pass resets it
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor; put together from all ranks, on the CPU, where it is sharded."""
+    """Return the tensor; a sharded one is gathered from all ranks, on the CPU."""
     return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def copy_whole(tensor: Tensor, found: Tensor) -> None:
-    """Copy a whole tensor into one that may be sharded, of which this rank takes its own part."""
+    """Copy a whole tensor into `tensor`, of which this rank may hold a shard."""
     if isinstance(tensor, DTensor):
         mesh, placements = tensor.device_mesh, tensor.placements
         moved = found.to(tensor.device, tensor.dtype)
@@ -68,7 +67,7 @@ def copy_whole(tensor: Tensor, found: Tensor) -> None:
 
 
 def whole_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The module's parameters by name, put together on rank 0 and on the CPU; empty on others."""
+    """Return the module's whole parameters on rank 0, on the CPU; empty on other ranks."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     names = dict(module.named_parameters()).keys()
     found: Any = get_model_state_dict(module, options=options)
@@ -76,5 +75,5 @@ def whole_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _parts(reader: Reader) -> list[FSDPModule]:
-    """The root, then the layers."""
+    """Return the root, then the layers."""
     return [part for part in reader.modules() if isinstance(part, FSDPModule)]

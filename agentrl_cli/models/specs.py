@@ -1,44 +1,79 @@
-"""What an algorithm declares of its weights: which models, how each is optimized."""
+"""Settings of models: which weights an algorithm needs and how each is optimized. Torch-free."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, get_type_hints
+
+from annotated_types import Ge, Gt, Le
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_at_most
 
-MOST_LR = 10.0  # about what AdamW then moves every weight by, in one step
+
+def check_limits(settings: object) -> None:
+    """Raise UserError for the first field of `settings` outside the limits of its `Field`."""
+    for name, kind in _type_hints(type(settings)).items():
+        for limit in (item for info in getattr(kind, "__metadata__", ()) for item in info.metadata):
+            value = getattr(settings, name)
+            if value is not None and isinstance(limit, Ge):
+                require_at_least(limit.ge, **{name: value})  # pyright: ignore[reportArgumentType]
+            elif value is not None and isinstance(limit, Gt):
+                require_above(limit.gt, **{name: value})  # pyright: ignore[reportArgumentType]
+            elif value is not None and isinstance(limit, Le):
+                require_at_most(limit.le, **{name: value})  # pyright: ignore[reportArgumentType]
+
+
+@cache
+def _type_hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """AdamW's numbers. The learning rate rises linearly over `warmup_steps` optimizer steps, then
-    stays, or falls by a cosine to zero at `decay_steps` when that is positive; after that it falls
-    again over every `restart_steps`, each time from half as high (Loshchilov and Hutter 2017).
-    `head_lr` is a value head's own rate, of the same schedule; None: the body's."""
+    """AdamW and its learning rate schedule (cosine restarts: Loshchilov and Hutter 2017)."""
 
-    lr: float
-    head_lr: float | None = None
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
-    warmup_steps: int = 0
-    decay_steps: int = 0
-    restart_steps: int = 0
+    lr: Annotated[float, Field(ge=0, le=10, description="Learning rate after the warm-up.")]
+    head_lr: Annotated[
+        float | None,
+        Field(
+            gt=0, le=10,
+            description="Learning rate of the value head, with the same schedule. A new linear head"
+            " needs about 20 times the rate of the model. null: the rate of the model.",
+        ),
+    ] = None  # fmt: skip
+    weight_decay: Annotated[float, Field(ge=0, description="Decoupled weight decay.")] = 0.0
+    max_grad_norm: Annotated[
+        float, Field(ge=0, description="Maximum norm of the gradient. 0: no clipping.")
+    ] = 1.0
+    warmup_steps: Annotated[
+        int, Field(ge=0, description="Optimizer steps of the linear warm-up.")
+    ] = 0
+    decay_steps: Annotated[
+        int, Field(ge=0, description="Step at which a cosine reaches 0. 0: constant rate.")
+    ] = 0
+    restart_steps: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Length of the cosine cycles after `decay_steps`. Each starts at half the "
+            "rate of the one before. 0: no restarts.",
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
-        require_at_least(0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
-        require_at_least(0, warmup_steps=self.warmup_steps, decay_steps=self.decay_steps)
-        require_at_least(0, restart_steps=self.restart_steps)
-        require_at_most(MOST_LR, lr=self.lr)
-        if self.head_lr is not None:
-            require_above(0, head_lr=self.head_lr)
-            require_at_most(MOST_LR, head_lr=self.head_lr)
+        check_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One named set of weights. `kind`: trained, ema (a moving average of the trained model that it
-    `follows`) or frozen (as that model began). A trained one begins as the base, or with the body
-    of the model that it `begins_as`, wherever that was loaded from."""
+    """One named set of weights.
+
+    `kind` is `trained`, `ema` (a moving average of the model that it `follows`) or `frozen` (the
+    start of the model that it `follows`). A trained model starts from the base model, or from the
+    body of the model that it `begins_as`.
+    """
 
     kind: str
     generates: bool
@@ -50,10 +85,10 @@ class ModelSpec:
     def __post_init__(self) -> None:
         rate = self.optimizer.head_lr if self.optimizer else None
         if rate is not None and self.head is None:
-            remedy = "leave the key out, or give null"
-            raise UserError(f"head_lr is {rate} but this model has no value head; {remedy}")
+            line = f"head_lr is {rate} but this model has no value head; give null"
+            raise UserError(line, code="head-lr-without-head")
 
     @property
     def origin(self) -> str | None:
-        """The model that this one begins as; None where that is the base."""
+        """The name of the model that this one starts from; None for the base model."""
         return self.begins_as if self.kind == "trained" else self.follows

@@ -1,5 +1,5 @@
-"""The chat template that a model is trained with: its tokenizer's own, a file, or a shipped one.
-What a template has to keep to is checked where dialogues become ids (rollout/chat_template.py)."""
+"""The chat template of a model: that of its tokenizer, a file, or a shipped one. Its requirements
+are checked in rollout/chat_template.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from agentrl_cli.core.errors import UserError
 FOLDER = Path(__file__).parent / "chat_templates"
 SHIPPED = {file.stem: file for file in sorted(FOLDER.glob("*.jinja"))}
 EXTENSIONS = ("jinja2.ext.loopcontrols", "jinja2.ext.do")
-GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # tags of transformers' own
-MOST_NUMBER = 1_000_000
-SYSTEM_IN_USER = (  # stands before a template and changes the messages that it gets
+GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # tags of transformers
+MAX_NUMBER = 1_000_000
+SYSTEM_IN_USER = (  # put before a template: merges the system message into the first user message
     "{%- if messages[0].role == 'system' -%}"
     "{%- set system, rest = messages[0].content, messages[1:] -%}"
     "{%- if rest and rest[0].role == 'user' -%}"
@@ -28,15 +28,15 @@ SYSTEM_IN_USER = (  # stands before a template and changes the messages that it 
 
 
 def give_template(tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """Make the tokenizer write as `model.chat_template` and `model.system_role` say; what saves it
-    saves that. Raises UserError where there is no template."""
+    """Set the tokenizer's template by `model.chat_template` and `model.system_role`; it is saved
+    with the tokenizer. Raises UserError if there is none."""
     if config.chat_template is not None:
         tokenizer.chat_template = template_text(config.chat_template)
     own = tokenizer.chat_template
     if not own:
         line = f"the tokenizer of '{config.path}' has no chat template"
-        raise UserError(f"{line}; give one with model.chat_template: {_choice()}")
-    texts = own if isinstance(own, dict) else {"": own}  # some have one more, for tools
+        raise UserError(f"{line}; give model.chat_template: {_choice()}", code="no-template")
+    texts = own if isinstance(own, dict) else {"": own}  # some have a second one, for tools
     for text in texts.values():
         refuse_endless(text)
     if config.system_role == "user":
@@ -45,36 +45,30 @@ def give_template(tokenizer: Tokenizer, config: ModelConfig) -> None:
 
 
 def refuse_endless(text: str) -> None:
-    """Raise UserError for arithmetic with which a template of one line computes for hours or fills
-    the memory, in a single operation that no limit of time can end: powers, factors and widths of
-    a million and more, products of products. A text that is no template is refused later, where
-    it is rendered."""
+    """Raise UserError for arithmetic that can run for hours or fill the memory in one operation,
+    which no time limit can stop: powers, products of products, and numbers of a million or more. A
+    text with a syntax error passes; rendering refuses it."""
     from jinja2 import Environment, TemplateSyntaxError, nodes
 
     try:
         parsed = Environment(extensions=EXTENSIONS).parse(GENERATION.sub("", text))
     except TemplateSyntaxError:
-        parsed = nodes.Template([])
-    what = ""
-    if next(parsed.find_all(nodes.Pow), None):
-        what = "raises a number to a power (**)"
-    elif any(isinstance(side, nodes.Mul) for product in parsed.find_all(nodes.Mul)
-             for side in (product.left, product.right)):  # fmt: skip
-        what = "multiplies a product again"
-    elif large := [c.value for c in parsed.find_all(nodes.Const) if _is_large(c.value)]:
-        what = f"has the number {str(large[0])[:20]}"
-    if what:
-        line = f"the chat template {what}, which may compute for ever or fill the memory"
-        raise UserError(f"{line}; write the template without it, or give {_choice()}")
-
-
-def _is_large(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) >= MOST_NUMBER
+        return
+    products = list(parsed.find_all(nodes.Mul))
+    numbers = [c.value for c in parsed.find_all(nodes.Const) if isinstance(c.value, int | float)]
+    if (
+        any(parsed.find_all(nodes.Pow))
+        or any(isinstance(side, nodes.Mul) for p in products for side in (p.left, p.right))
+        or any(abs(number) >= MAX_NUMBER for number in numbers)
+    ):
+        line = "the chat template has a power, a product of products or a number of a million"
+        remedy = f"write it without, because it may never end, or give {_choice()}"
+        raise UserError(f"{line}; {remedy}", code="endless-template")
 
 
 def template_text(given: str) -> str:
-    """The text of a shipped template, of a file, or as given where it is a template itself. Raises
-    UserError where there is none."""
+    """Return the text of a shipped template or a file, or `given` if it is a template itself.
+    Raises UserError if there is none."""
     if _is_template(given):
         return given
     try:
@@ -82,11 +76,12 @@ def template_text(given: str) -> str:
         text = file.read_text(encoding="utf-8")
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        line = f"cannot read the chat template '{given}' ({reason})"
-        raise UserError(f"{line}; give {_choice()}") from None
-    if not _is_template(text) or "${" in text:  # a configuration keeps it and reads ${ as its own
-        holds = "holds '${'" if "${" in text else "holds no template"
-        raise UserError(f"the file '{given}' {holds}; give another text, or {_choice()}")
+        line = f"cannot read the chat template '{given}' ({reason}); give {_choice()}"
+        raise UserError(line, code="unreadable-template") from None
+    if not _is_template(text) or "${" in text:  # OmegaConf would read ${ as an interpolation
+        problem = "holds '${'" if "${" in text else "is not a template"
+        line = f"the file '{given}' {problem}; give another text, or {_choice()}"
+        raise UserError(line, code="unreadable-template")
     return text
 
 
@@ -95,4 +90,4 @@ def _is_template(text: str) -> bool:
 
 
 def _choice() -> str:
-    return f"a file, or one of those shipped ({', '.join(SHIPPED)})"
+    return f"a file, or one of {', '.join(SHIPPED)}"

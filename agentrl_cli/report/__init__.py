@@ -1,1 +1,1 @@
-"""What a person reads of runs and episodes."""
+"""Reports on runs and episodes: in the terminal and as an HTML page."""

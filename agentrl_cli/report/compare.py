@@ -1,63 +1,101 @@
-"""Records to figures: groups of runs that differ by their seed, compared within their world. The
-fields of `Figures` and `Comparison` are those of `agentrl report --json`."""
+"""Compare groups of runs: success with intervals, costs, and the settings that differ.
+
+Runs form a section if they share an environment and evaluation settings, and a group within it if
+they differ only in their seeds. `agentrl report --json` prints the fields of `Figures` and
+`Comparison`. Tables show shares in percent.
+"""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain, count
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
-from agentrl_cli.core.errors import UserError
+from agentrl_cli.core import files
+from agentrl_cli.core.errors import UserError, require_fraction
 from agentrl_cli.core.statistics import Interval, pass_at_k, pass_hat_k
-from agentrl_cli.report import seeds
-from agentrl_cli.report.records import Record, group_settings, settings_label, world_settings
+from agentrl_cli.core.terminal import safe
+from agentrl_cli.report import records, seeds
+from agentrl_cli.report.records import PHASES, Record
 from agentrl_cli.report.seeds import Noise, Outcomes
-from agentrl_cli.report.text import number_duplicates
+from agentrl_cli.report.summary import DASH, Cells, share, table
 
-SMOOTHED_UPDATES = 5  # whose mean success is compared with the threshold
-PASS_K = (2, 4, 8)  # k of pass@k and pass^k, where tasks were played that often
-PHASES = ("rollout", "algorithm", "train", "eval")
-ALL_TASKS = ""  # the one task of a run whose outcomes are known by their mean alone
-RunKey = tuple[int, int]  # a run's seed, and its number among the group's runs of that seed
+SMOOTHED_UPDATES = 5  # the mean success of this many updates is compared with the threshold
+PASS_K = (2, 4, 8)  # k of pass@k and pass^k, if tasks were played that often
+MIN_RUNS_FOR_IQM = 4  # with fewer runs it equals the mean
+ALL_TASKS = ""  # the only task of a run for which only the mean outcome is known
+RunKey = tuple[int, int]  # the seed of a run, and its number among the runs with that seed
 OutcomesByRun = dict[RunKey, Outcomes]
 
 
 @dataclass
 class Group:
-    """The runs of one configuration."""
+    """The runs of one configuration; `split` is the split that is compared."""
 
     label: str
     records: list[Record]
-    split: str | None = None  # whose success is compared
+    split: str
 
     @property
     def finished(self) -> dict[RunKey, Record]:
-        """The runs with a final evaluation, of the compared split."""
-        finished = [record for record in self.records if record.final_step is not None]
-        if self.split is not None:
-            finished = [r for r in finished if r.score(r.final_step or 0, self.split) is not None]
-        copies: dict[int, count[int]] = defaultdict(count)  # the next number of each seed
-        return {(record.seed, next(copies[record.seed])): record for record in finished}
+        """The runs with a final evaluation of the compared split."""
+        found: dict[RunKey, Record] = {}
+        numbers: Counter[int] = Counter()  # of the runs with each seed
+        for record in self.records:
+            step = record.final_step
+            if step is not None and record.score(step, self.split) is not None:
+                found[record.seed, numbers[record.seed]] = record
+                numbers[record.seed] += 1
+        return found
+
+    def scores(self) -> list[float]:
+        """Return the final success of each finished run."""
+        return [
+            record.final_metrics[f"eval/{self.split}_success"] for record in self.finished.values()
+        ]
+
+    def outcomes(self, *, base: bool = False) -> OutcomesByRun:
+        """Return the outcomes of each finished run, after training or before (`base`).
+
+        If the tasks of one final are unknown, all finals are given as means. Empty if a base is
+        unknown.
+        """
+        by_run = {
+            key: outcomes(run, 0 if base else run.final_step or 0, self.split)
+            for key, run in self.finished.items()
+        }
+        known = {key: run for key, run in by_run.items() if run}
+        if base:
+            return known if len(known) == len(by_run) else {}
+        if any(ALL_TASKS in run for run in known.values()):
+            means = {key: np.mean(list(chain(*run.values()))) for key, run in known.items()}
+            return {key: {ALL_TASKS: [float(mean)]} for key, mean in means.items()}
+        return known
 
 
 @dataclass
-class World:
-    """Runs that may be compared: one environment, evaluated in one way."""
+class Section:
+    """Comparable runs: one environment, evaluated in one way."""
 
     label: str
     groups: list[Group]
     split: str
 
+    @property
+    def records(self) -> list[Record]:
+        """The runs of all groups."""
+        return [record for group in self.groups for record in group.records]
+
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What it took until training success reached a threshold: medians over the runs that did."""
+    """The median cost until training success reached a threshold, over the runs that did."""
 
     threshold: float
     reached: int
@@ -68,11 +106,12 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Figures:
-    """The results of a group. Shares in 0 to 1; `scores` are all runs' finals by seed, never the
-    best, `intervals` what each run measured; `failed` is the share of their last episodes that
-    broke and count as lost; `passes` are pass@k and pass^k. `difference` and `improvement` are
-    against the reference, None for itself (and for the latter with a single run on a side, which
-    shows no spread)."""
+    """The results of a group, with shares between 0 and 1.
+
+    `scores` are the final scores of all runs by seed, `intervals` those that each run logged,
+    `failed` is the share of failed episodes, which count as lost. `difference` and `improvement`
+    compare with the reference group; `improvement` needs two runs on each side.
+    """
 
     group: str
     seeds: list[int]
@@ -92,139 +131,111 @@ class Figures:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A world's table."""
+    """The results of a section."""
 
-    world: str
+    world: str  # the label of the section
     split: str
     reference: str | None
     noise: Noise | None
     rows: list[Figures]
 
 
-def worlds(records: Sequence[Record]) -> list[World]:
-    """Records sorted into worlds and groups, in the order of their first run."""
-    return [_world(together) for together in _grouped(records, world_settings)]
+@dataclass(frozen=True)
+class Report:
+    """All sections with their results, and notes on data that is missing or not comparable."""
+
+    sections: list[Section]
+    comparisons: list[Comparison]
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values; numbers that are not finite are null."""
+        rows = [asdict(comparison) for comparison in self.comparisons]
+        return files.null_if_not_finite({"notes": self.notes, "worlds": rows})
 
 
-def _world(together: Group) -> World:
-    groups = _grouped(together.records, group_settings)
-    labels = number_duplicates((group.label for group in groups), " ({})")
-    splits = [split for record in together.records for split in record.splits]
-    split = splits[0] if splits else "test"
-    named = zip(labels, groups, strict=True)
-    groups = [Group(label, group.records, split) for label, group in named]
-    return World(together.label, groups, split)
+def gather(
+    refs: Sequence[str], against: str | None = None, threshold: float | None = None
+) -> Report:
+    """Read and compare runs. Raises UserError for unknown runs and an invalid threshold."""
+    if threshold is not None:
+        require_fraction(**{"--threshold": threshold})
+    found = records.read_records(refs)
+    sections = sections_of(found)
+    reference = find_reference(sections, against)
+    comparisons = [compare(section, reference, threshold) for section in sections]
+    notes = [note for record in found for note in record.notes]
+    if len(sections) > 1:
+        labels = "; ".join(section.label for section in sections)
+        line = "environments or evaluation settings, which are not comparable"
+        notes.insert(0, f"{len(sections)} {line}: {labels}")
+    return Report(sections, comparisons, notes)
 
 
-def _grouped(
-    records: Sequence[Record], settings_of: Callable[[Record], dict[str, Any]]
-) -> list[Group]:
-    """Records that have the same settings, labelled by what these differ in."""
-    settings: dict[str, dict[str, Any]] = {}
-    members: dict[str, list[Record]] = {}
-    for record in records:
-        own = settings_of(record)
-        key = json.dumps(own, sort_keys=True, default=str)
-        settings.setdefault(key, own)
-        members.setdefault(key, []).append(record)
-    others = list(settings.values())
-    return [Group(settings_label(settings[key], others), members[key]) for key in settings]
+def sections_of(records_: Sequence[Record]) -> list[Section]:
+    """Return the runs by section and group, each in the order of its first run."""
+    sections = []
+    for label, members in _grouped(records_, records.environment_settings):
+        splits = [split for record in members for split in record.splits]
+        split = splits[0] if splits else "test"
+        grouped = _grouped(members, records.group_settings)
+        labels = number_duplicates((label for label, _ in grouped), " ({})")
+        groups = [
+            Group(label, runs, split) for label, (_, runs) in zip(labels, grouped, strict=True)
+        ]
+        sections.append(Section(label, groups, split))
+    return sections
 
 
-def find_reference(worlds: Sequence[World], ref: str | None) -> str | None:
-    """The label of the group that is, or whose run is, called `ref`. Raises UserError for none."""
+def number_duplicates(names: Iterable[str], suffix: str) -> list[str]:
+    """Return the names, with a suffix such as `-{}` numbered from 2 for repeated names."""
+    distinct: dict[str, None] = {}
+    for name in names:
+        numbered = chain([name], (name + suffix.format(number) for number in count(2)))
+        distinct[next(candidate for candidate in numbered if candidate not in distinct)] = None
+    return list(distinct)
+
+
+def find_reference(sections: Sequence[Section], ref: str | None) -> str | None:
+    """Return the label of the group with this label, prefix of a label, or run."""
     if ref is None:
         return None
-    groups = [group for world in worlds for group in world.groups]
+    groups = [group for section in sections for group in section.groups]
     labels = [group.label for group in groups]
-    called = [g.label for g in groups if ref in (g.label, *(record.name for record in g.records))]
+    exact = [g.label for g in groups if ref in (g.label, *(record.name for record in g.records))]
     close = [label for label in labels if label.startswith(ref)]
-    if called or len(close) == 1:
-        return (called or close)[0]
-    raise UserError(f"--against '{ref}' is none of the compared; there is {', '.join(labels)}")
+    if exact or len(close) == 1:
+        return (exact or close)[0]
+    line = f"--against '{ref}' is not in the report; choose one of {', '.join(labels)}"
+    raise UserError(line, code="unknown-reference")
 
 
-def compare(world: World, reference: str | None, threshold: float | None) -> Comparison:
-    """A world's table; without a threshold it is halfway from the base to the best group's mean."""
-    groups = [group for group in world.groups if group.finished]
+def compare(section: Section, reference: str | None, threshold: float | None) -> Comparison:
+    """Return the results of a section.
+
+    The default threshold is halfway between the lowest base and the highest mean of a group.
+    """
+    groups = [group for group in section.groups if group.finished]
     against = next((group for group in groups if group.label == reference), None)
     if threshold is None:
-        threshold = _halfway(groups, world.split)
-    rows = [_figures(group, against, world.split, threshold) for group in groups]
+        runs = [run for group in groups for run in group.finished.values()]
+        bases = [base for run in runs if (base := run.score(0, section.split)) is not None]
+        best = max((fmean(group.scores()) for group in groups), default=0.0)
+        threshold = (min(bases) + best) / 2 if bases else None
+    rows = [_figures(group, against, threshold) for group in groups]
     noise = seeds.seed_noise([row.scores for row in rows])
-    return Comparison(world.label, world.split, against and against.label, noise, rows)
-
-
-def _figures(group: Group, against: Group | None, split: str, threshold: float | None) -> Figures:
-    runs = list(group.finished.values())
-    final, base = _final_outcomes(group, split), _base_outcomes(group, split)
-    other = None if against is group else against
-    scores, other_scores = _scores(group, split), _scores(other, split) if other else []
-    has_spread = min(len(scores), len(other_scores)) > 1
-    return Figures(
-        group=group.label,
-        seeds=[seed for seed, _ in group.finished],
-        scores=scores,
-        intervals=[run.interval(split) for run in runs],
-        base=seeds.crossed_bootstrap(list(base.values())) if base else None,
-        final=seeds.crossed_bootstrap(list(final.values())),
-        gain=_paired_difference(final, base) if base else None,
-        iqm=seeds.iqm(scores),
-        difference=_paired_difference(final, _final_outcomes(other, split)) if other else None,
-        improvement=seeds.probability_of_improvement(scores, other_scores) if has_spread else None,
-        efficiency=efficiency(runs, threshold) if threshold is not None else None,
-        cost=mean_cost(runs),
-        failed=fmean(run.failed(split) for run in runs),
-        passes=passes(list(final.values())),
-    )
-
-
-def _base_outcomes(group: Group, split: str) -> OutcomesByRun | None:
-    """Every run's outcomes before training; None where they are not known of all."""
-    by_run = {key: outcomes(run, 0, split) for key, run in group.finished.items()}
-    known = {key: run for key, run in by_run.items() if run}
-    return known if len(known) == len(by_run) else None
-
-
-def _final_outcomes(group: Group, split: str) -> OutcomesByRun:
-    """Every run's outcomes after training, by their means alone where one's tasks are not known."""
-    finals = {key: outcomes(r, r.final_step or 0, split) for key, r in group.finished.items()}
-    known = {key: run for key, run in finals.items() if run}
-    if any(ALL_TASKS in run for run in known.values()):
-        means = {key: np.mean(list(chain(*run.values()))) for key, run in known.items()}
-        return {key: {ALL_TASKS: [float(mean)]} for key, mean in means.items()}
-    return known
+    return Comparison(section.label, section.split, against and against.label, noise, rows)
 
 
 def outcomes(record: Record, step: int, split: str) -> Outcomes | None:
-    """Each task's outcomes at a step where they are kept; else all tasks as one, by their mean."""
+    """Return the outcomes of each task at a step, or the mean as a single task if unknown."""
     by_task = record.outcomes(step) if record.splits[:1] == [split] else None
     score = record.score(step, split)
     return by_task or ({ALL_TASKS: [score]} if score is not None else None)
 
 
-def _scores(group: Group, split: str) -> list[float]:
-    scores = [record.score(record.final_step or 0, split) for record in group.finished.values()]
-    return [score for score in scores if score is not None]
-
-
-def _paired_difference(ours: OutcomesByRun, theirs: OutcomesByRun) -> Interval | None:
-    try:
-        return seeds.paired_difference(ours, theirs)
-    except ValueError:  # they played no common task
-        return None
-
-
-def _halfway(groups: Sequence[Group], split: str) -> float | None:
-    """Between the lowest base and the highest mean of a group."""
-    bases = [run.score(0, split) for group in groups for run in group.finished.values()]
-    known = [score for score in bases if score is not None]
-    return (min(known) + max(fmean(_scores(g, split)) for g in groups)) / 2 if known else None
-
-
 def passes(runs: Sequence[Outcomes]) -> dict[str, Interval]:
-    """pass@k (one of k episodes of a task succeeds) and pass^k (all k do), each estimated without
-    bias for every task of every run; runs and tasks are resampled."""
+    """Return unbiased estimates of pass@k (one of k episodes succeeds) and pass^k (all k do)."""
     if any(ALL_TASKS in run for run in runs):
         return {}
     fewest = min((len(values) for run in runs for values in run.values()), default=0)
@@ -237,42 +248,249 @@ def passes(runs: Sequence[Outcomes]) -> dict[str, Interval]:
     return intervals
 
 
-def efficiency(records: Sequence[Record], threshold: float) -> Efficiency | None:
-    """Episodes and seconds until the mean training success of five updates reached the threshold;
-    None where no run played."""
-    played = [record for record in records if "episodes/success" in record.columns]
+def efficiency(runs: Sequence[Record], threshold: float) -> Efficiency | None:
+    """Return the cost until the mean success of five updates reached the threshold."""
+    played = [record for record in runs if "episodes/success" in record.columns]
     if not played:
         return None
-    episodes, seconds = (_until(played, axis, threshold) for axis in ("episodes", "seconds"))
-    medians = [median(points) if points else None for points in (episodes, seconds)]
-    return Efficiency(threshold, len(episodes), len(played), *medians)
-
-
-def _until(records: Sequence[Record], axis: str, threshold: float) -> list[float]:
-    """Where on an axis each run reached the threshold, of those that did."""
-    points: list[float | None] = []
-    for record in records:
+    points: dict[str, list[float]] = {"episodes": [], "seconds": []}
+    for record in played:
         success = seeds.moving_average(list(record.column("episodes/success")), SMOOTHED_UPDATES)
-        xs, first = list(map(float, record.axis(axis))), SMOOTHED_UPDATES - 1
-        points.append(seeds.first_reached(xs[first:], success[first:], threshold))
-    return [point for point in points if point is not None]
+        first = SMOOTHED_UPDATES - 1
+        for axis, reached in points.items():
+            xs = list(map(float, record.axis(axis)))
+            point = seeds.first_reached(xs[first:], success[first:], threshold)
+            reached += [] if point is None else [point]
+    medians = [median(reached) if reached else None for reached in points.values()]
+    return Efficiency(threshold, len(points["episodes"]), len(played), *medians)
 
 
-def mean_cost(records: Sequence[Record]) -> dict[str, float]:
-    """Means over runs: episodes and tokens played, tokens read in training, prompts
-    among them, seconds of each phase."""
-    costs = [_cost(record) for record in records]
+def mean_cost(runs: Sequence[Record]) -> dict[str, float]:
+    """Return episodes, tokens sampled, tokens trained on and seconds by phase, as means of runs."""
+    costs = []
+    for run in runs:
+        read = [k for k in run.columns if k.endswith("/tokens") and k != "episodes/tokens"]
+        seconds = {name: float(run.column(f"time/{name}").sum()) for name in PHASES[:-1]}
+        costs.append({
+            "episodes": float(run.column("episodes/count").sum()),
+            "tokens_played": float(run.column("episodes/tokens").sum()),
+            "tokens_read": float(sum(run.column(key).sum() for key in read)),
+            **{f"seconds_{name}": value for name, value in seconds.items()},
+            "seconds_eval": sum(row.get("time/eval", 0.0) for row in run.evaluations.values()),
+            "seconds": sum(seconds.values()),
+        })  # fmt: skip
     return {name: fmean(cost[name] for cost in costs) for name in costs[0]}
 
 
-def _cost(record: Record) -> dict[str, float]:
-    read = [k for k in record.columns if k.endswith("/tokens") and k != "episodes/tokens"]
-    seconds = {name: float(record.column(f"time/{name}").sum()) for name in PHASES[:-1]}
-    return {
-        "episodes": float(record.column("episodes/count").sum()),
-        "tokens_played": float(record.column("episodes/tokens").sum()),
-        "tokens_read": float(sum(record.column(key).sum() for key in read)),
-        **{f"seconds_{name}": value for name, value in seconds.items()},
-        "seconds_eval": sum(row.get("time/eval", 0.0) for row in record.evaluations.values()),
-        "seconds": sum(seconds.values()),
+# tables
+
+
+def results(comparison: Comparison) -> Cells:
+    """Return the table of base, final and gain, with differences from the reference."""
+    rows, reference = comparison.rows, comparison.reference
+    columns: Columns = {
+        "group": lambda row: row.group,
+        "seeds": lambda row: " ".join(map(str, row.seeds)),
+        "base": lambda row: share(row.base and row.base.mean),
+        "final [95 %]": lambda row: interval(row.final),
+        "each seed": lambda row: " ".join(map(share, row.scores)),
+        "gain [95 %]": lambda row: interval(row.gain, signed=True),
     }
+    if any(len(row.scores) >= MIN_RUNS_FOR_IQM for row in rows):
+        columns["IQM [95 %]"] = lambda row: interval(row.iqm)
+    if reference is not None:
+        columns[f"minus {reference} [95 %]"] = lambda row: interval(row.difference, signed=True)
+        columns[f"P(above {reference})"] = lambda row: probability(row.improvement)
+    return _cells(columns, rows)
+
+
+def costs(comparison: Comparison) -> Cells:
+    """Return the table of what a run cost, in total and until it reached the threshold."""
+    rows = comparison.rows
+    threshold = next((row.efficiency.threshold for row in rows if row.efficiency), None)
+    columns: Columns = {
+        "group": lambda row: row.group,
+        "episodes": lambda row: whole(row.cost["episodes"]),
+        "tokens sampled": lambda row: whole(row.cost["tokens_played"]),
+        "tokens trained": lambda row: whole(row.cost["tokens_read"]),
+        "seconds": lambda row: whole(row.cost["seconds"]),
+        "+ evaluation": lambda row: whole(row.cost["seconds_eval"]),
+    }
+    if threshold is not None:
+        to = f"to {share(threshold)} %"
+        columns[f"episodes {to}"] = lambda row: whole(row.efficiency and row.efficiency.episodes)
+        columns[f"seconds {to}"] = lambda row: whole(row.efficiency and row.efficiency.seconds)
+        columns["reached by"] = lambda row: (
+            f"{row.efficiency.reached} of {row.efficiency.runs}" if row.efficiency else DASH
+        )
+    return _cells(columns, rows)
+
+
+def passes_table(comparison: Comparison) -> Cells:
+    """Return the table of pass@k and pass^k; only its header if tasks were played once."""
+    names = {name for row in comparison.rows for name in row.passes}
+    columns: Columns = {"group": lambda row: row.group}
+    for name in sorted(names, key=lambda name: (name[:5], int(name[5:]))):  # by kind, then k
+        columns[name] = lambda row, name=name: interval(row.passes.get(name))
+    return _cells(columns, comparison.rows if names else [])
+
+
+def settings_table(section: Section) -> tuple[Cells, int]:
+    """Return the settings in which groups differ, with groups as columns.
+
+    The number counts settings that only one group has; they are left out if there are several
+    groups.
+    """
+    found = {g.label: records.group_settings(g.records[0]) for g in section.groups}
+    keys = dict.fromkeys(key for settings in found.values() for key in settings)
+    rows, of_one_group = [], 0
+    for key in keys:
+        values = [settings.get(key, DASH) for settings in found.values()]
+        owners = sum(key in settings for settings in found.values())
+        if any(value != values[0] for value in values):
+            of_one_group += owners == 1
+            rows += [[key, *(records.setting_text(v, 48) for v in values)]] if owners > 1 else []
+    return [["setting", *found], *rows], of_one_group
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """Return sentences on how to interpret the results."""
+    lines = [
+        f"Success on {comparison.split} in %. Intervals resample tasks and seeds; with two or"
+        " three seeds they are too narrow for a new seed."
+    ]
+    if (noise := comparison.noise) is None:
+        lines.append("Noise between seeds is unknown: no configuration has two finished runs.")
+    else:
+        lines.append(
+            f"Noise between seeds: {share(noise.deviation)} points (pooled standard deviation,"
+            f" {noise.freedom} degrees of freedom). Two single runs differ by more than"
+            f" {share(noise.least_difference)} points in 5 % of cases."
+        )
+    if failed := [f"{row.group} ({share(row.failed)} %)" for row in comparison.rows if row.failed]:
+        lines.append(f"Failed episodes count as lost: {', '.join(failed)}.")
+    if few := [row.group for row in comparison.rows if len(row.scores) < 3]:
+        lines.append(f"Fewer than three seeds, not conclusive: {', '.join(few)}.")
+    return lines
+
+
+def render(report: Report, width: int | None = None) -> str:
+    """Return the tables for a terminal."""
+    parts: list[str] = []
+    for found in report.comparisons:
+        if not found.rows:
+            parts.append(safe(f"{found.world}: no run has finished"))
+            continue
+        parts += table(results(found), found.world, width)
+        parts += map(safe, remarks(found))
+        if len(chances := passes_table(found)) > 1:
+            parts += table(chances, "pass@k: one of k episodes succeeds; pass^k: all k do", width)
+        parts += table(costs(found), "cost (means over finished runs)", width)
+    return "\n".join(parts)
+
+
+def markdown(report: Report) -> str:
+    """Return the final results as Markdown tables, one per section."""
+    lines: list[str] = []
+    for comparison in report.comparisons:
+        if len(report.comparisons) > 1:
+            lines += [f"**{_markdown_cell(comparison.world)}**", ""]
+        usual = max((row.seeds for row in comparison.rows), key=len, default=[])
+        columns: Columns = {
+            "algorithm": lambda row, usual=usual: row.group + _other_seeds(row.seeds, usual),
+            "base, %": lambda row: share(row.base and row.base.mean),
+            f"final, %, seeds {_listed(usual)}": lambda row: ", ".join(
+                map(interval, row.intervals)
+            ),
+            "gain, points": lambda row: share(row.gain and row.gain.mean, signed=True),
+            "training seconds": lambda row: whole(row.cost["seconds"]),
+        }
+        header, *rows = _cells(columns, comparison.rows)
+        for row in [header, ["---"] * len(header), *rows]:
+            lines.append(f"| {' | '.join(map(_markdown_cell, row))} |")
+        lines.append("")
+    return "\n".join(lines).rstrip("\n")
+
+
+def interval(value: Interval | None, signed: bool = False) -> str:
+    """Return `40.8 [33.8, 47.8]`, or a dash."""
+    if value is None:
+        return DASH
+    mean, low, high = (share(x, signed) for x in (value.mean, value.low, value.high))
+    return f"{mean} [{low}, {high}]"
+
+
+def probability(value: Interval | None) -> str:
+    """Return `0.75 [0.00, 1.00]`, or a dash."""
+    return DASH if value is None else f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def whole(value: float | None) -> str:
+    """Return a rounded number with thousands separators, or a dash."""
+    return DASH if value is None else f"{value:,.0f}"
+
+
+Columns = dict[str, Callable[[Figures], str]]  # the header of each column, and its cells
+
+
+def _cells(columns: Columns, rows: list[Figures]) -> Cells:
+    return [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
+
+
+def _markdown_cell(text: str) -> str:
+    return safe(text).replace("\n", " ").replace("|", "\\|")
+
+
+def _listed(seeds: list[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _other_seeds(seeds: list[int], usual: list[int]) -> str:
+    return "" if seeds == usual else f" (seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)})"
+
+
+def _figures(group: Group, against: Group | None, threshold: float | None) -> Figures:
+    runs = list(group.finished.values())
+    final, base, scores = group.outcomes(), group.outcomes(base=True), group.scores()
+    other = None if against is group else against
+    other_scores = other.scores() if other else []
+    has_spread = min(len(scores), len(other_scores)) > 1
+    failed = f"eval/{group.split}_failed"
+    return Figures(
+        group=group.label,
+        seeds=[seed for seed, _ in group.finished],
+        scores=scores,
+        intervals=[run.interval(group.split) for run in runs],
+        base=seeds.crossed_bootstrap(list(base.values())) if base else None,
+        final=seeds.crossed_bootstrap(list(final.values())),
+        gain=_paired_difference(final, base) if base else None,
+        iqm=seeds.iqm(scores),
+        difference=_paired_difference(final, other.outcomes()) if other else None,
+        improvement=seeds.probability_of_improvement(scores, other_scores) if has_spread else None,
+        efficiency=efficiency(runs, threshold) if threshold is not None else None,
+        cost=mean_cost(runs),
+        failed=fmean(run.final_metrics.get(failed, 0.0) for run in runs),
+        passes=passes(list(final.values())),
+    )
+
+
+def _paired_difference(ours: OutcomesByRun, theirs: OutcomesByRun) -> Interval | None:
+    try:
+        return seeds.paired_difference(ours, theirs)
+    except ValueError:  # no common task
+        return None
+
+
+def _grouped(
+    runs: Iterable[Record], settings_of: Callable[[Record], records.Settings]
+) -> list[tuple[str, list[Record]]]:
+    """Return runs with equal settings together, under a label that tells the groups apart."""
+    settings: dict[str, records.Settings] = {}
+    members: dict[str, list[Record]] = {}
+    for run in runs:
+        own = settings_of(run)
+        key = json.dumps(own, sort_keys=True, default=str)
+        settings.setdefault(key, own)
+        members.setdefault(key, []).append(run)
+    others = list(settings.values())
+    return [(records.settings_label(settings[key], others), members[key]) for key in settings]

@@ -1,55 +1,50 @@
-"""One episode, turn by turn, for a person: what was seen, done, earned and written of it. `numbers`
-and `texts` are all that is shown of a turn; the terminal and the page show both."""
+"""One episode, turn by turn: what the agent saw, did and earned, and the texts of its critic.
+
+`numbers` and `texts` hold all that is shown of a turn, in the terminal and in the HTML page. The
+second half compares critics with outcomes.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.algos.nlac.reading import stated_outcome
+from agentrl_cli.algos.nlac.parse import stated_outcome
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_number
+from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Turn
-from agentrl_cli.report.text import labelled
+from agentrl_cli.report.records import Record
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.episode_files import EpisodeEntry
 from agentrl_cli.runs.run import Run, step_of
 
-NUMBERS = ("value", "advantage", "td_error", "ratio")
-COUNTS = ("masked", "discarded")  # of tokens, where an algorithm has recorded them
-NOT_OF_THE_WORLD = {*NUMBERS, *COUNTS, "critic", "privileged", "thoughts"}  # in a turn's info
-VERDICTS = {True: "the action stands", False: "a better action exists", None: "unreadable"}
-OUTCOMES = {True: "Success", False: "Failure", None: "without an outcome"}
-SHOWN_FORECASTS = 2  # different ones of a turn, which are shown where others are folded
-MIN_WIDTH = 24
-HANGING: Any = {"subsequent_indent": " " * 8, "break_on_hyphens": False}
-STYLES = {  # by label, in a terminal
+NUMBERS = ("value", "advantage", "td_error", "ratio")  # metrics of a turn
+COUNTS = ("masked", "discarded")  # numbers of tokens, if an algorithm recorded them
+NOT_FROM_ENVIRONMENT = {*NUMBERS, *COUNTS, "critic", "privileged", "thoughts"}  # in a turn's info
+VERDICTS = {True: "optimal", False: "not optimal", None: "unreadable"}
+OUTCOMES = {True: "Success", False: "Failure", None: "unreadable"}
+SHOWN_FORECASTS = 2  # different forecasts of a turn; more of them are summarised
+FILTERS = ("won", "lost", "changed")
+WIDTH = 100  # characters of a line if the output is not a terminal
+LABEL_WIDTH = 10
+STYLES = {  # of each label in a terminal
     "turn": "bold", "action": "bold cyan", "thought": "cyan", "forecast": "dim", "forecasts": "dim",
     "other": "dim", "others": "dim", "reality": "yellow", "critique": "magenta",
     "verdict": "magenta", "refined": "green", "outcome": "bold", "error": "red", "hidden": "dim",
 }  # fmt: skip
-FILTERS = ("won", "lost", "changed")
-Facts = list[tuple[str, str]]  # labels, each with its text
-
-
-@dataclass(frozen=True)
-class Style:
-    """How an episode is printed: in lines of at most `width`, and with many forecasts of a turn
-    folded to counts, or all of them with their texts."""
-
-    width: int = 100
-    folds: bool = False
+Facts = list[tuple[str, str]]  # labels with their texts
 
 
 @dataclass(frozen=True)
 class EpisodeMatch:
-    """The first episode that fits a query, the file it is in, all entries of that file that fit,
-    and the number of episodes in it."""
+    """The first matching episode, its file, all matching entries, and the number of episodes."""
 
     episode: Episode
     file: Path
@@ -60,13 +55,16 @@ class EpisodeMatch:
 def find_episode(
     run: Run, ref: str | None, step: int | None, filters: Collection[str] = ()
 ) -> EpisodeMatch:
-    """The episode whose id starts with `ref`, in the newest step that has one. Without `ref`: the
-    first that a critic has annotated, else the first. `filters` keep the won, the lost, or those
-    whose outcome differs from the first evaluation's. Raises UserError where there is none."""
+    """Return the episode with an id that starts with `ref`, from the newest step.
+
+    Without `ref` an episode with notes of a critic is preferred. `filters` select won or lost
+    episodes, or those with another outcome than in the first evaluation. Raises UserError if no
+    episode matches.
+    """
     files = [file for file in run.episode_files() if step in (None, step_of(file))]
     if not files:
-        when = "yet; wait for its first evaluation" if step is None else f"of step {step}"
-        raise UserError(f"run '{run.name}' has no episodes {when}")
+        when = "yet; wait for its first evaluation" if step is None else f"at step {step}"
+        raise UserError(f"run '{run.name}' has no episodes {when}", code="no-episodes")
     if ref is None and not filters:
         files = [file for file in files if step_of(file) == step_of(files[-1])]
     elif filters:
@@ -80,36 +78,38 @@ def find_episode(
                 episode = episode_files.read(file, first)
                 return EpisodeMatch(episode, file, entries, episode_files.count(file))
     query = " ".join([*(f"--{name}" for name in filters), *([f"'{ref}'"] if ref else [])])
-    raise UserError(f"run '{run.name}' has no episode {query}; see {run.folder / 'episodes'}")
+    line = f"run '{run.name}' has no episode {query}; see {run.folder / 'episodes'}"
+    raise UserError(line, code="no-episodes")
 
 
 def fits(entry: EpisodeEntry, filters: Collection[str], base: dict[str, bool]) -> bool:
-    """Whether an episode passes all filters; `base` are the first evaluation's outcomes by id."""
+    """Return whether an episode passes all filters; `base` are the first outcomes by id."""
     is_changed = has_changed(entry, base)
     passes = {"won": entry.success, "lost": not entry.success, "changed": is_changed}
     return all(passes[name] for name in filters)
 
 
 def has_changed(episode: Episode | EpisodeEntry, base: dict[str, bool]) -> bool:
-    """Whether an episode ended otherwise than with the starting weights, where these played it."""
+    """Return whether an episode ended differently before training."""
     return base.get(episode.id, episode.success) != episode.success
 
 
 def base_outcomes(run: Run) -> dict[str, bool]:
-    """Which episodes the starting weights won when evaluated. Raises UserError where none were."""
+    """Return the outcomes before training by episode. Raises UserError if there are none."""
     file = run.folder / "episodes" / "eval-000000.jsonl"
     if not file.is_file():
-        raise UserError(f"run '{run.name}' did not play its base; --changed needs eval.baseline")
+        line = f"run '{run.name}' has no evaluation before training"
+        raise UserError(f"{line}; --changed needs a run with eval.baseline=true", code="no-base")
     return {entry.id: entry.success for entry in episode_files.search(file)}
 
 
-def render(episode: Episode, source: str, how: Style | None = None) -> list[str]:
-    """The lines to print; `source` says where the episode is from."""
-    how = how or Style()
-    lines = _labelled(summary(episode, source), how)
+def render(episode: Episode, source: str, width: int = WIDTH, *, fold: bool = False) -> list[str]:
+    """Return the lines of an episode; `fold` summarises many forecasts of a turn."""
+    lines = labelled(summary(episode, source), width)
     for number, (turn, return_) in enumerate(with_returns(episode), start=1):
-        lines += ["", *render_turn(number, turn, return_, known_end(episode), how)]
-    closing = _labelled([(message.role, message.content) for message in episode.closing], how)
+        end = known_end(episode)
+        lines += ["", *render_turn(number, turn, return_, end, width, fold=fold)]
+    closing = labelled([(message.role, message.content) for message in episode.closing], width)
     return [*lines, "", *closing] if closing else lines
 
 
@@ -118,21 +118,49 @@ def render_turn(
     turn: Turn,
     return_: float | None = None,
     success: bool | None = None,
-    how: Style | None = None,
+    width: int = WIDTH,
+    *,
+    fold: bool = False,
 ) -> list[str]:
-    """A turn's numbers, observation, action and what the critic wrote."""
-    how = how or Style()
+    """Return the lines of a turn: numbers, observation, action and texts of the critic."""
     head = "  ".join(f"{name} {value}".strip() for name, value in numbers(turn, return_))
-    first = textwrap.wrap(f"turn {number}  {head}", max(how.width, MIN_WIDTH), **HANGING)
-    return [*first, *_labelled(texts(turn, success, folds=how.folds), how)]
+    room = max(width, 24)
+    first = textwrap.wrap(
+        f"turn {number}  {head}", room, subsequent_indent=" " * 8, break_on_hyphens=False
+    )
+    return [*first, *labelled(texts(turn, success, fold=fold), width)]
 
 
-def _labelled(facts: Facts, how: Style) -> list[str]:
-    return [line for label, text in facts for line in labelled(label, text, how.width)]
+def labelled(facts: Facts, width: int = WIDTH) -> list[str]:
+    """Return wrapped lines of a label and a text; in a narrow terminal the text is below."""
+    lines: list[str] = []
+    for label, text in facts:
+        head = f"  {safe(label):<{LABEL_WIDTH}}"
+        indent = len(head) if width - len(head) >= 20 else 4
+        room = max(width - indent, 10)
+        parts = [p for line in safe(text).split("\n") for p in textwrap.wrap(line, room) or [""]]
+        wrapped = [" " * indent + part for part in parts]
+        is_beside = indent == len(head)
+        lines += [head + parts[0], *wrapped[1:]] if is_beside else [head.rstrip(), *wrapped]
+    return lines
+
+
+def painted(lines: Iterable[str]) -> str:
+    """Return rendered lines with terminal colours; each label and its text in the label's style."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console, style = Console(highlight=False, soft_wrap=True), ""
+    with console.capture() as captured:
+        for line in lines:
+            word = line.split(" ", 1)[0] or line[2 : 2 + LABEL_WIDTH].strip()
+            style = STYLES.get(word, "") if word else style
+            console.print(Text(line, style=style))
+    return captured.get()
 
 
 def summary(episode: Episode, source: str) -> Facts:
-    """An episode as a whole: where it is from, its task, how it ended."""
+    """Return the source, task and outcome of an episode."""
     won = "success" if episode.success else "no success"
     ended = f"{won}, reward {episode.reward:g}, {len(episode.turns)} turns, {episode.stop}"
     facts = [("from", source)]
@@ -142,12 +170,12 @@ def summary(episode: Episode, source: str) -> Facts:
 
 
 def known_end(episode: Episode) -> bool | None:
-    """Whether it was won; None where it broke or was cut off, so that nobody knows."""
+    """Return whether the episode was won; None if it failed or was cut off."""
     return episode.success if episode.stop == "done" else None
 
 
 def with_returns(episode: Episode) -> Iterator[tuple[Turn, float]]:
-    """Every turn with its return: the undiscounted sum of the rewards from it on."""
+    """Yield every turn with its return, the undiscounted sum of rewards from it on."""
     return_ = episode.reward
     for turn in episode.turns:
         yield turn, return_
@@ -155,7 +183,7 @@ def with_returns(episode: Episode) -> Iterator[tuple[Turn, float]]:
 
 
 def numbers(turn: Turn, return_: float | None) -> Facts:
-    """Reward and return, what the algorithm recorded of the turn, and how it ended if oddly."""
+    """Return reward, return, the algorithm's numbers, and how the turn ended if unusual."""
     facts = [("reward", f"{turn.reward:g}")]
     facts += [("return", f"{return_:g}")] if return_ is not None else []
     known = {name: value for name, value in turn.info.items() if is_number(value)}
@@ -165,26 +193,38 @@ def numbers(turn: Turn, return_: float | None) -> Facts:
     return facts + ([("restart", "")] if turn.restart else [])
 
 
-def texts(turn: Turn, success: bool | None, *, folds: bool = False) -> Facts:
-    """What the agent saw and did, what the world notes of it, what the critic wrote of it, where it
-    `folds` with counts in place of many forecasts."""
+def texts(turn: Turn, success: bool | None, *, fold: bool = False) -> Facts:
+    """Return observation, action, notes of the environment, and texts of the critic."""
     facts: Facts = []
     for message in turn.observation:
         facts.append((message.role, message.content))
         facts += [("calls", _text(call)) for call in message.tool_calls]
     facts += _action(turn)
-    notes = {key: value for key, value in turn.info.items() if key not in NOT_OF_THE_WORLD}
-    facts += [("world", _notes(notes))] if notes else []
+    notes = {key: value for key, value in turn.info.items() if key not in NOT_FROM_ENVIRONMENT}
+    facts += [("notes", _notes(notes))] if notes else []
     hidden = turn.info.get("privileged")
     facts += [("hidden", _notes(hidden))] if hidden else []
     critic = turn.info.get("critic")
     if not isinstance(critic, dict):
         return facts
-    return facts + _forecasts(critic, folds) + _critic(critic, turn.action, success)
+    for key, label in (("forecasts", "forecast"), ("others", "other")):
+        facts += _forecasts(_texts(critic, key), label, fold)
+    named = [
+        end for text in _texts(critic, "forecasts") if (end := stated_outcome(text)) is not None
+    ]
+    if success is not None and named:
+        right, end = sum(each == success for each in named), "won" if success else "lost"
+        facts.append(("reality", f"{end}, as {right} of {len(named)} forecasts predicted"))
+    facts += _critique(critic, "")
+    if critic.get("refined"):
+        is_same = critic["refined"] == turn.action
+        facts.append(("refined", "unchanged" if is_same else _text(critic["refined"])))
+        facts += _critique(critic, "refined_")
+    return facts
 
 
 def _action(turn: Turn) -> Facts:
-    """The action; where a critic judged its thoughts one by one, each with its numbers."""
+    """Return the action, or its thoughts with their numbers if a critic judged each of them."""
     found = turn.info.get("thoughts")
     is_list = isinstance(found, list)
     thoughts = [t for t in found if isinstance(t, dict) and "text" in t] if is_list else []
@@ -196,51 +236,16 @@ def _action(turn: Turn) -> Facts:
     return facts if len(thoughts) > 1 else [("action", turn.action)]
 
 
-def _forecasts(critic: dict[str, Any], folds: bool) -> Facts:
-    """Forecasts of the action and of another one, equal ones counted; where it `folds`, of more
-    than SHOWN_FORECASTS different ones only how many say what."""
-    facts: Facts = []
-    for key, label in (("forecasts", "forecast"), ("others", "other")):
-        found = _texts(critic, key)
-        counted = Counter(found).most_common()
-        if folds and len(counted) > SHOWN_FORECASTS:
-            facts.append((f"{label}s", _outcomes(found)))
-            continue
-        for text, count in counted:
-            facts.append((label, f"{count} x {text}" if count > 1 else text))
-    return facts
-
-
-def _outcomes(forecasts: list[str]) -> str:
-    """`3 x Success, 1 x Failure`: the outcomes that forecasts end with."""
-    counts = Counter(map(stated_outcome, forecasts))
-    named = [f"{counts[end]} x {name}" for end, name in OUTCOMES.items() if counts[end]]
-    return ", ".join(named) + " (their texts: --full)"
-
-
-def _critic(critic: dict[str, Any], action: str, success: bool | None) -> Facts:
-    """Whether the forecasts came true, the critique of the action, the refined action, and its
-    critique."""
-    facts = _agreement(_texts(critic, "forecasts"), success)
-    facts += _critique(critic, "")
-    if critic.get("refined"):
-        is_same = critic["refined"] == action
-        facts.append(("refined", "unchanged" if is_same else _text(critic["refined"])))
-        facts += _critique(critic, "refined_")
-    return facts
-
-
-def _agreement(forecasts: Iterable[str], success: bool | None) -> Facts:
-    """How many forecasts named the outcome that came; nothing where it is not known."""
-    named = [forecast for forecast in map(stated_outcome, forecasts) if forecast is not None]
-    if success is None or not named:
-        return []
-    right, end = sum(forecast == success for forecast in named), "won" if success else "lost"
-    return [("reality", f"{end}, as {right} of {len(named)} forecasts said")]
+def _forecasts(found: list[str], label: str, fold: bool) -> Facts:
+    counted = Counter(found).most_common()
+    if fold and len(counted) > SHOWN_FORECASTS:
+        ends = Counter(map(stated_outcome, found))
+        named = [f"{ends[end]} x {name}" for end, name in OUTCOMES.items() if ends[end]]
+        return [(f"{label}s", ", ".join(named) + " (show their texts: --full)")]
+    return [(label, f"{count} x {text}" if count > 1 else text) for text, count in counted]
 
 
 def _critique(critic: dict[str, Any], prefix: str) -> Facts:
-    """A critique and its verdict; nothing where none was written."""
     if not critic.get(f"{prefix}critique"):
         return []
     optimal = critic.get(f"{prefix}verdict")
@@ -249,7 +254,6 @@ def _critique(critic: dict[str, Any], prefix: str) -> Facts:
 
 
 def _notes(notes: Any) -> str:
-    """`kind question, repeated false`: what the world notes of a turn, in its order."""
     if not isinstance(notes, dict):
         return _text(notes)
     return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in notes.items())
@@ -262,3 +266,162 @@ def _texts(critic: dict[str, Any], key: str) -> list[str]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+# credit and critics
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The success that a critic expected at a turn, and the outcome of the episode.
+
+    `optimal` is the verdict on the action, or None without one.
+    """
+
+    episode: str
+    turn: int
+    expected: float
+    optimal: bool | None
+    won: bool
+
+    @property
+    def error(self) -> float:
+        """The absolute error, 0 to 1."""
+        return abs(self.expected - self.won)
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Turns with an expectation in a range: their number, mean expectation and success rate."""
+
+    low: float
+    high: float
+    turns: int
+    expected: float
+    won: float
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Turns with a verdict: the share called optimal, and the success rate by verdict."""
+
+    turns: int
+    optimal: float
+    won_if_optimal: float | None
+    won_if_not: float | None
+
+
+def expected_success(turn: Turn) -> float | None:
+    """Return the success that a critic expected: the share of its forecasts, or its value.
+
+    Returns None without a readable forecast or value.
+    """
+    critic = turn.info.get("critic")
+    if isinstance(critic, dict):
+        forecasts = critic.get("forecasts")
+        found = forecasts if isinstance(forecasts, list) else []
+        outcomes = [stated_outcome(text) for text in found if isinstance(text, str)]
+        named = [success for success in outcomes if success is not None]
+        return sum(named) / len(named) if named else None
+    value = turn.info.get("value")
+    return min(1.0, max(0.0, float(value))) if is_number(value) else None
+
+
+def credit(turn: Turn) -> dict[str, float]:
+    """Return the advantage of a turn, and the success that a critic expected, if known."""
+    advantage, expected = turn.info.get("advantage"), expected_success(turn)
+    found = {"advantage": float(advantage)} if is_number(advantage) else {}
+    name = "forecast" if isinstance(turn.info.get("critic"), dict) else "value"
+    return found | ({name: expected} if expected is not None else {})
+
+
+def predictions(episode: Episode) -> list[Prediction]:
+    """Return the critic's expectation at each turn; none if the outcome is unknown."""
+    found: list[Prediction] = []
+    for number, turn in enumerate(episode.turns if episode.stop == "done" else [], start=1):
+        expected, critic = expected_success(turn), turn.info.get("critic")
+        if expected is not None:
+            verdict = critic.get("verdict") if isinstance(critic, dict) else None
+            optimal = verdict if isinstance(verdict, bool) else None
+            found.append(Prediction(episode.id, number, expected, optimal, episode.success))
+    return found
+
+
+def most_wrong(predictions: list[Prediction], count: int) -> list[Prediction]:
+    """Return the turns with the largest errors, at most one per episode, the worst first."""
+    worst: dict[str, Prediction] = {}
+    for prediction in sorted(predictions, key=lambda prediction: -prediction.error):
+        worst.setdefault(prediction.episode, prediction)
+    return list(worst.values())[:count]
+
+
+def calibration(predictions: list[Prediction], count: int = 5) -> list[Bin]:
+    """Return expected and actual success in `count` equal ranges; empty ranges are left out."""
+    bins = []
+    for number in range(count):
+        inside = [p for p in predictions if min(count - 1, int(p.expected * count)) == number]
+        if inside:
+            low, high = number / count, (number + 1) / count
+            expected = sum(p.expected for p in inside) / len(inside)
+            bins.append(Bin(low, high, len(inside), expected, _win_rate(inside) or 0.0))
+    return bins
+
+
+def verdicts(predictions: list[Prediction]) -> Verdicts | None:
+    """Return how verdicts agree with outcomes; None without verdicts."""
+    optimal = [p for p in predictions if p.optimal is True]
+    other = [p for p in predictions if p.optimal is False]
+    turns = len(optimal) + len(other)
+    if not turns:
+        return None
+    return Verdicts(turns, len(optimal) / turns, _win_rate(optimal), _win_rate(other))
+
+
+def _win_rate(predictions: list[Prediction]) -> float | None:
+    return sum(p.won for p in predictions) / len(predictions) if predictions else None
+
+
+# tokens
+
+TOKENIZER = "tokenizer.json"
+SHADES = (0.9, 0.5, 0.1, 0.01)  # limits of probability between shades
+Token = tuple[str, float, int]  # text, log-prob, and shade from 0 (likely) to 4 (unlikely)
+Decode = Callable[[list[int]], str]
+
+
+def decoder(record: Record) -> Decode:
+    """Return a function that decodes token ids. Raises UserError without the run's tokenizer."""
+    from tokenizers import Tokenizer
+
+    model = record.config.get("model") or {}
+    file = find_tokenizer(str(model.get("path") if isinstance(model, dict) else model))
+    if file is None:
+        remedy = "make the report on a machine that has the model, or without --logprobs"
+        line = f"run '{record.name}': the tokenizer of its model was not found; {remedy}"
+        raise UserError(line, code="no-tokenizer")
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def find_tokenizer(path: str) -> Path | None:
+    """Return the tokenizer of the embedded model, a folder or a downloaded model, or None."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    embedded = Path(__file__).parent.parent / "models" / "tiny"
+    folder = embedded if path == "tiny" else Path(path)
+    if (folder / TOKENIZER).is_file():
+        return folder / TOKENIZER
+    try:
+        found = try_to_load_from_cache(path, TOKENIZER)
+    except HFValidationError:  # not a valid model name
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def tokens(turn: Turn, decode: Decode) -> list[Token]:
+    """Return the tokens of the action; none if their log-probs were not stored."""
+    if len(turn.logprobs) != len(turn.action_ids):
+        return []
+    pairs = zip(turn.action_ids, turn.logprobs, strict=True)
+    return [(decode([id]), p, sum(p < math.log(limit) for limit in SHADES)) for id, p in pairs]

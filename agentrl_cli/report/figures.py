@@ -1,5 +1,7 @@
-"""Pictures of a comparison, drawn by matplotlib: learning curves, finals, cost, the critic. Each
-function gives a figure, `svg` its text to embed. What the numbers are is decided elsewhere."""
+"""Figures of a comparison, drawn by matplotlib: learning curves, final results, costs, metrics.
+
+SVG files keep their text as text, so that they are small and can be searched and read aloud.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +16,29 @@ import numpy as np
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Array
 from agentrl_cli.report import seeds
-from agentrl_cli.report.compare import PHASES, SMOOTHED_UPDATES, Comparison, Figures, World
-from agentrl_cli.report.records import Record
+from agentrl_cli.report.compare import SMOOTHED_UPDATES, Comparison, Section
+from agentrl_cli.report.records import PHASES, Record, is_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 AXES = ("episodes", "gradient steps", "seconds")
-POINTS = 80  # of a mean of curves that have no points in common
-LETTERS_PER_INCH = 12  # of a label
+POINTS = 80  # of a mean of curves without common points
 MIN_RUNS_FOR_BAND = 3
+MAX_MARKERS = 12  # of a line; longer lines have none
+CHARACTERS_PER_INCH = 12  # of a label
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A", "#7A7A7A")
 DASHES = ("-", "--", "-.", ":")
 PHASE_COLOURS = ("#4C78A8", "#F2A65A", "#59A68F", "#B8B8B8")
-INK, PALE = "#22303c", "#d9dee3"
+INK, GREY, PALE = "#22303c", "#8a949e", "#d9dee3"
 STYLE: Any = {
     "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8.5,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#8a949e",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY,
     "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.grid": True, "grid.color": PALE, "grid.linewidth": 0.6, "axes.axisbelow": True,
-    "figure.facecolor": "white", "svg.hashsalt": "agentrl", "svg.fonttype": "path",
-    "font.family": "DejaVu Sans", "lines.linewidth": 1.7,
-    "axes.formatter.limits": (-4, 6), "axes.formatter.use_mathtext": True,
+    "svg.hashsalt": "agentrl", "svg.fonttype": "none", "font.family": ["DejaVu Sans", "sans-serif"],
+    "lines.linewidth": 1.7, "axes.formatter.limits": (-4, 6), "axes.formatter.use_mathtext": True,
 }  # fmt: skip
 
 
@@ -48,75 +50,108 @@ class Line:
     ys: Array  # [points]
 
 
+Curves = dict[str, list[Line]]  # the lines of the runs of each label
+
+
 @dataclass(frozen=True)
 class Panel:
-    """One of the pictures beside each other: the curves of the runs by label, and what they are
-    drawn against; on a logarithmic axis from the first point above 0."""
+    """One plot of a figure. A logarithmic axis starts at the first point above 0."""
 
     title: str
-    axis: str
-    curves: dict[str, list[Line]]
+    curves: Curves
+    x_label: str = ""
+    y_label: str = ""
     is_logarithmic: bool = False
-
-    def axes(self) -> list[Array]:
-        """Where the points of each run stand."""
-        return [line.xs for lines in self.curves.values() for line in lines]
+    is_share: bool = True  # values lie between 0 and 1
+    has_points: bool = False
 
 
-def curves(world: World) -> Figure | None:
-    """Success against episodes, gradient steps and seconds: evaluations above, fresh training
-    episodes below (mean of five updates); thick lines are means over seeds, bands their 95 %
-    intervals, thin lines single runs. None where nothing was logged."""
-    records = [record for group in world.groups for record in group.records]
-    rows = []
-    if any(record.evaluations for record in records):
-        rows.append((_evaluated, f"{world.split}, evaluated"))
-    if any("episodes/success" in record.columns for record in records):
-        rows.append((_trained, "train, as played"))
-    if not rows:
-        return None
-    figure, grid = _grid(len(rows), len(AXES), width=10.2, height=2.5 * len(rows) + 0.55)
-    for axes, (read, title) in zip(grid, rows, strict=True):
-        for axis, name in zip(axes, AXES, strict=True):
-            _success_curves(axis, world, name, read)
-            axis.set_xlabel(name if axes is grid[-1] else "")
-        axes[0].set_ylabel(f"success ({title})")
-    _legend(figure, grid[0][0])
-    return figure
+def figures(section: Section, comparison: Comparison, **metrics: Sequence[str]) -> dict[str, str]:
+    """Return the figures of a section as SVG by name: finals, curves, costs, and each of `metrics`.
+
+    Figures without data are left out.
+    """
+    found = {"curves": svg(draw, learning_curves(section), len(AXES), (3.4, 2.5))}
+    if comparison.rows:
+        found["finals"] = svg(draw_finals, section, comparison)
+        found["costs"] = svg(draw_costs, comparison)
+    for name, keys in metrics.items():
+        panels = [
+            Panel(key, curves, is_share=is_share(key), has_points=True)
+            for key in keys
+            if (curves := _curves(section, lambda record, key=key: _metric(record, key)))
+        ]
+        found[name] = svg(draw, panels, min(4, len(panels)), (2.55, 2.1))
+    return {name: text for name, text in found.items() if text}
 
 
-def learning_curves(panels: Sequence[Panel], across: int, success: str) -> Figure:
-    """Success in each of the panels, `across` of them in a row; a label has one colour in all.
-    `success` says whose it is."""
+def svg(draw_figure: Callable[..., Figure], *arguments: Any) -> str:
+    """Return a drawn figure as SVG; equal numbers give equal bytes. Empty if nothing is drawn.
+
+    Raises UserError without matplotlib.
+    """
+    try:
+        import matplotlib as mpl
+        import matplotlib.figure
+    except ImportError:
+        line = "reports need matplotlib; run pip install 'agentrl-cli[report]'"
+        raise UserError(line, code="missing-package") from None
+    if arguments[0] == []:
+        return ""
+    buffer = io.StringIO()
+    with mpl.rc_context(STYLE):
+        draw_figure(*arguments).savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def learning_curves(section: Section) -> list[Panel]:
+    """Return success against episodes, gradient steps and seconds.
+
+    The first row shows evaluations, the second one training episodes (mean of five updates).
+    Thick lines are means over seeds, bands their 95 % intervals, thin lines single runs.
+    """
+    panels = []
+    for name, line_of in ((f"{section.split}, evaluated", _evaluated), ("train", _trained)):
+        for axis in AXES:
+            curves = _curves(section, lambda record, a=axis, f=line_of: f(record, a, section.split))
+            label = f"success ({name})" if axis == AXES[0] else ""
+            if curves:
+                points = line_of is _evaluated
+                panels.append(Panel("", curves, axis, label, has_points=points))
+    return panels
+
+
+def draw(panels: Sequence[Panel], across: int, size: tuple[float, float]) -> Figure:
+    """Draw panels in rows; each label has one colour. `size` is that of a panel in inches."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.curves))
     down = math.ceil(len(panels) / across)
-    figure, grid = _grid(down, across, width=3.6 * across, height=2.6 * down + 0.4)
-    axes = [axis for row in grid for axis in row]
+    figure, axes = _figure(down, across, max(6.0, size[0] * across), size[1] * down + 0.5)
     for axis, panel in zip(axes, panels, strict=False):
         for label, lines in panel.curves.items():
-            _mean_line(axis, lines, label, labels.index(label), points=False)
-        axis.set_title(panel.title)
-        axis.set_xlabel(panel.axis)
-        _show_shares(axis)
+            _mean_line(axis, lines, label, labels.index(label), panel.has_points)
+        axis.set_title(_plain(panel.title))
+        axis.set_xlabel(panel.x_label)
+        axis.set_ylabel(panel.y_label)
+        if panel.is_share:
+            axis.set_ylim(0, 1)
+            axis.yaxis.set_major_formatter(_percent())
         if panel.is_logarithmic:
             axis.set_xscale("log")
-            axis.set_xlim(left=min(xs[xs > 0].min() for xs in panel.axes()))
+            lines = [line for lines in panel.curves.values() for line in lines]
+            axis.set_xlim(left=min(line.xs[line.xs > 0].min() for line in lines))
+        elif panel.x_label:
+            axis.set_xlim(left=0)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    for row in grid:
-        row[0].set_ylabel(success)
-    _legend(figure, *axes)
+    _legend(figure, axes)
     return figure
 
 
-def finals(world: World, comparison: Comparison) -> Figure | None:
-    """Final success of each group with its interval, a dot for every seed, the base as a bar; each
-    group has the colour of its curves."""
+def draw_finals(section: Section, comparison: Comparison) -> Figure:
+    """Draw the final success of each group with its interval, its seeds and its base."""
     rows = comparison.rows
-    numbers = {group.label: number for number, group in enumerate(world.groups)}
-    if not rows:
-        return None
-    figure, axis = _bars(rows, height=0.95 + 0.42 * len(rows))
+    numbers = {group.label: number for number, group in enumerate(section.groups)}
+    figure, axis = _bars([row.group for row in rows], 0.95 + 0.42 * len(rows))
     for number, row in enumerate(rows):
         y, colour = len(rows) - 1 - number, COLOURS[numbers[row.group] % len(COLOURS)]
         axis.plot([row.final.low, row.final.high], [y, y], color=colour, lw=6, alpha=0.28,
@@ -125,8 +160,7 @@ def finals(world: World, comparison: Comparison) -> Figure | None:
                      edgecolors="white", linewidths=0.6)  # fmt: skip
         axis.plot([row.final.mean] * 2, [y - 0.22, y + 0.22], color=colour, lw=2.2, zorder=2)
         if row.base is not None:
-            axis.plot([row.base.mean] * 2, [y - 0.3, y + 0.3], color="#8a949e", lw=1.2, ls=":")
-    axis.set_yticks(range(len(rows)), [_plain(row.group) for row in reversed(rows)])
+            axis.plot([row.base.mean] * 2, [y - 0.3, y + 0.3], color=GREY, lw=1.2, ls=":")
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.set_xlabel(f"final success ({comparison.split}); dots: seeds, bar: 95 %, dotted: base")
     axis.set_xlim(0, 1)
@@ -135,109 +169,30 @@ def finals(world: World, comparison: Comparison) -> Figure | None:
     return figure
 
 
-def costs(comparison: Comparison) -> Figure | None:
-    """Mean seconds of a run, by phase."""
+def draw_costs(comparison: Comparison) -> Figure:
+    """Draw the mean seconds of a run by phase."""
     rows = comparison.rows
-    if not rows:
-        return None
-    figure, axis = _bars(rows, height=1.15 + 0.36 * len(rows))
+    figure, axis = _bars([row.group for row in rows], 1.15 + 0.36 * len(rows))
     left, ys = np.zeros(len(rows)), np.arange(len(rows))[::-1]
     for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True):
         seconds = np.array([row.cost[f"seconds_{phase}"] for row in rows])
         axis.barh(ys, seconds, left=left, height=0.62, color=colour, label=phase)
         left += seconds
-    axis.set_yticks(ys, [_plain(row.group) for row in rows])
     axis.set_xlabel("seconds of a run (mean over seeds)")
-    _legend(figure, axis)
+    _legend(figure, [axis])
     return figure
 
 
-def trends(world: World, metrics: Sequence[str]) -> Figure | None:
-    """Each metric against updates, a panel each: mean over the seeds of a group, with its band."""
-    records = [record for group in world.groups for record in group.records]
-    shown = [name for name in metrics if any(_metric(record, name) for record in records)]
-    if not shown:
-        return None
-    across = min(4, len(shown))
-    down = math.ceil(len(shown) / across)
-    figure, axes = _grid(down, across, width=2.55 * across + 0.3, height=2.1 * down + 0.55)
-    panels = [axis for row in axes for axis in row]
-    for axis, name in zip(panels, shown, strict=False):
-        for number, group in enumerate(world.groups):
-            lines = [line for record in group.records if (line := _metric(record, name))]
-            _mean_line(axis, lines, group.label, number, points=len(lines) < 3)
-        axis.set_title(_plain(name))
-        if is_share(name):
-            axis.set_ylim(0, 1)
-    for axis in panels[len(shown) :]:
-        axis.set_axis_off()
-    _legend(figure, *panels)
-    return figure
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric lies within 0 and 1, so that its axis shows all of that."""
-    name = metric.rpartition("/")[2]
-    shares = ("brier", "hits", "false_alarms", "faulty", "mended", "spoiled", "valid_forecasts")
-    return name in shares or name.endswith(("_share", "_optimal")) or name.startswith("auc_")
-
-
-def svg(figure: Figure) -> str:
-    """The picture as SVG, the same bytes for the same numbers."""
-    buffer = io.StringIO()
-    with _style():
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
-
-
-def _success_curves(axis: Axes, world: World, name: str, read: Callable[..., Line | None]) -> None:
-    """Every group's runs against the axis of that name, by a reader of lines."""
-    for number, group in enumerate(world.groups):
-        lines = [line for record in group.records if (line := read(record, name, world.split))]
-        _mean_line(axis, lines, group.label, number, points=read is _evaluated)
-    _show_shares(axis)
-
-
-def _plain(text: str) -> str:
-    """The text with no formula in it, which a pair of dollar signs would begin and end."""
-    return text.replace("$", r"\$")
-
-
-def _show_shares(axis: Axes) -> None:
-    """From the start on, and shares from 0 to 1 in per cent."""
-    axis.set_xlim(left=0)
-    axis.set_ylim(0, 1)
-    axis.yaxis.set_major_formatter(_percent())
-
-
-def _mean_line(axis: Axes, lines: list[Line], label: str, number: int, points: bool) -> None:
-    """Every run as a thin line (and its points), their mean as far as all of them came, and from
-    three runs on the mean's band."""
-    if not lines:
-        return
-    colour = COLOURS[number % len(COLOURS)]
-    dash = DASHES[number // len(COLOURS) % len(DASHES)]
-    grid = _common_axis([line.xs for line in lines])
-    rows = np.array([np.interp(grid, line.xs, line.ys) for line in lines])  # [runs, points]
-    axis.plot(grid, rows.mean(0), dash, color=colour, label=_plain(label))
-    if len(lines) >= MIN_RUNS_FOR_BAND:
-        low, high = seeds.bootstrap_band(rows)
-        axis.fill_between(grid, low, high, color=colour, alpha=0.16, lw=0)
-    form = "o-" if points else "-"
-    for line in lines:
-        axis.plot(line.xs, line.ys, form, color=colour, alpha=0.45, lw=0.6, ms=2.8, mew=0)
-
-
-def _common_axis(axes: list[Array]) -> Array:
-    """The points of all runs where these are the same, else POINTS of them, from where the last
-    begins to where the first ends."""
-    if all(np.array_equal(xs, axes[0]) for xs in axes):
-        return axes[0]
-    return np.linspace(max(xs[0] for xs in axes), min(xs[-1] for xs in axes), POINTS)
+def _curves(section: Section, line_of: Callable[[Record], Line | None]) -> Curves:
+    found = {
+        group.label: [line for record in group.records if (line := line_of(record)) is not None]
+        for group in section.groups
+    }
+    return found if any(found.values()) else {}
 
 
 def _evaluated(record: Record, axis: str, split: str) -> Line | None:
-    """Evaluated success where it was measured, against an axis."""
+    """Return the success of each evaluation."""
     scores = {step: record.score(step, split) for step in sorted(record.evaluations)}
     known = {step: score for step, score in scores.items() if score is not None}
     if not known:
@@ -248,7 +203,7 @@ def _evaluated(record: Record, axis: str, split: str) -> Line | None:
 
 
 def _trained(record: Record, axis: str, split: str) -> Line | None:
-    """Success of fresh episodes, smoothed, against an axis."""
+    """Return the smoothed success of training episodes."""
     if "episodes/success" not in record.columns:
         return None
     success = list(record.column("episodes/success"))
@@ -256,47 +211,59 @@ def _trained(record: Record, axis: str, split: str) -> Line | None:
 
 
 def _metric(record: Record, name: str) -> Line | None:
-    """A metric against updates, from the evaluations where these log it, else from the updates."""
+    """Return a metric by step, from evaluations if they have it, else from updates."""
     steps = [step for step in sorted(record.evaluations) if name in record.evaluations[step]]
     if steps:
         values = [record.evaluations[step][name] for step in steps]
         return Line(np.array(steps, float), np.array(values))
-    if name not in record.columns:
-        return None
-    known = ~np.isnan(record.columns[name])
-    return Line(record.steps[known], record.columns[name][known]) if known.any() else None
+    values = record.columns.get(name, np.full(len(record.steps), math.nan))
+    known = ~np.isnan(values)
+    return Line(record.steps[known], values[known]) if known.any() else None
 
 
-def _grid(down: int, across: int, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError(
-            "a report draws with matplotlib; pip install 'agentrl-cli[report]'"
-        ) from None
-    with _style():
-        figure = Figure(figsize=(width, height), layout="constrained")
-        return figure, [list(row) for row in figure.subplots(down, across, squeeze=False)]
+def _mean_line(axis: Axes, lines: list[Line], label: str, number: int, has_points: bool) -> None:
+    """Draw the runs as thin lines, their mean, and its band from three runs on."""
+    if not lines:
+        return
+    colour = COLOURS[number % len(COLOURS)]
+    dash = DASHES[number // len(COLOURS) % len(DASHES)]
+    xs = lines[0].xs
+    if not all(np.array_equal(line.xs, xs) for line in lines):
+        first, last = max(line.xs[0] for line in lines), min(line.xs[-1] for line in lines)
+        xs = np.linspace(first, last, POINTS)
+    rows = np.array([np.interp(xs, line.xs, line.ys) for line in lines])  # [runs, points]
+    axis.plot(xs, rows.mean(0), dash, color=colour, label=_plain(label))
+    if len(lines) >= MIN_RUNS_FOR_BAND:
+        low, high = seeds.bootstrap_band(rows)
+        axis.fill_between(xs, low, high, color=colour, alpha=0.16, lw=0)
+    form = "o-" if has_points and len(xs) <= MAX_MARKERS else "-"
+    for line in lines:
+        axis.plot(line.xs, line.ys, form, color=colour, alpha=0.45, lw=0.6, ms=2.8, mew=0)
 
 
-def _style() -> Any:
-    import matplotlib as mpl
+def _figure(down: int, across: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
 
-    return mpl.rc_context(STYLE)
-
-
-def _percent() -> Any:
-    from matplotlib.ticker import PercentFormatter
-
-    return PercentFormatter(1.0)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(down, across, squeeze=False).flat)
 
 
-def _legend(figure: Figure, *axes: Axes) -> None:
+def _bars(labels: list[str], height: float) -> tuple[Figure, Axes]:
+    """Return an empty figure with a row for each label."""
+    width = min(14.0, 6.6 + max(map(len, labels)) / CHARACTERS_PER_INCH)
+    figure, (axis,) = _figure(1, 1, width, height)
+    axis.set_yticks(range(len(labels)), [_plain(label) for label in reversed(labels)])
+    axis.grid(axis="y", visible=False)
+    return figure, axis
+
+
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Put one legend above all axes, and make the figure higher for each further row of it."""
     entries: dict[str, Any] = {}
     for axis in axes:
         handles, labels = axis.get_legend_handles_labels()
         entries |= {label: handle for label, handle in zip(labels, handles, strict=True)}
-    room = figure.get_figwidth() * LETTERS_PER_INCH // (max(map(len, entries), default=0) + 6)
+    room = figure.get_figwidth() * CHARACTERS_PER_INCH // (max(map(len, entries), default=0) + 6)
     columns = int(max(1, min(room, len(entries))))
     figure.legend(
         list(entries.values()), list(entries), loc="outside upper left", ncols=columns,
@@ -306,9 +273,12 @@ def _legend(figure: Figure, *axes: Axes) -> None:
     figure.set_figheight(figure.get_figheight() + 0.19 * max(0, rows - 1))
 
 
-def _bars(rows: list[Figures], height: float) -> tuple[Figure, Axes]:
-    """An empty picture, wide enough for the labels of these rows, with no grid between them."""
-    width = min(14.0, 6.6 + max(len(row.group) for row in rows) / LETTERS_PER_INCH)
-    figure, ((axis,),) = _grid(1, 1, width, height)
-    axis.grid(axis="y", visible=False)
-    return figure, axis
+def _percent() -> Any:
+    from matplotlib.ticker import PercentFormatter
+
+    return PercentFormatter(1.0)
+
+
+def _plain(text: str) -> str:
+    """Return the text without formulas, which a pair of dollar signs would mark."""
+    return text.replace("$", r"\$")

@@ -1,5 +1,5 @@
 "use strict";
-// Search, filter and sort episodes; lay two episodes or two runs side by side. The page is whole without it.
+// Search, filter and sort episodes; compare two episodes or runs side by side. The page is complete without it.
 const MADE = (name, options = {}, ...children) => {
   const element = Object.assign(document.createElement(name), options);
   element.append(...children);
@@ -47,8 +47,8 @@ function addTools(list) {
 
 const chosen = [];
 
-function showBeside() {
-  document.getElementById("beside")?.remove();
+function showComparison() {
+  document.getElementById("comparison")?.remove();
   if (!chosen.length) return;
   const columns = chosen.map((details) => {
     const inside = details.querySelector(".inside").cloneNode(true);
@@ -56,10 +56,10 @@ function showBeside() {
     for (const element of inside.querySelectorAll(".tools, summary button")) element.remove();
     return MADE("div", {}, MADE("h4", { textContent: titleOf(details) }), inside);
   });
-  if (columns.length < 2) columns.push(MADE("div", { className: "missing", textContent: "choose another to lay beside it" }));
+  if (columns.length < 2) columns.push(MADE("div", { className: "missing", textContent: "choose another one to compare with" }));
   const close = MADE("button", { textContent: "close" });
-  close.addEventListener("click", () => { chosen.length = 0; showBeside(); });
-  document.body.append(MADE("section", { id: "beside" }, close, MADE("div", { className: "pair" }, ...columns)));
+  close.addEventListener("click", () => { chosen.length = 0; showComparison(); });
+  document.body.append(MADE("section", { id: "comparison" }, close, MADE("div", { className: "pair" }, ...columns)));
 }
 
 function titleOf(details) {
@@ -70,16 +70,16 @@ function titleOf(details) {
   return [...(run ? [`${titleOf(run)}:`] : []), ...words].join(" ");
 }
 
-function addBeside(details) {
-  const button = MADE("button", { textContent: "beside", title: "lay this and another side by side" });
+function addCompare(details) {
+  const button = MADE("button", { textContent: "compare", title: "show this and another one side by side" });
   button.addEventListener("click", (event) => {
     event.preventDefault();
     if (!chosen.includes(details)) chosen.push(details);
     if (chosen.length > 2) chosen.shift();
-    showBeside();
+    showComparison();
   });
   details.querySelector("summary").append(button);
 }
 
 document.querySelectorAll(".episodes").forEach(addTools);
-document.querySelectorAll("details.run, details.episode").forEach(addBeside);
+document.querySelectorAll("details.run, details.episode").forEach(addCompare);

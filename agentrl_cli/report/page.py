@@ -1,150 +1,404 @@
-"""One HTML file that needs nothing else: tables, pictures as images inside it, and episodes to
-unfold. Nothing is fetched: its Content-Security-Policy allows images given as data, and the one
-style sheet and the one script by their hashes. The script searches, sorts and lays side by side
-what is there; without it the page shows the same. Jinja escapes every text."""
+"""The HTML report: one file with tables, figures and episodes that needs nothing else.
+
+The Content-Security-Policy of the page allows images given as data, and its one style sheet and
+one script by their hashes, so nothing is fetched and no text of a model is executed. Jinja escapes
+all texts. The script only adds search, sorting and comparison side by side.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from agentrl_cli import __version__
+from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.report import critic, tables
-from agentrl_cli.report.compare import Comparison, World
-from agentrl_cli.report.critic import Bin, Prediction, Verdicts
-from agentrl_cli.report.differences import Differences, differences
+from agentrl_cli.core.types import Episode
+from agentrl_cli.report import compare, episode, figures, records
+from agentrl_cli.report.compare import Comparison, Report, Section
+from agentrl_cli.report.episode import Decode, Facts, Prediction, Token
 from agentrl_cli.report.records import Record
-from agentrl_cli.report.tables import Cells, share
-from agentrl_cli.report.tokens import Spell
-from agentrl_cli.report.views import Limits, RunView, run_view
+from agentrl_cli.report.summary import share
+from agentrl_cli.runs import episode_files
+from agentrl_cli.runs.episode_files import EpisodeEntry
+from agentrl_cli.runs.find import is_run, list_runs
+from agentrl_cli.runs.run import step_of
 
-MAX_EPISODES = 6  # of a run in the page of all
-MAX_TRAINED = 2  # of those it was trained on
-MAX_CHARACTERS = 2_400_000  # of episodes in one page
-MAX_OUTCOMES = 12_000  # in one page
+FOLDER, FILE = "report", "report.html"
+FIGURES = ("finals", "curves", "costs", "training", "critic")  # of a section
+MAX_CHARACTERS = 2_400_000  # of all episodes in the page
+MAX_OUTCOMES = 12_000  # in the page
+MAX_SLUG = 120  # characters
 WORST_TURNS = 8
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class WorstTurn:
-    """A turn of which a critic was very wrong; `anchor` is empty where the page has it not."""
+class Limits:
+    """How much of a run a page shows; a page of one run shows everything."""
 
-    prediction: Prediction
-    run: str
-    anchor: str
+    episodes: int = sys.maxsize
+    characters: int = sys.maxsize  # of these episodes
+    outcomes: int = sys.maxsize  # in the grid
+    trained: int = 64  # training episodes of the last stored update
 
 
 @dataclass(frozen=True)
-class CriticView:
-    """What a group's critic expected and what came."""
+class TurnView:
+    """A turn; `credit` holds its advantage and the success that a critic expected."""
 
-    group: str
-    turns: int
-    bins: list[Bin]
-    verdicts: Verdicts | None
-    worst: list[WorstTurn]
+    anchor: str
+    numbers: Facts
+    texts: Facts
+    credit: dict[str, float]
+    tokens: list[Token]
 
 
 @dataclass
-class WorldView:
-    """What the page shows of one world; `pictures` are images as data by name, `finished` the runs
-    with a final evaluation by group."""
+class EpisodeView:
+    """An episode.
 
-    label: str
-    results: Cells
-    passes: Cells
-    costs: Cells
-    remarks: list[str]
-    differences: Differences
-    pictures: dict[str, str]
-    critics: list[CriticView]
-    runs: list[RunView]
-    finished: dict[str, list[Record]]
+    `wrong` is the largest error of its critic, 0 to 1, or None. `before` is the same task before
+    training, if it ended differently.
+    """
 
+    anchor: str
+    id: str
+    won: bool
+    changed: bool
+    facts: Facts
+    turns: list[TurnView]
+    closing: Facts
+    wrong: float | None = None
+    before: EpisodeView | None = None
 
-def world_view(
-    world: World, comparison: Comparison, pictures: dict[str, str], characters: int, pages: bool
-) -> WorldView:
-    """Everything of a world, with at most so many `characters` of its episodes; with `pages` its
-    runs have pages of their own to link to."""
-    count = max(1, sum(len(group.records) for group in world.groups))
-    limits = Limits(MAX_EPISODES, characters // count, MAX_OUTCOMES // count, MAX_TRAINED)
-    differing = differences(world)
-    runs: list[RunView] = []
-    critics: list[CriticView] = []
-    for group in world.groups:
-        settings = differing.of(group.label)
-        for record in group.records:
-            page = f"pages/{record.slug}.html" if pages else ""
-            runs.append(run_view(record, group.label, page, limits, settings))
-        views = runs[-len(group.records) :]
-        if any(view.predictions for view in views):
-            critics.append(critic_view(group.label, views))
-    return WorldView(
-        world.label, tables.results(comparison), tables.passes(comparison),
-        tables.costs(comparison), tables.remarks(comparison), differing,
-        {name: data_url(svg) for name, svg in pictures.items()}, critics, runs,
-        {group.label: list(group.finished.values()) for group in world.groups},
-    )  # fmt: skip
+    @property
+    def credited(self) -> str:
+        """The kind of credit that the strip of turns shows, or an empty string."""
+        return next((name for turn in self.turns for name in turn.credit), "")
+
+    @property
+    def scale(self) -> float:
+        """The largest absolute advantage of a turn, or 1 if all are 0."""
+        return max((abs(turn.credit.get("advantage", 0.0)) for turn in self.turns), default=0) or 1
 
 
-def critic_view(group: str, runs: Sequence[RunView]) -> CriticView:
-    """Calibration, verdicts and the worst turns of a group's critic."""
-    predictions = [prediction for run in runs for prediction in run.predictions]
-    worst = [turn for run in runs for turn in worst_turns(run)]
-    worst.sort(key=lambda turn: -turn.prediction.error)
-    bins, verdicts = critic.calibration(predictions), critic.verdicts(predictions)
-    return CriticView(group, len(predictions), bins, verdicts, worst[:WORST_TURNS])
+class Outcome(NamedTuple):
+    """An episode in the grid of outcomes; `link` is empty if no page shows its turns."""
+
+    id: str
+    won: bool
+    changed: bool
+    link: str
 
 
-def worst_turns(run: RunView) -> list[WorstTurn]:
-    """The turns of a run of which its critic was most wrong."""
-    anchors = {episode.id: f"{episode.anchor}-t" for episode in run.episodes}
-    return [
-        WorstTurn(p, run.name, f"{anchors[p.episode]}{p.turn}" if p.episode in anchors else "")
-        for p in critic.most_wrong(run.predictions, WORST_TURNS)
-    ]
+@dataclass
+class RunView:
+    """A run. `page` is the address of its own page, or an empty string."""
+
+    record: Record
+    group: str
+    facts: Facts
+    page: str = ""
+    settings: Facts = field(default_factory=list)  # in which other groups differ
+    grid: dict[str, list[Outcome]] = field(default_factory=dict)  # by task
+    tasks_left_out: int = 0  # of the grid
+    episodes: list[EpisodeView] = field(default_factory=list)
+    total: int = 0
+    trained: list[EpisodeView] = field(default_factory=list)
+    trained_step: int = 0
+    predictions: list[Prediction] = field(default_factory=list)
+
+    @property
+    def anchor(self) -> str:
+        """The anchor of the run in a page."""
+        return f"run-{self.record.slug}"
 
 
-def run_page(record: Record, group: str, spell: Spell | None = None) -> str | None:
-    """A page of its own with every kept episode of a run's last evaluation; None without one.
-    `spell` spells its tokens, where they are asked for."""
-    view = run_view(record, group, "", Limits(), spell=spell)
-    return render([], [], [view], record.name) if view.total else None
+def folder_for(refs: Sequence[str]) -> Path:
+    """Return the default folder of a report: inside the only run or folder, else `report`."""
+    if len(refs) != 1:
+        return Path(FOLDER)
+    folder = Path(refs[0])
+    has_runs = folder.is_dir() and not is_run(folder) and bool(list_runs(folder))
+    return (folder if has_runs else records.find_runs(refs[0])[0].folder) / FOLDER
 
 
-def render(
-    worlds: Sequence[WorldView], notes: Sequence[str], runs: Sequence[RunView], title: str
+def write(report: Report, folder: Path, pages: bool = False, logprobs: bool = False) -> Path:
+    """Write the page and its figures, and return the page.
+
+    `pages` adds a page per run with all episodes, `logprobs` also the log-prob of each token.
+    Raises UserError if the folder cannot be written or a tokenizer is missing.
+    """
+    sections: list[dict[str, Any]] = []
+    pages = pages or logprobs
+    with files.explain_write_errors(folder, "choose another folder with --out"):
+        folder.mkdir(parents=True, exist_ok=True)
+        all_records = [record for section in report.sections for record in section.records]
+        named = zip(all_records, slugs([record.name for record in all_records]), strict=True)
+        for record, slug in named:
+            record.slug = slug
+        for section, comparison in zip(report.sections, report.comparisons, strict=True):
+            limit = MAX_CHARACTERS // len(report.sections)
+            drawn = _write_figures(section, comparison, folder, len(sections) + 1)
+            sections.append(section_view(section, comparison, drawn, limit, pages))
+        groups = sum(len(section.groups) for section in report.sections)
+        title = f"{len(all_records)} runs, {groups} configurations"
+        files.replace_text(folder / FILE, render_page(sections, report.notes, [], title))
+        for section in report.sections if pages else []:
+            for group in section.groups:
+                for record in group.records:
+                    decode = episode.decoder(record) if logprobs else None
+                    if text := run_page(record, group.label, decode):
+                        (folder / "pages").mkdir(exist_ok=True)
+                        files.replace_text(folder / "pages" / f"{record.slug}.html", text)
+    return folder / FILE
+
+
+def pack(report: Report, folder: Path) -> Path:
+    """Put all files that `write` has written to `folder` into a zip file there, and return it."""
+    slugs = [record.slug for section in report.sections for record in section.records]
+    numbers = range(1, len(report.sections) + 1)
+    found = [folder / f"{name}-{number}.svg" for number in numbers for name in FIGURES]
+    found += [folder / "pages" / f"{slug}.html" for slug in slugs]
+    packed = folder / f"{FOLDER}.zip"
+    with (
+        files.explain_write_errors(folder, "choose another folder with --out"),
+        ZipFile(packed, "w", ZIP_DEFLATED) as archive,
+    ):
+        for file in [folder / FILE, *filter(Path.exists, found)]:
+            archive.write(file, Path(FOLDER) / file.relative_to(folder))
+    return packed
+
+
+def slugs(names: Sequence[str]) -> list[str]:
+    """Return unique names that are valid in anchors and file names."""
+    plain = (re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_SLUG] for name in names)
+    return compare.number_duplicates(plain, "-{}")
+
+
+def run_page(record: Record, group: str, decode: Decode | None = None) -> str | None:
+    """Return a page with all episodes of a run's last evaluation; None if there are none."""
+    view = run_view(record, group, Limits(), decode=decode)
+    return render_page([], [], [view], record.name) if view.total else None
+
+
+def render_page(
+    sections: Sequence[dict[str, Any]], notes: Sequence[str], runs: Sequence[RunView], title: str
 ) -> str:
-    """The page. `notes` are what a reader must know before the numbers."""
+    """Return the HTML. `notes` stand above all results."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
-        raise UserError("a report needs jinja2; pip install 'agentrl-cli[report]'") from None
+        line = "reports need jinja2; run pip install 'agentrl-cli[report]'"
+        raise UserError(line, code="missing-package") from None
     style, script = (HERE / "page.css").read_text(), (HERE / "page.js").read_text()
     loader = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    loader.globals |= {"share": share, "version": __version__}
     return loader.get_template("page.html.jinja").render(
-        worlds=worlds, notes=notes, runs=runs, title=title, style=style, script=script,
-        style_digest=digest(style), script_digest=digest(script),
+        sections=sections, notes=notes, runs=runs, title=title, style=style, script=script,
+        digest=digest, share=share, version=__version__,
         made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )  # fmt: skip
 
 
 def digest(text: str) -> str:
-    """A text's hash as a Content-Security-Policy names it."""
+    """Return the hash of a text as in a Content-Security-Policy."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def data_url(svg: str) -> str:
-    """A picture as the source of an image: as such it can neither run nor fetch anything."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+def section_view(
+    section: Section, comparison: Comparison, drawn: dict[str, str], characters: int, pages: bool
+) -> dict[str, Any]:
+    """Return what the page shows of a section, with about `characters` of its episodes."""
+    count = max(1, len(section.records))
+    limits = Limits(6, characters // count, MAX_OUTCOMES // count, 2)
+    settings, of_one_group = compare.settings_table(section)
+    runs: list[RunView] = []
+    critics = []
+    for column, group in enumerate(section.groups, start=1):
+        own = [(row[0], row[column]) for row in settings[1:] if row[column] != compare.DASH]
+        views = [run_view(record, group.label, limits, pages, own) for record in group.records]
+        runs += views
+        if predictions := [prediction for view in views for prediction in view.predictions]:
+            bins, verdicts = episode.calibration(predictions), episode.verdicts(predictions)
+            worst = sorted(chain(*map(_worst_turns, views)), key=lambda turn: -turn["error"])
+            critics.append({
+                "group": group.label, "turns": len(predictions), "bins": bins,
+                "verdicts": verdicts, "worst": worst[:WORST_TURNS],
+            })  # fmt: skip
+    return {
+        "label": section.label, "results": compare.results(comparison),
+        "passes": compare.passes_table(comparison), "costs": compare.costs(comparison),
+        "remarks": compare.remarks(comparison), "settings": settings,
+        "of_one_group": of_one_group, "critics": critics, "runs": runs,
+        "figures": {
+            name: "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+            for name, svg in drawn.items()
+        },
+        "finished": {group.label: list(group.finished.values()) for group in section.groups},
+    }  # fmt: skip
+
+
+def run_view(
+    record: Record,
+    group: str,
+    limits: Limits,
+    pages: bool = False,
+    settings: Facts | None = None,
+    decode: Decode | None = None,
+) -> RunView:
+    """Return what a page shows of a run, with episodes of its last evaluation."""
+    page = f"pages/{record.slug}.html" if pages else ""
+    view = RunView(record, group, list(_facts(record)), page, settings or [])
+    kept = [step for step in record.evaluations if record.entries(record.episode_file(step))]
+    step = record.final_step if record.final_step in kept else max(kept, default=None)
+    if step is not None:
+        room = _add_evaluated(view, step, limits, decode)
+        _add_trained(view, limits.trained, room, decode)
+    return view
+
+
+def choose_examples(
+    entries: list[EpisodeEntry], base: dict[str, bool], limit: int
+) -> list[EpisodeEntry]:
+    """Return episodes to show, in turn: newly won, newly lost, annotated, lost, won.
+
+    `base` are the outcomes before training by id.
+    """
+    kinds = (
+        [e for e in entries if e.success and base.get(e.id) is False],
+        [e for e in entries if not e.success and base.get(e.id)],
+        [e for e in entries if e.annotated],
+        [e for e in entries if not e.success],
+        [e for e in entries if e.success],
+    )
+    in_turn = chain.from_iterable(zip_longest(*kinds))
+    return list({e.id: e for e in in_turn if e is not None}.values())[:limit]
+
+
+def episode_view(
+    played: Episode, anchor: str, source: str, base: dict[str, bool], decode: Decode | None = None
+) -> EpisodeView:
+    """Return what a page shows of an episode."""
+    end = episode.known_end(played)
+    turns = [
+        TurnView(
+            f"{anchor}-t{n}", episode.numbers(turn, return_), episode.texts(turn, end),
+            episode.credit(turn), episode.tokens(turn, decode) if decode else [],
+        )
+        for n, (turn, return_) in enumerate(episode.with_returns(played), start=1)
+    ]  # fmt: skip
+    closing = [(message.role, message.content) for message in played.closing]
+    changed, facts = episode.has_changed(played, base), episode.summary(played, source)
+    return EpisodeView(anchor, played.id, played.success, changed, facts, turns, closing)
+
+
+def _write_figures(
+    section: Section, comparison: Comparison, folder: Path, number: int
+) -> dict[str, str]:
+    """Write the figures of a section as NAME-NUMBER.svg, and return them by name."""
+    drawn = figures.figures(
+        section, comparison, training=records.training_metrics(section.records),
+        critic=records.critic_metrics(section.records),
+    )  # fmt: skip
+    for name in FIGURES:
+        file = folder / f"{name}-{number}.svg"
+        if name in drawn:
+            files.replace_text(file, drawn[name])
+        else:  # of an earlier report
+            file.unlink(missing_ok=True)
+    return drawn
+
+
+def _worst_turns(run: RunView) -> Iterator[dict[str, Any]]:
+    anchors = {shown.id: f"{shown.anchor}-t" for shown in run.episodes}
+    for found in episode.most_wrong(run.predictions, WORST_TURNS):
+        anchor = f"{anchors[found.episode]}{found.turn}" if found.episode in anchors else ""
+        yield {**asdict(found), "error": found.error, "run": run.record.name, "anchor": anchor}
+
+
+def _add_evaluated(view: RunView, step: int, limits: Limits, decode: Decode | None) -> int:
+    """Add the episodes of an evaluation, and return how many characters are left."""
+    record, room = view.record, limits.characters
+    file, base_file = record.episode_file(step), record.episode_file(0)
+    entries = record.entries(file)
+    before = {entry.id: entry for entry in record.entries(base_file)} if step else {}
+    base = {name: entry.success for name, entry in before.items()}
+    examples = {entry.id for entry in choose_examples(entries, base, limits.episodes)}
+    for number, entry in enumerate(entries):
+        if entry.id not in examples and not entry.annotated:
+            continue
+        played = episode_files.read(file, entry)
+        predictions = episode.predictions(played)
+        view.predictions += predictions
+        if entry.id in examples and played.id == entry.id:
+            shown = episode_view(played, f"{view.anchor}-e{number}", record.name, base, decode)
+            shown.wrong = max((p.error for p in predictions), default=None)
+            if shown.changed:
+                earlier = episode_files.read(base_file, before[entry.id])
+                anchor = f"{shown.anchor}-b"
+                shown.before = episode_view(earlier, anchor, record.name, {}, decode)
+            if len(str(shown)) <= room:
+                view.episodes.append(shown)
+                room -= len(str(shown))
+    links = {entry.id: f"{view.page}#{view.anchor}-e{n}" for n, entry in enumerate(entries)}
+    links = links if view.page else {}
+    links |= {shown.id: f"#{shown.anchor}" for shown in view.episodes}
+    tasks: dict[str, list[Outcome]] = {}
+    for entry in entries:
+        changed, link = episode.has_changed(entry, base), links.get(entry.id, "")
+        tasks.setdefault(entry.task, []).append(Outcome(entry.id, entry.success, changed, link))
+    for task, row in tasks.items():
+        if sum(map(len, view.grid.values())) + len(row) <= limits.outcomes:
+            view.grid[task] = row
+    view.total, view.tasks_left_out = len(entries), len(tasks) - len(view.grid)
+    return room
+
+
+def _add_trained(view: RunView, limit: int, room: int, decode: Decode | None) -> None:
+    """Add the episodes of the last stored update that have credit."""
+    kept = view.record.run.episode_files("train")
+    if not kept:
+        return
+    view.trained_step = step_of(kept[-1])
+    for number, entry in enumerate(view.record.entries(kept[-1])[:limit]):
+        played, anchor = episode_files.read(kept[-1], entry), f"{view.anchor}-u{number}"
+        shown = episode_view(played, anchor, view.record.name, {}, decode)
+        if shown.credited and len(str(shown)) <= room:
+            view.trained.append(shown)
+            room -= len(str(shown))
+
+
+def _facts(record: Record) -> Iterator[tuple[str, str]]:
+    meta = record.run.meta
+    yield "status", f"{record.run.status}, step {record.last_step}, seed {record.seed}"
+    yield "folder", str(record.run.folder)
+    yield "command", str(meta.get("command", ""))
+    yield "made by", f"agentrl {meta.get('agentrl', '?')}, {_commit(meta.get('git'))}"
+    folder = meta.get("working_folder")
+    if own := folder.get("git") if isinstance(folder, dict) else None:
+        yield "started in", _commit(own)
+        changed = own.get("files") if isinstance(own, dict) else None
+        if isinstance(changed, dict) and changed:
+            yield "  not committed", ", ".join(map(str, changed))
+    for step in sorted(record.evaluations):
+        row = record.evaluations[step]
+        successes = [f"{s} {share(row.get(f'eval/{s}_success'))} %" for s in record.splits]
+        yield f"step {step}", ", ".join(successes)
+
+
+def _commit(git: Any) -> str:
+    state = git if isinstance(git, dict) else {}
+    return f"commit {state.get('commit', '?')}{' with changes' if state.get('dirty') else ''}"

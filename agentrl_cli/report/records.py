@@ -1,7 +1,8 @@
-"""Runs as the report reads them: columns of numbers instead of lines of JSON. What cannot be read
-is counted and noted, never guessed, and nothing is judged here. A run belongs to a *world* (its
-environment and how it is evaluated) and within it to a *group* (all of its configuration but the
-seed and what only says where it computes)."""
+"""Read runs for reports.
+
+Damaged or missing data is counted and noted in `Record.notes`; it raises no error and is never
+guessed. The names of all metrics that reports show are listed at the top of this module.
+"""
 
 from __future__ import annotations
 
@@ -24,217 +25,267 @@ from agentrl_cli.runs.episode_files import EpisodeEntry
 from agentrl_cli.runs.find import MAX_NAMED, RUNS, find_run, folders_of_runs, is_run, list_runs
 from agentrl_cli.runs.run import Run
 
+PHASES = ("rollout", "algorithm", "train", "eval")  # `time/PHASE` in seconds
 LEARNING_TIMES = ("time/rollout", "time/algorithm", "time/train")  # all but evaluation
+TRAINING_METRICS = ("loss", "kl_from_start", "approx_kl", "entropy", "grad_norm")  # `MODEL/NAME`
+CRITIC_METRICS = (
+    "nlac/brier",
+    "nlac/value_bias",
+    "nlac/auc_within",
+    "nlac/auc_all",
+    "nlac/optimal_share",
+    "nlac/refined_gain",
+    "nlac/refined_gain_all",
+    "nlac/kept_when_optimal",
+    "nlac/valid_forecasts",
+    "critique/faulty",
+    "critique/recall",
+    "critique/false_positive_rate",
+    "refinement/fix_rate",
+    "refinement/break_rate",
+    "refinement/target_share",
+    "refinement/target_gain",
+    "refinement/target_gain_low",
+    "improvement_check/low",
+    "critic/brier",
+    "critic/brier_ratio",
+    "critic/value_bias",
+    "critic/rank_correlation",
+    "critic/rank_same_turn",
+    "critic/auc_same_turn",
+)
+SHARES = ("brier", "hits", "false_alarms", "faulty", "mended", "spoiled", "valid_forecasts")
+SHARE_PARTS = ("auc_", "_share", "_optimal")  # also in names of metrics between 0 and 1
+
 IGNORED_WHEN_GROUPING = (
-    "seed", "name", "runs", "hardware", "logger", "save_every", "save_minutes", "eval_every",
+    "seed",
+    "name",
+    "runs",
+    "hardware",
+    "logger",
+    "save_every",
+    "save_interval_minutes",
+    "eval_every",
     "choices",
-)  # fmt: skip
-WORLD_NODES = ("env", "eval")  # of the configuration
-IGNORED_WHEN_COMPARING = ("eval.greedy", "eval.baseline")  # they add episodes and change none
-SWITCHED_OFF = "none"  # how a preset says that it uses none of something
+)
+ENVIRONMENT_NODES = ("env", "eval")  # runs are comparable if these are equal, except for
+IGNORED_WHEN_COMPARING = ("eval.greedy", "eval.baseline")  # which only add episodes
 MAX_LABEL_KEYS = 3
 MAX_YAML_DEPTH = 100
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+Settings = dict[str, Any]
 
 
 @dataclass
 class Record:
-    """One run. `columns` hold the updates' metrics (NaN where a line has none), `evaluations` the
-    lines of evaluations by step, `slug` its name as an anchor and a file's name, which no other run
-    of a report has."""
+    """One run.
+
+    `columns` holds the metrics of the updates (NaN if missing), `evaluations` those of each
+    evaluation by step. `slug` is the unique name of the run in anchors and file names.
+    """
 
     run: Run
     config: dict[str, Any]
     columns: dict[str, Array]
     evaluations: dict[int, dict[str, float]]
-    unreadable_lines: int
     notes: list[str] = field(default_factory=list)
     slug: str = ""
-    _entries: dict[int, list[EpisodeEntry]] = field(default_factory=dict, repr=False)
+    _entries: dict[Path, list[EpisodeEntry]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """The name of the run."""
         return self.run.name
 
     @property
-    def anchor(self) -> str:
-        """Where the run is in a page."""
-        return f"run-{self.slug}"
-
-    @property
-    def status(self) -> str:
-        """started, running, killed, done, failed or stopped."""
-        return self.run.status
-
-    @property
     def seed(self) -> int:
-        """The run's seed."""
+        """The seed of the run."""
         return int(self.run.meta.get("seed", 0))
 
     @property
     def steps(self) -> Array:
-        """The numbers of the logged updates, [updates]."""
+        """The steps of the logged updates, [updates]."""
         return self.columns.get("step", np.array([]))
 
     @property
     def last_step(self) -> int:
-        """The last step that logged anything; 0 before the first."""
+        """The last logged step; 0 before the first."""
         return int(max([0, *self.steps[-1:], *self.evaluations]))
 
     @property
     def splits(self) -> list[str]:
-        """The evaluated splits, the one whose episodes are kept first."""
+        """The evaluated splits. Episodes are stored for the first one."""
         return evaluated_splits(self.evaluations[max(self.evaluations)]) if self.evaluations else []
 
     @property
     def final_step(self) -> int | None:
-        """The step of the evaluation that ended the run, or of the best one where that is what it
-        keeps; None for a run that did not come to its end."""
+        """The step of the final evaluation (the best one with save_best=true); None if
+        unfinished."""
         planned = self.config.get("steps")
-        if self.status != "done" or not isinstance(planned, int):
+        if self.run.status != "done" or not isinstance(planned, int):
             return None
         rows = [{"step": step, **row} for step, row in self.evaluations.items()]
-        if self.config.get("keep") == "best" and (best := best_evaluation(rows)):
+        if self.config.get("save_best") and (best := best_evaluation(rows)):
             return int(best["step"])
         return planned if evaluated_splits(self.evaluations.get(planned, {})) else None
 
+    @property
+    def final_metrics(self) -> dict[str, float]:
+        """The metrics of the final evaluation; empty for an unfinished run."""
+        return self.evaluations.get(self.final_step or -1, {})
+
     def score(self, step: int, split: str) -> float | None:
-        """The success of an evaluation."""
+        """Return the success rate of an evaluation."""
         return self.evaluations.get(step, {}).get(f"eval/{split}_success")
 
-    def failed(self, split: str) -> float:
-        """The share of the last evaluation's episodes that broke, which count as lost."""
-        return self.evaluations.get(self.final_step or 0, {}).get(f"eval/{split}_failed", 0.0)
-
     def interval(self, split: str) -> Interval | None:
-        """The final success with the interval that the run itself has logged; None without one."""
+        """Return the final success rate with the interval that the run logged."""
         try:
-            return success_interval(self.evaluations.get(self.final_step or 0, {}), split)
+            return success_interval(self.final_metrics, split)
         except KeyError:
             return None
 
     def outcomes(self, step: int) -> dict[str, list[float]] | None:
-        """Success of every episode of the first split by task; None where they are not kept."""
+        """Return the success of each stored episode by task; None if there are none."""
         by_task: dict[str, list[float]] = {}
-        for entry in self.entries(step):
+        for entry in self.entries(self.episode_file(step)):
             by_task.setdefault(entry.task, []).append(float(entry.success))
         return by_task or None
 
-    def entries(self, step: int) -> list[EpisodeEntry]:
-        """The kept episodes of an evaluation; none where its file is missing or damaged."""
-        if step not in self._entries:
-            self._entries[step] = _read_entries(self.episode_file(step), self.notes, self.name)
-        return self._entries[step]
-
-    def trained_entries(self) -> tuple[Path, list[EpisodeEntry]] | None:
-        """The last file of episodes that were trained on, and its entries; None without one."""
-        kept = [file for file in self.run.episode_files() if file.name.startswith("train-")]
-        return (kept[-1], _read_entries(kept[-1], self.notes, self.name)) if kept else None
-
     def episode_file(self, step: int) -> Path:
-        """Where the episodes of an evaluation are kept."""
+        """Return the file with the episodes of an evaluation."""
         return self.run.folder / "episodes" / f"eval-{step:06d}.jsonl"
 
+    def entries(self, file: Path) -> list[EpisodeEntry]:
+        """Return the episodes of a file; none if it is missing or damaged."""
+        if file not in self._entries:
+            try:
+                self._entries[file] = list(episode_files.search(file)) if file.is_file() else []
+            except UserError:
+                self._entries[file] = []
+                line = f"run '{self.name}': {file.name} cannot be read, so its tasks are unknown"
+                self.notes.append(line)
+        return self._entries[file]
+
     def axis(self, name: str) -> Array:
-        """The updates against `episodes`, `gradient steps` or `seconds` (without evaluations),
-        summed from the start, [updates]."""
+        """Return the cumulated `episodes`, `gradient steps` or `seconds` at each update, [updates].
+
+        Seconds exclude evaluation.
+        """
         if name == "episodes":
             return np.cumsum(self.column("episodes/count"))
         keys: Iterable[str] = LEARNING_TIMES
         if name == "gradient steps":
             keys = [key for key in self.columns if key.endswith("/steps")]
-            if not keys:  # a run of an earlier version: one for each update
+            if not keys:  # a run of an earlier version: count one step per update
                 return np.arange(1, len(self.steps) + 1, dtype=float)
         return np.cumsum(sum((self.column(key) for key in keys), np.zeros(len(self.steps))))
 
     def column(self, key: str) -> Array:
-        """A metric of the updates with 0 where nothing was logged, [updates]."""
+        """Return a metric of the updates with 0 for missing values, [updates]."""
         return np.nan_to_num(self.columns.get(key, np.zeros(len(self.steps))))
+
+    def metric_names(self) -> set[str]:
+        """Return the names of all logged metrics."""
+        return {*self.columns, *(key for row in self.evaluations.values() for key in row)}
 
 
 def evaluated_splits(row: dict[str, Any]) -> list[str]:
-    """The splits whose success a line of metrics holds with its interval, in its order."""
+    """Return the splits for which a row of metrics has a success rate with an interval."""
     lows = [key for key in row if key.startswith("eval/") and key.endswith("_success_low")]
     splits = [key.removeprefix("eval/").removesuffix("_success_low") for key in lows]
     return [split for split in splits if f"eval/{split}_success" in row]
 
 
 def success_interval(row: dict[str, Any], split: str) -> Interval:
-    """The success of a split as a line of metrics holds it. Raises KeyError where it does not."""
+    """Return the success rate of a split from a row of metrics. Raises KeyError if missing."""
     return Interval(*(row[f"eval/{split}_success{end}"] for end in ("", "_low", "_high")))
 
 
+def is_share(metric: str) -> bool:
+    """Return whether a metric lies between 0 and 1."""
+    name = metric.rpartition("/")[2]
+    prefix, *suffixes = SHARE_PARTS
+    return name in SHARES or name.startswith(prefix) or name.endswith(tuple(suffixes))
+
+
+def training_metrics(records: Iterable[Record]) -> list[str]:
+    """Return the logged training metrics, in the order of TRAINING_METRICS."""
+    logged = sorted({key for record in records for key in record.metric_names()})
+    return [key for word in TRAINING_METRICS for key in logged if key.rpartition("/")[2] == word]
+
+
+def critic_metrics(records: Iterable[Record]) -> list[str]:
+    """Return the logged metrics of critics, in the order of CRITIC_METRICS."""
+    logged = {key for record in records for key in record.metric_names()}
+    return [name for name in CRITIC_METRICS if name in logged]
+
+
 def read_records(refs: Iterable[str]) -> list[Record]:
-    """The runs that are named, and those in the folders that are named; each once, oldest first.
-    Raises UserError for a folder without runs and for a name that no run has."""
-    by_folder: dict[Path, Run] = {}
-    for ref in refs:
-        for run in find_runs(ref):
-            by_folder.setdefault(run.folder.resolve(), run)
-    runs = sorted(by_folder.values(), key=lambda run: run.meta["created"])
-    return _without_copies([read_record(run) for run in runs])
+    """Return the runs with these names and those inside these folders, oldest first.
 
-
-def _without_copies(records: list[Record]) -> list[Record]:
-    """The records, of a run and its copies the one that went furthest, or the first: the others
-    show nothing of how seeds differ."""
+    Of a run and its copies only the one with the most steps is kept. Raises UserError for a folder
+    without runs and for an unknown name.
+    """
+    by_folder = {run.folder.resolve(): run for ref in refs for run in find_runs(ref)}
     kept: dict[tuple[object, ...], Record] = {}
-    for record in records:
-        meta, settings = record.run.meta, files.flatten(group_settings(record))
-        key = (meta["created"], record.seed, str(sorted(settings.items())))
+    for run in sorted(by_folder.values(), key=lambda run: run.meta["created"]):
+        record = read_record(run)
+        key = (run.meta["created"], record.seed, str(sorted(group_settings(record).items())))
         known = kept.get(key)
         if known is None or record.last_step > known.last_step:
             kept[key] = record
         if known is not None:
             copy = known if kept[key] is record else record
-            line = f"run '{copy.name}' is a copy of another run in the report, and is left out"
-            kept[key].notes.append(line)
+            kept[key].notes.append(f"run '{copy.name}' is a copy of another run; it is skipped")
     return list(kept.values())
 
 
 def find_runs(ref: str) -> list[Run]:
-    """A folder's runs, or the run that a name means."""
+    """Return the runs in a folder, or the run with this name."""
     folder = Path(ref)
     if not files.is_folder(folder) or is_run(folder):
         return [find_run(ref)]
-    if runs := list_runs(folder) or _named_run(ref):
+    if runs := list_runs(folder):
         return runs
+    if is_run(RUNS / ref):
+        return [find_run(ref)]
     examples = ", ".join(map(str, list(folders_of_runs(folder))[:MAX_NAMED]))
-    remedy = "name one with runs in it" + (f", like {examples}" if examples else "")
-    raise UserError(f"folder '{ref}' holds no runs; {remedy}")
-
-
-def _named_run(ref: str) -> list[Run]:
-    """The run of exactly that name in `runs`, if there is one."""
-    return [find_run(ref)] if is_run(RUNS / ref) else []
+    remedy = "give a folder that contains runs" + (f", such as {examples}" if examples else "")
+    raise UserError(f"folder '{ref}' contains no runs; {remedy}", code="no-runs")
 
 
 def read_record(run: Run) -> Record:
-    """All that a report needs of a run, with a sentence for whatever is missing."""
+    """Return the metrics and settings of a run, with a note for each missing part."""
     rows, unreadable = run.readable_metrics()
     updates = [row for row in rows if "time/train" in row]
-    evaluated = [row for row in rows if any(key.startswith("eval/") for key in row)]
+    keys = dict.fromkeys(key for row in updates for key in row)
+    columns = {key: np.array([_number(row.get(key)) for row in updates]) for key in keys}
     evaluations = {
         row["step"]: {key: float(value) for key, value in row.items() if files.is_number(value)}
-        for row in evaluated
+        for row in rows
+        if any(key.startswith("eval/") for key in row)
     }
+    record = Record(run, {}, columns, evaluations)
     notes: list[str] = []
-    record = Record(run, _read_config(run, notes), _columns(updates), evaluations, unreadable)
-    record.notes = [*_status_notes(record), *notes]
+    record.config = _read_config(run, notes)
+    record.notes = [*_status_notes(record, unreadable), *notes]
     return record
 
 
-def world_settings(record: Record) -> dict[str, Any]:
-    """What must be equal for two runs to be compared."""
-    nodes = {name: record.config.get(name) for name in WORLD_NODES}
+def environment_settings(record: Record) -> Settings:
+    """Return the settings that two comparable runs share."""
+    nodes = {name: record.config.get(name) for name in ENVIRONMENT_NODES}
     settings = files.flatten(nodes | {"choice": _choice(record.run, "env")})
     return {key: value for key, value in settings.items() if key not in IGNORED_WHEN_COMPARING}
 
 
-def group_settings(record: Record) -> dict[str, Any]:
-    """What must be equal for two runs to be one configuration. A run that it starts from counts by
-    its own configuration, so that each seed may start from a run of its own."""
+def group_settings(record: Record) -> Settings:
+    """Return the settings that all seeds of one configuration share.
+
+    The run given by `init` is replaced by its own settings, so that each seed may start from a
+    run with the same seed.
+    """
     settings = _learning_nodes(record.config) | {"choice": _choice(record.run, "algo")}
     if start := _starting_run(record):
         start_settings = sorted(files.flatten(_learning_nodes(_read_config(start, []))).items())
@@ -243,109 +294,84 @@ def group_settings(record: Record) -> dict[str, Any]:
     return files.flatten(settings)
 
 
-def _learning_nodes(config: dict[str, Any]) -> dict[str, Any]:
-    ignored = (*IGNORED_WHEN_GROUPING, *WORLD_NODES)
-    return {key: value for key, value in config.items() if key not in ignored}
+def settings_label(settings: Settings, all_settings: list[Settings]) -> str:
+    """Return the choice and the settings in which it differs from others, as `nlac forecasts=4`.
 
-
-def _starting_run(record: Record) -> Run | None:
-    """The run that a run starts from; None where there is none or it cannot be read."""
-    init = str(record.config.get("init"))
-    try:
-        beside = record.run.folder.parent  # where it lies, too, if all runs were moved
-        folders = (beside / Path(init).name, beside / init, Path(init))
-        return next((Run(folder) for folder in folders if is_run(folder)), None)
-    except UserError:
-        return None
-
-
-def settings_label(settings: dict[str, Any], all_settings: list[dict[str, Any]]) -> str:
-    """The choice, and the keys in which others of the same choice differ: `nlac forecasts=4`; what
-    is switched off (`control=none`) is left out."""
+    Settings with the value `none` are left out.
+    """
     same_choice = [other for other in all_settings if other["choice"] == settings["choice"]]
     keys = dict.fromkeys(key for each in (settings, *same_choice) for key in each)
-    differing = [
-        key for key in keys if any(each.get(key) != settings.get(key) for each in same_choice)
-    ]
     parts = [
-        f"{key.rpartition('.')[2]}={_short(settings[key])}"
-        for key in differing
-        if settings.get(key, SWITCHED_OFF) != SWITCHED_OFF
+        f"{key.rpartition('.')[2]}={setting_text(settings[key], 24)}"
+        for key in keys
+        if settings.get(key, "none") != "none"
+        and any(each.get(key) != settings[key] for each in same_choice)
     ]
     rest = len(parts) - MAX_LABEL_KEYS
     more = [f"and {rest} more"] if rest > 0 else []
     return " ".join([settings["choice"], *parts[:MAX_LABEL_KEYS], *more])
 
 
-def _short(value: Any) -> str:
-    """A value as YAML writes it, a long one without its middle."""
-    text = str(value)
-    if value is None or isinstance(value, bool):
-        text = "null" if value is None else text.lower()
-    return text if len(text) <= 24 else text[:10] + "…" + text[-12:]
+def setting_text(value: Any, limit: int) -> str:
+    """Return a value as in YAML, shortened in the middle to about `limit` characters."""
+    text = "null" if value is None else str(value)
+    text = text.lower() if isinstance(value, bool) else text
+    return text if len(text) <= limit else f"{text[: limit // 2 - 2]}…{text[-limit // 2 :]}"
 
 
-def _status_notes(record: Record) -> list[str]:
-    """A sentence for each thing that makes the run less than a finished one."""
-    name, planned = f"run '{record.name}'", record.config.get("steps", "?")
-    at = f"step {record.last_step} of {planned}"
-    out = "it is in the curves and left out of the final figures"
+def _number(value: Any) -> float:
+    return float(value) if files.is_number(value) else math.nan
+
+
+def _learning_nodes(config: dict[str, Any]) -> dict[str, Any]:
+    ignored = (*IGNORED_WHEN_GROUPING, *ENVIRONMENT_NODES)
+    return {key: value for key, value in config.items() if key not in ignored}
+
+
+def _starting_run(record: Record) -> Run | None:
+    init = str(record.config.get("init"))
+    siblings = record.run.folder.parent  # finds the run also if all runs were moved
+    try:
+        folders = (siblings / Path(init).name, siblings / init, Path(init))
+        return next((Run(folder) for folder in folders if is_run(folder)), None)
+    except UserError:
+        return None
+
+
+def _status_notes(record: Record, unreadable: int) -> list[str]:
+    name, status = f"run '{record.name}'", record.run.status
+    at = f"step {record.last_step} of {record.config.get('steps', '?')}"
+    skipped = "it is in the curves but not in the final results"
     notes = []
-    if count := record.unreadable_lines:
-        lines = "line" if count == 1 else "lines"
-        notes.append(f"{name}: {count} {lines} of metrics.jsonl cannot be read, left out")
-    if record.status in ("started", "running"):
-        notes.append(f"{name} is still going, or its machine died ({at}): {out}")
-    elif record.status in ("failed", "stopped", "killed"):
+    if unreadable:
+        notes.append(f"{name}: skipped {unreadable} unreadable lines of metrics.jsonl")
+    if status in ("started", "running"):
+        notes.append(f"{name} is running, or its machine stopped ({at}); {skipped}")
+    elif status in ("failed", "stopped", "killed"):
         why = str(record.run.meta.get("error") or "").partition("\n")[0]
-        notes.append(f"{name} {record.status} at {at}{': ' + why if why else ''}; {out}")
+        notes.append(f"{name} {status} at {at}{': ' + why if why else ''}; {skipped}")
     elif record.final_step is None:
-        notes.append(f"{name} has no readable evaluation of its last step ({at}): {out}")
+        notes.append(f"{name} has no readable evaluation of its last step ({at}); {skipped}")
     return notes
 
 
 def _read_config(run: Run, notes: list[str]) -> dict[str, Any]:
     try:
         text = run.config_file.read_text()
-        _refuse_deep_yaml(text)
+        depth = 0
+        for event in yaml.parse(text, YAML_LOADER):  # deep nesting would crash the fast loader
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_YAML_DEPTH:
+                raise ValueError("nested too deeply")
         content = yaml.load(text, YAML_LOADER)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         content = None
     if isinstance(content, dict):
         return content
-    notes.append(f"run '{run.name}': config.yaml cannot be read; it is taken by its choices alone")
+    notes.append(f"run '{run.name}': config.yaml cannot be read; only its choices are used")
     return {group: run.meta.get("choices", {}).get(group) for group in ("algo", "env", "model")}
-
-
-def _refuse_deep_yaml(text: str) -> None:
-    """Raise ValueError for nesting at which the fast loader would end the process."""
-    depth = 0
-    for event in yaml.parse(text, YAML_LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_YAML_DEPTH:
-            raise ValueError("nested too deeply")
 
 
 def _choice(run: Run, group: str) -> str:
     return str(run.meta.get("choices", {}).get(group) or "?")
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, Array]:
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return {
-        key: np.array(
-            [row[key] if files.is_number(row.get(key)) else math.nan for row in rows], float
-        )
-        for key in keys
-    }
-
-
-def _read_entries(file: Path, notes: list[str], name: str) -> list[EpisodeEntry]:
-    if not file.is_file():
-        return []
-    try:
-        return list(episode_files.search(file))
-    except UserError:
-        notes.append(f"run '{name}': {file.name} cannot be read; its tasks are not told apart")
-        return []

@@ -1,8 +1,9 @@
-"""What several runs of one configuration say together, and against those of another. Runs differ by
-their seed; all play the same tasks. An interval here resamples runs and tasks, so it holds for new
-seeds and new tasks; with two or three runs it is still too narrow, since so few runs cannot show
-how far a fourth would fall. IQM and probability of improvement are those of Agarwal et al. 2021
-(rliable). No figure is ever that of the best run."""
+"""Statistics over several runs of one configuration that differ only in their seeds.
+
+All runs are evaluated on the same tasks. Intervals resample runs and tasks, so they hold for new
+seeds and new tasks. With two or three runs they are too narrow. The interquartile mean and the
+probability of improvement follow Agarwal et al. 2021 (rliable).
+"""
 
 from __future__ import annotations
 
@@ -27,24 +28,24 @@ STUDENT = (
 
 @dataclass(frozen=True)
 class Noise:
-    """How far runs that differ in their seed alone lie apart: the pooled standard deviation of
-    their scores, and the degrees of freedom it rests on."""
+    """The spread of scores between seeds: pooled standard deviation and degrees of freedom."""
 
     deviation: float
     freedom: int
 
     @property
     def least_difference(self) -> float:
-        """What the difference of two single runs must exceed to be no play of seeds at 95 %, by
-        Student's t, since the deviation is an estimate."""
+        """The difference of two single runs that is significant at 95 % by Student's t."""
         quantile = STUDENT[min(self.freedom, len(STUDENT)) - 1]
         return quantile * math.sqrt(2) * self.deviation
 
 
 def crossed_bootstrap(runs: Sequence[Outcomes], seed: int = 0) -> Interval:
-    """Mean success over runs and tasks; both are resampled, a task in all runs at once. The product
-    bootstrap of Owen 2007 ("The pigeonhole bootstrap"); of one run it is `cluster_bootstrap`, draw
-    by draw. Raises ValueError without values."""
+    """Return the mean success over runs and tasks, with both resampled.
+
+    This is the product bootstrap of Owen 2007 ("The pigeonhole bootstrap"). For one run it equals
+    `cluster_bootstrap`. Raises ValueError without values.
+    """
     tasks = list(dict.fromkeys(task for run in runs for task in run))
     return statistics.bootstrap_runs_and_tasks(*_sums_and_counts(runs, tasks), seed)
 
@@ -52,14 +53,16 @@ def crossed_bootstrap(runs: Sequence[Outcomes], seed: int = 0) -> Interval:
 def paired_difference(
     ours: Mapping[Any, Outcomes], theirs: Mapping[Any, Outcomes], seed: int = 0
 ) -> Interval:
-    """Mean difference (ours - theirs) over the tasks that both played; runs are given by seed.
-    Tasks are resampled together on both sides, and so are runs where both have the same seeds.
-    Raises ValueError where no task is common."""
+    """Return the mean difference (ours - theirs) over the tasks that both sides played.
+
+    Runs are given by seed. Tasks are resampled together on both sides, and so are runs if both
+    sides have the same seeds. Raises ValueError if no task is common.
+    """
     our_tasks = {task for run in ours.values() for task in run}
     their_tasks = {task for run in theirs.values() for task in run}
     tasks = sorted(our_tasks & their_tasks)
     if not tasks:
-        raise ValueError("runs that played no common task cannot be compared in pairs")
+        raise ValueError("runs without a common task cannot be compared in pairs")
     left = _sums_and_counts([ours[key] for key in sorted(ours)], tasks)
     right = _sums_and_counts([theirs[key] for key in sorted(theirs)], tasks)
     rng = np.random.default_rng(seed)
@@ -73,8 +76,10 @@ def paired_difference(
 
 
 def iqm(scores: Sequence[float], seed: int = 0) -> Interval:
-    """Interquartile mean of the runs' scores: the mean without the lowest and the highest quarter
-    (of fewer than four: without none), runs resampled. Agarwal et al. 2021, section 4."""
+    """Return the interquartile mean of scores: the mean without the lowest and highest quarter.
+
+    Agarwal et al. 2021, section 4. Runs are resampled.
+    """
     values = np.asarray(scores, dtype=float)
     shape = (statistics.RESAMPLES, len(values))
     picks = np.random.default_rng(seed).integers(0, len(values), shape)
@@ -84,8 +89,11 @@ def iqm(scores: Sequence[float], seed: int = 0) -> Interval:
 def probability_of_improvement(
     ours: Sequence[float], theirs: Sequence[float], seed: int = 0
 ) -> Interval:
-    """The probability that one of our runs scores above one of theirs, ties counting half (the
-    Mann-Whitney statistic); runs of both sides are resampled. Agarwal et al. 2021, section 4.2."""
+    """Return the probability that one of our runs scores above one of theirs; ties count half.
+
+    This is the Mann-Whitney statistic of Agarwal et al. 2021, section 4.2, with both sides
+    resampled.
+    """
     x, y = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
     above = (x[:, None] > y) + 0.5 * (x[:, None] == y)
     rng = np.random.default_rng(seed)
@@ -95,7 +103,10 @@ def probability_of_improvement(
 
 
 def seed_noise(groups: Sequence[Sequence[float]]) -> Noise | None:
-    """The noise floor from each configuration's scores; None where no configuration has two."""
+    """Return the noise between seeds from the scores of each configuration.
+
+    Returns None if no configuration has two scores.
+    """
     several = [np.asarray(group, dtype=float) for group in groups if len(group) > 1]
     freedom = sum(len(group) - 1 for group in several)
     if not freedom:
@@ -105,27 +116,24 @@ def seed_noise(groups: Sequence[Sequence[float]]) -> Noise | None:
 
 
 def first_reached(xs: Sequence[float], ys: Sequence[float], threshold: float) -> float | None:
-    """The first x whose y is at least the threshold; None where it is never reached."""
+    """Return the first x with a y of at least the threshold; None if there is none."""
     return next((x for x, y in zip(xs, ys, strict=True) if y >= threshold), None)
 
 
 def moving_average(values: Sequence[float], width: int) -> list[float]:
-    """The mean of each value and the `width - 1` before it (of those there are)."""
-    sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - width)
-    return list(map(float, (sums[ends] - sums[starts]) / (ends - starts)))
+    """Return the mean of each value and up to `width - 1` values before it."""
+    return [float(np.mean(values[max(0, end - width) : end])) for end in range(1, len(values) + 1)]
 
 
 def bootstrap_band(rows: Array, seed: int = 0) -> tuple[Array, Array]:
-    """Low and high of the mean of curves (runs x points): the 95 % bootstrap interval over runs."""
+    """Return the 95 % interval of the mean of curves [runs, points], with runs resampled."""
     draws = resample_counts(np.random.default_rng(seed), len(rows)) @ rows / len(rows)
     low, high = np.percentile(draws, [2.5, 97.5], axis=0)
     return low, high
 
 
 def _sums_and_counts(runs: Sequence[Outcomes], tasks: Sequence[str]) -> tuple[Array, Array]:
-    """Sums and numbers of values, both [runs, tasks]."""
+    """Return sums and numbers of values, both [runs, tasks]."""
     sums = [[float(sum(run.get(task, ()))) for task in tasks] for run in runs]
     counts = [[float(len(run.get(task, ()))) for task in tasks] for run in runs]
     return np.array(sums), np.array(counts)

@@ -1,38 +1,116 @@
-"""What a person reads when a run ends: base against trained, its folder, the next command."""
+"""Short texts about runs for the terminal: the end of a run, `agentrl ls` and NLAC's ledger."""
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Interval
+from agentrl_cli.core.terminal import safe
 from agentrl_cli.report.records import evaluated_splits, read_record, success_interval
 from agentrl_cli.report.seeds import paired_difference
 from agentrl_cli.runs.best import kept_evaluation
 from agentrl_cli.runs.run import Run
 
-SHARES = ("greedy_success", "invalid", "repeated")
-MEANS_OF_WINS = "turns_to_success"  # nothing to average where no episode was won
-NONE = "–"  # of a cell without a figure
+DASH = "–"  # a cell without a value
+PIPE_WIDTH = 10_000  # characters of a line if the output is not a terminal
+LISTED = ["run", "status", "step", "reward", "eval", "error"]
+Cells = list[list[str]]  # a header and rows
 Row = dict[str, Any]
 
 
+def table(cells: Cells, title: str = "", width: int | None = None) -> list[str]:
+    """Return the lines of a table; numbers are aligned to the right if there is a title.
+
+    `width` defaults to the width of the terminal.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(
+        title=Text(safe(title), style="bold") if title else None, title_justify="left",
+        box=box.SIMPLE_HEAD if title else None, pad_edge=bool(title),
+    )  # fmt: skip
+    for position, name in enumerate(cells[0]):
+        justify = "right" if title and position else "left"
+        drawn.add_column(Text(safe(name)), justify=justify, overflow="fold")
+    for row in cells[1:]:
+        drawn.add_row(*(Text(safe(cell).replace("\n", " ")) for cell in row))
+    console = Console(width=width)
+    if width is None and not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    with console.capture() as captured:
+        console.print(drawn)
+    return [line.rstrip() for line in captured.get().rstrip("\n").split("\n")]
+
+
+def share(value: float | None, signed: bool = False) -> str:
+    """Return a share in percent with one decimal, or a dash."""
+    return DASH if value is None else f"{100 * value:{'+' if signed else ''}.1f}"
+
+
+def cell(value: Any) -> str:
+    """Return a value as text: three decimals for floats, empty for None, the first line of text."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return "" if value is None else str(value).partition("\n")[0]
+
+
+# a folder of runs
+
+
+def run_row(run: Run) -> Row:
+    """Return the row of a run in `agentrl ls --json`.
+
+    Reward and success are the last logged values. `lost` counts unreadable lines of metrics.
+    """
+    lines, unreadable = run.readable_metrics()
+
+    def last(pattern: str) -> float | None:
+        found = (line[key] for line in reversed(lines) for key in fnmatch.filter(line, pattern))
+        return next(found, None)
+
+    return {
+        "run": run.name,
+        "folder": str(run.folder),
+        "status": run.status,
+        "created": run.meta["created"],
+        "step": max((line["step"] for line in lines), default=0),
+        "reward": last("reward/mean"),
+        "eval": last("eval/*_success"),
+        "error": run.meta.get("error"),
+        "lost": unreadable,
+    }
+
+
+def runs_table(rows: Sequence[Row], columns: Sequence[str] = LISTED) -> list[str]:
+    """Return the lines of a table of rows."""
+    return table([list(columns), *([cell(row.get(name)) for name in columns] for row in rows)])
+
+
+# the end of a run
+
+
 def final_table(run: Run) -> str:
-    """Base and trained side by side with their difference, then where the run lies and what to do
-    next."""
+    """Return base and trained success with their difference, the folder, and the next command."""
     rows = [row for row in run.metrics() if any(key.startswith("eval/") for key in row)]
     lines: list[str] = []
     if rows:
-        keep = read_record(run).config.get("keep")
-        base, trained = None if rows[0]["step"] else rows[0], kept_evaluation(rows, keep)
+        save_best = bool(read_record(run).config.get("save_best"))
+        base, trained = None if rows[0]["step"] else rows[0], kept_evaluation(rows, save_best)
         lines = comparison(base, trained, paired_gain(run, base, trained) if base else None)
-        if keep == "best":
-            lines.append(f"trained is step {trained['step']}, which won most of val and is kept")
+        if save_best:
+            lines.append(f"trained: step {trained['step']}, the best on val, which is kept")
     return "\n".join([*lines, f"run {run.folder}", f"next: agentrl show {run.quoted_folder}"])
 
 
 def paired_gain(run: Run, base: Row, trained: Row) -> Interval | None:
-    """The gain in success of the split whose episodes are kept, task by task, from one line of
-    evaluation to another; None where they are the same, or episodes are missing."""
+    """Return the gain between two evaluations, paired by task; None without their episodes."""
     record, steps = read_record(run), [row["step"] for row in (base, trained)]
     before, after = (record.outcomes(step) for step in steps)
     if steps[0] == steps[1] or before is None or after is None or not before.keys() & after.keys():
@@ -41,60 +119,175 @@ def paired_gain(run: Run, base: Row, trained: Row) -> Interval | None:
 
 
 def comparison(base: Row | None, trained: Row, gain: Interval | None = None) -> list[str]:
-    """One line for each measure of each split; success with its 95 % interval clustered by task.
-    Without `base` (eval.baseline=false) its cells are dashes. `gain` is the first split's
-    difference with its interval, where that is known."""
-    lines = [f"{'':<24} {'base':>18} {'trained':>18} {'difference':>20}"]
+    """Return a line for each metric of each split.
+
+    `base` is None without an evaluation before training. `gain` belongs to the first split.
+    """
+    lines = [["", "base", "trained", "difference"]]
     for position, split in enumerate(evaluated_splits(trained)):
-        known = gain if position == 0 else None
-        lines.append(_line(f"{split} success", *_success(base, trained, split, known)))
-        for name in (MEANS_OF_WINS, *SHARES):
+        before, after = base and success_interval(base, split), success_interval(trained, split)
+        change = DASH
+        if isinstance(before, Interval):
+            change = share(after.mean - before.mean, signed=True)
+            if gain is not None and position == 0:
+                mean, low, high = (share(x, True) for x in (gain.mean, gain.low, gain.high))
+                change = f"{mean} [{low}, {high}]"
+        cells = [
+            f"{v.mean:.1%} [{100 * v.low:.1f}, {100 * v.high:.1f}]"
+            if isinstance(v, Interval)
+            else DASH
+            for v in (before, after)
+        ]
+        lines.append([f"{split} success", *cells, change])
+        for name in ("turns_to_success", "greedy_success", "invalid", "repeated"):
             key = f"eval/{split}_{name}"
             if key in trained and (base is None or key in base):
-                label = f"{split} {name.replace('_', ' ')}"
-                lines.append(_line(label, *_cells(base, trained, split, name)))
-    return lines
+                lines.append([f"{split} {name.replace('_', ' ')}", *_cells(base, trained, key)])
+    return [f"{a:<24} {b:>18} {c:>18} {d:>20}" for a, b, c, d in lines]
 
 
 def has_nothing_to_average(row: Row, key: str) -> bool:
-    """Whether a metric is a mean over wins of a split that has none."""
-    return key.endswith(MEANS_OF_WINS) and not row.get(key.removesuffix(MEANS_OF_WINS) + "success")
+    """Return whether a metric is a mean over won episodes, and none was won."""
+    return key.endswith("turns_to_success") and not row.get(key.replace("turns_to_", ""))
 
 
-def _success(base: Row | None, trained: Row, split: str, gain: Interval | None) -> list[str]:
-    """Success of both lines, and by how much it has changed."""
-    after = success_interval(trained, split)
-    if base is None:
-        return [NONE, _share(after), NONE]
-    before = success_interval(base, split)
-    return [_share(before), _share(after), _gain(before.mean, after.mean, gain)]
-
-
-def _cells(base: Row | None, trained: Row, split: str, name: str) -> list[str]:
-    """What both lines hold of one measure, and by how much it has changed."""
-    key, is_share = f"eval/{split}_{name}", name in SHARES
-    form, change = (".1%", _points) if is_share else (".1f", "{:+.1f}".format)
+def _cells(base: Row | None, trained: Row, key: str) -> list[str]:
+    """Return base, trained and difference of a metric."""
+    is_mean = key.endswith("turns_to_success")
     texts = [
-        NONE if row is None or has_nothing_to_average(row, key) else f"{row[key]:{form}}"
+        DASH if row is None or has_nothing_to_average(row, key)
+        else f"{row[key]:{'.1f' if is_mean else '.1%'}}"
         for row in (base, trained)
-    ]
-    return [*texts, NONE if base is None or NONE in texts else change(trained[key] - base[key])]
+    ]  # fmt: skip
+    if base is None or DASH in texts:
+        return [*texts, DASH]
+    change = trained[key] - base[key]
+    return [*texts, f"{change:+.1f}" if is_mean else share(change, signed=True)]
 
 
-def _line(label: str, base: str, trained: str, difference: str) -> str:
-    return f"{label:<24} {base:>18} {trained:>18} {difference:>20}"
+# the ledger of NLAC's improvement; docs/metrics.md defines its metrics
+
+PREFIX = "ledger/"
+MIN_HITS = 0.5  # a coin that flags half of all actions finds as many faults
+MAX_FALSE_ALARMS = 0.3  # most first actions are sound, so more false alarms outnumber the hits
+MIN_LESSON_SHARE = 0.05  # of 192 replayed turns fewer than ten targets, lost in a step's noise
+MIN_TURNS = 20  # a share of fewer turns has a standard error above 0.1
 
 
-def _share(success: Interval) -> str:
-    return f"{success.mean:.1%} [{100 * success.low:.1f}, {100 * success.high:.1f}]"
+@dataclass(frozen=True)
+class Ledger:
+    """The measured ledger of a step: shares by name, and the number of measured turns."""
+
+    run: str
+    step: int
+    figures: dict[str, float]
+
+    def __getitem__(self, name: str) -> float:
+        return self.figures[name]
+
+    @property
+    def faulty(self) -> int:
+        """The number of turns with a faulty first action."""
+        return round(self["faulty"] * self["turns"])
+
+    @property
+    def sound(self) -> int:
+        """The number of other turns."""
+        return round(self["turns"]) - self.faulty
 
 
-def _gain(before: float, after: float, gain: Interval | None) -> str:
-    if gain is None:
-        return _points(after - before)
-    return f"{_points(gain.mean)} [{_points(gain.low)}, {_points(gain.high)}]"
+@dataclass(frozen=True)
+class Weakness:
+    """A part of the improvement that is weak, and what to do about it."""
+
+    part: str
+    finding: str
+    remedy: str
+    is_found: Callable[[Ledger], bool]
 
 
-def _points(value: float) -> str:
-    """A difference of shares in points."""
-    return f"{100 * value:+.1f}"
+WEAKNESSES = (  # in the order of the parts: a weak part also spoils those after it
+    Weakness(
+        "critique",
+        "misses more faults than it finds",
+        "train the critic longer first (algo.critic_warmup) or give it more forecasts"
+        " (algo.num_forecasts)",
+        lambda x: x.faulty > 0 and x["hits"] < MIN_HITS,
+    ),
+    Weakness(
+        "critique",
+        "flags too many sound actions",
+        "show it alternatives (algo.show_alternatives=true) or more forecasts (algo.num_forecasts)",
+        lambda x: x.sound > 0 and x["false_alarms"] > MAX_FALSE_ALARMS,
+    ),
+    Weakness(
+        "refiner",
+        "breaks more turns than it fixes",
+        "keep optimal actions (algo.advanced.keep_optimal=true), or choose among more candidates"
+        " (algo.policy_target=best_of_n, algo.num_candidates)",
+        lambda x: x["spoiled"] * x.sound > x["mended"] * x.faulty,
+    ),
+    Weakness(
+        "lessons",
+        "are too few to learn from",
+        "sample more candidates (algo.num_candidates), replay more turns (algo.turns_per_update) or"
+        " check how many the gate removes (nlac/distilled_share)",
+        lambda x: x["lesson_share"] < MIN_LESSON_SHARE,
+    ),
+    Weakness(
+        "lessons",
+        "are not better than current play",
+        "measure more turns (algo.diagnostics.num_states) or use algo.improvement_check",
+        lambda x: x["lesson_gain_low"] < 0,
+    ),
+)
+
+
+def read_ledger(run: Run, step: int | None = None) -> Ledger:
+    """Return the ledger of a step, by default the newest. Raises UserError if there is none."""
+    rows, _ = run.readable_metrics()
+    measured = [row for row in rows if f"{PREFIX}turns" in row and step in (None, row["step"])]
+    if not measured:
+        when = "" if step is None else f" of step {step}"
+        line = f"run '{run.name}' has no ledger{when}; algo=nlac writes one at each evaluation"
+        raise UserError(f"{line} if algo.diagnostics.num_states is above 0", code="no-ledger")
+    row = measured[-1]
+    figures = {k.removeprefix(PREFIX): float(v) for k, v in row.items() if k.startswith(PREFIX)}
+    return Ledger(run.name, row["step"], figures)
+
+
+def first_weakness(ledger: Ledger) -> Weakness | None:
+    """Return the first weak part; later parts can be judged only after it is fixed."""
+    return next((weakness for weakness in WEAKNESSES if weakness.is_found(ledger)), None)
+
+
+def ledger_table(x: Ledger) -> list[str]:
+    """Return the table of a ledger, and what to do first."""
+    weakness, turns = first_weakness(x), round(x["turns"])
+    advice = "no part is weak"
+    if weakness is not None:
+        advice = f"first weak part: {weakness.part} {weakness.finding}; {weakness.remedy}"
+    title = f"{x.run}, step {x.step}: {turns} turns measured"
+    if x["turns"] < MIN_TURNS:
+        title += ", too few to judge; raise algo.diagnostics.num_states"
+    rows = [
+        ("policy", "faulty first actions", x["faulty"], turns, ""),
+        ("critique", "flagged faulty actions (hits)", x["hits"], x.faulty, f"from {MIN_HITS}"),
+        ("critique", "flagged sound actions (false alarms)", x["false_alarms"], x.sound,
+         f"to {MAX_FALSE_ALARMS}"),
+        ("refiner", "fixed faulty actions", x["mended"], x.faulty, "more turns than broken"),
+        ("refiner", "broken sound actions", x["spoiled"], x.sound, ""),
+        ("lessons", "turns with a target", x["lesson_share"], turns, f"from {MIN_LESSON_SHARE}"),
+    ]  # fmt: skip
+    cells = [[a, b, f"{value:.2f}" if n else DASH, str(n), ok] for a, b, value, n, ok in rows]
+    gain, low = f"{x['lesson_gain']:+.2f}", f"lower end from 0 ({x['lesson_gain_low']:+.2f})"
+    cells.append(["lessons", "gain over play", gain, str(round(x["lesson_share"] * turns)), low])
+    header = ["part", "figure", "value", "of turns", "healthy"]
+    return [title, "", *table([header, *cells]), "", advice]
+
+
+def ledger_json(ledger: Ledger) -> Row:
+    """Return the figures and the first weak part; None if there is none."""
+    weakness = first_weakness(ledger)
+    found = weakness and {key: getattr(weakness, key) for key in ("part", "finding", "remedy")}
+    return {"run": ledger.run, "step": ledger.step, "figures": ledger.figures, "weakness": found}

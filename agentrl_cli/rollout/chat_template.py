@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from agentrl_cli.core.errors import UserError, WorldTimeout
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
-from agentrl_cli.rollout.time_limit import TimeLimit
+from agentrl_cli.rollout.env_threads import CallThread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -287,15 +287,18 @@ class Chat:
 
 
 def _in_time(call: Callable[[], Result]) -> Result:
-    """What the call returns; UserError where a template takes it too long."""
-    limit = TimeLimit(TEMPLATE_SECONDS)
+    """Return what the call returns. Raises UserError if the template takes too long."""
+    thread = CallThread()
     try:
-        return limit(call)
-    except WorldTimeout:
+        outcome = thread.submit(call).result(TEMPLATE_SECONDS)
+    except TimeoutError:
+        thread.abandon(TEMPLATE_SECONDS)
         line = f"the chat template takes more than {TEMPLATE_SECONDS:g} s for a short dialogue"
         raise UserError(f"{line}; use another one") from None
-    finally:
-        limit.close()
+    thread.close()
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.value
 
 
 def _key(messages: Sequence[Message]) -> Key:

@@ -21,16 +21,17 @@ from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart, play, refuse_fa
 @dataclass(kw_only=True)
 class Collector(ABC):
     """A source of episodes. Its numbers also bound every episode that is played elsewhere: an
-    action has `max_tokens`, an episode `max_context` tokens at most, and a world `env_timeout`
-    seconds for an answer; `workers` worlds are at work at a time, `episodes_at_once` episodes in
+    action has `max_new_tokens`, an episode `max_seq_len` tokens at most, and a world `env_timeout`
+    seconds for an answer; `workers` worlds are at work at a time, `max_concurrent_episodes`
+    episodes in
     play. None is no limit; the defaults are those of runs that were stored without these keys."""
 
-    max_tokens: int
+    max_new_tokens: int
     temperature: float
-    max_context: int
+    max_seq_len: int
     env_timeout: float | None = None
-    workers: int = 1
-    episodes_at_once: int | None = None
+    env_workers: int = 1
+    max_concurrent_episodes: int | None = None
     make_env: Callable[[], Env] = field(init=False, repr=False)
     chat: Chat = field(init=False, repr=False)
     generator: Generator = field(init=False, repr=False)
@@ -40,13 +41,15 @@ class Collector(ABC):
     actors: Actors = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_at_least(1, max_tokens=self.max_tokens, workers=self.workers)
-        at_once = 1 if self.episodes_at_once is None else self.episodes_at_once
-        require_at_least(1, episodes_at_once=at_once)
+        require_at_least(1, max_tokens=self.max_new_tokens, workers=self.env_workers)
+        at_once = 1 if self.max_concurrent_episodes is None else self.max_concurrent_episodes
+        require_at_least(1, max_concurrent_episodes=at_once)
         require_at_least(0, temperature=self.temperature)
         require_above(0, env_timeout=1 if self.env_timeout is None else self.env_timeout)
-        if self.max_tokens >= self.max_context:
-            line = f"max_tokens {self.max_tokens} leaves no room in max_context {self.max_context}"
+        if self.max_new_tokens >= self.max_seq_len:
+            line = (
+                f"max_tokens {self.max_new_tokens} leaves no room in max_seq_len {self.max_seq_len}"
+            )
             raise UserError(f"{line}; give actions fewer tokens or episodes more")
 
     def bind(
@@ -61,7 +64,7 @@ class Collector(ABC):
     @property
     def sampling(self) -> Sampling:
         """How actions are sampled."""
-        most, stop_ids = self.max_tokens, self.chat.stop_ids
+        most, stop_ids = self.max_new_tokens, self.chat.stop_ids
         return Sampling(max_tokens=most, temperature=self.temperature, stop_ids=stop_ids)
 
     def play(
@@ -69,12 +72,13 @@ class Collector(ABC):
         starts: list[EpisodeStart],
         sampling: Sampling,
         generator: Generator | None = None,
-        most_failed: float = 1.0,
+        max_failure_rate: float = 1.0,
         make_env: Callable[[], Env] | None = None,
     ) -> list[Episode]:
         """Play these starts as everything in the run is played, another generator or another world
-        where one is given; StoppedRun where more than the share `most_failed` of them fails."""
-        request = self.request(starts, sampling, generator, most_failed, make_env)
+        where one is given; RunAborted where more than the share `max_failure_rate` of them
+        fails."""
+        request = self.request(starts, sampling, generator, max_failure_rate, make_env)
         return self._played(request)
 
     def request(
@@ -82,7 +86,7 @@ class Collector(ABC):
         starts: list[EpisodeStart],
         sampling: Sampling,
         generator: Generator | None = None,
-        most_failed: float = 1.0,
+        max_failure_rate: float = 1.0,
         make_env: Callable[[], Env] | None = None,
         step: int | None = None,
     ) -> PlayRequest:
@@ -91,21 +95,25 @@ class Collector(ABC):
 
         def play_here(part: list[EpisodeStart]) -> list[Episode]:
             return play(
-                part, *player, max_context=self.max_context, version=self.policy_version(),
-                most_failed=most_failed * (len(starts) / max(1, len(part))),
-                env_timeout=self.env_timeout, workers=self.workers,
-                episodes_at_once=self.episodes_at_once, activity=self.activity,
+                part, *player, max_seq_len=self.max_seq_len, version=self.policy_version(),
+                max_failure_rate=max_failure_rate * (len(starts) / max(1, len(part))),
+                env_timeout=self.env_timeout, workers=self.env_workers,
+                max_concurrent_episodes=self.max_concurrent_episodes, activity=self.activity,
             )  # fmt: skip
 
         is_other_generator = generator is not None and generator is not self.generator
         return PlayRequest(
-            starts=starts, sampling=sampling, most_failed=most_failed, play_here=play_here,
-            needs_this_process=is_other_generator or make_env is not None, step=step,
-        )  # fmt: skip
+            starts=starts,
+            sampling=sampling,
+            max_failure_rate=max_failure_rate,
+            play_here=play_here,
+            needs_this_process=is_other_generator or make_env is not None,
+            step=step,
+        )
 
     def _played(self, request: PlayRequest) -> list[Episode]:
         episodes = self.actors.play(request)
-        refuse_failures(episodes, request.most_failed)
+        refuse_failures(episodes, request.max_failure_rate)
         return episodes
 
     @abstractmethod
@@ -147,11 +155,11 @@ class PlayCollector(Collector):
         return starts
 
     def collect(self, step: int, group_size: int) -> list[Episode]:
-        """The step's episodes. StoppedRun where more than a fifth of them failed."""
+        """The step's episodes. RunAborted where more than a fifth of them failed."""
         self.generator.clear()
         episodes = self._played(self._step_request(step, group_size))
         if all(episode.stop == "context" and not episode.turns for episode in episodes):
-            short = f"rollout.max_context {self.max_context} holds not even the first prompt"
+            short = f"rollout.max_seq_len {self.max_seq_len} holds not even the first prompt"
             raise UserError(f"{short} and an action; give more")
         if self.actors.plays_ahead:
             self.actors.play_ahead(self._step_request(step + 1, group_size))
@@ -159,7 +167,7 @@ class PlayCollector(Collector):
 
     def _step_request(self, step: int, group_size: int) -> PlayRequest:
         starts = self.starts(step, group_size)
-        return self.request(starts, self.sampling, most_failed=FAILED_LIMIT, step=step)
+        return self.request(starts, self.sampling, max_failure_rate=FAILED_LIMIT, step=step)
 
     def _stream(self, tasks: list[Task], position: int) -> Iterator[Task]:
         """From a position on, the endless stream in which each epoch shuffles all tasks."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import say, tell_tenths
+from agentrl_cli.core.terminal import echo, echo_progress
 from agentrl_cli.core.types import ROLES, Episode, Message, Task, Turn
 from agentrl_cli.envs.base import Env
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentrl_cli.rollout.chat_template import Chat
 
 NAMED_LINES = 10  # refused lines that are named one by one
-REMEDY = "mend it, or leave such lines out with data.skip_bad=true"
+REMEDY = "mend it, or leave such lines out with data.skip_invalid=true"
 
 
 class InvalidDemo(Exception):
@@ -37,10 +37,10 @@ def fingerprint(file: str | None) -> str | None:
 
 
 def read_demos(
-    source: str, lines: list[str], reader: DemoReader, *, skip_bad: bool
+    source: str, lines: list[str], reader: DemoReader, *, skip_invalid: bool
 ) -> list[Episode]:
     """The demonstrations of a source's lines with their token ids. Raises UserError with number and
-    reason of each line that is refused; with `skip_bad` these are named on stderr and left out.
+    reason of each line that is refused; with `skip_invalid` these are named on stderr and left out.
     Where no line is good it raises in any case."""
     good: list[Episode] = []
     bad: list[str] = []
@@ -49,22 +49,22 @@ def read_demos(
             good.append(reader.read(line, number))
         except InvalidDemo as reason:
             bad.append(f"{source} line {number}: {reason}")
-        tell_tenths("demonstrations read", number, len(lines))
+        echo_progress("demonstrations read", number, len(lines))
     named = bad[:NAMED_LINES]
     if len(bad) > NAMED_LINES:
         named.append(f"{len(bad) - NAMED_LINES} lines more")
-    if bad and not (skip_bad and good):
+    if bad and not (skip_invalid and good):
         raise UserError("\n".join(f"{text}; {REMEDY}" for text in named))
     for text in named:
-        say(f"left out: {text}", err=True)
+        echo(f"left out: {text}", err=True)
     return good
 
 
 class DemoReader:
     """Reads lines as demonstrations of one environment for one model."""
 
-    def __init__(self, env: Env, chat: Chat, max_context: int) -> None:
-        self.chat, self.max_context = chat, max_context
+    def __init__(self, env: Env, chat: Chat, max_seq_len: int) -> None:
+        self.chat, self.max_seq_len = chat, max_seq_len
         self.system, self.tools = env.system(), env.tools
         self.train_tasks = {task.id: task for task in env.tasks("train")}
         self.held_out = {task.id: "test" for task in env.tasks("test")}
@@ -135,8 +135,8 @@ class DemoReader:
         length = 0
         for number, turn in enumerate(episode.turns, start=1):
             length += len(turn.observation_ids) + len(turn.action_ids)
-            if length > self.max_context:
-                limit = f"rollout.max_context {self.max_context}"
+            if length > self.max_seq_len:
+                limit = f"rollout.max_seq_len {self.max_seq_len}"
                 raise InvalidDemo(f"action {number} ends at token {length}, past {limit}")
 
 

@@ -1,129 +1,158 @@
-"""Asks the worlds of many episodes at a time. Everything else about an episode happens in the main
-thread, so that neither results nor their order depend on which world answers first."""
+"""Calls in threads with a time limit: environments block, and cannot be interrupted.
+
+`concurrent.futures` has no thread that may hang: its executors wait for theirs when Python exits.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from agentrl_cli.core.errors import StoppedRun
-from agentrl_cli.rollout.time_limit import (
-    Outcome,
-    Outcomes,
-    OwnThread,
-    abandoned_threads,
-    outcome_of,
-)
+from agentrl_cli.core.errors import EnvTimeout, RunAborted
 
+ABANDONED = "agentrl: abandoned"  # the name of a thread that hangs
+MAX_ABANDONED = 32  # threads: each keeps its environment, and a busy one slows all others
 Result = TypeVar("Result")
-EnvCalls = Generator[Callable[[], Any], Outcome, Result]  # yields calls, is sent their outcomes
-MOST_ABANDONED = 32  # threads; each keeps its world, and one that computes slows all others
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The value or the error of a call, and its seconds."""
+
+    value: Any
+    error: BaseException | None
+    seconds: float
+
+
+EnvCalls = Generator[Callable[[], Any], Outcome, Result]  # yields calls, receives their outcomes
+
+
+def outcome_of(call: Callable[[], Any]) -> Outcome:
+    """Make the call in this thread and return its outcome; never raises."""
+    began, value, error = time.perf_counter(), None, None
+    try:
+        value = call()
+    except BaseException as raised:
+        error = raised
+    return Outcome(value, error, time.perf_counter() - began)
+
+
+class CallThread:
+    """A daemon thread that makes calls one after another. `future.result()` is an Outcome."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Outcome]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], Any]) -> Future[Outcome]:
+        """Make the call after those submitted before."""
+        future = Future[Outcome]()
+        self._calls.put((call, future))
+        return future
+
+    def abandon(self, seconds: float) -> EnvTimeout:
+        """Let the thread hang in its call and end after it. Returns the error, with the place."""
+        self._thread.name = ABANDONED
+        self.close()
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "its thread is gone"
+        line = f"no answer within {seconds:g} s ({place})"
+        return EnvTimeout(f"{line}; raise rollout.env_timeout if it needs longer")
+
+    def close(self) -> None:
+        """End the thread after its last call."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            future.set_result(outcome_of(call))
+
+
+def abandoned_threads() -> int:
+    """Return how many threads of this process still hang in a call that timed out."""
+    return sum(thread.name == ABANDONED for thread in threading.enumerate())
 
 
 class EnvThreads:
-    """Makes the calls of at most `workers` episodes at a time, each episode's one after the other
-    and all in the same thread. One that takes more than `timeout` seconds has WorldTimeout as its
-    outcome, and its thread is left behind. One worker without a limit needs no thread."""
+    """Makes the calls of at most `workers` episodes at a time, those of one episode in one thread.
+    A call of more than `timeout` seconds ends with EnvTimeout, and its thread is abandoned. The
+    episodes themselves run in the caller's thread, so results do not depend on timing."""
 
     def __init__(self, workers: int = 1, timeout: float | None = None) -> None:
         self.workers, self.timeout = workers, timeout
-        self._threads: dict[Hashable, OwnThread] = {}  # by episode
-        self._at_work: dict[OwnThread, tuple[EnvCalls[None], float]] = {}  # and since when
-        self._outcomes: Outcomes = SimpleQueue()
+        self.uses_threads = workers > 1 or timeout is not None
+        self._threads: dict[Hashable, CallThread] = {}  # by episode
 
     def __enter__(self) -> EnvThreads:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Let every thread end behind its last call."""
-        for thread in self._threads.values():
-            thread.close()
-
-    def run(self, episodes: Sequence[tuple[Hashable, EnvCalls[None]]]) -> Iterator[None]:
-        """Make the calls that each episode yields until it has no more; yields once for each, in
-        order. Raises what an episode raises, and StoppedRun where too many threads are left
-        behind."""
-        waiting, ended = deque(episodes), set[EnvCalls[None]]()
-        for _, calls in episodes:
-            while calls not in ended:
-                if self.workers == 1 and self.timeout is None:
-                    _run_here(waiting.popleft()[1], ended)
-                elif waiting and len(self._at_work) < self.workers:
-                    episode, first = waiting.popleft()
-                    self._go_on(self._thread(episode), first, None, ended)
-                else:
-                    self._go_on(*self._next_outcome(), ended)
-            yield
+        for episode in list(self._threads):
+            self.forget(episode)
 
     def forget(self, episode: Hashable) -> None:
-        """Let the thread of an episode that has ended end, too."""
+        """End the thread of an episode that is over."""
         if thread := self._threads.pop(episode, None):
             thread.close()
 
-    def _thread(self, episode: Hashable) -> OwnThread:
+    def run(self, episodes: Sequence[tuple[Hashable, EnvCalls[None]]]) -> Iterator[None]:
+        """Make the calls that each episode yields. Yields when the next episode, in order, has no
+        more. Raises what an episode raises, and RunAborted if too many threads hang."""
+        waiting, ended = deque(episodes), set[EnvCalls[None]]()
+        pending: dict[Future[Outcome], tuple[Hashable, EnvCalls[None], float]] = {}
+        done = SimpleQueue[Future[Outcome]]()
+
+        def resume(episode: Hashable, calls: EnvCalls[None], outcome: Outcome | None) -> None:
+            try:
+                call = next(calls) if outcome is None else calls.send(outcome)
+                while not self.uses_threads:
+                    call = calls.send(outcome_of(call))
+            except StopIteration:
+                ended.add(calls)
+                return
+            future = self._thread(episode).submit(call)
+            pending[future] = episode, calls, time.monotonic()
+            future.add_done_callback(done.put)
+
+        for _, its_calls in episodes:
+            while its_calls not in ended:
+                if waiting and len(pending) < self.workers:
+                    resume(*waiting.popleft(), None)
+                    continue
+                oldest, (episode, _, since) = next(iter(pending.items()))
+                left = self.timeout and max(0, since + self.timeout - time.monotonic())
+                try:
+                    future = done.get(timeout=left)
+                    outcome = future.result()
+                except Empty:
+                    future, limit = oldest, self.timeout or 0.0
+                    outcome = Outcome(None, self._threads[episode].abandon(limit), limit)
+                    check_abandoned(str(outcome.error))
+                if future in pending:  # else it was abandoned before
+                    resume(*pending.pop(future)[:2], outcome)
+            yield
+
+    def _thread(self, episode: Hashable) -> CallThread:
         if episode not in self._threads:
             try:
-                self._threads[episode] = OwnThread()
+                self._threads[episode] = CallThread()
             except RuntimeError as error:
-                line = f"the worlds of {len(self._threads)} episodes have threads, and {error}"
-                raise StoppedRun(f"{line}; lower rollout.episodes_at_once") from None
+                line = f"cannot start thread {len(self._threads) + 1} for an environment ({error})"
+                raise RunAborted(f"{line}; lower rollout.max_concurrent_episodes") from None
         return self._threads[episode]
 
-    def _go_on(
-        self,
-        thread: OwnThread,
-        calls: EnvCalls[None],
-        outcome: Outcome | None,
-        ended: set[EnvCalls[None]],
-    ) -> None:
-        """Send an episode the outcome of its last call, if any, and submit its next one."""
-        call = _next_call(calls, outcome)
-        if call is None:
-            ended.add(calls)
-        else:
-            self._at_work[thread] = (calls, time.monotonic())
-            thread.submit(call, self._outcomes)
 
-    def _next_outcome(self) -> tuple[OwnThread, EnvCalls[None], Outcome]:
-        """Wait for the next outcome of a call, or for the one that has worked for longest to take
-        too long."""
-        while True:
-            thread, (_, since) = next(iter(self._at_work.items()))
-            try:
-                thread, outcome = self._outcomes.get(timeout=self._left(since))
-            except Empty:
-                outcome = Outcome(None, thread.abandon(self.timeout or 0), self.timeout or 0)
-                refuse_abandoned(str(outcome.error))
-            if thread in self._at_work:  # else it was left behind before
-                return thread, self._at_work.pop(thread)[0], outcome
-
-    def _left(self, since: float) -> float | None:
-        """The seconds that a call still has which began then."""
-        return None if self.timeout is None else max(0, since + self.timeout - time.monotonic())
-
-
-def _run_here(calls: EnvCalls[None], ended: set[EnvCalls[None]]) -> None:
-    """Make all calls of an episode in this thread."""
-    call = _next_call(calls, None)
-    while call is not None:
-        call = _next_call(calls, outcome_of(call))
-    ended.add(calls)
-
-
-def _next_call(calls: EnvCalls[None], outcome: Outcome | None) -> Callable[[], Any] | None:
-    """What an episode asks behind this outcome; None where it is done."""
-    try:
-        return next(calls) if outcome is None else calls.send(outcome)
-    except StopIteration:
-        return None
-
-
-def refuse_abandoned(last: str) -> None:
-    """StoppedRun where more threads are left behind than are safe, with what the last one said."""
-    count = abandoned_threads()
-    if count > MOST_ABANDONED:
+def check_abandoned(last: str) -> None:
+    """Raise RunAborted if more than MAX_ABANDONED threads hang; `last` is the newest error."""
+    if (count := abandoned_threads()) > MAX_ABANDONED:
         line = f"{count} threads hang in calls of the environment, the last: {last}"
-        raise StoppedRun(f"{line}; mend the environment or give more seconds before you go on")
+        raise RunAborted(f"{line}; fix the environment or raise rollout.env_timeout")

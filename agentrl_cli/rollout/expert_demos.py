@@ -9,7 +9,7 @@ from contextlib import closing
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import tell_tenths
+from agentrl_cli.core.terminal import echo_progress
 from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.envs.contract import answer, opening
@@ -37,7 +37,7 @@ def expert_episodes(env: Env, count: int, seed: int) -> list[Episode]:
             broken = f", the last that broke with {type(error).__name__}: {error}"
         if episode is not None and episode.success:
             won.append(episode)
-            tell_tenths("episodes of the expert", len(won), count)
+            echo_progress("episodes of the expert", len(won), count)
         else:
             lost += 1
         if lost > max(10, count // 10):

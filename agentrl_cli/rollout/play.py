@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 from agentrl_cli.core.activity import Activity
 from agentrl_cli.core.errors import (
     ContractError,
+    EnvTimeout,
     EpisodeError,
     GeneratorError,
     LostActor,
+    RunAborted,
     SimulatorError,
-    StoppedRun,
     UserError,
-    WorldTimeout,
 )
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
@@ -60,22 +60,23 @@ def play(
     generator: Generator,
     sampling: Sampling,
     *,
-    max_context: int,
+    max_seq_len: int,
     version: int = 0,
     model: str = "policy",
-    most_failed: float = 1.0,
+    max_failure_rate: float = 1.0,
     env_timeout: float | None = None,
     workers: int = 1,
-    episodes_at_once: int | None = None,
+    max_concurrent_episodes: int | None = None,
     activity: Activity | None = None,
 ) -> list[Episode]:
-    """One episode for each start, in order; `episodes_at_once` in play at a time (None: all), the
+    """One episode for each start, in order; `max_concurrent_episodes` in play at a time (None:
+    all), the
     worlds of `workers` of them at work. An episode stops as done, truncated (the world says that
-    its outcome is unknown), context (`max_tokens` more would exceed `max_context`), diverged (a
+    its outcome is unknown), context (`max_tokens` more would exceed `max_seq_len`), diverged (a
     replayed turn was answered differently) or error, also where an answer takes the world longer
-    than `env_timeout` seconds (None: no limit). StoppedRun as soon as more than the share
-    `most_failed` of all episodes has ended so. `activity` is told how many have ended."""
-    sampling, most = replace(sampling, n=1), max_context - sampling.max_tokens
+    than `env_timeout` seconds (None: no limit). RunAborted as soon as more than the share
+    `max_failure_rate` of all episodes has ended so. `activity` is told how many have ended."""
+    sampling, most = replace(sampling, n=1), max_seq_len - sampling.max_tokens
     waiting, activity = iter(starts), activity or Activity()
     begun, live, failed = list[Episode](), list[LiveEpisode](), list[Episode]()
 
@@ -83,13 +84,13 @@ def play(
         for (episode, _), _ in zip(turns, envs.run(turns), strict=True):
             if episode.record.stop == "error":
                 failed.append(episode.record)
-                refuse_failures(failed, most_failed, len(starts))
+                refuse_failures(failed, max_failure_rate, len(starts))
             if episode.ended:
                 envs.forget(episode)
 
     with EnvThreads(workers, env_timeout) as envs:
         while True:
-            free = (episodes_at_once or len(starts)) - len(live)
+            free = (max_concurrent_episodes or len(starts)) - len(live)
             new = [LiveEpisode(s, make_env(), chat, version, most) for s in islice(waiting, free)]
             begun += [episode.record for episode in new]
             play_on([(episode, episode.begin()) for episode in new])
@@ -120,7 +121,7 @@ def _answers(
 def refuse_failures(
     episodes: list[Episode], most: float = FAILED_LIMIT, count: int | None = None
 ) -> None:
-    """StoppedRun with the commonest error where more than the share `most` of all episodes failed,
+    """RunAborted with the commonest error where more than the share `most` of all episodes failed,
     of which there are `count` (None: these are all)."""
     failed, count = [e for e in episodes if e.stop == "error"], count or len(episodes)
     if len(failed) > most * count:
@@ -128,7 +129,7 @@ def refuse_failures(
         (error, kind), times = errors.most_common(1)[0]
         line = f"{len(failed)} of {count} episodes failed, {times} of them with: {error}"
         what = TO_MEND.get(kind or "", "the environment")
-        raise StoppedRun(f"{line}; mend {what} before you go on")
+        raise RunAborted(f"{line}; mend {what} before you go on")
 
 
 def probe_starts(
@@ -271,7 +272,7 @@ class LiveEpisode:
     def _fail(self, error: Exception) -> None:
         """Note on the record what broke, of which kind, and where in the world's own file."""
         line = f"{type(error).__name__}: {error}"
-        has_place = isinstance(error, ContractError | WorldTimeout | GeneratorError)
+        has_place = isinstance(error, ContractError | EnvTimeout | GeneratorError)
         self.record.error = safe(line if has_place else f"{line} ({where(error, self.env)})")
         is_known = isinstance(error, EpisodeError)
         self.record.error_kind = error.kind if is_known else EpisodeError.kind
@@ -280,7 +281,7 @@ class LiveEpisode:
         episode, self.ended = self.record, True
         episode.stop, episode.closing = stop, closing
         episode.seconds = time.perf_counter() - self.began
-        if episode.error_kind == WorldTimeout.kind:  # it is at work still
+        if episode.error_kind == EnvTimeout.kind:  # it is at work still
             return
         error = (yield self.env.close).error
         if isinstance(error, Exception):

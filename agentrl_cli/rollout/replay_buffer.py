@@ -1,5 +1,8 @@
-"""Replay: episodes in, prioritised turns out. With a path every episode is also appended to a JSONL
-file, so that a checkpoint needs only how many lines there were and the priorities."""
+"""The replay buffer: stores episodes and samples prioritised turns.
+
+With a path every episode is also appended to a JSONL file, so a checkpoint needs only the number of
+lines and the priorities.
+"""
 
 from __future__ import annotations
 
@@ -16,107 +19,124 @@ from agentrl_cli.core.types import Episode
 
 
 class TurnKey(NamedTuple):
-    """Names one turn of one episode in the buffer."""
+    """Identifies one turn of one episode in the buffer."""
 
     episode: str
     turn: int
 
 
 class ReplayBuffer:
-    """The last `capacity` episodes and a priority for each of their turns."""
+    """The last `capacity` episodes, with a priority for each of their turns."""
 
     def __init__(self, path: Path | None, capacity: int) -> None:
-        """Raises UserError where the capacity is below 1. An existing file is appended to; `load`
-        first cuts it back to what a checkpoint knew."""
+        """Raises UserError if the capacity is below 1. An existing file is appended to."""
         if capacity < 1:
-            raise UserError(f"buffer capacity {capacity} holds nothing; give at least 1")
+            raise UserError(f"buffer capacity is {capacity}; give at least 1", code="too-small")
         self.path, self.capacity = path, capacity
         self._episodes: dict[str, Episode] = {}
         self._priorities: dict[str, list[float]] = {}
         self._lines = files.count_lines(path) if path is not None else 0
 
     def __len__(self) -> int:
-        """The number of stored episodes."""
+        """Return the number of stored episodes."""
         return len(self._episodes)
 
     @property
     def turns(self) -> int:
-        """The number of stored turns."""
+        """Return the number of stored turns."""
         return sum(map(len, self._priorities.values()))
 
     def episodes(self) -> list[Episode]:
-        """The stored episodes, oldest first."""
+        """Return the stored episodes, oldest first."""
         return list(self._episodes.values())
 
     def episode(self, key: TurnKey) -> Episode:
-        """The episode of a turn. Raises KeyError where it was dropped."""
+        """Return the episode of a turn. Raises KeyError if it was dropped."""
         return self._episodes[key.episode]
 
     def add(self, episodes: list[Episode]) -> None:
-        """Append; the oldest beyond the capacity are dropped, broken or empty ones never taken in.
-        New turns get the greatest priority stored (1 in an empty buffer), so each is soon looked at
-        (Schaul et al. 2016). Raises ValueError for an id already stored, UserError where the file
-        cannot be written."""
+        """Append episodes, except failed and empty ones; drop the oldest beyond the capacity.
+
+        New turns get the highest stored priority (1 in an empty buffer), so that each is soon
+        sampled (Schaul et al. 2016). Raises ValueError for an id that is stored already, and
+        UserError if the file cannot be written.
+        """
         good = [episode for episode in episodes if episode.error is None and episode.turns]
         for episode in good:
             if episode.id in self._episodes:
                 raise ValueError(f"episode '{episode.id}' is already in the buffer")
         highest = max((max(row) for row in self._priorities.values()), default=1.0)
-        self._append_to_file(good)
+        if self.path is not None:
+            lines = [(json.dumps(episode.to_json()) + "\n").encode() for episode in good]
+            try:
+                with self.path.open("ab") as file:
+                    file.write(b"".join(lines))
+            except OSError as error:
+                line = f"cannot write {self.path} ({error.strerror}); free some space"
+                raise UserError(line, code="cannot-write") from error
+            self._lines += len(lines)
         for episode in good:
             self._insert(episode, [highest] * len(episode.turns))
 
     def sample_turns(self, n: int, seed: int, exponent: float) -> list[TurnKey]:
-        """`n` turns drawn with probability proportional to priority ** exponent (0: uniformly).
-        Without replacement, by the exponential keys of Efraimidis and Spirakis (2006), as long as
-        there are `n` turns of positive weight; else with. Raises ValueError on an empty buffer."""
-        if not self._episodes:
-            raise ValueError("the buffer is empty; nothing can be drawn from it")
-        weights = self._positive_weights(exponent)
-        rng = random.Random(seed)
+        """Sample `n` turns with probability proportional to priority ** exponent (0: uniformly).
+
+        Sampling is without replacement, by the exponential keys of Efraimidis and Spirakis (2006),
+        if there are `n` turns of positive weight, and with replacement otherwise. Turns of weight 0
+        are sampled only if all weights are 0. Raises ValueError on an empty buffer.
+        """
+        self._require_episodes()
+        rows, rng = self._priorities.items(), random.Random(seed)
+        every = {TurnKey(name, i): p**exponent for name, row in rows for i, p in enumerate(row)}
+        weights = {key: w for key, w in every.items() if w > 0} or dict.fromkeys(every, 1.0)
         if n > len(weights):
             return rng.choices(list(weights), list(weights.values()), k=n)
         arrivals = {key: -math.log(1.0 - rng.random()) / w for key, w in weights.items()}
         return sorted(arrivals, key=arrivals.__getitem__)[:n]
 
     def sample_episodes(self, n: int, seed: int) -> list[Episode]:
-        """`n` different episodes at random, or all where there are fewer. Raises ValueError on an
-        empty buffer."""
-        if not self._episodes:
-            raise ValueError("the buffer is empty; nothing can be drawn from it")
+        """Sample `n` different episodes, or all if there are fewer. ValueError if it is empty."""
+        self._require_episodes()
         stored = self.episodes()
         return random.Random(seed).sample(stored, min(n, len(stored)))
 
+    def _require_episodes(self) -> None:
+        if not self._episodes:
+            raise ValueError("the buffer is empty; nothing can be sampled from it")
+
     def priority(self, key: TurnKey) -> float:
-        """The priority of a turn."""
+        """Return the priority of a turn."""
         return self._priorities[key.episode][key.turn]
 
     def set_priorities(self, keys: list[TurnKey], values: list[float]) -> None:
-        """Raises ValueError for a priority that is negative or not finite, KeyError for a turn
-        that was dropped."""
+        """Set priorities. ValueError for an invalid priority, KeyError for a dropped turn."""
         for key, value in zip(keys, values, strict=True):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"priority {value} of {key} is not a finite number from 0 up")
             self._priorities[key.episode][key.turn] = value
 
     def state(self) -> dict[str, Any]:
-        """JSON values for a checkpoint: priorities of the stored episodes, and how many lines the
-        file has, of which they are the last, or, without a file, the episodes themselves."""
-        state: dict[str, Any] = {"priorities": [list(row) for row in self._priorities.values()]}
+        """Return JSON values for a checkpoint.
+
+        They hold the priorities and the number of lines of the file, which ends with the stored
+        episodes; without a file they are the `contents`.
+        """
         if self.path is None:
             return self.contents()
-        return state | {"lines": self._lines}
+        rows = [list(row) for row in self._priorities.values()]
+        return {"priorities": rows, "lines": self._lines}
 
     def contents(self) -> dict[str, Any]:
-        """What a buffer without a file has as its `state`: priorities, and the episodes themselves,
-        oldest first."""
+        """Return the priorities and the episodes, oldest first: the state without a file."""
         rows = [list(row) for row in self._priorities.values()]
         return {"priorities": rows, "episodes": [e.to_json() for e in self.episodes()]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Inverse of `state`; what the file holds beyond it is cut off. Raises UserError where the
-        file is shorter than the checkpoint says or has an unreadable line, ValueError for a state
-        that no buffer has written."""
+        """Restore a `state`, and cut off later lines of the file.
+
+        Raises UserError if the file is too short or has an unreadable line, and ValueError for an
+        invalid state.
+        """
         self._episodes, self._priorities = {}, {}
         priorities = state["priorities"]
         if self.path is None:
@@ -124,58 +144,35 @@ class ReplayBuffer:
         else:
             self._lines = state["lines"]
             files.truncate(self.path, self._lines)
-            stored = _read_last(self.path, len(priorities), self._lines)
+            stored = read_episodes(self.path, len(priorities))
         for episode, row in zip(stored, priorities, strict=True):
             self._insert(episode, [1.0] * len(episode.turns))
             keys = [TurnKey(episode.id, turn) for turn in range(len(episode.turns))]
             self.set_priorities(keys, row)
 
-    def _positive_weights(self, exponent: float) -> dict[TurnKey, float]:
-        """priority ** exponent of the turns for which that is positive; 1 for all where none is."""
-        rows = self._priorities.items()
-        weights = {TurnKey(name, i): p**exponent for name, row in rows for i, p in enumerate(row)}
-        return {key: w for key, w in weights.items() if w > 0} or dict.fromkeys(weights, 1.0)
-
     def _insert(self, episode: Episode, priorities: list[float]) -> None:
-        """Store an episode; drop the oldest beyond the capacity."""
         self._episodes[episode.id] = episode
         self._priorities[episode.id] = priorities
         if len(self) > self.capacity:
             oldest = next(iter(self._episodes))
             del self._episodes[oldest], self._priorities[oldest]
 
-    def _append_to_file(self, episodes: list[Episode]) -> None:
-        """Write the episodes as one block of lines."""
-        if self.path is None:
-            return
-        lines = [(json.dumps(episode.to_json()) + "\n").encode() for episode in episodes]
-        try:
-            with self.path.open("ab") as file:
-                file.write(b"".join(lines))
-        except OSError as error:
-            raise UserError(f"cannot write {self.path} ({error.strerror}); make room") from error
-        self._lines += len(lines)
-
 
 def read_episodes(path: Path, count: int) -> list[Episode]:
-    """The last `count` episodes of a file. Raises UserError where one cannot be read."""
-    return _read_last(path, count, files.count_lines(path))
-
-
-def _read_last(path: Path, count: int, lines: int) -> list[Episode]:
-    """The last `count` episodes of a file with so many lines."""
-    passed = max(0, lines - count)
+    """Return the last `count` episodes of a file. Raises UserError if one cannot be read."""
+    lines = files.count_lines(path)
+    skipped = max(0, lines - count)
     try:
         with path.open("rb") as file:
-            kept = list(islice(file, passed, lines)) if count else []
+            kept = list(islice(file, skipped, lines)) if count else []
     except OSError as error:
-        raise UserError(f"cannot read episodes from {path} ({error.strerror})") from error
-    numbered = enumerate(kept, passed + 1)
-    return [_read_line(path, number, line) for number, line in numbered]
-
-
-def _read_line(path: Path, number: int, line: bytes) -> Episode:
-    try:
-        return Episode.from_json(json.loads(line))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} line {number} is no episode; delete or mend it") from error
+        line = f"cannot read episodes from {path} ({error.strerror})"
+        raise UserError(line, code="cannot-read") from error
+    episodes: list[Episode] = []
+    for number, line in enumerate(kept, skipped + 1):
+        try:
+            episodes.append(Episode.from_json(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            line = f"{path} line {number} is not an episode; delete or repair it"
+            raise UserError(line, code="invalid-episode") from error
+    return episodes

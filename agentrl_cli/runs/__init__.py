@@ -1,5 +1,4 @@
-"""The run folder: what is kept of a run, where it lies, who else is told. The public names are
-those of __init__.pyi; each is imported when it is first asked for."""
+"""Run folders and loggers. Public names are listed in __init__.pyi and imported lazily."""
 
 import lazy_loader
 

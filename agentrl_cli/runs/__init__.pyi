@@ -1,4 +1,4 @@
-from .loggers import FilesOnly as FilesOnly
+from .loggers import JsonlLogger as JsonlLogger
 from .loggers import TrackerLogger as TrackerLogger
 from .loggers import WandbLogger as WandbLogger
 from .run import Logger as Logger

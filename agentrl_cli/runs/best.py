@@ -1,5 +1,5 @@
-"""`keep=best`: which evaluation of a run won most of the split `val`, and that step's checkpoint,
-which stays beside those that training goes on from."""
+"""`save_best=true`: the evaluation with the highest success on the split `val`, and its
+checkpoint."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.runs import checkpoints
-from agentrl_cli.runs.checkpoints import Checkpoint
+from agentrl_cli.runs import checkpoint_digest
+from agentrl_cli.runs.checkpoint_digest import Checkpoint
 from agentrl_cli.runs.run import Run, step_of
 
 VAL = "val"
@@ -22,32 +22,31 @@ Row = dict[str, Any]
 
 
 def best_evaluation(rows: Iterable[Row]) -> Row | None:
-    """The line of metrics with the highest success on `val`, of equal ones the earliest; None where
-    no line has one."""
+    """Return the row of metrics with the highest success on `val`, the earliest of equal ones, or
+    None if no row has it."""
     found = [row for row in rows if _is_share(row.get(VAL_SUCCESS))]
     return max(found, key=lambda row: (row[VAL_SUCCESS], -row["step"]), default=None)
 
 
-def kept_evaluation(rows: list[Row], keep: Any) -> Row:
-    """Of a run's lines of evaluation the one that tells how good it is: the best, where that is
-    what it keeps, else the last."""
-    return (best_evaluation(rows) if keep == "best" else None) or rows[-1]
+def kept_evaluation(rows: list[Row], save_best: bool) -> Row:
+    """Return the evaluation that represents the run: the best with save_best=true, else the
+    last."""
+    return (best_evaluation(rows) if save_best else None) or rows[-1]
 
 
 def is_best(run: Run, step: int) -> bool:
-    """Whether the evaluation of this step, the last one, is the best."""
+    """Return whether the evaluation of the current step is the best and not kept yet."""
     best = best_evaluation(run.metrics())
     return best is not None and best["step"] == step and not _is_whole(_folder(run, step))
 
 
 def keep(run: Run, step: int) -> None:
-    """Let the saved checkpoint of this step be the best. Its files are shared, not copied, where
-    the disk can do that."""
+    """Keep the checkpoint of this step as the best. Its files are hard links if possible."""
     saved = next(folder for folder in run.checkpoints() if step_of(folder) == step)
     final = _folder(run, step)
     partial = final.with_name(f".{final.name}.partial")
     with files.explain_write_errors(run.folder):
-        shutil.copytree(saved, partial, copy_function=_share)
+        shutil.copytree(saved, partial, copy_function=_link)
         for folder in [path for path in partial.rglob("*") if path.is_dir()] + [partial]:
             files.sync(folder)
         files.replace_folder(partial, final)
@@ -57,32 +56,29 @@ def keep(run: Run, step: int) -> None:
 
 
 def forget_later(run: Run, step: int) -> None:
-    """Delete a best checkpoint of a later step than a run goes on from: what follows is played
-    again."""
+    """Delete a best checkpoint that is later than the step from which the run resumes."""
     for folder in _kept(run):
         if step_of(folder) > step:
             shutil.rmtree(folder)
 
 
 def played_checkpoint(run: Run, *parts: str) -> Checkpoint:
-    """What a run is played with: its best checkpoint where it keeps one, else the newest whose
-    files are as they were saved (with `parts`, those whose names begin so). Raises UserError where
-    there is none."""
+    """Return the checkpoint that represents the run: the best if it keeps one, else the newest that
+    is intact. `parts` are prefixes of the files to verify. Raises UserError if there is none."""
     kept = _kept(run) if _keeps_best(run) else []
-    for folder in reversed(kept):
-        found = checkpoints.read(folder)
-        found.verify(*parts)
-        return found
-    return run.whole_checkpoint(*parts)
+    if not kept:
+        return run.whole_checkpoint(*parts)
+    found = checkpoint_digest.read(kept[-1])
+    found.verify(*parts)
+    return found
 
 
 def _keeps_best(run: Run) -> bool:
-    """Whether the run's configuration says so."""
     try:
         text = run.config_file.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
-    return re.search(r"^keep: best$", text, re.MULTILINE) is not None
+    return re.search(r"^(save_best: true|keep: best)$", text, re.MULTILINE) is not None
 
 
 def _is_share(value: Any) -> bool:
@@ -91,14 +87,14 @@ def _is_share(value: Any) -> bool:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        checkpoints.read(folder).verify()
+        checkpoint_digest.read(folder).verify()
     except UserError:
         return False
     return True
 
 
 def _kept(run: Run) -> list[Path]:
-    """One, or two where a process died between the new one and the old."""
+    """Return the best checkpoint; two if a process died before it deleted the older one."""
     found = (run.folder / "checkpoints").glob("best-*")
     return sorted((f for f in found if re.fullmatch(r"best-\d+", f.name, re.ASCII)), key=step_of)
 
@@ -107,7 +103,7 @@ def _folder(run: Run, step: int) -> Path:
     return run.folder / "checkpoints" / f"best-{step:06d}"
 
 
-def _share(source: str, target: str) -> None:
+def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError:  # a disk without hard links

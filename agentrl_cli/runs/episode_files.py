@@ -1,6 +1,5 @@
-"""Episode files: one episode a line, and an index file of where every episode lies and how it
-ended, so that one episode of a large file is opened without reading the others. A file without its
-index (or with one that belongs to other bytes) is scanned instead."""
+"""Episode files: one episode per line, and an index with the position and outcome of each, so that
+a single episode can be read from a large file. A file without a valid index is scanned."""
 
 from __future__ import annotations
 
@@ -16,12 +15,13 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 
 INDEX_VERSION = 1
-LINE_START = b'{"id": "'  # of what this module wrote
+LINE_START = b'{"id": "'  # of a line that this module wrote
 
 
 @dataclass(frozen=True)
 class EpisodeEntry:
-    """Where an episode lies in its file (in bytes), and what the index says of it."""
+    """The position of an episode in its file, in bytes, and its outcome. `annotated`: a critic has
+    written about its turns."""
 
     id: str
     task: str
@@ -30,11 +30,11 @@ class EpisodeEntry:
     success: bool
     reward: float
     turns: int
-    annotated: bool  # by a critic
+    annotated: bool
 
 
 def write(file: Path, episodes: list[Episode]) -> None:
-    """Replace the file by one line for each episode, and its index."""
+    """Replace the file and its index."""
     index_file(file).unlink(missing_ok=True)
     rows = [episode.to_json() for episode in episodes]
     lines = [files.json_line(row) for row in rows]
@@ -53,35 +53,33 @@ def remove(file: Path) -> None:
 
 
 def index_file(file: Path) -> Path:
-    """Where the index of an episode file lies."""
+    """Return the index of an episode file."""
     return file.with_suffix(".index.json")
 
 
 def search(file: Path, ref: str = "") -> Iterator[EpisodeEntry]:
-    """The episodes whose id starts with `ref`, in the order of the file. Of a file without its
-    index the others are skipped unread."""
+    """Yield the episodes with an id that starts with `ref`, in the order of the file. Raises
+    UserError if the file does not hold episodes."""
     index = _read_index(file)
     entries = index if index is not None else _scan(file, ref)
     return (entry for entry in entries if entry.id.startswith(ref))
 
 
 def count(file: Path) -> int:
-    """How many episodes a file holds."""
+    """Return the number of episodes in a file."""
     index = _read_index(file)
-    if index is not None:
-        return len(index)
-    return files.count_lines(file)
+    return files.count_lines(file) if index is None else len(index)
 
 
 def read(file: Path, entry: EpisodeEntry) -> Episode:
-    """One episode. Raises UserError where the file does not hold it."""
+    """Return one episode. Raises UserError if the file does not hold it."""
     with file.open("rb") as lines:
         lines.seek(entry.start)
         return _episode(file, _row(file, lines.read(entry.size)))
 
 
 def read_all(file: Path) -> list[Episode]:
-    """The episodes of a file. Raises UserError where a line is not an episode."""
+    """Return the episodes of a file. Raises UserError if a line is not an episode."""
     return [_episode(file, row) for row in files.read_jsonl(file)]
 
 
@@ -93,20 +91,18 @@ def _episode(file: Path, row: dict[str, Any]) -> Episode:
 
 
 def _read_index(file: Path) -> list[EpisodeEntry] | None:
-    """The entries of the index; None without one that fits the file's bytes."""
-    if not index_file(file).is_file():
-        return None
+    """Return the entries of the index, or None if it is missing, damaged or of other bytes."""
     try:
         content: dict[str, Any] = json.loads(index_file(file).read_text())
-        fits = content["version"] == INDEX_VERSION and content["bytes"] == file.stat().st_size
-        entries = [EpisodeEntry(*row) for row in content["episodes"]] if fits else None
-        return entries if entries is None or all(map(_is_entry, entries)) else None
+        if content["version"] != INDEX_VERSION or content["bytes"] != file.stat().st_size:
+            return None
+        entries = [EpisodeEntry(*row) for row in content["episodes"]]
+        return entries if all(map(_is_entry, entries)) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def _is_entry(entry: EpisodeEntry) -> bool:
-    """Whether an index's values are of the types that a reader relies on."""
     counts = (entry.start, entry.size, entry.turns)
     texts = isinstance(entry.id, str) and isinstance(entry.task, str)
     whole = all(type(count) is int and 0 <= count < 2**53 for count in counts)
@@ -114,8 +110,8 @@ def _is_entry(entry: EpisodeEntry) -> bool:
 
 
 def _scan(file: Path, ref: str) -> Iterator[EpisodeEntry]:
-    """Entries read off the lines; those whose id does not start with `ref` are skipped unread. A
-    line cut off at the end is left out."""
+    """Yield entries from the lines themselves. Lines with another id are not parsed, and an
+    incomplete last line is skipped."""
     wanted = LINE_START + json.dumps(ref)[1:-1].encode()
     start = 0
     try:
@@ -126,7 +122,8 @@ def _scan(file: Path, ref: str) -> Iterator[EpisodeEntry]:
                     yield _entry(_row(file, line), start, len(line))
                 start += len(line)
     except OSError as error:
-        raise UserError(f"'{file}' cannot be read ({error.strerror}); check the name") from None
+        message = f"'{file}' cannot be read ({error.strerror}); check the name"
+        raise UserError(message, code="unreadable-file") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _no_episodes(file, error) from None
 
@@ -139,16 +136,17 @@ def _row(file: Path, line: bytes) -> dict[str, Any]:
 
 
 def _no_episodes(file: Path, error: Exception) -> UserError:
-    return UserError(f"'{file}' does not hold episodes ({error}); name an episode file")
+    message = f"'{file}' does not hold episodes ({error}); name an episode file"
+    return UserError(message, code="not-episodes")
 
 
 def _entry(row: dict[str, Any], start: int, size: int) -> EpisodeEntry:
-    """An episode's entry from its JSON values, without building its turns."""
+    """Return the entry of an episode from its JSON values. Raises TypeError if they are not one."""
     turns, task = row["turns"], row["task"]["id"]
     success = bool(turns and turns[-1]["info"].get("success", False))
     reward = float(sum(turn["reward"] for turn in turns))
     annotated = any("critic" in turn["info"] or "value" in turn["info"] for turn in turns)
     entry = EpisodeEntry(row["id"], task, start, size, success, reward, len(turns), annotated)
     if not _is_entry(entry):
-        raise TypeError("its id or its task is no text")
+        raise TypeError("its id or its task is not a text")
     return entry

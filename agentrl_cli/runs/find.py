@@ -1,4 +1,4 @@
-"""Which runs lie in a folder, and which run a name means. What is in a run, `run` knows."""
+"""Lookup of runs by name, prefix or folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import say
+from agentrl_cli.core.terminal import echo
 from agentrl_cli.runs.run import Run
 
 RUNS = Path("runs")
@@ -17,8 +17,7 @@ MAX_NAMED = 3  # runs or folders in a hint
 
 
 def list_runs(root: Path) -> list[Run]:
-    """All runs under `root`, oldest first. One that cannot be read is left out and named once on
-    stderr."""
+    """Return all runs in `root`, oldest first. An unreadable one is skipped with a warning."""
     runs = []
     for file in {file.resolve(): file for file in sorted(root.glob("*/meta.json"))}.values():
         try:
@@ -29,18 +28,19 @@ def list_runs(root: Path) -> list[Run]:
 
 
 def folders_of_runs(root: Path) -> dict[Path, int]:
-    """The folders under `root` that hold runs themselves, a sweep's say, and how many each."""
+    """Return the folders in `root` that hold runs, such as sweeps, with the number of runs."""
     runs = sorted(file.parent for file in root.glob("*/*/meta.json"))
     return dict(Counter(run.parent for run in runs if not (run.parent / "meta.json").exists()))
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder says that it is a run's."""
+    """Return whether a folder is a run."""
     return files.is_folder(folder) and (folder / "meta.json").is_file()
 
 
 def find_run(ref: str, root: Path = RUNS) -> Run:
-    """The run that a folder, a unique prefix of its name, its last four letters or `last` means."""
+    """Return the run of a folder, a unique prefix of its name, its last four letters or `last`.
+    Raises UserError if there is none or more than one."""
     for folder in (Path(ref), root / ref):
         if is_run(folder):
             return Run(folder)
@@ -51,19 +51,18 @@ def find_run(ref: str, root: Path = RUNS) -> Run:
     similar = [name for name in names if name.startswith(ref) or name.endswith("_" + ref)]
     matches = [name for name in names if name == ref] or similar
     if len(matches) > 1:
-        raise UserError(f"run '{ref}' is ambiguous; give more letters of {', '.join(matches)}")
+        line = f"run '{ref}' is ambiguous; give more letters of {', '.join(matches)}"
+        raise UserError(line, code="ambiguous-run")
     if not matches:
-        raise UserError(f"run '{ref}' not found{_hint(ref, names, root)}")
+        raise UserError(f"run '{ref}' not found{_hint(ref, names, root)}", code="unknown-run")
     return runs[names.index(matches[0])]
 
 
 def _hint(ref: str, names: list[str], root: Path) -> str:
-    """Where the reference or else the root leads: runs inside, close names, folders of runs."""
     if files.is_folder(Path(ref)) and (inside := list_runs(Path(ref))):
         examples = ", ".join(run.quoted_folder for run in inside[:MAX_NAMED])
         return f": it is a folder with runs in it; name one of the {len(inside)}, like {examples}"
-    close = difflib.get_close_matches(ref, names, n=1, cutoff=0.3)
-    if close:
+    if close := difflib.get_close_matches(ref, names, n=1, cutoff=0.3):
         return f" in '{root}'; did you mean '{close[0]}'?"
     if folders := folders_of_runs(root):
         examples = ", ".join(map(str, list(folders)[:MAX_NAMED]))
@@ -74,6 +73,5 @@ def _hint(ref: str, names: list[str], root: Path) -> str:
 
 
 @cache
-def _warn_once(sentence: str) -> None:
-    """To stderr, once in a process however often the same folder is listed."""
-    say(sentence, err=True)
+def _warn_once(message: str) -> None:
+    echo(message, err=True)

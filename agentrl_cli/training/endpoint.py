@@ -1,5 +1,5 @@
-"""The parts of an evaluation in which a model behind a server plays: nothing is loaded, nothing can
-be trained. `eval.act=refined` lets the algorithm's roles, played by the same model, refine."""
+"""Parts for the evaluation of a model on a server. Nothing is loaded and nothing can be trained.
+With `eval.act=refined` the same model also plays the algorithm's roles."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Generator
-from agentrl_cli.generators.endpoint import OpenAIChat
-from agentrl_cli.generators.endpoint_agent import EndpointGenerator
+from agentrl_cli.generators.endpoint import EndpointGenerator, OpenAIChat
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.message_chat import END, ROLE, MessageChat
+from agentrl_cli.training.assemble import refuse_empty_splits
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -28,32 +28,33 @@ if TYPE_CHECKING:
     from agentrl_cli.rollout.collector import Collector
     from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
-PATH = "endpoint"  # model.path of a model that is asked over the network
+PATH = "endpoint"  # model.path of a model on a server
 
 
 @dataclass(kw_only=True)
 class Untrained(Algorithm):
-    """Plays, and refines where `inner` does; it has no weights and measures nothing."""
+    """An algorithm without weights. It can refine actions if `inner` can."""
 
     inner: Algorithm = field(repr=False)
     plays = False
 
     def models(self) -> dict[str, ModelSpec]:
-        """None."""
+        """Return no models."""
         return {}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Raises UserError."""
-        raise UserError("model=endpoint cannot be trained; evaluate it with agentrl eval")
+        """Raise UserError."""
+        message = "model=endpoint cannot be trained; evaluate it with agentrl eval"
+        raise UserError(message, code="not-trainable")
 
-    def refined_generator(self) -> Generator:
-        """That of the algorithm inside."""
-        return self.inner.refined_generator()
+    def generator(self, act: str) -> Generator:
+        """Return the generator of the inner algorithm."""
+        return self.inner.generator(act)
 
 
 @dataclass
 class EndpointParts:
-    """What `evaluate` needs of a run's parts, with the same names."""
+    """The attributes of `Parts` that `evaluate` needs."""
 
     collector: Collector
     generator: EndpointGenerator
@@ -66,14 +67,24 @@ class EndpointParts:
 
 
 def assemble_endpoint(cfg: DictConfig) -> EndpointParts:
-    """Build the parts. Raises UserError where no server or model is named, or the environment has
-    tools or no tasks."""
+    """Build the parts. Raises UserError if the server or the model is missing, or if the
+    environment has tools or a split without tasks."""
     config = as_dataclass(cfg.model, ModelConfig)
-    if not config.url or not config.name or config.request is None:
+    request = config.request
+    if not config.url or not config.name or request is None:
         remedy = "give model.url=http://HOST:PORT/v1 and model.name=NAME"
-        raise UserError(f"model=endpoint does not say which model of which server; {remedy}")
+        raise UserError(f"model=endpoint needs a server and a model; {remedy}", code="no-endpoint")
     env: Env = build(cfg.env)
-    chat, generator = MessageChat(), _generator(config)
+    client = OpenAIChat(
+        model=config.name, base_url=config.url, key_variable=request.key_variable,
+        temperature=1.0, max_tokens=1, timeout=request.timeout, retries=request.retries,
+        cache=request.cache,
+    )  # fmt: skip
+    generator = EndpointGenerator(
+        chat=client, workers=request.workers, roles=ROLE, end=END,
+        input_price=request.input_price, output_price=request.output_price,
+    )  # fmt: skip
+    chat = MessageChat()
     chat.check(env.tools)
     collector: Collector = build(cfg.rollout)
     make_env = partial(copy.copy, env)
@@ -82,37 +93,20 @@ def assemble_endpoint(cfg: DictConfig) -> EndpointParts:
     )
     settings = as_dataclass(cfg.eval, EvalConfig)
     algo: Algorithm = build(cfg.algo)
-    algo = Untrained(inner=_bound(algo, cfg, collector) if settings.act == "refined" else algo)
-    for split in settings.splits:
-        if not env.tasks(split):
-            raise UserError(f"eval.splits names '{split}', which has no tasks; name another")
+    if settings.act == "refined":
+        algo.bind(_context(cfg, env, collector))
+    refuse_empty_splits(settings, env)
     return EndpointParts(
-        collector, generator, algo, chat, make_env, settings, collector.play, cfg.seed
-    )
-
-
-def _generator(config: ModelConfig) -> EndpointGenerator:
-    request = config.request
-    assert request is not None
-    chat = OpenAIChat(
-        model=config.name, base_url=config.url, key_variable=request.key_variable,
-        temperature=1.0, max_tokens=1, timeout=request.timeout, retries=request.retries,
-        cache=request.cache,
-    )  # fmt: skip
-    return EndpointGenerator(
-        chat=chat, workers=request.workers, roles=ROLE, end=END,
-        price_read=request.price_read, price_written=request.price_written,
+        collector, generator, Untrained(inner=algo), chat, make_env, settings, collector.play,
+        cfg.seed,
     )  # fmt: skip
 
 
-def _bound(algo: Algorithm, cfg: DictConfig, collector: Collector) -> Algorithm:
-    """The algorithm with what its roles need; there are no models to train."""
-    delimiter = collector.make_env().turn_delimiter
-    context = Context(
+def _context(cfg: DictConfig, env: Env, collector: Collector) -> Context:
+    """Return the context of an algorithm without models."""
+    return Context(
         chat=collector.chat, models=cast("ModelSet", None), generator=collector.generator,
-        sampling=collector.sampling, seed=cfg.seed, turn_delimiter=delimiter,
+        sampling=collector.sampling, seed=cfg.seed, turn_delimiter=env.turn_delimiter,
         probe=lambda starts: collector.play(starts, collector.sampling),
         indistinguishable_tasks=lambda episode, turn: [episode.task],
     )  # fmt: skip
-    algo.bind(context)
-    return algo

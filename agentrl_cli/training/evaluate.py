@@ -1,4 +1,4 @@
-"""Play a split with the policy and say how well it did, with intervals clustered by task."""
+"""Evaluation of the policy on splits of tasks, with intervals over tasks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from agentrl_cli.runs.run import Run
     from agentrl_cli.training.assemble import Parts
 
-ANNOTATED_EPISODES = 8  # episodes of an evaluation that the algorithm comments on
+ANNOTATED_EPISODES = 8  # episodes of an evaluation that the algorithm annotates
 
 
 def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
-    """Play every split, sampled and, where `eval.greedy` says so, greedily; write the episodes of
-    the first one to `run`, if any; return metrics `eval/SPLIT_…`. Seeds do not depend on the step
-    or the weights, so every evaluation plays the same episodes."""
+    """Play every split and return metrics `eval/SPLIT_…`.
+
+    Episodes of the first split are written to `run`. With `eval.greedy` each task is also played
+    once at temperature 0. Seeds depend on neither the step nor the weights, so every evaluation
+    plays the same episodes.
+    """
     metrics: dict[str, float] = {}
     first_split: list[Episode] = []
     for split in parts.eval.splits:
@@ -40,31 +43,31 @@ def evaluate(parts: Parts, run: Run | None, step: int) -> dict[str, float]:
 
 
 def play_split(parts: Parts, split: str, per_task: int, temperature: float) -> list[Episode]:
-    """`per_task` episodes of each task of the split (of the first `eval.tasks` tasks). StoppedRun
-    where more than a fifth of them failed."""
+    """Play `per_task` episodes of each task of the split, of at most `eval.tasks` tasks. Raises
+    RunAborted if more than a fifth of them fail."""
     starts = split_starts(parts, split, per_task)
     sampling = replace(parts.collector.sampling, temperature=temperature)
     parts.generator.clear()
-    refined = parts.eval.act == "refined"
-    generator = parts.algo.refined_generator() if refined else parts.generator
+    act = parts.eval.act
+    generator = parts.generator if act == "policy" else parts.algo.generator(act)
     return parts.play(starts, sampling, generator, FAILED_LIMIT)
 
 
 def split_starts(parts: Parts, split: str, per_task: int) -> list[EpisodeStart]:
-    """How the episodes of a split begin, those of one task together."""
+    """Return the starts of the episodes of a split, ordered by task."""
     tasks = parts.make_env().tasks(split)[: parts.eval.tasks]
     return [start for task in tasks for start in task_starts(parts.seed, task, per_task)]
 
 
 def count_episodes(parts: Parts) -> int:
-    """How many episodes `evaluate` plays, those of its algorithm's own measurements apart."""
+    """Return the number of episodes that `evaluate` plays, without those of the algorithm."""
     each = parts.eval.episodes_per_task + parts.eval.greedy
     tasks = [len(parts.make_env().tasks(split)[: parts.eval.tasks]) for split in parts.eval.splits]
     return each * sum(tasks)
 
 
 def task_starts(seed: int, task: Task, per_task: int) -> list[EpisodeStart]:
-    """How `per_task` episodes of a task begin, a group of their own."""
+    """Return the starts of `per_task` episodes of a task, as one group."""
     return [
         EpisodeStart(task, task.id, derive_seed(seed, "eval", task.id, i), f"{task.id}-e{i:02d}")
         for i in range(per_task)
@@ -72,9 +75,8 @@ def task_starts(seed: int, task: Task, per_task: int) -> list[EpisodeStart]:
 
 
 def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
-    """Success with its interval, mean reward and turns, turns of the successes, the share of
-    episodes that broke, which count as lost, and the share of turns for which the environment set a
-    public true flag (`invalid`, `repeated`, …) whose name is none of these."""
+    """Return success with its interval, means of reward and turns, the share of failed episodes
+    (which count as lost), and the share of turns for each boolean in `info`, such as `invalid`."""
     by_task: dict[str, list[float]] = {}
     for episode in episodes:
         by_task.setdefault(episode.task.id, []).append(float(episode.success))
@@ -96,7 +98,7 @@ def episode_metrics(episodes: list[Episode]) -> dict[str, float]:
 
 
 def success_gain(ours: list[Episode], theirs: list[Episode]) -> Interval:
-    """Success of ours less theirs, which began alike, episode by episode; tasks are resampled."""
+    """Return the difference in success of paired episodes, with an interval over tasks."""
     by_task: dict[str, list[float]] = {}
     for one, other in zip(ours, theirs, strict=True):
         gain = float(one.success) - float(other.success)
@@ -105,10 +107,12 @@ def success_gain(ours: list[Episode], theirs: list[Episode]) -> Interval:
 
 
 def compare_search(parts: Parts, tree: TreeSearch) -> dict[str, Any]:
-    """The first split played by plain sampling, by the search, and by best-of-n on whole answers
-    with an n that samples about as many tokens: `search/METHOD_…`, tokens and judgements an
-    episode; `search/gain…`, the search's success less that of best-of-n. Raises UserError where the
-    run has no critic that values partial answers."""
+    """Play the first split by sampling, by the search, and by best-of-n on whole answers.
+
+    n is chosen so that best-of-n samples about as many tokens as the search. Returns
+    `search/METHOD_…` with tokens and judgements per episode, and `search/gain…`, the success of the
+    search minus that of best-of-n. Raises UserError if the run has no critic of partial answers.
+    """
     sampling = replace(parts.collector.sampling, temperature=parts.eval.temperature)
     split, token_texts = parts.eval.splits[0], parts.chat.vocabulary()
     starts = split_starts(parts, split, parts.eval.episodes_per_task)

@@ -1,5 +1,4 @@
-"""Trains the phases of an algorithm: samples to packed batches to optimizer steps. It owns every
-optimizer and knows no algorithm."""
+"""Train the phases of an algorithm: samples to micro-batches to optimizer steps."""
 
 from __future__ import annotations
 
@@ -12,9 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.core.activity import Activity
@@ -22,19 +25,17 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import read_json
 from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.types import Sample, derive_seed
-from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import collate
-from agentrl_cli.models.reader import Pass, rank_passes
-from agentrl_cli.models.sharding import whole
-from agentrl_cli.models.specs import ModelSpec
-from agentrl_cli.training.optimizer import Optimizer
+from agentrl_cli.models.forward import collate, rank_passes
+from agentrl_cli.models.model_set import ModelSet, is_head
+from agentrl_cli.models.sharding import copy_whole, whole
+from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 
 Terms = tuple[list[int], dict[str, float]]  # a micro-batch's samples, its loss and sums by name
 
 
 class NonFiniteError(RuntimeError):
-    """A loss, metric or gradient was no finite number; `rows` is the batch as JSON values. No
-    weight was changed by it."""
+    """A loss, metric or gradient is NaN or infinite; no weight was changed. `rows` is the batch as
+    JSON values."""
 
     def __init__(self, phase: str, term: str, samples: list[Sample]) -> None:
         stopped = "training stopped before the step was taken"
@@ -45,9 +46,7 @@ class NonFiniteError(RuntimeError):
 
 @dataclass
 class PhaseMeter:
-    """Sums over all phases of one name within an update: `units` of the loss (Phase.units),
-    trained `samples`, their `tokens` and those of them that are trained, optimizer `steps`, phases
-    that were `empty`."""
+    """Sums over all phases of one name within an update. `empty` counts phases without samples."""
 
     units: float = 0.0
     tokens: int = 0
@@ -60,7 +59,7 @@ class PhaseMeter:
     sums: dict[str, float] = field(default_factory=dict)
 
     def metrics(self, name: str) -> dict[str, float]:
-        """Means per unit of the loss, means per optimizer step of the gradient norm, and totals."""
+        """Return means per unit of the loss, the mean gradient norm per step, and totals."""
         if not self.steps:
             return {f"{name}/empty": float(self.empty)}
         means = {key: total / self.units for key, total in self.sums.items()}
@@ -73,37 +72,34 @@ class PhaseMeter:
 
 
 class Learner:
-    """Trains each phase to completion before it asks for the next."""
+    """Trains the phases of an update, one after the other."""
 
     def __init__(
         self,
         models: ModelSet,
         specs: dict[str, ModelSpec],
         *,
-        tokens_per_batch: int,
+        microbatch_tokens: int,
         seed: int,
         publish: Callable[[str], None],
         activity: Activity | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """Built after the models hold the weights to start from, where all `ranks` are to hold
-        them. `tokens_per_batch` bounds the padded ids of one forward; `publish(name)` is called
-        after a phase that changed a model which generates; `activity` is told how many samples of a
-        phase are trained."""
-        self.models, self.specs, self.publish = models, specs, publish
-        self.tokens_per_batch, self.seed = tokens_per_batch, seed
+        """Create the optimizers of models that hold their first weights. `microbatch_tokens` is the
+        maximum of padded tokens of a forward pass. `publish(name)` is called after a generating
+        model was trained."""
+        self.models, self.specs, self.seed, self.publish = models, specs, seed, publish
+        self.microbatch_tokens, self.activity = microbatch_tokens, activity or Activity()
         self.ranks = ranks or Ranks()
-        self.activity = activity or Activity()
         self.optimizers = {
             name: Optimizer(models.trainable(name), spec.optimizer)
             for name, spec in specs.items()
-            if spec.kind == "trained" and spec.optimizer is not None
+            if spec.optimizer is not None
         }
 
     def run(self, phases: Iterator[Phase], step: int) -> dict[str, float]:
-        """Train the phases of update `step`; the metrics of each, and the seconds spent here and in
-        the algorithm. Raises NonFiniteError before a weight would be spoiled, ValueError for a step
-        with nothing to train."""
+        """Train every phase and return metrics. Raises NonFiniteError before a step with NaN or
+        infinite numbers."""
         meters: dict[str, PhaseMeter] = {}
         metrics: dict[str, float] = {}
         began, trained, between = perf_counter(), 0.0, self.activity.name
@@ -118,32 +114,7 @@ class Learner:
             metrics |= meter.metrics(name)
         return metrics | {"time/train": trained, "time/algorithm": perf_counter() - began - trained}
 
-    def save(self, folder: Path | None) -> None:
-        """Each optimizer's tensors as safetensors, all scalars in one JSON file; None where another
-        rank writes."""
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        for name, optimizer in self.optimizers.items():
-            tensors = optimizer.tensors(kept=folder is not None)
-            if folder is not None:
-                save_file(tensors, folder / f"{name}.safetensors")
-        if folder is None:
-            return
-        steps = {name: optimizer.steps for name, optimizer in self.optimizers.items()}
-        (folder / "optimizers.json").write_text(json.dumps(steps))
-
-    def load(self, folder: Path) -> None:
-        """Inverse of `save`. Raises UserError where the folder does not hold these optimizers."""
-        try:
-            steps = read_json(folder / "optimizers.json")
-            for name, optimizer in self.optimizers.items():
-                optimizer.load(load_file(folder / f"{name}.safetensors"), steps[name])
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            line = f"cannot read the optimizers in {folder} ({error})"
-            raise UserError(f"{line}; resume from another checkpoint") from error
-
     def _train_phase(self, phase: Phase, meter: PhaseMeter, step: int) -> None:
-        """All epochs of a phase; nothing but a count where it has no samples."""
         if phase.model not in self.optimizers:
             raise ValueError(f"phase '{phase.name}' trains '{phase.model}', which has no optimizer")
         if not phase.samples:
@@ -159,7 +130,7 @@ class Learner:
             self.publish(phase.model)
 
     def _optimizer_step(self, phase: Phase, groups: list[list[int]], meter: PhaseMeter) -> None:
-        """One optimizer step: the sum of losses over `groups`, over the sum of their units."""
+        """Take one step on the sum of losses over `groups` divided by the sum of their units."""
         optimizer = self.optimizers[phase.model]
         samples = [phase.samples[i] for group in groups for i in group]
         units = sum(map(phase.units, samples))
@@ -167,10 +138,16 @@ class Learner:
             step = f"a step of {len(samples)} samples with nothing to train"
             raise ValueError(f"phase '{phase.name}' has {step}")
         optimizer.clear()
-        for found in self.ranks.gather(self._make_passes(phase, groups, units), "passes"):
-            _count(phase, found, meter)
+        of_ranks = self.ranks.gather(self._add_gradients(phase, groups, units), "passes")
+        for rows, terms in (part for found in of_ranks for part in found):
+            for term, number in terms.items():
+                if not math.isfinite(number):
+                    batch = [phase.samples[i] for i in rows]
+                    raise NonFiniteError(phase.name, f"'{term}'", batch)
+                meter.sums[term] = meter.sums.get(term, 0.0) + number
         self.ranks.sum_gradients(list(optimizer.weights.values()))
-        norm = self._clip_gradients(optimizer)
+        limit = optimizer.spec.max_grad_norm or math.inf
+        norm = float(whole(clip_grad_norm_(optimizer.weights.values(), limit)))
         if not math.isfinite(norm):
             raise NonFiniteError(phase.name, "the gradient norm", samples)
         meter.lr = 0.0 if phase.head_only else optimizer.lr
@@ -182,85 +159,79 @@ class Learner:
         meter.tokens += sum(len(sample.ids) for sample in samples)
         meter.trained_tokens += sum(sum(sample.mask) for sample in samples)
 
-    def _clip_gradients(self, optimizer: Optimizer) -> float:
-        """Scale the gradients down to `clip_norm` (0: leave them); their norm before that."""
-        limit = optimizer.spec.clip_norm or math.inf
-        return float(whole(clip_grad_norm_(optimizer.weights.values(), limit)))
-
-    def _make_passes(self, phase: Phase, groups: list[list[int]], units: float) -> list[Terms]:
-        """Add the gradients of this rank's micro-batches; what the loss said of each."""
-        device, found = self.models.device.type, list[Terms]()
+    def _add_gradients(self, phase: Phase, groups: list[list[int]], units: float) -> list[Terms]:
+        """Add the gradients of this rank's micro-batches; return the loss and metrics of each."""
+        device, found = self.models.device, list[Terms]()
         with self.ranks.together(passes=True):
             for part in rank_passes(
-                groups, phase.samples, self.tokens_per_batch, device, self.ranks
+                groups, phase.samples, self.microbatch_tokens, device.type, self.ranks
             ):
-                terms = self._add_gradients(phase, part, units)
+                batch = collate([phase.samples[i] for i in part.rows]).to(device)
+                outputs = self.models.reader(phase.model).read(
+                    batch, entropy_gradient=phase.entropy_gradient, head_only=phase.head_only
+                )
+                loss, sums = phase.loss(outputs, batch)
+                (loss / units if part.counts else 0.0 * loss).backward()
                 if part.counts:
-                    found.append((part.rows, terms))
+                    terms = {"loss": loss.detach(), **sums}
+                    found.append((part.rows, {name: float(n) for name, n in terms.items()}))
         return found
 
-    def _add_gradients(self, phase: Phase, part: Pass, units: float) -> dict[str, float]:
-        """Add the gradients of one micro-batch's share of the step's loss, which is per unit; the
-        loss and the sums of its metrics."""
-        batch = collate([phase.samples[i] for i in part.rows]).to(self.models.device)
-        outputs = self.models.reader(phase.model).read(
-            batch, entropy_gradient=phase.entropy_gradient, head_only=phase.head_only
-        )
-        loss, sums = phase.loss(outputs, batch)
-        (loss / units if part.counts else 0.0 * loss).backward()
-        return {term: float(n) for term, n in {"loss": loss.detach(), **sums}.items()}
+    def save(self, folder: Path | None) -> None:
+        """Write each optimizer's tensors as safetensors and all step counts in one JSON file. Ranks
+        that do not write give None."""
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        for name, optimizer in self.optimizers.items():
+            tensors = optimizer.tensors(kept=folder is not None)
+            if folder is not None:
+                save_file(tensors, folder / f"{name}.safetensors")
+        if folder is None:
+            return
+        steps = {name: optimizer.steps for name, optimizer in self.optimizers.items()}
+        (folder / "optimizers.json").write_text(json.dumps(steps))
 
-
-def _count(phase: Phase, found: list[Terms], meter: PhaseMeter) -> None:
-    """Add what the losses of a rank's micro-batches said to the meter. Raises NonFiniteError."""
-    for rows, terms in found:
-        for term, number in terms.items():
-            if not math.isfinite(number):
-                samples = [phase.samples[i] for i in rows]
-                raise NonFiniteError(phase.name, f"'{term}'", samples)
-            meter.sums[term] = meter.sums.get(term, 0.0) + number
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote. Raises UserError if the folder has other optimizers."""
+        try:
+            steps = read_json(folder / "optimizers.json")
+            for name, optimizer in self.optimizers.items():
+                optimizer.load(load_file(folder / f"{name}.safetensors"), steps[name])
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            line = f"cannot read the optimizers in {folder} ({error})"
+            remedy = "resume from another checkpoint"
+            raise UserError(f"{line}; {remedy}", code="unreadable-weights") from error
 
 
 def split_steps(phase: Phase, seed: int) -> list[list[list[int]]]:
-    """Sample numbers of each optimizer step, in groups that stay together, in an order drawn
-    from `seed`. At most `tokens_per_step` trained tokens a step, or units of samples that train
-    none (a larger group makes a step of its own), in as few and as even steps as that allows.
-    Raises ValueError where the samples do not divide into whole groups."""
-    groups = _shuffled_groups(phase, seed)
-    if phase.tokens_per_step <= 0:
+    """Return the sample numbers of each optimizer step, in groups that stay together, in an order
+    drawn from `seed`.
+
+    A step has at most `minibatch_tokens` trained tokens (units, if no token is trained) or a single
+    larger group. There are as few steps as that allows, of sizes as even as possible. Raises
+    ValueError if the samples do not divide into whole groups.
+    """
+    size, count = phase.keep_together, len(phase.samples)
+    if count % size:
+        raise ValueError(f"phase '{phase.name}' keeps {size} samples together but has {count}")
+    groups = [list(range(i, i + size)) for i in range(0, count, size)]
+    random.Random(seed).shuffle(groups)
+    if phase.minibatch_tokens <= 0:
         return [groups]
-    sizes = [sum(_size(phase, phase.samples[i]) for i in group) for group in groups]
-    numbers = _step_numbers(sizes, _smallest_sufficient_limit(sizes, phase.tokens_per_step))
+    weights = [sum(sample.mask) or phase.units(sample) for sample in phase.samples]
+    sizes = [sum(weights[i] for i in group) for group in groups]
+    # the smallest limit that needs no more steps makes them most even
+    limit, last = phase.minibatch_tokens, _step_numbers(sizes, phase.minibatch_tokens)[-1]
+    even = bisect_left(range(limit), True, key=lambda n: _step_numbers(sizes, n)[-1] == last)
+    numbers = _step_numbers(sizes, even)
     steps: list[list[list[int]]] = [[] for _ in range(numbers[-1] + 1)]
     for group, number in zip(groups, numbers, strict=True):
         steps[number].append(group)
     return steps
 
 
-def _shuffled_groups(phase: Phase, seed: int) -> list[list[int]]:
-    """Sample numbers in groups of `keep_together`, the groups in an order drawn from `seed`."""
-    size, count = phase.keep_together, len(phase.samples)
-    if count % size:
-        raise ValueError(f"phase '{phase.name}' keeps {size} samples together but has {count}")
-    groups = [list(range(i, i + size)) for i in range(0, count, size)]
-    random.Random(seed).shuffle(groups)
-    return groups
-
-
-def _size(phase: Phase, sample: Sample) -> float:
-    """What a sample adds to an optimizer step: the tokens that it trains, or its units."""
-    return sum(sample.mask) or phase.units(sample)
-
-
-def _smallest_sufficient_limit(sizes: list[float], limit: int) -> int:
-    """The smallest limit that needs no more steps than `limit` does, which makes them most even. A
-    smaller limit never needs fewer steps, so it is found by halving."""
-    last = _step_numbers(sizes, limit)[-1]
-    return bisect_left(range(limit), True, key=lambda n: _step_numbers(sizes, n)[-1] == last)
-
-
 def _step_numbers(sizes: list[float], limit: int) -> list[int]:
-    """The step of each group when steps are filled in order up to `limit`."""
+    """Return the step of each group if steps are filled in order up to `limit`."""
     numbers, number, filled = [], 0, 0.0
     for size in sizes:
         if filled and filled + size > limit:
@@ -268,3 +239,110 @@ def _step_numbers(sizes: list[float], limit: int) -> list[int]:
         filled += size
         numbers.append(number)
     return numbers
+
+
+class Optimizer:
+    """AdamW over one model's weights. Weights in less than float32 are stepped through float32
+    masters. The head may have its own learning rate."""
+
+    def __init__(self, weights: list[tuple[str, nn.Parameter]], spec: OptimizerSpec) -> None:
+        self.spec, self.steps, self.weights = spec, 0, dict(weights)
+        full = torch.float32
+        self.masters = {k: p if p.dtype == full else p.detach().float() for k, p in weights}
+        groups = [{"params": list(self.masters.values()), "lr": spec.lr}]
+        if spec.head_lr is not None:
+            groups = [
+                {"params": [m for k, m in self.masters.items() if is_head(k) == in_head], "lr": lr}
+                for in_head, lr in ((False, spec.lr), (True, spec.head_lr))
+            ]
+        self.full_rates = [float(group["lr"]) for group in groups]
+        self.adam = torch.optim.AdamW(groups, lr=spec.lr, weight_decay=spec.weight_decay)
+        self.decay = _cosine(self.adam, spec.warmup_steps, spec.decay_steps)
+        self.restart = _cosine(self.adam, 0, spec.restart_steps)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the body's next step."""
+        return self._scheduled(self.spec.lr)
+
+    def _scheduled(self, full: float) -> float:
+        """Return the rate of the next step for the full rate `full`. transformers' own warm-up
+        starts at zero and its restarts return to the full rate, so both are written out here."""
+        spec, done = self.spec, self.steps
+        if done < spec.warmup_steps:
+            return full * (done + 1) / spec.warmup_steps
+        if spec.decay_steps <= 0:
+            return full
+        if spec.restart_steps and done >= spec.decay_steps:
+            cycle, place = divmod(done - spec.decay_steps, spec.restart_steps)
+            return full / 2 ** (cycle + 1) * self.restart(place)
+        end = max(spec.decay_steps, spec.warmup_steps + 1)
+        return full * self.decay(min(done, end))  # after its end the cosine would rise again
+
+    def step(self, *, head_only: bool = False) -> None:
+        """Apply the gradients and clear them. A `head_only` step uses the full rate and does not
+        count in the schedule."""
+        for group, full in zip(self.adam.param_groups, self.full_rates, strict=True):
+            group["lr"] = full if head_only else self._scheduled(full)
+        for key, weight in self.weights.items():
+            if self.masters[key] is not weight and weight.grad is not None:
+                self.masters[key].grad, weight.grad = weight.grad.float(), None
+        self.adam.step()
+        with torch.no_grad():
+            for key, weight in self.weights.items():
+                if self.masters[key] is not weight:
+                    weight.copy_(self.masters[key])
+        self.clear()
+        self.steps += not head_only
+
+    def clear(self) -> None:
+        """Drop the gradients."""
+        for weight in (*self.weights.values(), *self.masters.values()):
+            weight.grad = None
+
+    def tensors(self, *, kept: bool = True) -> dict[str, Tensor]:
+        """Return moments, step counts and masters by weight. Sharded ones are gathered one by one
+        on all ranks, and returned only if `kept`."""
+        states = {
+            f"{key}|{part}": value
+            for key, master in self.masters.items()
+            if master in self.adam.state
+            for part, value in self.adam.state[master].items()
+        }
+        own = {key: m for key, m in self.masters.items() if m is not self.weights[key]}
+        states |= {f"{key}|master": m for key, m in own.items()}
+        found = ((label, whole(tensor)) for label, tensor in states.items())
+        return {label: tensor for label, tensor in found if kept}
+
+    def load(self, tensors: dict[str, Tensor], steps: int) -> None:
+        """Restore `tensors`. Raises KeyError for a tensor of no weight, ValueError for another
+        shape, a missing master or an invalid number of steps."""
+        if type(steps) is not int or steps < 0:
+            raise ValueError(f"{steps!r} is not a number of steps")
+        for key, master in self.masters.items():
+            if master is not self.weights[key] and f"{key}|master" not in tensors:
+                raise ValueError(f"{key}|master is missing")
+        self.steps = steps
+        self.adam.state.clear()
+        for label, tensor in tensors.items():
+            key, part = label.rsplit("|", 1)
+            master = self.masters[key]
+            if part != "step" and tensor.shape != master.shape:
+                raise ValueError(f"{label} has the shape {list(tensor.shape)}")
+            if part == "master":
+                copy_whole(master, tensor)
+            elif part == "step":  # AdamW keeps its step counts on the CPU
+                self.adam.state[master][part] = tensor.clone()
+            else:
+                moment = torch.empty_like(master, dtype=tensor.dtype)
+                self.adam.state[master][part] = moment
+                copy_whole(moment, tensor)
+
+
+def _cosine(
+    adam: torch.optim.Optimizer, warmup_steps: int, decay_steps: int
+) -> Callable[[int], float]:
+    """Return the cosine schedule: from a step to its factor of the full rate."""
+    scheduler = get_scheduler("cosine", adam, warmup_steps, decay_steps)
+    assert isinstance(scheduler, LambdaLR)
+    return scheduler.lr_lambdas[0]

@@ -1,36 +1,49 @@
-"""What a run will hold in memory, from its configuration and its model's shapes: nothing is loaded.
-The rule of what a layer keeps was fitted to what torch allocates (bench/memory_plan.py). What
-CUDA takes for itself, and memory that its allocator holds in pieces, are not counted."""
+"""Prediction of a run's peak memory from its configuration and its model's shapes.
+
+Nothing is loaded. The rule for the activations of a layer was fitted to the allocations of torch
+(bench/memory_plan.py). Memory of CUDA itself and fragmentation are not counted.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from omegaconf import OmegaConf
 
 from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.config.compose import as_dataclass
-from agentrl_cli.config.settings import ModelConfig
+from agentrl_cli.config.settings import RESUMABLE, ModelConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.models.adapters import adapter_sizes
+from agentrl_cli.models.forward import LOGITS_AT_ONCE, max_positions, vocabulary_head
 from agentrl_cli.models.load import dtype_of, load_shapes
-from agentrl_cli.models.policy import LOGITS_AT_ONCE, max_positions, vocabulary_head
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 FULL = 4  # bytes of a float32 number
-SAMPLED = 5  # float32 tensors [rows, vocabulary] of a step of decoding (generators/hf.py)
+SAMPLED = 5  # float32 tensors [rows, vocabulary] of a decoding step (generators/hf.py)
+GIB = 2**30
+NAMED = 3  # keys to lower that a message names
+LORA = {"rank": 16, "alpha": 32, "targets": ["all-linear"]}
+CGROUP_FILES = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 Bytes = dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """Sizes of a causal LM whose numbers have `size` bytes: how many `parameters` the base and one
-    `adapter` (0 without LoRA) have, the widths of a layer, and `rank`, what LoRA adds to these."""
+    """Sizes of a causal LM with `size` bytes per number.
+
+    `parameters` belong to the base, `adapter` to one adapter (0 without LoRA), and `rank` is the
+    sum of LoRA ranks in a layer.
+    """
 
     size: int
     parameters: int
@@ -49,14 +62,13 @@ class Shapes:
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one token in all layers."""
+        """Return the bytes of one token's keys and values in all layers."""
         return 2 * self.layers * self.keys * self.size
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Bytes by name: what is `kept` throughout, and what each of the `phases` needs besides. The
-    base has so many `parameters`, an `adapter` on it so many more (0 without LoRA)."""
+    """Bytes by name: `kept` throughout the run, and in addition during each of the `phases`."""
 
     parameters: int
     adapter: int
@@ -65,31 +77,33 @@ class MemoryPlan:
 
     @property
     def largest_phase(self) -> str:
-        """The phase that needs most."""
+        """Return the phase that needs most."""
         return max(self.phases, key=lambda name: sum(self.phases[name].values()))
 
     @property
     def parts(self) -> Bytes:
-        """What makes the peak."""
+        """Return the parts of the peak."""
         return {k: n for k, n in (self.kept | self.phases[self.largest_phase]).items() if n}
 
     @property
     def peak(self) -> int:
-        """The most bytes at once."""
+        """Return the largest number of bytes at once."""
         return sum(self.parts.values())
 
 
 def device_type(cfg: DictConfig) -> str:
-    """cpu or cuda, whether there is such a device or not."""
+    """Return cpu or cuda, whether there is such a device or not."""
     return "cuda" if cfg.hardware.device.startswith("cuda") else "cpu"
 
 
 def read_shapes(cfg: DictConfig) -> Shapes:
-    """The sizes of the configured model, whose config.json alone is read. Raises UserError where it
-    cannot be, or where adapters fit no layer of it."""
+    """Return the sizes of the configured model, read from its config.json.
+
+    Raises UserError if it cannot be read or adapters match none of its layers.
+    """
     config = as_dataclass(cfg.model, ModelConfig)
     dtype = dtype_of(config.dtype, torch.device(device_type(cfg)))
-    if cfg.hardware.get("strategy") == "fsdp":  # the format of passes, whatever that of weights
+    if cfg.hardware.get("strategy") == "fsdp":  # the dtype of forward passes, not of weights
         dtype = torch.bfloat16 if cfg.hardware.get("mixed_precision") == "bf16" else torch.float32
     model = load_shapes(config, dtype)
     text, names = model.config.get_text_config(), [name for name, _ in model.named_parameters()]
@@ -110,11 +124,13 @@ def read_shapes(cfg: DictConfig) -> Shapes:
 
 
 def layer_bytes(shapes: Shapes, context: int) -> int:
-    """What a decoder layer keeps of one token for its backward pass: of each norm the input in
-    float32, the normed input where the norm's weight is trained, and the output; queries, keys,
-    values, what attention gives and a float32 a head; gate, activation, the other half and product
-    of the gated MLP; what the first halves of LoRA give. Eager attention keeps the scores of every
-    head for `context` tokens, in float32 and in the model's dtype, and keys for every query."""
+    """Return the bytes that a decoder layer keeps of one token for its backward pass.
+
+    These are, of each norm, the input in float32, the normed input if its weight is trained, and
+    the output; queries, keys, values, attention output and a float32 per head; gate, activation, up
+    projection and product of the MLP; outputs of the LoRA A matrices. Eager attention keeps the
+    scores of every head for `context` tokens, in float32 and the model's dtype, and repeated keys.
+    """
     s, size = shapes, shapes.size
     norm = FULL + (0 if s.adapter else size)
     kept = 2 * (norm + size) * s.hidden + size * (2 * (s.queries + s.keys) + 4 * s.mlp + s.rank)
@@ -127,10 +143,11 @@ def layer_bytes(shapes: Shapes, context: int) -> int:
 
 
 def logits_bytes(shapes: Shapes, tokens: int) -> int:
-    """What reading `tokens` through the vocabulary needs, a chunk of logits at a time: log-probs
-    and two more of their size in float32; or, as gradients are made, two in the model's dtype and,
-    where it is trained, two gradients of the vocabulary's weight. Besides, what the last norm and
-    the states that are read keep of every token."""
+    """Return the bytes to compute log-probs of `tokens`, a chunk of logits at a time.
+
+    A chunk needs three float32 copies, or, in the backward pass, two in the model's dtype and, if
+    trained, two gradients of the vocabulary weight. The last norm and the states need more.
+    """
     s, size = shapes, shapes.size
     logits = min(tokens * s.vocabulary, max(LOGITS_AT_ONCE, s.vocabulary))
     gradients = 0 if s.adapter else 2 * size * s.vocabulary * s.hidden
@@ -139,8 +156,10 @@ def logits_bytes(shapes: Shapes, tokens: int) -> int:
 
 
 def kept_bytes(shapes: Shapes, algo: Algorithm) -> Bytes:
-    """What the models and optimizers of an algorithm hold. Without LoRA each model is a copy;
-    weights in less than float32 have float32 masters, and averages of them are float32, too."""
+    """Return the bytes of an algorithm's models and optimizers.
+
+    Without LoRA each model is a copy. Weights below float32 have float32 masters and averages.
+    """
     kinds, size = [spec.kind for spec in algo.models().values()], shapes.size
     own, full = shapes.adapter or shapes.parameters, FULL if size < FULL else 0
     return {
@@ -155,9 +174,11 @@ def kept_bytes(shapes: Shapes, algo: Algorithm) -> Bytes:
 def training_phases(
     shapes: Shapes, tokens: int, context: int, *, checkpointed: bool, cuda: bool
 ) -> dict[str, Bytes]:
-    """What an update needs besides, with `tokens` in a micro-batch and `context` in a sample. A
-    checkpointed layer keeps its input alone and is computed again in the backward pass. On CUDA
-    AdamW steps all weights together, by a root of each second moment."""
+    """Return the bytes of an update with `tokens` in a micro-batch and `context` in a sample.
+
+    A checkpointed layer keeps its input only and is recomputed in the backward pass. On CUDA AdamW
+    steps all weights together and allocates a root of each second moment.
+    """
     s, layer = shapes, layer_bytes(shapes, context)
     own = s.adapter or s.parameters
     gradients = {"gradients": s.size * own}
@@ -174,13 +195,15 @@ def training_phases(
 
 
 def decoding_bytes(shapes: Shapes, cfg: DictConfig, models: int) -> tuple[int, int, int]:
-    """The keys and values that stay for so many models that generate, those of a batch in work with
-    every row as long as an episode may be, each within its half of `cache_mib`, and the logits of
-    that batch; zeros where another program decodes."""
+    """Return the bytes of cached keys and values, those of a batch, and its logits.
+
+    `models` is the number of models that generate. Rows are as long as an episode may be. Zeros if
+    a server decodes.
+    """
     generator = cfg.hardware.generator
     if "cache_tokens" not in generator:
         return 0, 0, 0
-    batch = generator.max_batch * cfg.rollout.max_context
+    batch = generator.max_batch * cfg.rollout.max_seq_len
     stays = models * max(batch, generator.cache_tokens)
     logits = SAMPLED * FULL * generator.max_batch * shapes.vocabulary
     mib = generator.get("cache_mib")
@@ -188,31 +211,25 @@ def decoding_bytes(shapes: Shapes, cfg: DictConfig, models: int) -> tuple[int, i
     return min(half, stays * shapes.token_bytes), min(half, batch * shapes.token_bytes), logits
 
 
-def refuse_unread_context(cfg: DictConfig, positions: int, role_ids: int = 0) -> None:
-    """Raise UserError where episodes, with so many ids of an algorithm's roles behind them, may be
-    longer than the `positions` that the model reads."""
-    if cfg.rollout.max_context + role_ids > positions:
-        asked = f"rollout.max_context is {cfg.rollout.max_context}"
-        asked += f", behind which roles read and write up to {role_ids} ids" if role_ids else ""
-        reads = f"but '{cfg.model.path}' reads at most {positions} ids"
-        remedy = f"give rollout.max_context={positions - role_ids}"
-        if role_ids >= positions:
-            remedy = "give a smaller algo.advanced.role_tokens"
-        raise UserError(f"{asked}, {reads}; {remedy}")
-
-
-def process_count(cfg: DictConfig) -> int:
-    """How many processes train one run: as `hardware.processes` says, or as a launcher has
-    started."""
-    if cfg.hardware.get("strategy") is None:
-        return 1
-    return cfg.hardware.get("processes") or int(os.environ.get("WORLD_SIZE", 1))
+def refuse_unread_context(cfg: DictConfig, positions: int, extra_tokens: int = 0) -> None:
+    """Raise UserError if an episode, plus the `extra_tokens` of the algorithm's own prompts, can
+    exceed the `positions` of the model."""
+    if cfg.rollout.max_seq_len + extra_tokens > positions:
+        line = f"rollout.max_seq_len is {cfg.rollout.max_seq_len}"
+        line += f" and prompts of the algorithm add {extra_tokens} tokens" if extra_tokens else ""
+        remedy = f"set rollout.max_seq_len={positions - extra_tokens}"
+        if extra_tokens >= positions:
+            remedy = "shorten the texts of the algorithm, or use a model with a longer context"
+        reads = f"but '{cfg.model.path}' reads at most {positions} tokens"
+        raise UserError(f"{line}, {reads}; {remedy}", code="context-too-long")
 
 
 def sharded_plan(plan: MemoryPlan, shapes: Shapes, processes: int) -> MemoryPlan:
-    """The plan of one process of hardware=fsdp, where passes compute in the plan's format. Of the
-    weights and of all that belongs to them it holds a share, in float32; a pass gathers the
-    vocabulary and two layers at a time, decoding all weights."""
+    """Return the plan of one process of hardware=fsdp.
+
+    It holds a share, in float32, of the weights and of their gradients and moments. A forward pass
+    gathers the vocabulary and two layers at a time, decoding gathers all weights.
+    """
     copies = plan.kept["base weights"] // shapes.size  # of each parameter of each model
     held = {"base weights": FULL * copies, "optimizer moments": plan.kept["optimizer moments"]}
     roots = plan.phases["an optimizer step"]["roots of moments"]
@@ -232,22 +249,127 @@ def sharded_plan(plan: MemoryPlan, shapes: Shapes, processes: int) -> MemoryPlan
 
 
 def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
-    """The plan of a whole run, of each of its processes where there are several. Raises UserError
-    where its model's config.json cannot be read, or where episodes may be longer than the model
-    reads."""
-    shapes, context = read_shapes(cfg), cfg.rollout.max_context
+    """Return the plan of a run, per process if there are several.
+
+    Raises UserError if the model's config.json cannot be read, or episodes may be longer than the
+    model reads.
+    """
+    shapes, context = read_shapes(cfg), cfg.rollout.max_seq_len
     refuse_unread_context(cfg, shapes.positions)
     generating = sum(spec.generates for spec in algo.models().values())
     stays, batch, logits = decoding_bytes(shapes, cfg, generating)
     phases = training_phases(
-        shapes, max(cfg.hardware.tokens_per_batch, context), context,
+        shapes, max(cfg.hardware.microbatch_tokens, context), context,
         checkpointed=cfg.model.gradient_checkpointing, cuda=device_type(cfg) == "cuda",
     )  # fmt: skip
-    decoding = {"a batch's keys and values": batch, "logits of a step": logits}
+    phases["decoding"] = {"a batch's keys and values": batch, "logits of a step": logits}
     kept = kept_bytes(shapes, algo) | {"keys and values": stays}
     plan = MemoryPlan(
-        parameters=shapes.parameters, adapter=shapes.adapter, kept=kept,
-        phases=phases | {"decoding": decoding},
-    )  # fmt: skip
-    is_sharded = cfg.hardware.get("strategy") == "fsdp" and not shapes.adapter
-    return sharded_plan(plan, shapes, process_count(cfg)) if is_sharded else plan
+        parameters=shapes.parameters, adapter=shapes.adapter, kept=kept, phases=phases
+    )
+    if cfg.hardware.get("strategy") != "fsdp" or shapes.adapter:
+        return plan
+    processes = cfg.hardware.get("processes") or int(os.environ.get("WORLD_SIZE", 1))
+    return sharded_plan(plan, shapes, processes)
+
+
+# the available memory, and which keys to lower
+
+
+@dataclass(frozen=True)
+class Saver:
+    """A key with a lower value, and the bytes that it saves at the predicted peak."""
+
+    key: str
+    value: Any
+    saves: int
+
+    def __str__(self) -> str:
+        value = self.value
+        if isinstance(value, dict):
+            value = "{" + ",".join(f"{k}:{v}" for k, v in value.items()).replace("'", "") + "}"
+        return f"{self.key}={value}".lower().replace(" ", "")
+
+
+def available_bytes(cfg: DictConfig) -> int | None:
+    """Return the memory of this process: configured, free on the GPU, or a share of the machine's.
+
+    None if there is no such device.
+    """
+    given = cfg.hardware.get("memory_gib")
+    if given is not None:
+        return int(given * GIB)
+    if device_type(cfg) == "cuda":
+        return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if cfg.hardware.get("strategy") else 1
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *group_limits()]) // processes
+
+
+def group_limits(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> list[int]:
+    """Return the memory limits in bytes of this process's control groups (cgroup v1 and v2)."""
+    rows = own.read_text().splitlines() if own.is_file() else []
+    files: list[Path] = []
+    for _, controllers, place in (row.split(":", 2) for row in rows):
+        if controllers in CGROUP_FILES:
+            folder, name = CGROUP_FILES[controllers]
+            group = Path(folder, place.strip("/"))
+            files += [root / above / name for above in (group, *group.parents)]
+    texts = [file.read_text().strip() for file in files if file.is_file()]
+    return [int(text) for text in texts if text.isdecimal()]
+
+
+def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
+    """Return keys with lower values, those that save most first."""
+    halved = ["hardware.microbatch_tokens", "rollout.max_seq_len"]
+    keys = ("max_batch", "cache_tokens", "cache_mib")
+    halved += [f"hardware.generator.{k}" for k in keys if cfg.hardware.generator.get(k)]
+    values: dict[str, Any] = {key: OmegaConf.select(cfg, key) // 2 for key in halved}
+    if not cfg.model.gradient_checkpointing:
+        values["model.gradient_checkpointing"] = True
+    if cfg.hardware.get("strategy") != "fsdp":  # which supports neither
+        if cfg.model.lora is None:
+            values["model.lora"] = LORA
+        if dtype_of(cfg.model.dtype, torch.device(device_type(cfg))) == torch.float32:
+            values["model.dtype"] = "bfloat16"
+    peak, savers = plan_memory(cfg, algo).peak, []
+    for key, value in values.items():
+        if value:
+            changed = copy.deepcopy(cfg)
+            OmegaConf.update(changed, key, value, merge=False)
+            savers.append(Saver(key, value, peak - plan_memory(changed, algo).peak))
+    return sorted(savers, key=lambda saver: -saver.saves)
+
+
+def refuse_too_little_memory(cfg: DictConfig, algo: Algorithm, plan: MemoryPlan) -> None:
+    """Raise UserError if the plan exceeds the available memory, with the keys to lower."""
+    limit = available_bytes(cfg)
+    if limit is None or plan.peak <= limit:
+        return
+    parts = sorted(plan.parts.items(), key=lambda part: -part[1])
+    needs = ", ".join(f"{name} {in_gib(n)}" for name, n in parts if n >= 0.01 * plan.peak)
+    savers = [saver for saver in memory_savers(cfg, algo)[:NAMED] if saver.saves > 0]
+    lower = ", ".join(f"{saver} (saves {in_gib(saver.saves)})" for saver in savers)
+    raise UserError(
+        f"this run needs {in_gib(plan.peak)} of memory in {plan.largest_phase} ({needs}) but has "
+        f"{in_gib(limit)}; lower first: {lower}; or set the memory with hardware.memory_gib=N",
+        code="too-little-memory",
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the memory of the device or of the machine is exhausted."""
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
+
+
+def out_of_memory(cfg: DictConfig, algo: Algorithm, step: int) -> str:
+    """Return the message of a run that ran out of memory: which keys to lower on resume."""
+    savers = [saver for saver in memory_savers(cfg, algo) if saver.key in RESUMABLE]
+    lower = " or ".join(map(str, savers[:NAMED]))
+    return f"memory ran out after {step} steps; resume with less, for example with {lower}"
+
+
+def in_gib(number: int) -> str:
+    """Return a readable number of bytes."""
+    return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / 2**20:.0f} MiB"

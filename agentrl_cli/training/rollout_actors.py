@@ -1,5 +1,4 @@
-"""From a configuration with `hardware.actors` to processes that play for the one that learns: what
-such a process holds, and what is sent to it."""
+"""The actors of `hardware.actors`: what such a process holds, and which weights it receives."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from agentrl_cli.core.errors import LostActor, UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.models.model_set import ModelSet, is_head
-from agentrl_cli.rollout.actor_pool import ActorPool, Cluster
+from agentrl_cli.rollout.actors import ActorPool, Cluster
 from agentrl_cli.rollout.play import EpisodeStart
 from agentrl_cli.training.assemble import Parts, assemble
 
@@ -28,11 +27,10 @@ POLICY = "policy"
 
 
 class RolloutActor:
-    """Plays episodes of a run as the run itself would: the same world, template, generator and
-    limits. Of the run's models it holds the policy alone."""
+    """Plays episodes as the run itself would, with the policy as its only model."""
 
     def __init__(self, cfg: DictConfig, folder: Path) -> None:
-        """`folder` is where the run was started, whose paths the configuration may name."""
+        """`folder` is the working directory of the run, to which paths may be relative."""
         if folder.is_dir():
             os.chdir(folder)
         self.parts = assemble(cfg, None, learns=False, restored=True, algorithm=PlayOnly())
@@ -40,7 +38,7 @@ class RolloutActor:
         self.parts.collector.policy_version = lambda: self.version
 
     def load(self, version: int, weights: bytes) -> None:
-        """Play by these weights, of which `pack_policy` made the bytes, from now on."""
+        """Use these weights, packed by `pack_policy`, from now on."""
         own, found = _played_weights(self.parts.models), load(weights)
         with torch.no_grad():
             for name, weight in own.items():
@@ -50,22 +48,20 @@ class RolloutActor:
         self.parts.generator.load(POLICY, version)
 
     def play(
-        self, starts: list[EpisodeStart], sampling: Sampling, most_failed: float
+        self, starts: list[EpisodeStart], sampling: Sampling, max_failure_rate: float
     ) -> list[Episode]:
-        """An episode for each start, in order; nothing is kept from earlier calls, so that it does
-        not matter which actor plays what."""
+        """Return an episode for each start; caches are cleared, so any actor gives the same."""
         self.parts.generator.clear()
-        return self.parts.play(starts, sampling, None, most_failed)
+        return self.parts.play(starts, sampling, None, max_failure_rate)
 
 
 def start_actors(cfg: DictConfig, parts: Parts) -> None:
-    """Let the actors that the configuration names play for these parts from now on. Raises
-    UserError where they cannot be started."""
+    """Start the configured actors for these parts. Raises UserError if they cannot be started."""
     if cfg.hardware.get("actors") is None:
         return
     if not parts.generator.gives_hidden_states:
-        line = "hardware.actors generate with the model in their memory"
-        raise UserError(f"{line}, and hardware.generator asks servers; leave one of them out")
+        line = "hardware.actors generate with a model in memory, and hardware.generator uses"
+        raise UserError(f"{line} servers; remove one of them", code="actors-with-servers")
     cluster: Cluster = build(cfg.hardware.actors)
     uses_gpus = parts.models.device.type == "cuda" and cluster.gpus > 0
     actor_cfg = cfg.copy()
@@ -76,23 +72,21 @@ def start_actors(cfg: DictConfig, parts: Parts) -> None:
         cluster=cluster, make_player=partial(RolloutActor, actor_cfg, Path.cwd()),
         version=partial(parts.models.version, POLICY), pack=partial(pack_policy, parts.models),
         staleness=cluster.staleness if parts.algo.replay_capacity else 0, steps=cfg.steps,
-        episodes_at_once=parts.collector.episodes_at_once,
+        max_concurrent_episodes=parts.collector.max_concurrent_episodes,
     )  # fmt: skip
     try:
         pool.wait_until_ready()
-    except LostActor as loss:
+    except BaseException as error:
         pool.close()
+        if not isinstance(error, LostActor):
+            raise
         remedy = "lower hardware.actors.count, cpus or gpus, or raise hardware.actors.start_timeout"
-        raise UserError(f"{loss}; {remedy}") from None
-    except BaseException:
-        pool.close()
-        raise
+        raise UserError(f"{error}; {remedy}", code="actors-not-started") from None
     parts.collector.actors = pool
 
 
 def _other_gpus(own: torch.device) -> list[str]:
-    """The GPUs that this process sees but its `own`, on which it learns, unless there is only that
-    one."""
+    """Return the visible GPUs except the learner's `own`, or that one if it is the only one."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
     place = own.index or 0
@@ -100,7 +94,7 @@ def _other_gpus(own: torch.device) -> list[str]:
 
 
 def pack_policy(models: ModelSet) -> bytes:
-    """The policy's weights of now as safetensors: its adapter, or all of them; no value head."""
+    """Return the policy's weights as safetensors: its adapter or all weights, no value head."""
     weights = _played_weights(models)
     return save({name: weight.detach().cpu().contiguous() for name, weight in weights.items()})
 

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.policy import Batch, collate, forward
+from agentrl_cli.models.forward import Batch, collate, forward
 
 
 class Reader:
@@ -31,7 +31,7 @@ class Reader:
         self.batch: Batch = collate([Sample(ids, [0] + [1] * (tokens - 1))])
 
     def chunked(self) -> Tensor:
-        """Log-probs [tokens - 1] by `agentrl_cli.models.policy.forward`; their sum's gradients are
+        """Log-probs [tokens - 1] by `agentrl_cli.models.forward.forward`; their sum's gradients are
         made and dropped."""
         return self._backward(forward(self.module, self.batch).logprobs[0, 1:])
 

@@ -123,7 +123,7 @@ class Ours:
         sampling = Sampling(max_tokens=self.sizes.new, temperature=1.0, stop_ids=())
         played = play(
             self._starts(), partial(Dialogue, asked=self.asked, replied=self.replied, turns=turns),
-            self.chat, self.engine, sampling, max_context=CONTEXT,
+            self.chat, self.engine, sampling, max_seq_len=CONTEXT,
         )  # fmt: skip
         for number, episode in enumerate(played):
             episode.turns[-1].reward = float(number % 2)
@@ -172,9 +172,9 @@ class Updates:
         self.episodes, self.steps = episodes, steps
         trained = sum(len(turn.action_ids) for e in episodes for turn in e.turns)
         bound = trained if steps == 1 else -(-trained // steps) + max(map(_trained, episodes)) // 2
-        self.algo, models = grpo(folder, tokens_per_step=bound, optimizer=RATE)
+        self.algo, models = grpo(folder, minibatch_tokens=bound, optimizer=RATE)
         self.learner = Learner(
-            models, self.algo.models(), tokens_per_batch=8192, seed=0, publish=lambda name: None
+            models, self.algo.models(), microbatch_tokens=8192, seed=0, publish=lambda name: None
         )
 
     def update(self) -> dict[str, float]:

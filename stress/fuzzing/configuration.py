@@ -50,7 +50,7 @@ KEYS = ("algo", "env", "model", "hardware", "hydra", "hydra.run.dir", "hydra/lau
         "lr", "x" * 200,
         "algo.optimizer._target_", "env.llm", "env.llm._target_", "model.lora", "algo.prompts",
         "algo.advanced",
-        "algo.guard", "hardware.generator", "override env",
+        "algo.improvement_check", "hardware.generator", "override env",
         "override /env@_global_.env")  # fmt: skip
 PAGE = 4000  # bytes of a user's own file, which is trusted as code is
 AMOUNTS = {"hardware.threads"}  # 1024 of them would slow this machine

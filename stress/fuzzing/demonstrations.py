@@ -66,12 +66,12 @@ def target(home: Path) -> Target:
         return kind, draw(mutated_file(kinds[kind])), draw(st.booleans())
 
     def run(case: Case) -> None:
-        kind, content, skip_bad = case
+        kind, content, skip_invalid = case
         file = home / f"{kind}.jsonl"
         file.write_bytes(content)
         if kind in readers:
             fingerprint(str(file))
-            read_demos(str(file), read_lines(file), readers[kind], skip_bad=skip_bad)
+            read_demos(str(file), read_lines(file), readers[kind], skip_invalid=skip_invalid)
         elif kind == "script":
             replay(env, find_task(env, None), read_script(file), 0)
         else:

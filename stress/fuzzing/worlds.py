@@ -12,17 +12,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.algos.nlac.reading import READINGS, exact_outcome, exact_verdict
-from agentrl_cli.algos.nlac.refine import Refiner
-from agentrl_cli.algos.nlac.roles import CritiquedAction, mean_success
-from agentrl_cli.algos.self_ac.thoughts import thought_ends
+from agentrl_cli.algos.nlac.parse import PARSERS, strict_verdict
+from agentrl_cli.algos.nlac.roles import Candidate, fill
+from agentrl_cli.algos.self_ac.packing import thought_ends
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.types import Episode, Turn, derive_seed
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.contract import answer, opening
 from agentrl_cli.envs.math.grader import grade
-from agentrl_cli.envs.tau import arithmetic
+from agentrl_cli.envs.tau import tools
 from agentrl_cli.report.episode import render
 from agentrl_cli.runs import episode_files
 from stress.fuzzing.mutations import Draw, mutated_texts
@@ -104,7 +102,7 @@ def target(home: Path) -> Target:
 def _worlds(home: Path) -> list[tuple[str, Env]]:
     names = ["env=twentyq", "env=twentyq_full", "env=tau_mini", "env=wiki", "env=wiki_full"]
     names += ["env=wiki env.task=article"]
-    names += [f"env=arithmetic env.turns={turns}" for turns in ("single", "thoughts", "retry")]
+    names += [f"env=arithmetic env.max_turns={turns}" for turns in ("single", "thoughts", "retry")]
     found = [(name, build(check(compose(name.split()), skip=SKIPPED).env)) for name in names]
     services = write_json(home / "services")
     for domain in ("retail", "airline", "mini"):
@@ -150,13 +148,13 @@ def _play(world: Env, case: Case, home: Path) -> None:
 def roles_target(home: Path) -> Target:
     """Texts of NLAC's roles, of thoughts, answers to grade, and sums."""
     models = weights(nlac(), write_model(home / "model"))
-    exact = READINGS["exact"]
+    strict = PARSERS["exact"]
     readers: dict[str, tuple[Sequence[str], Callable[[str, str], object]]] = {
         "forecast": (
             FORECASTS,
-            lambda one, two: (exact_outcome(one), mean_success([one, two], exact)),
+            lambda one, two: Candidate(places(WON)[0], [], 1, [one, two], parser=strict).value,
         ),
-        "critique": (CRITIQUES, lambda one, two: exact_verdict(one)),
+        "critique": (CRITIQUES, lambda one, two: strict_verdict(one)),
         "prompt": (FORECASTS, lambda one, two: fill(PROMPTS.backup, response=one, forecast=two)),
         "thoughts": (ACTIONS, lambda one, two: thought_ends([one, two, one], 1)),
         "grade": (GRADED, grade),
@@ -180,7 +178,7 @@ def roles_target(home: Path) -> Target:
 def _sum(text: str) -> None:
     """As the tools do, which let no other characters pass; Python's own errors are theirs."""
     try:
-        json.dumps(arithmetic.evaluate("".join(c for c in text if c in OF_SUMS)))
+        json.dumps(tools.evaluate("".join(c for c in text if c in OF_SUMS)))
     except (SyntaxError, TypeError, ArithmeticError, RecursionError, ValueError, MemoryError):
         pass
 
@@ -189,16 +187,19 @@ def _refined(models: Any, one: str, two: str) -> None:
     """An update's improvement in which every role writes one of two texts."""
     one, two = (text.encode("utf-8", "replace").decode() for text in (one, two))
     names = ("forecast", "evaluate", "refine", "act", "backup")
-    algo = bound(nlac(gate=True), troupe(**{name: [one, two] for name in names}), models)
+    algo = bound(
+        nlac(require_optimal=True, num_forecasts=2, num_refinements=2),
+        troupe(**{name: [one, two] for name in names}),
+        models,
+    )
     roles = algo.roles
     roles.begin_stream("fuzz", derive_seed(one, two))
     turns = places(WON)
     actions = roles.act(turns)
     forecasts = roles.forecast(turns, actions, 2)
     rows = zip(turns, actions, forecasts, strict=True)
-    first = [CritiquedAction(*row, row[-1], reading=roles.reading) for row in rows]
-    refiner = Refiner(
-        roles=roles, forecasts=2, rounds=2, gate=True, keep_optimal=False, control="none"
-    )
-    for refinement in refiner.refine(first):
-        refiner.passes(refinement)
+    first = [Candidate(turn, ids, 1, row, row, parser=roles.parser) for turn, ids, row in rows]
+    refiner = algo.selector.refiner
+    for chain in refiner.refine(first):
+        if chain:
+            refiner.accepts(chain)

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from agentrl_cli.algos.archer import td_loss
-from agentrl_cli.algos.value_spans import StepSpan, with_fresh_actions
+from agentrl_cli.algos.critics import StepSpan, with_fresh_actions
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Sample
-from agentrl_cli.models.policy import Batch, Outputs, collate
+from agentrl_cli.models.forward import Batch, Outputs, collate
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.play import first_turn
 from tests.builders.archer import ACTION, archer, archer_with_values, phases, run_update, targets
 from tests.builders.critics import bound, head_values, learner, with_rewards
-from tests.builders.models import LORA, disturb
+from tests.builders.models import LORA
 from tests.builders.nlac import CHAT, LOST, WON, episode, filled
 
 Q, V = 0, 1
@@ -26,7 +26,7 @@ Q, V = 0, 1
 # the critic's targets
 
 
-def test_q_learns_the_reward_and_the_targets_value_of_the_next_state(model_folder: Path):
+def test_q_targets_by_hand(model_folder: Path):
     algo, models, _ = archer_with_values(model_folder)
     played = with_rewards(deepcopy(WON), 0.25, -0.5, 1.0)
     samples = algo.transitions([played], 0)
@@ -38,9 +38,7 @@ def test_q_learns_the_reward_and_the_targets_value_of_the_next_state(model_folde
 
 
 @pytest.mark.parametrize("stop", ["truncated", "context"])
-def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_its_last_state(
-    model_folder: Path, stop: str
-):
+def test_truncated_episode_bootstraps_from_last_state(model_folder: Path, stop: str):
     algo, models, _ = archer_with_values(model_folder)
     played = deepcopy(episode("cut", ["Is it big?", "Is it red?"], success=False, stop=stop))
     played.closing = [Message("user", "Too late.")]
@@ -51,7 +49,7 @@ def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_its_last_state(
     assert targets(samples, "q")[1] == pytest.approx(expected, abs=1e-5) != 0.5
 
 
-def test_nothing_flows_through_the_value_that_stands_for_what_was_cut_off(model_folder: Path):
+def test_bootstrap_value_gets_no_gradient(model_folder: Path):
     algo, _, _ = archer_with_values(model_folder)
     played = episode("cut", ["Is it big?", "Is it red?"], success=False, stop="truncated")
     batch = collate(algo.transitions([with_rewards(played, 0.0, 0.5)], 0))
@@ -65,7 +63,7 @@ def test_nothing_flows_through_the_value_that_stands_for_what_was_cut_off(model_
         assert torch.allclose(values.grad[..., column], expected, atol=1e-6)
 
 
-def test_a_state_that_follows_a_restart_is_read_in_its_own_segment(model_folder: Path):
+def test_state_after_restart_starts_a_segment(model_folder: Path):
     algo, models, _ = archer_with_values(model_folder)
     played = with_rewards(deepcopy(WON), 0.0, 0.0, 1.0)
     played.turns[1].restart = True
@@ -78,9 +76,7 @@ def test_a_state_that_follows_a_restart_is_read_in_its_own_segment(model_folder:
 
 
 @pytest.mark.parametrize("action", ["fresh", "stored"])
-def test_v_learns_the_targets_q_of_a_fresh_action_of_the_policy_or_of_the_stored_one(
-    model_folder: Path, action: str
-):
+def test_v_targets_of_fresh_and_stored_actions(model_folder: Path, action: str):
     algo, models, generator = archer_with_values(model_folder, action=action)
     samples = algo.transitions([WON], 0)
     tried = [
@@ -95,7 +91,7 @@ def test_v_learns_the_targets_q_of_a_fresh_action_of_the_policy_or_of_the_stored
     assert asked == (fresh if action == "fresh" else [])
 
 
-def test_of_a_fresh_reply_v_learns_from_what_the_world_takes_as_one_turn(model_folder: Path):
+def test_fresh_reply_is_cut_at_the_delimiter(model_folder: Path):
     algo, models, generator = archer_with_values(model_folder)
     generator.lines["act"] = lambda text, draw: "Is it a fish?\nIs it a dog?"
     algo.context.turn_delimiter = "\n"
@@ -106,7 +102,7 @@ def test_of_a_fresh_reply_v_learns_from_what_the_world_takes_as_one_turn(model_f
     assert targets(samples, "v") == pytest.approx(expected, abs=1e-5)
 
 
-def test_q_is_read_at_the_end_of_an_action_and_v_at_the_end_of_a_state(model_folder: Path):
+def test_q_and_v_are_read_at_ends(model_folder: Path):
     algo, _, _ = archer_with_values(model_folder)
     (sample,) = algo.transitions([WON], 0)
     assert sample.ids == WON.state_ids(2) + WON.turns[2].action_ids and not any(sample.mask)
@@ -116,7 +112,7 @@ def test_q_is_read_at_the_end_of_an_action_and_v_at_the_end_of_a_state(model_fol
     assert read == {"v": [size - 1 for size in states], "q": [end - 1 for end in ends]}
 
 
-def test_a_tried_action_lies_behind_its_state_and_is_seen_by_nothing_else():
+def test_fresh_action_is_a_shadow_after_its_state():
     sample = Sample([1, 2, 3, 4, 5], [0] * 5)
     turn = WON.turns[0]
     spans = [
@@ -131,34 +127,18 @@ def test_a_tried_action_lies_behind_its_state_and_is_seen_by_nothing_else():
     assert fresh[1].sample is row and row.mask == [0] * 8
 
 
-def test_one_pass_of_the_target_reads_all_turns_of_the_replayed_episodes(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    algo, models, _ = archer_with_values(model_folder)
-    calls, body = [], models.module("target").base_model.forward
-
-    def counted(*args, **kwargs):
-        calls.append(kwargs["input_ids"].shape)
-        return body(*args, **kwargs)
-
-    monkeypatch.setattr(models.module("target").base_model, "forward", counted)
-    algo.transitions([WON, LOST], 0)
-    fresh = len(CHAT.encode_action(ACTION))
-    longest = max(e.tokens + fresh * len(e.turns) for e in (WON, LOST))
-    assert calls == [(2, longest)]
-
-
-def test_fresh_actions_need_a_model_that_reads_them_packed_and_stored_ones_do_not(
+def test_fresh_actions_need_a_packable_model(
     model_folder: Path,
 ):
-    with pytest.raises(UserError, match=r"^algo\.action=fresh: .* or set algo\.action=stored$"):
+    with pytest.raises(UserError, match="eager") as caught:
         bound(archer(), model_folder, attention="eager")
+    assert caught.value.code == "not-packable"
     algo = archer(action="stored")
     bound(algo, model_folder, attention="eager")
     assert algo.transitions([WON], 0)
 
 
-def test_the_critics_loss_by_hand_moves_each_output_only_where_it_is_read():
+def test_critic_loss_by_hand():
     values = torch.tensor([[[9.0, 0.5], [2.0, 9.0]]], requires_grad=True)
     none = torch.zeros(1, 2)
     rows = {"q_at": [0, 1], "q_target": [0, 3], "v_at": [1, 0], "v_target": [2, 0]}
@@ -173,7 +153,7 @@ def test_the_critics_loss_by_hand_moves_each_output_only_where_it_is_read():
     assert values.grad.tolist() == [[[0.0, -3.0], [-2.0, 0.0]]]
 
 
-def test_transitions_are_drawn_anew_for_every_update_of_the_critic(model_folder: Path):
+def test_critic_updates_draw_new_transitions(model_folder: Path):
     algo, _, _ = archer_with_values(model_folder, critic_updates=6, episodes_per_update=1)
     found = phases(algo, [], filled(WON, LOST))[:6]
     assert [(p.name, p.model, len(p.samples)) for p in found] == [("critic", "critic", 1)] * 6
@@ -183,14 +163,14 @@ def test_transitions_are_drawn_anew_for_every_update_of_the_critic(model_folder:
 # the models
 
 
-def test_the_target_begins_as_the_critic_and_not_as_the_policy(model_folder: Path):
+def test_target_starts_as_the_critic(model_folder: Path):
     algo = archer()
     models = bound(algo, model_folder, lora=LORA)
     prints = {name: models.fingerprint(name) for name in models.names}
     assert prints["target"] == prints["critic"] != prints["policy"]
 
 
-def test_the_target_follows_the_critic_by_the_moving_average(model_folder: Path):
+def test_target_follows_critic_by_ema(model_folder: Path):
     algo = archer()
     models = bound(algo, model_folder)
     before = {key: w.detach().clone() for key, w in models.weights("target").items()}
@@ -203,23 +183,8 @@ def test_the_target_follows_the_critic_by_the_moving_average(model_folder: Path)
     assert models.fingerprint("target") != models.fingerprint("critic")
 
 
-def test_starting_the_policy_from_weights_leaves_critic_and_target_together(
-    model_folder: Path, tmp_path: Path
-):
-    models = bound(archer(), model_folder)
-    disturb(models, "policy")
-    models.save(tmp_path)
-    fresh = bound(archer(), model_folder)
-    before = fresh.fingerprint("critic")
-    fresh.load_weights("policy", tmp_path / "policy")
-    assert fresh.fingerprint("policy") == models.fingerprint("policy")
-    assert fresh.fingerprint("target") == fresh.fingerprint("critic") == before
-
-
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_the_critic_learns_alone_until_it_is_warm_and_neither_moves_the_other(
-    model_folder: Path, lora: LoraConfig | None
-):
+def test_critic_warmup_leaves_the_policy_unchanged(model_folder: Path, lora: LoraConfig | None):
     algo, models, _ = archer_with_values(model_folder, lora, critic_warmup=1)
     policy, critic = models.fingerprint("policy"), models.fingerprint("critic")
     cold = run_update(algo, models, step=0)
@@ -233,7 +198,7 @@ def test_the_critic_learns_alone_until_it_is_warm_and_neither_moves_the_other(
     assert models.fingerprint("critic") == critic and models.fingerprint("policy") != policy
 
 
-def test_play_of_a_stranger_is_learned_from_without_its_log_probs(model_folder: Path):
+def test_replay_needs_no_logprobs(model_folder: Path):
     algo, models, _ = archer_with_values(model_folder)
     buffer = filled(WON, LOST)
     assert all(p != p for e in buffer.episodes() for t in e.turns for p in t.logprobs)  # NaN
@@ -244,8 +209,8 @@ def test_play_of_a_stranger_is_learned_from_without_its_log_probs(model_folder: 
     assert all(bool(w.isfinite().all()) for w in models.weights("critic").values())
 
 
-def test_the_critic_comes_to_know_how_games_end(model_folder: Path):
-    algo = archer(critic_warmup=99, critic_updates=40, ema_decay=0.5, discount=1.0, action="stored",
+def test_critic_learns_outcomes(model_folder: Path):
+    algo = archer(critic_warmup=99, critic_updates=40, ema_decay=0.5, gamma=1.0, action="stored",
                   episodes_per_update=4, critic_optimizer=OptimizerSpec(lr=2e-3))  # fmt: skip
     models = bound(algo, model_folder)
     played = [deepcopy(WON), deepcopy(LOST)]
@@ -255,19 +220,3 @@ def test_the_critic_comes_to_know_how_games_end(model_folder: Path):
     run_update(algo, models)
     after = algo.monitor(played)
     assert after["critic/brier"] < 0.1 and after["critic/rank_correlation"] > 0.8
-
-
-WRONG = {
-    "episodes_per_update is 0; give at least 1": {"episodes_per_update": 0},
-    "critic_updates is 0; give at least 1": {"critic_updates": 0},
-    "buffer_size is 0; give at least 1": {"buffer_size": 0},
-    "critic_warmup is -1; give at least 0": {"critic_warmup": -1},
-    "ema_decay is 1.5: a share is at most 1": {"ema_decay": 1.5},
-    "discount is -0.5; give at least 0": {"discount": -0.5},
-}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_numbers_that_cannot_be_are_refused(words: str):
-    with pytest.raises(UserError, match=f"^{words}$"):
-        archer(**WRONG[words])

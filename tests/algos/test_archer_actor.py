@@ -20,7 +20,7 @@ Q, V = 0, 1
 # the actor
 
 
-def test_an_advantage_is_q_less_v_of_the_live_critic_on_every_token_of_its_turn(
+def test_advantage_is_q_minus_v(
     model_folder: Path,
 ):
     algo, models, _ = archer_with_values(model_folder)
@@ -38,7 +38,7 @@ def test_an_advantage_is_q_less_v_of_the_live_critic_on_every_token_of_its_turn(
     assert sample.streams["advantage"] == expected and all(sample.streams["advantage"][-3:])
 
 
-def test_the_actors_first_step_is_unclipped_and_a_broken_episode_is_left_out(model_folder: Path):
+def test_first_actor_step_is_unclipped(model_folder: Path):
     algo, models, _ = archer_with_values(model_folder)
     broken = deepcopy(LOST)
     broken.error = "KeyError: 'x'"
@@ -50,9 +50,7 @@ def test_the_actors_first_step_is_unclipped_and_a_broken_episode_is_left_out(mod
 
 
 @pytest.mark.parametrize("action", ["fresh", "stored"])
-def test_an_episode_with_an_empty_action_is_neither_played_on_nor_replayed(
-    model_folder: Path, action: str
-):
+def test_empty_action_is_skipped_and_counted(model_folder: Path, action: str):
     algo, models, _ = archer_with_values(model_folder, action=action)
     mute, silent = deepcopy(LOST), deepcopy(LOST)
     mute.id, silent.id = "mute", "silent"
@@ -63,14 +61,14 @@ def test_an_episode_with_an_empty_action_is_neither_played_on_nor_replayed(
     fresh = [deepcopy(WON), mute, silent]
     critic, actor = phases(algo, fresh, filled(WON, mute, silent))
     assert len(critic.samples) == len(actor.samples) == 1
-    assert critic.metrics == {"archer/left_out_broken": 0, "archer/left_out_empty": 2 / 3}
+    assert critic.metrics == {"archer/skipped_broken": 0, "archer/skipped_empty": 2 / 3}
     assert phases(algo, [mute], filled(mute))[0].samples == []
     found = learner(algo, models).run(algo.update(fresh, filled(WON, mute, silent)), 0)
-    assert found["archer/left_out_empty"] == 2 / 3
+    assert found["archer/skipped_empty"] == 2 / 3
     algo.monitor(fresh)
 
 
-def test_the_actor_is_not_moved_by_an_offset_that_all_advantages_share(model_folder: Path):
+def test_normalised_advantages_ignore_an_offset(model_folder: Path):
     rows = []
     for offset in (0.0, 5.0):
         algo, models, _ = archer_with_values(model_folder, normalise_advantages=True)
@@ -89,9 +87,9 @@ def test_the_actor_is_not_moved_by_an_offset_that_all_advantages_share(model_fol
         assert one == pytest.approx(other, abs=1e-3)
 
 
-def test_a_game_of_chance_is_learned(model_folder: Path):
+def test_archer_learns_a_coin_game(model_folder: Path):
     adam = OptimizerSpec(lr=3e-3)
-    algo = archer(episodes_per_update=32, critic_updates=2, critic_warmup=3, discount=1.0,
+    algo = archer(episodes_per_update=32, critic_updates=2, critic_warmup=3, gamma=1.0,
                   ema_decay=0.5, optimizer=adam, critic_optimizer=adam)  # fmt: skip
     won_share = success_while_learning(algo, model_folder, steps=10, tokens=1)
     assert max(won_share[:4]) < 0.4 and sum(won_share[-2:]) / 2 > 0.85

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.models.reader import token_logprobs
+from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import learner
@@ -38,7 +37,7 @@ def action_text(sample: Sample) -> str:
     return CHAT.text_of([i for i, m in zip(sample.ids, sample.mask, strict=True) if m])
 
 
-def test_a_failure_is_paired_with_a_demonstration_of_its_task_whole_trajectories_of_both(
+def test_failure_is_paired_with_demonstration_of_task(
     model_folder: Path,
 ):
     algo = eto()
@@ -52,7 +51,7 @@ def test_a_failure_is_paired_with_a_demonstration_of_its_task_whole_trajectories
     assert phase.keep_together == 2 and phase.metrics == {"dpo/failures": 0.5, "dpo/unpaired": 0}
 
 
-def test_successes_broken_ones_and_undemonstrated_tasks_make_no_pair(model_folder: Path):
+def test_episodes_without_a_pair_are_skipped(model_folder: Path):
     algo = eto()
     shown(algo, model_folder, [ELSEWHERE])
     broken = replace(LOST, error="KeyError: 1")
@@ -65,7 +64,7 @@ def test_successes_broken_ones_and_undemonstrated_tasks_make_no_pair(model_folde
     assert phase_of(algo, [restarted]).samples == []
 
 
-def test_every_failure_draws_one_of_its_tasks_demonstrations(model_folder: Path):
+def test_failures_draw_demonstrations(model_folder: Path):
     algo = eto()
     demos = [of_task("lost", f"d{i}", [f"Is it {i}?"], success=True) for i in range(4)]
     shown(algo, model_folder, demos)
@@ -78,9 +77,7 @@ def test_every_failure_draws_one_of_its_tasks_demonstrations(model_folder: Path)
 
 
 @pytest.mark.parametrize("reference", ["start", "iteration"])
-def test_the_demonstration_becomes_likelier_and_the_failure_less_likely(
-    model_folder: Path, reference: str
-):
+def test_training_favours_the_demonstration(model_folder: Path, reference: str):
     algo = eto(beta=0.5, reference=reference, optimizer=OptimizerSpec(lr=5e-4))
     models = shown(algo, model_folder, [DEMO])
     samples = [Sample(s.ids, s.mask) for s in phase_of(algo, [LOST]).samples]
@@ -92,13 +89,3 @@ def test_the_demonstration_becomes_likelier_and_the_failure_less_likely(
     assert rows[0]["dpo/loss"] == pytest.approx(log(2), abs=1e-5)
     renewed = rows[-1]["dpo/loss"] == pytest.approx(log(2), abs=1e-5)
     assert renewed is (reference == "iteration")
-
-
-def test_it_needs_demonstrations_and_plays():
-    assert eto().demo_use == "must" and eto().plays
-
-
-@pytest.mark.parametrize(("name", "value", "least"), [("beta", -1.0, 0), ("epochs", 0, 1)])
-def test_numbers_that_cannot_be_are_refused(name: str, value: float, least: int):
-    with pytest.raises(UserError, match=f"^{name} is {value}; give at least {least}$"):
-        eto(**{name: value})

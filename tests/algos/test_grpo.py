@@ -10,10 +10,9 @@ import pytest
 from agentrl_cli.algos.base import Context, Phase
 from agentrl_cli.algos.grpo import GRPO
 from agentrl_cli.algos.samples import episode_samples
-from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample
+from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner
@@ -23,9 +22,9 @@ from tests.builders.nlac import CHAT, SAMPLING, episode, troupe
 
 def grpo(folder: Path, **changes) -> tuple[GRPO, ModelSet]:
     usual = {
-        "episodes_per_group": 3, "normalise_advantages": True, "clip": 0.2,
+        "group_size": 3, "normalise_advantages": True, "clip_eps": 0.2,
         "kl_coef": 0.0, "epochs": 1,
-        "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
+        "minibatch_tokens": 0, "optimizer": OptimizerSpec(lr=1e-2),
     }  # fmt: skip
     algo = GRPO(**{**usual, **changes})
     models = ModelSet(model_config(folder), algo.models(), "cpu", 0)
@@ -59,7 +58,7 @@ def phase_of(algo: GRPO, episodes: list[Episode]) -> Phase:
     # of rewards 1, 0, 0: mean 1/3, population deviation sqrt(2)/3
     [(True, [2**0.5, -(2**-0.5), -(2**-0.5)]), (False, [2 / 3, -1 / 3, -1 / 3])],
 )
-def test_an_advantage_is_the_reward_relative_to_its_group(
+def test_advantage_is_relative_to_group(
     model_folder: Path, normalise: bool, advantages: list[float]
 ):
     episodes = [ended(*row) for row in BATCH]
@@ -68,17 +67,11 @@ def test_an_advantage_is_the_reward_relative_to_its_group(
     given = [[turn.info["advantage"] for turn in e.turns] for e in episodes]
     expected = [*advantages, 0.0, 0.0]
     assert given == [pytest.approx([value, value]) for value in expected]
-    assert phase.metrics["policy/informative_episodes"] == 3 / 5
+    assert phase.metrics["reward/frac_zero_std"] == 3 / 5
+    assert len(phase.samples) == 3  # not the group of equal rewards
 
 
-def test_a_group_that_ended_all_alike_is_not_trained(model_folder: Path):
-    algo, _ = grpo(model_folder)
-    names = [CHAT.text_of(s.ids) for s in phase_of(algo, [ended(*row) for row in BATCH]).samples]
-    assert len(names) == 3 and not any("Here is b" in name for name in names)
-    assert phase_of(algo, [ended(*row) for row in BATCH[3:]]).samples == []
-
-
-def test_every_trained_token_carries_its_advantage_and_no_other_token_is_trained(
+def test_action_tokens_carry_the_advantage(
     model_folder: Path,
 ):
     algo, _ = grpo(model_folder, normalise_advantages=False)
@@ -93,18 +86,7 @@ def test_every_trained_token_carries_its_advantage_and_no_other_token_is_trained
         assert sample.streams["advantage"] == pytest.approx([value * m for m in mask])
 
 
-def test_a_restarted_context_makes_a_sample_of_its_own_with_the_same_advantage(
-    model_folder: Path,
-):
-    algo, _ = grpo(model_folder, normalise_advantages=False)
-    good, bad = ended("a1", "a", 1.0), ended("a2", "a", 0.0)
-    good.turns[1].restart = True
-    first, second, _ = phase_of(algo, [good, bad]).samples
-    assert first.ids == good.turns[0].observation_ids + good.turns[0].action_ids
-    assert {a for s in (first, second) for a in s.streams["advantage"]} == {0.0, 0.5}
-
-
-def test_a_broken_episode_counts_neither_for_its_group_nor_in_training(model_folder: Path):
+def test_failed_episode_is_ignored(model_folder: Path):
     algo, _ = grpo(model_folder, normalise_advantages=False)
     broken = ended("a4", "a", 0.0, stop="error", error="KeyError: 'x'")
     whole = [ended(*row) for row in BATCH[:3]]
@@ -112,7 +94,7 @@ def test_a_broken_episode_counts_neither_for_its_group_nor_in_training(model_fol
     assert "advantage" not in broken.turns[0].info
 
 
-def test_old_log_probs_are_the_trainers_own_never_the_generators(model_folder: Path):
+def test_old_logprobs_come_from_the_trainer(model_folder: Path):
     algo, models = grpo(model_folder)
     episodes = [ended(*row) for row in BATCH[:2]]  # their log-probs are NaN
     samples = phase_of(algo, episodes).samples
@@ -121,7 +103,7 @@ def test_old_log_probs_are_the_trainers_own_never_the_generators(model_folder: P
     assert [s.streams["old_logprob"] for s in samples] == read
 
 
-def test_a_reference_is_kept_and_scored_only_where_its_kl_is_paid_for(model_folder: Path):
+def test_reference_exists_only_with_kl(model_folder: Path):
     free, _ = grpo(model_folder)
     paid, models = grpo(model_folder, kl_coef=0.1)
     assert list(free.models()) == ["policy"] and list(paid.models()) == ["policy", "reference"]
@@ -132,13 +114,13 @@ def test_a_reference_is_kept_and_scored_only_where_its_kl_is_paid_for(model_fold
     assert models.specs["reference"].kind == "frozen"
 
 
-def test_the_first_step_is_unclipped_and_makes_the_better_episode_likelier(model_folder: Path):
+def test_training_favours_the_better_episode(model_folder: Path):
     algo, models = grpo(model_folder, kl_coef=0.1, normalise_advantages=False)
     good, bad = ended("a1", "a", 1.0), ended("a2", "a", 0.0)
     bad.turns[1].action = "Is it a dog?"
     bad.turns[1].action_ids = CHAT.encode_action("Is it a dog?")
     likely = [loglikelihood(models, e) for e in (good, bad)]
-    learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
+    learner = Learner(models, algo.models(), microbatch_tokens=4096, seed=0, publish=print)
     buffer = ReplayBuffer(None, 1)
     first = learner.run(algo.update([good, bad], buffer), 0)
     for step in range(1, 4):
@@ -150,27 +132,6 @@ def test_the_first_step_is_unclipped_and_makes_the_better_episode_likelier(model
     assert after[0] - likely[0] > 0.5 > -0.5 > after[1] - likely[1]
 
 
-def test_a_penalty_keeps_the_policy_nearer_to_its_reference(model_folder: Path):
-    moved = []
-    for kl in (0.0, 30.0):
-        algo, models = grpo(model_folder, kl_coef=kl, clip=10.0)
-        good, bad = ended("a1", "a", 1.0), ended("a2", "a", 0.0)
-        before = loglikelihood(models, bad)
-        learner = Learner(models, algo.models(), tokens_per_batch=4096, seed=0, publish=print)
-        for step in range(6):
-            learner.run(algo.update([good, bad], ReplayBuffer(None, 1)), step)
-        moved.append(abs(loglikelihood(models, bad) - before))
-    assert moved[1] < 0.5 * moved[0]
-
-
 def loglikelihood(models: ModelSet, played: Episode) -> float:
     samples = episode_samples(played, lambda i, turn: {})
     return sum(map(sum, token_logprobs(models.reader("policy"), samples)))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"), [({"episodes_per_group": 1}, "give at least 2"), ({"epochs": 0}, "epochs")]
-)
-def test_sizes_that_cannot_teach_are_refused(model_folder: Path, wrong: dict, words: str):
-    with pytest.raises(UserError, match=words):
-        grpo(model_folder, **wrong)

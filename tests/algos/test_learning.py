@@ -43,7 +43,7 @@ def test_imitating_its_own_successes_makes_the_policy_win_more(tmp_path: Path):
 def test_imitating_an_expert_makes_the_policy_win_more(tmp_path: Path):
     demos, _ = write_demos(["env=twentyq", "n=128", f"out={tmp_path / 'demos.jsonl'}"])
     run = trained(
-        tmp_path, "algo=sft", f"data.demos={demos}", "steps=3", "algo.tokens_per_step=2000",
+        tmp_path, "algo=sft", f"data.demos={demos}", "steps=3", "algo.minibatch_tokens=2000",
         "eval.episodes_per_task=4",
     )  # fmt: skip
     base, *_, final = run.metrics()
@@ -58,7 +58,7 @@ def critic(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(
         tmp_path_factory.mktemp("runs"), "algo=nlac", "steps=6", "algo.critic_warmup=2",
         "algo.turns_per_update=48", "rollout.episodes_per_step=48", "eval.episodes_per_task=1",
-        "algo.advanced.monitored_states=6", "algo.advanced.probes=4",
+        "algo.diagnostics.num_states=6", "algo.diagnostics.num_rollouts=4",
     )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_every_role_writes_in_form_and_both_phases_are_trained(critic: Run):
     steps = [row for row in critic.metrics() if "reward/mean" in row]
     for row in steps:
         assert row["nlac/unparsed_targets"] < 0.15 and row["successor/samples"] > 40
-        assert row["policy/logprob_gap_max"] < 1e-3
+        assert row["sampling/logp_diff_max"] < 1e-3
     for row in steps[2:]:
         assert row["nlac/unparsed"] < 0.15 and row["policy/samples"] > 10
         assert 0.05 < row["nlac/optimal_share"] < 0.99
@@ -75,14 +75,16 @@ def test_every_role_writes_in_form_and_both_phases_are_trained(critic: Run):
 
 def test_the_critic_learns_that_a_shorter_game_is_lost(tmp_path: Path):
     run = trained(
-        tmp_path, "env.turns=5", "algo=nlac", "steps=10", "algo.critic_warmup=10",
-        "algo.advanced.successor_tokens_per_step=300",
+        tmp_path, "env.max_turns=5", "algo=nlac", "steps=10", "algo.critic_warmup=10",
+        "algo.advanced.successor_minibatch_tokens=300",
         "rollout.episodes_per_step=48", "eval.episodes_per_task=2",
-        "algo.advanced.monitored_states=24", "algo.advanced.probes=1",
+        "algo.diagnostics.num_states=24", "algo.diagnostics.num_rollouts=1",
     )  # fmt: skip
     base, *_, final = run.metrics()
     # the base foresees games of 12 turns; optimism 0.43 fell to 0.34
-    assert base["nlac/optimism"] > 0.2 and final["nlac/optimism"] < 0.85 * base["nlac/optimism"]
+    assert (
+        base["nlac/value_bias"] > 0.2 and final["nlac/value_bias"] < 0.85 * base["nlac/value_bias"]
+    )
     assert final["nlac/brier"] < 0.85 * base["nlac/brier"]
 
 

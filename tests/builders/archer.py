@@ -27,9 +27,9 @@ ACTION = "Is it a fish?"
 def archer(**changes) -> ArCHer:
     usual = {
         "episodes_per_update": 5, "critic_updates": 1, "critic_warmup": 0, "buffer_size": 100,
-        "action": "fresh", "discount": 0.9, "ema_decay": 0.75,
-        "normalise_advantages": False, "clip": 0.2,
-        "actor_epochs": 1, "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
+        "action": "fresh", "gamma": 0.9, "ema_decay": 0.75,
+        "normalise_advantages": False, "clip_eps": 0.2,
+        "actor_epochs": 1, "minibatch_tokens": 0, "optimizer": OptimizerSpec(lr=1e-2),
         "critic_optimizer": OptimizerSpec(lr=1e-2),
     }  # fmt: skip
     return ArCHer(**{**usual, **changes})

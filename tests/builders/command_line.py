@@ -1,4 +1,4 @@
-"""The command line and its refusals, for tests."""
+"""The command line and its errors, for tests."""
 
 from __future__ import annotations
 

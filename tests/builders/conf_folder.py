@@ -28,9 +28,9 @@ class Advanced:
 
 @dataclass(kw_only=True)
 class Algo:
-    clip: float
+    clip_eps: float
     epochs: int
-    gate: bool
+    require_optimal: bool
     kind: Literal["soft", "hard"]
     limit: float | None
     prompts: dict[str, str]
@@ -71,7 +71,7 @@ CONFIG = OmegaConf.load(CONF / "config.yaml")
 GROUPS = [{"env": "world"}, {"algo": "first"}, {"model": "tiny"}]
 GROUPS += [{"recipe": None}, {"optional recipe_algos": "${recipe}_${algo}"}, {"ablation": None}]
 PART = {"_target_": "sample_nodes.Part", "size": 1}
-HARDWARE = {"device": "cpu", "threads": None, "tokens_per_batch": 64, "generator": PART}
+HARDWARE = {"device": "cpu", "threads": None, "microbatch_tokens": 64, "generator": PART}
 NODES_OF_OURS = {"rollout": PART, "logger": PART, "hardware": HARDWARE, "steps": 10}
 ROOT = OmegaConf.to_yaml(
     OmegaConf.merge(CONFIG, {"defaults": ["_self_", *GROUPS], **NODES_OF_OURS})
@@ -82,15 +82,15 @@ FILES = {
     "algo/first.yaml": """
         # the first of two
         _target_: sample_nodes.Algo
-        clip: 0.2
+        clip_eps: 0.2
         epochs: 1
-        gate: false
+        require_optimal: false
         kind: soft
         limit: null
         prompts: {critique: say what was wrong}
         advanced: {rounds: 1, weights: [1.0, 2.0]}
         """,
-    "algo/second.yaml": "defaults: [first, _self_]\nclip: 0.4\n",
+    "algo/second.yaml": "defaults: [first, _self_]\nclip_eps: 0.4\n",
     "algo/light.yaml": "_target_: sample_nodes.Light\nlow: 1\nhigh: 2\n",
     "env/world.yaml": """
         _target_: sample_nodes.World
@@ -132,7 +132,7 @@ FILES = {
     "ablation.yaml": """
         # One part less.
         ungated:  # without the gate
-            algo: {gate: false, epochs: 4}
+            algo: {require_optimal: false, epochs: 4}
         short: {steps: 3}
         """,
 }

@@ -19,7 +19,7 @@ RIGHT = {JUMP: "Failure.", GO: "Success."}
 
 def rolled(env: Env, generator: Generator, starts: list[EpisodeStart]) -> list[Episode]:
     """The episodes of these starts."""
-    return play(starts, lambda: copy.copy(env), CHAT, generator, SAMPLING, max_context=2000)
+    return play(starts, lambda: copy.copy(env), CHAT, generator, SAMPLING, max_seq_len=2000)
 
 
 def watching(algo: NLAC, env: Env, generator: Generator, models: ModelSet) -> NLAC:

@@ -13,8 +13,8 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.generators.hf import HFGenerator
+from agentrl_cli.models.forward import causal_lm, collate, forward
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import causal_lm, collate, forward
 from agentrl_cli.rollout.play import EpisodeStart, play
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.training.learner import Learner
@@ -66,7 +66,7 @@ def head_values(models: ModelSet, name: str, ids: list[int]) -> list[float]:
 def learner(algo: Algorithm, models: ModelSet, generator: Generator | None = None) -> Learner:
     """A learner that publishes to the generator."""
     return Learner(
-        models, algo.models(), tokens_per_batch=4096, seed=0,
+        models, algo.models(), microbatch_tokens=4096, seed=0,
         publish=lambda name: generator.load(name, models.version(name)) if generator else None,
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ def success_while_learning(
         task = CoinEnv(turns=2).tasks("train")[0]
         starts = [EpisodeStart(task, "g", step * count + i, f"{step}-{i}") for i in range(count)]
         played = play(
-            starts, lambda: CoinEnv(turns=2), CHAT, generator, sampling, max_context=200,
+            starts, lambda: CoinEnv(turns=2), CHAT, generator, sampling, max_seq_len=200,
         )  # fmt: skip
         buffer.add(played)
         trainer.run(algo.update(played, buffer), step)

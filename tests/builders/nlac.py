@@ -12,11 +12,10 @@ from typing import Any
 
 from agentrl_cli.algos.base import Context, Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.nlac.choice import Candidate
-from agentrl_cli.algos.nlac.prompts import Prompts
-from agentrl_cli.algos.nlac.reading import READINGS
-from agentrl_cli.algos.nlac.settings import Advanced
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.nlac.parse import PARSERS
+from agentrl_cli.algos.nlac.roles import Candidate
+from agentrl_cli.algos.samples import TurnRef
+from agentrl_cli.algos.settings import NLACAdvancedConfig, NLACDiagnosticsConfig, NLACPromptsConfig
 from agentrl_cli.core.types import Episode, Message, Sample, Task, Turn
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.models.model_set import ModelSet
@@ -28,9 +27,9 @@ from tests.builders.models import model_config
 from tests.builders.tiny_models import tiny_tokenizer
 
 CHAT = Chat(tiny_tokenizer())
-EXACT = READINGS["exact"]
+STRICT = PARSERS["strict"]
 SAMPLING = Sampling(max_tokens=24, temperature=1.0, stop_ids=CHAT.stop_ids)
-PROMPTS = Prompts(
+PROMPTS = NLACPromptsConfig(
     forecast="Forecast it.",
     backup="Seen: {response}\nThen: {forecast}\nBack it up.",
     evaluate="Mine:\n{forecasts}\nOthers:\n{others}\nEvaluate it.",
@@ -154,11 +153,11 @@ class ValuedCandidate(Candidate):
 
 
 def candidate(text: str, draws: int, *success: float, critique: str = "") -> Candidate:
-    """An action that was drawn so often, with as many forecasts, of this mean success."""
-    forecasts, value = ["It goes on."] * len(success), fmean(success) if success else 0.5
+    """A drawn action with the given value, the mean of `success`, and one forecast for each."""
     return ValuedCandidate(
-        CHAT.encode_action(text), draws, forecasts, critique, value, reading=EXACT
-    )
+        WON_PLACE, CHAT.encode_action(text), draws, ["It goes on."] * len(success),
+        critique=critique, value=fmean(success) if success else 0.5, parser=STRICT,
+    )  # fmt: skip
 
 
 def filled(*episodes: Episode) -> ReplayBuffer:
@@ -168,24 +167,34 @@ def filled(*episodes: Episode) -> ReplayBuffer:
     return buffer
 
 
-def nlac(advanced: dict[str, Any] | None = None, **changes: Any) -> NLAC:
-    """The algorithm with plain settings: one forecast, one round, no gate, nothing beside."""
+def nlac(
+    advanced: dict[str, Any] | None = None,
+    *,
+    diagnostics: dict[str, int] | None = None,
+    **changes: Any,
+) -> NLAC:
+    """Return NLAC with one forecast, one refinement and without optional parts."""
     usual: dict[str, Any] = {
-        "turns_per_update": 4, "forecasts": 1, "rounds": 1, "compare": False, "gate": False,
-        "improvement": "refinement", "candidates": 1 + changes.get("compare", False),
-        "choice_temperature": 0.3, "critic": "shared", "guard": None,
-        "kl_coef": 0.0, "critic_warmup": 0, "min_readable": 0.0,
+        "turns_per_update": 4, "num_forecasts": 1, "num_refinements": 1, "require_optimal": False,
+        "show_alternatives": False, "policy_target": "refined",
+        "num_candidates": 1 + changes.get("show_alternatives", False),
+        "selection_temperature": 0.3, "separate_critic": False, "improvement_check": None,
+        "kl_coef": 0.0, "critic_warmup": 0, "min_parse_rate": 0.0,
         "optimizer": OptimizerSpec(lr=1e-2), "prompts": PROMPTS,
     }  # fmt: skip
     rare: dict[str, Any] = {
-        "ema_decay": 0.9, "trace": 0.0, "priority_exponent": 0.5, "buffer_size": 100,
-        "first_action": "fresh", "keep_optimal": False, "role_weights": "policy", "control": "none",
+        "ema_decay": 0.9, "td_lambda": 0.0, "priority_exponent": 0.5, "buffer_size": 100,
+        "first_action": "fresh", "keep_optimal": False, "role_model": "policy", "ablation": "none",
         "role_tokens": 40,
-        "role_temperature": 1.0, "critique_temperature": 1.0, "tokens_per_step": 0,
-        "successor_tokens_per_step": 0, "monitored_states": 4, "monitored_actions": 2,
-        "monitored_forecasts": 16, "probes": 4,
+        "role_temperature": 1.0, "critique_temperature": 1.0, "minibatch_tokens": 0,
+        "successor_minibatch_tokens": 0,
     }  # fmt: skip
-    return NLAC(**{**usual, **changes}, advanced=Advanced(**{**rare, **(advanced or {})}))
+    measured = {"num_states": 4, "num_actions": 2, "num_forecasts": 16, "num_rollouts": 4}
+    return NLAC(
+        **{**usual, **changes},
+        diagnostics=NLACDiagnosticsConfig(**{**measured, **(diagnostics or {})}),
+        advanced=NLACAdvancedConfig(**{**rare, **(advanced or {})}),
+    )
 
 
 def weights(algo: NLAC, folder: Path) -> ModelSet:
@@ -211,7 +220,7 @@ def updated(algo: NLAC, buffer: ReplayBuffer) -> dict[str, Phase]:
 def learn(algo: NLAC, models: ModelSet, buffer: ReplayBuffer) -> dict[str, float]:
     """One real update."""
     learner = Learner(
-        models, algo.models(), tokens_per_batch=4096, seed=0, publish=lambda name: None
+        models, algo.models(), microbatch_tokens=4096, seed=0, publish=lambda name: None
     )
     return learner.run(algo.update([], buffer), 0)
 
@@ -237,6 +246,7 @@ def prompt(sample: Sample) -> list[int]:
 
 
 WON = episode("won", ["Is it big?", "Is it red?", "Is it a cat?"], success=True)
+WON_PLACE = TurnRef(WON, 0)
 LOST = episode("lost", ["Is it old?", "Is it a dog?"], success=False)
 
 

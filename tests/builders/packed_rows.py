@@ -34,8 +34,8 @@ from transformers import (
 
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models import packed_attention
+from agentrl_cli.models.forward import collate, forward
 from agentrl_cli.models.model_set import ValueHead
-from agentrl_cli.models.policy import collate, forward
 
 WORDS = 90
 USUAL = {

@@ -29,14 +29,14 @@ PROGRAMS = ("agentrl", "pip", "python", "printf", "transformers")
 PRINTED_PORT = 8000
 SMALL = {
     "eval": ["eval.tasks=1", "eval.episodes_per_task=1", "eval.splits=[test]", "eval.greedy=false",
-             "rollout.max_tokens=6", "rollout.max_context=1700", "hardware.threads=1"],
+             "rollout.max_new_tokens=6", "rollout.max_seq_len=1700", "hardware.threads=1"],
     "calibrate": ["n=1"],
 }  # fmt: skip
 SMALL["train"] = [
     *SMALL["eval"], "steps=1", "eval.baseline=false", "rollout.episodes_per_step=8",
 ]  # fmt: skip
 SMALL_NLAC = [
-    "algo.min_readable=0", "algo.turns_per_update=8", "algo.advanced.monitored_states=0",
+    "algo.min_parse_rate=0", "algo.turns_per_update=8", "algo.diagnostics.num_states=0",
     "algo.advanced.role_tokens=6",
 ]  # fmt: skip
 

@@ -20,10 +20,10 @@ LEVELS = ("turn", "token")
 
 def ppo(**changes) -> PPO:
     usual = {
-        "level": "turn", "discount": 0.9, "gae_lambda": 0.8,
-        "normalise_advantages": False, "clip": 0.2,
+        "level": "turn", "gamma": 0.9, "gae_lambda": 0.8,
+        "normalise_advantages": False, "clip_eps": 0.2,
         "value_clip": 0.0, "value_coef": 0.5, "kl_coef": 0.0, "entropy_coef": 0.0, "epochs": 1,
-        "critic_warmup": 0, "tokens_per_step": 0, "optimizer": OptimizerSpec(lr=1e-2),
+        "critic_warmup": 0, "minibatch_tokens": 0, "optimizer": OptimizerSpec(lr=1e-2),
     }  # fmt: skip
     return PPO(**{**usual, **changes})
 

@@ -22,37 +22,55 @@ from tests.paths import ROOT
 SMALL = [
     "env=coin", "model.weights=null", "steps=4", "eval_every=2", "save_every=2", "eval.tasks=2",
     "eval.episodes_per_task=2", "eval.splits=[test]", "rollout.episodes_per_step=8",
-    "rollout.max_tokens=6", "rollout.max_context=512", "hardware.threads=1",
+    "rollout.max_new_tokens=6", "rollout.max_seq_len=512", "hardware.threads=1",
 ]  # fmt: skip
 DEMOS = f"data.demos={Path(__file__).parent / 'coin_demos.jsonl'}"
 ALGORITHMS = {
     "sft": ["algo=sft", "algo.optimizer.decay_steps=4"],
     "rft": ["algo=rft"],
-    "grpo": ["algo=grpo", "algo.kl_coef=0.1", "algo.episodes_per_group=4", "algo.epochs=2"],
+    "grpo": ["algo=grpo", "algo.kl_coef=0.1", "algo.group_size=4", "algo.epochs=2"],
     "ppo": [
-        "algo=ppo", "algo.level=token", "algo.value_clip=0.2", "algo.kl_coef=0.1",
-        "algo.tokens_per_step=300", "algo.critic_warmup=1",
+        "algo=ppo",
+        "algo.level=token",
+        "algo.value_clip=0.2",
+        "algo.kl_coef=0.1",
+        "algo.minibatch_tokens=300",
+        "algo.critic_warmup=1",
     ],
     "archer": [
-        "algo=archer", "algo.critic_updates=2", "algo.critic_warmup=1",
-        "algo.episodes_per_update=4", "algo.buffer_size=20",
+        "algo=archer",
+        "algo.critic_updates=2",
+        "algo.critic_warmup=1",
+        "algo.episodes_per_update=4",
+        "algo.buffer_size=20",
     ],
-    "dpo": ["algo=dpo", DEMOS, "algo.tokens_per_step=400", "algo.reference=iteration"],
-    "stepagent_implicit": ["algo=stepagent_implicit", DEMOS, "algo.tokens_per_step=300"],
-    "stepagent_inverse": ["algo=stepagent_inverse", DEMOS, "algo.fragments_per_update=2"],
+    "dpo": ["algo=dpo", DEMOS, "algo.minibatch_tokens=400", "algo.reference=iteration"],
+    "stepagent_implicit": ["algo=stepagent_implicit", DEMOS, "algo.minibatch_tokens=300"],
+    "stepagent_inverse": ["algo=stepagent_inverse", DEMOS, "algo.expert_states_per_update=2"],
     "self_ac": ["algo=self_ac", "algo.epochs=2", "algo.ratio=turn_geo", "algo.critic_warmup=1"],
     "nlac": [
-        "algo=nlac", "algo.kl_coef=0.1", "algo.critic_warmup=1", "algo.critic=shared",
-        "algo.improvement=refinement", "algo.gate=true", "algo.candidates=2",
-        "algo.turns_per_update=8", "algo.advanced.buffer_size=20",
-        "algo.advanced.role_tokens=5", "algo.advanced.monitored_states=1", "algo.advanced.probes=2",
+        "algo=nlac",
+        "algo.kl_coef=0.1",
+        "algo.critic_warmup=1",
+        "algo.separate_critic=false",
+        "algo.policy_target=refined",
+        "algo.require_optimal=true",
+        "algo.num_candidates=2",
+        "algo.turns_per_update=8",
+        "algo.advanced.buffer_size=20",
+        "algo.advanced.role_tokens=5",
+        "algo.diagnostics.num_states=1",
+        "algo.diagnostics.num_rollouts=2",
     ],
-}  # fmt: skip
+}
 SPEAKER = "hardware=speaker"
 GUARDED = [
-    "algo.critic=own", "algo.guard={every: 1, lessons: 8, probes: 2, memory: 4}",
-    "algo.improvement=choice", "algo.candidates=4", "algo.gate=false",
-]  # fmt: skip
+    "algo.separate_critic=true",
+    "algo.improvement_check={every: 1, lessons: 8, probes: 2, memory: 4}",
+    "algo.policy_target=best_of_n",
+    "algo.num_candidates=4",
+    "algo.require_optimal=false",
+]
 ACTORS = (  # two of them, in threads of this process
     "+hardware.actors={_target_: tests.fakes.thread_cluster.ThreadCluster, count: 2, gpus: 0, "
     "staleness: 2}"

@@ -9,26 +9,27 @@ from typing import Any
 import torch
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.self_ac.algorithm import Advanced, SelfAC
+from agentrl_cli.algos.self_ac.algorithm import SelfAC
+from agentrl_cli.algos.settings import SelfACAdvanced
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode, Sample
+from agentrl_cli.models.forward import Batch, Outputs, collate, forward
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import Batch, Outputs, collate, forward
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import bound
 from tests.builders.nlac import episode
 
 PROMPT = "{closing} Judge"
-ADVANCED = Advanced(normalise_advantages=False, values="recomputed", critic_grad="full")
+ADVANCED = SelfACAdvanced(normalise_advantages=False, values="recomputed", critic_grad="full")
 
 
 def settings(**changes: Any) -> dict[str, Any]:
     """Plain settings: no discount, the product of a turn, half the loss for each part."""
     usual = {
-        "advanced": ADVANCED, "critic_prompt": PROMPT, "ratio": "turn", "clip": 0.2,
-        "discount": 1.0, "gae_lambda": 1.0, "alpha": 0.5, "td_steps": 5, "critic_warmup": 0,
-        "layout": "visible_first", "thought_tokens": 0, "epochs": 1, "tokens_per_step": 0,
+        "advanced": ADVANCED, "critic_prompt": PROMPT, "ratio": "turn", "clip_eps": 0.2,
+        "gamma": 1.0, "gae_lambda": 1.0, "alpha": 0.5, "td_steps": 5, "critic_warmup": 0,
+        "layout": "visible_first", "thought_tokens": 0, "epochs": 1, "minibatch_tokens": 0,
         "optimizer": OptimizerSpec(lr=1e-2),
     }  # fmt: skip
     return {**usual, **changes}

@@ -18,8 +18,8 @@ from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.generators.hf import HFGenerator
+from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from tests.builders.critics import Weights, bound, learner
@@ -28,23 +28,23 @@ from tests.builders.ppo import ppo
 
 ADAM = OptimizerSpec(lr=1e-3)
 STILL = OptimizerSpec(lr=0.0)
-FORMS = ("logit", "unlike_agent", "like_expert")
+FORMS = ("logit", "neg_log_d", "log_one_minus_d")
 SHOWN = episode("shown", ["Is it big?", "Maybe.\nIs it red?", "Is it a cat?"], success=True)
 OTHER = episode("other", ["Is it old?", "Is it an owl?"], success=True)
 
 
 def implicit(**changes: Any) -> StepAgentImplicit:
     usual: dict[str, Any] = {
-        "fragments_per_update": 0, "attempt": "turn", "beta": 0.1, "imitation_coef": 0.0,
-        "reference": "start", "epochs": 1, "tokens_per_step": 0, "optimizer": ADAM,
+        "expert_states_per_update": 0, "attempt": "turn", "beta": 0.1, "nll_coef": 0.0,
+        "reference": "start", "epochs": 1, "minibatch_tokens": 0, "optimizer": ADAM,
     }  # fmt: skip
     return StepAgentImplicit(**{**usual, **changes})
 
 
 def inverse(ppo_changes: dict[str, Any] | None = None, **changes: Any) -> StepAgentInverse:
     usual: dict[str, Any] = {
-        "fragments_per_update": 3, "attempts": 2, "attempt": "turn", "rollout": "fragment",
-        "reward": "logit", "reward_clip": 5.0, "imitation_coef": 0.0,
+        "expert_states_per_update": 3, "num_samples": 2, "attempt": "turn", "rollout": "fragment",
+        "reward": "logit", "reward_clip": 5.0, "nll_coef": 0.0,
         "discriminator_epochs": 1, "discriminator_turns_per_step": 0,
         "discriminator_optimizer": ADAM, "ppo": ppo(**{"optimizer": ADAM, **(ppo_changes or {})}),
     }  # fmt: skip
@@ -53,7 +53,7 @@ def inverse(ppo_changes: dict[str, Any] | None = None, **changes: Any) -> StepAg
 
 def eto(**changes: Any) -> DPO:
     usual: dict[str, Any] = {
-        "beta": 0.1, "imitation_coef": 0.0, "reference": "start", "epochs": 1, "tokens_per_step": 0,
+        "beta": 0.1, "nll_coef": 0.0, "reference": "start", "epochs": 1, "minibatch_tokens": 0,
         "optimizer": ADAM,
     }  # fmt: skip
     return DPO(**{**usual, **changes})
@@ -115,7 +115,7 @@ class Bandit:
 
     def _begin_evenly(self) -> None:
         even = SFT(
-            only_success=False, epochs=60, tokens_per_step=0, optimizer=OptimizerSpec(lr=1e-2)
+            only_success=False, epochs=60, minibatch_tokens=0, optimizer=OptimizerSpec(lr=1e-2)
         )
         even.demos = pulls(EVEN, 16)
         learner(even, self.models).run(even.update([], ReplayBuffer(None, 1)), 0)

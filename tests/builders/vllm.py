@@ -58,7 +58,7 @@ def server_settings(**changes: Any) -> ServerSettings:
 def generator(models: ModelSet, *urls: str, **changes: Any) -> VLLMGenerator:
     """A generator that samples from these servers; attempts are short."""
     usual: dict[str, Any] = {
-        "requests": 8, "timeout": 60.0, "retries": 1, "max_logprob_gap": 1e-3, "adapters": None,
+        "requests": 8, "timeout": 60.0, "retries": 1, "max_logp_diff": 1e-3, "adapters": None,
         "server": server_settings(),
     }  # fmt: skip
     return VLLMGenerator(models, urls=list(urls), **(usual | changes))
@@ -76,15 +76,22 @@ def write_program(folder: Path, text: str = "") -> Path:
 def vllm_run(url: str, folder: Path, root: Path, algo: str, *more: str) -> list[str]:
     """The overrides of a small run on the CPU that generates with the server at `url`."""
     values: dict[str, Any] = {
-        "urls": f"[{url}]", "max_logprob_gap": TIGHT, "timeout": 60, "retries": 1,
+        "urls": f"[{url}]", "max_logp_diff": TIGHT, "timeout": 60, "retries": 1,
     }  # fmt: skip
-    unread = ["algo.min_readable=0"] if algo == "nlac" else []  # a random model writes no role
+    unread = ["algo.min_parse_rate=0"] if algo == "nlac" else []  # a random model writes no role
     return [
-        *settings(root, algo, "it"), *unread, "model=hf", f"model.path={folder}",
+        *settings(root, algo, "it"),
+        *unread,
+        "model=hf",
+        f"model.path={folder}",
         "model.lora.rank=4",
-        "rollout.max_tokens=6", "rollout.max_context=512", "hardware=vllm", "hardware.device=cpu",
-        *(f"hardware.generator.{key}={value}" for key, value in values.items()), *more,
-    ]  # fmt: skip
+        "rollout.max_new_tokens=6",
+        "rollout.max_seq_len=512",
+        "hardware=vllm",
+        "hardware.device=cpu",
+        *(f"hardware.generator.{key}={value}" for key, value in values.items()),
+        *more,
+    ]
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from agentrl_cli.cli.report import gather
+
 from agentrl_cli.cli.reproduce import reproduce
 from agentrl_cli.config.compose import conf_folder, groups
 from agentrl_cli.core import files

@@ -17,7 +17,7 @@ NAMES = {
     "modle=tiny": "Unknown key 'modle'",
     "algo.clp=0.1": "Unknown key 'algo.clp'",
     "steps=many": "steps must be ... 'many'",
-    "algo.clip=wide": "algo.clip must be ... 'wide'",
+    "algo.clip_eps=wide": "algo.clip_eps must be ... 'wide'",
     "algo.normalise_advantages=perhaps": "algo.normalise_advantages ... 'perhaps'",
     "eval.splits=test": "eval.splits must be ... 'test'",
     "eval.splits=[tset]": "unknown split 'tset': use 'train', 'val' or 'test'",
@@ -30,7 +30,7 @@ NAMES = {
     "hardware.device=tpu": "hardware.device 'tpu' is unknown; use cpu or cuda",
     "init=nothing": "run 'nothing' not found",
     "env.reward=gold": "reward is 'gold': use 'win' or 'graded' or 'lmrl'",
-    "env.farewell=kind": "farewell is 'kind': use 'graded' or 'plain'",
+    "env.final_hint=kind": "farewell is 'kind': use 'graded' or 'plain'",
     "loud": "override 'loud' cannot be read; write it as key=value",
     "steps=1,2": "override 'steps=1,2' names several values; give one, or a list",
     "name=a/b": "name 'a/b' is not a folder name; use letters",
@@ -73,11 +73,11 @@ def test_all_mistakes_of_a_configuration_are_told_at_once(tmp_path: Path):
 
 LORA = "{rank:4,alpha:8,targets:[all-linear]}"
 SIZES = {
-    "rollout.max_tokens=500 rollout.max_context=400": "max_tokens 500 leaves no room in",
-    "rollout.max_context=100000": "rollout.max_context is 100000, "
-    "but 'tiny' reads at most 4096 ids; give rollout.max_context=4096",
+    "rollout.max_new_tokens=500 rollout.max_seq_len=400": "max_tokens 500 leaves no room in",
+    "rollout.max_seq_len=100000": "rollout.max_seq_len is 100000, "
+    "but 'tiny' reads at most 4096 ids; give rollout.max_seq_len=4096",
     "rollout.episodes_per_step=3": "rollout.episodes_per_step 3 holds no group of 4; give at least",
-    "algo.episodes_per_group=1": "episodes_per_group ... 1",
+    "algo.group_size=1": "group_size ... 1",
     "algo.epochs=0": "epochs ... 0",
     "algo.optimizer.lr=-1": "lr ... -1",
     "algo.optimizer.lr=1e99": "lr ... 1e+99",
@@ -94,12 +94,12 @@ SIZES = {
     "steps=0": "steps ... 0",
     "steps=-1": "steps ... -1",
     "save_every=-1": "save_every ... -1",
-    "save_minutes=-1": "save_minutes ... -1",
+    "save_interval_minutes=-1": "save_interval_minutes ... -1",
     "logger=null": "'logger=null' chooses nothing; choose one with logger=NAME (agentrl list",
     "search=null": "'search=null' chooses nothing; choose one with search=NAME (agentrl list",
     "~logger": "logger is missing; choose one with logger=NAME (agentrl list logger)",
     "algo.optimizer.lr._target_=agentrl_cli.envs.TwentyQ": "algo.optimizer.lr must be",
-    "algo.optimizer._target_=agentrl_cli.runs.FilesOnly": "algo.optimizer._target_ must be",
+    "algo.optimizer._target_=agentrl_cli.runs.JsonlLogger": "algo.optimizer._target_ must be",
     "rollout.temperature=-1": "temperature ... -1",
     "rollout.temperature=0.7": "rollout.temperature is 0.7, and algo 'grpo' corrects for",
     "eval.episodes_per_task=0": "episodes_per_task ... 0",
@@ -109,15 +109,15 @@ SIZES = {
     "hardware.threads=2147483648": "hardware.threads ... 2147483648",
     f"model.lora={LORA.replace('4', '0')}": "rank ... 0",
     f"model.lora={LORA.replace('4', '999999999')}": "model.lora.rank is 999999999; give at mo",
-    "hardware.tokens_per_batch=0": "tokens_per_batch ... 0",
-    "rollout.workers=0": "workers ... 0",
-    "rollout.episodes_at_once=0": "episodes_at_once ... 0",
+    "hardware.microbatch_tokens=0": "microbatch_tokens ... 0",
+    "rollout.env_workers=0": "workers ... 0",
+    "rollout.max_concurrent_episodes=0": "max_concurrent_episodes ... 0",
     "hardware.generator.cache_mib=0": "cache_mib ... 0",
     "hardware.generator.cache_mib=0.5": "512 tokens ... cache_mib",
     "hardware.generator.max_batch=0": "max_batch ... 0",
     "env=twentyq env.test_objects=96": "test_objects is 96: world small allows 0 to 95",
     "env=twentyq env.test_objects=0": "eval.splits names 'test', which has no tasks; name another",
-    "env=twentyq env.turns=0": "turns is 0: allow at least 1",
+    "env=twentyq env.max_turns=0": "turns is 0: allow at least 1",
 }
 
 
@@ -142,28 +142,28 @@ def test_a_scalar_critic_that_cannot_be_is_refused(tmp_path: Path, overrides: st
     assert not (tmp_path / "runs" / "it").exists()
 
 
-GUARD = "'algo.guard={every: 2, lessons: 8, probes: 2, memory: 2}'"
+GUARD = "'algo.improvement_check={every: 2, lessons: 8, probes: 2, memory: 2}'"
 NLAC = {
-    "algo.forecasts=0": "forecasts ... 0",
-    "algo.rounds=0": "rounds ... 0",
+    "algo.num_forecasts=0": "num_forecasts ... 0",
+    "algo.num_refinements=0": "num_refinements ... 0",
     "algo.advanced.buffer_size=0": "buffer_size ... 0",
     "algo.turns_per_update=0": "turns_per_update ... 0",
     "algo.advanced.ema_decay=1.5": "ema_decay ... 1.5",
     "algo.kl_coef=-0.1": "kl_coef ... -0.1",
-    "algo.advanced.probes=0": "probes ... 0",
-    "algo.advanced.monitored_forecasts=0": "monitored_forecasts ... 0",
-    "algo.advanced.control=all": "algo.advanced.control must be",
-    GUARD: "algo.guard needs algo.critic=own: with shared weights a policy that waits would still",
-    f"{GUARD.replace('8', '7')} algo.critic=own": "lessons ... 7",
-    "algo.improvement=choice": "algo.gate=true means nothing to algo.improvement=choice, which",
-    "algo.improvement=contrast": "algo.gate=true means nothing to algo.improvement=contrast, which",
-    "algo.improvement=choice algo.gate=false algo.candidates=1": "candidates ... 1",
-    "algo.candidates=1": "candidates ... 1",
-    "algo.choice_temperature=0": "choice_temperature ... 0",
-    "algo.improvement=best": "algo.improvement must be",
-    "algo.advanced.control=majority": "algo.advanced.control=majority needs algo.improvement=choi",
-    "rollout.max_context=4090": "rollout.max_context is 4090, behind which roles read and write",
-    "algo.advanced.role_tokens=900": "rollout.max_context is 512, behind which roles read and",
+    "algo.diagnostics.num_rollouts=0": "num_rollouts ... 0",
+    "algo.diagnostics.num_forecasts=0": "num_forecasts ... 0",
+    "algo.advanced.ablation=all": "algo.advanced.ablation must be",
+    GUARD: "algo.improvement_check needs algo.separate_critic=true: with shared weights a policy that waits would still",
+    f"{GUARD.replace('8', '7')} algo.separate_critic=true": "lessons ... 7",
+    "algo.policy_target=best_of_n": "algo.require_optimal=true means nothing to algo.policy_target=best_of_n, which",
+    "algo.policy_target=advantage_weighted": "algo.require_optimal=true means nothing to algo.policy_target=advantage_weighted, which",
+    "algo.policy_target=best_of_n algo.require_optimal=false algo.num_candidates=1": "candidates ... 1",
+    "algo.num_candidates=1": "candidates ... 1",
+    "algo.selection_temperature=0": "selection_temperature ... 0",
+    "algo.policy_target=best": "algo.policy_target must be",
+    "algo.advanced.ablation=majority": "algo.advanced.ablation=majority needs algo.policy_target=choi",
+    "rollout.max_seq_len=4090": "rollout.max_seq_len is 4090, behind which roles read and write",
+    "algo.advanced.role_tokens=900": "rollout.max_seq_len is 512, behind which roles read and",
     "algo.prompts.refine=\"'{critic}'\"": "prompts.refine asks for 'critic'; it can be given",
 }
 
@@ -202,9 +202,9 @@ def test_demonstrations_that_are_missing_or_out_of_place_are_told(tmp_path: Path
 
 
 def test_a_prompt_that_no_context_holds_is_told_and_not_trained_on(tmp_path: Path):
-    result = train(tmp_path, "rollout.max_tokens=6", "rollout.max_context=8")
+    result = train(tmp_path, "rollout.max_new_tokens=6", "rollout.max_seq_len=8")
     assert result.exit_code == 2 and "Traceback" not in result.stderr
-    assert result.stderr.strip().splitlines()[-1].startswith("rollout.max_context 8 holds not even")
+    assert result.stderr.strip().splitlines()[-1].startswith("rollout.max_seq_len 8 holds not even")
 
 
 # models

@@ -79,7 +79,7 @@ def test_a_dry_run_tells_what_is_wrong_with_ones_own_world_and_where(
 @pytest.mark.slow
 def test_a_sound_world_is_checked_in_one_table(tmp_path: Path, agentrl: Agentrl):
     groups = written(tmp_path, SOUND)
-    done = agentrl("check", "env=mine", "rollout.max_tokens=24", "--config-dir", str(groups))
+    done = agentrl("check", "env=mine", "rollout.max_new_tokens=24", "--config-dir", str(groups))
     assert done.returncode == 0, done.stderr
     rows = dict(line.split("  ", 1) for line in done.stdout.splitlines() if line[0] != " ")
     text = {name: value.strip() for name, value in rows.items()}
@@ -89,11 +89,11 @@ def test_a_sound_world_is_checked_in_one_table(tmp_path: Path, agentrl: Agentrl)
     assert text["random agent"].startswith("0 of 5 episodes won")
     turns, tokens = done.stdout.splitlines()[-2:]
     assert turns.split() == ["turns", "1"]
-    assert "of rollout.max_tokens 24: raise it to" in tokens and "longest episode" in tokens
+    assert "of rollout.max_new_tokens 24: raise it to" in tokens and "longest episode" in tokens
 
 
 def test_a_world_without_an_expert_is_checked_too(tmp_path: Path):
-    result = agentrl("check", "env=coin", "env.turns=3", "--config-dir", str(folders(tmp_path)))
+    result = agentrl("check", "env=coin", "env.max_turns=3", "--config-dir", str(folders(tmp_path)))
     assert "the environment has none" in result.stdout and "turns        3" in result.stdout
 
 

@@ -52,7 +52,7 @@ def completed(bash: Terminal, typed: str, tabs: int) -> str:
         ("agentrl train seed=", "agentrl train seed=0 "),
         ("agentrl train see", "agentrl train seed="),  # and no space, so that the value follows
         ("agentrl train algo.opt", "agentrl train algo.optimizer."),
-        ("agentrl train algo=grpo algo.cl", "agentrl train algo=grpo algo.clip="),
+        ("agentrl train algo=grpo algo.cl", "agentrl train algo=grpo algo.clip_eps="),
         ("agentrl eval model=ti", "agentrl eval model=tiny "),
     ],
 )

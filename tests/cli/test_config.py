@@ -41,12 +41,12 @@ def test_every_key_has_its_value_its_comment_and_its_source():
     found = entries("algo=grpo", "env=math", "steps=3")
     assert found["steps"] == (3, "updates", "command line")
     assert found["seed"] == (0, "the root of every random stream", "config.yaml")
-    assert found["rollout.max_tokens"] == (96, "per action", "env/arithmetic.yaml")
+    assert found["rollout.max_new_tokens"] == (96, "per action", "env/arithmetic.yaml")
     assert found["env.levels"] == ([], "1 to 5; [] for all", "env/arithmetic.yaml")
     assert found["env.test_share"] == (0.0, "the split comes from the data", "env/math.yaml")
-    assert found["model.weights"][0] == "math" and found["algo.clip"][2] == "algo/grpo.yaml"
+    assert found["model.weights"][0] == "math" and found["algo.clip_eps"][2] == "algo/grpo.yaml"
     hf = entries("algo=grpo", "model=hf", "model.path=x", "recipe=arithmetic", "env=arithmetic")
-    assert hf["rollout.max_tokens"][::2] == (1024, "model/hf.yaml")
+    assert hf["rollout.max_new_tokens"][::2] == (1024, "model/hf.yaml")
     assert "recipe/arithmetic.yaml" in {source for _, _, source in hf.values()}
 
 
@@ -126,12 +126,12 @@ def offered(*words: str) -> list[str]:
         (["train", "algo", "=", "gr"], ["grpo"]),  # as bash cuts algo=gr
         (["train", "algo", "="], ["grpo", "nlac"]),
         (["eval", "abc", "env", "="], ["math"]),
-        (["train", "algo=grpo", "algo.clip", "="], ["0.2"]),
-        (["train", "algo=grpo", "algo.clip="], ["algo.clip=0.2"]),
+        (["train", "algo=grpo", "algo.clip_eps", "="], ["0.2"]),
+        (["train", "algo=grpo", "algo.clip_eps="], ["algo.clip_eps=0.2"]),
         (["train", "se"], ["search=", "seed="]),
         (["train", "ev"], ["eval_every=", "eval."]),
-        (["train", "algo=grpo", "algo.c"], ["algo.clip="]),
-        (["train", "algo", "=", "grpo", "algo.c"], ["algo.clip="]),
+        (["train", "algo=grpo", "algo.c"], ["algo.clip_eps="]),
+        (["train", "algo", "=", "grpo", "algo.c"], ["algo.clip_eps="]),
         (["train", "algo=grpo", "algo.optimizer.l"], ["algo.optimizer.lr="]),
         (["train", "model=hf", "model.lora.r"], ["model.lora.rank="]),
         (["train", "env=math_500", "env.le"], ["env.levels="]),
@@ -169,16 +169,16 @@ def test_without_a_group_the_groups_are_listed():
 
 def test_demonstrations_are_learnt_in_the_world_that_they_are_of(tmp_path: Path):
     file = tmp_path / "demos.jsonl"
-    result = agentrl("demos", "env=arithmetic", "env.turns=single", "n=2", f"out={file}")
-    said = f"agentrl train env=arithmetic env.turns=single algo=sft data.demos={file} steps=3"
+    result = agentrl("demos", "env=arithmetic", "env.turn_mode=single", "n=2", f"out={file}")
+    said = f"agentrl train env=arithmetic env.turn_mode=single algo=sft data.demos={file} steps=3"
     assert said in result.stderr
 
 
 def test_the_command_that_learns_from_demonstrations_can_be_pasted(tmp_path: Path):
     file = tmp_path / "my demos.jsonl"
-    result = agentrl("demos", "recipe=arithmetic", "env.turns=single", "n=2", f"out={file}")
+    result = agentrl("demos", "recipe=arithmetic", "env.turn_mode=single", "n=2", f"out={file}")
     words = shlex.split(result.stderr.split("learn from them: agentrl ")[1])
-    assert words[:3] == ["train", "recipe=arithmetic", "env.turns=single"]
+    assert words[:3] == ["train", "recipe=arithmetic", "env.turn_mode=single"]
     assert f"data.demos={file}" in words
 
 

@@ -32,7 +32,7 @@ def test_a_bare_model_plays_without_any_algorithm(monkeypatch: pytest.MonkeyPatc
     assert record["eval/test_episodes"] == 1
     assert {name.partition("/")[0] for name in record} == {"model", "eval"}
     with pytest.raises(AssertionError):
-        evaluate_command(None, [*HERE, "algo=nlac", "algo.advanced.monitored_states=1"])
+        evaluate_command(None, [*HERE, "algo=nlac", "algo.diagnostics.num_states=1"])
 
 
 def test_a_run_is_evaluated_on_another_environment(tmp_path: Path):
@@ -50,7 +50,7 @@ def test_a_run_is_evaluated_on_another_environment(tmp_path: Path):
 def test_another_environment_may_be_of_the_users_own_groups(tmp_path: Path):
     run = trained(tmp_path / "runs", "grpo", "it", "steps=1", "eval.baseline=false")
     groups = ["--config-dir", str(folders(tmp_path))]
-    result = agentrl("eval", str(run.folder), "env=coin", "env.turns=3", "--json", *groups)
+    result = agentrl("eval", str(run.folder), "env=coin", "env.max_turns=3", "--json", *groups)
     assert json.loads(result.stdout)["eval/test_turns"] == 3
     line = f"run '{run.folder}' is evaluated by its own configuration; leave --config-dir out, or"
     refused(agentrl("eval", str(run.folder), *groups), line)

@@ -37,7 +37,7 @@ def test_a_person_wins_by_the_right_guess(agentrl: Agentrl):
 
 def test_a_person_loses_when_the_turns_are_used_up(agentrl: Agentrl):
     questions = "Is it alive?\n\x1b[2Jrm -rf /\n"
-    done = agentrl("play", "env=twentyq", "env.turns=2", "--task", TASK.id, stdin=questions)
+    done = agentrl("play", "env=twentyq", "env.max_turns=2", "--task", TASK.id, stdin=questions)
     assert f"You lose. It was {ENV.world_table.nouns[NAME]}. Far." in done.stdout
     assert done.stdout.splitlines()[-1] == f"no success, reward 0, task {TASK.id}"
     assert done.returncode == 0 and "\x1b" not in done.stdout
@@ -121,7 +121,7 @@ def test_what_the_critic_said_of_a_run_is_shown(run: Run):
     assert {"verdict   the action stands", "verdict   a better action exists"} & set(lines)
 
 
-CRITICS = compose(["algo=nlac"]).algo.forecasts  # forecasts that a critique reads of an action
+CRITICS = compose(["algo=nlac"]).algo.num_forecasts  # forecasts that a critique reads of an action
 
 
 def lines_of(lines: list[str], label: str) -> list[str]:

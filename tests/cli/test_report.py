@@ -8,8 +8,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-
 from agentrl_cli.cli.report import FILE, gather
+
 from agentrl_cli.report import critic
 from agentrl_cli.runs import episode_files
 from agentrl_cli.training.evaluate import episode_metrics

@@ -187,9 +187,9 @@ def test_presets_of_the_paper_rehearse_on_a_small_model(
     from agentrl_cli.cli.train import start
 
     folder = write_model(tmp_path)
-    there = [f"model.path={folder}", "hardware=cpu", "rollout.max_tokens=8"]
-    small = ["rollout.max_context=1024", "model.lora.rank=2"]
-    has_roles = "min_readable" in compose(preset_overrides(name)).algo
-    untaught = ["algo.min_readable=0"] if has_roles else []  # random weights write none
+    there = [f"model.path={folder}", "hardware=cpu", "rollout.max_new_tokens=8"]
+    small = ["rollout.max_seq_len=1024", "model.lora.rank=2"]
+    has_roles = "min_parse_rate" in compose(preset_overrides(name)).algo
+    untaught = ["algo.min_parse_rate=0"] if has_roles else []  # random weights write none
     start([*preset_overrides(name), *there, *small, *untaught], dry=True)
     assert "predicted peak memory" in capsys.readouterr().out

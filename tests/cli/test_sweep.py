@@ -57,8 +57,11 @@ def test_points_are_counted_before_they_are_made(overrides: list[str], count: in
             ["algo=grpo,grop", "steps=1,two"],
             ["algo 'grop' not found; did you mean 'grpo'?", "steps must be ... 'two'"],
         ),
-        (["algo=grpo", "algo.clip=0.1,x"], ["algo.clip must be ... 'x'"]),
-        (["algo=nlac,grpo", "algo.gate=true,false"], ["Unknown key 'algo.gate'"]),
+        (["algo=grpo", "algo.clip_eps=0.1,x"], ["algo.clip_eps must be ... 'x'"]),
+        (
+            ["algo=nlac,grpo", "algo.require_optimal=true,false"],
+            ["Unknown key 'algo.require_optimal'"],
+        ),
         (["seed=0,1", "name=mine"], ["a sweep names its runs by what varies"]),
         (["seed"], ["override 'seed' cannot be read"]),
         (["algo=grpo", "steps=0,1"], ["steps ... 0"]),
@@ -165,13 +168,13 @@ def finished(folder: Path, *overrides: str) -> Run:
         ("env=arithmetic", "env twentyq there and arithmetic here"),
         ("steps=9", "steps 3 there and 9 here"),
         ("algo.optimizer.lr=1e-3", "algo.optimizer.lr 0.0001 there and 0.001 here"),
-        ("algo.clip=0.3", "algo.clip 0.1 there and 0.3 here"),
+        ("algo.clip_eps=0.3", "algo.clip_eps 0.1 there and 0.3 here"),
     ],
 )
 def test_a_sweep_by_the_same_name_does_not_pass_off_other_runs(
     tmp_path: Path, changed: str, sentence: str
 ):
-    same = ["algo=grpo", "env=twentyq", "steps=3", "algo.clip=0.1"]
+    same = ["algo=grpo", "env=twentyq", "steps=3", "algo.clip_eps=0.1"]
     finished(tmp_path / "it" / "seed-0", *same, "seed=0")
     key = changed.partition("=")[0]
     other = [text for text in same if text.partition("=")[0] != key]
@@ -187,10 +190,10 @@ def test_what_changes_no_number_and_what_begins_anew_is_no_other_configuration(t
     run = finished(tmp_path / "it" / "seed-0", *same, "seed=0")
     again = [*same, "seed=0,1", f"runs={tmp_path}"]
     Sweep([*again, "hardware.threads=2"], None, "it").refuse_other_runs()
-    Sweep([*again, "hardware.tokens_per_batch=512"], None, "it").refuse_other_runs()
+    Sweep([*again, "hardware.microbatch_tokens=512"], None, "it").refuse_other_runs()
     Sweep([*again, "logger=tensorboard", "save_every=2"], None, "it").refuse_other_runs()
     files.write_json(run.folder / "meta.json", {**run.meta, "status": "failed"})
-    Sweep([*again, "algo.clip=0.3"], None, "it").refuse_other_runs()
+    Sweep([*again, "algo.clip_eps=0.3"], None, "it").refuse_other_runs()
 
 
 def test_points_have_the_names_that_hydra_gives_them(tmp_path: Path):

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl_cli.cli.main import app
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.terminal import safe, say
+from agentrl_cli.core.terminal import echo, safe
 from agentrl_cli.envs.tau.users import HumanUser
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.loggers import step_line
@@ -61,6 +61,6 @@ def test_a_person_who_plays_the_user_sees_no_escapes(
 
 def test_a_metric_and_any_text_are_made_safe(capsys: pytest.CaptureFixture[str]):
     assert "\x1b" not in step_line(1, 2, {f"reward/{ESCAPE}": 1.0})
-    say(UserError(f"a\tb\n\ud800{ESCAPE}"), err=True)
+    echo(UserError(f"a\tb\n\ud800{ESCAPE}"), err=True)
     assert capsys.readouterr().err == "a b\n\\ud800\\x1b[2J\\x1b]0;owned\\x07\n"
     assert safe("Größe ┃ 🐟") == "Größe ┃ 🐟"

@@ -28,7 +28,7 @@ pytest.importorskip("openai", reason="needs the extra 'openai'")
 MODEL = "played"
 TOKENS = 6  # of an answer at most
 FEW = ["eval.tasks=2", "eval.episodes_per_task=1", "eval.splits=[test]", "eval.greedy=false",
-       f"rollout.max_tokens={TOKENS}", "hardware.threads=1"]  # fmt: skip
+       f"rollout.max_new_tokens={TOKENS}", "hardware.threads=1"]  # fmt: skip
 
 
 @dataclass
@@ -69,8 +69,8 @@ def chat(url: str, retries: int) -> OpenAIChat:
 
 
 def test_what_it_plays_is_counted_and_paid(place: Place):
-    prices = ["model.request.price_read=2.0", "model.request.price_written=10.0"]
-    record = evaluated(*place.model, "env=twentyq", "env.turns=3", *prices)
+    prices = ["model.request.input_price=2.0", "model.request.output_price=10.0"]
+    record = evaluated(*place.model, "env=twentyq", "env.max_turns=3", *prices)
     assert record["model"] == MODEL and record["eval/test_episodes"] == 2
     read, written = record["endpoint/tokens_read"], record["endpoint/tokens_written"]
     requests = 2 * record["eval/test_turns"]
@@ -83,7 +83,11 @@ def test_a_command_is_repeated_from_its_cache_when_the_server_is_gone(tmp_path: 
     write_talking_model(tmp_path / MODEL)
     port = free_port()
     command = ["model=endpoint", f"model.url=http://127.0.0.1:{port}/v1", f"model.name={MODEL}"]
-    command += ["env=twentyq", "env.turns=2", f"model.request.cache={tmp_path / 'answers.jsonl'}"]
+    command += [
+        "env=twentyq",
+        "env.max_turns=2",
+        f"model.request.cache={tmp_path / 'answers.jsonl'}",
+    ]
     with transformers_server(MODEL, port, tmp_path):
         first = evaluated(*command)
     again = evaluated(*command)
@@ -93,10 +97,15 @@ def test_a_command_is_repeated_from_its_cache_when_the_server_is_gone(tmp_path: 
 
 
 def test_it_criticises_and_refines_what_it_plays(place: Place):
-    roles = ["algo=nlac", "algo.improvement=refinement", "algo.candidates=2", "algo.forecasts=1"]
-    roles += ["algo.advanced.role_tokens=6", "algo.critic=shared", "eval.act=refined"]
-    plain = evaluated(*place.model, "env=twentyq", "env.turns=1")
-    refined = evaluated(*place.model, "env=twentyq", "env.turns=1", *roles)
+    roles = [
+        "algo=nlac",
+        "algo.policy_target=refined",
+        "algo.num_candidates=2",
+        "algo.num_forecasts=1",
+    ]
+    roles += ["algo.advanced.role_tokens=6", "algo.separate_critic=false", "eval.act=refined"]
+    plain = evaluated(*place.model, "env=twentyq", "env.max_turns=1")
+    refined = evaluated(*place.model, "env=twentyq", "env.max_turns=1", *roles)
     assert refined["eval/test_episodes"] == 2
     assert refined["endpoint/tokens_read"] > 2 * plain["endpoint/tokens_read"]
 
@@ -107,7 +116,7 @@ def test_it_answers_as_oracle_and_as_customer(place: Place):
     record = json.loads(rows.stdout)
     assert record["questions"] == len(record["attributes"]) > 10
     assert record["agreement"] + record["contradicted"] <= 1
-    customer = ["env=tau_mini", "env.user=llm", "env.turns=2", *place.simulator]
+    customer = ["env=tau_mini", "env.user=llm", "env.max_turns=2", *place.simulator]
     done = agentrl("eval", "model=tiny", *customer, *FEW)
     assert done.exit_code == 0, done.output
     assert f"model '{MODEL}' at {place.url} was asked " in done.stderr

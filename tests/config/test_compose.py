@@ -43,7 +43,7 @@ def refusal(*overrides: str) -> list[str]:
 
 def test_defaults_compose_and_check():
     cfg = check(compose([]))
-    assert (cfg.steps, cfg.algo.clip, cfg.model.weights) == (10, 0.2, "some/where")
+    assert (cfg.steps, cfg.algo.clip_eps, cfg.model.weights) == (10, 0.2, "some/where")
 
 
 def test_choices_name_the_option_of_each_group():
@@ -74,17 +74,17 @@ def test_overrides_beat_ablations_which_beat_recipes(overrides: str, epochs: int
         ("env=worldd", "env 'worldd'", "world"),
         ("env=zzz", "env 'zzz'", "world"),
         ("env={part: 1}", "env '{'part': 1}'", "world"),
-        ("algo.clip=abc", "algo.clip", "'abc'"),
+        ("algo.clip_eps=abc", "algo.clip_eps", "'abc'"),
         ("algo.epochs=1.5", "algo.epochs", "1.5"),
         ("algo.epochs=true", "algo.epochs", "True"),
-        ("algo.clip='0.1'", "algo.clip", "'0.1'"),
-        ("algo.gate=maybe", "algo.gate", "'maybe'"),
-        ("algo.gate=1", "algo.gate", "1"),
+        ("algo.clip_eps='0.1'", "algo.clip_eps", "'0.1'"),
+        ("algo.require_optimal=maybe", "algo.require_optimal", "'maybe'"),
+        ("algo.require_optimal=1", "algo.require_optimal", "1"),
         ("algo.kind=medium", "algo.kind", "'soft' or 'hard'"),
         ("algo.limit=low", "algo.limit", "'low'"),
-        ("algo.clip=null", "algo.clip", "None"),
-        (f"algo.clip={10**400}", "algo.clip", "10000"),
-        ("algo.clipp=1", "'algo.clipp'", "'algo.clip'"),
+        ("algo.clip_eps=null", "algo.clip_eps", "None"),
+        (f"algo.clip_eps={10**400}", "algo.clip_eps", "10000"),
+        ("algo.clip_esp=1", "'algo.clip_esp'", "'algo.clip_eps'"),
         ("algo.advanced.round=1", "'algo.advanced.round'", "'algo.advanced.rounds'"),
         ("algo.advanced=3", "algo.advanced", "3"),
         ("algo.advanced._target_=x.Y", "algo.advanced._target_", "Advanced"),
@@ -97,7 +97,7 @@ def test_overrides_beat_ablations_which_beat_recipes(overrides: str, epochs: int
         ("rounds=1", "'rounds'", "'algo.advanced.rounds'"),
         ("steps=many", "steps", "'many'"),
         ("steps=0", "steps", "0"),
-        ("~algo.clip", "algo.clip", "algo.clip=VALUE"),
+        ("~algo.clip_eps", "algo.clip_eps", "algo.clip_eps=VALUE"),
         ("~algo.advanced", "algo.advanced", "algo.advanced=VALUE"),
         ("~env", "env", "agentrl list env"),
         ("model=hf", "model.path", "model.path=VALUE"),
@@ -106,7 +106,7 @@ def test_overrides_beat_ablations_which_beat_recipes(overrides: str, epochs: int
         ("algo._target_=pathlib.Path", "algo._target_", "@dataclass"),
         ("algo._target_=agentrl_cli.algos.grpo.GRPO", "algo._target_", "agentrl_cli.algos.GRPO"),
         ("loud", "'loud'", "key=value"),
-        ("algo.clip=1,2", "'algo.clip=1,2'", "[a,b]"),
+        ("algo.clip_eps=1,2", "'algo.clip_eps=1,2'", "[a,b]"),
     ],
 )
 def test_one_mistake_is_one_line_that_names_it(override: str, key: str, remedy: str):
@@ -115,21 +115,21 @@ def test_one_mistake_is_one_line_that_names_it(override: str, key: str, remedy: 
 
 
 def test_all_mistakes_are_reported_together():
-    lines = refusal("algo.clip=abc", "algo.clipp=1", "steps=many", "model=hf")
+    lines = refusal("algo.clip_eps=abc", "algo.clip_esp=1", "steps=many", "model=hf")
     assert len(lines) == 4
 
 
 def test_unknown_options_are_reported_together_with_other_mistakes():
-    lines = refusal("env=worldd", "algo=third", "algo.clip=1", "steps=many", "model.dtypes=x")
+    lines = refusal("env=worldd", "algo=third", "algo.clip_eps=1", "steps=many", "model.dtypes=x")
     assert [line.split()[0] for line in lines][:2] == ["env", "algo"]
     assert any(line.startswith("steps must") for line in lines)
     assert any("'model.dtypes'" in line for line in lines)
-    assert not any("algo.clip" in line for line in lines)
+    assert not any("algo.clip_eps" in line for line in lines)
 
 
 def test_check_gives_values_their_declared_type():
-    cfg = check(compose(["algo.clip=1", "name=7"]))
-    assert (cfg.algo.clip, type(cfg.algo.clip), cfg.name) == (1.0, float, "7")
+    cfg = check(compose(["algo.clip_eps=1", "name=7"]))
+    assert (cfg.algo.clip_eps, type(cfg.algo.clip_eps), cfg.name) == (1.0, float, "7")
 
 
 def test_settings_class_beside_a_class_is_its_schema(tmp_path: Path):
@@ -190,9 +190,9 @@ def test_optional_nested_dataclass_is_null_or_built():
 def test_config_dir_adds_a_users_groups(tmp_path: Path):
     mine = tmp_path / "my groups" / "algo"
     mine.mkdir(parents=True)
-    (mine / "third.yaml").write_text("# my own\ndefaults: [first, _self_]\nclip: 0.9\n")
+    (mine / "third.yaml").write_text("# my own\ndefaults: [first, _self_]\nclip_eps: 0.9\n")
     cfg = check(compose(["algo=third"], mine.parent))
-    assert cfg.algo.clip == 0.9
+    assert cfg.algo.clip_eps == 0.9
     assert options("algo", mine.parent) == {"first": "the first of two", "light": "", "second": "",
                                                    "third": "my own"}  # fmt: skip
 
@@ -232,7 +232,7 @@ def test_recipes_and_ablations_are_listed_with_comments():
 
 
 def test_stored_configuration_loads_equal_and_takes_overrides(tmp_path: Path):
-    first = check(compose(["algo.clip=0.3"]))
+    first = check(compose(["algo.clip_eps=0.3"]))
     OmegaConf.save(first, tmp_path / "stored.yaml")
     again = check(load(tmp_path / "stored.yaml", []))
     assert again == first

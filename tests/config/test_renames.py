@@ -29,7 +29,7 @@ def test_stored_configuration_is_read_with_new_names(tmp_path: Path):
     cfg["old_steps"] = cfg.pop("steps")
     cfg["model"]["lora"]["r"] = cfg["model"]["lora"].pop("rank")
     cfg["env"]["_target_"] = "agentrl_cli.envs.Old"
-    del cfg["keep"], cfg["choices"]["recipe"], cfg["choices"]["ablation"]
+    del cfg["save_best"], cfg["choices"]["recipe"], cfg["choices"]["ablation"]
     cfg["choices"] |= {"experiment": "wiki_majority", "wording": "game", "rollout": "solve"}
     OmegaConf.save(OmegaConf.create(cfg), tmp_path / "config.yaml")
     found = check(load(tmp_path / "config.yaml", []))

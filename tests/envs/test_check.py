@@ -299,7 +299,7 @@ def test_one_mistake_is_told_once_and_alone(env):
 def test_twenty_questions_keeps_the_contract(world, reward):
     def make() -> TwentyQ:
         return TwentyQ(
-            world=world, turns=13, reward=reward, farewell="graded", test_objects=40, split_seed=0,
+            world=world, max_turns=13, reward=reward, final_hint="graded", test_objects=40, split_seed=0,
             show_turns_left=True,
         )  # fmt: skip
 

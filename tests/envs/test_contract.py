@@ -50,7 +50,7 @@ class Answers(EchoEnv):
 def played(world: EchoEnv) -> Episode:
     start = EpisodeStart(world.tasks("train")[0], "g", 0, "e")
     speaker = script(lambda prompt: "Hello.")
-    (episode,) = play([start], lambda: world, CHAT, speaker, SAMPLING, max_context=200)
+    (episode,) = play([start], lambda: world, CHAT, speaker, SAMPLING, max_seq_len=200)
     return episode
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl_cli.algos.nlac.reading import exact_outcome
+from agentrl_cli.algos.nlac.parse import strict_outcome
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Completion, Generator, Sampling
@@ -87,7 +87,7 @@ class TableGenerator(Generator):
 
     def value(self, pair: Pair) -> float:
         """The share of the pair's texts that name success, 0.5 where it has none."""
-        named = [exact_outcome(text) for text in self.texts["policy"][pair]]
+        named = [strict_outcome(text) for text in self.texts["policy"][pair]]
         return sum(map(bool, named)) / len(named) if named else 0.5
 
     def _complete(self, prompt: list[int], model: str, draw: random.Random) -> Completion:

@@ -1,5 +1,7 @@
-"""A cluster whose actors live in this process, in the threads that ask them, so that what a pool
-does can be looked at without Ray. Actors are lost where a test says so."""
+"""A cluster with actors in threads of this process, for tests of the pool without Ray.
+
+A part for which `loses` is true loses its actor.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 from agentrl_cli.core.errors import LostActor
 from agentrl_cli.core.types import Episode
-from agentrl_cli.rollout.actor_pool import Actor, Cluster, MakePlayer, Part
+from agentrl_cli.rollout.actors import Actor, Cluster, MakePlayer, Part
 
 
 def never(part: Part) -> bool:
@@ -29,12 +31,12 @@ class ThreadActor(Actor):
 
     def play(self, part: Part) -> list[Episode]:
         self.wait_until_ready()
-        if self.version != part.weights.version:
-            self.version = part.weights.version
-            self.player.load(self.version, part.weights.shared)
+        if self.version != part.version:
+            self.version = part.version
+            self.player.load(self.version, part.weights)
         if self.cluster.loses(part):
             raise LostActor("a rollout actor was lost (it was killed)")
-        return self.player.play(part.starts, part.sampling, part.most_failed)
+        return self.player.play(part.starts, part.sampling, part.max_failure_rate)
 
     def stop(self) -> None:
         self.player = None

@@ -1,5 +1,7 @@
-"""A server that speaks as much of vLLM's protocol as a run needs, over a real small model and its
-adapters, and fails when it is told to. As a program it stands in for `vllm serve`."""
+"""A fake vLLM server over a real small model, with faults on request.
+
+It implements the part of the protocol that a run needs. As a program it replaces `vllm serve`.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ Spoils = Callable[[int], str | None]  # what goes wrong with completion number i
 
 
 class FakeVLLM(ThreadingHTTPServer):
-    """Serves the model in `folder`. `spoils` says what goes wrong with each completion; without
-    `takes_adapters` none are loaded while it runs. `asked` holds the completions that were asked
-    for, `history` every load and unload."""
+    """Serves the model in `folder`; `spoils(i)` names the fault of completion i.
+
+    `asked` holds the requested completions, `history` every load and unload.
+    """
 
     daemon_threads = True
     request_queue_size = 128  # connections that wait; of more than these some are reset
@@ -102,12 +105,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            self.say(200, {})
+            self.echo(200, {})
             return
         root = self.server.folder
         base = {"id": root, "root": root, "max_model_len": self.server.max_model_len}
         loaded = [{"id": name, "root": path} for name, path in self.server.adapters.items()]
-        self.say(200, {"object": "list", "data": [base, *loaded]})
+        self.echo(200, {"object": "list", "data": [base, *loaded]})
 
     def do_POST(self) -> None:
         size = int(self.headers.get("Content-Length") or 0)
@@ -115,29 +118,29 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/completions":
             self.complete(body)
         elif not self.server.takes_adapters:
-            self.say(404, {"detail": "Not Found"})
+            self.echo(404, {"detail": "Not Found"})
         elif self.path == "/v1/load_lora_adapter":
             with self.server.at_work:
                 self.server.load(body["lora_name"], body["lora_path"])
-            self.say(200, "Success")
+            self.echo(200, "Success")
         elif self.path == "/v1/unload_lora_adapter":
             with self.server.at_work:
                 self.server.unload(body["lora_name"])
-            self.say(200, "Success")
+            self.echo(200, "Success")
 
     def complete(self, body: dict[str, Any]) -> None:
         self.server.asked.append(body)
         fault = self.server.spoils(len(self.server.asked) - 1)
+        refusals = {
+            "is busy": (503, "come again"),
+            "refuses": (400, "the prompt is too long"),
+            "echoes": (400, f"what is {self.headers.get('Authorization')}?"),
+            "wants a key": (401, "Unauthorized"),
+        }
         if body["model"] not in self.server.adapters:
             self.refuse(404, f"The model `{body['model']}` does not exist.")
-        elif fault == "is busy":
-            self.refuse(503, "come again")
-        elif fault == "refuses":
-            self.refuse(400, "the prompt is too long")
-        elif fault == "echoes":
-            self.refuse(400, f"what is {self.headers.get('Authorization')}?")
-        elif fault == "wants a key":
-            self.refuse(401, "Unauthorized")
+        elif fault in refusals:
+            self.refuse(*refusals[fault])
         elif fault == "hangs":
             time.sleep(FOREVER)
         elif fault == "drips":
@@ -146,12 +149,12 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
         elif fault is not None:
-            self.say(200, json.loads(fault))
+            self.echo(200, json.loads(fault))
         else:
-            self.say(200, self.server.complete(body))
+            self.echo(200, self.server.complete(body))
 
     def refuse(self, status: int, message: str) -> None:
-        self.say(status, {"error": {"message": message, "code": status}})
+        self.echo(status, {"error": {"message": message, "code": status}})
 
     def drip(self) -> None:
         """An answer that comes byte by byte and never ends."""
@@ -163,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             time.sleep(0.05)
 
-    def say(self, status: int, value: Any) -> None:
+    def echo(self, status: int, value: Any) -> None:
         text = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

@@ -22,7 +22,7 @@ from tests.builders.runs import facts, folders, saved, settings, trained
 GO_ON = "copy the run elsewhere and resume it there"
 NO_SPACE = f"cannot be written (No space left on device); free space there or {GO_ON}"
 READ_ONLY = f"cannot be written (Read-only file system); make it writable or {GO_ON}"
-OFTEN = "save_minutes=1e-9"
+OFTEN = "save_interval_minutes=1e-9"
 
 
 def counted(root: Path, algo: str) -> tuple[Run, int]:

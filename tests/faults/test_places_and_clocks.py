@@ -102,7 +102,7 @@ def test_a_clock_that_jumps_changes_no_training_no_save_and_no_duration(
         monkeypatch.setattr(f"agentrl_cli.runs.{module}.datetime", clock)
     began = time.monotonic()
     with refusing(tmp_path / "it", errno.ENOSPC, room=10**9) as disk:
-        run = trained(tmp_path, "nlac", "it", "save_minutes=60")
+        run = trained(tmp_path, "nlac", "it", "save_interval_minutes=60")
     took = time.monotonic() - began
     assert clock.looks > 10 and facts(run) == facts(done) and saved(run) == saved(done)
     assert disk.changed and not any("last-" in path for path in disk.changed)
@@ -114,7 +114,7 @@ def test_a_clock_that_jumps_changes_no_training_no_save_and_no_duration(
 
 
 def is_duration(name: str) -> bool:
-    return name.startswith("time/") and name != "time/clock"
+    return name.startswith("time/") and name != "time/timestamp"
 
 
 def test_a_clock_that_stands_still_hinders_no_save_by_time(
@@ -122,5 +122,5 @@ def test_a_clock_that_stands_still_hinders_no_save_by_time(
 ):
     monkeypatch.setattr("time.time", lambda: 0.0)
     with refusing(tmp_path / "it", errno.ENOSPC, room=10**9) as disk:
-        trained(tmp_path, "sft", "it", "save_minutes=1e-9", "save_every=0", "steps=2")
+        trained(tmp_path, "sft", "it", "save_interval_minutes=1e-9", "save_every=0", "steps=2")
     assert any("last-000001" in path for path in disk.changed)

@@ -1,4 +1,4 @@
-"""Keys and values take no more bytes than they may, in whatever waves, and change no result."""
+"""Keys and values stay within their memory limit and change no result."""
 
 import dataclasses
 import random
@@ -81,7 +81,7 @@ def turns(engine: HFGenerator, prompts: list[list[int]], n: int):
 
 @pytest.mark.parametrize("n", [1, 8])
 @pytest.mark.parametrize("tokens", [250, 900])
-def test_keys_and_values_take_no_more_bytes_than_they_may(weights, tokens, n):
+def test_keys_and_values_stay_within_the_limit(weights, tokens, n):
     assert token_bytes(weights.module("policy")) == TOKEN
     prompts = some_prompts(12)
     free = limited(weights, None)
@@ -93,7 +93,7 @@ def test_keys_and_values_take_no_more_bytes_than_they_may(weights, tokens, n):
     assert TOKEN * tokens / 3 < peak.most <= TOKEN * tokens < unlimited.most
 
 
-def test_prefixes_that_are_long_where_what_is_new_is_short_are_read_in_passes_that_fit(weights):
+def test_long_prefixes_are_read_in_passes_that_fit(weights):
     prompts = some_prompts(12, 90, 91)
     engine = limited(weights, 2500)
     engine.generate(prompts, [0] * 12, SAMPLED)
@@ -105,7 +105,7 @@ def test_prefixes_that_are_long_where_what_is_new_is_short_are_read_in_passes_th
         agrees_with_forward(weights, prompt, answer)
 
 
-def test_a_pool_shrinks_to_what_is_kept(weights):
+def test_pool_shrinks_to_its_limit(weights):
     engine = limited(weights, None, cache_tokens=1500)
     with Peak(engine, weights) as peak:
         engine.generate(some_prompts(64, 90, 91), [0] * 64, SAMPLED)
@@ -118,7 +118,7 @@ def test_a_pool_shrinks_to_what_is_kept(weights):
         agrees_with_forward(weights, prompt, answer)
 
 
-def test_a_sequence_that_can_never_fit_is_refused_with_what_it_takes(weights):
+def test_sequence_that_cannot_fit_is_refused(weights):
     engine = limited(weights, 100)
     engine.check_context(50)
     with pytest.raises(UserError, match="51 tokens") as refused:
@@ -130,7 +130,7 @@ def test_a_sequence_that_can_never_fit_is_refused_with_what_it_takes(weights):
         limited(weights, 0)
 
 
-def test_the_columns_of_a_head_lie_side_by_side():
+def test_columns_of_a_head_are_contiguous():
     states = torch.randn(3, 2, 5, 4)  # [rows, heads, tokens, size]
     layer = BatchLayer(None, None, 0)
     layer.update(states[:, :, :3], states[:, :, :3])
@@ -158,7 +158,7 @@ class Rambling(EchoEnv):
         return step
 
 
-def test_episodes_that_do_not_fit_wait_instead_of_being_read_again_at_every_turn():
+def test_episodes_that_do_not_fit_wait():
     weights = Weights()
     task = EchoEnv().tasks("train")[0]
     starts = [EpisodeStart(task, "g", i, f"e{i}") for i in range(16)]
@@ -166,7 +166,7 @@ def test_episodes_that_do_not_fit_wait_instead_of_being_read_again_at_every_turn
     def played(kind: type[HFGenerator], cache_tokens: int):
         weights.read = 0
         engine = kind(weights, max_batch=64, cache_tokens=cache_tokens)
-        episodes = play(starts, lambda: Rambling(turns=8), CHAT, engine, SAMPLING, max_context=2000)
+        episodes = play(starts, lambda: Rambling(turns=8), CHAT, engine, SAMPLING, max_seq_len=2000)
         return [[turn.action_ids for turn in e.turns] for e in episodes], weights.read
 
     expected, read = played(HFGenerator, 100_000)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.models.chunked_head import read_in_chunks
+from agentrl_cli.models.forward import read_in_chunks
 
 ROWS, WIDTH, WORDS = 7, 8, 50
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -62,7 +62,7 @@ HEADS = {
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_chunks_give_the_numbers_and_the_gradients_of_autograd(name: str, entropy: bool, rows: int):
+def test_chunks_equal_autograd(name: str, entropy: bool, rows: int):
     head = HEADS[name]()
     found, expected = (
         read(head, size, entropy=entropy, around=nullcontext()) for size in (rows, ROWS)
@@ -75,7 +75,7 @@ def test_chunks_give_the_numbers_and_the_gradients_of_autograd(name: str, entrop
 
 
 @pytest.mark.parametrize("entropy", [False, True])
-def test_logits_are_computed_again_in_the_precision_of_the_first_time(entropy: bool):
+def test_recomputation_keeps_autocast(entropy: bool):
     head = linear(torch.float32)
     found, expected = (
         read(head, size, entropy=entropy, around=torch.autocast("cpu", torch.bfloat16))
@@ -85,20 +85,3 @@ def test_logits_are_computed_again_in_the_precision_of_the_first_time(entropy: b
         assert torch.allclose(one, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
     exact = read(head, ROWS, entropy=entropy, around=nullcontext())
     assert not torch.equal(found[2], exact[2])
-
-
-def test_states_without_gradient_leave_the_heads_own():
-    head = linear(torch.float32)
-    states, targets = torch.randn(4, WIDTH), torch.tensor([0, 1, 2, 3])
-    logprobs, _ = read_in_chunks(head, False, states.split(2), targets.split(2))
-    (found,) = torch.autograd.grad(logprobs.sum(), list(head.parameters()))
-    plain = head(states).log_softmax(-1).gather(-1, targets[:, None]).sum()
-    (expected,) = torch.autograd.grad(plain, list(head.parameters()))
-    assert torch.allclose(found, expected, atol=1e-5)
-
-
-def test_nothing_is_kept_for_a_backward_pass_that_will_not_come():
-    head = linear(torch.float32)
-    with torch.no_grad():
-        pair = read_in_chunks(head, True, torch.randn(4, WIDTH).split(2), torch.arange(4).split(2))
-    assert not any(part.requires_grad for part in pair)

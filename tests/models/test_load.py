@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-def test_bfloat16_weights_are_upcast_exactly_for_training(folder, tmp_path):
+def test_bfloat16_weights_are_upcast_exactly(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "half")
     path = tmp_path / "half" / "model.safetensors"
     half = {key: w.bfloat16() for key, w in load_file(path).items()}
@@ -35,7 +35,7 @@ def test_bfloat16_weights_are_upcast_exactly_for_training(folder, tmp_path):
     assert all(torch.equal(weights[key], w.float()) for key, w in half.items())
 
 
-def test_auto_is_float32_on_the_cpu(folder):
+def test_auto_dtype_on_cpu(folder):
     models = build(folder, dtype="auto")
     assert next(iter(models.weights("policy").values())).dtype == torch.float32
 
@@ -48,26 +48,26 @@ def broken(folder, tmp_path, change):
     return path
 
 
-def refuse(path, match, **changes):
-    with pytest.raises(UserError, match=match) as caught:
+def refuse(path, code, **changes):
+    with pytest.raises(UserError) as caught:
         ModelSet(model_config(path, **changes), SPECS, "cpu", 0)
-    assert "\n" not in str(caught.value)
+    assert caught.value.code == code and "\n" not in str(caught.value)
 
 
-def test_a_missing_folder_is_refused_by_name(tmp_path):
-    refuse(tmp_path / "nowhere", "model folder '.*nowhere' does not exist")
+def test_missing_folder_is_refused(tmp_path):
+    refuse(tmp_path / "nowhere", "missing-file")
 
 
-def test_a_tokenizer_that_is_too_large_for_the_model_is_refused(folder, tmp_path):
+def test_too_large_tokenizer_is_refused(folder, tmp_path):
     def shrink(path):
         model = tiny_model(tiny_tokenizer())
         model.resize_token_embeddings(300)
         model.save_pretrained(path)
 
-    refuse(broken(folder, tmp_path, shrink), r"has ids up to \d+ but its model has only 300")
+    refuse(broken(folder, tmp_path, shrink), "tokenizer-too-large")
 
 
-def test_embedded_tokenizer_reads_text_as_its_file_says():
+def test_embedded_tokenizer_equals_its_file():
     models = ModelSet(model_config("tiny"), SPECS, "cpu", 0)
     file = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     text = "It's a naïve dog, isn't it?\n\nTen plus 12 is \\boxed{22}."
@@ -75,16 +75,12 @@ def test_embedded_tokenizer_reads_text_as_its_file_says():
     assert len(models.tokenizer) == models.module("policy").config.vocab_size
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    refuse(tmp_path, f"'{tmp_path}'")
-
-
-def test_a_truncated_weight_file_is_refused(folder, tmp_path):
+def test_truncated_weights_are_refused(folder, tmp_path):
     def cut(path):
         file = path / "model.safetensors"
         file.write_bytes(file.read_bytes()[:1000])
 
-    refuse(broken(folder, tmp_path, cut), "cannot read weights")
+    refuse(broken(folder, tmp_path, cut), "unreadable-model")
 
 
 def test_pickled_weights_are_refused(folder, tmp_path):
@@ -92,27 +88,14 @@ def test_pickled_weights_are_refused(folder, tmp_path):
         torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
         (path / "model.safetensors").unlink()
 
-    refuse(broken(folder, tmp_path, pickle), "cannot read weights")
+    refuse(broken(folder, tmp_path, pickle), "unreadable-model")
 
 
-def test_weights_of_another_architecture_are_refused(folder, tmp_path):
+def test_weights_of_other_architecture_are_refused(folder, tmp_path):
     def swap(path):
         save_file({"foreign": torch.zeros(1)}, path / "model.safetensors", {"format": "pt"})
 
-    refuse(broken(folder, tmp_path, swap), "do not fit its architecture")
-
-
-def test_weights_of_another_size_are_refused(folder, tmp_path):
-    def widen(path):
-        tiny_model(tiny_tokenizer(), width=128).save_pretrained(path / "wide")
-        shutil.copy(path / "wide" / "model.safetensors", path / "model.safetensors")
-
-    refuse(broken(folder, tmp_path, widen), "cannot read weights|do not fit")
-
-
-def test_an_unreadable_config_is_refused(folder, tmp_path):
-    path = broken(folder, tmp_path, lambda path: (path / "config.json").write_text("{"))
-    refuse(path, "cannot read a")
+    refuse(broken(folder, tmp_path, swap), "other-architecture")
 
 
 @pytest.mark.parametrize(
@@ -122,18 +105,19 @@ def test_an_unreadable_config_is_refused(folder, tmp_path):
         ("tokenizer.json", '{"added_tokens": []}'),
         ("tokenizer_config.json", "null"),
         ("tokenizer_config.json", '{"tokenizer_class": 5}'),
+        ("config.json", "{"),
         ("config.json", "null"),
         ("config.json", '{"model_type": []}'),
         ("config.json", '{"model_type": "qwen2", "max_position_embeddings": "x"}'),
         ("generation_config.json", "[]"),
     ],
 )
-def test_a_file_of_another_shape_is_refused(folder, tmp_path, name, text):
+def test_malformed_files_are_refused(folder, tmp_path, name, text):
     path = broken(folder, tmp_path, lambda path: (path / name).write_text(text))
-    refuse(path, f"cannot read (a|weights).*'{path}'")
+    refuse(path, "unreadable-model")
 
 
-def test_a_model_that_caps_its_logits_is_refused(tmp_path):
+def test_capped_logits_are_refused(tmp_path):
     tokenizer = tiny_tokenizer()
     architecture = Gemma2Config(
         vocab_size=len(tokenizer),
@@ -146,29 +130,24 @@ def test_a_model_that_caps_its_logits_is_refused(tmp_path):
     )
     Gemma2ForCausalLM(architecture).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    refuse(tmp_path, "scales or caps its logits", attention="eager")
+    refuse(tmp_path, "capped-logits", attention="eager")
 
 
-def test_an_unknown_dtype_attention_or_lora_target_is_refused(folder):
-    refuse(folder, "dtype 'int3' is unknown", dtype="int3")
-    refuse(folder, "nonsense", attention="nonsense")
+def test_unknown_options_are_refused(folder):
+    refuse(folder, "unknown-option", dtype="int3")
+    refuse(folder, "unreadable-model", attention="nonsense")
     lora = LoraConfig(rank=2, alpha=4, targets=["nothing"])
-    refuse(folder, r"lora.targets \['nothing'\] fit no layer", lora=lora)
+    refuse(folder, "no-lora-target", lora=lora)
 
 
 def test_unknown_embedded_weights_are_refused():
-    refuse("tiny", "embedded weights 'nowhere' do not exist", weights="nowhere")
-
-
-def test_these_weights_are_embedded():
-    assert {file.parent.name for file in TINY.glob("*/model.safetensors")} == set(EMBEDDED)
+    refuse("tiny", "unknown-option", weights="nowhere")
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_embedded_weights_load_and_have_their_section_in_the_card(name):
+def test_embedded_weights_load(name):
     models = [ModelSet(model_config("tiny", weights=w), SPECS, "cpu", 0) for w in (name, None)]
     assert len({one.fingerprint("policy") for one in models}) == 2
-    assert f"## {name}/model.safetensors" in (TINY / "README.md").read_text()
 
 
 def test_old_name_of_embedded_weights_loads():
@@ -179,7 +158,7 @@ def test_old_name_of_embedded_weights_loads():
     assert old == new
 
 
-def test_the_embedded_model_without_weights_starts_at_random_from_the_seed():
+def test_seed_determines_random_weights():
     prints = [
         ModelSet(model_config("tiny"), SPECS, "cpu", seed).fingerprint("policy")
         for seed in (0, 0, 1)
@@ -187,19 +166,11 @@ def test_the_embedded_model_without_weights_starts_at_random_from_the_seed():
     assert prints[0] == prints[1] != prints[2]
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
-def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path, lora):
-    other = LoraConfig(rank=2, alpha=8, targets=["q_proj", "v_proj"])
-    build(folder, other if lora is None else None).save(tmp_path)
-    fresh = build(folder, lora)
-    with pytest.raises(UserError, match="cannot read"):
-        fresh.load(tmp_path)
-
-
-def test_an_adapter_of_another_rank_is_refused_and_changes_nothing(folder, tmp_path):
+def test_adapter_of_other_rank_is_refused(folder, tmp_path):
     build(folder, LoraConfig(rank=2, alpha=8, targets=["q_proj", "v_proj"])).save(tmp_path)
     fresh = build(folder, LORA)
     before = fresh.fingerprint("policy")
-    with pytest.raises(UserError, match="are of another model"):
+    with pytest.raises(UserError) as caught:
         fresh.load(tmp_path)
+    assert caught.value.code == "other-model"
     assert fresh.fingerprint("policy") == before

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl_cli.models import packed_attention
-from agentrl_cli.models.policy import collate, forward
+from agentrl_cli.models.forward import collate, forward
 from tests.builders.packed_rows import (
     LAYOUTS,
     PROMPT,
@@ -41,7 +41,7 @@ def rows_of_a_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "checkpointed"])
-def test_gradients_are_the_sum_of_those_of_single_passes(layout: str):
+def test_gradients_equal_separate_passes(layout: str):
     model = model_of("qwen2", "interleaved" if layout == "interleaved" else "visible_first")
     if layout == "checkpointed":
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -54,7 +54,7 @@ def test_gradients_are_the_sum_of_those_of_single_passes(layout: str):
     assert_alike(packed, gradients(model, single))
 
 
-def test_a_detached_prefix_gets_no_gradient_from_values_and_changes_none_of_them():
+def test_detached_prefix_gets_no_gradient():
     full, cut = (
         read(model_of("qwen2", grad=g), HEAD, [THREE])[0][1] for g in packed_attention.SPLIT
     )
@@ -69,7 +69,7 @@ def test_a_detached_prefix_gets_no_gradient_from_values_and_changes_none_of_them
         assert_alike(found, whole)
 
 
-def test_a_packed_pass_is_one_call_over_visible_tokens_and_prompts(monkeypatch: pytest.MonkeyPatch):
+def test_packed_pass_is_one_call(monkeypatch: pytest.MonkeyPatch):
     model, sizes = model_of("qwen2"), []
     hook = model.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)),

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from agentrl_cli.core.types import Sample
+from agentrl_cli.models.forward import collate
 from agentrl_cli.models.packed_attention import predecessors
-from agentrl_cli.models.policy import collate
 
 
 def test_predecessor_is_in_its_shadow_or_visible():

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl_cli.core.batching import pass_cost
 from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.policy import micro_batches
-from agentrl_cli.models.reader import Pass, rank_passes
+from agentrl_cli.models.forward import Pass, rank_passes
 
 LENGTHS = [5, 9, 2, 7, 7, 3, 8]
 SAMPLES = [Sample([1] * length, [0] + [1] * (length - 1)) for length in LENGTHS]
@@ -27,9 +25,7 @@ def passes(size: int, groups: list[list[int]], tokens: int) -> list[list[Pass]]:
 @pytest.mark.parametrize("size", [1, 2, 3, 10])
 @pytest.mark.parametrize("groups", [[[i] for i in range(7)], [[0, 1], [2, 3], [4, 5, 6]]])
 @pytest.mark.parametrize("tokens", [8, 20, 999])
-def test_each_sample_counts_once_and_all_ranks_make_as_many_passes(
-    size: int, groups: list[list[int]], tokens: int
-):
+def test_ranks_share_samples_in_equal_passes(size: int, groups: list[list[int]], tokens: int):
     by_rank = passes(size, groups, tokens)
     assert len({len(row) for row in by_rank}) == 1
     counted = [i for row in by_rank for part in row if part.counts for i in part.rows]
@@ -38,13 +34,7 @@ def test_each_sample_counts_once_and_all_ranks_make_as_many_passes(
     assert all(any(set(group) <= batch for batch in batches) for group in groups)
 
 
-def test_a_rank_without_samples_reads_the_shortest_again_for_nothing():
+def test_idle_rank_repeats_the_shortest():
     rows = passes(2, [[0], [2]], 999)
     assert rows == [[Pass([0])], [Pass([2])]]
     assert passes(3, [[0], [2]], 999)[2] == [Pass([2], counts=False)]
-
-
-def test_one_process_makes_the_micro_batches_that_there_are():
-    groups = [[i] for i in range(7)]
-    (own,) = passes(1, groups, 20)
-    assert own == [Pass(rows) for rows in micro_batches(groups, SAMPLES, 20, pass_cost("cpu"))]

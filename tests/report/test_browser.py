@@ -1,5 +1,4 @@
-"""The report as a person sees it: opened in a real headless Chromium, looked at as a picture, and
-used as a hand would."""
+"""The report in a headless Chromium: its picture, its tools, and its security policy."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.cli.report import gather, write
+from agentrl_cli.report.compare import gather
+from agentrl_cli.report.page import write
 from agentrl_cli.runs import episode_files
 from tests.builders.report import BASE, episodes, write_run
 
@@ -45,14 +45,14 @@ def browse(
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
-def ask(page: Path, folder: Path, script: str, *more: str, width: int = WIDTH) -> Any:
-    """What a script finds out in the page, which is let in by a hash of its own."""
+def evaluate(page: Path, folder: Path, script: str, *more: str, width: int = WIDTH) -> Any:
+    """Return the result of a script in the page, which a hash in the policy allows."""
     text = f"document.title = JSON.stringify((() => {{ {script} }})());"
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    asking = folder / "asking.html"
+    changed = folder / "evaluated.html"
     policy = page.read_text().replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
-    asking.write_text(policy.replace("</body>", f"<script>{text}</script></body>"))
-    dom = browse(asking, folder, "--dump-dom", *more, width=width).stdout
+    changed.write_text(policy.replace("</body>", f"<script>{text}</script></body>"))
+    dom = browse(changed, folder, "--dump-dom", *more, width=width).stdout
     found = re.search(r"<title>(.*?)</title>", dom)
     assert found is not None
     return json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
@@ -60,7 +60,7 @@ def ask(page: Path, folder: Path, script: str, *more: str, width: int = WIDTH) -
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report over hostile texts."""
+    """A report over runs with hostile texts."""
     folder = tmp_path_factory.mktemp("runs")
     for seed in (0, 1, 2):
         said = {"critic": {"forecasts": ["Failure."], "critique": HOSTILE}}
@@ -76,7 +76,7 @@ def run_page(opened: Path) -> Path:
     return opened.parent / "pages" / "nlac-0.html"
 
 
-def test_the_page_is_drawn_with_its_style_and_its_pictures(opened: Path, tmp_path: Path):
+def test_page_is_drawn_with_style_and_figures(opened: Path, tmp_path: Path):
     shot = tmp_path / "shot.png"
     browse(opened, tmp_path, f"--screenshot={shot}")
     picture = image.open(shot).convert("RGB")
@@ -94,11 +94,11 @@ def test_nothing_is_wider_than_the_window(opened: Path, run_page: Path, tmp_path
             document.querySelectorAll("details").forEach((details) => { details.open = true; });
             return [innerWidth, document.documentElement.scrollWidth];
         """
-        found = ask(page, tmp_path, script, width=width)
+        found = evaluate(page, tmp_path, script, width=width)
         assert found == [width, width]
 
 
-def test_in_the_dark_the_page_is_dark(opened: Path, tmp_path: Path):
+def test_dark_mode_is_dark(opened: Path, tmp_path: Path):
     shot = tmp_path / "shot.png"
     browse(opened, tmp_path, f"--screenshot={shot}", *DARK)
     picture = image.open(shot).convert("RGB")
@@ -123,42 +123,42 @@ def test_episodes_are_searched_filtered_and_sorted(run_page: Path, tmp_path: Pat
         found.push(set(order, "by the critic's error"));
         return found;
     """
-    owl, everything, newly_won, lost, wrong = ask(run_page, tmp_path, script)
+    owl, everything, newly_won, lost, wrong = evaluate(run_page, tmp_path, script)
     assert owl == ["e4", "e5"] and everything == [f"e{n}" for n in range(8)]
     assert newly_won == ["e1", "e2", "e7"] and lost == ["e3", "e5", "e6"]
     assert set(wrong[:5]) == {"e0", "e1", "e2", "e4", "e7"}  # forecast lost, and won
 
 
-def test_two_runs_are_laid_side_by_side_with_their_settings(opened: Path, tmp_path: Path):
+def test_two_runs_are_compared_side_by_side(opened: Path, tmp_path: Path):
     script = """
         const buttons = document.querySelectorAll("details.run > summary > button");
         buttons[0].click();
         buttons[3].click();
-        const beside = document.getElementById("beside");
-        const titles = [...beside.querySelectorAll("#beside > .pair > div > h4")]
+        const comparison = document.getElementById("comparison");
+        const titles = [...comparison.querySelectorAll("#comparison > .pair > div > h4")]
           .map((heading) => heading.textContent);
-        const settings = [...beside.querySelectorAll("dt")].map((term) => term.textContent);
-        beside.querySelector("button").click();
-        return [titles, settings.includes("algo.name"), document.getElementById("beside")];
+        const settings = [...comparison.querySelectorAll("dt")].map((term) => term.textContent);
+        comparison.querySelector("button").click();
+        return [titles, settings.includes("algo.name"), document.getElementById("comparison")];
     """
-    titles, has_settings, left = ask(opened, tmp_path, script)
+    titles, has_settings, left = evaluate(opened, tmp_path, script)
     assert titles == ["grpo-0 grpo", "nlac-0 nlac"] and has_settings and left is None
 
 
-def test_without_its_script_the_page_shows_all_episodes(run_page: Path, tmp_path: Path):
+def test_page_without_script_shows_all_episodes(run_page: Path, tmp_path: Path):
     bare = tmp_path / "bare.html"
     bare.write_text(re.sub(r"<script>.*?</script>", "", run_page.read_text(), flags=re.DOTALL))
     dom = browse(bare, tmp_path, "--dump-dom").stdout
     assert dom.count('class="episode"') == 8 + 2 and 'class="tools"' not in dom
 
 
-def test_the_browser_refuses_nothing_and_runs_nothing(opened: Path, tmp_path: Path):
+def test_browser_blocks_nothing_of_the_page(opened: Path, tmp_path: Path):
     done = browse(opened, tmp_path, "--dump-dom")
-    assert "Final results" in done.stdout and "&lt;script&gt;" in done.stdout
+    assert "&lt;script&gt;" in done.stdout
     assert not re.findall(r".*(?:Content.Security.Policy|ERR_|Refused).*", done.stderr)
 
 
-def test_the_policy_is_in_force(opened: Path, tmp_path: Path):
+def test_policy_blocks_injected_code(opened: Path, tmp_path: Path):
     spoiled = tmp_path / "spoiled.html"
     wild = "<script>document.title='run'</script><p style='color:red'>x</p></main>"
     spoiled.write_text(opened.read_text().replace("</main>", wild))

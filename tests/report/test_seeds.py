@@ -18,7 +18,7 @@ OTHERS = [0.33, 0.37, 0.41, 0.30, 0.36, 0.44, 0.28]
 shares = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=12)
 
 
-def test_iqm_is_the_mean_without_the_outer_quarters():
+def test_iqm_drops_the_outer_quarters():
     # of ten, the two lowest and the two highest fall
     inner = sorted(SCORES)[2:8]
     assert seeds.iqm(SCORES).mean == pytest.approx(sum(inner) / 6)
@@ -31,7 +31,7 @@ def test_iqm_is_scipys_trimmed_mean(scores: list[float]):
 
 
 @given(shares, shares)
-def test_improvement_is_scipys_mann_whitney_statistic(ours: list[float], theirs: list[float]):
+def test_improvement_equals_scipys_mann_whitney(ours: list[float], theirs: list[float]):
     u = stats.mannwhitneyu(ours, theirs, method="asymptotic").statistic
     assert seeds.probability_of_improvement(ours, theirs).mean == pytest.approx(
         u / len(ours) / len(theirs)
@@ -45,7 +45,7 @@ def test_improvement_by_hand_counts_ties_half():
     assert (certain.low, certain.mean, certain.high) == (1, 1, 1)
 
 
-def test_iqm_and_improvement_are_what_rliable_prints():
+def test_iqm_and_improvement_equal_rliable():
     """rliable 1.2.0, 20,000 resamples. It is no dependency: its `arch` does not import beside the
     present pandas, and it brings 20 packages."""
     middle, better = seeds.iqm(SCORES), seeds.probability_of_improvement(SCORES, OTHERS)
@@ -66,13 +66,13 @@ def test_intervals_over_runs_agree_with_scipys_bootstrap():
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.01)
 
 
-def test_of_one_run_the_crossed_interval_is_the_one_clustered_by_task():
+def test_one_run_gives_the_clustered_interval():
     run = {str(task): [1.0] * task + [0.0] * (10 - task) for task in range(11)}
     ours, theirs = seeds.crossed_bootstrap([run]), cluster_bootstrap(list(run.values()))
     assert ours.mean == 0.5 and ours == theirs
 
 
-def test_runs_that_differ_widen_the_interval_and_equal_ones_do_not():
+def test_only_differing_runs_widen_the_interval():
     good, bad = {str(t): [0.9] for t in range(50)}, {str(t): [0.1] for t in range(50)}
     apart = seeds.crossed_bootstrap([good, bad, good, bad])
     assert apart.mean == pytest.approx(0.5)
@@ -104,7 +104,7 @@ def test_a_paired_difference_agrees_with_scipys_over_tasks():
     assert (ours.low, ours.high) == pytest.approx((limits.low, limits.high), abs=0.02)
 
 
-def test_seeds_are_paired_only_where_both_sides_have_the_same():
+def test_only_equal_seeds_are_paired():
     low, high = {"t": [0.2]}, {"t": [0.6]}
     ours = {0: {"t": [0.3]}, 1: {"t": [0.7]}}
     together = seeds.paired_difference(ours, {0: low, 1: high})
@@ -113,14 +113,14 @@ def test_seeds_are_paired_only_where_both_sides_have_the_same():
     assert apart.mean == pytest.approx(0.1) and apart.high > 0.3 and apart.low < -0.1
 
 
-def test_runs_without_a_common_task_are_no_pair():
-    with pytest.raises(ValueError, match="no common task"):
+def test_pairs_need_a_common_task():
+    with pytest.raises(ValueError, match="common task"):
         seeds.paired_difference({0: {"a": [1.0]}}, {0: {"b": [1.0]}})
     with pytest.raises(ValueError, match="at least one"):
         seeds.crossed_bootstrap([{}])
 
 
-def test_noise_is_the_pooled_deviation_between_seeds():
+def test_noise_is_the_pooled_deviation():
     floor = seeds.seed_noise([[0.4, 0.44], [0.1, 0.2, 0.3], [0.9]])
     assert floor is not None and floor.freedom == 3
     assert floor.deviation == pytest.approx(math.sqrt((2 * 0.02**2 + 2 * 0.1**2) / 3))
@@ -130,12 +130,12 @@ def test_noise_is_the_pooled_deviation_between_seeds():
     assert seeds.STUDENT == pytest.approx(quantiles, abs=5e-4)
 
 
-def test_a_threshold_is_reached_at_its_first_crossing():
+def test_threshold_is_reached_at_first_crossing():
     assert seeds.first_reached([128, 256, 384], [0.1, 0.5, 0.4], 0.45) == 256
     assert seeds.first_reached([128, 256], [0.1, 0.2], 0.45) is None
     assert seeds.moving_average([1.0, 0.0, 0.5, 0.5], 2) == [1.0, 0.5, 0.25, 0.5]
 
 
-def test_a_band_holds_the_mean_and_is_as_narrow_as_the_runs_agree():
+def test_band_contains_the_mean():
     low, high = seeds.bootstrap_band(np.array([[0.2, 0.4], [0.4, 0.4], [0.3, 0.4]]))
     assert low[0] < 0.3 < high[0] and (low[1], high[1]) == pytest.approx((0.4, 0.4))

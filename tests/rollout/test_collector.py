@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl_cli.core.errors import StoppedRun, UserError
+from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.rollout.collector import PlayCollector
 from agentrl_cli.rollout.play import refuse_failures
@@ -16,7 +16,7 @@ def sampler():
 
 def collector(episodes_per_step, generator, **world):
     made = PlayCollector(
-        episodes_per_step=episodes_per_step, max_tokens=8, temperature=1.0, max_context=500
+        episodes_per_step=episodes_per_step, max_new_tokens=8, temperature=1.0, max_seq_len=500
     )
     made.bind(
         make_env=lambda: EchoEnv(**world), chat=CHAT, generator=generator, seed=3,
@@ -52,23 +52,23 @@ def test_groups_share_a_task_and_ids_and_seeds_are_unique(sampler):
 
 
 def test_a_step_in_which_more_than_a_fifth_failed_says_why():
-    with pytest.raises(StoppedRun, match=r"1 of 2 episodes failed, 1 .* broken at 1"):
+    with pytest.raises(RunAborted, match=r"1 of 2 episodes failed, 1 .* broken at 1"):
         collector(2, script(lambda prompt: "Hello."), fails_at=1).collect(0, 1)
     task = EchoEnv().tasks("train")[0]
     fine = Episode("a", task, "g", 0, [])
     broken = Episode("b", task, "g", 0, [], stop="error", error="why")
     refuse_failures([fine] * 4 + [broken])
-    with pytest.raises(StoppedRun, match="why"):
+    with pytest.raises(RunAborted, match="why"):
         refuse_failures([fine] * 3 + [broken])
 
 
 def test_no_more_is_played_once_too_many_have_failed():
     asked = []
     speaker = script(lambda prompt: asked.append(prompt) or "Hello.")
-    with pytest.raises(StoppedRun, match="3 of 10 episodes failed"):
+    with pytest.raises(RunAborted, match="3 of 10 episodes failed"):
         collector(10, speaker, fails_at=1).collect(0, 1)
     assert len(asked) == 10
-    with pytest.raises(StoppedRun, match="3 of 10"):
+    with pytest.raises(RunAborted, match="3 of 10"):
         collector(10, speaker, fails_at=0).collect(0, 1)
     assert len(asked) == 10
 

@@ -30,8 +30,12 @@ def written(tmp_path: Path, *lines: str) -> Path:
     return file
 
 
-def read(file: Path, env: Env = COIN, *, skip_bad: bool = False, room: int = 200) -> list[Episode]:
-    return read_demos(str(file), read_lines(file), DemoReader(env, CHAT, room), skip_bad=skip_bad)
+def read(
+    file: Path, env: Env = COIN, *, skip_invalid: bool = False, room: int = 200
+) -> list[Episode]:
+    return read_demos(
+        str(file), read_lines(file), DemoReader(env, CHAT, room), skip_invalid=skip_invalid
+    )
 
 
 # the file
@@ -114,7 +118,7 @@ def test_a_bad_line_is_refused_by_number_and_reason(tmp_path: Path, line: str):
         read(file)
     told = str(refused.value).splitlines()
     assert len(told) == 1 and told[0].startswith(f"{file} line 2: {BAD[line]}")
-    assert told[0].endswith("; mend it, or leave such lines out with data.skip_bad=true")
+    assert told[0].endswith("; mend it, or leave such lines out with data.skip_invalid=true")
 
 
 def test_bad_lines_are_left_out_and_told_only_when_asked_for(
@@ -126,26 +130,26 @@ def test_bad_lines_are_left_out_and_told_only_when_asked_for(
     assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [
         f"{file} line 1", f"{file} line 3",
     ]  # fmt: skip
-    assert len(read(file, skip_bad=True)) == 1
+    assert len(read(file, skip_invalid=True)) == 1
     told = capsys.readouterr().err.splitlines()
     assert told[0] == f"left out: {file} line 1: it is not JSON" and len(told) == 2
 
 
 def test_many_bad_lines_are_counted(tmp_path: Path):
     with pytest.raises(UserError) as refused:
-        read(written(tmp_path, *["{"] * 25), skip_bad=True)
+        read(written(tmp_path, *["{"] * 25), skip_invalid=True)
     told = str(refused.value).splitlines()
     assert len(told) == 11 and told[-1].startswith("15 lines more;")
 
 
-@pytest.mark.parametrize("skip_bad", [False, True])
+@pytest.mark.parametrize("skip_invalid", [False, True])
 @pytest.mark.parametrize("text", ["", "\n\n"])
 def test_an_empty_file_is_refused_whatever_may_be_skipped(
-    tmp_path: Path, text: str, skip_bad: bool
+    tmp_path: Path, text: str, skip_invalid: bool
 ):
     (tmp_path / "demos.jsonl").write_text(text)
     with pytest.raises(UserError, match="are empty; write some with agentrl demos"):
-        read(tmp_path / "demos.jsonl", skip_bad=skip_bad)
+        read(tmp_path / "demos.jsonl", skip_invalid=skip_invalid)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):

@@ -8,12 +8,11 @@ from typing import ClassVar
 
 import pytest
 
-from agentrl_cli.core.errors import StoppedRun
+from agentrl_cli.core.errors import RunAborted
 from agentrl_cli.core.types import Step
 from agentrl_cli.generators.hf import HFGenerator
-from agentrl_cli.rollout.env_threads import MOST_ABANDONED
+from agentrl_cli.rollout.env_threads import MAX_ABANDONED, abandoned_threads
 from agentrl_cli.rollout.play import play
-from agentrl_cli.rollout.time_limit import abandoned_threads
 from agentrl_cli.train import rollout_metrics
 from tests.fakes.echo import CHAT, EchoEnv, TinyWeights, random_sampler, script
 from tests.rollout.test_play import SAMPLING, starts, strip
@@ -25,16 +24,15 @@ def sampler():
 
 
 def roll_in(make_env, begin, generator, **how):
-    return play(begin, make_env, CHAT, generator, SAMPLING, max_context=500, **how)
+    return play(begin, make_env, CHAT, generator, SAMPLING, max_seq_len=500, **how)
 
 
 def test_where_no_thread_can_be_started_the_run_stops_with_the_key(monkeypatch, sampler):
     def none() -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("agentrl_cli.rollout.env_threads.OwnThread", none)
-    line = r"the worlds of 0 episodes have threads, and can't start new thread; lower rollout.epis"
-    with pytest.raises(StoppedRun, match=line):
+    monkeypatch.setattr("agentrl_cli.rollout.env_threads.CallThread", none)
+    with pytest.raises(RunAborted, match="max_concurrent_episodes"):
         roll_in(EchoEnv, starts(2), sampler, workers=2)
 
 
@@ -111,8 +109,8 @@ def test_a_broken_world_among_many_is_told_as_if_it_were_alone():
     assert [e.stop for e in beside] == ["done", "error", "done", "error", "done"]
     assert [e.error for e in beside] == [e.error for e in alone]
     for workers in (1, 5):
-        with pytest.raises(StoppedRun, match=r"^1 of 5 episodes failed"):
-            roll_in(Picky, starts(5), speaker, workers=workers, most_failed=0.1)
+        with pytest.raises(RunAborted, match=r"^1 of 5 episodes failed"):
+            roll_in(Picky, starts(5), speaker, workers=workers, max_failure_rate=0.1)
 
 
 class Hanging(EchoEnv):
@@ -152,10 +150,10 @@ def test_a_thread_that_is_left_behind_is_counted_until_it_ends(hanging):
 
 
 def test_too_many_threads_that_hang_stop_the_run(hanging):
-    message = f"^{MOST_ABANDONED + 1} threads hang in calls of the environment, .*; mend the env"
-    with pytest.raises(StoppedRun, match=message):
+    message = f"^{MAX_ABANDONED + 1} threads hang"
+    with pytest.raises(RunAborted, match=message):
         roll_in(
-            hanging, starts(MOST_ABANDONED + 1), script(lambda prompt: "Hello."), workers=20,
+            hanging, starts(MAX_ABANDONED + 1), script(lambda prompt: "Hello."), workers=20,
             env_timeout=0.1,
         )  # fmt: skip
 
@@ -171,7 +169,7 @@ def test_so_many_episodes_are_in_play_at_a_time_and_say_what_they_would_together
 
     together = roll_in(EchoEnv, starts(7), sampler)
     counted = Counted(TinyWeights(), max_batch=64, cache_tokens=10_000)
-    apart = roll_in(EchoEnv, starts(7), counted, episodes_at_once=at_once)
+    apart = roll_in(EchoEnv, starts(7), counted, max_concurrent_episodes=at_once)
     assert [strip(e) for e in apart] == [strip(e) for e in together]
     assert max(played) == min(7, at_once)
 
@@ -183,15 +181,20 @@ def test_an_episode_that_has_ended_leaves_its_thread():
         def close(self) -> None:
             most.append(threading.active_count())
 
-    roll_in(Watched, starts(40), script(lambda prompt: "Hello."), workers=2, episodes_at_once=3)
+    roll_in(
+        Watched, starts(40), script(lambda prompt: "Hello."), workers=2, max_concurrent_episodes=3
+    )
     assert len(most) == 40 and max(most) < before + 20  # some are still closing
 
 
 def test_episodes_that_fail_are_counted_against_all_that_are_to_be_played():
     speaker, asked = script(lambda prompt: "Hello."), []
-    with pytest.raises(StoppedRun, match="3 of 10 episodes failed"):
+    with pytest.raises(RunAborted, match="3 of 10 episodes failed"):
         roll_in(
-            lambda: asked.append(1) or EchoEnv(fails_at=0), starts(10), speaker, most_failed=0.2,
-            episodes_at_once=2,
-        )  # fmt: skip
+            lambda: asked.append(1) or EchoEnv(fails_at=0),
+            starts(10),
+            speaker,
+            max_failure_rate=0.2,
+            max_concurrent_episodes=2,
+        )
     assert len(asked) == 4

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentrl_cli.core.errors import EpisodeError, GeneratorError, StoppedRun, UserError
+from agentrl_cli.core.errors import EpisodeError, GeneratorError, RunAborted, UserError
 from agentrl_cli.core.types import Episode, Message, Step, Turn
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.generators.scripted import ScriptedGenerator
@@ -35,8 +35,8 @@ def starts(count=4, **changes):
     ]
 
 
-def roll(begin, generator, sampling=SAMPLING, max_context=500, **world):
-    return play(begin, lambda: EchoEnv(**world), CHAT, generator, sampling, max_context=max_context)
+def roll(begin, generator, sampling=SAMPLING, max_seq_len=500, **world):
+    return play(begin, lambda: EchoEnv(**world), CHAT, generator, sampling, max_seq_len=max_seq_len)
 
 
 def strip(episode: Episode) -> Episode:
@@ -148,12 +148,12 @@ def test_a_probe_keeps_the_world_and_varies_the_policy(sampler):
 def test_an_episode_that_would_not_fit_stops_as_context_with_the_unanswered_observation():
     (free,) = roll(starts(1), script(lambda prompt: "Hello."))
     room = len(free.state_ids(1)) + SAMPLING.max_tokens
-    (fits,) = roll(starts(1), script(lambda prompt: "Hello."), max_context=room)
+    (fits,) = roll(starts(1), script(lambda prompt: "Hello."), max_seq_len=room)
     assert (fits.stop, len(fits.turns)) == ("context", 2)
     assert fits.closing == free.turns[2].observation
-    (short,) = roll(starts(1), script(lambda prompt: "Hello."), max_context=room - 1)
+    (short,) = roll(starts(1), script(lambda prompt: "Hello."), max_seq_len=room - 1)
     assert (short.stop, len(short.turns)) == ("context", 1)
-    (none,) = roll(starts(1), script(lambda prompt: "Hello."), max_context=10)
+    (none,) = roll(starts(1), script(lambda prompt: "Hello."), max_seq_len=10)
     assert (none.stop, none.turns, none.reward) == ("context", [], 0)
 
 
@@ -189,7 +189,7 @@ def test_a_world_that_fails_on_closing_is_an_error():
             raise OSError("stuck")
 
     (episode,) = play(
-        starts(1), Sticky, CHAT, script(lambda prompt: "Hi."), SAMPLING, max_context=500
+        starts(1), Sticky, CHAT, script(lambda prompt: "Hi."), SAMPLING, max_seq_len=500
     )
     assert (episode.stop, episode.error) == ("error", "on closing OSError: stuck")
 
@@ -200,7 +200,7 @@ def test_a_game_that_was_won_counts_as_lost_where_its_world_breaks_in_closing():
             raise OSError("stuck")
 
     won, broken = (
-        play(starts(1), world, CHAT, script(lambda prompt: "stop"), SAMPLING, max_context=500)[0]
+        play(starts(1), world, CHAT, script(lambda prompt: "stop"), SAMPLING, max_seq_len=500)[0]
         for world in (EchoEnv, Sticky)
     )
     assert won.turns[-1].info == broken.turns[-1].info == {"success": True}
@@ -236,7 +236,7 @@ def test_an_empty_observation_goes_on_in_the_same_message():
     forced[0].observation = [Message("system", env.system()), *env.reset(starts(1)[0].task, 100)]
     begin = replace(starts(1)[0], replayed=forced)
     (episode,) = play(
-        [begin], Thought, CHAT, script(lambda prompt: "Hi."), SAMPLING, max_context=500
+        [begin], Thought, CHAT, script(lambda prompt: "Hi."), SAMPLING, max_seq_len=500
     )
     assert episode.turns[1].observation_ids == []
     assert episode.state_ids(1) == episode.state_ids(0) + forced[0].action_ids
@@ -255,7 +255,7 @@ def test_an_action_is_cut_where_the_world_says_and_its_parts_are_what_was_sample
 
     text, sampling = "One; two; three.", replace(SAMPLING, max_tokens=99)
     generator = script(lambda prompt: text)
-    (episode,) = play(starts(1), Thinker, CHAT, generator, sampling, max_context=500)
+    (episode,) = play(starts(1), Thinker, CHAT, generator, sampling, max_seq_len=500)
     assert [turn.action for turn in episode.turns] == ["One;", " two;", " three."]
     whole = [i for turn in episode.turns for i in turn.action_ids]
     assert whole == CHAT.encode_action(text)
@@ -273,7 +273,7 @@ def test_what_was_written_behind_a_part_that_is_answered_is_dropped():
 
     generator = script(lambda prompt: "One; two; stop.")
     sampling = replace(SAMPLING, max_tokens=99)
-    (episode,) = play(starts(1), Liner, CHAT, generator, sampling, max_context=500)
+    (episode,) = play(starts(1), Liner, CHAT, generator, sampling, max_seq_len=500)
     assert [turn.action for turn in episode.turns] == ["One;", "One;", "One;"]
     for turn in episode.turns[1:]:
         assert turn.observation[0].content.startswith("Heard 4") and turn.observation_ids
@@ -286,7 +286,7 @@ def test_the_seconds_of_the_world_are_counted_apart():
             return super().step(action)
 
     (episode,) = play(
-        starts(1), Slow, CHAT, script(lambda prompt: "Hello."), SAMPLING, max_context=500
+        starts(1), Slow, CHAT, script(lambda prompt: "Hello."), SAMPLING, max_seq_len=500
     )
     assert 0.02 * len(episode.turns) <= episode.env_seconds <= episode.seconds
 
@@ -308,7 +308,7 @@ def test_a_world_that_hangs_is_left_behind_and_named(where):
 
     closed, generator = [], script(lambda prompt: "Hello.")
     episodes = play(
-        starts(3), lambda: Hanging(closed=closed), CHAT, generator, SAMPLING, max_context=500,
+        starts(3), lambda: Hanging(closed=closed), CHAT, generator, SAMPLING, max_seq_len=500,
         env_timeout=0.1,
     )  # fmt: skip
     freed.set()
@@ -316,13 +316,13 @@ def test_a_world_that_hangs_is_left_behind_and_named(where):
     assert closed == ["train-0", "train-2"]
     hung = episodes[1]
     assert hung.error_kind == "timeout" and hung.reward == 0
-    assert hung.error is not None and "WorldTimeout: no answer within 0.1 s (" in hung.error
+    assert hung.error is not None and "EnvTimeout: no answer within 0.1 s (" in hung.error
 
 
 def test_a_limit_of_time_changes_neither_episodes_nor_errors(sampler):
     def both(**world):
         return [
-            play(starts(), lambda: EchoEnv(**world), CHAT, sampler, SAMPLING, max_context=500,
+            play(starts(), lambda: EchoEnv(**world), CHAT, sampler, SAMPLING, max_seq_len=500,
                  env_timeout=limit)
             for limit in (None, 9.0)
         ]  # fmt: skip
@@ -362,5 +362,5 @@ def test_an_episode_without_an_answer_has_failed_and_the_others_go_on():
 
 def test_a_lost_generator_stops_play_as_a_broken_world_does():
     generator = lost(script(lambda prompt: "Hello."), at=1, every=1)
-    with pytest.raises(StoppedRun, match=r"2 of 4 .* the server is gone; mend what generates"):
-        play(starts(4), EchoEnv, CHAT, generator, SAMPLING, max_context=500, most_failed=0.4)
+    with pytest.raises(RunAborted, match=r"2 of 4 .* the server is gone; mend what generates"):
+        play(starts(4), EchoEnv, CHAT, generator, SAMPLING, max_seq_len=500, max_failure_rate=0.4)

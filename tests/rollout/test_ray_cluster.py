@@ -1,4 +1,4 @@
-"""What is refused before Ray is asked; the rest is in tests/training/test_ray.py."""
+"""Errors before Ray starts; tests/training/test_ray.py has the rest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ import pytest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.rollout import RayCluster
 
-USUAL: dict[str, Any] = {
-    "count": 2, "gpus": 1.0, "staleness": 2, "cpus": 1.0, "address": None, "start_timeout": 60.0,
-}  # fmt: skip
-
 
 @dataclass
 class SlowRay:
-    """Its first `slow` starts come to nothing."""
+    """Fails at its first `slow` starts."""
 
     slow: int = 0
     calls: list[str] = field(default_factory=list[str])
@@ -34,48 +30,56 @@ class SlowRay:
         self.calls.append("shutdown")
 
 
-def test_a_missing_ray_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"not installed; pip install 'agentrl-cli\[ray\]'$"):
-        RayCluster(**USUAL).connect([])
-
-
-@pytest.mark.parametrize(("key", "value"), [("cpus", -1), ("start_timeout", 0)])
-def test_numbers_that_cannot_be_are_refused(key: str, value: int):
-    with pytest.raises(UserError, match=rf"hardware\.actors\.{key} is {value}; give"):
-        RayCluster(**{**USUAL, key: value})
-
-
-def test_more_gpus_than_a_machine_has_are_refused_at_once():
-    sentence = r"hardware\.actors asks for 2 times 1 GPUs, and there are 1 for actors here; lower"
-    with pytest.raises(UserError, match=sentence):
-        RayCluster(**USUAL).connect(["0"])
+def cluster(**changes: Any) -> RayCluster:
+    usual: dict[str, Any] = {
+        "count": 2, "gpus": 1.0, "staleness": 2, "cpus": 1.0, "address": None,
+        "start_timeout": 60.0,
+    }  # fmt: skip
+    return RayCluster(**(usual | changes))
 
 
 @pytest.fixture
 def own_ray(monkeypatch: pytest.MonkeyPatch) -> SlowRay:
-    """In the place of the real one; what it is told by variables is forgotten afterwards."""
+    """Replaces Ray; variables that are set for it are undone afterwards."""
     found = SlowRay()
     monkeypatch.setitem(sys.modules, "ray", found)  # pyright: ignore[reportArgumentType]
     monkeypatch.setattr(os, "environ", dict(os.environ))
     return found
 
 
-def test_a_ray_that_a_busy_machine_was_too_slow_for_is_begun_anew(own_ray: SlowRay):
-    own_ray.slow = 2
-    RayCluster(**USUAL).connect([])
-    assert own_ray.calls == ["init local", "shutdown", "init local", "shutdown", "init local"]
+def test_missing_ray_or_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for gpus, code in (([], "missing-extra"), (["0"], "too-few-gpus")):
+        with pytest.raises(UserError) as refused:
+            cluster().connect(gpus)
+        assert refused.value.code == code
 
 
-def test_a_ray_that_never_starts_is_one_sentence(own_ray: SlowRay):
-    own_ray.slow = 100
-    with pytest.raises(UserError, match=r"^Ray cannot start here \(the node timed out\); mend"):
-        RayCluster(**USUAL).connect([])
-    assert own_ray.calls == ["init local", "shutdown"] * 3
+@pytest.mark.parametrize(
+    ("slow", "address", "calls"),
+    [
+        (2, None, ["init local", "shutdown", "init local", "shutdown", "init local"]),
+        (100, None, ["init local", "shutdown"] * 3),
+        (100, "auto", ["init auto"]),
+    ],
+)
+def test_slow_local_ray_is_restarted(
+    own_ray: SlowRay, slow: int, address: str | None, calls: list[str]
+):
+    own_ray.slow = slow
+    if slow == 100:
+        with pytest.raises(UserError, match=r"\(the node timed out\)") as refused:
+            cluster(address=address).connect([])
+        assert refused.value.code == "ray-unreachable"
+    else:
+        cluster(address=address).connect([])
+    assert own_ray.calls == calls
 
 
-def test_a_cluster_that_was_named_is_asked_once(own_ray: SlowRay):
-    own_ray.slow = 100
-    with pytest.raises(UserError, match=r"^Ray cannot be reached at 'auto'"):
-        RayCluster(**{**USUAL, "address": "auto"}).connect([])
-    assert own_ray.calls == ["init auto"]
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("cpus", -1), ("start_timeout", 0), ("count", 0), ("gpus", -1), ("staleness", -1)],
+)
+def test_invalid_cluster_settings_are_refused(key: str, value: int):
+    with pytest.raises(UserError, match=rf"hardware\.actors\.{key} is {value}"):
+        cluster(**{key: value})

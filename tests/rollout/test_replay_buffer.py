@@ -1,4 +1,4 @@
-"""The replay buffer: priorities by hand, capacity, the file and its state."""
+"""The replay buffer: priorities computed by hand, capacity, the file and its state."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ def episode(name, turns=2, error=None):
     return Episode(name, Task("t", "train", {}), "g", 7, rows, error=error)
 
 
-def filled(path=None, capacity=10, names="abc"):
+def filled(path=None, capacity=10, names="abc", priorities=None):
     buffer = ReplayBuffer(path, capacity)
     buffer.add([episode(name) for name in names])
+    if priorities:
+        buffer.set_priorities(keys(buffer), priorities)
     return buffer
 
 
@@ -33,35 +35,18 @@ def keys(buffer):
     return [TurnKey(e.id, i) for e in buffer.episodes() for i in range(len(e.turns))]
 
 
-def test_a_last_line_that_was_cut_off_is_left_out(tmp_path):
-    path = tmp_path / "buffer.jsonl"
-    filled(path)
-    with path.open("a") as file:
-        file.write('{"id": "d", "tu')
-    assert [e.id for e in read_episodes(path, 2)] == ["b", "c"]
-
-
-def test_capacity_drops_the_oldest_episodes():
+def test_capacity_drops_the_oldest_and_skips_failed():
     buffer = filled(capacity=2)
-    buffer.add([episode("d", turns=3)])
+    buffer.add([episode("d", turns=3), episode("x", error="boom"), episode("y", turns=0)])
     assert [e.id for e in buffer.episodes()] == ["c", "d"]
     assert (len(buffer), buffer.turns) == (2, 5)
     with pytest.raises(KeyError):
         buffer.episode(TurnKey("a", 0))
+    with pytest.raises(ValueError, match="'d'"):
+        buffer.add([episode("d")])
 
 
-def test_broken_and_empty_episodes_are_not_taken_in():
-    buffer = ReplayBuffer(None, 5)
-    buffer.add([episode("a", error="boom"), episode("b", turns=0)])
-    assert len(buffer) == 0
-
-
-def test_an_id_is_held_once():
-    with pytest.raises(ValueError, match="'a' is already"):
-        filled().add([episode("a")])
-
-
-def test_new_turns_get_the_current_maximum_priority():
+def test_new_turns_get_the_highest_stored_priority():
     buffer = filled(names="a")
     assert buffer.priority(TurnKey("a", 0)) == 1.0
     buffer.set_priorities(keys(buffer), [0.25, 3.0])
@@ -73,10 +58,9 @@ def test_new_turns_get_the_current_maximum_priority():
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
-def test_a_single_draw_is_proportional_to_priority_to_the_exponent(exponent):
-    buffer = filled(names="ab")
+def test_draw_is_proportional_to_priority_to_the_exponent(exponent):
     priorities = [1.0, 2.0, 4.0, 9.0]
-    buffer.set_priorities(keys(buffer), priorities)
+    buffer = filled(names="ab", priorities=priorities)
     counts = Counter(buffer.sample_turns(1, seed, exponent)[0] for seed in range(8000))
     total = sum(p**exponent for p in priorities)
     for key, priority in zip(keys(buffer), priorities, strict=True):
@@ -85,48 +69,33 @@ def test_a_single_draw_is_proportional_to_priority_to_the_exponent(exponent):
 
 
 def test_draws_without_replacement_follow_the_sequential_law():
-    buffer = filled(names="ab")
-    weights = dict(zip(keys(buffer), [1.0, 2.0, 4.0, 9.0], strict=True))
-    buffer.set_priorities(list(weights), list(weights.values()))
-    total = sum(weights.values())
+    priorities = [1.0, 2.0, 4.0, 9.0]
+    buffer = filled(names="ab", priorities=priorities)
+    weights = dict(zip(keys(buffer), priorities, strict=True))
+    total = sum(priorities)
     counts = Counter(tuple(buffer.sample_turns(2, seed, 1.0)) for seed in range(8000))
     for first, second in itertools.permutations(weights, 2):
         p = weights[first] / total * weights[second] / (total - weights[first])
         assert counts[first, second] / 8000 == pytest.approx(p, abs=0.017)
 
 
-def test_all_turns_come_once_when_as_many_are_asked_for():
+def test_turns_repeat_only_if_there_are_too_few():
     buffer = filled()
     assert sorted(buffer.sample_turns(6, 0, 1.0)) == keys(buffer)
-
-
-def test_more_turns_than_held_are_drawn_with_replacement():
+    assert buffer.sample_turns(4, 3, 0.6) == filled().sample_turns(4, 3, 0.6)
     drawn = filled(names="a").sample_turns(50, 0, 1.0)
-    assert len(drawn) == 50
-    assert set(drawn) == {TurnKey("a", 0), TurnKey("a", 1)}
+    assert len(drawn) == 50 and set(drawn) == {TurnKey("a", 0), TurnKey("a", 1)}
 
 
-def test_a_turn_of_priority_zero_is_never_drawn_unless_all_are_zero_or_the_exponent_is():
-    buffer = filled(names="a")
-    buffer.set_priorities(keys(buffer), [0.0, 1.0])
+def test_zero_priority_is_drawn_only_if_all_are_zero():
+    buffer = filled(names="a", priorities=[0.0, 1.0])
     assert {buffer.sample_turns(1, seed, 1.0)[0].turn for seed in range(50)} == {1}
     assert {buffer.sample_turns(1, seed, 0.0)[0].turn for seed in range(50)} == {0, 1}
     buffer.set_priorities(keys(buffer), [0.0, 0.0])
     assert {buffer.sample_turns(1, seed, 1.0)[0].turn for seed in range(50)} == {0, 1}
 
 
-def test_the_same_seed_draws_the_same_turns():
-    assert filled().sample_turns(4, 3, 0.6) == filled().sample_turns(4, 3, 0.6)
-
-
-def test_drawing_from_an_empty_buffer_is_an_error():
-    with pytest.raises(ValueError, match="empty"):
-        ReplayBuffer(None, 1).sample_turns(1, 0, 1.0)
-    with pytest.raises(ValueError, match="empty"):
-        ReplayBuffer(None, 1).sample_episodes(1, 0)
-
-
-def test_whole_episodes_are_drawn_alike_often_and_never_twice():
+def test_episodes_are_drawn_uniformly_without_replacement():
     buffer = filled(names="abcd")
     drawn = [tuple(e.id for e in buffer.sample_episodes(2, seed)) for seed in range(400)]
     assert all(len(set(names)) == 2 for names in drawn)
@@ -136,14 +105,17 @@ def test_whole_episodes_are_drawn_alike_often_and_never_twice():
     assert drawn[7] == tuple(e.id for e in buffer.sample_episodes(2, 7))
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_impossible_priorities_are_refused(value):
-    with pytest.raises(ValueError, match="priority"):
-        filled().set_priorities([TurnKey("a", 0)], [value])
-
-
-def test_a_capacity_below_one_is_refused():
-    with pytest.raises(UserError, match="capacity 0"):
+def test_invalid_calls_raise():
+    for draw in (
+        lambda: ReplayBuffer(None, 1).sample_turns(1, 0, 1.0),
+        lambda: ReplayBuffer(None, 1).sample_episodes(1, 0),
+        lambda: filled(names="a", priorities=[1.0, -1.0]),
+        lambda: filled(names="a", priorities=[1.0, float("nan")]),
+        lambda: filled(names="a", priorities=[1.0, float("inf")]),
+    ):
+        with pytest.raises(ValueError, match=r"empty|priority"):
+            draw()
+    with pytest.raises(UserError, match="0"):
         ReplayBuffer(None, 0)
 
 
@@ -164,61 +136,48 @@ def test_state_restores_episodes_and_priorities(tmp_path, in_file):
     assert fresh.sample_turns(3, 1, 1.0) == buffer.sample_turns(3, 1, 1.0)
 
 
-def test_loading_cuts_off_what_the_file_gained_since(tmp_path):
+def test_load_cuts_off_later_lines(tmp_path):
     path = tmp_path / "buffer.jsonl"
+    empty = ReplayBuffer(path, 10).state()
     buffer = filled(path)
     state, before = buffer.state(), path.read_bytes()
     buffer.add([episode("late")])
     with path.open("ab") as file:
         file.write(b'{"half a li')
+    assert [e.id for e in read_episodes(path, 2)] == ["c", "late"]
     ReplayBuffer(path, 10).load(state)
     assert path.read_bytes() == before
-
-
-def test_the_state_of_an_empty_buffer_loads(tmp_path):
-    path = tmp_path / "buffer.jsonl"
-    state = ReplayBuffer(path, 10).state()
-    filled(path)
-    fresh = ReplayBuffer(path, 10)
-    fresh.load(state)
-    assert len(fresh) == 0
+    ReplayBuffer(path, 10).load(empty)
     assert path.read_bytes() == b""
+    with pytest.raises(UserError, match=r"0 lines .* 3"):
+        ReplayBuffer(path, 10).load(state)
 
 
-def test_the_file_holds_every_episode_in_order(tmp_path):
+def test_file_holds_every_episode_in_order(tmp_path):
     filled(tmp_path / "buffer.jsonl", capacity=1)
     assert [e.id for e in episode_files.read_all(tmp_path / "buffer.jsonl")] == ["a", "b", "c"]
 
 
-def test_a_file_shorter_than_the_checkpoint_is_refused(tmp_path):
-    path = tmp_path / "buffer.jsonl"
-    state = filled(path).state()
-    path.write_bytes(b"")
-    with pytest.raises(UserError, match="has 0 lines but the checkpoint needs 3"):
-        ReplayBuffer(path, 10).load(state)
-
-
 @pytest.mark.parametrize("line", ["{", "[]", '{"id": 1}', "null", "[" * 100_000])
-def test_an_unreadable_line_is_named_with_file_and_number(tmp_path, line):
+def test_unreadable_line_is_named(tmp_path, line):
     path = tmp_path / "buffer.jsonl"
-    good = json.dumps(episode("a").to_json())
-    path.write_text(f"{good}\n{line}\n")
+    path.write_text(f"{json.dumps(episode('a').to_json())}\n{line}\n")
     state = {"priorities": [[1, 1], [1, 1]], "lines": 2}
-    with pytest.raises(UserError, match=r"buffer.jsonl line 2 is no episode"):
-        ReplayBuffer(path, 10).load(state)
-    with pytest.raises(UserError, match=r"buffer.jsonl line 2 is no episode"):
-        read_episodes(path, 10)
+    for read in (lambda: ReplayBuffer(path, 10).load(state), lambda: read_episodes(path, 10)):
+        with pytest.raises(UserError, match=r"buffer\.jsonl line 2") as refused:
+            read()
+        assert refused.value.code == "invalid-episode"
 
 
 @pytest.mark.parametrize("row", [[1.0], [1.0, -1.0], [1.0, float("nan")], [1.0, "high"], 5])
-def test_a_state_with_foreign_priorities_is_refused(tmp_path, row):
+def test_invalid_stored_priorities_are_refused(tmp_path, row):
     path = tmp_path / "buffer.jsonl"
     state = filled(path, names="a").state()
     with pytest.raises((ValueError, TypeError)):
         ReplayBuffer(path, 10).load({**state, "priorities": [row]})
 
 
-def test_the_state_does_not_depend_on_how_long_the_lines_are(tmp_path):
+def test_state_does_not_depend_on_line_lengths(tmp_path):
     files = [tmp_path / name for name in ("fast", "slow")]
     fast, slow = (ReplayBuffer(file, 10) for file in files)
     for buffer, seconds in ((fast, 0.1), (slow, 0.123456789)):

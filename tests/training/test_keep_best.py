@@ -1,4 +1,4 @@
-"""`keep=best`: the checkpoint that wins most of the split val is the one that counts."""
+"""`save_best=true`: the checkpoint that wins most of the split val is the one that counts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WithoutVal(CoinEnv):
         return super().tasks(split)
 
 
-KEEP = ("keep=best", "eval_every=1", "save_every=4")
+KEEP = ("save_best=true", "eval_every=1", "save_every=4")
 WEIGHTS = "models/policy/model.safetensors"
 
 
@@ -139,5 +139,5 @@ def test_what_leaves_nothing_to_choose_from_is_refused(
     overrides: list[str], sentence: str, tmp_path: Path
 ):
     with pytest.raises(UserError, match=sentence):
-        trained(tmp_path, "grpo", "it", "keep=best", "eval_every=1", *overrides)
+        trained(tmp_path, "grpo", "it", "save_best=true", "eval_every=1", *overrides)
     assert not (tmp_path / "it").exists()

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from agentrl_cli.algos.base import Phase, per_sample
-from agentrl_cli.algos.losses import bce, clipped_ratio, dpo, nll
+from agentrl_cli.algos.losses import bce, clipped_ratio, nll
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
+from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.training.learner import Learner, NonFiniteError, split_steps
 from tests.builders.models import model_config, texts, write_model
@@ -46,7 +46,7 @@ class Bench:
         self.models = ModelSet(config, specs, "cpu", 0)
         self.published = []
         self.learner = Learner(
-            self.models, specs, tokens_per_batch=tokens, seed=seed, publish=self.published.append
+            self.models, specs, microbatch_tokens=tokens, seed=seed, publish=self.published.append
         )
 
     def run(self, *phases, step=0):
@@ -56,7 +56,7 @@ class Bench:
         return {key: w.detach().clone() for key, w in self.models.weights(name).items()}
 
 
-def test_a_toy_text_is_learned(folder):
+def test_learner_fits_a_text(folder):
     bench = Bench(folder)
     first = bench.run(Phase("sft", texts(), nll))
     bench.run(Phase("sft", texts(), nll, epochs=40))
@@ -66,14 +66,14 @@ def test_a_toy_text_is_learned(folder):
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_micro_batches_change_the_step_only_by_rounding(folder, lora):
+def test_micro_batches_change_only_rounding(folder, lora):
     whole, split = Bench(folder, lora, tokens=10_000), Bench(folder, lora, tokens=8)
     one_batch, many = (b.run(Phase("sft", texts(), nll)) for b in (whole, split))
     assert one_batch["sft/loss"] == pytest.approx(many["sft/loss"], rel=1e-5)
     assert one_batch["sft/grad_norm"] == pytest.approx(many["sft/grad_norm"], rel=1e-4)
 
 
-def test_the_loss_is_a_mean_over_the_trained_tokens_of_the_step(folder):
+def test_loss_is_mean_over_trained_tokens(folder):
     bench = Bench(folder, tokens=8)
     logprobs = token_logprobs(bench.models.reader("policy"), texts())
     expected = -sum(map(sum, logprobs)) / sum(sum(s.mask) for s in texts())
@@ -83,23 +83,8 @@ def test_the_loss_is_a_mean_over_the_trained_tokens_of_the_step(folder):
     assert found["sft/tokens"] == sum(len(s.ids) for s in texts())
 
 
-def test_tokens_and_those_that_are_trained_are_counted_apart(folder):
-    found = Bench(folder).run(Phase("x", texts(), nll, epochs=2))
-    assert found["x/tokens"] == 2 * sum(len(s.ids) for s in texts())
-    assert found["x/trained_tokens"] == 2 * sum(sum(s.mask) for s in texts()) < found["x/tokens"]
-
-
-def test_count_chooses_the_unit_that_a_loss_is_divided_by(folder):
-    found = Bench(folder).run(Phase("x", texts(), nll, units=per_sample))
-    assert found["x/loss"] == pytest.approx(
-        Bench(folder).run(Phase("x", texts(), nll))["x/loss"]
-        * sum(sum(s.mask) for s in texts())
-        / 12
-    )
-
-
-def test_the_same_seed_gives_bitwise_equal_weights_and_another_seed_does_not(folder):
-    phase = Phase("sft", texts(), nll, epochs=2, tokens_per_step=16)
+def test_seed_determines_weights_bitwise(folder):
+    phase = Phase("sft", texts(), nll, epochs=2, minibatch_tokens=16)
     benches = [Bench(folder, seed=seed) for seed in (1, 1, 2)]
     for bench in benches:
         bench.run(phase)
@@ -109,7 +94,7 @@ def test_the_same_seed_gives_bitwise_equal_weights_and_another_seed_does_not(fol
 
 @pytest.mark.parametrize("lora", [None, LORA])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_four_steps_equal_two_a_save_a_fresh_load_and_two_more(folder, tmp_path, lora, dtype):
+def test_resume_equals_uninterrupted_run(folder, tmp_path, lora, dtype):
     settings = {
         "lora": lora,
         "dtype": dtype,
@@ -122,7 +107,7 @@ def test_four_steps_equal_two_a_save_a_fresh_load_and_two_more(folder, tmp_path,
     def train(bench, steps):
         for step in steps:
             bench.run(
-                Phase("policy", texts(), nll, tokens_per_step=20),
+                Phase("policy", texts(), nll, minibatch_tokens=20),
                 critic_phase(head_only=step % 2 == 0),
                 step=step,
             )
@@ -144,7 +129,7 @@ def test_four_steps_equal_two_a_save_a_fresh_load_and_two_more(folder, tmp_path,
 @pytest.mark.parametrize("lora", [None, LORA])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("head_lr", [None, 0.5])
-def test_a_phase_of_the_head_alone_leaves_every_bit_of_the_body(folder, lora, dtype, head_lr):
+def test_head_only_phase_keeps_the_body(folder, lora, dtype, head_lr):
     adam = {"lr": 0.2, "weight_decay": 0.1, "warmup_steps": 50, "head_lr": head_lr}
     bench = Bench(folder, lora, dtype=dtype, **adam)
     bench.run(critic_phase())  # so that AdamW has moments by which a body could still move
@@ -176,7 +161,7 @@ def critic_samples():
     ]
 
 
-def test_a_head_learns_labels_and_leaves_the_policy_alone(folder):
+def test_head_learns_labels_without_the_policy(folder):
     bench = Bench(folder)
     before = bench.models.fingerprint("policy")
     phase = Phase("critic", critic_samples(), bce, model="critic", epochs=30, units=per_sample)
@@ -203,29 +188,6 @@ def test_advantage_raises_good_tokens_and_lowers_bad_ones(folder):
     assert found["policy/clip_fraction"] == 0
 
 
-def test_pairs_stay_together_and_in_order_through_shuffling_and_batching(folder):
-    bench = Bench(folder, tokens=12, lr=1e-5)
-    samples = []
-    for i in range(6):
-        for first in (50 + i, 60 + i):
-            ids = [20, first] + [30] * (i % 3)
-            samples.append(Sample(ids, [0] + [1] * (len(ids) - 1)))
-    scores = token_logprobs(bench.models.reader("policy"), samples)
-    for sample, row in zip(samples, scores, strict=True):
-        sample.streams["reference_logprob"] = row
-    seen = []
-
-    def loss(outputs, batch):
-        seen.extend(batch.ids[:, 1].tolist())
-        return dpo(outputs, batch, 0.1)
-
-    phase = Phase("dpo", samples, loss, keep_together=2, tokens_per_step=14, units=lambda s: 0.5)
-    found = bench.run(phase)
-    assert all(b - a == 10 for a, b in zip(seen[0::2], seen[1::2], strict=True))
-    assert sorted(seen) == [*range(50, 56), *range(60, 66)]
-    assert found["dpo/loss"] == pytest.approx(math.log(2), abs=1e-2)
-
-
 def steps_by_trying_every_limit(lengths: list[int], most: int) -> list[list[int]]:
     """Lengths filled in order into steps, with the first limit of all that needs no more steps than
     `most` does."""
@@ -241,13 +203,13 @@ def steps_by_trying_every_limit(lengths: list[int], most: int) -> list[list[int]
     return next(fill(limit) for limit in range(most + 1) if len(fill(limit)) == len(fill(most)))
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_steps_are_those_of_the_smallest_limit_that_needs_no_more_of_them(seed):
+@pytest.mark.parametrize("seed", range(60))
+def test_steps_are_as_even_as_possible(seed):
     rng = random.Random(seed)
     size, count, most = rng.randint(1, 3), rng.randint(1, 12), rng.randint(1, 60)
     ids = [[1] * rng.randint(2, 13) for _ in range(size * count)]
     samples = [Sample(row, [0] + [1] * (len(row) - 1)) for row in ids]
-    phase = Phase("x", samples, nll, tokens_per_step=most, keep_together=size)
+    phase = Phase("x", samples, nll, minibatch_tokens=most, keep_together=size)
     found = [
         [sum(sum(samples[i].mask) for i in group) for group in step]
         for step in split_steps(phase, seed)
@@ -256,7 +218,7 @@ def test_steps_are_those_of_the_smallest_limit_that_needs_no_more_of_them(seed):
     assert found == steps_by_trying_every_limit(lengths, most)
 
 
-def test_the_order_depends_on_the_step_and_the_epoch(folder):
+def test_order_depends_on_step_and_epoch(folder):
     orders = []
 
     def loss(outputs, batch):
@@ -271,7 +233,7 @@ def test_the_order_depends_on_the_step_and_the_epoch(folder):
     assert {tuple(sorted(order)) for order in orders} == {tuple(range(20, 32))}
 
 
-def test_code_between_phases_sees_the_model_as_just_trained(folder):
+def test_code_between_phases_sees_trained_model(folder):
     bench = Bench(folder)
     prints = [bench.models.fingerprint("policy")]
 
@@ -286,7 +248,7 @@ def test_code_between_phases_sees_the_model_as_just_trained(folder):
     assert len(set(prints)) == 4
 
 
-def test_phases_of_one_name_are_averaged_and_given_metrics_pass_through(folder):
+def test_phases_of_one_name_are_averaged(folder):
     bench = Bench(folder)
     short, long = texts(2), texts(12)
     found = bench.run(
@@ -298,7 +260,7 @@ def test_phases_of_one_name_are_averaged_and_given_metrics_pass_through(folder):
     assert set(found) >= {"sft/lr", "sft/grad_norm", "sft/nll", "time/train", "time/algorithm"}
 
 
-def test_an_empty_phase_trains_nothing_and_is_counted(folder):
+def test_empty_phase_is_counted(folder):
     bench = Bench(folder)
     found = bench.run(Phase("sft", [], nll), Phase("sft", [], nll))
     assert found["sft/empty"] == 2
@@ -307,15 +269,9 @@ def test_an_empty_phase_trains_nothing_and_is_counted(folder):
     assert bench.models.version("policy") == 0
 
 
-def test_a_step_with_nothing_to_train_is_an_error(folder):
-    with pytest.raises(ValueError, match="'sft' has a step of 1 samples with nothing to train"):
+def test_step_without_units_is_an_error(folder):
+    with pytest.raises(ValueError, match="nothing to train"):
         Bench(folder).run(Phase("sft", [Sample([1, 2], [0, 0])], nll))
-
-
-@pytest.mark.parametrize("name", ["target", "nobody"])
-def test_a_phase_for_a_model_without_optimizer_is_an_error(folder, name):
-    with pytest.raises(ValueError, match=f"trains '{name}', which has no optimizer"):
-        Bench(folder).run(Phase("x", texts(), nll, model=name))
 
 
 def nan_loss(outputs, batch):
@@ -338,10 +294,10 @@ def nan_gradient(outputs, batch):
     ("loss", "term"),
     [(nan_loss, "'loss'"), (nan_metric, "'ratio'"), (nan_gradient, "the gradient norm")],
 )
-def test_the_first_non_finite_value_stops_before_a_weight_changes(folder, loss, term):
+def test_non_finite_value_stops_before_step(folder, loss, term):
     bench = Bench(folder, tokens=8)
     before = bench.models.fingerprint("policy")
-    with pytest.raises(NonFiniteError, match=f"phase 'bad': {term} is not finite") as caught:
+    with pytest.raises(NonFiniteError, match=term) as caught:
         bench.run(Phase("bad", texts(), loss))
     assert bench.models.fingerprint("policy") == before
     assert bench.published == []
@@ -349,27 +305,28 @@ def test_the_first_non_finite_value_stops_before_a_weight_changes(folder, loss, 
     assert rows and all(row["ids"] and row["mask"] for row in rows)
 
 
-def test_the_gradient_is_clipped_to_the_norm_given(folder):
-    free, held = Bench(folder, clip_norm=0.0), Bench(folder, clip_norm=1e-3)
+def test_gradient_norm_is_clipped(folder):
     norms = []
-    for bench in (free, held):
+    for limit in (0.0, 1e-3):
+        bench, seen = Bench(folder, max_grad_norm=limit), []
         optimizer = bench.learner.optimizers["policy"]
-        bench.learner._make_passes(
-            Phase("x", texts(), nll), [[i] for i in range(len(texts()))], 1.0
-        )
-        before = bench.learner._clip_gradients(optimizer)
-        grads = [w.grad for w in optimizer.weights.values() if w.grad is not None]
-        norms.append((before, torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]))))
-    assert norms[0][0] == pytest.approx(norms[0][1].item(), rel=1e-4)
+
+        def look(*_, weights=optimizer.weights, seen=seen):
+            grads = [w.grad.flatten() for w in weights.values() if w.grad is not None]
+            seen.append(torch.linalg.vector_norm(torch.cat(grads)).item())
+
+        optimizer.adam.register_step_pre_hook(look)
+        norms.append((bench.run(Phase("x", texts(), nll))["x/grad_norm"], seen[0]))
+    assert norms[0][0] == pytest.approx(norms[0][1], rel=1e-4)
     assert norms[1][0] == pytest.approx(norms[0][0], rel=1e-5)
-    assert norms[1][1].item() == pytest.approx(1e-3, rel=1e-2)
+    assert norms[1][1] == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_unreadable_optimizers_are_refused(folder, tmp_path):
     bench = Bench(folder)
-    with pytest.raises(UserError, match=r"optimizers\.json' cannot be read"):
+    with pytest.raises(UserError):
         bench.learner.load(tmp_path)
     bench.learner.save(tmp_path)
     (tmp_path / "policy.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(UserError, match="cannot read the optimizers"):
+    with pytest.raises(UserError, match="optimizers"):
         bench.learner.load(tmp_path)

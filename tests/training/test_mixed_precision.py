@@ -13,16 +13,15 @@ from agentrl_cli.algos.losses import clipped_ratio, nll
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
+from agentrl_cli.models.forward import Passes, add_logprobs, collate, forward
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.policy import collate, forward
-from agentrl_cli.models.reader import Passes, add_logprobs
 from agentrl_cli.training.learner import Learner
 from tests.builders.models import SAMPLES, SPECS, model_config
 
 
 def learner(folder: Path, precision: torch.dtype | None) -> tuple[Learner, ModelSet]:
     models = ModelSet(model_config(folder), SPECS, "cpu", 0, passes=Passes(precision))
-    made = Learner(models, SPECS, tokens_per_batch=64, seed=0, publish=lambda name: None)
+    made = Learner(models, SPECS, microbatch_tokens=64, seed=0, publish=lambda name: None)
     return made, models
 
 
@@ -64,6 +63,6 @@ def test_first_ratio_is_one(model_folder: Path):
     made, models = learner(model_folder, torch.bfloat16)
     samples = [Sample(s.ids, s.mask, {"advantage": [float(m) for m in s.mask]}) for s in SAMPLES]
     add_logprobs(models.reader("policy"), samples, "old_logprob")
-    loss = partial(clipped_ratio, clip=0.2)
+    loss = partial(clipped_ratio, clip_eps=0.2)
     metrics = made.run(iter([Phase("policy", samples, loss)]), 0)
     assert metrics["policy/ratio"] == 1 and metrics["policy/approx_kl"] == 0

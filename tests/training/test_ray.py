@@ -13,7 +13,7 @@ import pytest
 
 from agentrl_cli.cli.train import resume
 from agentrl_cli.config.compose import compose_checked
-from agentrl_cli.core.errors import StoppedRun, UserError
+from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.files import read_jsonl
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs.run import Run
@@ -24,7 +24,7 @@ from tests.builders.runs import facts, folders, settings, trained
 from tests.paths import ROOT
 
 RAY = ("hardware=ray", "hardware.device=cpu", "hardware.generator.cache_tokens=10000")
-PIECES = ("rollout.episodes_per_step=16", "rollout.episodes_at_once=2")
+PIECES = ("rollout.episodes_per_step=16", "rollout.max_concurrent_episodes=2")
 SECONDS = 0.05  # that every step of the slow world takes
 
 
@@ -49,7 +49,7 @@ def gist(episode: Episode) -> dict[str, Any]:
 
 @pytest.mark.extras
 @pytest.mark.alone
-def test_a_run_with_two_actors_ends_well(tmp_path: Path):
+def test_run_with_two_actors_is_done(tmp_path: Path):
     run = trained(tmp_path, "nlac", "it", *RAY, "steps=2", "eval.baseline=false")
     rows = [row for row in run.metrics() if "actors/idle" in row]
     assert [row["actors/lost"] for row in rows] == [0, 0]
@@ -59,7 +59,7 @@ def test_a_run_with_two_actors_ends_well(tmp_path: Path):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("algo", ["nlac", "ppo"])
-def test_at_frozen_weights_actors_play_the_episodes_of_one_process(tmp_path: Path, algo: str):
+def test_actors_play_the_episodes_of_one_process(tmp_path: Path, algo: str):
     cfg = compose_checked(settings(tmp_path, algo, "it", *RAY), folders(tmp_path))
     parts = assemble(cfg, None)
     here = [episode for step in range(2) for episode in parts.collector.collect(step, 1)]
@@ -73,7 +73,7 @@ def test_at_frozen_weights_actors_play_the_episodes_of_one_process(tmp_path: Pat
 
 
 @pytest.mark.ray
-def test_an_actor_killed_in_an_episode_costs_its_episodes_only_and_is_replaced(tmp_path: Path):
+def test_killed_actor_costs_its_episodes_only(tmp_path: Path):
     more = (*PIECES, "eval.baseline=false", "eval_every=1", "steps=3")
     deadly = world("DeadlyCoinEnv", deadly="train-2", marker=tmp_path / "killed")
     run = trained(tmp_path, "grpo", "it", *RAY, *more, *deadly)
@@ -84,7 +84,7 @@ def test_an_actor_killed_in_an_episode_costs_its_episodes_only_and_is_replaced(t
     found, plain = train_episodes(run, 1), train_episodes(whole, 1)
     lost = [row for row in found if row["error"]]
     assert len(lost) == 2 and {row["task"]["id"] for row in lost} == {"train-2"}
-    assert lost[0]["error"].startswith("LostActor: a rollout actor was lost (The actor died")
+    assert lost[0]["error"].startswith("LostActor: ")
     kept = [(a, b) for a, b in zip(found, plain, strict=True) if not a["error"]]
     assert len(kept) == 14
     for one, other in kept:
@@ -92,28 +92,24 @@ def test_an_actor_killed_in_an_episode_costs_its_episodes_only_and_is_replaced(t
 
 
 @pytest.mark.ray
-def test_a_run_that_loses_more_than_a_fifth_of_its_episodes_is_saved_and_resumes(tmp_path: Path):
+def test_run_that_loses_many_episodes_resumes(tmp_path: Path):
     deadly = world("DeadlyCoinEnv", deadly="train-2", marker=tmp_path / "killed")
-    with pytest.raises(StoppedRun, match=r"4 of 8 episodes .* mend what ends the actors") as ended:
+    with pytest.raises(RunAborted, match="4 of 8") as ended:
         trained(tmp_path, "grpo", "it", *RAY, *deadly, "eval.baseline=false")
     run = Run(tmp_path / "it")
-    assert str(ended.value).endswith(f"saved; go on with: agentrl resume {run.folder}")
+    assert str(ended.value).endswith(f"agentrl resume {run.folder}")
     assert len(run.checkpoints()) == 1
     resume(str(run.folder))
     assert Run(run.folder).is_done
 
 
 @pytest.mark.ray
-def test_ctrl_c_in_a_terminal_saves_the_run_and_it_goes_on_as_if_nothing_had_been(tmp_path: Path):
+def test_ctrl_c_in_a_terminal_saves_the_run(tmp_path: Path):
     """A terminal sends it to every process of the run, Ray's included."""
     more = (*RAY, *world("SlowCoinEnv", seconds=SECONDS), "save_every=0", "eval.baseline=false")
     whole = trained(tmp_path, "nlac", "whole", *more)
-    command = [
-        sys.executable,
-        "-m",
-        "agentrl_cli.cli",
-        *train_command(tmp_path, "nlac", "it", *more),
-    ]
+    arguments = train_command(tmp_path, "nlac", "it", *more)
+    command = [sys.executable, "-m", "agentrl_cli.cli", *arguments]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
     )
@@ -135,7 +131,7 @@ def test_ctrl_c_in_a_terminal_saves_the_run_and_it_goes_on_as_if_nothing_had_bee
 
 
 @pytest.mark.ray
-def test_the_script_for_slurm_trains_on_a_cluster_that_it_starts(tmp_path: Path):
+def test_slurm_script_trains_on_its_own_cluster(tmp_path: Path):
     """On one node, where `scontrol` is all that is missing."""
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho localhost\n")
     (tmp_path / "scontrol").chmod(0o755)
@@ -160,7 +156,7 @@ def idle(run: Run) -> float:
 
 
 @pytest.mark.ray
-def test_with_a_slow_world_a_learner_that_replays_waits_half_as_long_at_most(tmp_path: Path):
+def test_staleness_halves_the_waiting_time(tmp_path: Path):
     slow = world("SlowCoinEnv", seconds=SECONDS)
     more = (*RAY, *slow, "steps=8", "eval_every=0", "save_every=0", "eval.baseline=false")
     nlac = (*more, "algo.turns_per_update=32")  # about as long to learn from as to play
@@ -177,15 +173,13 @@ def test_with_a_slow_world_a_learner_that_replays_waits_half_as_long_at_most(tmp
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("key", "value", "sentence"),
+    ("key", "value", "code"),
     [
-        ("address", "127.0.0.1:1", r"Ray cannot be reached at '127.0.0.1:1' \(.*\); mend that"),
-        ("start_timeout", "0.01", r"is not there after 0.01 s: Ray has no place .*; lower hardw"),
+        ("address", "127.0.0.1:1", "ray-unreachable"),
+        ("start_timeout", "0.01", "actors-not-started"),
     ],
 )
-def test_a_ray_that_cannot_be_used_is_one_sentence_and_no_run(
-    tmp_path: Path, key: str, value: str, sentence: str
-):
-    with pytest.raises(UserError, match=sentence) as refused:
+def test_unusable_ray_is_refused(tmp_path: Path, key: str, value: str, code: str):
+    with pytest.raises(UserError, match=value) as refused:
         trained(tmp_path, "grpo", "it", *RAY, f"hardware.actors.{key}={value}")
-    assert "\n" not in str(refused.value) and not (tmp_path / "it").exists()
+    assert refused.value.code == code and not (tmp_path / "it").exists()

@@ -15,7 +15,7 @@ import pytest
 from agentrl_cli.cli.train import resume, start
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.runs.run import Run
-from agentrl_cli.train import interruptible, tell
+from agentrl_cli.train import echo_err, interruptible
 from tests.builders.runs import (
     GUARDED,
     SPEAKER,
@@ -75,10 +75,10 @@ def test_resume_equals_the_uninterrupted_run(tmp_path: Path, algo: str, more: li
 def test_the_guard_of_the_guarded_case_has_measured_before_it_is_resumed(tmp_path: Path):
     state = facts(trained(tmp_path, "nlac", "it", SPEAKER, *GUARDED))
     assert len(state["state"]["algo"]["guard"]) == 3 and any(state["state"]["algo"]["guard"])
-    assert {"guard/gain", "guard/open"} <= state["metrics"][-2].keys()
-    rows = [row for row in state["metrics"] if "guard/episodes" in row]
-    played = {row["episodes/count"] - row["guard/episodes"] for row in rows}
-    assert len(played) == 1 and played.pop() > 0 < rows[-1]["guard/episodes"]
+    assert {"improvement_check/gain", "improvement_check/open"} <= state["metrics"][-2].keys()
+    rows = [row for row in state["metrics"] if "improvement_check/episodes" in row]
+    played = {row["episodes/count"] - row["improvement_check/episodes"] for row in rows}
+    assert len(played) == 1 and played.pop() > 0 < rows[-1]["improvement_check/episodes"]
 
 
 def test_the_parts_of_the_nlac_case_that_resume_must_restore_are_in_use(tmp_path: Path):
@@ -148,8 +148,8 @@ def test_a_run_that_is_killed_goes_on_from_what_was_saved_by_time(
     tmp_path: Path, algo: str, at: int
 ):
     usual = "hardware.generator={max_batch: 64, cache_tokens: 10000}"
-    done = trained(tmp_path, algo, "whole", "save_every=3", "save_minutes=0", usual)
-    often, kill = "save_minutes=1e-9", interrupted(tmp_path, at, "SIGKILL")
+    done = trained(tmp_path, algo, "whole", "save_every=3", "save_interval_minutes=0", usual)
+    often, kill = "save_interval_minutes=1e-9", interrupted(tmp_path, at, "SIGKILL")
     assert begun(tmp_path, algo, "cut", "save_every=3", often, kill).wait() == -signal.SIGKILL
     run = Run(tmp_path / "cut")
     assert run.latest_checkpoint().name in ("last-000001", "last-000002")
@@ -205,7 +205,7 @@ def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch):
     os.close(reader)
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(sys, "stderr", os.fdopen(writer, "w", buffering=1))
-    tell("nobody reads this")
+    echo_err("nobody reads this")
     print("nor this", file=sys.stderr, flush=True)
 
 

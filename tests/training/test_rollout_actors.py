@@ -1,5 +1,4 @@
-"""A run whose episodes actors play is the run of one process where its algorithm waits for them,
-and the same every time where it does not: here in threads, with Ray in test_ray.py."""
+"""Runs with actors equal runs of one process; here with threads, in test_ray.py with Ray."""
 
 from __future__ import annotations
 
@@ -41,9 +40,7 @@ def starts_of(parts: Parts) -> list[EpisodeStart]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "more"), [("grpo", ()), ("ppo", ()), ("grpo", (WITH_LORA,))])
-def test_an_actor_plays_by_the_weights_that_it_is_sent(
-    tmp_path: Path, algo: str, more: tuple[str, ...]
-):
+def test_actor_plays_with_the_weights_it_receives(tmp_path: Path, algo: str, more: tuple[str, ...]):
     cfg = compose_checked(settings(tmp_path, algo, "it", *more), folders(tmp_path))
     parts, actor = assemble(cfg, None), RolloutActor(cfg, Path.cwd())
     with torch.no_grad():
@@ -58,7 +55,7 @@ def test_an_actor_plays_by_the_weights_that_it_is_sent(
 
 
 @pytest.mark.slow
-def test_where_actors_play_as_one_process_does_a_run_is_the_same(tmp_path: Path):
+def test_run_with_one_actor_is_the_same(tmp_path: Path):
     """To the bit with one actor; several play slices, whose log-probs are rounded otherwise."""
     whole = facts(trained(tmp_path, "grpo", "whole"))
     one = facts(trained(tmp_path, "grpo", "one", ACTORS.replace("count: 2", "count: 1")))
@@ -83,9 +80,7 @@ def untimed_facts(run: Run) -> object:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "at"), [("nlac", 9), ("archer", 7)])
-def test_a_run_with_episodes_ahead_resumes_as_if_it_had_not_stopped(
-    tmp_path: Path, algo: str, at: int
-):
+def test_resume_with_episodes_ahead_equals_uninterrupted_run(tmp_path: Path, algo: str, at: int):
     usual = "hardware.generator={max_batch: 64, cache_tokens: 10000}"
     more = (ACTORS, "save_every=0", "algo.critic_warmup=0", "eval_every=0", "eval.baseline=false")
     whole = trained(tmp_path, algo, "whole", *more, usual)
@@ -106,24 +101,19 @@ def test_a_run_with_episodes_ahead_resumes_as_if_it_had_not_stopped(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["grpo", "self_ac"])
-def test_algorithms_that_do_not_replay_wait_for_their_episodes(tmp_path: Path, algo: str):
+def test_on_policy_algorithms_wait_for_their_episodes(tmp_path: Path, algo: str):
     run = trained(tmp_path, algo, "it", ACTORS)
     assert ages(run) == [(0, 0)] * 4
 
 
-def test_actors_beside_several_processes_are_refused(tmp_path: Path):
-    sentence = r"hardware\.actors play for one process, and hardware\.strategy is ddp; give"
-    with pytest.raises(UserError, match=sentence):
+def test_actors_or_servers_with_several_processes_are_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"hardware\.strategy is ddp"):
         trained(tmp_path, "grpo", "it", ACTORS, "+hardware.strategy=ddp")
+    with pytest.raises(UserError, match="strategy is ddp"):
+        refuse_launch(compose(["hardware=vllm", "+hardware.strategy=ddp"]))
 
 
-def test_servers_beside_several_processes_are_refused():
-    cfg = compose(["hardware=vllm", "+hardware.strategy=ddp"])
-    with pytest.raises(UserError, match=r"asks servers for one process, and strategy is ddp; give"):
-        refuse_launch(cfg)
-
-
-def test_actors_get_the_gpus_that_the_learner_leaves(monkeypatch: pytest.MonkeyPatch):
+def test_actors_get_the_other_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
     assert _other_gpus(torch.device("cuda")) == ["5", "6"]
     assert _other_gpus(torch.device("cuda:1")) == ["4", "6"]
@@ -131,15 +121,16 @@ def test_actors_get_the_gpus_that_the_learner_leaves(monkeypatch: pytest.MonkeyP
     assert _other_gpus(torch.device("cuda")) == ["4"]
 
 
-def test_actors_beside_servers_are_refused(model_folder: Path, tmp_path: Path):
+def test_actors_with_servers_are_refused(model_folder: Path, tmp_path: Path):
     with serving(model_folder) as server:
         given = vllm_run(server.url, model_folder, tmp_path, "grpo", ACTORS)
-        with pytest.raises(UserError, match=r"asks servers; leave one of them out$"):
+        with pytest.raises(UserError) as refused:
             start(given, config_dir=folders(tmp_path))
+    assert refused.value.code == "actors-with-servers"
     assert not (tmp_path / "it").exists()
 
 
-def test_evaluations_are_played_by_actors_too(tmp_path: Path):
+def test_actors_play_evaluations(tmp_path: Path):
     parts = parts_of(tmp_path, "grpo", ACTORS)
     starts = starts_of(parts)
     episodes = parts.play(starts, parts.collector.sampling, parts.generator)

@@ -15,11 +15,11 @@ from agentrl_cli.cli.evaluate import evaluate_command
 from agentrl_cli.cli.train import resume, start
 from agentrl_cli.config.compose import check, compose, options
 from agentrl_cli.core.activity import Activity
-from agentrl_cli.core.errors import FAILURE_KINDS, SimulatorError, StoppedRun, UserError
+from agentrl_cli.core.errors import FAILURE_KINDS, RunAborted, SimulatorError, UserError
 from agentrl_cli.core.types import Episode, Step, Task
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.demos import fingerprint
-from agentrl_cli.runs import checkpoints
+from agentrl_cli.runs import checkpoint_digest
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import due, rollout_metrics
 from agentrl_cli.training.assemble import assemble, set_threads
@@ -36,7 +36,7 @@ from tests.builders.runs import (
 )
 from tests.fakes.coin import CoinEnv
 
-TWENTYQ = ["env=twentyq", "env.turns=3", "eval.splits=[test,train]"]
+TWENTYQ = ["env=twentyq", "env.max_turns=3", "eval.splits=[test,train]"]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_a_step_says_what_it_played_and_that_sampled_tokens_are_the_trainers(run
     for row in run.metrics():
         if "reward/mean" in row:
             assert row["episodes/count"] == 8 and row["episodes/turns"] == 3
-            assert row["episodes/failed"] == 0 and row["policy/logprob_gap_max"] < 1e-4
+            assert row["episodes/error_rate"] == 0 and row["sampling/logp_diff_max"] < 1e-4
             assert {"time/rollout", "time/train", "time/algorithm"} <= row.keys()
 
 
@@ -103,7 +103,7 @@ def test_the_buffer_holds_every_episode_that_was_played(run: Run):
 
 
 def test_checkpoints_are_complete_and_hold_nothing_that_is_unpickled(run: Run):
-    assert [checkpoints.read(folder).step for folder in run.checkpoints()] == [2, 4]
+    assert [checkpoint_digest.read(folder).step for folder in run.checkpoints()] == [2, 4]
     files = [file for file in run.latest_checkpoint().rglob("*") if file.is_file()]
     assert {file.suffix for file in files} <= {".safetensors", ".json", ".jinja"}
     names = {str(file.relative_to(run.latest_checkpoint())) for file in files}
@@ -137,18 +137,18 @@ def test_the_end_is_a_table_of_base_and_trained_and_the_next_command(
 @pytest.mark.parametrize(
     ("most", "context", "replies", "episodes"),
     [
-        (6, 512, "8 of 8 replies reach rollout.max_tokens 6: raise it", "0 of 4 episodes"),
-        (300, 301, "0 of 0 replies", "4 of 4 episodes reach rollout.max_context 301: raise it"),
-        (40, 90, "replies", "4 of 4 episodes reach rollout.max_context 90: raise it"),
+        (6, 512, "8 of 8 replies reach rollout.max_new_tokens 6: raise it", "0 of 4 episodes"),
+        (300, 301, "0 of 0 replies", "4 of 4 episodes reach rollout.max_seq_len 301: raise it"),
+        (40, 90, "replies", "4 of 4 episodes reach rollout.max_seq_len 90: raise it"),
     ],
 )
 def test_a_rehearsal_says_what_was_cut_and_which_key_mends_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], most: int, context: int, replies, episodes
 ):
-    sizes = [f"rollout.max_tokens={most}", f"rollout.max_context={context}"]
+    sizes = [f"rollout.max_new_tokens={most}", f"rollout.max_seq_len={context}"]
     start(settings(tmp_path, "grpo", "it", *sizes), config_dir=folders(tmp_path), dry=True)
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
-    assert replies in rows["cut short"] and episodes in rows["cut short"]
+    assert replies in rows["truncated"] and episodes in rows["truncated"]
 
 
 def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
@@ -157,7 +157,7 @@ def test_a_rehearsal_plays_a_few_episodes_and_writes_nothing(
     start(settings(tmp_path, "nlac", "it"), config_dir=folders(tmp_path), dry=True)
     said = capsys.readouterr().out
     assert "policy (trained), target (ema), reference (frozen)" in said
-    assert "episodes in all          32" in said and "2 turns" in said
+    assert "episodes in total        32" in said and "2 turns" in said
     assert [path.name for path in tmp_path.iterdir()] == ["groups"]
 
 
@@ -250,8 +250,10 @@ def test_demonstrations_that_changed_are_not_resumed_with_but_a_run_is_judged_wi
 
 def test_a_batch_that_is_not_finite_is_kept_and_the_run_fails(tmp_path: Path):
     wild = [
-        "algo.optimizer.weight_decay=1e37", "algo.optimizer.clip_norm=0", "algo.tokens_per_step=1",
-    ]  # fmt: skip
+        "algo.optimizer.weight_decay=1e37",
+        "algo.optimizer.max_grad_norm=0",
+        "algo.minibatch_tokens=1",
+    ]
     with pytest.raises(NonFiniteError, match="is not finite"):
         trained(tmp_path, "sft", "it", *wild)
     run = Run(tmp_path / "it")
@@ -275,7 +277,7 @@ def test_a_run_whose_world_broke_is_saved_says_why_and_goes_on(
         return step_of_world(world, action)
 
     unseen = ["eval.baseline=false", "eval_every=0"]
-    with monkeypatch.context() as broken, pytest.raises(StoppedRun) as stopped:
+    with monkeypatch.context() as broken, pytest.raises(RunAborted) as stopped:
         broken.setattr(CoinEnv, "step", step)
         trained(tmp_path, "grpo", "it", *unseen)
     assert stopped.value.exit_code == 1 and "episodes failed" in str(stopped.value)
@@ -303,7 +305,7 @@ def test_broken_episodes_are_counted_by_what_broke():
         ("crash", "contract", "simulator", "timeout", "generator", "actor"),
         [0, 0, 0.5, 0.25, 0, 0],
     )  # fmt: skip
-    assert metrics["episodes/failed"] == 0.75
+    assert metrics["episodes/error_rate"] == 0.75
 
 
 @pytest.mark.slow
@@ -340,7 +342,8 @@ def test_a_run_is_the_same_whatever_the_number_of_workers(
     tmp_path: Path, algo: str, more: list[str]
 ):
     first, again = (
-        facts(trained(tmp_path, algo, f"with{n}", *more, f"rollout.workers={n}")) for n in (1, 4)
+        facts(trained(tmp_path, algo, f"with{n}", *more, f"rollout.env_workers={n}"))
+        for n in (1, 4)
     )
     assert first == again
 

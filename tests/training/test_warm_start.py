@@ -85,7 +85,7 @@ def test_what_cannot_be_learnt_from_is_refused(played: Path):
     refused(train(played, "nlac", "a", "data.offline=true"), "data.offline=true has nothing to")
     offline = train(played, "archer", "a", first, "data.offline=true")
     refused(offline, "data.offline=true, but algo 'archer' trains its policy on fresh play; leave")
-    other = ["env=twentyq", "rollout.max_tokens=24"]
+    other = ["env=twentyq", "rollout.max_new_tokens=24"]
     refused(
         train(played, "nlac", "a", first, *other), "the episodes of run 'first' are of env=coin"
     )

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.nlac.prompts import fill
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.nlac.roles import fill
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.core.types import Episode, Turn, derive_seed
 from agentrl_cli.envs.base import Env
 

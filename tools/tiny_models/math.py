@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 from statistics import fmean
 
-from agentrl_cli.algos.nlac.prompts import fill
+from agentrl_cli.algos.nlac.roles import fill
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.math.answers import boxed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from agentrl_cli.algos.nlac.prompts import fill
+from agentrl_cli.algos.nlac.roles import fill
 from agentrl_cli.core.types import Message, Step, Turn
 from tools.tiny_models.base import (
     READ_FORECASTS,

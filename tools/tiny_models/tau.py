@@ -17,8 +17,7 @@ from agentrl_cli.core.types import Episode, Message, Turn
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import TauBench
-from agentrl_cli.envs.tau.mini import RARE_TASK_KINDS, TASK_KINDS, look_for, make_shop
-from agentrl_cli.envs.tau.mini_user import MiniUser
+from agentrl_cli.envs.tau.mini import RARE_TASK_KINDS, TASK_KINDS, MiniUser, look_for, make_shop
 from tools.tiny_models.base import Text
 from tools.tiny_models.clerk import (
     RULES,

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from agentrl_cli.algos.nlac.prompts import fill
+from agentrl_cli.algos.nlac.roles import fill
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.env import TwentyQ, answer_sentence
@@ -78,7 +78,7 @@ class TwentyQCorpus(Corpus):
         game = self._game(secret, lambda state: self._action_of_any_kind(state, rng), rng)
         branches = []
         for at, (_, state, action) in enumerate(game):
-            forecast = self.games.imagine(state, action, self.env.turns - at, rng)
+            forecast = self.games.imagine(state, action, self.env.max_turns - at, rng)
             branches.append(Branch(at, self.prompts.forecast, forecast))
         return Text("wild", [turn for turn, _, _ in game], branches)
 
@@ -141,7 +141,7 @@ class TwentyQCorpus(Corpus):
         """What another action leads to, of any kind or the player's own, played on with what
         fits: a forecast must follow from the action and not from who would choose it."""
         action, text = self._other_action(moves[at].state, rng)
-        forecast = self.games.imagine(moves[at].state, action, self.env.turns - at, rng)
+        forecast = self.games.imagine(moves[at].state, action, self.env.max_turns - at, rng)
         return Branch(at, self.prompts.forecast, forecast, text)
 
     def _backup(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch | None:
@@ -149,7 +149,7 @@ class TwentyQCorpus(Corpus):
         one: its own check, what the response told, and the end that was foretold."""
         if moves[at].is_last:
             return None
-        following, left = moves[at + 1].state, self.env.turns - at - 1
+        following, left = moves[at + 1].state, self.env.max_turns - at - 1
         action, secret = (
             self.player.choose_turn(following, rng)[0],
             self.games.any_secret(following, rng),
@@ -182,10 +182,10 @@ class TwentyQCorpus(Corpus):
 
     def _rollout(self, moves: list[Move], at: int, action: str, rng: random.Random) -> str:
         """The response to an action and the outcome of a play that went on from it."""
-        imagined = self.games.imagine(moves[at].state, action, self.env.turns - at, rng)
+        imagined = self.games.imagine(moves[at].state, action, self.env.max_turns - at, rng)
         if "You" in imagined:
             return imagined
-        left = self.env.turns - at - 1
+        left = self.env.max_turns - at - 1
         answer = imagined.split(". ")[2]
         return f"{answer}. {left} left. {imagined.split()[-1]}"
 
@@ -193,7 +193,7 @@ class TwentyQCorpus(Corpus):
         """How a few plays ended that went on from a move make a forecast of it."""
         if moves[at].is_last:
             return None
-        following, left = moves[at + 1].state, self.env.turns - at - 1
+        following, left = moves[at + 1].state, self.env.max_turns - at - 1
         secrets = [self.games.any_secret(following, rng) for _ in range(ROLLOUTS)]
         ends = [self.games.last_words(following, left, rng, secret) for secret in secrets]
         response = moves[at].response[0].content
@@ -229,7 +229,7 @@ class TwentyQCorpus(Corpus):
     def _critique_example(self, moves: list[Move], at: int, rng: random.Random) -> CritiqueExample:
         """The played action or, as often, another one, judged by the games imagined from it and
         from one more of the player's. The verdict rests on more games than the prompt shows."""
-        state, left = moves[at].state, self.env.turns - at
+        state, left = moves[at].state, self.env.max_turns - at
         action, text = moves[at].action, moves[at].turn_text
         if rng.random() < 0.5:
             action, text = self._other_action(state, rng)

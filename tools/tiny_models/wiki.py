@@ -84,7 +84,7 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
         """A walk along links, which is not taught, and what the pages said: what all search rests
         on."""
         now, played = self.start(rng), list[Transition[Snapshot]]()
-        while len(now.state.facts) < 4 and len(played) < self.env.turns - 2:
+        while len(now.state.facts) < 4 and len(played) < self.env.max_turns - 2:
             leads_to = now.state.views[-1].leads_to if now.state.views else ()
             choices = [title for title in leads_to if title not in now.state.facts]
             name = rng.choice(choices or [now.state.entity, *now.state.facts])

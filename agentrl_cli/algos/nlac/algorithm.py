@@ -1,131 +1,95 @@
 """NLAC: natural language actor-critic (arXiv 2512.04601).
 
-One model plays five roles. The successor role M forecasts in words how an episode goes on after an
-action and is trained off-policy by a language Bellman backup; the evaluator turns forecasts into a
-critique; the refiner rewrites the action by it; the rewritten action is distilled into the plain
-policy. No policy gradient. Our choices where the paper is silent: the evaluator may also read
-forecasts of another action of the same state (`compare`), the policy stays frozen for the first
-`critic_warmup` updates, and a gate drops refinements that their own critique does not call optimal.
-The parts in the paper's order: roles.py, backup.py, refine.py, distillation.py;
-monitor.py measures, variants.py has the ablations, settings.py what is rarely changed.
+The critic is a language model that explains in words how good an action is. There is no policy
+gradient: the policy imitates actions that were improved by the critic's words. One update:
+
+    (s, a, r, s') ~ replay buffer                                    sample_turns
+    policy evaluation: train the successor model M                   policy_evaluation
+        a' ~ π(s'),  d' ~ M_target(s', a')     forecast of the rest of the episode
+        y  ~ Backup_target(s, a, s', d')       roles.py; the true outcome at an episode's end
+        L1 = -log M(y | s, a)
+    target ← decay · target + (1 - decay) · M                        update_target
+    policy improvement: train the policy π                           policy_improvement
+        a  ~ π(s),  d_1 … d_k ~ M(s, a),  q ~ E(s, a, d)             improve.py
+        a* ~ π^r(s, a, q)                      refined action, or the best of several
+        L2 = -log π(a* | s)
+
+Here the paper leaves a choice open, we made these: the evaluator can also read forecasts of other
+actions (`compare`), the first updates can train the critic only (`critic_warmup`), and refined
+actions can need the approval of their own critique (`gate`). diagnostics.py measures the critic,
+ablations.py has the ablations, parse.py reads the texts, algos/settings.py has the settings.
 """
 
 from __future__ import annotations
 
-import random
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from itertools import groupby
+from typing import Any
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.losses import Loss, nll, with_kl
-from agentrl_cli.algos.nlac import role_check
-from agentrl_cli.algos.nlac.backup import LanguageBackup, Target
-from agentrl_cli.algos.nlac.choice import Candidates, Chooser, Improvement, Lesson
-from agentrl_cli.algos.nlac.distillation import can_read_packed, lesson_samples
-from agentrl_cli.algos.nlac.guard import Guard, GuardSettings
-from agentrl_cli.algos.nlac.monitor import Monitor, annotate, improvement
-from agentrl_cli.algos.nlac.prompts import Prompts, fill
-from agentrl_cli.algos.nlac.refine import Refiner
-from agentrl_cli.algos.nlac.refined_play import RefinedPlay
-from agentrl_cli.algos.nlac.roles import Ids, Roles
-from agentrl_cli.algos.nlac.settings import Advanced
-from agentrl_cli.algos.role_report import RoleReport, refuse_unreadable
-from agentrl_cli.algos.samples import completion_sample
-from agentrl_cli.algos.turns import TurnRef, all_turns
-from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_fraction
-from agentrl_cli.core.terminal import say
-from agentrl_cli.core.types import Episode, Sample
+from agentrl_cli.algos.nlac.diagnostics import (
+    ImprovementCheck,
+    Monitor,
+    RefinedPolicy,
+    annotate,
+    improvement_metrics,
+)
+from agentrl_cli.algos.nlac.improve import (
+    Ablation,
+    ActionSelector,
+    Candidates,
+    Refiner,
+    TrainingTarget,
+)
+from agentrl_cli.algos.nlac.parse import RoleReport, require_parsable, role_reports
+from agentrl_cli.algos.nlac.roles import Ids, Roles, backup_targets, fill
+from agentrl_cli.algos.samples import TurnRef, all_turns, branches_sample, completion_sample
+from agentrl_cli.algos.settings import NLACConfig
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.terminal import echo
+from agentrl_cli.core.types import Episode, Sample, evenly_spaced
 from agentrl_cli.generators.base import Generator
-from agentrl_cli.models.policy import Batch, Outputs
-from agentrl_cli.models.reader import add_logprobs, token_logprobs
-from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, causal_lm, token_logprobs
+from agentrl_cli.models.packable import enable_packing
+from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
+
+CHECKED_TURNS = 8  # at which every role writes before the first update
 
 
 @dataclass(kw_only=True)
-class NLAC(Algorithm):
-    """`forecasts` is the paper's k, `rounds` its m. `improvement` says what is distilled: the
-    `refinement` of an action (the paper's), or the best `choice` among `candidates` fresh actions
-    and the refined one (choice.py); `contrast` weighs all of them. The `critic`, who forecasts,
-    shares the policy's weights or has its own; `guard` lets the policy wait while what it would
-    learn is not shown to be better than what it plays. Where less than the share `min_readable` of
-    a role's answers can be read, the run does not begin."""
-
-    turns_per_update: int
-    forecasts: int
-    rounds: int
-    improvement: Improvement
-    candidates: int
-    choice_temperature: float
-    critic: Literal["shared", "own"]
-    guard: GuardSettings | None
-    compare: bool
-    gate: bool
-    kl_coef: float
-    critic_warmup: int
-    min_readable: float
-    optimizer: OptimizerSpec
-    advanced: Advanced
-    prompts: Prompts
-    roles: Roles = field(init=False, repr=False)
-    backup: LanguageBackup = field(init=False, repr=False)
-    chooser: Chooser = field(init=False, repr=False)
-    critic_monitor: Monitor = field(init=False, repr=False)
-    policy_guard: Guard = field(init=False, repr=False)
-    is_warned: bool = field(init=False, repr=False, default=False)
+class NLAC(NLACConfig, Algorithm):
+    """The algorithm. Its settings are those of `NLACConfig`."""
 
     learns_offline = True
-
-    def __post_init__(self) -> None:
-        self.guard = self.guard if self.guard and self.guard.every else None
-        require_fraction(min_readable=self.min_readable)
-        require_at_least(1, turns_per_update=self.turns_per_update)
-        require_at_least(1, forecasts=self.forecasts, rounds=self.rounds)
-        require_at_least(0, kl_coef=self.kl_coef, critic_warmup=self.critic_warmup)
-        compares = self.compare or self.improvement != "refinement"
-        require_at_least(2 if compares else 1, candidates=self.candidates)
-        require_above(0, choice_temperature=self.choice_temperature)
-        self._refuse_contradictions()
-
-    def _refuse_contradictions(self) -> None:
-        """Raise UserError for settings that mean nothing beside each other."""
-        improvement, control = self.improvement, self.advanced.control
-        if self.guard and self.critic == "shared":
-            line = "algo.guard needs algo.critic=own: with shared weights a policy that waits"
-            raise UserError(f"{line} would still move; set algo.critic=own")
-        if self.gate and improvement in ("choice", "contrast"):
-            line = f"algo.gate=true means nothing to algo.improvement={improvement}"
-            raise UserError(f"{line}, which compares values; set algo.gate=false")
-        if control == "frozen_critic" and self.critic == "shared":
-            line = "algo.advanced.control=frozen_critic needs algo.critic=own: with shared weights"
-            raise UserError(f"{line} what the policy learns moves the critic; set algo.critic=own")
-        if control == "majority" and improvement != "choice":
-            line = "algo.advanced.control=majority needs algo.improvement=choice"
-            raise UserError(f"{line}; set that, too")
-        if control == "empty_critiques" and improvement in ("critique", "contrast"):
-            line = f"algo.advanced.control=empty_critiques leaves algo.improvement={improvement}"
-            raise UserError(f"{line} nothing to learn; use shuffled_critiques")
-        if self.advanced.keep_optimal and improvement == "critique":
-            line = "algo.advanced.keep_optimal=true means nothing to algo.improvement=critique"
-            raise UserError(f"{line}, which refines nothing; set it to false")
+    is_warned = False
 
     @property
     def critic_name(self) -> str:
-        """The model that forecasts and is trained to."""
-        return "critic" if self.critic == "own" else "policy"
+        """The successor model M: a separate critic, or the policy."""
+        return "critic" if self.separate_critic else "policy"
 
     @property
     def replay_capacity(self) -> int:
         """Episodes kept for replay."""
         return self.advanced.buffer_size
 
+    @cached_property
+    def ablation(self) -> Ablation:
+        """The part of the algorithm that is changed on purpose; by default none."""
+        from agentrl_cli.algos.nlac.ablations import ABLATIONS  # which imports this module
+
+        return ABLATIONS[self.advanced.ablation]()
+
     def models(self) -> dict[str, ModelSpec]:
-        """The critic forecasts (the policy, where they share weights); the target, which follows
-        it, writes backups; the reference is the start."""
+        """Return the models: policy, critic (unless shared), EMA target, and frozen reference."""
         trained = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)
-        own = {"critic": replace(trained, begins_as="policy")} if self.critic == "own" else {}
+        own = {"critic": replace(trained, begins_as="policy")} if self.separate_critic else {}
         return {
             "policy": trained,
             **own,
@@ -133,14 +97,198 @@ class NLAC(Algorithm):
             "reference": ModelSpec(kind="frozen", generates=True),
         }
 
+    def bind(self, context: Context) -> None:
+        """Connect the roles, the selector and the measurements to the run's models."""
+        super().bind(context)
+        advanced = self.advanced
+        self.roles = Roles(context, self.prompts, advanced, self.critic_name)
+        self.selector = ActionSelector(
+            roles=self.roles,
+            refiner=Refiner(self.roles, self, self.ablation),
+            settings=self,
+            ablation=self.ablation,
+            num_candidates=self.num_candidates,
+            num_forecasts=self.num_forecasts,
+        )
+        measured = replace(
+            self.selector,
+            num_candidates=self.diagnostics.num_actions,
+            num_forecasts=self.diagnostics.num_forecasts,
+        )
+        self.critic_monitor = Monitor(
+            selector=measured,
+            states=self.diagnostics.num_states,
+            rollouts=self.diagnostics.num_rollouts,
+        )
+        self.checker = None
+        if self.improvement_check and self.improvement_check.every:
+            self.checker = ImprovementCheck(self.improvement_check, self.roles)
+
+    # --- one update ---
+
+    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
+        """Train the successor model, move the target model, train the policy."""
+        self.require_parsable_roles(buffer)
+        self.roles.begin_stream("nlac", self.context.step)
+        packed = self.can_pack  # before any forward pass, because it changes the attention
+        keys = self.sample_turns(buffer, self.advanced.priority_exponent)
+        turns = [TurnRef(buffer.episode(key), key.turn) for key in keys]
+
+        if self.ablation.trains_critic:
+            yield self.policy_evaluation(keys, turns, buffer)
+            self.update_target()
+
+        if self.context.step >= self.critic_warmup:
+            yield self.policy_improvement(turns, packed)
+
+    def sample_turns(self, buffer: ReplayBuffer, priority_exponent: float) -> list[TurnKey]:
+        """Sample the turns of this update from the replay buffer."""
+        seed = self.roles.seed("replay")
+        return buffer.sample_turns(self.turns_per_update, seed, priority_exponent)
+
+    def policy_evaluation(
+        self, keys: list[TurnKey], turns: list[TurnRef], buffer: ReplayBuffer
+    ) -> Phase:
+        """Return the successor phase, L1 = -log M(y | s, a). Turns without a valid target are left
+        out. The priority of a turn becomes its loss per token (Schaul et al. 2016)."""
+        targets = self.successor_targets(turns, buffer.episodes())
+        valid = [(k, t, y) for k, t, y in zip(keys, turns, targets, strict=True) if y]
+        samples = [
+            completion_sample(self.roles.prompt(t, t.action_ids, self.prompts.forecast), y)
+            for _, t, y in valid
+        ]
+        if self.advanced.priority_exponent:
+            self._set_priorities(keys, [key for key, _, _ in valid], samples, buffer)
+        return Phase(
+            "successor", samples, nll, model=self.critic_name,
+            minibatch_tokens=self.advanced.successor_minibatch_tokens,
+            metrics={"nlac/unparsed_targets": 1 - len(samples) / len(turns)},
+        )  # fmt: skip
+
+    def successor_targets(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Ids | None]:
+        """Return the targets y of the successor model, written by the target model. `episodes` are
+        those in the buffer."""
+
+        def terminal_target(turn: TurnRef) -> Ids | None:
+            """The only place at which the reward enters."""
+            if turn.episode.stop != "done":
+                return None
+            ended = self.ablation.outcome_of(turn.episode, episodes, self.roles)
+            response = TurnRef(ended, len(ended.turns) - 1).response
+            return self.context.chat.encode_action(self.outcome_text(response, ended))
+
+        return backup_targets(self.roles, turns, terminal_target, self.advanced.td_lambda)
+
+    def outcome_text(self, response: str, episode: Episode) -> str:
+        """Return a response of the environment and the episode's outcome in the form of a
+        forecast."""
+        outcome = "Success." if episode.success else "Failure."
+        return fill(self.prompts.terminal, response=response, outcome=outcome)
+
+    def _set_priorities(
+        self, keys: list[TurnKey], valid: list[TurnKey], samples: list[Sample], buffer: ReplayBuffer
+    ) -> None:
+        """Set the priorities of the turns. A turn without a target, which may get one later, takes
+        the lowest loss of this update, or the lowest priority if there is no loss."""
+        logprobs = token_logprobs(self.context.models.reader(self.critic_name), samples)
+        losses = [-sum(row) / sum(s.mask) for row, s in zip(logprobs, samples, strict=True)]
+        lowest = min(losses or [buffer.priority(key) for key in keys])
+        missed = [key for key in keys if key not in valid]
+        buffer.set_priorities(missed + valid, [lowest] * len(missed) + losses)
+
+    def update_target(self) -> None:
+        """Move the target model towards the successor model, and publish it to the generator."""
+        models = self.context.models
+        models.ema_update("target", self.critic_name, self.advanced.ema_decay)
+        self.context.generator.load("target", models.version("target"))
+
+    def policy_improvement(self, turns: list[TurnRef], packed: bool) -> Phase:
+        """Return the distillation phase, L2 = -log π(a* | s) under the plain prompt of the policy,
+        with weights and with `kl_coef` times the divergence from the initial policy."""
+        targets, metrics = self.improve(turns)
+        if self.checker:
+            metrics |= self.checker.measure(self.context.step, targets)
+            targets = targets if self.checker.is_open else []
+        samples = distillation_samples(targets, packed)
+        if self.kl_coef:
+            add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
+        return Phase(
+            "policy", samples, self.distillation_loss,
+            minibatch_tokens=self.advanced.minibatch_tokens, metrics=metrics,
+        )  # fmt: skip
+
+    def improve(self, turns: list[TurnRef]) -> tuple[list[TrainingTarget], dict[str, float]]:
+        """Return the training targets of fresh candidates at each turn, and metrics."""
+        stored = self.advanced.first_action == "stored"
+        groups = self.selector.draw(turns, [t.action_ids for t in turns] if stored else None)
+        self._warn_if_unparsable(groups)
+        targets = [target for group in groups for target in self.selector.targets(group)]
+        return targets, improvement_metrics(groups, targets, self.num_forecasts)
+
+    def distillation_loss(self, outputs: Outputs, batch: Batch) -> Loss:
+        """Return L2 as a sum over tokens."""
+        return with_kl(nll(outputs, batch), outputs, batch, self.kl_coef)
+
+    @cached_property
+    def can_pack(self) -> bool:
+        """Whether the models of the distillation phase can read several actions of a state in one
+        row. The first access prepares them for that."""
+        models, chat = self.context.models, self.context.chat
+        with suppress(UserError):
+            for name in ("policy", "reference") if self.kl_coef else ("policy",):
+                model = causal_lm(models.module(name))
+                with models.whole(name):
+                    enable_packing(model, [chat.closing], "visible_first", "full")
+            return True
+        return False
+
+    # --- checks of the roles' texts ---
+
+    def require_parsable_roles(self, buffer: ReplayBuffer) -> None:
+        """Raise UserError before the first update if less than `min_parse_rate` of a role's texts
+        can be parsed."""
+        if self.context.step == 0 and self.min_parse_rate:
+            require_parsable(self.role_reports(buffer.episodes()), self.min_parse_rate)
+
+    def check(self, episodes: list[Episode]) -> Iterator[tuple[str, str]]:
+        """Yield one row per role about its texts at turns of these episodes. Raises UserError if
+        they cannot be parsed."""
+        reports = self.role_reports(episodes)
+        yield from ((f"role {report.role}", report.line) for report in reports)
+        require_parsable(reports, self.min_parse_rate)
+
+    def role_reports(self, episodes: list[Episode]) -> list[RoleReport]:
+        """Let every role write at a few turns of these episodes, and report how it is parsed."""
+        turns = evenly_spaced(all_turns(episodes), CHECKED_TURNS)
+        with self.roles.recording() as texts:
+            if self.ablation.trains_critic:
+                self.successor_targets(turns, episodes)
+            self.sample_improvements(turns)
+        return role_reports(texts, self.roles.parser)
+
+    def sample_improvements(self, turns: list[TurnRef]) -> None:
+        """Let the roles of the improvement step write at these turns."""
+        self.selector.draw(turns, [turn.action_ids for turn in turns])
+
+    def _warn_if_unparsable(self, groups: list[Candidates]) -> None:
+        """Warn once if no forecast, or less than `min_parse_rate` of them, has an outcome."""
+        actions = [action for group in groups for action in group.drawn]
+        share = sum(len(a.forecasts) for a in actions) / max(1, self.num_forecasts * len(actions))
+        is_low = share == 0 or share < self.min_parse_rate
+        if is_low and self.ablation.uses_critic and not self.is_warned:
+            self.is_warned = True
+            line = f"warning: only {share:.2f} of the forecasts of {len(groups)} turns name"
+            remedy = "change algo.prompts, or start from a model that was trained on such texts"
+            echo(f"{line} 'Success.' or 'Failure.'; {remedy}", err=True)
+
+    # --- sizes, known before models are loaded ---
+
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
-        """What evaluating the policy samples, what improving it does, and the guard's probes."""
-        counts = self.evaluation_texts(turns)
-        for role, count in self.improvement_texts(turns).items():
-            counts[role] = counts.get(role, 0) + count
-        if self.guard and self.guard.every:
-            probed = 2 * self.guard.lessons * self.guard.probes
-            counts["guard"] = probed * turns // self.guard.every
+        """Return the number and length of the texts of one update, by role."""
+        counts = Counter(self.evaluation_texts(turns))
+        counts.update(self.improvement_texts(turns))
+        if (check := self.improvement_check) and check.every:
+            counts["guard"] = 2 * check.num_targets * check.num_rollouts * turns // check.every
         as_long = ("actions", "refinements", "rollouts", "guard")  # as an action of the policy
         role_tokens = self.advanced.role_tokens
         return {
@@ -150,229 +298,80 @@ class NLAC(Algorithm):
         }
 
     def evaluation_texts(self, turns: int) -> dict[str, int]:
-        """A forecast of the next turn for each turn that is replayed, and a backup of it; with a
-        trace, as many backups as its chains are expected to have."""
-        if self.advanced.control == "frozen_critic":
+        """Return the texts of policy evaluation in episodes of so many turns. A trace has one
+        backup per expected link of its chains."""
+        if not self.ablation.trains_critic:
             return {}
-        links = sum(self.advanced.trace**i for i in range(turns))
-        count = self.turns_per_update
+        links, count = sum(self.advanced.td_lambda**i for i in range(turns)), self.turns_per_update
         return {"actions": count, "forecasts": count, "backups": round(count * links)}
 
     def improvement_texts(self, turns: int) -> dict[str, int]:
-        """The candidates of each turn, k forecasts of each, and what rewriting the first takes: a
-        critique a round, and forecasts and a critique of each rewritten action that is judged. For
-        a choice at most one critique of each, fewer where the first in the lead stays there."""
-        judged = self.rounds - 1 + self.gate  # of the rewritten actions, by the refiner
-        drawn, valued = self.candidates, self.improvement != "refinement"
+        """Return the texts of policy improvement, at most: forecasts of all candidates and of the
+        refined actions that are judged, critiques, and refinements."""
+        judged = (
+            self.num_refinements - 1 + self.require_optimal
+        )  # refined actions that the refiner judges
+        drawn, valued = self.num_candidates, self.policy_target != "refined"
         counts = {"actions": drawn - (self.advanced.first_action == "stored")}
-        if self.advanced.control != "majority":
-            counts["forecasts"] = self.forecasts * drawn
-            counts["critiques"] = drawn if self.improvement == "critique" else 0
-            if self.improvement != "critique":
-                counts["forecasts"] += self.forecasts * (judged + valued)
-                counts["critiques"] = 1 + judged + drawn * (self.improvement == "choice")
-                counts["refinements"] = self.rounds
+        if self.ablation.uses_critic:
+            counts["forecasts"] = self.num_forecasts * drawn
+            counts["critiques"] = drawn if self.policy_target == "best_critique" else 0
+            if self.policy_target != "best_critique":
+                counts["forecasts"] += self.num_forecasts * (judged + valued)
+                counts["critiques"] = 1 + judged + drawn * (self.policy_target == "best_of_n")
+                counts["refinements"] = self.num_refinements
         return {role: count * self.turns_per_update for role, count in counts.items()}
 
-    def role_ids(self) -> int:
-        """Of a critique, which reads k forecasts of the action, with `compare` k more of another;
-        the longest instruction counts for any."""
-        prompts, compared = self.prompts, 2 if self.compare else 1
-        asked = (prompts.forecast, prompts.backup, prompts.evaluate, prompts.refine)
-        longest = max(len(self.roles.asked([], [], instruction)) for instruction in asked)
-        return longest + (compared * self.forecasts + 1) * self.advanced.role_tokens
+    def extra_prompt_tokens(self) -> int:
+        """Return the tokens of the longest instruction, of the forecasts that a critique reads, and
+        of the critique."""
+        prompts, shown = self.prompts, self.num_forecasts * (2 if self.show_alternatives else 1)
+        instructions = (prompts.forecast, prompts.backup, prompts.evaluate, prompts.refine)
+        longest = max(len(self.roles.prompt_after([], [], text)) for text in instructions)
+        return longest + (shown + 1) * self.advanced.role_tokens
 
-    def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Policy evaluation by the language Bellman backup, then improvement by refinement."""
-        self.require_readable_roles(buffer)
-        self.roles.begin_stream("nlac", self.context.step)
-        packed = self.reads_packed  # asked first, since it readies the models: all is read alike
-        keys = self.sample_turns(buffer, self.advanced.priority_exponent)
-        turns = [TurnRef(buffer.episode(key), key.turn) for key in keys]
+    # --- evaluation and checkpoints ---
 
-        if self.advanced.control != "frozen_critic":
-            targets = self.language_backup(turns, buffer.episodes())
-            yield self._evaluate_policy(keys, turns, targets, buffer)
-            self._move_target()
-
-        if self.context.step >= self.critic_warmup:
-            lessons, metrics = self.improve(turns)
-            if self.guard:
-                metrics |= self.policy_guard.check(self.context.step, lessons)
-                lessons = lessons if self.policy_guard.is_open else []
-            yield self._distillation(lessons, metrics, packed)
-
-    def require_readable_roles(self, buffer: ReplayBuffer) -> None:
-        """At the first step, raise UserError where this model's roles cannot be read."""
-        if self.context.step == 0 and self.min_readable:
-            refuse_unreadable(self.check_roles(buffer.episodes()), self.min_readable)
-
-    def check_roles(self, episodes: list[Episode]) -> list[RoleReport]:
-        """What every role writes at a few states of these episodes, and how it is read."""
-        with role_check.recorded(self.roles) as texts:
-            turns = role_check.role_states(episodes)
-            if self.advanced.control != "frozen_critic":
-                self.language_backup(turns, episodes)
-            self.write_improvements(turns)
-        return role_check.role_reports(texts, self.prompts.reader)
-
-    def write_improvements(self, turns: list[TurnRef]) -> None:
-        """Let the roles of the improvement step write at these turns, to be looked at."""
-        self.chooser.draw(turns, [turn.action_ids for turn in turns])
-
-    def sample_turns(self, buffer: ReplayBuffer, priority_exponent: float) -> list[TurnKey]:
-        """The replayed turns of this update."""
-        seed = self.roles.seed("replay")
-        return buffer.sample_turns(self.turns_per_update, seed, priority_exponent)
-
-    def language_backup(self, turns: list[TurnRef], episodes: list[Episode]) -> list[Target]:
-        """Targets y ~ Backup(s, a, s', d') with d' ~ M(s', a') and a' ~ policy(s'), M and Backup by
-        the target model, over as many turns as `trace` has it; at an episode's end its true
-        outcome. None where a text names no outcome or was cut off."""
-        return self.backup.targets(turns, lambda turn: self._true_end(turn, episodes))
-
-    def _true_end(self, turn: TurnRef, episodes: list[Episode]) -> Target:
-        """The true end of an episode as a forecast; none for an episode that was cut off."""
-        episode = turn.episode
-        if episode.stop != "done":
-            return None
-        if self.advanced.control == "shuffled_outcomes":
-            ended = [other for other in episodes if other.stop == "done"]
-            episode = random.Random(self.roles.seed("shuffle", episode.id)).choice(ended)
-        return self.outcome_ids(TurnRef(episode, len(episode.turns) - 1).response, episode)
-
-    def outcome_ids(self, response: str, episode: Episode) -> Ids:
-        """What the world answered and how the episode ended, worded as a forecast."""
-        return self.context.chat.encode_action(self.outcome_text(response, episode))
-
-    def outcome_text(self, response: str, episode: Episode) -> str:
-        """The same as text."""
-        end = "Success." if episode.success else "Failure."
-        return fill(self.prompts.terminal, response=response, outcome=end)
-
-    def _evaluate_policy(
-        self, keys: list[TurnKey], turns: list[TurnRef], targets: list[Target], buffer: ReplayBuffer
-    ) -> Phase:
-        """L1 = -log M(y | s, a) on the valid targets."""
-        valid = [(k, t, y) for k, t, y in zip(keys, turns, targets, strict=True) if y]
-        forecast = self.prompts.forecast
-        prompts = [self.roles.prompt(turn, turn.action_ids, forecast) for _, turn, _ in valid]
-        samples = [completion_sample(p, y) for p, (_, _, y) in zip(prompts, valid, strict=True)]
-        if self.advanced.priority_exponent:
-            self._set_priorities(keys, [key for key, _, _ in valid], samples, buffer)
-        return Phase(
-            "successor", samples, nll, model=self.critic_name,
-            tokens_per_step=self.advanced.successor_tokens_per_step,
-            metrics={"nlac/unparsed_targets": 1 - len(samples) / len(turns)},
-        )  # fmt: skip
-
-    def _set_priorities(
-        self, keys: list[TurnKey], valid: list[TurnKey], samples: list[Sample], buffer: ReplayBuffer
-    ) -> None:
-        """The priority of a turn is its target's loss per token, as the error is in Schaul et al.
-        (2016). A turn that got no target may get one later: it takes the lowest loss of this
-        update, or where nothing was learned the lowest priority of the turns that were drawn."""
-        logprobs = token_logprobs(self.context.models.reader(self.critic_name), samples)
-        losses = [-sum(row) / sum(s.mask) for row, s in zip(logprobs, samples, strict=True)]
-        lowest = min(losses or [buffer.priority(key) for key in keys])
-        missed = [key for key in keys if key not in valid]
-        buffer.set_priorities(missed + valid, [lowest] * len(missed) + losses)
-
-    def _move_target(self) -> None:
-        """The target moves towards the critic that has just learned."""
-        models = self.context.models
-        models.ema_update("target", self.critic_name, self.advanced.ema_decay)
-        self.context.generator.load("target", models.version("target"))
-
-    def improve(self, turns: list[TurnRef]) -> tuple[list[Lesson], dict[str, float]]:
-        """What is learnt from fresh candidates of each turn (choice.py); metrics."""
-        stored = self.advanced.first_action == "stored"
-        groups = self.chooser.draw(turns, [t.action_ids for t in turns] if stored else None)
-        self._warn_of_a_mute_critic(groups)
-        lessons = [lesson for group in groups for lesson in self.chooser.lessons(group)]
-        return lessons, improvement(groups, lessons, self.forecasts)
-
-    def _warn_of_a_mute_critic(self, groups: list[Candidates]) -> None:
-        """Say once where no forecast, or less than `min_readable` of them, names an outcome."""
-        actions = [action for group in groups for action in group.actions]
-        read = sum(len(a.forecasts) for a in actions) / max(1, self.forecasts * len(actions))
-        asked = self.advanced.control != "majority" and not self.is_warned
-        if asked and (read == 0 or read < self.min_readable):
-            self.is_warned = True
-            say(role_check.mute_critic(read, len(groups)), err=True)
-
-    def _distillation(
-        self, lessons: list[Lesson], metrics: dict[str, float], packed: bool
-    ) -> Phase:
-        """L2: what is learnt behind the plain prompt; the start's log-probs for the anchor."""
-        samples = lesson_samples(lessons, packed)
-        if self.kl_coef:
-            add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
-        return Phase(
-            "policy", samples, self.distillation_loss,
-            tokens_per_step=self.advanced.tokens_per_step, metrics=metrics,
-        )  # fmt: skip
-
-    @cached_property
-    def reads_packed(self) -> bool:
-        """Whether all who are to read the lessons of a turn can read them together."""
-        names = ("policy", "reference") if self.kl_coef else ("policy",)
-        return can_read_packed(self.context, names)
-
-    def distillation_loss(self, outputs: Outputs, batch: Batch) -> Loss:
-        """L2 = -log policy(a | s), weighed, and `kl_coef` times the divergence from the start."""
-        return with_kl(nll(outputs, batch), outputs, batch, self.kl_coef)
-
-    def bind(self, context: Context) -> None:
-        """Receive the given objects; the roles speak through them."""
-        super().bind(context)
-        advanced = self.advanced
-        self.roles = Roles(
-            context, self.prompts, advanced.role_tokens, advanced.role_temperature,
-            advanced.critique_temperature, self.critic_name, advanced.role_weights,
-        )  # fmt: skip
-        self.backup = LanguageBackup(self.roles, self.prompts.backup, advanced.trace)
-        refiner = Refiner(
-            roles=self.roles, forecasts=self.forecasts, rounds=self.rounds, gate=self.gate,
-            keep_optimal=advanced.keep_optimal, control=advanced.control,
-        )  # fmt: skip
-        self.chooser = Chooser(
-            roles=self.roles, refiner=refiner, improvement=self.improvement,
-            candidates=self.candidates, forecasts=self.forecasts,
-            temperature=self.choice_temperature, compare=self.compare, control=advanced.control,
-        )  # fmt: skip
-        self.critic_monitor = Monitor(
-            chooser=replace(
-                self.chooser, candidates=advanced.monitored_actions,
-                forecasts=advanced.monitored_forecasts,
-            ),
-            states=advanced.monitored_states, probes=advanced.probes,
-        )  # fmt: skip
-        if self.guard:
-            self.policy_guard = Guard(self.guard, self.roles)
-
-    def refined_generator(self) -> Generator:
-        """Plays what would be distilled with the present weights, without distilling it."""
+    def generator(self, act: str) -> Generator:
+        """Return the generator that plays the action to distill, for `eval.act=refined`."""
+        if act != "refined":
+            return super().generator(act)
         self.roles.begin_stream("refined")
-        return RefinedPlay(chooser=self.chooser, generator=self.context.generator)
+        return RefinedPolicy(selector=self.selector, generator=self.context.generator)
 
     def annotate(self, episodes: list[Episode]) -> None:
         """Write forecasts, critique and refined action into `info["critic"]` of every turn."""
         self.roles.begin_stream("annotate", self.context.step)
         turns = all_turns(episodes)
-        for group in self.chooser.draw(turns, [turn.action_ids for turn in turns]):
-            annotate(group, self.chooser)
-
-    def state(self) -> dict[str, Any]:
-        """What the guard has measured."""
-        return {"guard": self.policy_guard.gains} if self.guard else {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Inverse of `state`."""
-        if self.guard:
-            self.policy_guard.gains = state["guard"]
+        for group in self.selector.draw(turns, [turn.action_ids for turn in turns]):
+            annotate(group, self.selector)
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
-        """Calibration and within-state discrimination of forecasts, gain of refining, drift."""
+        """Return the metrics of the critic, of refined actions, and of policy drift."""
         self.roles.begin_stream("watch")
         return self.critic_monitor.measure(episodes)
+
+    def state(self) -> dict[str, Any]:
+        """Return the measurements of the improvement check."""
+        return {"guard": self.checker.gains} if self.checker else {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        if self.checker:
+            self.checker.gains = state["guard"]
+
+
+def distillation_samples(targets: list[TrainingTarget], packed: bool) -> list[Sample]:
+    """Return the training samples of the targets, each token with the weight of its target. If
+    `packed`, the actions of a state share one sample in which they cannot see each other."""
+    if packed:
+        groups = [list(of_turn) for _, of_turn in groupby(targets, lambda target: target.turn)]
+        rows = [
+            (branches_sample(g[0].turn.state_ids, [t.action_ids for t in g]), g) for g in groups
+        ]
+    else:
+        rows = [(completion_sample(t.turn.state_ids, t.action_ids), [t]) for t in targets]
+    for sample, group in rows:
+        weights = [target.weight for target in group for _ in target.action_ids]
+        sample.streams["weight"] = [0.0] * len(group[0].turn.state_ids) + weights
+    return [sample for sample, _ in rows]

@@ -1,160 +1,174 @@
-"""The roles of a language critic on one model: policy, forecaster, evaluator, refiner.
+"""The roles of NLAC and the language Bellman backup.
 
-A role's prompt is what was played plus the role's instruction at the end, so all roles of a turn
-share the episode's cached prefix. What the roles write is sampled; here it is only parsed.
+One language model plays every role. A role's prompt is the interaction so far, an action, and the
+role's instruction as the last message, so all roles of a turn share the cached prefix of the
+episode. `improve.py` uses the roles to find better actions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from agentrl_cli.algos.base import Context
-from agentrl_cli.algos.nlac.prompts import Prompts, fill
-from agentrl_cli.algos.nlac.reading import Reading
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.nlac.parse import PARSERS, Parser, RoleText
+from agentrl_cli.algos.samples import TurnRef
+from agentrl_cli.algos.settings import NLAC_PLACEHOLDER, NLACAdvancedConfig, NLACPromptsConfig
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.rollout.play import first_turn
 
-Ids = list[int]
+Ids = list[int]  # token ids
+
+
+def fill(prompt: str, **texts: str) -> str:
+    """Replace each `{name}` of a prompt by its text. Braces inside the texts stay as they are."""
+    return NLAC_PLACEHOLDER.sub(lambda found: texts[found[1]], prompt)
 
 
 @dataclass
-class CritiquedAction:
-    """An action in the state of a turn, its k forecasts, those of an alternative action, and the
-    critique that was written from both; `reading` says how these texts are read."""
+class Candidate:
+    """An action in the state of a turn, with the texts that the critic wrote about it.
+
+    `draws` counts how often the policy sampled the action (0: only the refiner wrote it).
+    `alternatives` are forecasts of other actions, which its critique also reads. `critique` is None
+    until the evaluator has written one. `success` is the success rate measured by rollouts.
+    """
 
     turn: TurnRef
     action_ids: Ids
+    draws: int = 0
     forecasts: list[str] = field(default_factory=list)
-    alternative_forecasts: list[str] = field(default_factory=list)
-    critique: str = ""
-    reading: Reading = field(kw_only=True)
+    alternatives: list[str] = field(default_factory=list)
+    critique: str | None = None
+    success: float = 0.0
+    parser: Parser = field(kw_only=True)
 
     @property
     def is_optimal(self) -> bool | None:
-        """The critique's verdict; None where it has none."""
-        return self.reading.verdict(self.critique)
+        """The verdict of the critique, None if there is none or it cannot be parsed."""
+        return self.parser.verdict(self.critique or "")
 
     @property
-    def forecast_success(self) -> float:
-        """The mean success that the forecasts foretell; 0.5 without forecasts."""
-        return mean_success(self.forecasts, self.reading)
-
-
-def mean_success(forecasts: Sequence[str], reading: Reading) -> float:
-    """The share of forecasts that name success; 0.5 of none."""
-    return fmean(reading.outcome(text) is True for text in forecasts) if forecasts else 0.5
-
-
-@dataclass(frozen=True)
-class RoleText:
-    """What a role wrote, and whether it ended by itself."""
-
-    role: str
-    text: str
-    is_complete: bool
+    def value(self) -> float:
+        """V(a), the share of forecasts that predict success; 0.5 without forecasts."""
+        outcomes = [self.parser.outcome(text) is True for text in self.forecasts]
+        return fmean(outcomes) if outcomes else 0.5
 
 
 @dataclass
 class Roles:
-    """Every call samples from a random stream of its own; `begin_stream` names those of what
-    follows. `critic` names the model that forecasts, `role_weights` the one that writes critiques
-    and refinements; `max_tokens` bounds every text of a role but an action, which may be as long as
-    the policy's."""
+    """Samples the texts of all roles. `critic` names the successor model.
+
+    Every call uses new seeds. They derive from the run's seed, the current stream, the number of
+    the call in that stream, and the row, so the order of calls is part of the algorithm.
+    """
 
     context: Context
-    prompts: Prompts
-    max_tokens: int
-    temperature: float
-    critique_temperature: float
+    prompts: NLACPromptsConfig
+    settings: NLACAdvancedConfig
     critic: str
-    role_weights: str
     stream: tuple[object, ...] = ()
     calls: int = 0
-    record: list[RoleText] | None = None  # where it is a list, all that the roles write is kept
+    record: list[RoleText] | None = None
 
     @property
-    def reading(self) -> Reading:
-        """How forecasts and critiques are read."""
-        return self.prompts.reader
+    def parser(self) -> Parser:
+        """The parser of forecasts and critiques."""
+        return PARSERS[self.prompts.parser]
 
     def begin_stream(self, *stream: object) -> None:
-        """Seeds from here on derive from the run's seed, `stream` and the number of the call."""
+        """Derive the seeds of the following calls from this stream."""
         self.stream, self.calls = stream, 0
 
     def seed(self, *parts: object) -> int:
-        """A seed of the current stream."""
+        """Return a seed of the current stream."""
         return derive_seed(self.context.seed, *self.stream, *parts)
 
+    # --- one method per role ---
+
     def act(self, turns: list[TurnRef]) -> list[Ids]:
-        """a ~ policy(s): a fresh action in the state of each turn."""
+        """a ~ π(s): sample an action in the state of each turn."""
         states, sampling = [turn.state_ids for turn in turns], self.context.sampling
-        replies = self.context.generator.generate(states, self._next_seeds(turns), sampling)
+        replies = self.context.generator.generate(states, self._next_seeds(len(turns)), sampling)
         return [self._first_turn(completion.ids) for (completion,) in replies]
 
     def forecast(
         self, turns: list[TurnRef], actions: list[Ids], count: int, model: str | None = None
     ) -> list[list[str]]:
-        """d ~ M(s, a): `count` forecasts of each action, by the critic unless another model is
-        named; those without an outcome are left out."""
+        """d ~ M(s, a): sample `count` forecasts of each action from the successor model, or from
+        `model`. Forecasts without an outcome are dropped."""
         instruction = self.prompts.forecast
-        pairs = zip(turns, actions, strict=True)
-        prompts = [self.prompt(turn, action, instruction) for turn, action in pairs]
-        rows = self.write(prompts, count, model or self.critic, role="forecast")
-        texts, read = [[self.decode(ids) for ids in row] for row in rows], self.reading.outcome
-        return [[text for text in row if read(text) is not None] for row in texts]
+        prompts = [self.prompt(*row, instruction) for row in zip(turns, actions, strict=True)]
+        rows = self.write("forecast", prompts, model or self.critic, count)
+        texts = [[self.decode(ids) for ids in row] for row in rows]
+        return [[text for text in row if self.parser.outcome(text) is not None] for row in texts]
 
-    def write_critiques(self, actions: list[CritiquedAction]) -> None:
-        """q ~ evaluator(s, a, d): write the critique of each; none where no forecast was read."""
+    def back_up(self, rows: list[tuple[TurnRef, str]]) -> list[Ids]:
+        """y ~ Backup(s, a, s', d'): rewrite each forecast d' from the next state s' as a forecast
+        from the turn (s, a, s'), with the target model."""
+        prompts = [
+            self.prompt(
+                turn, turn.action_ids, self.prompts.backup,
+                response=turn.response, forecast=forecast,
+            )
+            for turn, forecast in rows
+        ]  # fmt: skip
+        return [ids for (ids,) in self.write("backup", prompts, "target")]
+
+    def critiques(self, actions: list[Candidate]) -> list[str]:
+        """q ~ E(s, a, d): sample a critique of each action, empty if it has no forecast."""
         prompts = [
             self.prompt(
                 action.turn, action.action_ids, self.prompts.evaluate,
                 forecasts="\n".join(action.forecasts),
-                others="\n".join(action.alternative_forecasts) or "none",
+                others="\n".join(action.alternatives) or "none",
             )
             for action in actions
         ]  # fmt: skip
-        temperature = self.critique_temperature
-        texts = self.write(prompts, 1, self.role_weights, temperature, role="evaluate")
-        for action, (ids,) in zip(actions, texts, strict=True):
-            action.critique = self.decode(ids) if action.forecasts else ""
+        model, temperature = self.settings.role_model, self.settings.critique_temperature
+        texts = self.write("evaluate", prompts, model, temperature=temperature)
+        pairs = zip(actions, texts, strict=True)
+        return [self.decode(ids) if action.forecasts else "" for action, (ids,) in pairs]
 
     def refine(self, prompts: list[Ids]) -> list[Ids]:
-        """a' ~ refiner(s, a, q): the action that is written behind each prompt."""
-        longest = self.context.sampling.max_tokens
-        written = self.write(prompts, 1, self.role_weights, max_tokens=longest, role="refine")
+        """a' ~ π^r(s, a, q): sample a refined action after each prompt."""
+        longest, model = self.context.sampling.max_tokens, self.settings.role_model
+        written = self.write("refine", prompts, model, max_tokens=longest)
         return [self._first_turn(ids) for (ids,) in written]
 
-    def prompt(self, turn: TurnRef, action: Ids, instruction: str, **texts: str) -> Ids:
-        """A role's prompt: what was played, the action, the filled-in instruction."""
-        return self.asked(turn.state_ids, action, fill(instruction, **texts))
+    # --- prompts and sampling ---
 
-    def asked(self, state: Ids, action: Ids, instruction: str) -> Ids:
-        """What was played, then the instruction as a message of who gives it."""
-        prompts = self.prompts
-        framed = fill(prompts.frame, instruction=instruction)
-        speaker = prompts.speaker
+    def prompt(self, turn: TurnRef, action: Ids, instruction: str, **texts: str) -> Ids:
+        """Return a role's prompt: the state of the turn, the action, the filled-in instruction."""
+        return self.prompt_after(turn.state_ids, action, fill(instruction, **texts))
+
+    def prompt_after(self, state: Ids, action: Ids, instruction: str) -> Ids:
+        """Return the token ids of a state, an action and an instruction."""
+        framed, speaker = fill(self.prompts.frame, instruction=instruction), self.prompts.speaker
         return self.context.chat.role_prompt(state, action, instruction, speaker, framed)
 
     def write(
         self,
+        role: str,
         prompts: list[Ids],
+        model: str,
         count: int = 1,
-        model: str = "policy",
         temperature: float | None = None,
         max_tokens: int | None = None,
-        role: str = "",
     ) -> list[list[Ids]]:
-        """`count` texts behind each prompt; at the roles' temperature and of their length unless
-        others are given. `role` names who writes, for the record."""
+        """Sample `count` texts after each prompt, by default with the roles' temperature and
+        length. Returns token ids, [prompts, count]."""
+        settings = self.settings
         sampling = replace(
-            self.context.sampling, n=count,
-            max_tokens=self.max_tokens if max_tokens is None else max_tokens,
-            temperature=self.temperature if temperature is None else temperature,
-        )  # fmt: skip
-        seeds = self._next_seeds(prompts)
+            self.context.sampling,
+            n=count,
+            max_tokens=settings.role_tokens if max_tokens is None else max_tokens,
+            temperature=settings.role_temperature if temperature is None else temperature,
+        )
+        seeds = self._next_seeds(len(prompts))
         rows = self.context.generator.generate(prompts, seeds, sampling, model)
         written = [[completion.ids for completion in row] for row in rows]
         if self.record is not None:
@@ -162,21 +176,94 @@ class Roles:
             self.record += [RoleText(role, self.decode(x), self.is_complete(x)) for x in texts]
         return written
 
+    @contextmanager
+    def recording(self) -> Iterator[list[RoleText]]:
+        """Collect all texts of the roles, sampled in a separate stream."""
+        self.begin_stream("role_check")
+        self.record = texts = []
+        try:
+            yield texts
+        finally:
+            self.record = None
+
     def decode(self, ids: Ids) -> str:
-        """The text of sampled ids."""
+        """Return the text of sampled token ids."""
         return self.context.chat.decode(ids)
 
     def is_complete(self, ids: Ids) -> bool:
-        """Whether a sampled text ends with a closing token, or where the world cuts a reply, and
-        not at the limit of tokens."""
+        """Return whether a sampled text ends with a stop token or the environment's turn delimiter,
+        and not at the token limit."""
         delimiter = self.context.turn_delimiter
-        closed = bool(ids) and ids[-1] in self.context.sampling.stop_ids
-        return closed or (delimiter != "" and self.decode(ids).endswith(delimiter))
+        stopped = bool(ids) and ids[-1] in self.context.sampling.stop_ids
+        return stopped or (delimiter != "" and self.decode(ids).endswith(delimiter))
+
+    def if_valid(self, ids: Ids) -> Ids | None:
+        """Return a sampled forecast if it is complete and has an outcome, else None."""
+        has_outcome = self.parser.outcome(self.decode(ids)) is not None
+        return ids if has_outcome and self.is_complete(ids) else None
 
     def _first_turn(self, ids: Ids) -> Ids:
-        """Of a sampled reply what the world takes as one turn."""
         return first_turn(ids, self.context.turn_delimiter, self.context.chat)
 
-    def _next_seeds(self, rows: list[TurnRef] | list[Ids]) -> list[int]:
+    def _next_seeds(self, count: int) -> list[int]:
         self.calls += 1
-        return [self.seed(self.calls, i) for i in range(len(rows))]
+        return [self.seed(self.calls, i) for i in range(count)]
+
+
+@dataclass
+class Chain:
+    """Backups from turn `start` of an episode back to turn `goal`. `text` is the forecast from turn
+    `at`; `target` is the same as token ids, None until the first backup."""
+
+    goal: TurnRef
+    start: TurnRef
+    at: int = 0
+    text: str = ""
+    target: Ids | None = None
+
+
+def backup_targets(
+    roles: Roles,
+    turns: list[TurnRef],
+    terminal_target: Callable[[TurnRef], Ids | None],
+    trace: float,
+) -> list[Ids | None]:
+    """Return a training target y of the successor model for each turn (s, a, s').
+
+    A last turn takes its terminal target. Any other takes y ~ Backup(s, a, s', d') with
+    d' ~ M(s', a') and a' ~ π(s'), all of them newly sampled (arXiv 2512.04601). With probability
+    `trace` the chain of backups starts one turn later, repeatedly, as λ does in TD(λ) (Sutton 1988;
+    off-policy without correction, as in the Q(λ) of Peng and Williams 1996). With `trace` 1 the
+    outcome of an episode reaches all its turns in one update. A target is None if a text of its
+    chain has no outcome or was cut.
+    """
+    draw = random.Random(roles.seed("trace"))
+    chains = [Chain(turn, _chain_start(turn, trace, draw)) for turn in turns]
+
+    for chain in chains:
+        if chain.start.is_last and (end := terminal_target(chain.start)):
+            chain.target, chain.at, chain.text = end, chain.start.turn, roles.decode(end)
+
+    bootstrapped = [chain for chain in chains if not chain.start.is_last]
+    next_turns = [chain.start.next for chain in bootstrapped]
+    forecasts = roles.forecast(next_turns, roles.act(next_turns), 1, "target")
+    for chain, turn, texts in zip(bootstrapped, next_turns, forecasts, strict=True):
+        chain.at, chain.text = turn.turn, texts[0] if texts else ""
+
+    growing = [c for c in chains if c.target] + [c for c in bootstrapped if c.text]
+    while growing := [chain for chain in growing if chain.at > chain.goal.turn]:
+        written = roles.back_up([(TurnRef(c.goal.episode, c.at - 1), c.text) for c in growing])
+        for chain, ids in zip(growing, written, strict=True):
+            chain.target = roles.if_valid(ids)
+            chain.at, chain.text = chain.at - 1, roles.decode(chain.target or [])
+        growing = [chain for chain in growing if chain.target is not None]
+    return [chain.target for chain in chains]
+
+
+def _chain_start(turn: TurnRef, trace: float, draw: random.Random) -> TurnRef:
+    """Return the turn at which the chain of `turn` starts. The chains of an episode that was cut
+    off start before its last turn, because it has no outcome."""
+    start, last = turn.turn, len(turn.episode.turns) - 1 - (turn.episode.stop != "done")
+    while start < last and draw.random() < trace:
+        start += 1
+    return TurnRef(turn.episode, start)

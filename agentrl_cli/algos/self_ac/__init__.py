@@ -1,1 +1,1 @@
-"""Self-AC: actor and critic in one transformer. Begin with algorithm.py."""
+"""Self-AC: actor and critic in one transformer."""

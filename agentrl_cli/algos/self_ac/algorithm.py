@@ -1,163 +1,125 @@
-"""Self-AC: self-actor-critic, one transformer that acts and judges its own states.
+"""Self-AC: self-actor-critic, one transformer that acts and values its own states.
 
-After every state of an episode a critic prompt puts the model in the critic's role; a linear head
-reads V at the prompt's last token. The prompts are shadows that nothing later sees (models/
-packed_attention.py), so one forward pass trains the critic on all states of an episode and the
-actor on all its turns. Known to us from slides only, without a paper; choices where they are
-silent: the advantage is GAE over turns (arXiv 1506.02438), an episode that was cut off bootstraps
-from its last value, a turn's ratio may be its geometric mean (arXiv 2507.18071). The slides name
-three agents: ReAct, whose turns are those of the world; CoT (`thought_tokens`), whose turns are the
-thoughts of an answer; ToT, which searches with the trained critic (generators/tree_search.py) and
-trains nothing.
+After every state of an episode a critic prompt puts the model into the critic's role, and a linear
+head reads V(s) at the prompt's last token. The prompts are shadows that no later token sees
+(models/packed_attention.py), so one forward pass trains the critic on all states of an episode and
+the actor on all of its turns (lambda discounts):
+
+    T_k^m = sum_{j<m} lambda^j r_{k+j} + lambda^m V_{k+m}
+    L_critic = mean_m sum_k (V_k - T_k^m)^2
+    L_actor = - mean_k min(r_k A_k, clip(r_k, 1 - eps, 1 + eps) A_k)
+    L = alpha L_critic + (1 - alpha) L_actor
+
+The only source is a set of slides. Our choices: the advantage is GAE over turns (arXiv 1506.02438).
+A truncated episode bootstraps from its last value, which is not trained. The ratio of a turn may be
+its geometric mean per token (arXiv 2507.18071). The slides name three agents: ReAct uses the turns
+of the environment; CoT splits an answer into thoughts (`thought_tokens`); ToT searches with the
+trained critic (generators/tree_search.py).
 """
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
-from agentrl_cli.algos.left_out import left_out_metrics
+from agentrl_cli.algos.critics import truncated_state_ids, value_metrics
 from agentrl_cli.algos.losses import clipped_turns, sum_by_turn, td_targets, turn_advantages
+from agentrl_cli.algos.samples import left_out_metrics
 from agentrl_cli.algos.self_ac import packing
-from agentrl_cli.algos.self_ac.packing import PackedEpisode
-from agentrl_cli.algos.self_ac.thoughts import merge_info, split_episode
-from agentrl_cli.algos.value_spans import truncated_state_ids, value_metrics
-from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
+from agentrl_cli.algos.self_ac.packing import BatchStates, PackedEpisode
+from agentrl_cli.algos.settings import SelfACConfig
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
+from agentrl_cli.models.forward import (
+    Batch,
+    Outputs,
+    causal_lm,
+    logprobs_and_values,
+    max_positions,
+)  # fmt: skip
 from agentrl_cli.models.packable import enable_packing
-from agentrl_cli.models.packed_attention import CriticGrad, Layout
-from agentrl_cli.models.policy import Batch, Outputs, causal_lm, max_positions
-from agentrl_cli.models.reader import logprobs_and_values
-from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
-
-PLACE = re.compile(r"\{(\w+)\}")  # what a critic prompt is to be given
-
-
-@dataclass(frozen=True, kw_only=True)
-class Advanced:
-    """`normalise_advantages` takes from every advantage their mean over the update's turns, as it
-    was before the update, and divides by their deviation: values that are all too high or too low,
-    as in the first updates, then discourage or reinforce nothing as a whole. `values` says which V
-    targets and advantages rest on: each pass's own, or the one read before the update.
-    `critic_grad=detach_prefix` keeps the critic out of the actor's features."""
-
-    normalise_advantages: bool
-    values: Literal["recomputed", "frozen"]
-    critic_grad: CriticGrad
-
-
-@dataclass(frozen=True)
-class AdvantageScale:
-    """Mean and standard deviation by which an update normalises its advantages."""
-
-    mean: float = 0.0
-    std: float = 1.0
 
 
 @dataclass(kw_only=True)
-class SelfAC(Algorithm):
-    """`discount` is the slides' λ, `td_steps` their five targets, `alpha` the critic's share of the
-    loss; in the first `critic_warmup` updates only the value head learns. Above 0 `thought_tokens`
-    are the fewest of a thought that counts as a turn of its own."""
+class SelfAC(SelfACConfig, Algorithm):
+    """Self-actor-critic. `scale` is the mean and deviation that normalise advantages."""
 
-    critic_prompt: str
-    thought_tokens: int
-    ratio: Literal["turn", "turn_geo", "token"]
-    clip: float
-    discount: float
-    gae_lambda: float
-    alpha: float
-    td_steps: int
-    critic_warmup: int
-    layout: Layout
-    epochs: int
-    tokens_per_step: int
-    optimizer: OptimizerSpec
-    advanced: Advanced
     critic_prompt_ids: list[int] = field(init=False, repr=False)
-    scale: AdvantageScale = field(init=False, default=AdvantageScale(), repr=False)
+    scale: tuple[float, float] = field(init=False, default=(0.0, 1.0), repr=False)
     turns_per_state: float = field(init=False, default=1.0, repr=False)
 
     uses_ratio = True
 
-    def __post_init__(self) -> None:
-        require_at_least(1, td_steps=self.td_steps, epochs=self.epochs)
-        require_at_least(0, clip=self.clip, thought_tokens=self.thought_tokens)
-        require_at_least(0, critic_warmup=self.critic_warmup)
-        require_at_least(0, tokens_per_step=self.tokens_per_step)
-        require_fraction(discount=self.discount, gae_lambda=self.gae_lambda, alpha=self.alpha)
-        for name in PLACE.findall(self.critic_prompt.removeprefix("{message}")):
-            if name != "closing":
-                known = "it can be given closing and, in front of all else, message"
-                raise UserError(f"algo.critic_prompt asks for '{name}'; {known}")
-
     def models(self) -> dict[str, ModelSpec]:
-        """One model; only its head is the critic's own, and thrown away after training."""
+        """Return one model; only its value head belongs to the critic alone."""
         spec = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer, head="value")
         return {"policy": spec}
 
     def bind(self, context: Context) -> None:
-        """Receive the given objects. Raises UserError where the critic prompt is empty, the model
-        cannot read it packed, or the world already cuts replies into thoughts."""
+        """Store the context. Raises UserError if the critic prompt is empty or cannot be packed for
+        this model, or if the environment already splits replies into thoughts."""
         super().bind(context)
         if self.thought_tokens and context.turn_delimiter:
-            raise UserError(
-                f"algo.thought_tokens is {self.thought_tokens} but the environment itself cuts "
-                "replies into thoughts; give algo.thought_tokens=0, or env.turns=single"
-            )
+            line = f"algo.thought_tokens is {self.thought_tokens} but env splits replies"
+            remedy = "give algo.thought_tokens=0, or env.turn_mode=single"
+            raise UserError(f"{line}; {remedy}", code="split-twice")
         self.critic_prompt_ids = context.chat.encode_raw(self.critic_prompt)
         if not self.critic_prompt_ids:
-            prompt = repr(self.critic_prompt)
-            raise UserError(f"algo.critic_prompt {prompt} has no token; give it a word")
+            line = f"algo.critic_prompt {self.critic_prompt!r} has no token; give it a word"
+            raise UserError(line, code="empty-prompt")
         policy = causal_lm(context.models.module("policy"))
         enable_packing(policy, self.critic_prompt_ids, self.layout, self.advanced.critic_grad)
 
     @property
     def pretrains_values(self) -> bool:
-        """Whether this update trains the value head alone, on play of a policy that waits, so that
-        its first advantages are not those of a blind critic (VC-PPO, arXiv 2503.01491)."""
+        """Whether this update trains only the value head, so that the first advantages do not come
+        from an untrained critic (VC-PPO, arXiv 2503.01491)."""
         return self.context.step < self.critic_warmup
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """One phase: each episode is one packed sample (one for each segment between restarts)."""
+        """Yield one phase; each episode is one packed sample per segment."""
         packed_episodes = self.pack(episodes)
         samples = [sample for packed in packed_episodes for sample in packed.samples]
-        normalise = self.advanced.normalise_advantages
-        self.scale = advantage_scale(packed_episodes) if normalise else AdvantageScale()
-        self.turns_per_state = packing.turns_per_state(samples)
+        turns = [turn for packed in packed_episodes for turn in packed.episode.turns]
+        self.scale = 0.0, 1.0
+        if self.advanced.normalise_advantages and turns:
+            advantages = [turn.info["advantage"] for turn in turns]
+            self.scale = statistics.fmean(advantages), statistics.pstdev(advantages) or 1.0
+        trained_states = sum(sum(sample.streams["value_mask"]) for sample in samples)
+        trained_turns = sum(map(packing.trained_turns, samples))
+        self.turns_per_state = trained_turns / max(1.0, trained_states)
+        whole_turns = sum(bool(turn.observation_ids) for turn in turns)
         yield Phase(
             "actor_critic", samples, self.loss, epochs=self.epochs,
-            tokens_per_step=self.tokens_per_step, units=packing.trained_turns,
+            minibatch_tokens=self.minibatch_tokens, units=packing.trained_turns,
             head_only=self.pretrains_values,
-            metrics=thoughts_per_turn(packed_episodes)
+            metrics={"self_ac/thoughts": len(turns) / max(1, whole_turns)}
             | left_out_metrics("self_ac", episodes, self._left_out_reason, more=("long",)),
         )  # fmt: skip
 
     def pack(self, episodes: list[Episode]) -> list[PackedEpisode]:
-        """The episodes that can be trained, packed, with values and old log-probs by the trainer's
-        own pass; turns' `info` gets `value`, `advantage`, `td_error` and, if cut, `thoughts`."""
+        """Return the trainable episodes, packed, with values and old log-probs from the trainer.
+        Writes `value`, `advantage`, `td_error` and, if split, `thoughts` into the turns' info."""
         trainable = [episode for episode in episodes if self._left_out_reason(episode) is None]
         packed_episodes = [self._pack_episode(episode) for episode in trainable]
         self._add_old_values(packed_episodes)
         for packed in packed_episodes:
-            advantages, td_errors = packed.estimate_advantages(self.discount, self.gae_lambda)
-            packing.bootstrap_across_restarts(packed, advantages, self.gae_lambda)
-            turns = packed.episode.turns
-            notes = zip(turns, packed.values[:-1], advantages, td_errors, strict=True)
-            for turn, value, advantage, td_error in notes:
-                turn.info |= {"value": value, "advantage": advantage, "td_error": td_error}
+            advantages, td_errors = packed.estimate_advantages(self.gamma, self.gae_lambda)
+            packed.bootstrap_across_restarts(advantages, self.gae_lambda)
+            rows = zip(packed.values[:-1], advantages, td_errors, strict=True)
+            for turn, row in zip(packed.episode.turns, rows, strict=True):
+                turn.info |= zip(("value", "advantage", "td_error"), row, strict=True)
         for episode, packed in zip(trainable, packed_episodes, strict=True):
             if packed.episode is not episode:
-                merge_info(episode, packed.episode, self.discount)
+                packing.merge_info(episode, packed.episode, self.gamma)
         return packed_episodes
 
     def _left_out_reason(self, episode: Episode) -> str | None:
@@ -165,51 +127,49 @@ class SelfAC(Algorithm):
         return packing.left_out_reason(episode, len(self.critic_prompt_ids), positions)
 
     def _pack_episode(self, episode: Episode) -> PackedEpisode:
-        """The episode, cut into thoughts if asked, with the critic prompt behind each state."""
         chat, module = self.context.chat, self.context.models.module("policy")
         tail = truncated_state_ids(episode, chat, module, len(self.critic_prompt_ids))
         decode = partial(chat.text_of, special=False)
-        split = split_episode(episode, decode, self.thought_tokens)
+        split = packing.split_episode(episode, decode, self.thought_tokens)
         return packing.pack_episode(split, self.critic_prompt_ids, tail)
 
     def _add_old_values(self, packed_episodes: list[PackedEpisode]) -> None:
-        """Streams `old_logprob` and `old_value`, and each episode's values, by one pass."""
+        """Add streams `old_logprob` and `old_value`, and each episode's values."""
         samples = [sample for packed in packed_episodes for sample in packed.samples]
-        models = self.context.models
-        rows = logprobs_and_values(models.reader("policy"), samples)
+        rows = logprobs_and_values(self.context.models.reader("policy"), samples)
         for sample, (logprobs, values) in zip(samples, rows, strict=True):
-            sample.streams["old_logprob"] = logprobs
             value_at = torch.tensor(sample.streams["value_at"])  # [tokens]
-            sample.streams["old_value"] = (values * value_at).tolist()
+            sample.streams |= {"old_logprob": logprobs, "old_value": (values * value_at).tolist()}
         for packed in packed_episodes:
             packed.values = packing.at_states(packed.samples, "old_value")
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = alpha L_critic + (1 - alpha) L_actor, the slides' sum of two means: the critic's over
-        the states whose value is trained, one more than turns in an episode that is done, the
-        actor's over turns. The learner divides both by turns, so the critic's sum is first
-        multiplied by the update's turns per such state. While values are pretrained the actor's
-        weight is zero. The V in targets and advantages is this
-        pass's own, or the one from before the update."""
+        """Return alpha L_critic + (1 - alpha) L_actor.
+
+        The critic's mean is over states with a trained value, the actor's over turns. The learner
+        divides both by turns, so the critic's sum is first multiplied by turns per trained state.
+        During the critic's warm-up, alpha is 1.
+        """
         assert outputs.values is not None
-        states = packing.batch_states(batch)
+        states = BatchStates.of(batch)
         values = sum_by_turn(outputs.values * batch.streams["value_at"], batch)  # [batch, states]
         frozen = self.advanced.values == "frozen"
         old = batch.streams["old_value"]
         target_values = sum_by_turn(old, batch) if frozen else values.detach()
-        # a segment's last reward is the outcome, or V of that state where the episode was cut off
+        # the last reward of a segment is the outcome, or V if the episode was truncated there
         rewards = torch.where(states.cut_off, target_values, states.rewards)
-        # an end whose V is not trained (a cut-off, a restart) counts in targets as its reward
+        # in targets, an end with an untrained V (truncated, restart) counts as its reward
         target_values = torch.where(states.ends & ~states.trained, rewards, target_values)
         # [td_steps, batch, states]
-        targets = td_targets(rewards, target_values, self.discount, self.td_steps)
+        targets = td_targets(rewards, target_values, self.gamma, self.td_steps)
         # [batch, states], 0 where a segment ends
         advantages, _ = turn_advantages(
-            rewards, target_values, states.ends, self.discount, self.gae_lambda
+            rewards, target_values, states.ends, self.gamma, self.gae_lambda
         )
         critic = self.turns_per_state * td_loss(values, targets, states.trained)
-        normalised = (advantages - self.scale.mean) / self.scale.std
-        actor, metrics = clipped_turns(outputs, batch, normalised, self.clip, self.ratio)
+        mean, std = self.scale
+        normalised = (advantages - mean) / std
+        actor, metrics = clipped_turns(outputs, batch, normalised, self.clip_eps, self.ratio)
         metrics |= {
             "critic_loss": critic.detach(),
             "actor_loss": actor.detach(),
@@ -224,41 +184,26 @@ class SelfAC(Algorithm):
         self.pack(episodes)
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
-        """Do the values foresee how the episodes ended: `critic/…`. The outcome belongs to the
-        state after the last action, one step further on."""
+        """Return metrics of the values against the returns. The outcome is one step after the last
+        turn's state."""
         valued = [packed.episode for packed in self.pack(episodes)]
-        return value_metrics(valued, self.discount, lambda turn: 1 + turn.done)
+        return value_metrics(valued, self.gamma, lambda turn: 1 + turn.done)
 
     @torch.no_grad()
     def state_values(self, states: list[list[int]]) -> list[float]:
-        """V of each state: the critic prompt is read behind its cached prefix, and nothing later
-        sees it. Raises UserError where a state is too long for the model."""
+        """Return V of each state. Reads the critic prompt after the state's cached prefix. Raises
+        UserError if a state is too long for the model."""
         prompt = self.critic_prompt_ids
         room = max_positions(self.context.models.module("policy")) - len(prompt)
         if max(map(len, states), default=0) > room:
-            raise UserError(f"a state has more than {room} ids; set rollout.max_context to {room}")
+            line = f"a state has more than {room} tokens; set rollout.max_seq_len to {room}"
+            raise UserError(line, code="context-too-long")
         head = self.context.models.head("policy")
         assert head is not None
         return head(self.context.generator.hidden([s + prompt for s in states])).tolist()
 
 
 def td_loss(values: Tensor, targets: Tensor, trained: Tensor) -> Tensor:
-    """The critic's: squared errors of `values` [batch, states], a mean over `targets` [td_steps,
-    batch, states], summed over the states where `trained` [batch, states] is true."""
+    """Return squared errors of `values` [batch, states], averaged over `targets` [td_steps, batch,
+    states], summed over the states where `trained` [batch, states] is true."""
     return ((values - targets) ** 2).mean(0)[trained].sum()
-
-
-def thoughts_per_turn(packed_episodes: list[PackedEpisode]) -> dict[str, float]:
-    """How many thoughts a turn was cut into, as a metric."""
-    thoughts = [turn for packed in packed_episodes for turn in packed.episode.turns]
-    turns = sum(bool(thought.observation_ids) for thought in thoughts)
-    return {"self_ac/thoughts": len(thoughts) / max(1, turns)}
-
-
-def advantage_scale(packed_episodes: list[PackedEpisode]) -> AdvantageScale:
-    """Mean and population deviation of all turns' advantages; a deviation of 0 counts as 1."""
-    turns = [turn for packed in packed_episodes for turn in packed.episode.turns]
-    if not turns:
-        return AdvantageScale()
-    advantages = [turn.info["advantage"] for turn in turns]
-    return AdvantageScale(statistics.fmean(advantages), statistics.pstdev(advantages) or 1.0)

@@ -1,1 +1,1 @@
-"""StepAgent: step-wise learning from experts. Begin with algorithm.py."""
+"""StepAgent: step-wise reinforcement learning from an expert."""

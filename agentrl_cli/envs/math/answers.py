@@ -6,8 +6,8 @@ Everything is linear in the text, which is hostile until read.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from agentrl_cli.envs.math.units import unit, without_unit
 
@@ -77,10 +77,9 @@ POWER = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Labels:
-    """What `normalise` drops and two right answers must not differ in: the name before an equals
-    sign, and the unit behind a number or the base below it; None where there is none."""
+class Labels(NamedTuple):
+    """What `normalise` removes although answers that differ in it are different: the name before an
+    equals sign, and the unit or base after a number; None if absent."""
 
     name: str | None
     unit: str | None

@@ -44,7 +44,7 @@ class MathEnv(Env):
     and `tolerance` are those of `grade`."""
 
     instruction: str
-    turns: Literal["single", "thoughts", "retry"]
+    turn_mode: Literal["single", "thoughts", "retry"]
     attempts: int
     data: str | None
     test_data: str | None
@@ -71,7 +71,7 @@ class MathEnv(Env):
     @property
     def turn_delimiter(self) -> str:
         """Thoughts end with a blank line."""
-        return BLANK_LINE if self.turns == "thoughts" else ""
+        return BLANK_LINE if self.turn_mode == "thoughts" else ""
 
     def system(self) -> str:
         """The instruction."""
@@ -102,7 +102,7 @@ class MathEnv(Env):
 
     def reset(self, task: Task, seed: int) -> list[Message]:
         """Pose the problem. Nothing is drawn, so the seed changes nothing."""
-        self.state = ProblemState(task, self.attempts - 1 if self.turns == "retry" else 0)
+        self.state = ProblemState(task, self.attempts - 1 if self.turn_mode == "retry" else 0)
         return [Message("user", task.data["problem"])]
 
     def step(self, action: str) -> Step:
@@ -142,7 +142,7 @@ class MathEnv(Env):
         """The worked solution: its steps in `thoughts`, else the whole."""
         steps = solution_steps(task.data)
         parts = [step + BLANK_LINE for step in steps[:-1]] + steps[-1:]
-        yield from parts if self.turns == "thoughts" else ["".join(parts)]
+        yield from parts if self.turn_mode == "thoughts" else ["".join(parts)]
 
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
         """Accuracy by level and subject, pass@k, majority@k, length, time-outs."""

@@ -1,10 +1,9 @@
-"""A grading process: `python worker.py LIMIT WALL MEMORY`, one JSON list a line in, one word out:
-answer, right answer, whether the answer is a whole reply, and the tolerance of numbers.
+"""A grading process, started as `python -P worker.py`. It imports math-verify, and nothing of ours.
 
-It loads math-verify once and forks a child that does the comparing. The kernel ends a child that
-has used LIMIT seconds of processor time on one pair, however deep in C code it is: a signal that
-Python handles could not. WALL seconds without an answer, or more than MEMORY bytes, end it too. A
-fork costs milliseconds where a new process would load for a second.
+It reads one JSON list per line (answer, correct answer, whether the answer is a whole reply,
+tolerance) and writes one word: verified, refused, timeout or crash. A fork does the comparing. The
+kernel ends it at the limits, because a Python signal handler cannot interrupt C code. A new fork
+costs milliseconds, a new process more than a second.
 """
 
 from __future__ import annotations
@@ -16,16 +15,19 @@ import logging
 import os
 import re
 import resource
-import select
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TextIO
 
-MAX_ANSWERS = 1000  # of one child, whose caches grow
-WARM_UP_PAIRS = (  # what is imported and cached on first use is so for every child
+CPU_SECONDS = 0.2  # processor time for one answer
+REPLY_CPU_SECONDS = 1.0  # processor time for a whole reply
+WALL_SECONDS = 3.0
+MAX_ANSWERS = 1000  # of one fork, because its caches grow
+AGAIN = 0  # exit status of a fork that has done its share
+MEMORY_BYTES = 2 * 2**30  # address space
+WARM_UP_PAIRS = (  # fill imports and caches before the first fork
     (r"\frac{1}{2}+x", "x+0.5"), (r"\sqrt{8}", r"2\sqrt{2}"), (r"(x+1)^2", "x^2+2x+1"),
     (r"(-\infty,2]\cup[3,5)", r"(-\infty,2]\cup[3,4)"), ("(2,1)", "(1,2)"), (r"\{1,2\}", "2,1"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
@@ -35,7 +37,6 @@ WARM_UP_PAIRS = (  # what is imported and cached on first use is so for every ch
 WARM_UP_REPLIES = (
     (r"It is $\boxed{1}$ and $\boxed{2}$.", "1,2"), ("The final answer is 3/4.", "0.75"),
 )  # fmt: skip
-REPLY_FACTOR = 5  # how much longer a whole reply may take than an answer
 DELIMITED = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\[(\[]|\\(?:boxed|fbox)\b")
 PLAIN = re.compile(
     r"[$€£]?-?(?:\d+(?:[ ,]\d{3})*)?(?:[.,]\d+)?\s*(?:%|[Pp]ercent(?:age)?|[Pp]ct)?|[-+*/^().\d\s]+"
@@ -44,8 +45,8 @@ Check = Callable[[str, str, bool, float], bool]
 
 
 def load_checker() -> Check:
-    """The comparison of (answer, gold, whether the answer is a whole reply, tolerance). An answer
-    is read as LaTeX alone, a reply as math-verify's own defaults read it."""
+    """Return the comparison. It parses an answer as LaTeX, and a reply with math-verify's
+    defaults."""
     import math_verify.parser  # pyright: ignore[reportMissingImports]
     from math_verify import (  # pyright: ignore[reportMissingImports]
         LatexExtractionConfig,
@@ -54,28 +55,29 @@ def load_checker() -> Check:
     )
 
     logging.disable(logging.CRITICAL)
-    math_verify.parser.parse_expr = read_arithmetic  # its own goes through Python's `eval`
+    math_verify.parser.parse_expr = parse_arithmetic  # sympy's own parser calls `eval`
     latex = [LatexExtractionConfig()]
 
-    def read(text: str) -> Any:
+    def parse_answer(text: str) -> Any:
         return parse(f"${text}$", latex, fallback_mode="no_fallback", parsing_timeout=0)
 
-    def read_reply(text: str) -> Any:
+    def parse_reply(text: str) -> Any:
         return parse(text, parsing_timeout=0)
 
     @lru_cache(256)
-    def read_gold(text: str, as_reply: bool) -> Any:
-        if not as_reply:
-            return read(text)
+    def parse_gold(text: str, whole_reply: bool) -> Any:
+        if not whole_reply:
+            return parse_answer(text)
         if DELIMITED.search(text):
-            return read_reply(text)
-        return read_reply(f"${text}$") + (read_reply(text) if PLAIN.fullmatch(text) else [])
+            return parse_reply(text)
+        return parse_reply(f"${text}$") + (parse_reply(text) if PLAIN.fullmatch(text) else [])
 
     def check(answer: str, gold: str, whole_reply: bool, tolerance: float) -> bool:
-        right, mine = read_gold(gold, whole_reply), (read_reply if whole_reply else read)(answer)
+        right = parse_gold(gold, whole_reply)
+        mine = (parse_reply if whole_reply else parse_answer)(answer)
         if right and mine and verify(right, mine, timeout_seconds=0):
             return True
-        return tolerance > 0 and any(near(a, b, tolerance) for a in right for b in mine)
+        return tolerance > 0 and any(are_close(a, b, tolerance) for a in right for b in mine)
 
     for answer, gold in WARM_UP_PAIRS:
         check(answer, gold, False, 0.01)
@@ -84,9 +86,9 @@ def load_checker() -> Check:
     return check
 
 
-def near(right: Any, mine: Any, tolerance: float) -> bool:
-    """Whether two sympy objects are real numbers, or equations that end in one, that differ by at
-    most `tolerance` times the first."""
+def are_close(right: Any, mine: Any, tolerance: float) -> bool:
+    """Return whether two sympy numbers, or equations that end in one, differ by at most
+    `tolerance` times the first."""
     values = [getattr(one, "rhs", one) for one in (right, mine)]
     if not all(getattr(one, "is_number", False) for one in values):
         return False
@@ -94,123 +96,77 @@ def near(right: Any, mine: Any, tolerance: float) -> bool:
     return abs(wanted - found) <= tolerance * abs(wanted)
 
 
-def read_arithmetic(text: str, **_: Any) -> Any:
-    """An expression of numbers and `+ - * / **` as a sympy expression that is not worked out: in
-    place of sympy's reader, which runs what it reads. Raises ValueError for anything else."""
-    import sympy  # pyright: ignore[reportMissingImports]
-
-    def power(a: Any, b: Any) -> Any:
-        return sympy.Pow(a, b, evaluate=False)
-
-    def times(a: Any, b: Any) -> Any:
-        return sympy.Mul(a, b, evaluate=False)
-
-    def plus(a: Any, b: Any) -> Any:
-        return sympy.Add(a, b, evaluate=False)
-
-    binary: dict[type, Callable[[Any, Any], Any]] = {
-        ast.Add: plus, ast.Mult: times, ast.Pow: power,
-        ast.Sub: lambda a, b: plus(a, times(-1, b)), ast.Div: lambda a, b: times(a, power(b, -1)),
-    }  # fmt: skip
+def parse_arithmetic(text: str, **_: Any) -> Any:
+    """Return an expression of numbers and `+ - * / **` as an unevaluated sympy expression. Raises
+    ValueError or SyntaxError for anything else. Unlike sympy's parser it runs no code."""
+    from sympy import Add, Float, Integer, Mul, Pow  # pyright: ignore[reportMissingImports]
 
     def build(node: ast.expr) -> Any:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-            written = ast.get_source_segment(text, node)
-            return (sympy.Integer if isinstance(node.value, int) else sympy.Float)(written)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
-            value = build(node.operand)
-            return times(-1, value) if isinstance(node.op, ast.USub) else value
-        if isinstance(node, ast.BinOp) and type(node.op) in binary:
-            return binary[type(node.op)](build(node.left), build(node.right))
-        raise ValueError(f"{text[:40]!r} is no arithmetic")
+        match node:
+            case ast.Constant(value=int() | float() as value):
+                written = ast.get_source_segment(text, node)
+                return (Integer if isinstance(value, int) else Float)(written)
+            case ast.UnaryOp(op=ast.UAdd()):
+                return build(node.operand)
+            case ast.UnaryOp(op=ast.USub()):
+                return Mul(-1, build(node.operand), evaluate=False)
+            case ast.BinOp(op=ast.Add()):
+                kind, right = Add, build(node.right)
+            case ast.BinOp(op=ast.Sub()):
+                kind, right = Add, Mul(-1, build(node.right), evaluate=False)
+            case ast.BinOp(op=ast.Mult()):
+                kind, right = Mul, build(node.right)
+            case ast.BinOp(op=ast.Div()):
+                kind, right = Mul, Pow(build(node.right), -1, evaluate=False)
+            case ast.BinOp(op=ast.Pow()):
+                kind, right = Pow, build(node.right)
+            case _:
+                raise ValueError(f"{text[:40]!r} is not arithmetic")
+        return kind(build(node.left), right, evaluate=False)
 
     text = text.strip()
     return build(ast.parse(text, mode="eval").body)
 
 
-@dataclass
-class Child:
-    """A forked process that compares; it dies of its limits."""
-
-    pid: int
-    to_child: int
-    from_child: int
-    answers_left: int = MAX_ANSWERS
-
-    def ask(self, line: bytes, wall: float) -> str:
-        """verified, refused, timeout or crash; after the last two the child is gone."""
+def serve(check: Check, outcomes: TextIO) -> bool:
+    """Grade up to MAX_ANSWERS lines under limits. Return whether the input goes on."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for _ in range(MAX_ANSWERS):
+        if not (line := sys.stdin.readline()):
+            return False
+        answer, gold, whole_reply, tolerance = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, REPLY_CPU_SECONDS if whole_reply else CPU_SECONDS)
         try:
-            os.write(self.to_child, line)
-        except BrokenPipeError:
-            self.end()
-            return "crash"
-        ready, _, _ = select.select([self.from_child], [], [], wall)
-        word = os.read(self.from_child, 1) if ready else b""
-        self.answers_left -= 1
-        if word:
-            return {b"1": "verified", b"0": "refused"}.get(word, "crash")
-        return "timeout" if self.end() == signal.SIGPROF or not ready else "crash"
-
-    def end(self) -> int:
-        """Make sure that it is gone; the signal that it died of."""
-        os.kill(self.pid, signal.SIGKILL)  # it waits to be reaped, so the number is still its own
-        status = os.waitpid(self.pid, 0)[1]
-        os.close(self.to_child)
-        os.close(self.from_child)
-        self.answers_left = -1
-        return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-
-
-def fork(check: Check, limit: float, memory: int) -> Child:
-    """A child with pipes to and from it."""
-    (inbox, to_child), (from_child, outbox) = os.pipe(), os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(inbox)
-        os.close(outbox)
-        return Child(pid, to_child, from_child)
-    try:
-        os.close(to_child)
-        os.close(from_child)
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(0, 1)  # what a library prints must not pass for an answer
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        serve(check, inbox, outbox, limit)
-    finally:
-        os._exit(1)
-
-
-def serve(check: Check, inbox: int, outbox: int, limit: float) -> None:
-    """Answer 1, 0 or ! for each line until the pipe closes."""
-    with os.fdopen(inbox, encoding="ascii") as lines:
-        for line in lines:
-            answer, gold, whole_reply, tolerance = json.loads(line)
-            seconds = limit * REPLY_FACTOR if whole_reply else limit
-            signal.setitimer(signal.ITIMER_PROF, seconds)
-            try:
-                word = b"1" if check(answer, gold, whole_reply, tolerance) else b"0"
-            except Exception:
-                word = b"!"
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            os.write(outbox, word)
+            outcome = "verified" if check(answer, gold, whole_reply, tolerance) else "refused"
+        except Exception:
+            outcome = "crash"
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(outcome, file=outcomes, flush=True)
+    return True
 
 
 def main() -> None:
-    """Read lines until the input ends."""
-    limit, wall, memory = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    check, child = load_checker(), None
-    gc.collect()
-    gc.freeze()
-    print("ready", flush=True)
-    for line in sys.stdin.buffer:
-        if child is not None and child.answers_left == 0:
-            child.end()
-        if child is None or child.answers_left < 0:
-            child = fork(check, limit, memory)
-        print(child.ask(line, wall), flush=True)
-    if child is not None and child.answers_left >= 0:
-        child.end()
+    """Grade until the input ends. The fork that grades answers for itself; if a limit ends it, this
+    process answers in its place."""
+    with os.fdopen(os.dup(1), "w") as outcomes:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a library prints is not an outcome
+        check, status = load_checker(), AGAIN
+        gc.collect()
+        gc.freeze()
+        print("ready", file=outcomes, flush=True)
+        while status == AGAIN or os.WIFSIGNALED(status):
+            if not (child := os.fork()):
+                try:
+                    os._exit(AGAIN if serve(check, outcomes) else 1)
+                finally:
+                    os._exit(2)
+            status = os.waitpid(child, 0)[1]
+            if os.WIFSIGNALED(status):
+                is_late = os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGPROF)
+                print("timeout" if is_late else "crash", file=outcomes, flush=True)
 
 
 if __name__ == "__main__":

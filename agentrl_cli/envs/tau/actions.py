@@ -1,7 +1,7 @@
-"""Reads an agent's text: a tool call, or words for the user. Three styles, one `Action`.
+"""Parse an agent's text as a tool call or as words for the user, in one of three styles.
 
-`react` is τ-bench's: what follows the last `Action:` is JSON or else a reply. `native` takes the
-tool calls of chat templates. `call` is `name(argument, …)`, for models too small to write JSON.
+`react` is τ-bench's: the text after the last `Action:` is JSON or a reply. `native` reads the tool
+calls of chat templates. `call` is `name(argument, …)`, for models too small to write JSON.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl_cli.envs.tau.calls import Tool, parameters
+from agentrl_cli.envs.tau.tools import Tool, parameters
 
 RESPOND = "respond"
 STYLES = ("react", "native", "call")
-MAX_CALL_LENGTH, MAX_CALL_DEPTH = 100_000, 40  # characters of a call, brackets inside brackets
+MAX_CALL_LENGTH, MAX_CALL_DEPTH = 100_000, 40  # characters, and nested brackets
 THINKING = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
 TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 PLAIN_CALL = re.compile(r"(\w+)\(([^()\n]*)\)\s*$")
@@ -24,8 +24,11 @@ PLAIN_CALL = re.compile(r"(\w+)\(([^()\n]*)\)\s*$")
 
 @dataclass(frozen=True)
 class Action:
-    """A tool and its arguments; `respond` speaks to the user. `problem` says why nothing can be
-    done with a call; `malformed` marks text that tried to be a call, also where it became words."""
+    """A tool and its arguments; the tool `respond` speaks to the user.
+
+    `problem` is the reason why a call cannot be executed. `malformed` marks text that looks like a
+    call and is none, even if it is sent to the user as words.
+    """
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -34,21 +37,41 @@ class Action:
 
 
 def parse(text: str, style: str, tools: Mapping[str, Tool]) -> Action:
-    """The action that the text holds, the first one where there are several. Never raises."""
+    """Return the first action in the text. Never raises."""
     if style == "react":
         return _parse_react(text)
     return _parse_native(text) if style == "native" else _parse_call(text, tools)
 
 
 def respond(text: str, *, malformed: bool = False) -> Action:
-    """Words for the user."""
+    """Return the action that says `text` to the user."""
     return Action(RESPOND, {"content": text}, malformed=malformed or not text.strip())
+
+
+def format_action(action: Action, style: str, thought: str = "") -> str:
+    """Return the text of an action, after its thought if the style has room for one. This is the
+    inverse of `parse`."""
+    call = json.dumps({"name": action.name, "arguments": action.arguments})
+    if style == "react":
+        return f"Thought:\n{thought or 'The next step.'}\nAction:\n{call}"
+    if action.name == RESPOND:
+        plain = str(action.arguments["content"])
+    else:
+        plain = f"{action.name}({', '.join(map(plain_text, action.arguments.values()))})"
+    if style == "native":
+        return plain if action.name == RESPOND else f"<tool_call>\n{call}\n</tool_call>"
+    return f"{thought}\n{plain}" if thought else plain
+
+
+def plain_text(value: Any) -> str:
+    """Return an argument as text, the items of a list joined by commas."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _parse_react(text: str) -> Action:
     content = text.rpartition("Action:")[2].strip()
-    value, why = _load_json(content)
-    if why or not isinstance(value, dict):
+    value, _ = _load_json(content)
+    if not isinstance(value, dict):
         return respond(content, malformed=content[:1] == "{")
     return _from_json_object(value)
 
@@ -56,17 +79,19 @@ def _parse_react(text: str) -> Action:
 def _parse_native(text: str) -> Action:
     content = THINKING.sub("", text).strip()
     tagged = TAGGED.search(content)
-    value, why = _load_json(tagged[1] if tagged else content)
+    value, error = _load_json(tagged[1] if tagged else content)
     value = value[0] if isinstance(value, list) and value else value
     if isinstance(value, dict) and (tagged or "name" in value or "function" in value):
         return _from_json_object(value)
     if tagged:
-        return _malformed(f"the tool call is not JSON ({why})" if why else "it is not an object")
+        return _malformed(
+            f"the tool call is not JSON ({error})" if error else "it is not an object"
+        )
     return respond(content, malformed=content[:1] == "{")
 
 
 def _parse_call(text: str, tools: Mapping[str, Tool]) -> Action:
-    """A call must be the whole last line; the last parameter of a tool takes all that is left."""
+    """A call is the whole last line; the last parameter of a tool takes all remaining text."""
     content = text.strip().rpartition("\n")[2].strip()
     match = PLAIN_CALL.match(content)
     if match is None:
@@ -82,8 +107,8 @@ def _parse_call(text: str, tools: Mapping[str, Tool]) -> Action:
 
 
 def _from_json_object(value: dict[str, Any]) -> Action:
-    """The action that a JSON object names. Arguments may be JSON in a string, as endpoints send
-    them, and be called `parameters`, or `kwargs` as in the benchmark's own files."""
+    """Arguments may be JSON in a string, as endpoints send them, and their key may be `parameters`,
+    or `kwargs` as in the benchmark's own files."""
     inner = value.get("function")
     value = inner if isinstance(inner, dict) else value
     keys = (key for key in ("arguments", "parameters", "kwargs") if key in value)
@@ -105,22 +130,15 @@ def _malformed(problem: str) -> Action:
 
 
 def _load_json(text: str) -> tuple[Any, str]:
-    """The value of JSON text, or why it has none: also too long or too deep."""
+    """Return the value of JSON text, or None and the reason, which may be its length or depth."""
     if len(text) > MAX_CALL_LENGTH:
         return None, f"longer than {MAX_CALL_LENGTH} characters"
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return None, str(error)
-    too_deep = _depth(value) > MAX_CALL_DEPTH
-    return (None, f"deeper than {MAX_CALL_DEPTH}") if too_deep else (value, "")
-
-
-def _depth(value: Any) -> int:
-    """How many brackets lie inside one another, counted layer by layer."""
     depth, layer = 0, [value]
-    while layer:
-        nested = [item for item in layer if isinstance(item, dict | list)]
+    while nested := [item for item in layer if isinstance(item, dict | list)]:
         layer = [x for item in nested for x in (item.values() if isinstance(item, dict) else item)]
-        depth += bool(nested)
-    return depth
+        depth += 1
+    return (None, f"deeper than {MAX_CALL_DEPTH}") if depth > MAX_CALL_DEPTH else (value, "")

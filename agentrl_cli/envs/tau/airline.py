@@ -1,8 +1,8 @@
-"""The airline tools of τ-bench: what each answers and changes, checks in the order of the original.
+"""The airline tools of τ-bench, with its observations, changes and order of checks.
 
-Its quirks are part of the benchmark: seats are never taken, a new cabin is not recorded, a missing
-reservation is reported as a missing user, and the second of two payments by one certificate fails
-after the first has used it up.
+Its quirks are part of the benchmark. Seats are never taken. A new cabin is not recorded. A missing
+reservation is reported as a missing user. If a booking names one certificate twice, the first
+payment uses it up and the second fails.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentrl_cli.envs.tau.calls import Tool
 from agentrl_cli.envs.tau.database import Database, Record
-from agentrl_cli.envs.tau.shared import calculate, get_user_details, think, transfer_to_human_agents
+from agentrl_cli.envs.tau.tools import SHARED_TOOLS, Tool
 
 AIRPORTS = {
     "SFO": "San Francisco", "JFK": "New York", "LAX": "Los Angeles", "ORD": "Chicago",
@@ -22,31 +21,31 @@ AIRPORTS = {
     "PHL": "Philadelphia", "LGA": "LaGuardia",
 }  # fmt: skip
 NOW = "2024-05-15T15:00:00"
-RESERVATION_IDS = ("HATHAT", "HATHAU", "HATHAV")  # of new ones; the last one is used again
+RESERVATION_IDS = ("HATHAT", "HATHAU", "HATHAV")  # for new ones; the last is reused
 CERTIFICATE_IDS = ("certificate_3221322", "certificate_3221323", "certificate_3221324")
 INSURANCE, BAG = 30, 50  # dollars: per passenger, per bag
 
 
 def list_all_airports(data: Database) -> str:
-    """City names by airport code."""
+    """Return city names by airport code."""
     return json.dumps(AIRPORTS)
 
 
 def get_reservation_details(data: Database, reservation_id: Any) -> str:
-    """The reservation's record."""
+    """Return the record of a reservation."""
     return json.dumps(data.find("reservations", reservation_id, "user"))
 
 
 def search_direct_flight(data: Database, origin: Any, destination: Any, date: Any) -> str:
-    """Flights that can be booked on that day."""
+    """Return the flights that can be booked on that day."""
     flights = data["flights"].values()
     found = [f for f in flights if f["origin"] == origin and f["destination"] == destination]
     return json.dumps([_on_date(flight, date) for flight in found if _is_available(flight, date)])
 
 
 def search_onestop_flight(data: Database, origin: Any, destination: Any, date: Any) -> str:
-    """Pairs of flights that connect and can be booked; seats and prices of the second are those of
-    the first day even where it leaves on the next."""
+    """Return pairs of connecting flights that can be booked. Seats and prices of the second flight
+    are always those of the first day, even if it departs on the next."""
     flights, found = list(data["flights"].values()), []
     for first in flights:
         if first["origin"] != origin:
@@ -62,7 +61,7 @@ def book_reservation(
     flights: Any, passengers: Any, payment_methods: Any, total_baggages: Any,
     nonfree_baggages: Any, insurance: Any,
 ) -> str:  # fmt: skip
-    """Book flights; gift cards are charged, certificates used up."""
+    """Book flights. Gift cards are charged and certificates are used up."""
     owned = data.find("users", user_id, "user")["payment_methods"]
     free = [name for name in RESERVATION_IDS if name not in data["reservations"]]
     reservation = {
@@ -81,14 +80,20 @@ def book_reservation(
     total += BAG * nonfree_baggages
     _check_payments(owned, payment_methods, total)
     user = data["users"].edit(user_id)
-    _pay(user["payment_methods"], payment_methods)
+    methods = user["payment_methods"]
+    for payment in payment_methods:
+        name = payment["payment_id"]
+        if methods[name]["source"] == "gift_card":
+            methods[name]["amount"] -= payment["amount"]
+        elif methods[name]["source"] == "certificate":
+            del methods[name]
     data["reservations"].add(reservation["reservation_id"], reservation)
     user["reservations"].append(reservation["reservation_id"])
     return json.dumps(reservation)
 
 
 def cancel_reservation(data: Database, reservation_id: Any) -> str:
-    """Cancel and take every payment back."""
+    """Cancel a reservation and refund every payment."""
     _reservation(data, reservation_id)
     reservation = data["reservations"].edit(reservation_id)
     reservation["payment_history"] += [
@@ -102,7 +107,7 @@ def cancel_reservation(data: Database, reservation_id: Any) -> str:
 def update_reservation_flights(
     data: Database, reservation_id: Any, cabin: Any, flights: Any, payment_id: Any
 ) -> str:
-    """Replace all flights; those kept in the same cabin keep their price."""
+    """Replace all flights. A flight that stays in the same cabin keeps its price."""
     reservation, total = _reservation(data, reservation_id), 0
     passengers = reservation["passengers"]
     for flight in flights:
@@ -123,7 +128,7 @@ def update_reservation_flights(
 def update_reservation_baggages(
     data: Database, reservation_id: Any, total_baggages: Any, nonfree_baggages: Any, payment_id: Any
 ) -> str:
-    """Change the number of bags and charge what is added."""
+    """Change the number of bags and charge for additional ones."""
     reservation = _reservation(data, reservation_id)
     total = BAG * max(0, nonfree_baggages - reservation["nonfree_baggages"])
     _check_change_payment(data, reservation, payment_id, total)
@@ -135,7 +140,7 @@ def update_reservation_baggages(
 
 
 def update_reservation_passengers(data: Database, reservation_id: Any, passengers: Any) -> str:
-    """Name other passengers, as many as before."""
+    """Replace the passengers by the same number of others."""
     named = _reservation(data, reservation_id)["passengers"]
     if len(passengers) != len(named):
         raise ValueError("number of passengers does not match")
@@ -145,7 +150,7 @@ def update_reservation_passengers(data: Database, reservation_id: Any, passenger
 
 
 def send_certificate(data: Database, user_id: Any, amount: Any) -> str:
-    """Give a user a certificate, three at most (the original breaks at a fourth)."""
+    """Send a certificate to a user, at most three (the original fails at a fourth)."""
     owned = data.find("users", user_id, "user")["payment_methods"]
     name = next((name for name in CERTIFICATE_IDS if name not in owned), None)
     if name is None:
@@ -160,7 +165,7 @@ def _reservation(data: Database, reservation_id: Any) -> Record:
 
 
 def _on_date(flight: Record, date: Any) -> Record:
-    """A flight without its calendar, with one day's status, seats and prices."""
+    """Return a flight with the status, seats and prices of one day instead of its calendar."""
     return {key: value for key, value in flight.items() if key != "dates"} | flight["dates"][date]
 
 
@@ -179,7 +184,7 @@ def _connection(first: Record, second: Record, date: Any) -> list[list[Record]]:
 
 
 def _unchanged_flight(reservation: Record, flight: Any, cabin: Any) -> Record | None:
-    """The reservation's own flight that the wanted one names, if the cabin stays."""
+    """Return the booked flight that `flight` repeats in the same cabin, or None."""
     for booked in reservation["flights"]:
         same = all(booked[key] == flight[key] for key in ("flight_number", "date"))
         if same and cabin == reservation["cabin"]:
@@ -188,7 +193,7 @@ def _unchanged_flight(reservation: Record, flight: Any, cabin: Any) -> Record | 
 
 
 def _price_flight(data: Database, flight: Any, cabin: Any, passengers: Any) -> None:
-    """Write price and airports into a wanted flight. ValueError where it cannot be booked."""
+    """Set price and airports of a flight. Raises ValueError if it cannot be booked."""
     number = flight["flight_number"]
     if number not in data["flights"]:
         raise ValueError(f"flight {number} not found")
@@ -205,7 +210,7 @@ def _price_flight(data: Database, flight: Any, cabin: Any, passengers: Any) -> N
 
 
 def _check_payments(methods: Record, payments: Any, total: Any) -> None:
-    """ValueError says what is wrong with the payments for a booking."""
+    """Raise ValueError if the payments do not pay for a booking."""
     for payment in payments:
         name, amount = payment["payment_id"], payment["amount"]
         if name not in methods:
@@ -218,17 +223,8 @@ def _check_payments(methods: Record, payments: Any, total: Any) -> None:
         raise ValueError(f"payment amount does not add up, total price is {total}, but paid {paid}")
 
 
-def _pay(methods: Record, payments: Any) -> None:
-    for payment in payments:
-        name = payment["payment_id"]
-        if methods[name]["source"] == "gift_card":
-            methods[name]["amount"] -= payment["amount"]
-        elif methods[name]["source"] == "certificate":
-            del methods[name]
-
-
 def _check_change_payment(data: Database, reservation: Record, payment_id: Any, total: Any) -> None:
-    """ValueError says why a change cannot be paid by this method."""
+    """Raise ValueError if the method cannot pay for a change."""
     methods = data["users"][reservation["user_id"]]["payment_methods"]
     if payment_id not in methods:
         raise ValueError("payment method not found")
@@ -248,8 +244,8 @@ def _charge(data: Database, reservation: Record, payment_id: str, total: Any) ->
 
 
 READS: tuple[Tool, ...] = (
-    calculate, get_reservation_details, get_user_details, list_all_airports,
-    search_direct_flight, search_onestop_flight, think, transfer_to_human_agents,
+    *SHARED_TOOLS, get_reservation_details, list_all_airports, search_direct_flight,
+    search_onestop_flight,
 )  # fmt: skip
 WRITES: tuple[Tool, ...] = (
     book_reservation, cancel_reservation, send_certificate, update_reservation_baggages,

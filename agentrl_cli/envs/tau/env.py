@@ -1,31 +1,40 @@
-"""The environment: a user with a wish, tools over a database, a policy, τ-bench's reward."""
+"""τ-bench: a user with a wish, tools over a database, a policy, a reward for the final state."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.core.text import encodable
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import SPLITS, Env, require_split
-from agentrl_cli.envs.tau import measures
 from agentrl_cli.envs.tau.actions import RESPOND, STYLES, Action, parse
-from agentrl_cli.envs.tau.calls import call_tool
-from agentrl_cli.envs.tau.conversation import Conversation
 from agentrl_cli.envs.tau.data import TABLES, Domain, load_domain
 from agentrl_cli.envs.tau.database import Database
 from agentrl_cli.envs.tau.expert import expert_texts
-from agentrl_cli.envs.tau.mini import mini_domain
-from agentrl_cli.envs.tau.mini_user import MiniUser
-from agentrl_cli.envs.tau.retail_user import RetailUser
-from agentrl_cli.envs.tau.reward import reward_checks
-from agentrl_cli.envs.tau.users import ChatFunction, HumanUser, LLMUser, SilentUser, User, agrees
+from agentrl_cli.envs.tau.mini import MiniUser, mini_domain
+from agentrl_cli.envs.tau.reward import reward_checks, summarise
+from agentrl_cli.envs.tau.tools import call_tool
+from agentrl_cli.envs.tau.users import (
+    ChatFunction,
+    HumanUser,
+    LLMUser,
+    RetailUser,
+    SilentUser,
+    User,
+    agrees,
+)
 
-USERS = ("scripted", "llm", "human", "silent")
-DOMAINS = (*TABLES, "mini")
+CHOICES = {
+    "domain": (*TABLES, "mini"),
+    "user": ("scripted", "llm", "human", "silent"),
+    "actions": STYLES,
+}
 OVER = "The conversation is over."
 REACT = """
 # Tools
@@ -44,64 +53,96 @@ Make one call at a time, and never make up an argument.
 """
 
 
+@dataclass
+class Conversation:
+    """The state of the episode in progress."""
+
+    task: dict[str, Any]
+    database: Database
+    user: User
+    split: str
+    user_message: str  # the last one
+    first_fault: str  # of the user's first message
+    agent_messages: list[str] = field(default_factory=list)
+    confirmed: bool = False  # the last user message said yes
+    turn: int = 0
+    over: bool = False
+
+
 @dataclass(kw_only=True)
 class TauBench(Env):
-    """One conversation with a user of `domain` (retail, airline, mini).
+    """One conversation with a user of τ-bench's retail or airline domain, or of the mini domain."""
 
-    The scripted user follows the templated train tasks of retail alone, so with it the last
-    `holdout` of those are the split test.
-    """
-
-    domain: str
-    data: str | None
-    user: str
-    actions: str
-    turns: int
-    holdout: int
-    llm: ChatFunction | None
+    domain: Annotated[str, Field(description="Domain: retail, airline or mini.")]
+    data: Annotated[
+        str | None,
+        Field(description="Checkout of sierra-research/tau-bench, or a folder with its data as "
+              "JSON. mini needs none."),
+    ]  # fmt: skip
+    user: Annotated[
+        str,
+        Field(description="User: scripted (mini, and retail's train tasks), llm, human (you), or "
+              "silent (ends at the first reply; for replays)."),
+    ]  # fmt: skip
+    actions: Annotated[
+        str,
+        Field(description="Action format: react (JSON after `Action:`), native (tool calls of the "
+              "chat template), or call (`name(argument, …)`)."),
+    ]  # fmt: skip
+    max_turns: Annotated[
+        int, Field(ge=1, description="Actions per episode. At the limit it is lost.")
+    ]
+    holdout: Annotated[
+        int,
+        Field(ge=0, description="With the scripted user: number of last train tasks that form the "
+              "test split. 0 uses the official splits."),
+    ]  # fmt: skip
+    llm: Annotated[ChatFunction | None, Field(description="Model of `user=llm`.")]
     conversation: Conversation | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("domain", self.domain, DOMAINS),
-            ("user", self.user, USERS),
-            ("actions", self.actions, STYLES),
-        ):
-            if value not in known:
-                raise UserError(f"env.{name} is '{value}'; use one of {', '.join(known)}")
-        require_at_least(1, turns=self.turns)
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Raise UserError for an invalid setting."""
+        for name, known in CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                line = f"env.{name} is '{value}'; use one of {', '.join(known)}"
+                raise UserError(line, code="unknown-choice")
+        require_at_least(1, turns=self.max_turns)
         require_at_least(0, holdout=self.holdout)
 
     @property
     def domain_data(self) -> Domain:
-        """What the episode in progress is played in; of the mini shop `val` has another."""
+        """The domain of the episode in progress; `val` of mini has its own."""
         return self.domain_of(self.conversation.split if self.conversation else "train")
 
     def domain_of(self, split: str) -> Domain:
-        """The domain's data, read once in a process and not kept on the instance."""
+        """Return the data of a split's domain, cached per process and not kept on the instance."""
         if self.domain == "mini":
             return mini_domain(split)
         if self.data is None:
             raise UserError(
-                f"env.data is missing: τ-bench's {self.domain} data does not come with agentrl; "
-                "give the folder of a checkout of sierra-research/tau-bench as env.data=FOLDER"
+                f"env.data is missing: τ-bench's {self.domain} data does not come with agentrl. "
+                "Set env.data to a checkout of sierra-research/tau-bench.",
+                code="missing-data",
             )
         return load_domain(self.domain, self.data)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The schemas, where the chat template shall show them."""
+        """The tool schemas, if the chat template shows them."""
         return list(self.domain_data.schemas) if self.actions == "native" else []
 
     def system(self) -> str:
-        """The policy; for `react` also the tools and the form of an action."""
+        """Return the policy; for `react` also the tools and the form of an action."""
         domain = self.domain_data
         form = REACT.format(tools=json.dumps(domain.schemas)) if self.actions == "react" else ""
         return domain.policy + form
 
     def tasks(self, split: str) -> list[Task]:
-        """The tasks of a split, of which a domain may have none. `val` and `dev`, as τ-bench calls
-        it, are the same tasks."""
+        """Return the tasks of a split; a domain may have none. `val` and τ-bench's `dev` are the
+        same tasks."""
         require_split(split, (*SPLITS, "dev"))
         source = "dev" if split == "val" else split
         rows = self.domain_of(split).tasks[source]
@@ -112,58 +153,65 @@ class TauBench(Env):
         return [Task(f"{self.domain}-{source}-{row['id']}", split, row) for row in rows]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
-        """A fresh database and a user who speaks first."""
-        user = self._user(task.data, seed)
-        database = Database(self.domain_of(task.split).tables)
-        self.conversation = Conversation(task.data, database, user, split=task.split)
+        """Start with a fresh database; the user speaks first."""
+        user = self._make_user(task.data, seed)
         first = user.start()
-        self.conversation.user_message, self.conversation.first_fault = first.text, first.fault
+        database = Database(self.domain_of(task.split).tables)
+        self.conversation = Conversation(
+            task.data, database, user, task.split, first.text, first.fault
+        )
         return [Message("user", first.text)]
 
     def step(self, action: str) -> Step:
-        """A tool call or words for the user; the last of `turns` ends the conversation, which is
-        lost. After the end nothing happens: an invalid step without reward. RuntimeError before
-        `reset`."""
+        """Call a tool or speak to the user. The last of `turns` ends the conversation as lost. A
+        step after the end is invalid and changes nothing. Raises RuntimeError before `reset`."""
         conversation = self._running()
+        info = {"tool": "", "invalid": True, "tool_error": False, "unconfirmed": False}
         if conversation.over:
-            return Step([Message("user", OVER)], 0.0, True, False, _info("", invalid=True))
+            return Step([Message("user", OVER)], 0.0, True, False, info)
         conversation.turn += 1
         parsed = parse(action, self.actions, self.domain_data.tools)
-        info = _info(encodable(parsed.name), invalid=parsed.malformed)
+        info |= {"tool": encodable(parsed.name), "invalid": parsed.malformed}
         if conversation.turn == 1 and conversation.first_fault:
             info["fault"] = conversation.first_fault
         if parsed.name == RESPOND:
-            message, finished = self._respond(parsed.arguments["content"], info)
+            message, finished = self._respond(encodable(parsed.arguments["content"]), info)
         else:
             message, finished = self._call(parsed, info)
-        reward = self._reward(info) if finished else 0.0
-        conversation.over = finished or conversation.turn >= self.turns
+        if finished:
+            data, said = conversation.database, conversation.agent_messages
+            checks = reward_checks(self.domain_data, conversation.task, data, said)
+            info |= {"success": all(checks.values()), "privileged": checks}
+        conversation.over = finished or conversation.turn >= self.max_turns
         if conversation.over:
             info.setdefault("success", False)
+        reward = float(info.get("success", False))
         return Step([message], reward, conversation.over, False, info)
 
     def expert(self, task: Task) -> Iterator[str] | None:
-        """The ground-truth actions with the replies that they need. RuntimeError before `reset`."""
+        """Yield the ground-truth actions with the replies that the user needs. Raises RuntimeError
+        before `reset`."""
         conversation = self._running()
         return expert_texts(self.domain_data, conversation, user=self.user, style=self.actions)
 
     def digest(self) -> str | None:
-        """τ-bench's hash of the database as the agent left it."""
+        """Return τ-bench's hash of the database in its present state."""
         return self.conversation.database.digest() if self.conversation else None
 
     def summarise(self, episodes: list[Episode]) -> dict[str, float]:
-        """pass^k, whose fault failures were, and what doing nothing would have won."""
+        """Return pass^k, the causes of failures, and the do-nothing baseline."""
         domain = self.domain_of(episodes[0].task.split) if episodes else self.domain_data
-        return measures.summarise(domain, episodes)
+        return summarise(domain, episodes)
 
-    def _user(self, task: dict[str, Any], seed: int) -> User:
+    def _make_user(self, task: dict[str, Any], seed: int) -> User:
         if self.user == "silent":
             return SilentUser()
         if self.user == "human":
             return HumanUser(task["instruction"])
         if self.user == "llm":
             if self.llm is None:
-                raise UserError("env.user=llm needs a model; name one as env.llm.model=NAME")
+                line = "env.user=llm needs a model; set env.llm.model=NAME"
+                raise UserError(line, code="missing-model")
             return LLMUser(task["instruction"], self.llm, seed)
         if self.domain == "mini":
             return MiniUser(task, seed)
@@ -176,7 +224,7 @@ class TauBench(Env):
         return self.conversation
 
     def _respond(self, words: str, info: dict[str, Any]) -> tuple[Message, bool]:
-        conversation, words = self._running(), encodable(words)
+        conversation = self._running()
         conversation.agent_messages.append(words)
         reply = conversation.user.reply(words)
         conversation.user_message, conversation.confirmed = reply.text, agrees(reply.text)
@@ -191,8 +239,7 @@ class TauBench(Env):
         else:
             info["invalid"] |= action.name not in domain.tools
             info["unconfirmed"] = action.name in domain.writes and not conversation.confirmed
-            data, arguments = conversation.database, action.arguments
-            answer = call_tool(domain.tools, domain.name, data, action.name, arguments)
+            answer = call_tool(domain, conversation.database, action.name, action.arguments)
         answer = encodable(answer)
         info["tool_error"] = answer.startswith("Error")
         if action.name in domain.writes and not info["tool_error"]:
@@ -200,14 +247,3 @@ class TauBench(Env):
         is_react = self.actions == "react"
         message = Message("user", f"API output: {answer}") if is_react else Message("tool", answer)
         return message, action.name == domain.terminal_tool
-
-    def _reward(self, info: dict[str, Any]) -> float:
-        end = self._running()
-        checks = reward_checks(self.domain_data, end.task, end.database, end.agent_messages)
-        info["success"] = all(checks.values())
-        info["privileged"] = checks
-        return float(info["success"])
-
-
-def _info(tool: str, *, invalid: bool) -> dict[str, Any]:
-    return {"tool": tool, "invalid": invalid, "tool_error": False, "unconfirmed": False}

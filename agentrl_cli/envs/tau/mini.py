@@ -1,12 +1,13 @@
-"""A shop of our own, small enough for the embedded model: four tools, tens of records, one policy.
+"""The mini domain: a small shop for the embedded model, with four tools and a scripted user.
 
-Its rules catch a hasty agent: what the user wants more it says only when asked, an order can be
-returned from only once, and only pending orders are cancelled, only delivered ones returned.
+Its rules punish a hasty agent. The user names further items only if asked for more, an order can be
+returned from only once, and only pending orders are cancelled and only delivered ones returned.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -14,6 +15,7 @@ from typing import Any
 
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.database import Database, Record, SharedTable, Tables
+from agentrl_cli.envs.tau.users import STOP, Reply, User
 
 ITEMS = (
     "lamp chair table bed sofa bench stool hat shirt coat glove sock boot scarf belt hammer saw "
@@ -33,6 +35,7 @@ REQUIRED_STATUS = {"cancel": "pending", "return": "delivered"}
 RARE_TASK_KINDS = ("status", "late", "early")  # the fifth task of each user is one of these in turn
 
 
+# The docstrings of the four tools are the descriptions in their schemas, which models read.
 def find(data: Database, zip: Any, item: Any) -> str:
     """The order of a user that has an item, and its status."""
     name = str(item).strip()
@@ -45,11 +48,6 @@ def find(data: Database, zip: Any, item: Any) -> str:
     raise ValueError("user not found")
 
 
-def item_line(item: str, number: str, status: str) -> str:
-    """In which order an item is."""
-    return f"The {item} is in {number}, {status}."
-
-
 def cancel(data: Database, order: Any) -> str:
     """Cancel a pending order."""
     number = str(order).strip()
@@ -60,7 +58,9 @@ def cancel(data: Database, order: Any) -> str:
 
 def return_items(data: Database, order: Any, items: Any) -> str:
     """Return items of a delivered order, once."""
-    number, wanted = str(order).strip(), _item_names(items)
+    number = str(order).strip()
+    names = items if isinstance(items, list) else str(items).split(",")
+    wanted = [str(name).strip() for name in names]
     ordered = _find_order(data, number, "delivered")["items"]
     if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(ordered):
         raise ValueError("items not found")
@@ -75,12 +75,29 @@ def transfer(data: Database) -> str:
 
 
 TOOLS = {"find": find, "cancel": cancel, "return": return_items, "transfer": transfer}
+ARGUMENTS = {
+    "find": ["zip", "item"], "cancel": ["order"], "return": ["order", "items"], "transfer": [],
+}  # fmt: skip
+
+
+def item_line(item: str, number: str, status: str) -> str:
+    """Return the observation that locates an item."""
+    return f"The {item} is in {number}, {status}."
+
+
+def _find_order(data: Database, number: str, status: str) -> Record:
+    if number not in data["orders"]:
+        raise ValueError(f"order {number[:8]} not found")
+    order = data["orders"][number]
+    if order["status"] != status:
+        raise ValueError(f"{number} is {order['status']}")
+    return order
 
 
 @lru_cache(maxsize=2)
 def mini_domain(split: str = "train") -> Domain:
-    """The domain, the same at every call. The tasks of `val`, which τ-bench calls dev, are those
-    that another shop of this size has for `test`."""
+    """Return the domain, the same object for every call. The tasks of `val`, which τ-bench calls
+    dev, are the `test` tasks of another shop of this size."""
     if split in ("val", "dev"):
         other = make_shop(random.Random(1), USERS, TEST_USERS)
         return replace(other, tasks={"train": (), "dev": other.tasks["test"], "test": ()})
@@ -88,7 +105,7 @@ def mini_domain(split: str = "train") -> Domain:
 
 
 def make_shop(rng: random.Random, customers: int, test_customers: int = 0) -> Domain:
-    """A shop with so many customers, of whom the last `test_customers` have the tasks of `test`."""
+    """Generate a shop. The last `test_customers` have the test tasks."""
     numbers = [str(n) for n in rng.sample(range(10, 100), customers * ORDERS_PER_USER)]
     zips = [str(n) for n in rng.sample(range(10, 100), customers)]
     users, orders = SharedTable(), SharedTable()
@@ -101,66 +118,29 @@ def make_shop(rng: random.Random, customers: int, test_customers: int = 0) -> Do
         for j, number in enumerate(mine):
             items = names[3 * j : 3 * j + rng.randint(2, 3)]
             orders[number] = {"user": f"user_{i}", "status": states[j], "items": items}
-    tables = {"users": users, "orders": orders}
-    tasks = _tasks(tables, rng, customers - test_customers)
-    return Domain(
-        name="mini", tables=tables, tools=TOOLS, writes=frozenset({"cancel", "return"}),
-        schemas=tuple(map(_schema, TOOLS)), policy=POLICY, tasks=tasks,
-        terminal_tool="transfer",
-    )  # fmt: skip
-
-
-def expert_turns(task: Record, tables: Tables) -> Iterator[tuple[str, str]]:
-    """The right actions for a task of a shop, to be sent one by one, each behind a thought: the
-    line of the item that is asked for, or that it has to be looked for."""
-    yield "", "What is your zip?"
-    for wish in task["requests"]:
-        item, number = wish["item"], wish["order"]
-        status = tables["orders"][number]["status"]
-        yield look_for(item), f"find({task['zip']}, {item})"
-        line = item_line(item, number, status)
-        yield from ((line, action) for action in _fulfil(wish, number, status))
-
-
-def look_for(item: str) -> str:
-    """What is thought while it is not known which order an item is in."""
-    return f"Look for the {item}."
-
-
-def _fulfil(wish: Record, number: str, status: str) -> Iterator[str]:
-    if wish["kind"] == "status":
-        yield f"It is {status}."
-    elif status != REQUIRED_STATUS[wish["kind"]]:
-        yield "transfer()"
-    elif wish["kind"] == "cancel":
-        yield f"Cancel {number}: yes or no?"
-        yield f"cancel({number})"
-        yield "It is finished."
-    else:
-        items = ", ".join([wish["item"], *wish["more"]])
-        yield "Is there more?"
-        yield f"Return {items} of {number}: yes or no?"
-        yield f"return({number}, {items})"
-        yield "It is finished."
-
-
-def _tasks(
-    tables: Tables, rng: random.Random, train_customers: int
-) -> dict[str, tuple[Record, ...]]:
     rows: dict[str, list[Record]] = {"train": [], "dev": [], "test": []}
-    for i, (user_id, user) in enumerate(tables["users"].items()):
-        tasks = rows["train" if i < train_customers else "test"]
+    for i, (user_id, user) in enumerate(users.items()):
+        tasks = rows["train" if i < customers - test_customers else "test"]
         for kind in (*TASK_KINDS, RARE_TASK_KINDS[i % len(RARE_TASK_KINDS)]):
-            wishes = _wishes(kind, [(n, tables["orders"][n]) for n in user["orders"]], rng)
+            wishes = _wishes(kind, [(n, orders[n]) for n in user["orders"]], rng)
             tasks.append(_task(len(tasks), user_id, user["zip"], wishes))
-    return {split: tuple(tasks) for split, tasks in rows.items()}
+    return Domain(
+        name="mini",
+        tables={"users": users, "orders": orders},
+        tools=TOOLS,
+        writes=frozenset({"cancel", "return"}),
+        schemas=tuple(map(_schema, TOOLS)),
+        policy=POLICY,
+        tasks={split: tuple(tasks) for split, tasks in rows.items()},
+        terminal_tool="transfer",
+    )
 
 
 def _wishes(kind: str, orders: list[tuple[str, Record]], rng: random.Random) -> list[Record]:
-    """What the user asks for one after the other, with the number of the order it is in."""
-    status = {"cancel": "pending", "late": "delivered", "early": "pending"}.get(kind, "delivered")
+    """Return the wishes of a task in order, each with the number of its order."""
     if kind == "both":
         return rng.sample(_wishes("more", orders, rng) + _wishes("cancel", orders, rng), 2)
+    status = {"cancel": "pending", "late": "delivered", "early": "pending"}.get(kind, "delivered")
     fitting = [pair for pair in orders if kind == "status" or pair[1]["status"] == status]
     number, order = rng.choice(fitting)
     item, *others = rng.sample(order["items"], len(order["items"]))
@@ -189,7 +169,7 @@ def _task(number: int, user_id: str, zip: str, wishes: list[Record]) -> Record:
 
 
 def wish_sentence(wish: Record, please: str = "Please") -> str:
-    """A wish in a customer's words, all but what it wants more."""
+    """Return a wish in a customer's words, without its further items."""
     return {
         "return": f"{please} return my {wish['item']}.",
         "cancel": f"{please} cancel the order with my {wish['item']}.",
@@ -198,25 +178,84 @@ def wish_sentence(wish: Record, please: str = "Please") -> str:
 
 
 def _schema(name: str) -> Record:
-    known = {"find": ["zip", "item"], "return": ["order", "items"], "transfer": []}
-    arguments = known.get(name, ["order"])
-    kinds = {key: {"type": "string"} for key in arguments}
-    about = {"type": "object", "properties": kinds, "required": arguments}
+    kinds = {key: {"type": "string"} for key in ARGUMENTS[name]}
+    about = {"type": "object", "properties": kinds, "required": ARGUMENTS[name]}
     words = {"name": name, "description": TOOLS[name].__doc__ or "", "parameters": about}
     return {"type": "function", "function": words}
 
 
-def _find_order(data: Database, number: str, status: str) -> Record:
-    """The order's record. ValueError where there is none with this status."""
-    if number not in data["orders"]:
-        raise ValueError(f"order {number[:8]} not found")
-    order = data["orders"][number]
-    if order["status"] != status:
-        raise ValueError(f"{number} is {order['status']}")
-    return order
+def expert_turns(task: Record, tables: Tables) -> Iterator[tuple[str, str]]:
+    """Yield the right actions for a task, each with a thought: the line that locates the item, or
+    the plan to look for it."""
+    yield "", "What is your zip?"
+    for wish in task["requests"]:
+        item, number = wish["item"], wish["order"]
+        status = tables["orders"][number]["status"]
+        yield look_for(item), f"find({task['zip']}, {item})"
+        if wish["kind"] == "status":
+            actions = [f"It is {status}."]
+        elif status != REQUIRED_STATUS[wish["kind"]]:
+            actions = ["transfer()"]
+        elif wish["kind"] == "cancel":
+            actions = [f"Cancel {number}: yes or no?", f"cancel({number})", "It is finished."]
+        else:
+            items = ", ".join([item, *wish["more"]])
+            proposal, call = f"Return {items} of {number}: yes or no?", f"return({number}, {items})"
+            actions = ["Is there more?", proposal, call, "It is finished."]
+        for action in actions:
+            yield item_line(item, number, status), action
 
 
-def _item_names(items: Any) -> list[str]:
-    """Item names from a list, or from text with commas."""
-    parts = items if isinstance(items, list) else str(items).split(",")
-    return [str(part).strip() for part in parts]
+def look_for(item: str) -> str:
+    """Return the thought of an agent that has not located an item yet."""
+    return f"Look for the {item}."
+
+
+COMPLETION = re.compile(r"\b(finished|done|sorry|cannot|cancelled|returned)\b")
+STATUS = re.compile(r"\b(pending|delivered|cancelled|returned)\b")
+
+
+class MiniUser(User):
+    """The scripted user of the shop. It states its wishes one by one, gives its zip and names
+    further items if asked, and confirms only what it wants."""
+
+    def __init__(self, task: dict[str, Any], seed: int) -> None:
+        self.zip: str = task["zip"]
+        self.wishes: list[dict[str, Any]] = list(task["requests"])
+        self.please = "Please" if random.Random(seed).random() < 0.5 else "I would like to"
+        self.was_asked_for_more = False
+
+    def start(self) -> Reply:
+        return Reply(self._wish())
+
+    def reply(self, message: str) -> Reply:
+        """Return the zip, a yes or no, further items, or else the next line."""
+        words, wish = message.lower(), self.wishes[0]
+        if "zip" in words:
+            return Reply(f"It is {self.zip}.")
+        if "yes or no" in words:
+            return Reply("Yes." if self._is_wanted(words) else f"No. {self._wish()}")
+        if re.search(r"\bmore\b", words):
+            self.was_asked_for_more = True
+            more = wish["more"]
+            return Reply(f"The {' and the '.join(more)} too." if more else "No more.")
+        if COMPLETION.search(words) or (wish["kind"] == "status" and STATUS.search(words)):
+            self.was_asked_for_more = False
+            if len(self.wishes) == 1:
+                return Reply(STOP)
+            self.wishes.pop(0)
+        return Reply(self._wish())
+
+    def _wish(self) -> str:
+        return wish_sentence(self.wishes[0], self.please)
+
+    def _is_wanted(self, words: str) -> bool:
+        """Return whether a proposal names the wish's act, no other item, and all items named so far
+        if they are to be returned."""
+        wish, kind = self.wishes[0], self.wishes[0]["kind"]
+        wanted = {wish["item"], *(wish["more"] if self.was_asked_for_more else ())}
+        named = {item for item in ITEMS if re.search(rf"\b{item}\b", words)}
+        wrong = {"return": ("cancel",), "cancel": ("return",)}.get(kind, ("return", "cancel"))
+        if any(act in words for act in wrong):
+            return False
+        return named == wanted if kind == "return" else named <= wanted

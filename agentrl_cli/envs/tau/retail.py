@@ -1,6 +1,6 @@
-"""The retail tools of τ-bench: what each answers and changes, checks in the order of the original.
+"""The retail tools of τ-bench, with its observations, changes and order of checks.
 
-Every write works out all that can fail before it edits a record.
+Every write computes all that can fail before it edits a record.
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentrl_cli.envs.tau.calls import Tool
 from agentrl_cli.envs.tau.database import Database, Record
-from agentrl_cli.envs.tau.shared import calculate, get_user_details, think, transfer_to_human_agents
+from agentrl_cli.envs.tau.tools import SHARED_TOOLS, Tool
 
 ADDRESS = ("address1", "address2", "city", "state", "country", "zip")
 REASONS = ["no longer needed", "ordered by mistake"]
 
 
 def find_user_id_by_email(data: Database, email: Any) -> str:
-    """The first user with this address, letter case aside."""
+    """Return the first user with this address; letter case is ignored."""
     for user_id, user in data["users"].items():
         if user["email"].lower() == email.lower():
             return user_id
@@ -25,12 +24,11 @@ def find_user_id_by_email(data: Database, email: Any) -> str:
 
 
 def find_user_id_by_name_zip(data: Database, first_name: Any, last_name: Any, zip: Any) -> str:
-    """The first user of this name and postal code."""
+    """Return the first user with this name and postal code."""
     for user_id, user in data["users"].items():
-        name = user["name"]
         if (
-            name["first_name"].lower() == first_name.lower()
-            and name["last_name"].lower() == last_name.lower()
+            user["name"]["first_name"].lower() == first_name.lower()
+            and user["name"]["last_name"].lower() == last_name.lower()
             and user["address"]["zip"] == zip
         ):
             return user_id
@@ -38,23 +36,23 @@ def find_user_id_by_name_zip(data: Database, first_name: Any, last_name: Any, zi
 
 
 def get_order_details(data: Database, order_id: Any) -> str:
-    """The order's record."""
+    """Return the record of an order."""
     return json.dumps(data.find("orders", order_id, "order"))
 
 
 def get_product_details(data: Database, product_id: Any) -> str:
-    """The product's record with all its variants."""
+    """Return the record of a product with all its variants."""
     return json.dumps(data.find("products", product_id, "product"))
 
 
 def list_all_product_types(data: Database) -> str:
-    """Product ids by name, sorted."""
+    """Return product ids by name, sorted."""
     ids = {product["name"]: product["product_id"] for product in data["products"].values()}
     return json.dumps(dict(sorted(ids.items())))
 
 
 def cancel_pending_order(data: Database, order_id: Any, reason: Any) -> str:
-    """Cancel and refund; a gift card has its money back at once."""
+    """Cancel and refund an order; a gift card is refunded immediately."""
     _order_with_status(data, order_id, "pending", "cancelled")
     if reason not in REASONS:
         raise ValueError("invalid reason")
@@ -113,7 +111,7 @@ def modify_pending_order_address(
     data: Database, order_id: Any, address1: Any, address2: Any, city: Any, state: Any,
     country: Any, zip: Any,
 ) -> str:  # fmt: skip
-    """Send a pending order elsewhere."""
+    """Change the address of a pending order."""
     _order_with_status(data, order_id, "pending", "modified")
     order = data["orders"].edit(order_id)
     order["address"] = _address(address1, address2, city, state, country, zip)
@@ -121,7 +119,7 @@ def modify_pending_order_address(
 
 
 def modify_pending_order_payment(data: Database, order_id: Any, payment_method_id: Any) -> str:
-    """Pay a pending order by another method; gift cards are settled at once."""
+    """Change the payment method of a pending order; gift cards are settled immediately."""
     order = _order_with_status(data, order_id, "pending", "modified")
     method, paid = _payment_method(data, order, payment_method_id), order["payment_history"]
     if len(paid) > 1 or paid[0]["transaction_type"] != "payment":
@@ -146,7 +144,7 @@ def modify_user_address(
     data: Database, user_id: Any, address1: Any, address2: Any, city: Any, state: Any,
     country: Any, zip: Any,
 ) -> str:  # fmt: skip
-    """Change a user's default address."""
+    """Change the default address of a user."""
     data.find("users", user_id, "user")
     user = data["users"].edit(user_id)
     user["address"] = _address(address1, address2, city, state, country, zip)
@@ -183,9 +181,8 @@ def _order_with_status(data: Database, order_id: Any, status: str, deed: str) ->
 def _price_difference(
     data: Database, order: Record, item_ids: Any, new_item_ids: Any
 ) -> int | float:
-    """What a swap of items costs. ValueError says what is wrong with it."""
-    missing = _missing_items(order, item_ids)
-    if missing:
+    """Return the price of a swap of items. Raises ValueError for an impossible swap."""
+    if missing := _missing_items(order, item_ids):
         raise ValueError(f"{missing[0]} not found")
     if len(item_ids) != len(new_item_ids):
         raise ValueError("the number of items to be exchanged should match")
@@ -200,7 +197,7 @@ def _price_difference(
 
 
 def _missing_items(order: Record, item_ids: Any) -> list[Any]:
-    """The items asked for more often than the order holds them."""
+    """Return the items that are named more often than the order holds them."""
     ordered = [item["item_id"] for item in order["items"]]
     return [wanted for wanted in item_ids if item_ids.count(wanted) > ordered.count(wanted)]
 
@@ -235,8 +232,8 @@ def _address(*parts: Any) -> Record:
 
 
 READS: tuple[Tool, ...] = (
-    calculate, find_user_id_by_email, find_user_id_by_name_zip, get_order_details,
-    get_product_details, get_user_details, list_all_product_types, think, transfer_to_human_agents,
+    *SHARED_TOOLS, find_user_id_by_email, find_user_id_by_name_zip, get_order_details,
+    get_product_details, list_all_product_types,
 )  # fmt: skip
 WRITES: tuple[Tool, ...] = (
     cancel_pending_order, exchange_delivered_order_items, modify_pending_order_address,

@@ -42,29 +42,29 @@ class Game:
 class TwentyQ(Env):
     """One game. Rewards: `win` gives 1 for the right guess, `graded` also a part of it for a lost
     game that was close, `lmrl` takes 1 for every other turn. A `graded` farewell says how close a
-    lost game was, a `plain` one does not. `reading` free also reads questions as real models ask
+    lost game was, a `plain` one does not. `parser` free also reads questions as real models ask
     them; with `oracle` llm the model `llm` answers all questions, while guesses are read."""
 
     world: str
-    turns: int
+    max_turns: int
     reward: str
-    farewell: str
+    final_hint: str
     test_objects: int
     split_seed: int
     show_turns_left: bool
     val_objects: int = 0
-    reading: Literal["exact", "free"] = "exact"
+    parser: Literal["exact", "free"] = "exact"
     oracle: Literal["table", "llm"] = "table"
     llm: ChatFunction | None = None
     game: Game | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, known in (("reward", REWARDS), ("farewell", FAREWELLS)):
+        for name, known in (("reward", REWARDS), ("final_hint", FAREWELLS)):
             value = getattr(self, name)
             if value not in known:
                 raise UserError(f"{name} is {value!r}: use {' or '.join(map(repr, known))}")
-        if self.turns < 1:
-            raise UserError(f"turns is {self.turns}: allow at least 1")
+        if self.max_turns < 1:
+            raise UserError(f"turns is {self.max_turns}: allow at least 1")
         if self.oracle == "llm" and self.llm is None:
             raise UserError("env.oracle=llm needs a model; name one as env.llm.model=NAME")
         self._objects("test")
@@ -76,12 +76,12 @@ class TwentyQ(Env):
 
     def system(self) -> str:
         """The one instruction."""
-        if self.reading == "exact":
+        if self.parser == "exact":
             return "Find the hidden object with yes or no questions. The last line of a turn asks."
         return (
             "You play Twenty Questions: find the hidden everyday object. In each turn ask one "
             "question that can be answered with yes or no, or guess, as in: Is it a dog? "
-            f"You have {self.turns} turns, guesses included."
+            f"You have {self.max_turns} turns, guesses included."
         )
 
     def tasks(self, split: str) -> list[Task]:
@@ -109,7 +109,7 @@ class TwentyQ(Env):
         info = self._record(parsed, action, answer)
         game.turn += 1
         success = parsed == Guess(game.secret)
-        game.over = success or game.turn == self.turns
+        game.over = success or game.turn == self.max_turns
         near = parsed.near if isinstance(parsed, Unanswerable) and not answer else ()
         hint = f" It could be asked: {' '.join(near)}" if near else ""
         text = answer_sentence(answer) + hint + self._turns_left()
@@ -127,7 +127,7 @@ class TwentyQ(Env):
     def farewell_text(self, answer: str, success: bool, name: str, candidates: int) -> str:
         """The last message: the answer (yes, no, sometimes, or "" for none), how it ended and, of a
         lost game under a graded farewell, how close it was with so many `candidates`."""
-        how_close = f" {closeness(candidates)}" if self.farewell == "graded" else ""
+        how_close = f" {closeness(candidates)}" if self.final_hint == "graded" else ""
         end = f"You lose. It was {self.world_table.nouns[name]}.{how_close}"
         return f"{answer_sentence(answer)} {'You win.' if success else end}"
 
@@ -136,7 +136,7 @@ class TwentyQ(Env):
         game = self._running()
         while not game.over:
             draw = random.Random(derive_seed("twentyq", "expert", game.seed, game.turn))
-            yield expert_turn(self.world_table, game.candidates, self.turns - game.turn, draw)
+            yield expert_turn(self.world_table, game.candidates, self.max_turns - game.turn, draw)
 
     def _running(self) -> Game:
         if self.game is None or self.game.over:
@@ -145,7 +145,7 @@ class TwentyQ(Env):
 
     def _read(self, action: str) -> Read:
         """What the action asks."""
-        if self.reading == "free":
+        if self.parser == "free":
             return read_freely(action, self.world_table)
         return parse(action, self.world_table)
 
@@ -156,7 +156,7 @@ class TwentyQ(Env):
         if isinstance(parsed, Question) and self.oracle != "llm":
             answer = self.world_table.answer(secret, parsed.attribute)
             return OPPOSITE[answer] if parsed.negated else answer
-        asked = question_text(action) if self.reading == "free" else action
+        asked = question_text(action) if self.parser == "free" else action
         return oracle.answer(secret, asked) if oracle and asked else ""
 
     def _language_oracle(self) -> Oracle | None:
@@ -196,7 +196,7 @@ class TwentyQ(Env):
         return tuple(name for name in game.candidates if parsed != Guess(name))
 
     def _turns_left(self) -> str:
-        left = self.turns - self.game.turn if self.game else self.turns
+        left = self.max_turns - self.game.turn if self.game else self.max_turns
         return f" {left} left." if self.show_turns_left else ""
 
 

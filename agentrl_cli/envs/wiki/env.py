@@ -50,7 +50,7 @@ class Wiki(Env):
     test_questions: int
     task: str
     reward: str
-    turns: int
+    max_turns: int
     page_lines: int
     page_results: int
     val_share: float = 0.0
@@ -62,7 +62,7 @@ class Wiki(Env):
             value = getattr(self, name)
             if value not in known:
                 raise UserError(f"env.{name} is '{value}'; use one of {', '.join(known)}")
-        require_at_least(1, turns=self.turns, page_lines=self.page_lines)
+        require_at_least(1, turns=self.max_turns, page_lines=self.page_lines)
         require_at_least(1, page_results=self.page_results, questions=self.questions)
         require_at_least(1, test_questions=self.test_questions)
         require_at_least(0, val_questions=self.val_questions)
@@ -106,7 +106,7 @@ class Wiki(Env):
         """Ask. Nothing is open yet."""
         browser = Browser(self.page_lines, self.page_results)
         self.search = Search(task.data, browser, split=task.split)
-        return [Message("user", f"{task.data['question']} {self.turns} left.")]
+        return [Message("user", f"{task.data['question']} {self.max_turns} left.")]
 
     def step(self, action: str) -> Step:
         """What the browser shows; SUBMIT or the last of `turns` ends the episode. After the end
@@ -124,7 +124,7 @@ class Wiki(Env):
             return self._end(search, read.argument, info)
         text, could = self._browse(read.verb, read.argument)
         info["invalid"] = not could
-        if search.turn == self.turns:
+        if search.turn == self.max_turns:
             return self._end(search, None, info)
         return Step([Message("user", self._with_turns(text))], 0.0, False, False, info)
 
@@ -151,7 +151,7 @@ class Wiki(Env):
     def _with_turns(self, text: str) -> str:
         """The observation and the turns that are left, in a line of their own behind several."""
         between = "\n" if "\n" in text else " "
-        return f"{text}{between}{self.turns - self._running().turn} left."
+        return f"{text}{between}{self.max_turns - self._running().turn} left."
 
     def _end(self, search: Search, answer: str | None, info: dict[str, Any]) -> Step:
         """The last words and the reward; `answer` is None where the turns ran out, which wins

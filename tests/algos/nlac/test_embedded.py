@@ -7,8 +7,8 @@ import re
 import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.nlac.reading import exact_outcome
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.nlac.parse import strict_outcome
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.training.assemble import assemble
 
@@ -25,7 +25,7 @@ def targets() -> list[tuple[str, str]]:
     episodes = parts.collector.collect(0, 1)
     places = [TurnRef(e, t) for e in episodes for t in range(len(e.turns) - 1)]
     algo.roles.begin_stream("test")
-    written = algo.language_backup(places, episodes)
+    written = algo.successor_targets(places, episodes)
     rows = zip(places, written, strict=True)
     return [(place.response, algo.roles.decode(ids)) for place, ids in rows if ids]
 
@@ -40,16 +40,23 @@ def test_no_target_quotes_the_next_state_or_tells_that_it_was_seen(targets: list
 def test_a_target_tells_what_came_and_names_an_outcome(targets: list[tuple[str, str]]):
     kept = [f". {response.split('.')[0]}. It tells " in text for response, text in targets]
     assert sum(kept) / len(kept) > 0.9
-    assert all(exact_outcome(text) is not None for _, text in targets)
+    assert all(strict_outcome(text) is not None for _, text in targets)
 
 
 @pytest.mark.parametrize("env", ["math", "tau_mini", "twentyq", "wiki"])
 def test_the_papers_preset_is_its_plain_rule_with_shared_weights(env: str):
     algo = check(compose([f"experiment={env}_nlac_paper"])).algo
     said = {
-        "forecasts": 1, "rounds": 1, "candidates": 1, "improvement": "refinement",
-        "compare": False, "gate": False, "critic": "shared", "critic_warmup": 0, "kl_coef": 0.0,
-    }  # fmt: skip
+        "num_forecasts": 1,
+        "num_refinements": 1,
+        "num_candidates": 1,
+        "policy_target": "refined",
+        "show_alternatives": False,
+        "require_optimal": False,
+        "separate_critic": False,
+        "critic_warmup": 0,
+        "kl_coef": 0.0,
+    }
     assert {key: algo[key] for key in said} == said
-    assert algo.advanced.role_weights == "policy" and algo.advanced.trace == 0
-    assert algo.advanced.control == "none" and not algo.advanced.keep_optimal
+    assert algo.advanced.role_model == "policy" and algo.advanced.td_lambda == 0
+    assert algo.advanced.ablation == "none" and not algo.advanced.keep_optimal

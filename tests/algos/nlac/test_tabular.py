@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.algos.nlac.algorithm import NLAC
-from agentrl_cli.algos.nlac.reading import exact_outcome
-from agentrl_cli.algos.turns import TurnRef
+from agentrl_cli.algos.nlac.parse import strict_outcome
+from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.rollout.play import EpisodeStart, play
@@ -30,7 +30,7 @@ def played(world: CorridorEnv, table: TableGenerator, count: int) -> list[Episod
     starts = [EpisodeStart(task, "g", seed, f"e{seed}") for seed in range(count)]
     return play(
         starts, lambda: CorridorEnv(jump=world.jump, last=world.last), CHAT, table, SAMPLING,
-        max_context=1000,
+        max_seq_len=1000,
     )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def sweep(algo: NLAC, table: TableGenerator, rows: list[TurnRef], step: int) -> 
     """One language backup of every transition; the table then holds the targets."""
     algo.roles.begin_stream("sweep", step)
     found: dict[Pair, list[str]] = defaultdict(list)
-    for place, ids in zip(rows, algo.language_backup(rows, []), strict=True):
+    for place, ids in zip(rows, algo.successor_targets(rows, []), strict=True):
         if ids is not None:
             found[pair_of(place.episode, place.turn)].append(CHAT.decode(ids))
     table.learn(found)
@@ -54,22 +54,22 @@ def test_outcomes_travel_one_step_back_with_each_sweep(models: ModelSet):
         known.append([bool(table.texts["policy"][f"Room {room}.", GO]) for room in range(4)])
         sweep(algo, table, rows, step)
     assert known == [[room >= 4 - step for room in range(4)] for step in range(5)]
-    assert {exact_outcome(text) for text in table.texts["policy"]["Room 0.", GO]} == {True}
+    assert {strict_outcome(text) for text in table.texts["policy"]["Room 0.", GO]} == {True}
 
 
 def test_whole_traces_carry_the_outcome_to_the_first_turn_in_one_sweep(models: ModelSet):
     world = CorridorEnv(jump=(0.5,) * 4, last=1.0)
     table = TableGenerator({f"Room {room}.": 0.0 for room in range(4)})
-    algo = bound(nlac({"trace": 1.0}), table, models)
+    algo = bound(nlac({"td_lambda": 1.0}), table, models)
     sweep(algo, table, places(*played(world, table, 3)), 0)
     told = [table.texts["policy"][f"Room {room}.", GO] for room in range(4)]
-    assert all(exact_outcome(text) for row in told for text in row) and all(told)
+    assert all(strict_outcome(text) for row in told for text in row) and all(told)
 
 
 @pytest.mark.parametrize("trace", [0.5, 1.0])
 def test_traces_value_the_policy_that_played_without_bias(models: ModelSet, trace: float):
     table = TableGenerator(dict(UNIFORM))
-    algo = bound(nlac({"trace": trace}), table, models)
+    algo = bound(nlac({"td_lambda": trace}), table, models)
     rows = places(*played(WORLD, table, 600))
     for step in range(1 if trace == 1 else 4):
         sweep(algo, table, rows, step)
@@ -107,17 +107,19 @@ def test_policy_iteration_from_old_play_alone_reaches_the_optimum(models: ModelS
     rows = places(*played(world, table, 150))
     judged = [place for pair in world.values(UNIFORM) for place in some(rows, pair)]
     algo = bound(
-        nlac(compare=True, forecasts=6, advanced={"first_action": "stored"}), table, models
+        nlac(show_alternatives=True, num_forecasts=6, advanced={"first_action": "stored"}),
+        table,
+        models,
     )
     jumps = []
     for step in range(8):
         sweep(algo, table, rows, step)
-        lessons, _ = algo.improve(judged)
+        targets, _ = algo.improve(judged)
         for room in UNIFORM:
             taught = [
-                lesson.action_ids
-                for lesson in lessons
-                if pair_of(lesson.turn.episode, lesson.turn.turn)[0] == room
+                target.action_ids
+                for target in targets
+                if pair_of(target.turn.episode, target.turn.turn)[0] == room
             ]
             table.policy[room] = sum(CHAT.decode(ids) == JUMP for ids in taught) / len(taught)
         jumps.append(table.policy["Room 1."])

@@ -9,7 +9,6 @@ import pytest
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.self_ac.packing import at_states, trained_turns
 from agentrl_cli.core.types import Message
-from agentrl_cli.models.policy import causal_lm
 from tests.builders.critics import head_values, randomise_heads
 from tests.builders.models import disturb
 from tests.builders.nlac import CHAT
@@ -28,7 +27,7 @@ def stream_at_states(phase: Phase, name: str) -> list[list[float]]:
         ("context", [-1, -1, 3, 0], [1, 1, 1, 0], [0, 0, 0, 1]),
     ],
 )
-def test_the_outcome_is_the_last_states_and_only_of_an_episode_that_ended(
+def test_outcome_belongs_to_last_state_if_done(
     model_folder: Path, stop: str, rewards: list, value_mask: list, cut_off: list
 ):
     algo, _ = self_ac(model_folder)
@@ -40,10 +39,10 @@ def test_the_outcome_is_the_last_states_and_only_of_an_episode_that_ended(
 
 @pytest.mark.parametrize("stop", ["truncated", "context"])
 @pytest.mark.parametrize("thought_tokens", [0, 1])
-def test_a_cut_off_episode_bootstraps_from_the_state_that_the_worlds_last_answer_makes(
+def test_truncated_episode_ends_with_environment_response(
     model_folder: Path, stop: str, thought_tokens: int
 ):
-    algo, models = self_ac(model_folder, discount=0.9, thought_tokens=thought_tokens)
+    algo, models = self_ac(model_folder, gamma=0.9, thought_tokens=thought_tokens)
     randomise_heads(models, "policy")
     game = played("a", [0.0, 0.5], stop=stop)
     game.closing = [Message("user", "Too late.")]
@@ -63,20 +62,10 @@ def test_a_cut_off_episode_bootstraps_from_the_state_that_the_worlds_last_answer
     assert game.turns[1].info["advantage"] == pytest.approx(0.5 + 0.9 * end - begin, abs=1e-5)
 
 
-def test_a_last_state_beyond_the_models_positions_leaves_room_for_the_prompt(model_folder: Path):
-    algo, models = self_ac(model_folder)
-    game = played("a", [0.0, 0.5], stop="context")
-    game.closing = [Message("user", "long " * 3000)]
-    (sample,) = phase_of(algo, game).samples
-    seen = len(sample.ids) - 3 * len(algo.critic_prompt_ids)
-    most = causal_lm(models.module("policy")).config.max_position_embeddings
-    assert seen == most - len(algo.critic_prompt_ids)
-
-
-def test_a_cut_off_episode_bootstraps_from_its_last_value_and_does_not_train_it(
+def test_bootstrap_value_is_not_trained(
     model_folder: Path,
 ):
-    algo, _ = self_ac(model_folder, discount=0.9)
+    algo, _ = self_ac(model_folder, gamma=0.9)
     phase = phase_of(algo, played("a", [0.5], stop="truncated"))
     outputs, batch = outputs_with_values(phase, [[0.3, 2.0]])
     loss, metrics = algo.loss(outputs, batch)
@@ -90,10 +79,8 @@ def test_a_cut_off_episode_bootstraps_from_its_last_value_and_does_not_train_it(
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
-def test_a_restart_makes_two_samples_that_credit_as_one_episode(
-    model_folder: Path, gae_lambda: float
-):
-    algo, models = self_ac(model_folder, gae_lambda=gae_lambda, discount=0.9)
+def test_restart_credits_as_one_episode(model_folder: Path, gae_lambda: float):
+    algo, models = self_ac(model_folder, gae_lambda=gae_lambda, gamma=0.9)
     disturb(models, "policy")
     game = played("a", [0.0, -0.5, 0.0, 1.0])
     game.turns[2].restart = True
@@ -108,7 +95,7 @@ def test_a_restart_makes_two_samples_that_credit_as_one_episode(
         assert stream_at_states(phase, "reward")[0][-1] == pytest.approx(0.9**2, abs=1e-5)
 
 
-def test_a_state_that_a_restart_replaced_is_neither_trained_nor_a_target(model_folder: Path):
+def test_state_before_restart_is_not_trained(model_folder: Path):
     algo, _ = self_ac(model_folder)
     game = played("a", [0.0, 1.0])
     game.turns[1].restart = True

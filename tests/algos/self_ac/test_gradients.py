@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from agentrl_cli.config.settings import LoraConfig
+from agentrl_cli.models.forward import causal_lm
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.packed_attention import CriticGrad
-from agentrl_cli.models.policy import causal_lm
 from tests.builders.models import disturb
 from tests.builders.self_ac import (
     ADVANCED,
@@ -32,7 +32,7 @@ def backward(loss: torch.Tensor, models: ModelSet) -> dict[str, torch.Tensor | N
     return {name: weight.grad for name, weight in models.weights("policy").items()}
 
 
-def test_the_actors_loss_gives_nothing_to_the_value_head_and_to_critic_prompts(
+def test_actor_loss_skips_head_and_prompts(
     model_folder: Path,
 ):
     algo, models = self_ac(model_folder, alpha=0.0)
@@ -53,9 +53,7 @@ def test_the_actors_loss_gives_nothing_to_the_value_head_and_to_critic_prompts(
 
 
 @pytest.mark.parametrize("critic_grad", ["full", "detach_prefix"])
-def test_the_critics_loss_reaches_every_adapter_and_not_the_vocabulary(
-    model_folder: Path, critic_grad: CriticGrad
-):
+def test_critic_loss_reaches_every_adapter(model_folder: Path, critic_grad: CriticGrad):
     advanced = replace(ADVANCED, critic_grad=critic_grad)
     algo, models = self_ac(model_folder, LORA, alpha=1.0, advanced=advanced)
     disturb(models, "policy")
@@ -69,7 +67,7 @@ def test_the_critics_loss_reaches_every_adapter_and_not_the_vocabulary(
     assert projected == [0]  # not one log-prob, so neither the projection behind them
 
 
-def test_nothing_flows_through_targets_and_advantages(model_folder: Path):
+def test_targets_and_advantages_are_detached(model_folder: Path):
     values = [[0.1, 0.2, 0.4], [0.3, -0.6]]
     for alpha in (0.0, 1.0):
         algo, _ = self_ac(model_folder, alpha=alpha)
@@ -85,7 +83,7 @@ def test_nothing_flows_through_targets_and_advantages(model_folder: Path):
         assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_nothing_flows_through_the_value_that_stands_for_what_was_cut_off(model_folder: Path):
+def test_bootstrap_value_gets_no_gradient(model_folder: Path):
     for alpha in (0.0, 1.0):
         algo, _ = self_ac(model_folder, alpha=alpha)
         games = played("a", [0.0, 1.0], stop="truncated"), played("b", [0.0], stop="context")
@@ -96,22 +94,3 @@ def test_nothing_flows_through_the_value_that_stands_for_what_was_cut_off(model_
         # V_0's targets: V_1, then 1 + V_2 four times; 2 (V - mean target), 0 for the last V
         errors = [0.1 - (0.2 + 4 * 1.4) / 5, 0.2 - 1.4, 0.0, 0.3 + 0.6, 0.0]
         assert found == pytest.approx([2 * alpha * error for error in errors], abs=1e-6)
-
-
-def test_the_first_pass_has_ratio_one_and_its_gradient_is_reinforces(model_folder: Path):
-    algo, models = self_ac(model_folder, alpha=0.0)
-    disturb(models, "policy")
-    games = [played("a", [0.0, 0.0, 1.0]), played("b", [0.0])]
-    phase = phase_of(algo, *games)
-    outputs, batch = forward_pass(models, phase.samples)
-    loss, metrics = algo.loss(outputs, batch)
-    assert metrics["ratio"].item() == pytest.approx(4, abs=1e-4) and metrics["clip_fraction"] == 0
-    found = backward(loss, models)
-    found = {name: grad.clone() for name, grad in found.items() if grad is not None}
-    outputs, batch = forward_pass(models, phase.samples)
-    given = [[t.info["advantage"] for t in game.turns] + [0.0] * 4 for game in games]
-    per_token = torch.tensor([row[:4] for row in given]).gather(1, batch.streams["turn"].long())
-    reinforce = backward(-(outputs.logprobs * per_token * batch.mask).sum(), models)
-    for name, grad in found.items():
-        if not name.startswith("head."):
-            assert grad.any() and torch.allclose(grad, reinforce[name], atol=1e-4), name  # pyright: ignore[reportArgumentType]

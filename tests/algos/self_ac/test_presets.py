@@ -14,7 +14,7 @@ from agentrl_cli.rollout.chat_template import Chat
 SLIDES = [f"{env}_self_ac_slides" for env in ("twentyq", "math", "tau_mini", "wiki")]
 
 
-def test_the_embedded_models_are_asked_with_the_instruction_that_taught_them_to_forecast():
+def test_embedded_models_get_their_forecast_instruction():
     forecast = compose(["algo=nlac"]).algo.prompts.forecast
     cfg = check(compose(["algo=self_ac", "env=arithmetic", "model=tiny"]))
     chat = Chat(load_base(as_dataclass(cfg.model, ModelConfig), torch.device("cpu"), 0)[1])
@@ -23,24 +23,16 @@ def test_the_embedded_models_are_asked_with_the_instruction_that_taught_them_to_
 
 
 @pytest.mark.parametrize("preset", SLIDES)
-def test_the_slides_presets_are_what_the_slides_say(preset: str):
+def test_slides_presets_follow_the_slides(preset: str):
     algo = check(compose([f"experiment={preset}"])).algo
     assert algo.critic_prompt == (
         "{closing}system: Critic Mode! Evaluate the current state with a single expressive word:"
         "{closing}assistant:"
     )
     said = {
-        "td_steps": 5, "alpha": pytest.approx(1 / 3), "discount": 1.0, "ratio": "turn",
-        "clip": 0.2, "gae_lambda": 1.0, "critic_warmup": 0, "thought_tokens": 0,
+        "td_steps": 5, "alpha": pytest.approx(1 / 3), "gamma": 1.0, "ratio": "turn",
+        "clip_eps": 0.2, "gae_lambda": 1.0, "critic_warmup": 0, "thought_tokens": 0,
     }  # fmt: skip
     assert {key: algo[key] for key in said} == said
     assert algo.optimizer.head_lr is None and not algo.advanced.normalise_advantages
     assert algo.advanced.critic_grad == "full"
-
-
-def test_a_real_model_is_asked_in_words():
-    paper, slides = (
-        check(compose([f"experiment={preset}"]), skip=["hardware"]).algo.critic_prompt
-        for preset in ("paper_twentyq_self_ac", SLIDES[0])
-    )
-    assert paper == slides

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from copy import deepcopy
-from functools import partial
 from math import log
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.dpo import per_pair_half, preference_phase
-from agentrl_cli.algos.losses import dpo
-from agentrl_cli.algos.samples import completion_sample
-from agentrl_cli.algos.stepagent.discriminator import labelled_actions
-from agentrl_cli.algos.stepagent.practice import StateAction
+from agentrl_cli.algos.stepagent.inverse import labelled_actions
 from agentrl_cli.config.settings import LoraConfig
-from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
+from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
-from agentrl_cli.models.reader import token_logprobs
 from agentrl_cli.models.specs import OptimizerSpec
 from tests.builders.critics import learner
 from tests.builders.models import LORA
@@ -29,7 +20,6 @@ from tests.builders.nlac import CHAT, episode, places, prompt, troupe, written
 from tests.builders.stepagent import (
     EXPERT,
     FORMS,
-    OTHER,
     SHOWN,
     STILL,
     Bandit,
@@ -44,7 +34,7 @@ from tests.builders.stepagent import (
 # implicit
 
 
-def test_pairs_are_the_experts_action_and_the_own_try_behind_one_state(model_folder: Path):
+def test_pairs_share_the_state(model_folder: Path):
     algo = implicit()
     shown(algo, model_folder, [SHOWN], troupe(act="Is it a cat?"))
     phase = phases(algo)["dpo"]
@@ -59,7 +49,7 @@ def test_pairs_are_the_experts_action_and_the_own_try_behind_one_state(model_fol
         assert sample.mask == [0] * len(SHOWN.state_ids(i // 2)) + [1] * len(acted)
 
 
-def test_equal_tries_are_dropped_and_counted(model_folder: Path):
+def test_equal_actions_are_dropped_and_counted(model_folder: Path):
     for tried, third in (("turn", "Hm.\nIs it red?"), ("last_line", "Is it red?")):
         algo, dropped = implicit(attempt=tried), 1 + (tried == "last_line")
         said = iter(["Is it big?", third, "Is it a dog?"])
@@ -71,7 +61,7 @@ def test_equal_tries_are_dropped_and_counted(model_folder: Path):
         assert phase.metrics["stepagent/last_line_match"] == 2 / 3
 
 
-def test_behind_the_experts_thought_only_the_last_line_is_trained(model_folder: Path):
+def test_last_line_is_trained_after_thought(model_folder: Path):
     algo = implicit(attempt="last_line")
     shown(algo, model_folder, [SHOWN], troupe(act="Is it old?"))
     chosen, rejected = phases(algo)["dpo"].samples[2:4]
@@ -80,23 +70,13 @@ def test_behind_the_experts_thought_only_the_last_line_is_trained(model_folder: 
     assert chosen.ids == SHOWN.state_ids(1) + SHOWN.turns[1].action_ids
 
 
-def test_the_loss_is_log_two_where_the_policy_is_its_reference(model_folder: Path):
-    algo = implicit(optimizer=STILL)
-    models = shown(algo, model_folder, [SHOWN, OTHER], troupe(act="Hm?"))
-    found = learner(algo, models).run(algo.update([], buffer()), 0)
-    assert found["dpo/loss"] == pytest.approx(log(2), abs=1e-5)
-    assert found["dpo/margin"] == pytest.approx(0, abs=1e-5)
-
-
 def logprobs(models: ModelSet, samples: list[Sample]) -> list[float]:
     bare = [Sample(s.ids, s.mask) for s in samples]
     return [sum(row) for row in token_logprobs(models.reader("policy"), bare)]
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_a_step_makes_the_experts_action_likelier_and_the_own_one_less_likely(
-    model_folder: Path, lora: LoraConfig | None
-):
+def test_training_favours_the_expert_action(model_folder: Path, lora: LoraConfig | None):
     algo = implicit(beta=1.0, optimizer=OptimizerSpec(lr=1e-3 if lora is None else 1e-2))
     models = shown(algo, model_folder, [SHOWN], troupe(act="Can it fly?"), lora)
     samples = phases(algo)["dpo"].samples
@@ -109,20 +89,7 @@ def test_a_step_makes_the_experts_action_likelier_and_the_own_one_less_likely(
     assert len({*frozen, models.fingerprint("reference")}) == 1
 
 
-def test_an_identical_pair_has_no_gradient(model_folder: Path):
-    algo = implicit()
-    models = shown(algo, model_folder, [SHOWN])
-    sample = completion_sample(SHOWN.state_ids(1), SHOWN.turns[1].action_ids)
-    pair = (sample, deepcopy(sample))
-    loss = partial(dpo, beta=0.5)
-    phase = preference_phase(models, [pair], loss, epochs=1, tokens_per_step=0, metrics={})
-    found = learner(algo, models).run(iter([phase]), 0)
-    assert found["dpo/grad_norm"] < 1e-4  # rounding; that of another pair is some 10
-    assert found["dpo/loss"] == pytest.approx(log(2))
-    assert sum(map(per_pair_half, phase.samples)) == 1
-
-
-def test_the_reference_is_the_runs_start_or_the_policy_of_the_updates_start(model_folder: Path):
+def test_reference_of_start_and_iteration(model_folder: Path):
     for reference in ("start", "iteration"):
         algo = implicit(reference=reference)
         models = shown(algo, model_folder, [SHOWN], troupe(act="Hm?"))
@@ -135,19 +102,10 @@ def test_the_reference_is_the_runs_start_or_the_policy_of_the_updates_start(mode
         assert models.fingerprint("reference") == expected
 
 
-def test_it_learns_to_do_as_the_expert_does(model_folder: Path):
-    bandit = Bandit(
-        implicit(optimizer=OptimizerSpec(lr=1e-3)), model_folder, pulls((1, 0, 0, 0), 40)
-    )
-    rows = [bandit.step() for _ in range(9)]
-    assert rows[0]["stepagent/match"] < 0.45 and rows[-1]["stepagent/match"] > 0.85
-    assert bandit.chances()[0] > 0.85
-
-
 # the bandit: one state, four arms, an expert with known chances
 
 
-def test_implicit_reflection_brings_the_policy_near_the_experts_chances(model_folder: Path):
+def test_implicit_variant_approaches_the_expert(model_folder: Path):
     bandit = Bandit(implicit(optimizer=OptimizerSpec(lr=1e-3)), model_folder, pulls(EXPERT, 40))
     far = bandit.distance()
     distances = [bandit.nearer() for _ in range(9)]
@@ -157,9 +115,9 @@ def test_implicit_reflection_brings_the_policy_near_the_experts_chances(model_fo
 
 
 @pytest.mark.slow
-def test_inverse_reflection_brings_the_policy_near_the_experts_chances(model_folder: Path):
+def test_inverse_variant_approaches_the_expert(model_folder: Path):
     algo = inverse(
-        {"optimizer": OptimizerSpec(lr=1e-3)}, fragments_per_update=40, discriminator_epochs=5,
+        {"optimizer": OptimizerSpec(lr=1e-3)}, expert_states_per_update=40, discriminator_epochs=5,
         discriminator_optimizer=OptimizerSpec(lr=1e-3),
     )  # fmt: skip
     bandit = Bandit(algo, model_folder, pulls(EXPERT, 40))
@@ -173,7 +131,7 @@ def test_inverse_reflection_brings_the_policy_near_the_experts_chances(model_fol
 # inverse: the discriminator
 
 
-def test_the_discriminator_reads_the_last_token_of_each_action_agent_one_expert_zero(
+def test_discriminator_labels_and_balance(
     model_folder: Path,
 ):
     algo = inverse()
@@ -194,15 +152,15 @@ def test_the_discriminator_reads_the_last_token_of_each_action_agent_one_expert_
         assert set(sample.streams["label"][:-1]) == {0.0}
 
 
-def test_layout_does_not_tell_agent_from_expert(model_folder: Path):
+def test_layout_of_an_action_is_removed(model_folder: Path):
     algo, state = inverse(), SHOWN.state_ids(1)
     shown(algo, model_folder, [SHOWN])
     texts = ("Maybe.\nIs it red?", " Maybe. \n\n Is  it red? ")
-    rows = [labelled_actions([StateAction(state, text)], 0.0, algo.context) for text in texts]
+    rows = [labelled_actions([(state, text)], 0.0, algo.context) for text in texts]
     assert rows[0] == rows[1] and rows[0][0].ids == state + SHOWN.turns[1].action_ids
 
 
-def test_a_last_line_is_judged_with_the_experts_thought_before_it(model_folder: Path):
+def test_last_line_is_classified_with_its_thought(model_folder: Path):
     algo = inverse(attempt="last_line")
     shown(algo, model_folder, [SHOWN], troupe(act="Is it old?"))
     rows = []
@@ -215,7 +173,7 @@ def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict,
     """The last metrics of a discriminator on 12 states, and its mean rewards for both actions."""
     demos = [episode(f"d{i}", [expert], success=True) for i in range(12)]
     algo = inverse(
-        {"optimizer": STILL}, reward=form, fragments_per_update=0, discriminator_epochs=12,
+        {"optimizer": STILL}, reward=form, expert_states_per_update=0, discriminator_epochs=12,
         discriminator_optimizer=OptimizerSpec(lr=3e-3),
     )  # fmt: skip
     models = shown(algo, folder, demos, troupe(act=own))
@@ -224,7 +182,7 @@ def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict,
     mine, theirs = (
         fmean(
             algo.rewards(
-                labelled_actions(list(map(StateAction.played, places(*row))), 0.0, algo.context)
+                labelled_actions([(t.state_ids, t.action) for t in places(*row)], 0.0, algo.context)
             )
         )
         for row in (agents, demos)
@@ -233,66 +191,18 @@ def trained_judge(folder: Path, own: str, expert: str, form: str) -> tuple[dict,
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_where_actions_differ_the_experts_earn_more_whatever_the_form(
-    model_folder: Path, form: str
-):
+def test_expert_earns_more_in_every_form(model_folder: Path, form: str):
     found, mine, theirs = trained_judge(model_folder, "Is it a dog?", "Is it big?", form)
     assert theirs > mine + 0.5
     assert found["discriminator/accuracy"] > 0.7
     for gap in ("reward_gap", "heldout_gap"):  # all states are alike
         assert found[f"stepagent/{gap}"] == pytest.approx(theirs - mine, abs=0.3)
-    signs = {"logit": (True, False), "unlike_agent": (True, True), "like_expert": (False, False)}
+    signs = {"logit": (True, False), "neg_log_d": (True, True), "log_one_minus_d": (False, False)}
     assert (theirs > 0, mine > 0) == signs[form]
 
 
-def test_where_actions_are_the_same_the_discriminator_cannot_tell(model_folder: Path):
+def test_equal_actions_leave_discriminator_at_chance(model_folder: Path):
     found, mine, theirs = trained_judge(model_folder, "Is it big?", "Is it big?", "logit")
     assert found["discriminator/loss"] == pytest.approx(log(2), abs=0.03)
     assert mine == theirs == pytest.approx(0, abs=0.4)  # D near 0.5
     assert found["stepagent/reward_gap"] == 0
-
-
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_each_phase_moves_its_own_model_only(model_folder: Path, lora: LoraConfig | None):
-    algo = inverse({"kl_coef": 0.1})
-    models = shown(algo, model_folder, [SHOWN, OTHER], lora=lora)
-    trainer, marks = learner(algo, models), []
-
-    def watched() -> Iterator[Phase]:
-        for phase in algo.update([], buffer()):
-            yield phase
-            marks.append({name: models.fingerprint(name) for name in models.names})
-
-    start = {name: models.fingerprint(name) for name in models.names}
-    trainer.run(watched(), 0)
-    changed = [
-        {name for name in models.names if now[name] != then[name]}
-        for then, now in zip([start, *marks], marks, strict=False)
-    ]
-    assert changed == [{"discriminator"}, {"policy"}]
-
-
-def test_under_lora_the_discriminator_is_an_adapter_of_its_own_with_a_head(model_folder: Path):
-    algo = inverse()
-    models = shown(algo, model_folder, [SHOWN], lora=LORA)
-    judge, policy = models.weights("discriminator"), models.weights("policy")
-    assert models.module("policy") is models.module("discriminator")
-    assert all("lora_" in name or name.startswith("head.") for name in judge)
-    assert {"head.weight", "head.bias"} <= judge.keys()
-    assert not {id(w) for w in judge.values()} & {id(w) for w in policy.values()}
-
-
-WRONG = {
-    "fragments_per_update is -1; give at least 0": (implicit, {"fragments_per_update": -1}),
-    "beta is -0.1; give at least 0": (implicit, {"beta": -0.1}),
-    "epochs is 0; give at least 1": (implicit, {"epochs": 0}),
-    "discriminator_epochs is 0; give at least 1": (inverse, {"discriminator_epochs": 0}),
-    "reward_clip is -1; give at least 0": (inverse, {"reward_clip": -1}),
-}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_numbers_that_cannot_be_are_refused(words: str):
-    make, changes = WRONG[words]
-    with pytest.raises(UserError, match=f"^{words}$"):
-        make(**changes)

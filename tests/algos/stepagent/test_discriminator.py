@@ -12,18 +12,17 @@ import pytest
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.stepagent.algorithm import StepAgentInverse
-from agentrl_cli.algos.stepagent.discriminator import labelled_actions, labelled_episodes, logits
-from agentrl_cli.algos.stepagent.practice import StateAction
+from agentrl_cli.algos.stepagent.inverse import labelled_actions, labelled_episodes, logits
 from agentrl_cli.config.settings import LoraConfig
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.model_set import ModelSet
 from tests.builders.critics import learner
 from tests.builders.models import LORA, disturb
 from tests.builders.nlac import LOST, WON, episode, places
-from tests.builders.stepagent import OTHER, SHOWN, STILL, buffer, inverse, phases, shown
+from tests.builders.stepagent import OTHER, SHOWN, buffer, inverse, phases, shown
 
 
-def test_an_episode_is_one_sample_judged_at_the_last_token_of_each_action(model_folder: Path):
+def test_episode_is_one_sample_with_labels(model_folder: Path):
     algo = inverse(rollout="environment")
     shown(algo, model_folder, [OTHER])
     assert algo.plays and not inverse().plays
@@ -38,7 +37,7 @@ def test_an_episode_is_one_sample_judged_at_the_last_token_of_each_action(model_
         assert not any(sample.mask)
 
 
-def test_own_actions_and_the_experts_count_alike(model_folder: Path):
+def test_both_classes_have_equal_weight(model_folder: Path):
     algo = inverse(rollout="environment")
     shown(algo, model_folder, [OTHER])
     phase = phases(algo, [WON, WON])["discriminator"]
@@ -47,7 +46,7 @@ def test_own_actions_and_the_experts_count_alike(model_folder: Path):
     assert phases(algo, [broken])["discriminator"].samples == []
 
 
-def test_as_many_demonstrations_as_episodes_are_drawn_anew_in_every_update(model_folder: Path):
+def test_demonstrations_are_drawn_anew(model_folder: Path):
     algo, drawn = inverse(rollout="environment"), set()
     shown(algo, model_folder, [episode(f"d{i}", ["Is it red?"], success=True) for i in range(9)])
     for algo.context.step in range(4):
@@ -57,7 +56,7 @@ def test_as_many_demonstrations_as_episodes_are_drawn_anew_in_every_update(model
     assert len(drawn) > 1
 
 
-def test_the_layout_of_no_action_tells_agent_from_expert(model_folder: Path):
+def test_layout_of_episodes_is_removed(model_folder: Path):
     algo = inverse(rollout="environment")
     shown(algo, model_folder, [OTHER])
     tidy = episode("game", ["Is it big?", "Hm.\nIs it red?", "Is it old?"], success=True)
@@ -86,55 +85,21 @@ def disturbed(
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_one_pass_over_an_episode_judges_as_a_pass_for_each_action(
-    model_folder: Path, lora: LoraConfig | None
-):
+def test_one_pass_equals_separate_passes(model_folder: Path, lora: LoraConfig | None):
     algo = inverse(rollout="environment")
     models, played = disturbed(model_folder, algo, lora)
     whole = labelled_episodes(played, 1.0, algo.context)
-    acts = [StateAction.played(turn) for turn in places(*played)]
+    acts = [(turn.state_ids, turn.action) for turn in places(*played)]
     found = logits(models, whole)
     assert len(whole) == 4 and len(found) == len(acts) == 8 and pstdev(found) > 0.1
     alone = labelled_actions(acts, 1.0, algo.context)
     assert found == pytest.approx([logits(models, [one])[0] for one in alone], abs=1e-5)
 
 
-def test_one_pass_over_an_episode_has_the_gradients_of_a_pass_for_each_action(model_folder: Path):
-    algo, norms, losses = inverse(rollout="environment"), [], []
-    models, played = disturbed(model_folder, algo)
-    acts = [StateAction.played(turn) for turn in places(*played)]
-    whole = labelled_episodes(played, 1.0, algo.context)
-    for samples in (whole, labelled_actions(acts, 1.0, algo.context)):
-        phase = replace(phases(algo, [WON, LOST])["discriminator"], samples=samples)
-        still = replace(algo, discriminator_optimizer=STILL)
-        found = learner(still, models).run(iter([phase]), 0)
-        norms.append(found["discriminator/grad_norm"])
-        losses.append(found["discriminator/loss"])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 0.01
-
-
-def test_one_call_of_the_body_judges_all_turns_of_the_episodes(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    algo = inverse(rollout="environment")
-    models = shown(algo, model_folder, [OTHER])
-    calls, body = [], models.module("discriminator").base_model.forward
-
-    def counted(*args, **kwargs):
-        calls.append(kwargs["input_ids"].shape)
-        return body(*args, **kwargs)
-
-    monkeypatch.setattr(models.module("discriminator").base_model, "forward", counted)
-    algo.rewards(labelled_episodes([WON, LOST], 1.0, algo.context))
-    assert calls == [(2, WON.tokens)]
-
-
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_in_the_environment_each_phase_moves_its_own_model_only(
-    model_folder: Path, lora: LoraConfig | None
-):
-    algo = inverse({"kl_coef": 0.1}, rollout="environment", imitation_coef=1.0)
+@pytest.mark.parametrize("rollout", ["fragment", "environment"])
+def test_each_phase_trains_its_own_model(model_folder: Path, lora: LoraConfig | None, rollout: str):
+    algo = inverse({"kl_coef": 0.1}, rollout=rollout, nll_coef=1.0)
     models, marks = shown(algo, model_folder, [SHOWN, OTHER], lora=lora), []
 
     def watched() -> Iterator[Phase]:

@@ -10,14 +10,12 @@ from statistics import fmean, pstdev
 import pytest
 
 from agentrl_cli.algos.base import Phase
-from agentrl_cli.algos.stepagent.discriminator import labelled_actions, labelled_episodes
-from agentrl_cli.algos.stepagent.policy_loss import with_rewards
-from agentrl_cli.algos.stepagent.practice import (
-    StateAction,
+from agentrl_cli.algos.stepagent.algorithm import (
     attempt_fragments,
     discriminator_halves,
     fragments,
 )
+from agentrl_cli.algos.stepagent.inverse import labelled_actions, labelled_episodes, with_rewards
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
@@ -35,15 +33,18 @@ def policy_phase(algo, models: ModelSet, episodes: list[Episode] | None = None) 
     return next(phase_list)
 
 
-def test_a_try_earns_its_reward_less_that_of_the_others_there(model_folder: Path):
+def test_advantage_is_relative_to_other_samples(model_folder: Path):
     algo = inverse(
-        {"normalise_advantages": True}, discriminator_epochs=3, fragments_per_update=5, attempts=3
+        {"normalise_advantages": True},
+        discriminator_epochs=3,
+        expert_states_per_update=5,
+        num_samples=3,
     )
     assert algo.models()["policy"].head is None
     models = shown(algo, model_folder, [SHOWN, OTHER], troupe(act=["Hm?", "Is it a cat?"]))
     phase = policy_phase(algo, models)
     assert len(phase.samples) == 9  # of three fragments; two have trained the discriminator
-    acts = [StateAction(prompt(sample), written(sample)) for sample in phase.samples]
+    acts = [(prompt(sample), written(sample)) for sample in phase.samples]
     rewards = algo.rewards(labelled_actions(acts, 1.0, algo.context))
     for begin in range(0, 9, 3):
         row = rewards[begin : begin + 3]
@@ -54,8 +55,8 @@ def test_a_try_earns_its_reward_less_that_of_the_others_there(model_folder: Path
     assert 0 < pstdev(rewards) < 1  # so that nothing was scaled
 
 
-def test_the_discriminator_rewards_tries_that_it_was_not_trained_on(model_folder: Path):
-    algo, trained = inverse(fragments_per_update=0, attempts=2), []
+def test_rewards_are_for_unseen_samples(model_folder: Path):
+    algo, trained = inverse(expert_states_per_update=0, num_samples=2), []
     demos = [SHOWN, OTHER, *(episode(f"d{i}", ["Is it red?"], success=True) for i in range(15))]
     models = shown(algo, model_folder, demos)
     for algo.context.step in range(2):
@@ -68,7 +69,7 @@ def test_the_discriminator_rewards_tries_that_it_was_not_trained_on(model_folder
     assert len(set(trained)) == 2
 
 
-def test_the_halves_change_places_in_the_next_update(model_folder: Path):
+def test_halves_swap_in_the_next_update(model_folder: Path):
     algo = inverse()
     shown(algo, model_folder, [SHOWN, OTHER])
     tries, rows = attempt_fragments(algo.context, fragments(algo.context, "turn", 0)), []
@@ -90,13 +91,13 @@ def rewarded(phase: Phase, played: list[Episode]) -> list[Episode]:
     return [game for game, ids in last if tuple(ids) in trained]
 
 
-def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(model_folder: Path):
-    algo = inverse({"discount": 1.0, "gae_lambda": 1.0}, rollout="environment")
+def test_environment_returns_by_hand(model_folder: Path):
+    algo = inverse({"gamma": 1.0, "gae_lambda": 1.0}, rollout="environment")
     models = shown(algo, model_folder, [SHOWN, OTHER])
     played = [deepcopy(WON), deepcopy(LOST), deepcopy(SHOWN)]
     before = deepcopy(played)
     phase = policy_phase(algo, models, played)
-    assert played == before  # the world's own rewards stay in the record
+    assert played == before  # the environment's rewards stay in the record
     learned = rewarded(phase, played)
     assert len(learned) == 2
     raw = algo.rewards(labelled_episodes(learned, 1.0, algo.context))
@@ -108,18 +109,7 @@ def test_in_the_environment_every_turn_earns_and_credit_goes_back_over_turns(mod
         assert returns == pytest.approx([sum(row[i:]) for i in range(len(row))], abs=1e-4)
 
 
-def test_in_the_environment_no_advantage_is_shared_by_all_tokens(model_folder: Path):
-    algo = inverse({"discount": 1.0, "gae_lambda": 0.5}, rollout="environment")
-    models = shown(algo, model_folder, [SHOWN, OTHER])
-    games = [episode(f"g{i}", ["Is it big?", "Hm?"] * (1 + i), success=True) for i in range(4)]
-    phase = policy_phase(algo, models, games)
-    pairs = [p for s in phase.samples for p in zip(s.streams["advantage"], s.mask, strict=True)]
-    trained = [advantage for advantage, mask in pairs if mask]
-    assert fmean(trained) == pytest.approx(0, abs=1e-6) and pstdev(trained) > 1e-3
-    assert not any(advantage for advantage, mask in pairs if not mask)
-
-
-def test_what_is_still_to_be_earned_spreads_by_at_most_one(model_folder: Path):
+def test_returns_have_deviation_at_most_one(model_folder: Path):
     games = [episode(f"g{i}", ["Is it?"] * 8, success=True) for i in range(4)]
     earned = [2.0 if turn < 16 else -2.0 for turn in range(32)]
     rows = [[turn.reward for turn in game.turns] for game in with_rewards(games, earned)]
@@ -130,7 +120,7 @@ def test_what_is_still_to_be_earned_spreads_by_at_most_one(model_folder: Path):
     assert [turn.reward for turn in few[0].turns] == pytest.approx([-0.1] * 8)
 
 
-def test_in_the_environment_rewards_go_to_episodes_the_discriminator_has_not_learned_from(
+def test_rewards_are_for_unseen_episodes(
     model_folder: Path,
 ):
     algo, drawn = inverse(rollout="environment"), set()
@@ -147,15 +137,15 @@ def test_in_the_environment_rewards_go_to_episodes_the_discriminator_has_not_lea
     assert len(drawn) > 1
 
 
-def test_in_the_environment_episodes_that_teach_nothing_are_counted(model_folder: Path):
+def test_skipped_episodes_are_counted(model_folder: Path):
     algo = inverse(rollout="environment")
     models = shown(algo, model_folder, [SHOWN])
     broken = replace(WON, error="KeyError: 1")
     phase = policy_phase(algo, models, [WON, broken, LOST, SHOWN])
-    assert phase.metrics["ppo/left_out_broken"] == 0.25
+    assert phase.metrics["ppo/skipped_broken"] == 0.25
 
 
-def test_the_entropy_bonus_reaches_the_weights(model_folder: Path):
+def test_entropy_bonus_raises_entropy(model_folder: Path):
     found = {}
     for entropy in (0.0, 10.0):
         algo = inverse({"entropy_coef": entropy, "optimizer": OptimizerSpec(lr=1e-3)})

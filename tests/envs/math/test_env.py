@@ -40,24 +40,24 @@ def opened(*overrides: str, gold: str = "12") -> MathEnv:
 
 @pytest.mark.parametrize("turns", ["single", "thoughts", "retry"])
 def test_the_world_keeps_the_contract(turns: str):
-    env = math_env(f"turns={turns}")
+    env = math_env(f"turn_mode={turns}")
     assert check_env(lambda: copy.copy(env), tasks=2) == []
 
 
 def test_a_reply_with_the_right_box_wins():
-    step = opened("turns=single").step(r"5+7=12, so \boxed{12}")
+    step = opened("turn_mode=single").step(r"5+7=12, so \boxed{12}")
     assert step.reward == 1.0 and step.done and step.info["success"]
     assert step.messages[0].content == "Correct."
 
 
 def test_a_reply_without_a_box_loses_whatever_it_says():
-    step = opened("turns=single").step("The answer is 12.")
+    step = opened("turn_mode=single").step("The answer is 12.")
     assert step.reward == 0.0 and step.done and not step.info["success"] and step.info["unboxed"]
     assert step.messages[0].content == "No box. It is 12."
 
 
 def test_a_thought_is_answered_with_nothing_until_the_reply_ends():
-    env = opened("turns=thoughts")
+    env = opened("turn_mode=thoughts")
     for thought in ("5+5=10\n\n", "10+2=12\n\n", "\\boxed{11}\n\n"):
         step = env.step(thought)
         assert step.messages == [] and not step.done and step.reward == 0.0
@@ -65,13 +65,13 @@ def test_a_thought_is_answered_with_nothing_until_the_reply_ends():
 
 
 def test_a_reply_may_end_behind_a_blank_line():
-    env = opened("turns=thoughts")
+    env = opened("turn_mode=thoughts")
     env.step("\\boxed{12}\n\n")
     assert env.step("").info["success"]
 
 
 def test_thoughts_do_not_go_on_for_ever():
-    env = opened("turns=thoughts")
+    env = opened("turn_mode=thoughts")
     steps = [env.step("Well.\n\n") for _ in range(MAX_THOUGHTS)]
     assert [step.done for step in steps] == [False] * (MAX_THOUGHTS - 1) + [True]
     last = steps[-1]
@@ -82,7 +82,7 @@ def test_thoughts_do_not_go_on_for_ever():
 
 
 def test_a_wrong_try_is_told_so_without_the_answer_and_the_last_one_with_it():
-    env = opened("turns=retry", "attempts=3")
+    env = opened("turn_mode=retry", "attempts=3")
     said = [env.step(text) for text in (r"\boxed{1}", "12", r"\boxed{2}")]
     words = [step.messages[0].content for step in said]
     assert words == ["Wrong. Try again.", "No box. Try again.", "Wrong. It is 12."]
@@ -90,19 +90,19 @@ def test_a_wrong_try_is_told_so_without_the_answer_and_the_last_one_with_it():
 
 
 def test_a_second_try_can_win():
-    env = opened("turns=retry", "attempts=2")
+    env = opened("turn_mode=retry", "attempts=2")
     env.step(r"\boxed{1}")
     assert env.step(r"\boxed{12}").reward == 1.0
 
 
 def test_an_old_try_does_not_count_for_a_new_one():
-    env = opened("turns=retry", "attempts=2")
+    env = opened("turn_mode=retry", "attempts=2")
     env.step(r"\boxed{1}")
     assert not env.step("I give up").info["success"]
 
 
 def test_the_answer_never_reaches_what_may_be_shown():
-    step = opened("turns=retry").step(r"\boxed{1}")
+    step = opened("turn_mode=retry").step(r"\boxed{1}")
     public = {key: value for key, value in step.info.items() if key != "privileged"}
     assert "12" not in str(public) and "12" not in step.messages[0].content
 
@@ -184,7 +184,7 @@ def test_another_split_seed_is_another_split():
 
 def test_the_expert_solves_every_kind():
     for turns in ("single", "thoughts", "retry"):
-        env = math_env(f"turns={turns}")
+        env = math_env(f"turn_mode={turns}")
         for task in env.tasks("test")[:40]:
             env.reset(task, 0)
             actions = list(env.expert(task))

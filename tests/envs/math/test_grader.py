@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -17,7 +19,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.math import grade, pool
 from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
 from agentrl_cli.envs.math.problems import latex
-from agentrl_cli.envs.math.worker import read_arithmetic
+from agentrl_cli.envs.math.worker import parse_arithmetic
 from tests.builders.command_line import agentrl as run
 from tests.builders.command_line import refused
 from tests.builders.math_answers import DECIMALS, HARD, MISJUDGED, NOTATIONS, REPLIES, hostile
@@ -131,19 +133,16 @@ def test_answers_that_begin_with_a_minus_are_no_options(gold: str, answer: str, 
     assert done.exit_code == 0 and done.stdout == f"{says}\n"
 
 
-def test_a_worker_that_ends_while_it_loads_is_told_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("text", ["raise SystemExit(3)", "import time; time.sleep(60)"])
+def test_worker_that_does_not_start_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ):
-    broken = tmp_path / "worker.py"
-    broken.write_text("raise SystemExit(3)\n")
-    monkeypatch.setattr(pool, "WORKER", broken)
-    with pytest.raises(UserError, match="math-verify loads ended; try python"):
+    (tmp_path / "worker.py").write_text(text)
+    monkeypatch.setattr(pool, "WORKER", tmp_path / "worker.py")
+    monkeypatch.setattr(pool, "START_SECONDS", 0.5)
+    with pytest.raises(UserError) as error:
         pool.Worker()
-    broken.write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setattr(pool, "START_SECONDS", 0.01)
-    monkeypatch.setattr(pool, "WALL_SECONDS", 0.1)
-    with pytest.raises(UserError, match="was not ready within 0 seconds; try python"):
-        pool.Worker()
+    assert error.value.code == "no-grader"
 
 
 def test_repeating_decimals_are_exact():
@@ -220,10 +219,8 @@ def test_every_right_answer_equals_itself_and_not_its_neighbour(math_verify: Non
 def test_what_takes_too_long_is_a_timeout_and_the_next_answer_is_graded(
     math_verify: None, answer: str
 ):
-    before = pool.tally().get("timeout", 0)
     found = grade(answer, "x+1")
     assert not found and found.reason == "timeout"
-    assert pool.tally()["timeout"] == before + 1
     assert grade("1+x", "x+1").reason == "verified"
 
 
@@ -236,17 +233,16 @@ def test_threads_get_their_own_verdicts(math_verify: None):
 
 
 @pytest.mark.extras
-def test_a_killed_worker_is_counted_and_replaced(math_verify: None):
-    own = pool.Pool(1)
+def test_killed_worker_is_counted_and_replaced(math_verify: None):
+    own, question = pool.Pool(1), ("1+x", "x+1", False, 0.0)
     try:
-        assert own.verify("1+x", "x+1") == "verified"
+        assert own.verify(*question) == "verified"
         worker = own.idle.queue[0]
         assert worker is not None
-        worker.process.kill()
+        os.killpg(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
-        assert own.verify("1+x", "x+1") == "crash"
-        assert own.verify("1+x", "x+1") == "verified"
-        assert own.tally == {"verified": 2, "lost": 1}
+        assert [own.verify(*question) for _ in range(2)] == ["crash", "verified"]
+        assert own.lost == 1
     finally:
         own.close()
 
@@ -269,7 +265,7 @@ def test_plain_arithmetic_is_read_without_running_it(math_verify: None):
     sympy = pytest.importorskip("sympy")
     texts = {"1/2+3": "7/2", "-(2**3)-1": "-9", "0.10": "0.1", "+5": "5"}
     for text, value in texts.items():
-        assert sympy.nsimplify(read_arithmetic(text).doit()) == sympy.Rational(value)
+        assert sympy.nsimplify(parse_arithmetic(text).doit()) == sympy.Rational(value)
     for text in ("2*x", "f(2)", "(1)(2)", "'a'*9", "1 if 1 else 2", "[1]", "2 < 3", ""):
         with pytest.raises((ValueError, SyntaxError)):
-            read_arithmetic(text)
+            parse_arithmetic(text)

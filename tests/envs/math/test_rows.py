@@ -105,7 +105,7 @@ def test_what_is_tested_is_not_trained_on(tmp_path: Path):
 
 def test_filters_and_the_expert_work_on_rows(tmp_path: Path):
     file = written(tmp_path / "rows.jsonl", [row(i) for i in range(20)])
-    world = env(file, "levels=[5]", "test_share=1.0", "turns=thoughts")
+    world = env(file, "levels=[5]", "test_share=1.0", "turn_mode=thoughts")
     tasks = world.tasks("test")
     assert [task.data["level"] for task in tasks] == [5] * 4
     world.reset(tasks[0], 0)

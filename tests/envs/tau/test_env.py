@@ -1,4 +1,4 @@
-"""The environment: the contract, both forms of actions, bad input, confirmation, the verdict."""
+"""The environment: contract, action styles, hostile input, confirmation, reward."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Step
 from agentrl_cli.envs.check import check_env
-from agentrl_cli.envs.tau.actions import RESPOND, Action, parse
-from agentrl_cli.envs.tau.calls import parameters
+from agentrl_cli.envs.tau.actions import RESPOND, Action, format_action, parse
 from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.database import Database
 from agentrl_cli.envs.tau.env import TauBench
-from agentrl_cli.envs.tau.expert import format_action
 from agentrl_cli.envs.tau.mini import mini_domain
 from agentrl_cli.envs.tau.reward import ground_truth
+from agentrl_cli.envs.tau.tools import parameters
 from agentrl_cli.envs.tau.users import LLMUser
 from tests.builders.tau import domain, services, tau_env
 
@@ -38,7 +37,7 @@ def played(env: TauBench, actions: list[str], number: int = 0, split: str = "tra
 
 
 @pytest.mark.parametrize("style", ["react", "native", "call"])
-def test_the_small_shop_keeps_the_contract(style: str):
+def test_mini_keeps_the_contract(style: str):
     assert check_env(lambda: tau_env("mini", None, actions=style)) == []
 
 
@@ -47,7 +46,7 @@ def test_retail_keeps_the_contract(services: Path):
 
 
 @pytest.mark.parametrize("style", ["react", "native"])
-def test_an_expert_wins_with_the_scripted_user(services: Path, style: str):
+def test_expert_wins_with_the_scripted_user(services: Path, style: str):
     env = tau_env("retail", services, actions=style)
     task = env.tasks("train")[0]
     env.reset(task, 0)
@@ -56,22 +55,19 @@ def test_an_expert_wins_with_the_scripted_user(services: Path, style: str):
     assert not any(step.info["unconfirmed"] or step.info["invalid"] for step in steps)
 
 
-def test_every_task_of_the_small_shop_is_won_by_its_expert():
-    env = tau_env("mini", None)
-    for split in ("train", "test"):
-        for task in env.tasks(split):
+def test_expert_wins_every_mini_task():
+    env, customers = tau_env("mini", None), []
+    for split in ("train", "val", "test"):
+        tasks = env.tasks(split)
+        customers.append({task.data["user_id"] for task in tasks})
+        for task in tasks:
             env.reset(task, 0)
             assert [env.step(action) for action in env.expert(task) or ()][-1].reward == 1.0
-
-
-def test_the_small_shops_splits_share_no_customer():
-    tasks = mini_domain().tasks
-    train, test = ({task["user_id"] for task in tasks[split]} for split in ("train", "test"))
-    assert len(train) > len(test) > 0 and not train & test
+    assert customers[0] and customers[2] and not customers[0] & customers[2]
 
 
 @pytest.mark.parametrize("hasty", ["more", "confirm"])
-def test_a_hasty_agent_of_the_small_shop_breaks_a_rule(hasty: str):
+def test_hasty_agent_breaks_a_mini_rule(hasty: str):
     env = tau_env("mini", None)
     task = next(t for t in env.tasks("train") if t.data["requests"][0]["more"])
     env.reset(task, 0)
@@ -90,7 +86,7 @@ def test_a_hasty_agent_of_the_small_shop_breaks_a_rule(hasty: str):
     assert any(step.info["unconfirmed"] for step in steps) == (hasty == "confirm")
 
 
-def test_a_write_without_a_yes_is_noted_and_still_rewarded(services: Path):
+def test_unconfirmed_write_is_noted_and_still_rewarded(services: Path):
     env = tau_env("retail", services)
     calls = [tool(a["name"], **a["kwargs"]) for a in env.tasks("train")[0].data["actions"]]
     steps = played(env, [*calls, "All done.", "All done."])
@@ -98,79 +94,70 @@ def test_a_write_without_a_yes_is_noted_and_still_rewarded(services: Path):
     assert steps[-1].reward == 1.0
 
 
-def test_outputs_must_be_said(services: Path):
+def test_reward_needs_the_required_outputs(services: Path):
     env = tau_env("retail", services, user="silent")
     assert played(env, ["It was red."], split="test")[-1].reward == 0.0
     assert played(env, ["It was $5.25, thanks."], split="test")[-1].reward == 1.0
 
 
 @pytest.mark.parametrize("domain", ["retail", "airline", "mini"])
-def test_at_its_limit_the_conversation_is_done_and_lost(services: Path, domain: str):
+def test_turn_limit_ends_in_a_loss(services: Path, domain: str):
     env = tau_env(domain, services, turns=2, user="scripted" if domain == "mini" else "silent")
     steps = played(env, [tool("think", thought="a")] * 2, split="test")
     assert [(s.done, s.truncated, s.reward) for s in steps] == [(False, False, 0), (True, False, 0)]
     assert steps[-1].info["success"] is False
 
 
-def test_after_the_end_nothing_happens_and_nothing_is_raised(services: Path):
+def test_step_after_the_end_changes_nothing(services: Path):
     env = tau_env("retail", services, user="silent")
+    before = Database(env.domain_data.tables).digest()
     assert played(env, ["Hello."])[-1].done
-    before = env.digest()
+    assert env.digest() == before  # the verdict leaves the agent's state as it is
+    assert before != ground_truth(env.domain_data, env.tasks("train")[0].data).digest()
     for late in ("more", tool("cancel_pending_order", order_id="#W1", reason="no longer needed")):
         step = env.step(late)
         assert (step.done, step.truncated, step.reward) == (True, False, 0.0)
         assert step.info["invalid"] and not step.info.get("success")
     assert env.digest() == before
-    with pytest.raises(RuntimeError, match="call reset"):
+    with pytest.raises(RuntimeError):
         tau_env("retail", services).step("early")
 
 
-def test_a_transfer_ends_the_episode_with_a_verdict(services: Path):
+def test_transfer_ends_the_episode_with_a_verdict(services: Path):
     env = tau_env("retail", services)
     (step,) = played(env, [tool("transfer_to_human_agents", summary="x")])
     assert step.done and step.reward == 0.0 and step.messages[0].content == "Transfer successful"
     assert step.info["privileged"] == {"database": False, "outputs": True}
 
 
-def test_the_state_is_that_of_the_agent_also_after_the_verdict(services: Path):
-    env = tau_env("retail", services, user="silent")
-    before = Database(env.domain_data.tables).digest()
-    played(env, ["Hello."])
-    assert (
-        env.digest() == before != ground_truth(env.domain_data, env.tasks("train")[0].data).digest()
-    )
-
-
-def test_an_episode_goes_on_after_a_pickle(services: Path):
+def test_episode_continues_after_pickling(services: Path):
     env = tau_env("retail", services)
     played(env, [tool("get_order_details", order_id="#W1")])
     twin = pickle.loads(pickle.dumps(env))
     assert twin.step("Anything else?") == env.step("Anything else?")
 
 
-BAD = [
-    ("<tool_call>{</tool_call>", "Error: the tool call is not JSON"),
-    ("<tool_call>[]</tool_call>", "Error: it is not an object"),
-    ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', "Error: a call is"),
-    ('<tool_call>{"name": "think", "arguments": "x"}</tool_call>', "Error: a call is"),
-    ('{"name": "sing", "arguments": {}}', "Unknown action sing"),
-    ('{"name": "respond", "arguments": {"content": 5}}', "Error: the content of respond"),
-    ('{"name": "think", "arguments": {"thought": %s}}' % ("[" * 60 + "]" * 60), "Error: "),
-    ('<tool_call>{"name": "think", "arguments": {"thought": "%s"}}' % ("x" * 200_000), "Error: "),
-    ("<tool_call>" + "[" * 100_000, "Error: the tool call is not JSON"),
-    ('{"name": "\\ud800", "arguments": {}}', "Unknown action ?"),
-]
-
-
-@pytest.mark.parametrize("text, answer", BAD, ids=[answer[:30] for _, answer in BAD])
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("<tool_call>{</tool_call>", "Error: the tool call is not JSON"),
+        ("<tool_call>[]</tool_call>", "Error: "),
+        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', "Error: a call is"),
+        ('<tool_call>{"name": "think", "arguments": "x"}</tool_call>', "Error: a call is"),
+        ('{"name": "sing", "arguments": {}}', "Unknown action sing"),
+        ('{"name": "respond", "arguments": {"content": 5}}', "Error: the content of respond"),
+        ('{"name": "think", "arguments": {"thought": %s}}' % ("[" * 60 + "]" * 60), ""),
+        ('<tool_call>{"name": "think", "arguments": {"thought": "%s"}}' % ("x" * 200_000), "Error"),
+        ("<tool_call>" + "[" * 100_000, "Error: the tool call is not JSON"),
+        ('{"name": "\\ud800", "arguments": {}}', "Unknown action ?"),
+    ],
+    ids=range(10),
+)
 def test_bad_calls_are_observations(services: Path, text: str, answer: str):
-    env = tau_env("retail", services)
-    (step,) = played(env, [text])
-    said = step.messages[0].content
-    if "<tool_call>" in text or answer != "Error: ":
-        assert said.startswith(answer)
-    assert step.info["invalid"] and not step.done
-    assert said.encode() and json.dumps(step.info, ensure_ascii=False).encode()
+    (step,) = played(tau_env("retail", services), [text])
+    content = step.messages[0].content
+    assert content.startswith(answer) and step.info["invalid"] and not step.done
+    assert content.encode() and json.dumps(step.info, ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize(
@@ -215,33 +202,38 @@ def test_lone_surrogates_reach_neither_user_nor_agent(services: Path, name: str,
         ("respond(Hello)", "call", RESPOND, {"content": "Hello"}),
     ],
 )  # fmt: skip
-def test_texts_are_read_as_calls_or_as_words(text: str, style: str, name: str, arguments: dict):
+def test_text_parses_as_call_or_words(text: str, style: str, name: str, arguments: dict):
     action = parse(text, style, mini_domain().tools)
     assert (action.name, action.arguments) == (name, arguments)
 
 
-def test_settings_are_refused_with_their_name(services: Path):
-    for change in ({"user": "me"}, {"actions": "xml"}, {"turns": 0}):
+def test_invalid_settings_are_refused(services: Path):
+    for change in ({"user": "me"}, {"actions": "xml"}, {"turns": 0}, {"holdout": -1}):
         with pytest.raises(UserError, match=next(iter(change))):
             tau_env("retail", services, **change)
-    with pytest.raises(UserError, match=r"env\.data is missing"):
+    with pytest.raises(UserError) as error:
         tau_env("retail", None).tasks("train")
-    with pytest.raises(UserError, match="unknown"):
+    assert error.value.code == "missing-data"
+    with pytest.raises(UserError, match="all"):
         tau_env("mini", None).tasks("all")
+    with pytest.raises(UserError) as error:
+        played(tau_env("retail", services, user="llm"), [])
+    assert error.value.code == "missing-model"
 
 
-def test_kept_train_tasks_are_the_test_of_the_scripted_user(services: Path):
+def test_held_out_train_tasks_form_the_test_split(services: Path):
     kept = tau_env("retail", services, holdout=1)
     assert [len(kept.tasks(split)) for split in ("train", "dev", "test")] == [0, 0, 1]
     assert kept.tasks("test")[0].id == "retail-train-0"
     official = tau_env("retail", services, holdout=1, user="silent")
     assert official.tasks("test")[0].id == "retail-test-0"
-    with pytest.raises(UserError, match="scripted user cannot follow"):
+    with pytest.raises(UserError) as error:
         played(tau_env("retail", services), [], split="test")
+    assert error.value.code == "unsupported-instruction"
 
 
 def words(service: Domain) -> st.SearchStrategy[Any]:
-    """Values that a call may hold: ids of the tables, and anything else that JSON can say."""
+    """Arguments of a call: ids of the tables, and any other JSON value."""
     ids = [key for table in service.tables.values() for key in table]
     known = st.sampled_from(
         [*ids, "101", "201", "credit_card_1", "gift_card_2", "no longer needed"]
@@ -253,42 +245,31 @@ def words(service: Domain) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("name", ["retail", "airline", "mini"])
-@settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_random_calls_keep_the_databases_invariants(services: Path, name: str, data: st.DataObject):
+def test_random_calls_keep_database_invariants(services: Path, name: str, data: st.DataObject):
     service = mini_domain() if name == "mini" else domain(name, services)
     env = tau_env(name, services, user="silent", actions="native")
-    shared, steps = Database(service.tables).digest(), []
+    shared = Database(service.tables).digest()
     env.reset(env.tasks("test")[0], 0)
     for _ in range(data.draw(st.integers(1, 5))):
         chosen = data.draw(st.sampled_from(sorted(service.tools)))
         about = {p: data.draw(words(service)) for p in parameters(service.tools[chosen])}
-        before = env.digest()
-        steps.append(env.step(tool(chosen, **about)))
-        wrote = chosen in service.writes and not steps[-1].info["tool_error"]
+        before, step = env.digest(), env.step(tool(chosen, **about))
+        assert isinstance(step.messages[0].content, str)
+        wrote = chosen in service.writes and not step.info["tool_error"]
         assert wrote or env.digest() == before or used_up(env)
-        if steps[-1].done:
+        if step.done:
             break
     assert Database(service.tables).digest() == shared
-    assert all(isinstance(step.messages[0].content, str) for step in steps)
-    assert env.conversation is not None and invariant(env.conversation.database, service)
+    assert env.conversation is not None
+    for table_name, table in env.conversation.database.tables.items():
+        base = list(service.tables[table_name])  # records stay, new ones come last, all is JSON
+        assert list(table)[: len(base)] == base and len(table) == len(list(table))
+        json.dumps(list(table.values()))
 
 
 def used_up(env: TauBench) -> bool:
-    """The one write of the benchmark that fails half-way: a certificate that is named twice."""
+    """The one write of the benchmark that fails half-way: a certificate named twice."""
     user = env.conversation.database["users"].get("bo_dahl_2") if env.conversation else None
     return user is not None and "certificate_3" not in user["payment_methods"]
-
-
-def invariant(database: Database, service: Domain) -> bool:
-    """Every table keeps its records, in order; what is new comes last; all is JSON."""
-    for name, table in database.tables.items():
-        base = list(service.tables[name])
-        assert list(table)[: len(base)] == base and len(table) == len(list(table))
-        for record in table.values():
-            json.dumps(record)
-    return True

@@ -1,4 +1,4 @@
-"""Exact to τ-bench: what the official code answered, stored, wrote and rewarded comes out again."""
+"""Exactness: observations, databases and rewards equal those recorded from the official code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from agentrl_cli.envs.check import check_env
-from agentrl_cli.envs.tau.data import SPLITS, Domain
+from agentrl_cli.envs.tau.data import SPLITS
 from agentrl_cli.envs.tau.database import Database
-from agentrl_cli.envs.tau.instruction import parse_instruction
 from agentrl_cli.envs.tau.reward import ground_truth, won_by_doing_nothing
+from agentrl_cli.envs.tau.users import parse_instruction
 from bench.tau import OFFICIAL, golden, golden_figures, last_write, reward, run
 from tests.builders.tau import DATA, domain, needs_data, tau_env
 
@@ -24,54 +24,45 @@ def cases(split: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_loaded_databases_have_the_official_hash(name: str):
-    digest = Database(domain(name, DATA).tables).digest()
-    assert digest.startswith(OFFICIAL[name])
+    assert Database(domain(name, DATA).tables).digest().startswith(OFFICIAL[name])
 
 
-@pytest.mark.parametrize("split, count", [("dev", 20), ("train", 30)])
-def test_golden_cases_come_out_the_same(split: str, count: int):
+@pytest.mark.parametrize(
+    "split, count", [("dev", 20), ("train", 30), pytest.param("train", 120, marks=pytest.mark.slow)]
+)
+def test_golden_cases_are_reproduced(split: str, count: int):
     found = list(golden(domain("retail", DATA), split, cases(split)[:count]))
     assert len(found) > count
     assert [case for case in found if not all(case.values())] == []
 
 
-def test_figures_count_hashes_for_ground_truths_alone():
+def test_figures_count_recorded_facts():
     found = golden_figures(list(golden(domain("retail", DATA), "dev", cases("dev"))))
     assert found["cases"] == found["observations_recorded"] == found["observations_equal"] == 60
     assert found["database_recorded"] == found["database_equal"] == 20
     assert found["executed_recorded"] == found["verdict_equal"] == 40
 
 
-@pytest.mark.slow  # hashes the whole database for each of 240 cases
-def test_all_golden_cases_of_train_come_out_the_same():
-    found = list(golden(domain("retail", DATA), "train", cases("train")))
-    assert len(found) == 240 and all(all(case.values()) for case in found)
-
-
-def test_golden_checks_notice_a_wrong_observation():
-    wrong = json.loads(json.dumps(cases("dev")[:1]))
+def test_golden_check_detects_a_wrong_observation():
+    wrong = cases("dev")[:1]
     wrong[0]["gt_obs_sha"][0] = "0" * 16
     assert next(golden(domain("retail", DATA), "dev", wrong))["observations"] is False
 
 
-def tasks(service: Domain) -> list[dict[str, Any]]:
-    return [task for split in SPLITS for task in service.tasks[split]]
-
-
 def test_doing_nothing_wins_exactly_the_known_tasks():
-    retail, airline = domain("retail", DATA), domain("airline", DATA)
-    counts = [
-        sum(won_by_doing_nothing(retail, task) for task in retail.tasks[split]) for split in SPLITS
-    ]
-    assert counts == [5, 1, 7]
-    assert sum(won_by_doing_nothing(airline, task) for task in airline.tasks["test"]) == 19
+    counts = {"retail": [5, 1, 7], "airline": [0, 0, 19]}
+    for name, known in counts.items():
+        service = domain(name, DATA)
+        idle = [[won_by_doing_nothing(service, t) for t in service.tasks[s]] for s in SPLITS]
+        assert list(map(sum, idle)) == known
 
 
 @pytest.mark.parametrize("name, count", [("retail", 635), ("airline", 50)])
-def test_ground_truth_wins_every_task_and_loses_it_without_its_last_write(name: str, count: int):
+def test_ground_truth_wins_only_with_its_last_write(name: str, count: int):
     service, writes = domain(name, DATA), 0
-    assert len(tasks(service)) == count
-    for task in tasks(service):
+    tasks = [task for split in SPLITS for task in service.tasks[split]]
+    assert len(tasks) == count
+    for task in tasks:
         actions = [a for a in task["actions"] if a["name"] != service.terminal_tool]
         assert reward(service, task, run(service, actions)[0], task["outputs"]) == 1.0
         last = last_write(service, task)
@@ -83,42 +74,34 @@ def test_ground_truth_wins_every_task_and_loses_it_without_its_last_write(name: 
     assert writes > count / 2
 
 
-def test_every_train_instruction_is_read_with_one_request_for_each_action():
+def test_every_train_instruction_parses_into_its_actions():
     for task in domain("retail", DATA).tasks["train"]:
-        asked = parse_instruction(task["instruction"])
-        assert [wish.order for wish in asked.requests] == [
-            action["kwargs"]["order_id"] for action in task["actions"]
-        ]
+        requests = parse_instruction(task["instruction"]).requests
+        orders = [action["kwargs"]["order_id"] for action in task["actions"]]
+        assert [wish.order for wish in requests] == orders
 
 
-def test_the_expert_wins_nearly_all_train_tasks_with_the_scripted_user():
-    env, won, asked = tau_env("retail", DATA), 0, 0
-    every = env.tasks("train")
-    for task in every[::5]:
-        env.reset(task, 0)
+def test_expert_wins_and_user_leaks_nothing():
+    env, won, confirmed = tau_env("retail", DATA), 0, 0
+    tasks = env.tasks("train")[::5]
+    for task in tasks:
+        heard = [env.reset(task, 0)[0].content]
         steps = [env.step(action) for action in env.expert(task) or ()]
         won += steps[-1].reward == 1.0
-        asked += not any(step.info["unconfirmed"] for step in steps)
-    assert won >= 0.99 * len(every[::5]) and asked >= 0.99 * len(every[::5])
+        confirmed += not any(step.info["unconfirmed"] for step in steps)
+        heard += [m.content for step in steps for m in step.messages if m.role == "user"]
+        user = env.domain_data.tables["users"][task.data["user_id"]]
+        secrets = {x for a in task.data["actions"] for x in a["kwargs"].get("item_ids", [])}
+        secrets |= {
+            *user["payment_methods"],
+            *user["orders"],
+            user["email"],
+            user["address"]["zip"],
+        }
+        leaked = set(" ".join(heard).replace(".", " ").split()) & secrets
+        assert all(word in task.data["instruction"] for word in leaked)
+    assert min(won, confirmed) >= 0.99 * len(tasks)
 
 
-def test_retail_keeps_the_contract_with_its_scripted_user():
+def test_retail_keeps_the_environment_contract():
     assert check_env(lambda: tau_env("retail", DATA, holdout=100, actions="react")) == []
-
-
-def test_the_scripted_user_reveals_nothing_that_its_instruction_does_not_hold():
-    env = tau_env("retail", DATA)
-    for task in env.tasks("train")[::25]:
-        heard = [env.reset(task, 0)[0].content]
-        for action in env.expert(task) or ():
-            step = env.step(action)
-            heard += [m.content for m in step.messages if m.role == "user"]
-        told = set(" ".join(heard).replace(".", " ").split()) & secrets(env.domain_data, task.data)
-        assert {word for word in told if word not in task.data["instruction"]} == set()
-
-
-def secrets(service: Domain, task: dict[str, Any]) -> set[str]:
-    """Ids and contact data that an instruction may or may not hold."""
-    user = service.tables["users"][task["user_id"]]
-    ids = {x for a in task["actions"] for x in a["kwargs"].get("item_ids", [])}
-    return ids | {*user["payment_methods"], *user["orders"], user["email"], user["address"]["zip"]}

@@ -1,5 +1,4 @@
-"""The tools on services of our own: what they change, how they refuse, what Python would have
-said of wrong arguments; and both forms of the data."""
+"""The retail and airline tools on small services: changes, refusals, Python's argument errors."""
 
 from __future__ import annotations
 
@@ -9,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.envs.tau.arithmetic import evaluate
-from agentrl_cli.envs.tau.calls import call_tool
 from agentrl_cli.envs.tau.database import Database, canonical_text
+from agentrl_cli.envs.tau.tools import call_tool, evaluate, parameters
 from tests.builders.tau import SHOPPERS, domain, services
 
 __all__ = ["services"]
@@ -25,14 +23,14 @@ BOOKING = {
 
 
 class Shop:
-    """One database and its tools."""
+    """A database and its tools."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.domain = domain(name, folder)
         self.database = Database(self.domain.tables)
 
     def __call__(self, name: str, **arguments: Any) -> str:
-        return call_tool(self.domain.tools, self.domain.name, self.database, name, arguments)
+        return call_tool(self.domain, self.database, name, arguments)
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def airline(services: Path) -> Shop:
     return Shop("airline", services)
 
 
-def test_cancelling_refunds_a_gift_card_at_once(retail: Shop):
+def test_cancelling_refunds_a_gift_card(retail: Shop):
     found = json.loads(retail("cancel_pending_order", order_id="#W1", reason="no longer needed"))
     assert found["status"] == "cancelled" and found["cancel_reason"] == "no longer needed"
     assert [p["transaction_type"] for p in found["payment_history"]] == ["payment", "refund"]
@@ -56,7 +54,7 @@ def test_cancelling_refunds_a_gift_card_at_once(retail: Shop):
     assert again == "Error: non-pending order cannot be cancelled"
 
 
-def test_modifying_items_settles_the_difference_and_can_be_done_once(retail: Shop):
+def test_modifying_items_settles_the_difference(retail: Shop):
     about = {"order_id": "#W1", "item_ids": ["101", "101"], "payment_method_id": "gift_card_2"}
     refused = retail("modify_pending_order_items", new_item_ids=["102", "103"], **about)
     assert refused == "Error: new item 103 not found or available"
@@ -90,17 +88,15 @@ def test_modifying_items_settles_the_difference_and_can_be_done_once(retail: Sho
         ("get_product_details", ("1",), "product not found"),
     ],
 )  # fmt: skip
-def test_retail_refuses_in_the_words_of_the_benchmark(
+def test_retail_refusals_equal_the_benchmark(
     retail: Shop, name: str, arguments: tuple[Any, ...], answer: str
 ):
-    from agentrl_cli.envs.tau.calls import parameters
-
     given = dict(zip(parameters(retail.domain.tools[name]), arguments, strict=True))
     assert retail(name, **given) == f"Error: {answer}"
     assert retail.database.touched() == {}
 
 
-def test_wrong_arguments_are_answered_as_python_does(retail: Shop):
+def test_argument_errors_equal_python(retail: Shop):
     said = "Error: CancelPendingOrder.invoke()"
     both = "2 required positional arguments: 'order_id' and 'reason'"
     assert retail("cancel_pending_order") == f"{said} missing {both}"
@@ -145,14 +141,12 @@ def test_booking_charges_and_names_the_reservation(airline: Shop):
          "not enough balance in payment method gift_card_2"),
     ],
 )  # fmt: skip
-def test_booking_refuses_in_the_words_of_the_benchmark(
-    airline: Shop, change: dict[str, Any], answer: str
-):
+def test_booking_refusals_equal_the_benchmark(airline: Shop, change: dict[str, Any], answer: str):
     assert airline("book_reservation", **(BOOKING | change)) == f"Error: {answer}"
     assert airline.database.touched() == {}
 
 
-def test_a_certificate_named_twice_is_used_up_although_the_booking_fails(airline: Shop):
+def test_failed_booking_uses_up_a_repeated_certificate(airline: Shop):
     half = {"payment_id": "certificate_3", "amount": 25}
     answer = airline("book_reservation", **(BOOKING | {"payment_methods": [half, half]}))
     assert answer == "Error: 'certificate_3'"
@@ -160,7 +154,7 @@ def test_a_certificate_named_twice_is_used_up_although_the_booking_fails(airline
     assert "certificate_3" not in methods and "HATHAT" not in airline.database["reservations"]
 
 
-def test_flights_that_stay_keep_their_price_and_the_cabin_is_not_recorded(airline: Shop):
+def test_kept_flights_keep_their_price(airline: Shop):
     about = {"reservation_id": "AAA111", "payment_id": "gift_card_2"}
     same = json.loads(
         airline("update_reservation_flights", cabin="economy", flights=BOOKING["flights"], **about)
@@ -177,7 +171,7 @@ def test_flights_that_stay_keep_their_price_and_the_cabin_is_not_recorded(airlin
     assert (moved["cabin"], moved["payment_history"][-1]["amount"]) == ("economy", 160)
 
 
-def test_searches_find_what_can_be_booked(airline: Shop):
+def test_searches_find_bookable_flights(airline: Shop):
     about = {"origin": "SFO", "date": "2024-05-16"}
     (direct,) = json.loads(airline("search_direct_flight", destination="DEN", **about))
     assert (direct["flight_number"], direct["prices"]["economy"]) == ("HAT1", 50)
@@ -208,7 +202,7 @@ def test_other_airline_tools(airline: Shop):
     "expression, value",
     [("2 + 2", 4), (" (1.5+2)*3", 10.5), ("7//2", 3), ("-2**2", -4), ("2**-1", 0.5), ("()", ())],
 )
-def test_arithmetic_gives_pythons_values(expression: str, value: object):
+def test_arithmetic_equals_python(expression: str, value: object):
     assert evaluate(expression) == value
 
 
@@ -228,12 +222,12 @@ def test_arithmetic_gives_pythons_values(expression: str, value: object):
         (7, "Error: 'int' object is not iterable"),
     ],
 )  # fmt: skip
-def test_calculate_answers_as_the_benchmark_does(retail: Shop, expression: Any, answer: str):
+def test_calculate_equals_the_benchmark(retail: Shop, expression: Any, answer: str):
     assert retail("calculate", expression=expression) == answer
 
 
 @pytest.mark.parametrize("length", [50, 1100, 2000])
-def test_long_sums_and_many_signs_have_their_value(retail: Shop, length: int):
+def test_long_expressions_are_evaluated(retail: Shop, length: int):
     for expression, value in (
         ("+".join(["1"] * length), float(length)), ("-" * length + "1", 1.0),
         ("1-" * length + "1", 1.0 - length), ("**".join(["1"] * length), 1.0),
@@ -247,14 +241,14 @@ def test_long_sums_and_many_signs_have_their_value(retail: Shop, length: int):
         ("+".join(["1"] * 40_000), "maximum recursion depth exceeded during compilation"),
         ("(" * 250 + "1" + ")" * 250, "too many nested parentheses (<string>, line 1)"),
         ("+".join(["3**1000000"] * 300), "int too large to convert to float"),
-        ("**".join(["2"] * 40_000), ""),  # the parser's MemoryError, which says nothing
+        ("**".join(["2"] * 40_000), ""),  # the parser's MemoryError, without a message
     ],
     ids=["sum", "parentheses", "powers", "nested powers"],
 )
-def test_what_is_too_deep_or_too_large_is_refused(retail: Shop, expression: str, answer: str):
+def test_too_deep_or_large_expressions_fail(retail: Shop, expression: str, answer: str):
     assert retail("calculate", expression=expression) == f"Error: {answer}"
 
 
-def test_canonical_text_tells_numbers_apart():
+def test_canonical_text_distinguishes_numbers():
     assert len({canonical_text(value) for value in ({"a": 250}, {"a": 250.0}, {"a": "250"})}) == 3
     assert canonical_text({"a": 1, "b": [2]}) == canonical_text({"b": [2], "a": 1})

@@ -17,13 +17,13 @@ pytestmark = [needs_data, pytest.mark.slow]  # prompts of 10,000 tokens on a CPU
 CONTEXT = 16384
 ROLES = 1024  # ids that a role's prompt and answer may add to an episode
 SETTINGS = [
-    f"env.data={DATA}", "model=hf", "model.lora=null", f"rollout.max_context={CONTEXT}",
-    "rollout.max_tokens=12", "hardware.threads=1", "eval.episodes_per_task=2", "eval.tasks=1",
-    "eval.greedy=false", "hardware.tokens_per_batch=16384",
+    f"env.data={DATA}", "model=hf", "model.lora=null", f"rollout.max_seq_len={CONTEXT}",
+    "rollout.max_new_tokens=12", "hardware.threads=1", "eval.episodes_per_task=2", "eval.tasks=1",
+    "eval.greedy=false", "hardware.microbatch_tokens=16384",
 ]  # fmt: skip
 NLAC = [
-    "algo=nlac", "algo.critic_warmup=1", "algo.turns_per_update=2", "algo.forecasts=2",
-    "algo.advanced.role_tokens=8", "algo.advanced.monitored_states=0",
+    "algo=nlac", "algo.critic_warmup=1", "algo.turns_per_update=2", "algo.num_forecasts=2",
+    "algo.advanced.role_tokens=8", "algo.diagnostics.num_states=0",
 ]  # fmt: skip
 
 
@@ -45,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_nlac_trains_on_retail_with_the_scripted_user(folder: Path, tmp_path: Path):
     start([
-        "env=tau_retail", f"model.path={folder}", *SETTINGS, *NLAC, "steps=2", "env.turns=2",
-        "algo.min_readable=0",
+        "env=tau_retail", f"model.path={folder}", *SETTINGS, *NLAC, "steps=2", "env.max_turns=2",
+        "algo.min_parse_rate=0",
         "rollout.episodes_per_step=2", "eval.splits=[test]", f"runs={tmp_path}", "name=it",
     ])  # fmt: skip
     run = Run(tmp_path / "it")

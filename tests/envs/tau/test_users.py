@@ -1,4 +1,4 @@
-"""The users: what the scripted customers say and never say, models that fail, and people."""
+"""The users: scripted customers, simulators that fail, people, and metrics of blame."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.core.errors import SimulatorError, UserError
+from agentrl_cli.core.statistics import pass_hat_k
 from agentrl_cli.core.types import Episode, Message, Turn
-from agentrl_cli.envs.tau.env import TauBench
-from agentrl_cli.envs.tau.instruction import parse_instruction
-from agentrl_cli.envs.tau.mini_user import MiniUser
-from agentrl_cli.envs.tau.retail_user import RetailUser
-from agentrl_cli.envs.tau.users import STOP, HumanUser, LLMUser, agrees
+from agentrl_cli.envs.tau.mini import MiniUser
+from agentrl_cli.envs.tau.users import (
+    STOP,
+    HumanUser,
+    LLMUser,
+    RetailUser,
+    agrees,
+    parse_instruction,
+)
 from tests.builders.tau import INSTRUCTION, services, tau_env
 
 __all__ = ["services"]
@@ -23,14 +28,27 @@ SWAP = (
     "'red'} to {}; via gift_card_2. For #W1, change payment to credit_card_1. For #W1, change "
     "address to {'order_id': '#W1', 'address1': '5 Oak Road', 'city': 'Bergen'} (same as #W2). "
 )
+ADA = "Your name is Ada Berg and your zip code is 0150. You are calm. "
+RETURN = INSTRUCTION  # the Mug of #W2 to credit_card_1; then cancel #W1
+CANCEL = ADA + "Cancel order #W1 because no longer needed. "
+EXCHANGE = (
+    ADA + "For #W2, exchange Rain Coat {'color': 'red', 'size': 'L'} to {'size': 'M'}; "
+    "Mug {'color': 'red'} to {'color': 'blue'}; via credit_card_1. "
+)
+MODIFY = EXCHANGE.replace("exchange", "modify")
+PAYMENT = ADA + "For #W1, change payment to credit_card_1. "
+ADDRESS = ADA + "For #W1, change address to {'address1': '5 Oak Road', 'zip': '5003'}. "
 ASK = "Do you confirm (yes/no)?"
+NAME, YES, WISH, NO = "My name is Ada Berg", "Yes", "Please cancel", "No, that is not "
+ACT, PAID, OPTIONS = NO + "what I asked", NO + "the payment", "No, those are not the options"
+ITEM, FORGOT = "No, I did not ask for that item", "No, you left an item out"
 
 
 def user(text: str = INSTRUCTION, seed: int = 0) -> RetailUser:
     return RetailUser.of(text, seed, ["Mug", "Rain Coat", "Lamp"])
 
 
-def test_an_instruction_is_read_clause_by_clause():
+def test_instruction_parses_clause_by_clause():
     found = parse_instruction(SWAP)
     assert (found.name, found.zip, found.email) == ("Ada Berg", "", "ada.berg@example.org")
     assert [wish.kind for wish in found.requests] == ["exchange", "payment", "address"]
@@ -42,31 +60,119 @@ def test_an_instruction_is_read_clause_by_clause():
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "You are Ada. Return it all.",
-        INSTRUCTION + "Also sing. ",
-        INSTRUCTION.split("Return")[0],
-        INSTRUCTION + "For #W1, change address to {a}. ",
+        "", "You are Ada. Return it all.", INSTRUCTION + "Also sing. ",
+        INSTRUCTION.split("Return")[0], INSTRUCTION + "For #W1, change address to {a}. ",
         INSTRUCTION + "For #W1, change address to {'a'}. ",
         INSTRUCTION + "For #W1, change address to {[]: 1}. ",
     ],
-)
+)  # fmt: skip
 def test_other_instructions_are_refused(text: str):
-    with pytest.raises(UserError, match=r"env\.user=llm"):
+    with pytest.raises(UserError) as error:
         parse_instruction(text)
+    assert error.value.code == "unsupported-instruction"
 
 
-def test_identity_is_told_only_when_asked():
+@pytest.mark.parametrize(
+    "instruction, message, answer",
+    [
+        # identity
+        (CANCEL, "I can help you cancel order #W1. To verify your identity, could you please "
+         "provide your email or your name and zip code?", NAME),
+        (CANCEL, "May I have your first and last name, please?", NAME),
+        (CANCEL, "Please provide:\n- your email, or\n- your name", NAME),
+        (CANCEL, "Before I go on, I need to verify you. Please give me:\n1. Your order\n2. Your "
+         "email", NAME),
+        (CANCEL, "Could you please confirm your email for order #W1?", NAME),
+        (CANCEL, "Who am I speaking with?", NAME),
+        (CANCEL, "I am unable to continue until you tell me who you are.", NAME),
+        (ADDRESS, f"The new address of your order: 5 Oak Road, Bergen, zip 5003, Norway. {ASK}",
+         YES),
+        (ADDRESS, "The new address is 5 Oak Road, zip 5003: do you confirm?", YES),
+        (CANCEL, f"I will cancel the order and send a mail to the email on file. {ASK}", YES),
+        (CANCEL, "Thank you, your identity is verified. What would you like me to do?", WISH),
+        # explicit questions for a yes, and open questions
+        (CANCEL, "I will cancel your order #W1 because it is no longer needed. Could you please "
+         "confirm (yes/no)?", YES),
+        (CANCEL, f"Order #W1, which is pending, will be cancelled: {ASK.lower()}", YES),
+        (CANCEL, "I will cancel order #W1. Can you confirm that you want to proceed?", YES),
+        (CANCEL, "I will cancel order #W1. Could you confirm the cancellation?", YES),
+        (CANCEL, "Could you confirm which payment method of order #W1 you prefer?", WISH),
+        (CANCEL, "Order #W1 was found. Could you please confirm the items you mean?", WISH),
+        (CANCEL, "Sorry, I cannot find the order. Could you repeat its number?", WISH),
+        (CANCEL, "Before this can be done, which order is it?", WISH),
+        (CANCEL, "That cannot be done yet. Please tell me the reason.", WISH),
+        (RETURN, "Shall I go on?", YES),
+        # objections
+        (EXCHANGE, "An exchange is not possible for #W2. Shall I return the Mug and Rain Coat "
+         "instead? (yes/no)", ACT),
+        (EXCHANGE, f"I can't exchange #W2, so I will return the Mug and Rain Coat. {ASK}", ACT),
+        (CANCEL, "Shall I change the address of order #W1 to 9 Elm Road?", ACT),
+        (CANCEL, "Shall I ship order #W1 to 9 Elm Road?", ACT),
+        (CANCEL, f"I will modify the items of order #W1. {ASK}", ACT),
+        (CANCEL, f"I will cancel order #W1 and return the Mug. {ASK}", ACT),
+        (CANCEL, f"I will change the payment method of order #W1. {ASK}", ACT),
+        (RETURN, f"I will cancel #W2. {ASK}", ACT),
+        (MODIFY, f"I will return the Mug and the Rain Coat of #W2. {ASK}", ACT),
+        (EXCHANGE, "I will exchange the Mug (red) for the green one and the Rain Coat for an XL of "
+         f"#W2. {ASK}", OPTIONS),
+        (EXCHANGE, f"I will exchange:\n- the Mug to green\n- the Rain Coat to size M\n{ASK}",
+         OPTIONS),
+        (SWAP, f"I exchange the Rain Coat for size S and the Mug of #W2. {ASK}", OPTIONS),
+        (SWAP, f"I exchange the Rain Coat of #W2. {ASK}", FORGOT),
+        (RETURN, "I will return the Mug of #W2, the money goes to gift_card_2 instead of "
+         f"credit_card_1. {ASK}", PAID),
+        (RETURN, f"I will refund the Mug of #W2 from the order to gift_card_2. {ASK}", PAID),
+        (RETURN, f"I will return the Mug of #W1 to credit_card_1. {ASK}", NO + "the order"),
+        (PAYMENT, f"I will change the payment of #W1 from credit_card_1 to gift_card_2. {ASK}",
+         PAID),
+        (ADDRESS, f"I will change the address of #W1 to 9 Elm Road instead of 5 Oak Road. {ASK}",
+         NO + "the address"),
+        (RETURN, f"Items: Lamp. I will return these items of #W2. {ASK}", ITEM),
+        (RETURN, f"I will return the Mug and the Lamp of #W2. {ASK}", ITEM),
+        # agreement, in other words too
+        (EXCHANGE, "I will exchange these items of #W2:\n- Mug (red) to Mug (blue)\n- Rain Coat "
+         "size L to size M\n\nThe difference is paid with credit_card_1. You will get a mail on "
+         f"how to return the old items. {ASK}", YES),
+        (EXCHANGE, "I will exchange the red Mug for a blue Mug and the Rain Coat for one in size "
+         "M, using credit_card_1. Do you want me to proceed?", YES),
+        (MODIFY, "I'll swap the Mug for the blue one and the Rain Coat for size M in order #W2. "
+         "You will not be able to modify or cancel the order anymore. Shall I proceed?", YES),
+        (SWAP, f"I exchange the Rain Coat for size M and the Mug of #W2. {ASK}", YES),
+        (PAYMENT, f"I will change the payment of #W1 from gift_card_2 to credit_card_1. {ASK}",
+         YES),
+        (ADDRESS, f"I will change the address of #W1 from 1 Elm Lane to 5 Oak Road. {ASK}", YES),
+        (CANCEL, f"Order #W2 cannot be cancelled. I will cancel order #W1. {ASK}", YES),
+        (CANCEL, f"I will cancel #W1. The refund will be returned to your card. {ASK}", YES),
+        (RETURN, "Order #W2 has a Mug and a Rain Coat. I will return the Mug, refunded to "
+         f"credit_card_1 rather than gift_card_2. {ASK}", YES),
+        # the end of a wish
+        (CANCEL, "Your order has been cancelled. Please allow 5 days for the refund. Anything "
+         "else?", STOP),
+        (CANCEL, "Your order has been cancelled. Please let me know if you have any other "
+         "questions.", STOP),
+        (CANCEL, "Sorry, I cannot do that.", STOP),
+    ],
+)  # fmt: skip
+def test_scripted_user_answers_a_message(instruction: str, message: str, answer: str):
+    customer = user(instruction)
+    customer.start()
+    reply = customer.reply(message).text
+    assert reply.startswith(answer)
+    if answer.startswith("No"):  # a correction states the wish again
+        assert customer.request.order in reply
+
+
+def test_identity_is_given_only_if_asked():
     customer = user()
     heard = [customer.start().text, customer.reply("Which order is it?").text]
     assert all("0150" not in text and "Ada" not in text for text in heard)
     assert all("#W2" in text for text in heard)
-    told = customer.reply("What is your email, please?").text
-    assert "Ada Berg" in told and "0150" in told and "@" not in told
+    identity = customer.reply("What is your email, please?").text
+    assert "Ada Berg" in identity and "0150" in identity and "@" not in identity
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "Hello! How may I help you today?", "What would you like me to do?", "",
         "Your name has been verified, thank you.", "Please confirm the order id and the items.",
@@ -74,75 +180,45 @@ def test_identity_is_told_only_when_asked():
         "Could you confirm which payment method you prefer?",
     ],
 )  # fmt: skip
-def test_open_questions_are_answered_with_the_wish_and_nothing_is_agreed_to(said: str):
+def test_open_questions_get_the_wish(message: str):
     customer = user()
     first = customer.start().text
-    assert customer.reply(said).text in first and not customer.confirmed
+    assert customer.reply(message).text in first and not customer.confirmed
     assert customer.request.order == "#W2"
 
 
-def test_wishes_come_one_by_one_until_all_are_done():
+def test_wishes_come_one_by_one():
     customer = user()
-    assert "#W1" not in customer.start().text
+    first, more = customer.start().text, "Is there anything else you would like to return?"
+    assert "#W1" not in first
+    assert customer.reply(more).text == "No, only that." and customer.reply("Hm.").text in first
     proposal = f"I will return the Mug of #W2, refunded to credit_card_1. {ASK}"
-    assert customer.reply(proposal).text.startswith("Yes")
+    assert customer.reply(proposal).text.startswith(YES)
+    assert "#W2" in customer.reply("The number, could you repeat it?").text
     second = customer.reply("It is done. Anything else?").text
     assert "#W1" in second and "no longer needed" in second
-    assert customer.reply(f"I cancel #W1. {ASK}").text.startswith("Yes")
+    assert customer.reply(f"I cancel #W1. {ASK}").text.startswith(YES)
     assert customer.reply("That has been done.").text == STOP
 
 
-@pytest.mark.parametrize(
-    "proposal, answer",
-    [
-        ("I will return the Mug of #W2 to credit_card_1.", "Yes"),
-        ("I will return the Mug of #W2 to gift_card_2.", "No, that is not the payment method"),
-        ("I will return the Mug of #W1 to credit_card_1.", "No, that is not the order"),
-        ("I will cancel #W2.", "No, that is not what I asked for"),
-        ("I will return the Mug and the Lamp of #W2.", "No, I did not ask for that item"),
-        ("Shall I go on?", "Yes"),
-    ],
-)
-def test_what_is_not_wanted_is_corrected(proposal: str, answer: str):
-    customer = user()
-    customer.start()
-    said = customer.reply(f"{proposal} {ASK}").text
-    assert said.startswith(answer)
-    assert ("#W2" in said) == answer.startswith("No")
-
-
-@pytest.mark.parametrize(
-    "proposal, answer",
-    [
-        ("I exchange the Rain Coat for size M and the Mug of #W2", "Yes"),
-        ("I exchange the Rain Coat for size S and the Mug of #W2", "No, those are not the options"),
-        ("I exchange the Rain Coat of #W2", "No, you left an item out"),
-    ],
-)
-def test_options_and_items_must_be_right(proposal: str, answer: str):
+def test_third_wish_about_an_address():
     customer = user(SWAP)
-    customer.start()
-    assert customer.reply(f"{proposal}. {ASK}").text.startswith(answer)
+    for _ in range(2):
+        customer.reply("It is done.")
+    assert customer.reply(f"Ship #W1 to 9 Elm Road? {ASK}").text.startswith(NO + "the address")
+    assert customer.reply(f"Ship #W1 to 5 Oak Road? {ASK}").text.startswith(YES)
 
 
-def test_an_address_must_be_the_right_one():
-    customer = user(SWAP)
-    for done in ("done", "done"):
-        customer.reply(f"It is {done}.")
-    assert customer.reply(f"Ship #W1 to 9 Elm Road? {ASK}").text.startswith("No, that is not the a")
-    assert customer.reply(f"Ship #W1 to 5 Oak Road? {ASK}").text.startswith("Yes")
-
-
-def test_the_same_seed_says_the_same_and_seeds_differ():
-    def lines(seed: int) -> list[str]:
+def test_seed_determines_the_lines():
+    def lines(seed: int) -> tuple[str, str]:
         customer = user(seed=seed)
-        return [customer.start().text, customer.reply(f"Return the Mug of #W2? {ASK}").text]
+        return customer.start().text, customer.reply(f"Return the Mug of #W2? {ASK}").text
 
     assert lines(3) == lines(3)
-    assert len({tuple(lines(seed)) for seed in range(8)}) > 1
+    assert len({lines(seed) for seed in range(8)}) > 1
 
 
-def test_the_small_shops_customer_is_reactive():
+def test_mini_user_is_reactive():
     wishes = [
         {"kind": "return", "item": "lamp", "more": ["hat"]},
         {"kind": "status", "item": "bed", "more": []},
@@ -162,7 +238,7 @@ def test_the_small_shops_customer_is_reactive():
 
 
 class Model:
-    """A chat that says its lines and notes what it was asked."""
+    """A chat function with fixed lines; it records its calls."""
 
     def __init__(self, *lines: str) -> None:
         self.lines, self.seen, self.seeds = list(lines), [], []
@@ -175,7 +251,7 @@ class Model:
         return line
 
 
-def test_a_model_plays_the_user_by_its_instruction():
+def test_model_plays_the_user():
     model = Model("Hi, I want a refund.", "#W2, please.", STOP)
     customer = LLMUser("You want a refund for #W2.", model, 5)
     assert customer.start().text == "Hi, I want a refund."
@@ -185,40 +261,36 @@ def test_a_model_plays_the_user_by_its_instruction():
     assert len(set(model.seeds)) == 3
 
 
-def test_a_no_is_no_consent():
-    assert agrees("Yes, please.") and agrees("Sure, go ahead.") and not agrees("Hm, who are you?")
-    assert not agrees("No, that is not correct.") and not agrees("Don't proceed.")
+@pytest.mark.parametrize(
+    "line, is_yes",
+    [
+        ("Yes, please.", True), ("Sure, go ahead.", True), ("Hm, who are you?", False),
+        ("No, that is not correct.", False), ("Don't proceed.", False),
+    ],
+)  # fmt: skip
+def test_consent_is_recognised(line: str, is_yes: bool):
+    assert agrees(line) == is_yes
 
 
 @pytest.mark.parametrize(
     "line, fault", [("It is #W9.", "invented"), (f"Bye. {STOP}", "broke_off"), ("Hi.", "")]
 )
-def test_a_models_faults_are_told_apart(line: str, fault: str):
-    customer = LLMUser("You want a refund for #W2.", Model(line), 5)
-    assert customer.start().fault == fault
+def test_faults_of_a_model_are_recorded(line: str, fault: str):
+    assert LLMUser("You want a refund for #W2.", Model(line), 5).start().fault == fault
 
 
 @pytest.mark.parametrize("line", ["", "break"])
-def test_nobody_wins_or_loses_where_the_model_that_plays_the_user_does_not_answer(line: str):
-    env = TauBench(
-        domain="mini", data=None, user="llm", actions="call", turns=16, holdout=0,
-        llm=Model("Hi.", line),
-    )  # fmt: skip
+def test_silent_model_breaks_the_episode(line: str):
+    env = tau_env("mini", None, user="llm", llm=Model("Hi.", line))
     env.reset(env.tasks("train")[0], 0)
-    with pytest.raises(SimulatorError, match="the user's model"):
+    with pytest.raises(SimulatorError):
         env.step('respond("How can I help?")')
     env.llm = Model(line)
-    with pytest.raises(SimulatorError, match="the user's model"):
+    with pytest.raises(SimulatorError):
         env.reset(env.tasks("train")[0], 0)
 
 
-def test_a_model_that_plays_the_user_must_be_named(services: Path):
-    env = tau_env("retail", services)
-    with pytest.raises(UserError, match=r"env\.user=llm needs a model"):
-        tau_env("retail", services, user="llm").reset(env.tasks("train")[0], 0)
-
-
-def test_a_person_is_the_user(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_person_is_the_user(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr("sys.stdin", io.StringIO("I want my money.\n"))
     person = HumanUser("You want a refund.")
     assert person.start().text == "I want my money." and person.reply("Why?").text == STOP
@@ -227,14 +299,12 @@ def test_a_person_is_the_user(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 def test_pass_hat_k_and_blame(services: Path):
-    from agentrl_cli.core.statistics import pass_hat_k
-
     assert pass_hat_k([True, True, False, False], 2) == pytest.approx(1 / 6)
     assert [pass_hat_k([True, True, True], k) for k in (1, 3)] == [1.0, 1.0]
-    with pytest.raises(ValueError, match="needs at least"):
+    with pytest.raises(ValueError):
         pass_hat_k([True], 2)
     env = tau_env("retail", services)
-    task, nothing = env.tasks("train")[0], tau_env("retail", services).tasks("test")[0]
+    task, nothing = env.tasks("train")[0], env.tasks("test")[0]
     episodes = [
         Episode(f"{i}", one, "g", i, [Turn([], "", [], [], [], info=info)], stop=stop)
         for i, (one, info, stop) in enumerate([

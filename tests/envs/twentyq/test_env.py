@@ -118,9 +118,9 @@ def test_a_graded_reward_pays_a_lost_game_by_what_a_graded_farewell_says_of_it()
 
 
 def test_a_plain_farewell_does_not_say_how_close_a_lost_game_was():
-    env = game("dog", turns=1, farewell="plain")
+    env = game("dog", turns=1, final_hint="plain")
     assert reply_to(env, "Is it a cat?") == "No. You lose. It was a dog."
-    env = game("dog", turns=1, farewell="plain")
+    env = game("dog", turns=1, final_hint="plain")
     assert reply_to(env, "Is it a dog?") == "Yes. You win."
 
 

@@ -93,7 +93,7 @@ def test_no_two_attributes_share_a_wording():
 
 
 def test_what_the_table_cannot_answer_is_said_so_with_three_attributes_that_come_near():
-    env = game("dog", world="full", reading="free", show_turns_left=False)
+    env = game("dog", world="full", parser="free", show_turns_left=False)
     step = env.step("Question 2: Is it larger than a microwave oven?")
     text = step.messages[0].content
     assert text.startswith("I cannot answer that. It could be asked: Is it bigger than a person? ")
@@ -103,7 +103,7 @@ def test_what_the_table_cannot_answer_is_said_so_with_three_attributes_that_come
 
 
 def test_a_guess_among_chatter_wins():
-    env = game("dog", world="full", reading="free")
+    env = game("dog", world="full", parser="free")
     assert env.step("I am quite sure now!\n\n**My final guess is: a dog.**").info["success"]
 
 

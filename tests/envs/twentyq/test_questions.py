@@ -146,12 +146,12 @@ WORDS = st.sampled_from(
 def test_hostile_text_never_raises_and_wins_only_when_it_names_the_object(text):
     env = TwentyQ(
         world="full",
-        turns=20,
+        max_turns=20,
         reward="win",
         test_objects=60,
         split_seed=0,
         show_turns_left=False,
-        farewell="graded",
+        final_hint="graded",
     )
     env.reset(Task("t", "train", {"object": "dog"}), 0)
     step = env.step(text)

@@ -136,7 +136,7 @@ def truth(messages: list[Message], seed: int) -> str:
 
 
 def test_a_model_answers_every_question_and_cannot_leak_the_object():
-    env = game("dog", world="full", oracle="llm", llm=truth, reading="free", show_turns_left=False)
+    env = game("dog", world="full", oracle="llm", llm=truth, parser="free", show_turns_left=False)
     assert reply_to(env, "Question 1: Is it alive?") == "Yes."
     assert reply_to(env, "Is it a cat?") == "No."
     assert env.step("Is it a dog?").info["success"]

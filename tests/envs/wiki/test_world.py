@@ -48,7 +48,7 @@ def test_the_expert_succeeds_at_every_task_within_the_turns(name: str, task: str
     env = wiki(name, task=task)
     for one in tasks(env):
         steps = expert_steps(env, one)
-        assert steps[-1][1].info["success"] is True and len(steps) <= env.turns, one.id
+        assert steps[-1][1].info["success"] is True and len(steps) <= env.max_turns, one.id
         assert not any(step.info["invalid"] for _, step in steps), one.id
 
 

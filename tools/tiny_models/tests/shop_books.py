@@ -6,8 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agentrl_cli.envs.tau.mini import REQUIRED_STATUS
-from agentrl_cli.envs.tau.mini_user import MiniUser
+from agentrl_cli.envs.tau.mini import REQUIRED_STATUS, MiniUser
 from tools.tiny_models.played import Transition
 from tools.tiny_models.tau import Snapshot
 

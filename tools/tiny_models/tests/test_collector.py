@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.algos.nlac.reading import exact_outcome
+from agentrl_cli.algos.nlac.parse import strict_outcome
 from agentrl_cli.config.compose import compose
 from agentrl_cli.core.types import Episode, derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
@@ -73,8 +73,8 @@ def stage_of(kind: str, **changes: Any) -> Stage:
 
 def collector(corpus: Corpus, *stages: Stage, lines: list[str] | None = None) -> CorpusCollector:
     made = CorpusCollector(
-        corpus=corpus, stages=list(stages), texts_per_step=TEXTS, max_tokens=24, temperature=1.0,
-        max_context=512,
+        corpus=corpus, stages=list(stages), texts_per_step=TEXTS, max_new_tokens=24, temperature=1.0,
+        max_seq_len=512,
     )  # fmt: skip
     env, chat = corpus.env, tiny_chat()  # pyright: ignore[reportAttributeAccessIssue]
     speaker = Speaker(chat, lines or [""])
@@ -212,13 +212,13 @@ def test_the_models_own_play_is_seen_and_not_taught_and_its_ends_are():
     own = [episode for episode in episodes if episode.group == "own_play"]
     assert len(own) == 3 and len(episodes) == TEXTS + 3
     for episode in own:
-        assert len(episode.turns) == corpus.env.turns
+        assert len(episode.turns) == corpus.env.max_turns
         assert {w for turn in episode.turns for w in turn.info["weight"]} == {0.0}
         for i, turn in enumerate(episode.turns):
             forecast, *backups = turn.info["branches"]
             assert turn.action == LINES[i % 3]
             answer = made.chat.decode(forecast["answer_ids"])
-            assert exact_outcome(answer) is False and len(backups) == (i < len(episode.turns) - 1)
+            assert strict_outcome(answer) is False and len(backups) == (i < len(episode.turns) - 1)
             for branch in (forecast, *backups):
                 assert branch["place"] == "behind" and branch["weight"] == 5.0
                 assert branch["answer_ids"] == forecast["answer_ids"]
@@ -241,7 +241,7 @@ def test_own_play_is_of_other_tasks_each_time_and_drops_what_did_not_end():
     hidden = {e.task.data["object"] for step in range(6) for e in made._play(40, step, step)}
     tested = {task.data["object"] for task in corpus.env.tasks("test")}
     assert len(hidden & tested) > len(tested) / 2
-    made.max_context = 90
+    made.max_seq_len = 90
     assert made._play(4, 0, 0) == [] == made._play(0, 0, 0)
 
 
@@ -263,7 +263,7 @@ def test_texts_fit_the_context_roles_their_tokens_and_actions_those_of_play(worl
     made = collector(corpus, replace(STAGE, mixture=mixture, roles=EVERYTHING))
     made.texts_per_step = 6
     for episode in made.collect(0, 1):
-        assert episode.tokens <= (play.max_context if episode.group == "play" else reach)
+        assert episode.tokens <= (play.max_seq_len if episode.group == "play" else reach)
         before = 0
         for turn in episode.turns:
             before += len(turn.observation_ids)
@@ -300,6 +300,6 @@ def test_ids_read_back_as_the_text(world: str, kind: str, chat: Chat):
 
 def test_the_longest_solution_of_a_worked_problem_fits_play():
     corpus, chat = math_corpus(), tiny_chat()
-    most = compose(["env=arithmetic"]).rollout.max_tokens
+    most = compose(["env=arithmetic"]).rollout.max_new_tokens
     for task in random.Random(0).sample(corpus.env.tasks("train"), 100):
         assert len(chat.encode_action("".join(corpus.env.expert(task)))) <= most

@@ -135,7 +135,7 @@ def test_an_imagined_game_ends_as_often_in_each_way_as_a_played_one(games: Games
         rng = random.Random(seed)
         moves, end = games.play(rng)
         ends["played"][games.describe(moves[0], end, moves[0].secret)] += 1
-        text = games.imagine(moves[0].state, moves[0].action, games.env.turns, rng)
+        text = games.imagine(moves[0].state, moves[0].action, games.env.max_turns, rng)
         ends["imagined"][text] += 1
     ends = {kind: without_noun(texts) for kind, texts in ends.items()}
     frequent = [text for text, times in ends["played"].items() if times >= 15]

@@ -9,8 +9,7 @@ import torch
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
-from agentrl_cli.models.policy import collate, forward
-from agentrl_cli.models.reader import Passes, Reader, token_logprobs
+from agentrl_cli.models.forward import Passes, Reader, collate, forward, token_logprobs
 from tests.builders.packed_rows import LAYOUTS, model_of
 from tools.tiny_models.pretraining import branched_sample
 

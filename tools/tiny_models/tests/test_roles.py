@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from agentrl_cli.algos.nlac.reading import exact_outcome, exact_verdict
+from agentrl_cli.algos.nlac.parse import strict_outcome, strict_verdict
 from tools.tiny_models.base import (
     Branch,
     Corpus,
@@ -118,7 +118,7 @@ def test_only_roles_that_explore_speak_of_another_action(corpus: Corpus):
 
 @pytest.mark.parametrize("role", ["forecast", "explored", "backup", "aggregate"])
 def test_forecasts_and_backups_end_with_the_outcome(corpus: Corpus, role: str):
-    found = [exact_outcome(branch.answer) for _, branch in spoken(corpus, role, 16)]
+    found = [strict_outcome(branch.answer) for _, branch in spoken(corpus, role, 16)]
     assert None not in found and 0.15 < sum(map(bool, found)) / len(found) < 0.85
 
 
@@ -126,10 +126,10 @@ def test_a_critique_gives_a_verdict_on_as_many_forecasts_of_each_action(corpus: 
     verdicts, counts = Counter(), Counter()
     for _, branch in spoken(corpus, "evaluate", 6):
         mine, others = branch.prompt.split("Forecasts of another turn:\n")
-        count = sum(exact_outcome(line) is not None for line in mine.splitlines())
-        assert count == sum(exact_outcome(line) is not None for line in others.splitlines())
+        count = sum(strict_outcome(line) is not None for line in mine.splitlines())
+        assert count == sum(strict_outcome(line) is not None for line in others.splitlines())
         counts[count] += 1
-        verdicts[exact_verdict(branch.answer)] += 1
+        verdicts[strict_verdict(branch.answer)] += 1
     assert set(counts) == {1, 2, 4, 8}
     assert set(verdicts) == {True, False} and min(verdicts.values()) > 0.15 * verdicts.total()
 
@@ -143,13 +143,13 @@ def refined(world: str) -> list[tuple[Text, Branch, str]]:
 
 
 def test_a_refinement_keeps_what_is_approved_to_the_letter(world: str):
-    approved = [row for row in refined(world) if exact_verdict(row[2])]
+    approved = [row for row in refined(world) if strict_verdict(row[2])]
     assert len(approved) > 10
     assert all(branch.answer == branch.action for _, branch, _ in approved)
 
 
 def test_a_refinement_of_what_is_criticised_is_another_draw(world: str):
-    rows = [row for row in refined(world) if exact_verdict(row[2]) is False]
+    rows = [row for row in refined(world) if strict_verdict(row[2]) is False]
     named = [row for row in rows if "It ends worse" not in row[2]]
     same = [
         row for row in rows if action_of(world, row[1].answer) == action_of(world, row[1].action)
@@ -170,12 +170,12 @@ def test_a_refinement_is_another_draw_of_the_mediocre_player():
     wrong = [
         first_false(problem_of(text.turns[0].observation[-1].content), [branch.answer.strip()])
         for text, branch, critique in refined("math")
-        if exact_verdict(critique) is False and branch.turn == 0
+        if strict_verdict(critique) is False and branch.turn == 0
     ]
     assert 0.1 < sum(step is not None for step in wrong) / len(wrong) < 0.7
     wasted = []
     for text, branch, critique in refined("twentyq"):
-        if exact_verdict(critique) is False:
+        if strict_verdict(critique) is False:
             turns = judged_turns(text, Branch(branch.turn, "", "", branch.answer))
             wasted.append(check_of(turns) in WASTEFUL)
     assert 0.05 < sum(wasted) / len(wasted) < 0.6

@@ -76,7 +76,7 @@ def can_come_true(corpus: TwentyQCorpus, turns: list[Turn], forecast: str) -> bo
         after, word = fits_after(before, action, answer), ANSWER_WORDS[answer]
         if asked_by(action) == Guess(name):
             ends = [f"{word} You win. Success."]
-        elif len(turns) == corpus.env.turns:
+        elif len(turns) == corpus.env.max_turns:
             ends = [f"{word} You lose. It was {nouns[name]}. {how_close(after)} Failure."]
         else:
             head = f"{nouns[name]}. {checked} {word} {told(before, after)}"

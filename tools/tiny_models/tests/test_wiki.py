@@ -98,7 +98,7 @@ def test_without_habits_the_reader_makes_no_mistake():
     for task in env.tasks("train") + env.tasks("test"):
         state, one = ReaderState(), begun(env, task)
         ask(state, str(task.data["question"]))
-        for _ in range(env.turns):
+        for _ in range(env.max_turns):
             action = Reader().choose_action(state, random.Random(0))
             assert broken_rule(state, action) == "Right."
             step = one.step(action)

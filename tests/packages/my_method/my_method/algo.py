@@ -20,12 +20,8 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 class MyMethod(Algorithm):
     """Its fields are the keys of conf/algo/my_method.yaml."""
 
-    episodes_per_group: int
+    group_size: int
     optimizer: OptimizerSpec
-
-    @property
-    def group_size(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.episodes_per_group
 
     def models(self) -> dict[str, ModelSpec]:
         return {"policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)}

@@ -8,7 +8,7 @@ from my_method.algo import MyMethod
 
 
 def made() -> MyMethod:
-    return MyMethod(episodes_per_group=2, optimizer=OptimizerSpec(lr=1e-4))
+    return MyMethod(group_size=2, optimizer=OptimizerSpec(lr=1e-4))
 
 
 def test_it_trains_the_policy_alone():

@@ -1,0 +1,249 @@
+"""Parse the texts of the roles: the outcome of a forecast and the verdict of a critique.
+
+The strict parser accepts exactly the form that the embedded models learned. The lenient parser
+accepts the ways in which other models write it. Both return None for an ambiguous text and never
+repair one. `role_reports` counts how much of each role's text can be parsed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.thinking import without_thinking
+
+STRICT_VERDICT = re.compile(r"\s*Optimality:\s*(Yes|No)\b")
+STRICT_OUTCOME = re.compile(r"\b(Success|Failure)\W*\Z")
+
+PARSED_CHARACTERS = 2000  # at each end of a text
+MARKUP = re.compile(r"[*_`#>|~]+")
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]}]*\s+|\n+")
+VERB = r"(?:\s+(?:is|was|will|would|be|an?|most|likely|probably|clearly|then|thus)\b){0,6}"
+LABEL_END = r"[\s\"':=\u2013\u2014-]*"
+ENDS = r"(?=[\"')\]}]*\s*(?:[.,;:!)\]}\u2013\u2014-]|\bbecause\b|\bsince\b|\bas\b|$))"
+STATED_OUTCOME = re.compile(
+    rf"\b(?:outcome|result|prediction|forecast|verdict|ending)\b[\"']?{VERB}{LABEL_END}"
+    rf"(?:\b(?P<no>not)\s+)?\b(?:an?\s+)?(?P<word>success|failure)\b{ENDS}",
+    re.MULTILINE,
+)
+BARE_OUTCOME = re.compile(r"\W*(success|failure)\W*")
+NAMED_OUTCOME = re.compile(r"\b(success|failure)\b")
+LINKED_OUTCOME = re.compile(  # states how the episode ends, not only mentions the word
+    r"(?:[,;:\u2013\u2014-]|\b(?:in|with|as|is|was|be|an?))\s+(?:eventual\s+|overall\s+)?"
+    r"(success|failure)\b"
+)
+LABELLED_VERDICT = (
+    rf"\b(?:optimality|optimal|verdict)\b[\"']?(?:\s+is)?{LABEL_END}"
+    rf"\b(?P<word>yes|no|not\s+optimal|sub-?optimal|optimal)\b{ENDS}"
+)
+STATED_VERDICT = re.compile(rf"(?:^|(?<=[.!?])\s)\W*{LABELLED_VERDICT}", re.MULTILINE)
+ANY_VERDICT = re.compile(LABELLED_VERDICT, re.MULTILINE)
+YES_OR_NO = re.compile(rf"\W*(yes|no)\b{ENDS}")
+BEST = r"(?:the\s+)?(?:very\s+)?(?:optimal|best)\b(?!\s+(?:to|way)\b)"
+IS_BEST = re.compile(rf"\b(?:is|was)\s+(?:indeed\s+|clearly\s+|already\s+|an?\s+)*{BEST}")
+IS_NOT_BEST = re.compile(
+    rf"\b(?:not|never|n't|isn't|wasn't)\s+(?:\w+ly\s+|quite\s+|an?\s+)*{BEST}|\bsub-?optimal\b"
+)
+NEGATION = re.compile(r"\b(?:not|never|unlikely)\b|n't\b")
+# a sentence with one outcome and one of these words may mean the other outcome, or neither
+HEDGE = re.compile(
+    r"\b(?:if|unless|whether|or|either|both|may|might|could|can|would|should|depends?|perhaps|maybe|"
+    r"possibly|unclear|uncertain|chances?|risks?|avoid\w*|without|instead|rather|than|no|hardly|"
+    r"prevent\w*|despite|between|but|however|although|though|hopes?|versus|vs)\b"
+)
+TAKEN_BACK = re.compile(r"\b(?:if|unless|but|however|although|though|except|only)\b")
+
+
+@dataclass(frozen=True)
+class Parser:
+    """`outcome` returns True for a forecast of success and False for one of failure. `verdict`
+    returns True for a critique that calls its action optimal, else False. Both return None for a
+    text that cannot be parsed."""
+
+    outcome: Callable[[str], bool | None]
+    verdict: Callable[[str], bool | None]
+
+
+def strict_outcome(forecast: str) -> bool | None:
+    """Return the outcome if the forecast ends with the word Success or Failure."""
+    found = STRICT_OUTCOME.search(forecast)
+    return None if found is None else found[1] == "Success"
+
+
+def strict_verdict(critique: str) -> bool | None:
+    """Return the verdict if the critique starts with `Optimality: Yes` or `Optimality: No`."""
+    found = STRICT_VERDICT.match(critique)
+    return None if found is None else found[1] == "Yes"
+
+
+def lenient_outcome(forecast: str) -> bool | None:
+    """Return the outcome after a label (`Outcome: failure`) or in a sentence of one word, else the
+    only one named in the last or first sentence. Return None if two differ."""
+    text = plain(forecast)
+    sentences = [one for one in SENTENCE_END.split(text) if re.search(r"\w", one)]
+    stated = {(m["word"] == "success") != bool(m["no"]) for m in STATED_OUTCOME.finditer(text)}
+    bare = [BARE_OUTCOME.fullmatch(one) for one in sentences]
+    stated |= {match[1] == "success" for match in bare if match}
+    if stated or not sentences:
+        return _single(stated)
+    named = (_named_outcome(sentences[-1]), _named_outcome(sentences[0]))
+    return _single({one for one in named if one is not None})
+
+
+def lenient_verdict(critique: str) -> bool | None:
+    """Return the verdict after a label (`**Optimality:** No`), else the verdict of the first
+    sentence (`Yes, …`, `… was not optimal`). Return None if two differ."""
+    text = plain(critique)
+    if STATED_VERDICT.search(text):
+        return _single({m["word"] in ("yes", "optimal") for m in ANY_VERDICT.finditer(text)})
+    first = next((one for one in SENTENCE_END.split(text) if re.search(r"\w", one)), "")
+    opened = YES_OR_NO.match(first)
+    said = {opened[1] == "yes"} if opened else set[bool]()
+    return _single(said | _judged(re.split(r"\b(?:because|since|as)\b", first)[0], opened))
+
+
+def stated_outcome(forecast: str) -> bool | None:
+    """Return the outcome of a stored forecast by the strict parser, else by the lenient one."""
+    found = strict_outcome(forecast)
+    return lenient_outcome(forecast) if found is None else found
+
+
+def plain(text: str) -> str:
+    """Return the text in lower case without thinking and Markdown, and only both ends of a long
+    text. Unfinished thinking is removed to the end."""
+    text = without_thinking(text).lower().replace("\u2019", "'")
+    if len(text) > 2 * PARSED_CHARACTERS:
+        text = f"{text[:PARSED_CHARACTERS]}\n{text[-PARSED_CHARACTERS:]}"
+    return "\n".join(line.strip() for line in MARKUP.sub("", text).strip().splitlines())
+
+
+def _named_outcome(sentence: str) -> bool | None:
+    """Return the only outcome that a sentence names, inverted by a `not` before it. Return None if
+    it names none or both, or hedges."""
+    found, linked = set(NAMED_OUTCOME.findall(sentence)), LINKED_OUTCOME.search(sentence)
+    if linked is None or len(found) != 1 or HEDGE.search(sentence):
+        return None
+    negations = NEGATION.findall(sentence)
+    if len(negations) > 1 or NEGATION.search(sentence, linked.end()):
+        return None
+    return (linked[1] == "success") != bool(negations)
+
+
+def _judged(clause: str, opened: re.Match[str] | None) -> set[bool]:
+    """Return the verdicts of a clause: both if it says yes and then takes it back or hedges."""
+    if IS_NOT_BEST.search(clause):
+        return {False}
+    best, begin = IS_BEST.search(clause), opened.end() if opened else 0
+    before = clause[begin : best.start() if best else None]
+    after = clause[best.end() :] if best else ""
+    if opened and opened[1] == "no" and best is None:
+        return set()
+    if HEDGE.search(before) or NEGATION.search(clause) or TAKEN_BACK.search(after):
+        return {True, False}
+    return {True} if best else set()
+
+
+def _single(found: set[bool]) -> bool | None:
+    return found.pop() if len(found) == 1 else None
+
+
+PARSERS = {
+    "strict": Parser(strict_outcome, strict_verdict),
+    "lenient": Parser(lenient_outcome, lenient_verdict),
+}
+
+# --- how much of each role's text can be parsed ---
+
+SHOWN_CHARACTERS = 160  # of a sample text
+FORMS = {
+    "forecast": "end with the one word Success. or Failure.",
+    "evaluate": "start with Optimality: Yes. or Optimality: No.",
+    "refine": "are one complete action",
+}
+
+
+@dataclass(frozen=True)
+class RoleText:
+    """A text that a role wrote; `is_complete` is false if the token limit cut it."""
+
+    role: str
+    text: str
+    is_complete: bool
+
+    def parsed(self, parser: Parser) -> str | None:
+        """Return the meaning of the text in words, None if it has none."""
+        if self.role == "refine":
+            return "an action" if self.is_complete and self.text.strip() else None
+        if self.role == "evaluate":
+            verdict = parser.verdict(self.text)
+            return None if verdict is None else f"Optimality: {'Yes' if verdict else 'No'}"
+        outcome = parser.outcome(self.text)
+        is_cut = not self.is_complete and self.role != "forecast"  # a target must be complete
+        return None if outcome is None or is_cut else "Success" if outcome else "Failure"
+
+
+@dataclass(frozen=True)
+class RoleReport:
+    """How many texts a role wrote, how many of them can be parsed, how many were cut by the token
+    limit, and one sample (an unparsable one if there is any) with its meaning."""
+
+    role: str
+    count: int
+    readable: int
+    cut: int
+    sample: str
+    parsed: str | None
+
+    @property
+    def share(self) -> float:
+        """The share of texts that can be parsed."""
+        return self.readable / self.count
+
+    @property
+    def line(self) -> str:
+        """The report and its remedy in one line."""
+        text = " ".join(self.sample.split())
+        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+        meaning = f"parsed as {self.parsed}" if self.parsed else "not parsable"
+        line = f"{self.readable} of {self.count} texts can be parsed; {meaning}: {shown!r}"
+        return line if self.readable == self.count else f"{line}; {self.remedy}"
+
+    @property
+    def remedy(self) -> str:
+        """The setting to change."""
+        if self.cut > (self.count - self.readable) / 2:
+            limit = (
+                "rollout.max_new_tokens" if self.role == "refine" else "algo.advanced.role_tokens"
+            )
+            return f"{self.cut} were cut by the token limit: raise {limit}"
+        form = FORMS.get(self.role, FORMS["forecast"])
+        return f"change the prompt of this role in algo.prompts so that answers {form}"
+
+
+def role_reports(texts: list[RoleText], parser: Parser) -> list[RoleReport]:
+    """Return one report per role, in the order in which they first wrote."""
+    by_role: dict[str, list[RoleText]] = {}
+    for text in texts:
+        by_role.setdefault(text.role, []).append(text)
+    reports = []
+    for role, written in by_role.items():
+        parsed = [text.parsed(parser) for text in written]
+        shown = parsed.index(None) if None in parsed else 0
+        cut = sum(not text.is_complete for text in written)
+        readable = len(parsed) - parsed.count(None)
+        sample = written[shown].text
+        reports.append(RoleReport(role, len(written), readable, cut, sample, parsed[shown]))
+    return reports
+
+
+def require_parsable(reports: list[RoleReport], least: float) -> None:
+    """Raise UserError with one line per role of which less than the share `least` is parsable."""
+    lines = [
+        f"algo.min_parse_rate is {least}, but of role '{report.role}' only {report.line}"
+        for report in reports
+        if report.share < least
+    ]
+    if lines:
+        raise UserError("\n".join(lines), code="unparsable-role")

@@ -1,0 +1,164 @@
+"""Tool calls as τ-bench answers them, and the tools that its two domains share.
+
+Any exception that a tool raises becomes an observation that begins with `Error:`. In the original,
+tools are methods called by keyword, so Python itself answers a wrong argument. That text is part
+of the benchmark; `argument_error` composes it in the words of Python 3.11 on every version.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import json
+import operator
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.envs.tau.database import Database
+
+if TYPE_CHECKING:
+    from agentrl_cli.envs.tau.data import Domain
+
+Tool = Callable[..., str]
+TERMINAL_TOOL = "transfer_to_human_agents"
+ALLOWED_CHARACTERS = "0123456789+-*/(). "
+MAX_BITS = 1 << 22  # total bits of all intermediate integers; no float holds nearly as many
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+def call_tool(domain: Domain, database: Database, name: str, arguments: dict[str, Any]) -> str:
+    """Call a tool and return the observation. Never raises for the content of the arguments."""
+    if name not in domain.tools:
+        return f"Unknown action {name}"
+    if error := argument_error(domain.tools[name], domain.name, arguments):
+        return f"Error: {error}"
+    try:
+        return domain.tools[name](database, **copy.deepcopy(arguments))
+    except Exception as error:
+        return f"Error: {error}"
+
+
+def argument_error(tool: Tool, domain: str, arguments: dict[str, Any]) -> str:
+    """Return Python's message for argument names that do not fit the tool, or "" if they fit."""
+    class_name = "".join(word.capitalize() for word in tool.__name__.split("_"))
+    method, expected = f"{class_name}.invoke()", parameters(tool)
+    if "data" in arguments:
+        method = f"tau_bench.envs.{domain}.tools.{tool.__name__}.{method}"
+        return f"{method} got multiple values for keyword argument 'data'"
+    for name in arguments:
+        if name not in expected:
+            return f"{method} got an unexpected keyword argument '{name}'"
+    missing = [f"'{name}'" for name in expected if name not in arguments]
+    if not missing:
+        return ""
+    *first, last = missing
+    names = f"{', '.join(first)}{',' * (len(first) > 1)} and {last}" if first else last
+    plural = "s" if first else ""
+    return f"{method} missing {len(missing)} required positional argument{plural}: {names}"
+
+
+@cache
+def parameters(tool: Tool) -> tuple[str, ...]:
+    """Return the names of a tool's arguments, without the database."""
+    return tuple(inspect.signature(tool).parameters)[1:]
+
+
+def calculate(data: Database, expression: Any) -> str:
+    """Return the value of an arithmetic expression, rounded to two decimals."""
+    if not all(char in ALLOWED_CHARACTERS for char in expression):
+        raise ValueError("invalid characters in expression")
+    return str(round(float(evaluate(expression)), 2))
+
+
+def think(data: Database, thought: Any) -> str:
+    """Do nothing."""
+    return ""
+
+
+def transfer_to_human_agents(data: Database, summary: Any) -> str:
+    """End the episode."""
+    return "Transfer successful"
+
+
+def get_user_details(data: Database, user_id: Any) -> str:
+    """Return the record of a user."""
+    return json.dumps(data.find("users", user_id, "user"))
+
+
+SHARED_TOOLS: tuple[Tool, ...] = (calculate, get_user_details, think, transfer_to_human_agents)
+
+
+def evaluate(expression: object) -> Any:
+    """Return the value of an expression of digits, points, parentheses and + - * /, without `eval`.
+
+    Raises the error that Python would raise: SyntaxError, TypeError, ZeroDivisionError, MemoryError
+    (powers nested too deeply), and OverflowError, also for integers that would take too long.
+    """
+    if not isinstance(expression, str):
+        raise TypeError("eval() arg 1 must be a string, bytes or code object")
+    try:
+        tree = ast.parse(expression.lstrip(" \t"), "<string>", "eval")
+    except RecursionError:  # Python's own limit, with the message of `eval`
+        raise RecursionError("maximum recursion depth exceeded during compilation") from None
+    # Parts before wholes and left before right, without recursion: long chains are valid input.
+    todo: list[tuple[ast.expr, bool]] = [(tree.body, False)]
+    values: list[Any] = []
+    bits = 0
+    while todo:
+        node, ready = todo.pop()
+        parts = _operands(node)
+        if not ready:
+            todo += [(node, True), *((part, False) for part in reversed(parts))]
+            continue
+        start = len(values) - len(parts)
+        values[start:] = [_apply(node, values[start:])]
+        bits += values[-1].bit_length() if isinstance(values[-1], int) else 0
+        if bits > MAX_BITS:
+            raise OverflowError("int too large to convert to float")
+    return values.pop()
+
+
+def _operands(node: ast.expr) -> list[ast.expr]:
+    """Return the expressions inside an expression, in the order of evaluation."""
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    if isinstance(node, ast.UnaryOp):
+        return [node.operand]
+    if isinstance(node, ast.Call):
+        args = [arg.value if isinstance(arg, ast.Starred) else arg for arg in node.args]
+        return [node.func, *args, *(keyword.value for keyword in node.keywords)]
+    return []
+
+
+def _apply(node: ast.expr, values: list[Any]) -> Any:
+    """Return the value of an expression, given the values of its operands."""
+    if isinstance(node, ast.BinOp | ast.UnaryOp):
+        if isinstance(node.op, ast.Pow) and all(isinstance(value, int) for value in values):
+            base, exponent = values
+            if exponent > 0 and base.bit_length() * exponent > MAX_BITS and abs(base) > 1:
+                raise OverflowError("int too large to convert to float")
+        return OPERATORS[type(node.op)](*values)
+    if isinstance(node, ast.Call):  # `2(3)`, `2(*3)` and `2(**3)`; no comma, so one argument
+        called, argument = values[0], values[1] if len(values) > 1 else ()
+        kind = type(argument).__name__
+        if node.keywords:
+            raise TypeError(f"{called} argument after ** must be a mapping, not {kind}")
+        if node.args and isinstance(node.args[0], ast.Starred) and argument != ():
+            raise TypeError(f"{called} argument after * must be an iterable, not {kind}")
+        raise TypeError(f"'{type(called).__name__}' object is not callable")
+    if isinstance(node, ast.Tuple) and not node.elts:
+        return ()
+    if isinstance(node, ast.Constant):
+        return node.value
+    raise SyntaxError("invalid syntax (<string>, line 1)")

@@ -1,0 +1,326 @@
+"""Ablations: each changes one part and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.algos.nlac.ablations import NLRL, NLACMonteCarlo, NLACSelfDistillation
+from agentrl_cli.algos.nlac.algorithm import NLAC
+from agentrl_cli.algos.nlac.roles import Candidate
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.types import Episode
+from agentrl_cli.models.model_set import ModelSet
+from agentrl_cli.rollout.play import EpisodeStart
+from tests.builders.nlac import (
+    CHAT,
+    LOST,
+    WON,
+    Line,
+    Troupe,
+    asked,
+    bound,
+    episode,
+    filled,
+    messages,
+    nlac,
+    places,
+    troupe,
+    updated,
+    weights,
+    written,
+)
+
+
+def drawn(models: ModelSet, control: str, improvement: str, **lines: Line) -> list[Candidate]:
+    """Twenty draws, no two alike, of a selector under a control."""
+    names = iter(range(100))
+    speakers = troupe(act=lambda text, draw: f"Is it a {next(names)}?", **lines)
+    algo = nlac({"ablation": control}, policy_target=improvement, num_candidates=4)
+    groups = bound(algo, speakers, models).selector.draw(places(WON, LOST))
+    return [action for group in groups for action in group.drawn]
+
+
+def named(text: str) -> str:
+    """Of a role's prompt the action that is judged."""
+    return messages(text)[-2].removesuffix("<|im_end|>").strip()
+
+
+def test_shuffled_forecasts_belong_to_other_candidates(models: ModelSet):
+    def forecast(text: str, draw: object) -> str:
+        return f"Of {named(text)} Success."
+
+    texts = {}
+    for control in ("none", "shuffled_critiques"):
+        actions = drawn(models, control, "best_of_n", forecast=forecast)
+        texts[control] = [(CHAT.decode(a.action_ids), a.forecasts[0]) for a in actions]
+    assert all(action in text for action, text in texts["none"])
+    spoiled = texts["shuffled_critiques"]
+    assert sum(action in text for action, text in spoiled) < 10 < len(spoiled) == 20
+    assert sorted(text for _, text in spoiled) == sorted(text for _, text in texts["none"])
+
+
+def test_shuffled_critiques_belong_to_other_candidates(models: ModelSet):
+    def evaluate(text: str, draw: object) -> str:
+        return f"Optimality: No. Of {named(text)}"
+
+    own = {}
+    for control in ("none", "shuffled_critiques"):
+        actions = drawn(models, control, "best_critique", evaluate=evaluate)
+        own[control] = [CHAT.decode(a.action_ids) in (a.critique or "") for a in actions]
+    assert all(own["none"]) and sum(own["shuffled_critiques"]) < 10 < len(own["none"]) == 20
+
+
+def test_majority_uses_no_critic(models: ModelSet):
+    lines = iter((["Is it a cat?"] * 3 + ["Is it a dog?"]) * 6)
+    generator = troupe(act=lambda text, draw: next(lines))
+    algo = nlac({"ablation": "majority"}, policy_target="best_of_n", num_candidates=4)
+    targets, _ = bound(algo, generator, models).improve(places(WON))
+    assert {call.role for call in generator.calls} == {"act"}
+    weights = [(CHAT.decode(x.action_ids), x.weight) for x in targets]
+    assert sorted(weights) == [("Is it a cat?", 0.25)] * 3 + [("Is it a dog?", -0.25)] * 3
+
+
+def test_frozen_critic_never_trains(model_folder: Path):
+    generator = troupe()
+    algo = nlac({"ablation": "frozen_critic"}, separate_critic=True)
+    models = weights(algo, model_folder)
+    bound(algo, generator, models)
+    before = models.fingerprint("critic")
+    assert list(updated(algo, filled(WON, LOST))) == ["policy"]
+    assert models.fingerprint("critic") == before and not generator.of("backup")
+
+
+def test_empty_critiques_equal_majority(models: ModelSet):
+    def forecast(text: str, draw: Any) -> str:
+        return draw.choice(["Yes. Success.", "No. Failure."])
+
+    learnt = []
+    for control in ("majority", "empty_critiques"):
+        speakers = troupe(act=["Is it a cat?", "Is it a dog?", "Is it?"], forecast=forecast)
+        algo = nlac(
+            {"ablation": control},
+            policy_target="best_of_n",
+            num_candidates=5,
+            show_alternatives=True,
+        )
+        targets, _ = bound(algo, speakers, models).improve(places(WON, LOST))
+        learnt.append([(x.turn.turn, x.action_ids, x.weight) for x in targets])
+    assert learnt[0] == learnt[1] and len(learnt[0]) > 5
+
+
+def test_shuffled_outcomes_come_from_other_episodes(models: ModelSet):
+    played = [episode(f"e{i}", ["Is it big?"], success=i < 10) for i in range(20)]
+    algo = bound(nlac(advanced={"ablation": "shuffled_outcomes"}), troupe(), models)
+    targets = algo.successor_targets(places(*played), played)
+    texts = [CHAT.decode(ids or []) for ids in targets]
+    honest = [f"The end of e{i}. {'Success' if i < 10 else 'Failure'}." for i in range(20)]
+    assert set(texts) <= set(honest)
+    own = sum(text == mine for text, mine in zip(texts, honest, strict=True))
+    turned = sum(t[-8:] != mine[-8:] for t, mine in zip(texts, honest, strict=True))
+    assert own <= 4 and 5 <= turned <= 15
+
+
+def test_shuffled_outcomes_come_from_finished_episodes(
+    models: ModelSet,
+):
+    cut = [episode(f"cut{i}", ["Is it big?"], success=False, stop="truncated") for i in range(6)]
+    ended = [episode(f"done{i}", ["Is it big?"], success=i < 3) for i in range(6)]
+    targets = {}
+    for control in ("none", "shuffled_outcomes"):
+        algo = bound(nlac(advanced={"ablation": control}), troupe(), models)
+        targets[control] = algo.successor_targets(places(*cut, *ended), [*cut, *ended])
+    for rows in targets.values():
+        assert [ids is None for ids in rows] == [True] * 6 + [False] * 6
+    spoiled = [CHAT.decode(ids) for ids in targets["shuffled_outcomes"] if ids]
+    assert len(set(spoiled)) > 1 and all(text.startswith("The end of done") for text in spoiled)
+    assert targets["shuffled_outcomes"] != targets["none"]
+
+
+def test_refiner_reads_shuffled_critiques(models: ModelSet):
+    def evaluate(text: str, draw: object) -> str:
+        return f"Optimality: No. Of {messages(text)[-3].split(' at ')[0]}."
+
+    played = [episode(f"e{i}", ["Is it big?"], success=True) for i in range(12)]
+    generator = troupe(evaluate=evaluate)
+    control = {"ablation": "shuffled_critiques", "first_action": "stored"}
+    algo = bound(nlac(turns_per_update=12, advanced=control), generator, models)
+    phase = updated(algo, filled(*played))["policy"]
+    read, own = [], 0
+    for text in generator.of("refine")[0].texts:
+        read.append(asked(text))
+        own += messages(text)[-3].split(" at ")[0] in asked(text)
+    assert len(set(read)) == 12 and own <= 4
+    assert len(phase.samples) == 12
+
+
+def test_refiner_reads_empty_critiques(models: ModelSet):
+    generator = troupe(evaluate="Optimality: No. It loses.")
+    algo = bound(
+        nlac(require_optimal=True, advanced={"ablation": "empty_critiques"}), generator, models
+    )
+    phase = updated(algo, filled(WON, LOST))["policy"]
+    assert {asked(text) for text in generator.of("refine")[0].texts} == {"Critique: \nRefine it."}
+    assert len(phase.samples) == 4
+
+
+@pytest.mark.parametrize("control", ["none", "shuffled_critiques", "empty_critiques"])
+def test_critique_ablations_keep_successor_targets(models: ModelSet, control: str):
+    algo = bound(nlac(advanced={"ablation": control}), troupe(), models)
+    phase = updated(algo, filled(WON, LOST))["successor"]
+    honest = updated(bound(nlac(), troupe(), models), filled(WON, LOST))["successor"]
+    assert phase.samples == honest.samples
+
+
+CUT = episode("cut", ["Is it a fox?"], success=False, stop="truncated")
+
+
+def variant(cls: type[NLAC], advanced: dict[str, Any] | None = None, **more: Any) -> Any:
+    """A variant with the plain settings of NLAC."""
+    plain = nlac(advanced)
+    given = {f.name: getattr(plain, f.name) for f in fields(plain) if f.init}
+    return cls(**{**given, **more})
+
+
+def wired(algo: NLAC, cast: Troupe, models: ModelSet, probe: Callable[..., Any]) -> Any:
+    """Bound, with rollouts of its own."""
+    bound(algo, cast, models)
+    algo.bind(replace(algo.context, probe=probe))
+    return algo
+
+
+def played_on(starts: list[EpisodeStart]) -> list[Episode]:
+    """Rollouts that keep what is forced, ask once more, and win where the seed is even."""
+    found = []
+    for start in starts:
+        actions = [turn.action for turn in start.replayed] + [f"Then {start.seed % 7}?"]
+        found.append(episode(start.id, actions, success=start.seed % 2 == 0))
+    return found
+
+
+def test_monte_carlo_targets_are_real_outcomes(models: ModelSet):
+    cast = troupe()
+    algo = bound(variant(NLACMonteCarlo, turns_per_update=6, critic_warmup=9), cast, models)
+    phase = updated(algo, filled(WON, LOST, CUT))["successor"]
+    told = sorted(map(written, phase.samples))
+    assert told == [
+        "Here is lost at 1. Failure.", "Here is won at 1. Success.", "Here is won at 2. Success.",
+        "The end of lost. Failure.", "The end of won. Success.",
+    ]  # fmt: skip
+    assert cast.calls == []  # no forecast, no backup
+    assert phase.metrics["nlac/unparsed_targets"] == pytest.approx(1 / 6)  # the one cut off
+
+
+def test_nlrl_summarizes_fresh_rollouts(models: ModelSet):
+    starts: list[EpisodeStart] = []
+
+    def probe(given: list[EpisodeStart]) -> list[Episode]:
+        starts.extend(given)
+        return played_on(given)
+
+    cast = troupe(backup="It mostly fails. Failure.")
+    algo = wired(
+        variant(NLRL, turns_per_update=5, critic_warmup=9, rollouts=3), cast, models, probe
+    )
+    phase = updated(algo, filled(WON, LOST))["successor"]
+    assert len(starts) == 3 * 5 and len({start.seed for start in starts}) == 15
+    assert phase.metrics["rollouts/episodes"] == len(starts)
+    by_place = {(s.id.partition("-")[0], len(s.replayed), s.replayed[-1].action) for s in starts}
+    turns = [(p.episode.id, p.turn + 1, p.episode.turns[p.turn].action) for p in places(WON, LOST)]
+    assert by_place == set(turns)
+    (call,) = cast.of("backup")
+    assert call.model == "target" and not cast.of("forecast")
+    ends = [asked(text).count("Success.") + asked(text).count("Failure.") for text in call.texts]
+    assert ends == [3] * 5
+    assert set(map(written, phase.samples)) == {"It mostly fails. Failure."}
+    responses = {p.response for p in places(WON, LOST)}
+    for text in call.texts:
+        seen, plays, *lines, instruction = asked(text).splitlines()
+        assert seen.removeprefix("Seen: ") in responses and plays == "Plays:"
+        assert len(lines) == 3 and instruction == "Draw it together."
+
+
+def test_nlrl_drops_invalid_summaries(models: ModelSet):
+    algo = wired(
+        variant(NLRL, critic_warmup=9, rollouts=1), troupe(backup="Well."), models, played_on
+    )
+    phase = updated(algo, filled(WON))["successor"]
+    assert phase.samples == [] and phase.metrics["nlac/unparsed_targets"] == 1
+
+
+def test_self_distillation_refines_by_rollouts(models: ModelSet):
+    cast = troupe()
+    algo = wired(
+        variant(NLACSelfDistillation, turns_per_update=5, rollouts=4), cast, models, played_on
+    )
+    assert set(algo.models()) == {"policy", "reference"}
+    phases = updated(algo, filled(WON, LOST))
+    assert set(phases) == {"policy"}
+    assert {call.role for call in cast.calls} == {"refine"}
+    for text in cast.of("refine")[0].texts:
+        assert asked(text).startswith("Plays:\n") and "Critique" not in asked(text)
+        assert asked(text).count("Then") == 4  # each rollout's own action
+        assert asked(text).count("Success.") + asked(text).count("Failure.") == 4
+    assert set(map(written, phases["policy"].samples)) == {"Is it an owl?"}
+    assert phases["policy"].metrics["nlac/distilled_share"] == 1
+    assert phases["policy"].metrics["rollouts/episodes"] == 5 * 4
+
+
+UNENDED = [{"stop": "error", "error": "KeyError"}, {"stop": "context"}, {"stop": "truncated"}]
+
+
+@pytest.mark.parametrize("how", UNENDED, ids=lambda how: how["stop"])
+def test_rollouts_without_outcome_are_not_shown(models: ModelSet, how: dict[str, Any]):
+    for cls, role in ((NLACSelfDistillation, "refine"), (NLRL, "backup")):
+        rounds, cast = iter([how, {}]), troupe()  # the first rollout of a turn, and the second
+
+        def half(starts: list[EpisodeStart], rounds: Any = rounds) -> list[Episode]:
+            changes = next(rounds)
+            return [replace(one, **changes) for one in played_on(starts)]
+
+        algo = wired(variant(cls, turns_per_update=3, rollouts=2), cast, models, half)
+        updated(algo, filled(WON))
+        texts = [asked(text) for text in cast.of(role)[0].texts]
+        told = [text.count("Success.") + text.count("Failure.") for text in texts]
+        assert told == [1] * 3
+
+
+@pytest.mark.parametrize("how", [*UNENDED, {"turns": []}])
+def test_turns_without_outcomes_drop_out(models: ModelSet, how: dict[str, Any]):
+    def broken(starts: list[EpisodeStart]) -> list[Episode]:
+        return [replace(one, **how) for one in played_on(starts)]
+
+    algo = wired(variant(NLACSelfDistillation, rollouts=2), troupe(), models, broken)
+    phase = updated(algo, filled(WON))["policy"]
+    assert phase.samples == [] and phase.metrics["nlac/distilled_share"] == 0
+    algo = wired(variant(NLRL, rollouts=2, critic_warmup=9), troupe(), models, broken)
+    phase = updated(algo, filled(WON))["successor"]
+    assert phase.samples == [] and phase.metrics["nlac/unparsed_targets"] == 1
+
+
+@pytest.mark.parametrize(
+    ("cls", "advanced", "more"),
+    [
+        (NLACMonteCarlo, {"ablation": "shuffled_outcomes"}, {}),
+        (NLRL, {"ablation": "shuffled_outcomes"}, {"rollouts": 2}),
+        (NLACSelfDistillation, {"ablation": "empty_critiques"}, {"rollouts": 2}),
+        (NLACSelfDistillation, {"role_model": "target"}, {"rollouts": 2}),
+        (NLACSelfDistillation, {"keep_optimal": True}, {"rollouts": 2}),
+        (
+            NLACSelfDistillation,
+            {},
+            {"rollouts": 2, "policy_target": "best_of_n", "num_candidates": 2},
+        ),
+        (NLACSelfDistillation, {}, {"rollouts": 2, "separate_critic": True}),
+        (NLRL, {}, {"rollouts": 0}),
+    ],
+)
+def test_variants_refuse_conflicting_settings(
+    cls: type[NLAC], advanced: dict[str, Any], more: dict[str, Any]
+):
+    with pytest.raises(UserError):
+        variant(cls, advanced, **more)
