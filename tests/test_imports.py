@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.config.schema import public_names
+from agentrl_cli.config.validation import public_names
 from tests.paths import ROOT
 
 PACKAGE = ROOT / "agentrl_cli"
@@ -184,5 +184,5 @@ def test_public_names_are_imported_lazily(room: str):
 
 @pytest.mark.parametrize("name", sorted(public_names()))
 def test_public_name_can_be_imported(name: str):
-    room = importlib.import_module(public_names()[name].rpartition(".")[0])
-    assert getattr(room, name).__name__ == name
+    package, _, name = name.rpartition(".")
+    assert getattr(importlib.import_module(package), name).__name__ == name

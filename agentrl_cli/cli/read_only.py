@@ -177,7 +177,7 @@ def list_options(
 ) -> None:
     """List the groups, what there is to choose in one, or the keys of one option."""
     from agentrl_cli.config.groups import groups, options
-    from agentrl_cli.config.schema import nearest
+    from agentrl_cli.config.suggestions import nearest
 
     known = groups(config_dir)
     if group is None:
@@ -215,10 +215,10 @@ def check_environment(overrides: Overrides = None, config_dir: ConfigDir = None)
 def show_config(overrides: list[str], config_dir: Path | None, as_json: bool = False) -> None:
     """Print the composed configuration, then refuse what is wrong with it."""
     from agentrl_cli.config.comments import settings
-    from agentrl_cli.config.compose import check_words, compose
+    from agentrl_cli.config.compose import check, compose
 
     _print_settings(settings(overrides, config_dir), as_json)
-    check_words(compose(overrides, config_dir))
+    check(compose(overrides, config_dir))
 
 
 def _print_settings(found: Settings, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from agentrl_cli.cli.sweep import run_agentrl
 from agentrl_cli.config.compose import compose
 from agentrl_cli.config.presets import PRESETS, preset_overrides
-from agentrl_cli.config.schema import nearest
+from agentrl_cli.config.suggestions import nearest
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.one_process import refuse_several_processes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from agentrl_cli.config.compose import check, check_words, chosen_option, compose, load
+from agentrl_cli.config.compose import check, chosen_option, compose, load
 from agentrl_cli.config.settings import RESUMABLE, SERVER_KEYS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_folder
@@ -36,10 +36,9 @@ def start(
 ) -> None:
     """Train a new run, configured by overrides or the config.yaml of another run."""
     composed = load(file, overrides) if file else compose(overrides, config_dir)
-    check_words(composed)
-    if composed.init is not None and not is_folder(Path(composed.init)):
-        find_run(composed.init, Path(composed.runs))  # refuse an unknown name early
     cfg = check(composed)
+    if cfg.init is not None and not is_folder(Path(cfg.init)):
+        find_run(cfg.init, Path(cfg.runs))  # refuse an unknown name early
     refuse_launch(cfg, dry=dry)
     if chosen_option(cfg, "search"):
         line = "search needs a trained critic; train without it, then run agentrl eval RUN"

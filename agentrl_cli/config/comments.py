@@ -65,7 +65,7 @@ def settings(overrides: list[str], config_dir: Path | None = None) -> Settings:
 def option_settings(group: str, option: str, config_dir: Path | None = None) -> Settings:
     """The keys that an option of a group sets, those of the options it builds on among them."""
     if option not in options(group, config_dir):
-        from agentrl_cli.config.schema import nearest
+        from agentrl_cli.config.suggestions import nearest
 
         known = options(group, config_dir)
         raise UserError(f"{group} '{option}' not found{nearest(option, known)}")

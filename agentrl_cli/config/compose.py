@@ -1,11 +1,13 @@
-"""From YAML groups and overrides to one checked configuration, and from its nodes to objects. Hydra
-composes and knows the override grammar; `check` reads everything against the dataclasses that will
-be built and reports all mistakes together. What a value means is not known here."""
+"""Compose YAML groups and overrides to one checked configuration, and build objects from its nodes.
+
+Hydra composes. `check` validates everything at once, and reports all mistakes together.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,14 +20,17 @@ from agentrl_cli.config.groups import (
     register_sections,
 )
 from agentrl_cli.config.presets import PRESETS, replace_old_names
+from agentrl_cli.config.renames import update_stored
 from agentrl_cli.config.secrets import REMEDY, secret_errors, secret_in
-from agentrl_cli.config.texts import add_later_keys, put_texts
+from agentrl_cli.config.suggestions import nearest
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
+
+    from agentrl_cli.config.validation import Mistake
 
 T = TypeVar("T")
 NOT_CHOSEN = re.compile(r"Interpolation key 'choices\.\w+' not found")
@@ -34,8 +39,8 @@ EVAL_GROUPS = (SEARCH, ENV, HARDWARE)  # that may be chosen when a run is evalua
 
 
 def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
-    """The groups and overrides as one configuration, yet unchecked; `choices` says what was chosen.
-    Unknown options are refused together with all other mistakes of the command."""
+    """Return the groups and overrides as one configuration, not checked yet. Its `choices` record
+    the chosen options. Raises UserError for unknown options, with all other mistakes."""
     group_folders(config_dir)
     parsed = parse_overrides(overrides)
     lines = {item.key_or_group: _unknown_option(item, config_dir) for item in parsed}
@@ -43,12 +48,14 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     kept = [item for item in parsed if item.key_or_group.partition(".")[0] not in wrong]
     cfg = compose_with_hydra([forced(item, config_dir) for item in kept], config_dir)
     if wrong:
-        raise UserError("\n".join([*wrong.values(), *_mistakes(cfg)]))
+        _, mistakes = _validated(cfg)
+        others = [mistake.line() for mistake in mistakes]
+        raise UserError("\n".join([*wrong.values(), *others]), code="unknown-option")
     return cfg
 
 
 def compose_checked(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
-    """`check` of what `compose` gives."""
+    """Compose and check a configuration."""
     return check(compose(overrides, config_dir))
 
 
@@ -59,44 +66,49 @@ def load(
     choosable: Collection[str] = (SEARCH,),
     config_dir: Path | None = None,
 ) -> DictConfig:
-    """The configuration that a run has stored, with overrides of single values and with options of
-    the groups named in `choosable`. Raises UserError for a file that is none, and for an override
-    of another group."""
+    """Return the stored configuration of a run, with its keys renamed as in this version.
+
+    Overrides may set single values, and choose options of the groups in `choosable`. Raises
+    UserError for a file that is not a configuration, and for an override of another group.
+    """
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    remedy = "give the config.yaml of a run"
     try:
-        cfg = OmegaConf.load(file)
+        stored = OmegaConf.load(file)
+        plain: Any = OmegaConf.to_container(stored, resolve=False)
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
-        line = f"configuration '{file}' cannot be read ({_reason(error)})"
-        raise UserError(f"{line}; name the config.yaml of a run") from None
-    if not isinstance(cfg, DictConfig):
-        raise UserError(f"configuration '{file}' is not a mapping; name the config.yaml of a run")
-    _refuse_earlier_version(cfg, file)
-    _refuse_resolvers(cfg, file)
-    add_later_keys(cfg)
+        line = f"configuration '{file}' cannot be read ({_reason(error)}); {remedy}"
+        raise UserError(line, code="unreadable-configuration") from None
+    if not isinstance(stored, DictConfig):
+        line = f"configuration '{file}' is not a mapping; {remedy}"
+        raise UserError(line, code="unreadable-configuration")
+    _refuse_earlier_version(plain, file)
+    _refuse_resolvers(plain, file)
+    cfg = OmegaConf.create(update_stored(plain))
     parsed, known = parse_overrides(overrides), groups(config_dir)
     for item in sorted(parsed, key=lambda item: item.key_or_group not in choosable):
         if item.key_or_group in choosable:
             _choose_group(cfg, item, file, config_dir)
         elif item.key_or_group in known:
-            line = f"'{item.input_line}' chooses a group, which '{file}' has chosen already"
-            raise UserError(f"{line}; leave it out, or start a new run with it")
+            line = f"'{item.input_line}' chooses a group, but '{file}' is a complete configuration"
+            raise UserError(f"{line}; start a new run with it", code="group-of-stored")
         else:
             OmegaConf.update(cfg, item.key_or_group, item.value(), merge=True, force_add=True)
     return cfg
 
 
 def _choose_group(cfg: DictConfig, item: Override, file: Path, config_dir: Path | None) -> None:
-    """Put the option that the override names, and its node, into a stored configuration; with an
-    environment comes how it is played, in sizes that fit the run's model."""
+    """Put an option into a stored configuration. An environment comes with its rollout sizes, or
+    with those of the run's model."""
     from omegaconf import OmegaConf
 
     stored: Any = OmegaConf.to_container(cfg)
     if not isinstance(stored.get("choices"), dict):
-        line = f"configuration '{file}' does not say what was chosen"
-        raise UserError(f"{line}; name the config.yaml of a run")
+        line = f"configuration '{file}' has no choices; give the config.yaml of a run"
+        raise UserError(line, code="no-choices")
     group, model = item.key_or_group, stored["choices"].get("model")
     same_model = [f"model={model}"] if model in options("model", config_dir) else []
     composed = compose([*same_model, str(item.input_line)], config_dir)
@@ -106,36 +118,32 @@ def _choose_group(cfg: DictConfig, item: Override, file: Path, config_dir: Path 
             cfg.choices[node] = composed.choices[node]
 
 
-def _refuse_earlier_version(cfg: DictConfig, file: Path) -> None:
-    """Raise UserError for a configuration whose targets name files, as before 0.2."""
-    from omegaconf import OmegaConf
-
-    from agentrl_cli.config.schema import is_private
-
-    if any(map(is_private, _targets(OmegaConf.to_container(cfg)))):
+def _refuse_earlier_version(stored: Any, file: Path) -> None:
+    """Raise UserError if the targets of a configuration name files, as before version 0.2."""
+    ours = [target for target in _targets(stored) if target.startswith("agentrl_cli.")]
+    if any(target.count(".") > 2 for target in ours):
         run = file.parent
         steps = sorted(run.glob("checkpoints/step-*")) or [run / "checkpoints" / "STEP"]
         raise UserError(
-            f"configuration '{file}' was written before 0.2, which names things otherwise; train "
-            f"from its weights with init={run}, or evaluate them with model=hf "
-            f"model.path={steps[-1] / 'models' / 'policy'} and the same env"
+            f"configuration '{file}' was written before version 0.2; train from its weights with "
+            f"init={run}, or evaluate them with model=hf "
+            f"model.path={steps[-1] / 'models' / 'policy'} and the same env",
+            code="earlier-version",
         )
 
 
-def _refuse_resolvers(cfg: DictConfig, file: Path) -> None:
-    """Raise UserError where a stored configuration calls a resolver, as for environment variables:
-    a run's own holds values only, so somebody else wrote it."""
-    from omegaconf import OmegaConf
-
-    flat = files.flatten(OmegaConf.to_container(cfg, resolve=False))
+def _refuse_resolvers(stored: Any, file: Path) -> None:
+    """Raise UserError if a stored configuration calls a resolver, for example to read a variable of
+    the environment. Runs store only values, so somebody else wrote it."""
+    flat = files.flatten(stored)
     found = [key for key, value in flat.items() if ":" in str(value).partition("${")[2]]
     if found:
-        line = f"configuration '{file}' reads the environment, or calls another resolver, in"
-        raise UserError(f"{line} {found[0]}, which no run has written; write the value itself")
+        line = f"configuration '{file}' calls a resolver in {found[0]}"
+        raise UserError(f"{line}; write the value itself", code="resolver")
 
 
 def _targets(node: Any) -> Iterator[str]:
-    """Every `_target_` in a nested node."""
+    """Yield every `_target_` in a nested node."""
     inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     if isinstance(node, dict) and "_target_" in node:
         yield str(node["_target_"])
@@ -144,67 +152,57 @@ def _targets(node: Any) -> Iterator[str]:
 
 
 def chosen_option(cfg: DictConfig, group: str) -> str | None:
-    """The option of a group that a configuration was composed with, if any."""
+    """Return the option of a group that a configuration was composed with, if any."""
     return cfg.choices[group] if group in cfg.choices else None
 
 
 def check(cfg: DictConfig, skip: Collection[str] = ()) -> DictConfig:
-    """The same configuration, resolved, every value of its declared type. Raises one UserError with
-    one line for each mistake. Root nodes named in `skip` are left out, so that their classes need
-    not be imported; no class of ours is before all else is right."""
+    """Return the same configuration, resolved, with every value of its declared type.
+
+    Root nodes named in `skip` are left out. Raises one UserError with one line for each mistake.
+    No class of this package that needs torch is imported.
+    """
     from omegaconf import OmegaConf
 
-    from agentrl_cli.config.schema import hints, to_plain, validate
-    from agentrl_cli.config.settings import Settings
+    from agentrl_cli.config.validation import raise_mistakes
 
-    check_words(cfg, skip)
-    errors: list[str] = []
-    values, known = _resolve(cfg, errors), hints(Settings)
-    values = {key: value for key, value in values.items() if key not in skip}
-    typed = validate(Settings, values, "", errors, not_required=known).values
-    if errors:
-        raise UserError("\n".join(errors))
-    checked = OmegaConf.create({key: to_plain(typed[key]) for key in known if key in typed})
+    values, mistakes = _validated(cfg, skip)
+    raise_mistakes(mistakes)
+    checked = OmegaConf.create(values)
     OmegaConf.set_struct(checked, True)
     return checked
 
 
-def check_words(cfg: DictConfig, skip: Collection[str] = ()) -> None:
-    """Raise one UserError with one line for each mistake that can be seen without importing a class
-    of this package: a key or option that there is not, a value of another type."""
-    if errors := _mistakes(cfg, skip):
-        raise UserError("\n".join(errors))
-
-
 def build(node: Any, **injected: Any) -> Any:
-    """Construct the class that `_target_` names from the node's values and the injected ones. What
-    is injected wins over the node. Raises UserError with one line for each mistake of it."""
-    from agentrl_cli.config.schema import validate_target
+    """Build the class that `_target_` names from the node's values and the injected ones, which win
+    over the node. Raises UserError with one line for each mistake in the node."""
+    from agentrl_cli.config.validation import (
+        construct,
+        raise_mistakes,
+        target_class,
+        validate_target,
+    )
 
     values, path = _plain_node(node)
     if "_target_" not in values:
-        raise UserError(f"{path} has no _target_; name the class it configures")
-    errors: list[str] = []
+        line = f"{path} has no _target_; name the class that it configures"
+        raise UserError(line, code="unknown-target")
+    mistakes: list[Mistake] = []
     given = {key: value for key, value in values.items() if key not in injected}
-    return _construct(validate_target(given, path, errors, injected), errors, injected)
+    typed = validate_target(given, mistakes, (path,), injected)
+    raise_mistakes(mistakes)
+    return construct(target_class(values["_target_"]), typed, **injected)
 
 
 def as_dataclass(node: Any, schema: type[T]) -> T:
-    """A node without `_target_` as its dataclass."""
-    from agentrl_cli.config.schema import validate
+    """Return a node without `_target_` as its dataclass."""
+    from agentrl_cli.config.validation import construct, raise_mistakes, validate
 
     values, path = _plain_node(node)
-    errors: list[str] = []
-    return _construct(validate(schema, values, path, errors), errors, {})
-
-
-def _construct(validated: Any, errors: list[str], injected: dict[str, Any]) -> Any:
-    from agentrl_cli.config.schema import construct
-
-    if errors:
-        raise UserError("\n".join(errors))
-    validated.values |= injected
-    return construct(validated)
+    mistakes: list[Mistake] = []
+    typed = validate(schema, values, mistakes, (path,))
+    raise_mistakes(mistakes)
+    return construct(schema, typed)
 
 
 def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
@@ -217,41 +215,45 @@ def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
     try:
         return OmegaConf.to_container(node, resolve=True), path  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise UserError(f"{path} cannot be resolved: {_reason(error)}") from None
+        line = f"{path} cannot be resolved: {_reason(error)}"
+        raise UserError(line, code="unresolved") from None
 
 
-def _mistakes(cfg: DictConfig, skip: Collection[str] = ()) -> list[str]:
-    """A line for each mistake that `check_words` tells of."""
-    from agentrl_cli.config.outline import outlined
-    from agentrl_cli.config.schema import hints, needed_nodes, unknown_key, validate
-    from agentrl_cli.config.settings import Settings, wrong_limits
+def _validated(cfg: DictConfig, skip: Collection[str] = ()) -> tuple[dict[str, Any], list[Mistake]]:
+    """Return the typed values of a configuration and all of its mistakes."""
+    from agentrl_cli.config.settings import Settings, check_together
+    from agentrl_cli.config.validation import Mistake, settings_mistakes, validate, without_missing
 
-    errors: list[str] = []
-    whole, known = _resolve(cfg, errors), hints(Settings)
-    errors += [unknown_key(key, "", known, whole) for key in whole if key not in known]
-    values = {key: value for key, value in whole.items() if key not in skip}
-    errors += secret_errors(values)
-    values = {key: outlined(value) for key, value in values.items() if key in known}
-    typed = validate(Settings, values, "", errors, not_required=cfg).values
-    nodes = [key for key in needed_nodes(Settings) if key not in cfg and key not in skip]
-    remedy = "choose one with {0}=NAME (agentrl list {0})"
-    errors += [f"{key} is missing; {remedy.format(key)}" for key in nodes]
-    return errors or wrong_limits(typed)
+    mistakes: list[Mistake] = []
+    values = _resolve(cfg, mistakes)
+    unresolved = {str(key) for key in cfg} - values.keys()
+    values = {key: value for key, value in values.items() if key not in skip}
+    values = without_missing(values, mistakes)
+    mistakes += [Mistake((), line, "secret") for line in secret_errors(values)]
+    typed = validate(Settings, values, mistakes, optional={*skip, *unresolved})
+    if not mistakes:
+        mistakes += [Mistake((), line, "conflicting-settings") for line in check_together(typed)]
+        mistakes += settings_mistakes(typed)
+    return typed, mistakes
 
 
-def _resolve(cfg: DictConfig, errors: list[str]) -> dict[str, Any]:
+def _resolve(cfg: DictConfig, mistakes: list[Mistake]) -> dict[str, Any]:
+    """Return the root nodes with their interpolations resolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+
+    from agentrl_cli.config.validation import Mistake
 
     values: dict[str, Any] = {}
     for key in map(str, cfg):
         try:
-            value = "???" if OmegaConf.is_missing(cfg, key) else cfg[key]
+            value: Any = "???" if OmegaConf.is_missing(cfg, key) else cfg[key]
             is_node = OmegaConf.is_config(value)
             values[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
         except OmegaConfBaseException as error:
-            if not NOT_CHOSEN.search(_reason(error)):  # told as a missing group
-                errors.append(f"{key} cannot be resolved: {_reason(error)}")
+            if not NOT_CHOSEN.search(_reason(error)):  # reported as a missing group
+                text = f"{key} cannot be resolved: {_reason(error)}"
+                mistakes.append(Mistake((key,), text, "unresolved"))
     return values
 
 
@@ -294,8 +296,6 @@ def _foreign(item: Override, is_sweep: bool) -> list[str]:
 
 
 def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
-    from agentrl_cli.config.schema import nearest
-
     group, value = item.key_or_group, item.value()
     known = options(group, config_dir)
     if group == "experiment":
@@ -357,9 +357,22 @@ def complete(
     named = [group for group in groups(config_dir) if group in options_of]
     with open_dict(cfg):
         cfg.choices = {group: options_of[group] for group in named}
-        cfg.pop("hydra", None)
-        cfg.pop(ALGOS, None)
-        put_texts(cfg)
+        _put_prompts(cfg.get("algo"))
+        for key in ("hydra", ALGOS, "prompts"):
+            cfg.pop(key, None)
+
+
+def _put_prompts(algo: Any) -> None:
+    """Replace references to the group `prompts` in the algorithm's node by their texts, so that the
+    node records everything that the algorithm reads."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    plain: Any = OmegaConf.to_container(algo, resolve=False) if OmegaConf.is_dict(algo) else {}
+    for key, value in files.flatten(plain).items():
+        if isinstance(value, str) and value.startswith("${prompts."):
+            with suppress(OmegaConfBaseException):  # reported when the node is resolved
+                OmegaConf.update(algo, key, OmegaConf.select(algo, key))
 
 
 def _reason(error: Exception) -> str:

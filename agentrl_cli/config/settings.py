@@ -1,21 +1,22 @@
-"""The root settings and the nodes without a `_target_`: each dataclass is the schema of its node.
-Numbers live in conf/ only."""
+"""Settings of the root and of the nodes without a `_target_`. Values live in conf/ only."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_at_most
+from pydantic import Field
+
 from agentrl_cli.core.types import MOST_EPISODES
 
-RESUMABLE = (  # keys on which memory or speed hangs and no weight: a run may go on with others
+RESUMABLE = (  # keys that change memory or speed, not the weights: a run may resume with others
     "hardware.microbatch_tokens", "hardware.generator.max_batch", "hardware.generator.cache_tokens",
     "hardware.generator.cache_mib", "hardware.memory_gib", "model.gradient_checkpointing",
     "hardware.strategy", "hardware.processes", "hardware.actors.count", "hardware.actors.cpus",
     "hardware.actors.gpus", "hardware.actors.address", "hardware.actors.start_timeout",
 )  # fmt: skip
-SERVER_KEYS = tuple(  # where and how servers generate: a run may go on with others, too
+SERVER_KEYS = tuple(  # keys of the inference servers: a run may resume with others, too
     f"hardware.generator.{key}"
     for key in (
         "urls", "requests", "timeout", "retries", "max_logp_diff", "adapters", "server.program",
@@ -26,125 +27,173 @@ SERVER_KEYS = tuple(  # where and how servers generate: a run may go on with oth
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters on the linear layers that `targets` name (["all-linear"]: on all)."""
+    """Low-rank adapters."""
 
-    rank: int
-    alpha: int
-    targets: list[str]
-
-    def __post_init__(self) -> None:
-        require_at_least(1, rank=self.rank)
+    rank: Annotated[int, Field(ge=1, description="Rank of the adapters.")]
+    alpha: Annotated[int, Field(description="Adapters are scaled by alpha / rank.")]
+    targets: Annotated[
+        list[str], Field(description="Linear layers with adapters; [all-linear]: all of them.")
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestConfig:
-    """How an endpoint is asked: the environment variable that holds the key, seconds of an attempt,
-    attempts beside the first, requests in the air, a file that keeps answers, and the prices of a
-    million tokens read and written (null: costs are not counted)."""
+    """Requests to an OpenAI-compatible endpoint."""
 
-    key_variable: str
-    timeout: float
-    retries: int
-    workers: int
-    cache: str | None
-    input_price: float | None
-    output_price: float | None
-
-    def __post_init__(self) -> None:
-        require_at_least(1, workers=self.workers)
+    key_variable: Annotated[
+        str, Field(description="Environment variable with the API key; any *API_KEY.")
+    ]
+    timeout: Annotated[float, Field(description="Seconds of one attempt.")]
+    retries: Annotated[int, Field(description="Further attempts, with growing pauses.")]
+    workers: Annotated[int, Field(ge=1, description="Concurrent requests.")]
+    cache: Annotated[
+        str | None,
+        Field(description="File that keeps answers, so that a stopped command can continue."),
+    ]
+    input_price: Annotated[
+        float | None, Field(description="Price of a million prompt tokens; null: not counted.")
+    ]
+    output_price: Annotated[
+        float | None, Field(description="Price of a million generated tokens; null: not counted.")
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which causal LM: `path` is `tiny`, a Hugging Face name or a folder. `weights` picks an
-    embedded file for `tiny`; null starts from random weights. `chat_template` is a file, the name
-    of a shipped one, or its text (null: the tokenizer's own); with `system_role` user the system
-    text opens the first user turn. With `path` endpoint the model is `name` of the server at `url`,
-    asked as `request` says, and can be evaluated only."""
+    """A causal language model."""
 
-    path: str
-    weights: str | None
-    dtype: str
-    attention: str
-    gradient_checkpointing: bool
-    lora: LoraConfig | None
-    chat_template: str | None = None
-    system_role: Literal["system", "user"] = "system"
-    url: str | None = None
-    name: str | None = None
-    request: RequestConfig | None = None
+    path: Annotated[
+        str, Field(description="A Hugging Face name or folder; tiny; or endpoint, evaluation only.")
+    ]
+    weights: Annotated[
+        str | None, Field(description="Embedded weights of model=tiny; null: random weights.")
+    ]
+    dtype: Annotated[
+        str, Field(description="Data type of the weights; auto: bfloat16 on CUDA, else float32.")
+    ]
+    attention: Annotated[str, Field(description="Attention implementation of Transformers.")]
+    gradient_checkpointing: Annotated[
+        bool,
+        Field(description="Recompute activations: about a third slower, with far less memory."),
+    ]
+    lora: Annotated[LoraConfig | None, Field(description="null: full fine-tuning.")]
+    chat_template: Annotated[
+        str | None,
+        Field(
+            description="A file, the text, or a shipped one: qwen3 (keeps earlier thoughts). null: "
+            "the tokenizer's own."
+        ),
+    ] = None
+    system_role: Annotated[
+        Literal["system", "user"],
+        Field(
+            description="user: the system text opens the first user message, for templates without "
+            "a system role (Gemma)."
+        ),
+    ] = "system"
+    url: Annotated[
+        str | None, Field(description="Address of the server, such as http://127.0.0.1:8000/v1.")
+    ] = None
+    name: Annotated[str | None, Field(description="Name of the model on the server.")] = None
+    request: Annotated[RequestConfig | None, Field(description="Requests to the server.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """Where it computes; `threads` null means by the model's size. `mixed_precision` bf16 computes
-    training's products in bfloat16, the weights as they are. `memory_gib` is how much memory there
-    is; null asks the device. `strategy` says how the processes of a launcher train one run: each
-    with all weights (ddp) or with a shard of them (fsdp); null is one process. `processes` is how
-    many there are to be; null: as many as the launcher has started."""
+    """Devices, processes and the engine that generates."""
 
-    device: str
-    threads: int | None
-    mixed_precision: Literal["bf16"] | None = None
-    memory_gib: float | None = None
-    strategy: Literal["ddp", "fsdp"] | None = None
-    processes: int | None = None
-    microbatch_tokens: int
-    actors: object | None = None
-    generator: object
-
-    def __post_init__(self) -> None:
-        require_above(0, memory_gib=1 if self.memory_gib is None else self.memory_gib)
-        require_at_least(1, processes=1 if self.processes is None else self.processes)
+    device: Annotated[str, Field(description="cpu or cuda.")]
+    threads: Annotated[
+        int | None,
+        Field(description="PyTorch threads; null: OMP_NUM_THREADS, else by the model's size."),
+    ]
+    mixed_precision: Annotated[
+        Literal["bf16"] | None,
+        Field(description="bf16: compute training in bfloat16; weights keep their type."),
+    ] = None
+    memory_gib: Annotated[
+        float | None,
+        Field(gt=0, description="Memory of one process in GiB. A run that needs more is refused. "
+              "null: as the device has."),
+    ] = None  # fmt: skip
+    strategy: Annotated[
+        Literal["ddp", "fsdp"] | None,
+        Field(description="Parallel training: ddp copies the weights, fsdp shards them."),
+    ] = None
+    processes: Annotated[
+        int | None, Field(ge=1, description="Processes to expect; null: as many as were launched.")
+    ] = None
+    microbatch_tokens: Annotated[
+        int, Field(description="Tokens of a micro-batch of one process, including padding.")
+    ]
+    actors: Annotated[object | None, Field(description="Processes that play episodes.")] = None
+    generator: Annotated[object, Field(description="Engine that samples from the policy.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """How splits are played; `tasks` null means all, `baseline` also plays the starting weights,
-    `greedy` also one episode a task at temperature 0, `act` refined lets an algorithm that refines
-    actions play these (runs of earlier versions have no such key)."""
+    """Evaluation."""
 
-    splits: list[str]
-    episodes_per_task: int
-    temperature: float
-    tasks: int | None
-    greedy: bool
-    baseline: bool
-    act: Literal["policy", "refined"] = "policy"
-
-    def __post_init__(self) -> None:
-        if not self.splits:
-            raise UserError("eval.splits is empty; name at least one")
-        require_at_least(1, episodes_per_task=self.episodes_per_task)
-        require_at_most(MOST_EPISODES, episodes_per_task=self.episodes_per_task)
-        require_at_least(1, tasks=1 if self.tasks is None else self.tasks)
+    splits: Annotated[
+        list[str],
+        Field(min_length=1, description="Splits to play; episodes of the first are kept."),
+    ]
+    episodes_per_task: Annotated[
+        int, Field(ge=1, le=MOST_EPISODES, description="Sampled episodes of each task.")
+    ]
+    temperature: Annotated[float, Field(description="Sampling temperature.")]
+    tasks: Annotated[int | None, Field(ge=1, description="Tasks of each split; null: all.")]
+    greedy: Annotated[bool, Field(description="Also play one episode per task at temperature 0.")]
+    baseline: Annotated[bool, Field(description="Also evaluate the initial weights.")]
+    act: Annotated[
+        Literal["policy", "refined"],
+        Field(description="refined: play refined actions, if the algorithm refines."),
+    ] = "policy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which demonstrations there are; `skip_invalid` leaves out the lines that would be refused.
-    `buffer` names a run whose episodes an algorithm that replays begins with; with `offline` it
-    learns from these alone. `keep_episodes` writes every fresh one to buffer.jsonl."""
+    """Demonstrations and stored episodes."""
 
-    demos: str | None
-    skip_invalid: bool
-    buffer: str | None = None
-    offline: bool = False
-    keep_episodes: bool = False
+    demos: Annotated[
+        str | None,
+        Field(description="File of demonstrations, one per line (agentrl demos writes one); or "
+              "expert:N, N episodes of the environment's expert."),
+    ]  # fmt: skip
+    skip_invalid: Annotated[
+        bool, Field(description="Skip invalid demonstrations instead of stopping.")
+    ]
+    buffer: Annotated[
+        str | None, Field(description="Run with episodes (buffer.jsonl) to fill the replay buffer.")
+    ] = None
+    offline: Annotated[
+        bool, Field(description="Train only on data.buffer, without new episodes.")
+    ] = False
+    keep_episodes: Annotated[
+        bool, Field(description="Write all episodes to buffer.jsonl, for data.buffer.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The whole configuration. A field of type `object` is a node that names its `_target_`."""
 
-    steps: int
-    seed: int
-    eval_every: int
-    save_every: int
-    save_interval_minutes: float
-    init: str | None
-    runs: str
-    name: str | None
+    steps: Annotated[int, Field(ge=1, description="Updates.")]
+    seed: Annotated[int, Field(description="Seed of all random numbers.")]
+    eval_every: Annotated[
+        int, Field(ge=0, description="Steps between evaluations; 0: only at the end.")
+    ]
+    save_every: Annotated[
+        int, Field(ge=0, description="Steps between checkpoints; 0: only at the end.")
+    ]
+    save_interval_minutes: Annotated[
+        float,
+        Field(ge=0, description="Minutes between further checkpoints; 0: none. Raise it for large "
+              "models."),
+    ]  # fmt: skip
+    init: Annotated[str | None, Field(description="A run or folder with the initial weights.")]
+    runs: Annotated[str, Field(description="Folder of all runs.")]
+    name: Annotated[str | None, Field(description="Folder of this run; null: a generated name.")]
     choices: dict[str, str | None]
     algo: object
     env: object
@@ -155,18 +204,17 @@ class Settings:
     hardware: HardwareConfig
     eval: EvalConfig
     data: DataConfig
-    save_best: bool = False
+    save_best: Annotated[
+        bool,
+        Field(
+            description="Also keep the checkpoint with the highest validation success, and play, "
+            "export and report it."
+        ),
+    ] = False
 
 
-LEAST = {"steps": 1, "eval_every": 0, "save_every": 0, "save_interval_minutes": 0}
-
-
-def wrong_limits(values: dict[str, Any]) -> list[str]:
-    """A line for each root setting that is too small, or leaves nothing to choose from."""
-    given = {key: values[key] for key in LEAST if key in values}
-    wrong = {key: value for key, value in given.items() if not value >= LEAST[key]}
-    lines = [f"{key} is {value}; give at least {LEAST[key]}" for key, value in wrong.items()]
+def check_together(values: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for root settings that contradict each other."""
     if values.get("save_best") and not 0 < values["eval_every"] < values["steps"]:
         plan = f"eval_every={values['eval_every']} plans one for {values['steps']} steps"
-        lines.append(f"save_best=true chooses among evaluations, and {plan}; evaluate more often")
-    return lines
+        yield f"save_best=true chooses among evaluations, and {plan}; evaluate more often"

@@ -1,5 +1,6 @@
 from .base import Completion as Completion
 from .base import Generator as Generator
+from .base import HFGeneratorConfig as HFGeneratorConfig
 from .base import Sampling as Sampling
 from .endpoint import OpenAIChat as OpenAIChat
 from .hf import HFGenerator as HFGenerator

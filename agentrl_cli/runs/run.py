@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from agentrl_cli.config.renames import renamed_metrics
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.terminal import echo
@@ -260,7 +261,7 @@ class Run:
             return [], 0
         rows, lost = files.read_jsonl_leniently(self.metrics_file)
         kept = [row for row in rows if isinstance(row, dict) and _has_step(row)]
-        return kept, lost + len(rows) - len(kept)
+        return [renamed_metrics(row) for row in kept], lost + len(rows) - len(kept)
 
     def is_evaluated(self, step: int) -> bool:
         """Return whether an evaluation of the step is logged."""

@@ -15,15 +15,16 @@ def agentrl(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def refused(result: Result, *values: str) -> None:
-    """Exit 2 with one sentence for each of these values, which it names, and a remedy."""
+def refused(result: Result, *expected: str) -> None:
+    """Exit 2, and one line on stderr for each expectation: fragments with ` ... ` between them."""
     lines = result.stderr.strip().splitlines()
-    assert result.exit_code == 2 and result.stdout == "", result.output
-    assert len(lines) == len(values), lines
-    for value in values:
-        assert any(value in line for line in lines), (value, lines)
-    assert all(re.search(r"[;:] | must be |\?", line) for line in lines), lines
-    assert "Traceback" not in result.stderr
+    assert result.exit_code == 2, result.output
+    assert len(lines) == len(expected), lines
+    for fragments in expected:
+        found = [line for line in lines if all(part in line for part in fragments.split(" ... "))]
+        assert found, (fragments, lines)
+        assert re.search(r"[;:.'] | must be ", found[0]), f"no remedy: {found[0]}"
+    assert "Traceback" not in result.stderr and result.stdout == ""
 
 
 def train(root: Path, *overrides: str, algo: str = "grpo") -> Result:

@@ -10,7 +10,11 @@ NODES = """
 from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from agentrl_cli.core.errors import UserError
 
 if TYPE_CHECKING:
     from elsewhere import Engine
@@ -26,7 +30,7 @@ class Advanced:
 class Algo:
     clip_eps: float
     epochs: int
-    gate: bool
+    require_optimal: bool
     kind: Literal["soft", "hard"]
     limit: float | None
     prompts: dict[str, str]
@@ -46,6 +50,21 @@ class World:
     helper: Any
     folder: Path
     shape: tuple[int, ...]
+
+
+@dataclass(kw_only=True)
+class LightConfig:
+    low: Annotated[int, Field(description="The lower limit.")]
+    high: int
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise UserError("low is above high", code="low-above-high")
+
+
+@dataclass(kw_only=True)
+class Light(LightConfig):
+    pass
 """
 
 CONFIG = OmegaConf.load(CONF / "config.yaml")
@@ -63,15 +82,16 @@ FILES = {
     "algo/first.yaml": """
         # the first of two
         _target_: sample_nodes.Algo
-        clip: 0.2
+        clip_eps: 0.2
         epochs: 1
-        gate: false
+        require_optimal: false
         kind: soft
         limit: null
         prompts: {critique: say what was wrong}
         advanced: {rounds: 1, weights: [1.0, 2.0]}
         """,
-    "algo/second.yaml": "defaults: [first, _self_]\nclip: 0.4\n",
+    "algo/second.yaml": "defaults: [first, _self_]\nclip_eps: 0.4\n",
+    "algo/light.yaml": "_target_: sample_nodes.Light\nlow: 1\nhigh: 2\n",
     "env/world.yaml": """
         _target_: sample_nodes.World
         part: {size: 3}
@@ -112,7 +132,7 @@ FILES = {
     "ablation.yaml": """
         # One part less.
         ungated:  # without the gate
-            algo: {gate: false, epochs: 4}
+            algo: {require_optimal: false, epochs: 4}
         short: {steps: 3}
         """,
 }

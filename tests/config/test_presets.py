@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from agentrl_cli.config.compose import check, compose
-from agentrl_cli.config.presets import replace_old_names
+from agentrl_cli.config.presets import PRESETS, preset_overrides, replace_old_names
 from agentrl_cli.core.errors import UserError
+
+
+def test_preset_table_covers_the_old_names():
+    assert len(PRESETS) > 105
+    assert preset_overrides("twentyq_k1") == ["recipe=twentyq", "algo=nlac", "ablation=k1"]
+    assert preset_overrides("wiki_grpo") == ["recipe=wiki", "algo=grpo"]
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_resumed_run_has_the_same_best(run: Run, tmp_path: Path):
     [
         (["eval_every=0"], "eval_every=0"),
         (["eval_every=4"], "eval_every=4"),
-        (["keep=worst"], "worst"),
+        (["save_best=worst"], "worst"),
         (["env._target_=tests.training.test_keep_best.WithoutVal"], "val"),
     ],
 )
