@@ -131,8 +131,8 @@ def test_a_stopped_run_goes_on_to_the_same_best(run: Run, tmp_path: Path):
     [
         (["eval_every=0"], "eval_every=0 plans one for 4 steps; evaluate more often"),
         (["eval_every=4"], "eval_every=4 plans one for 4 steps; evaluate more often"),
-        (["keep=worst"], "keep must be .* not 'worst'"),
-        (["env._target_=tests.training.test_keep_best.WithoutVal"], "no tasks; give it some"),
+        (["save_best=worst"], "save_best must be .* not 'worst'"),
+        (["env._target_=tests.training.test_keep_best.WithoutVal"], "give it some"),
     ],
 )
 def test_what_leaves_nothing_to_choose_from_is_refused(
