@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.config.compose import compose, forced, parse_overrides, search_path
 from agentrl_cli.config.groups import conf_folder, group_folders, options
+from agentrl_cli.config.settings import Settings as Root
+from agentrl_cli.config.validation import described
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 
@@ -51,6 +53,7 @@ def settings(overrides: list[str], config_dir: Path | None = None) -> Settings:
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     del plain["choices"]
     set_in, comments = _read_sources(overrides, config_dir)
+    comments |= dict(described(Root, plain))  # comments of files are for users' own classes
     for item in parse_overrides(overrides):
         for key in files.flatten({item.key_or_group: item.value()}):
             set_in[key] = COMMAND_LINE

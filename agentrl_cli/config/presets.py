@@ -25,6 +25,7 @@ NAMED_OTHERWISE = {  # algorithm and ablation; every other ablation above is one
     "nlac_paper": ("nlac", "paper"),
     "self_ac_slides": ("self_ac", "slides"),
     "own_play": ("sft", "own_play"),
+    "plain_farewell": ("nlac", "plain_final_hint"),
     "graded_reward": ("grpo", "graded_reward"),
     "ppo_from_sft": ("ppo", "from_sft"),
     "rft_from_sft": ("rft", "from_sft"),
@@ -32,7 +33,7 @@ NAMED_OTHERWISE = {  # algorithm and ablation; every other ablation above is one
 }
 EVERYWHERE = (*ALGOS, *CONTROLS, "nlac_paper", "self_ac_slides")
 SHIPPED = {
-    "twentyq": (*EVERYWHERE, *ABLATIONS, *NAMED_OTHERWISE, "plain_farewell", "refined"),
+    "twentyq": (*EVERYWHERE, *ABLATIONS, *NAMED_OTHERWISE, "refined"),
     "math": (*EVERYWHERE, *ABLATIONS),
     "arithmetic": (*EVERYWHERE, *ABLATIONS),
     "tau_mini": EVERYWHERE,

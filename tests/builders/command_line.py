@@ -23,7 +23,7 @@ def refused(result: Result, *expected: str) -> None:
     for fragments in expected:
         found = [line for line in lines if all(part in line for part in fragments.split(" ... "))]
         assert found, (fragments, lines)
-        assert re.search(r"[;:.'] | must be ", found[0]), f"no remedy: {found[0]}"
+        assert re.search(r"[;:.'] | must be | needs ", found[0]), f"no remedy: {found[0]}"
     assert "Traceback" not in result.stderr and result.stdout == ""
 
 

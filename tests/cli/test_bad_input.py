@@ -30,7 +30,7 @@ NAMES = {
     "hardware.device=tpu": "hardware.device 'tpu' is unknown; use cpu or cuda",
     "init=nothing": "run 'nothing' not found",
     "env.reward=gold": "reward is 'gold': use 'win' or 'graded' or 'lmrl'",
-    "env.final_hint=kind": "farewell is 'kind': use 'graded' or 'plain'",
+    "env.final_hint=kind": "final_hint ... 'kind'",
     "loud": "override 'loud' cannot be read; write it as key=value",
     "steps=1,2": "override 'steps=1,2' names several values; give one, or a list",
     "name=a/b": "name 'a/b' is not a folder name; use letters",
@@ -74,8 +74,7 @@ def test_all_mistakes_of_a_configuration_are_told_at_once(tmp_path: Path):
 LORA = "{rank:4,alpha:8,targets:[all-linear]}"
 SIZES = {
     "rollout.max_new_tokens=500 rollout.max_seq_len=400": "max_tokens 500 leaves no room in",
-    "rollout.max_seq_len=100000": "rollout.max_seq_len is 100000, "
-    "but 'tiny' reads at most 4096 ids; give rollout.max_seq_len=4096",
+    "rollout.max_seq_len=100000": "rollout.max_seq_len is 100000 ... rollout.max_seq_len=4096",
     "rollout.episodes_per_step=3": "rollout.episodes_per_step 3 holds no group of 4; give at least",
     "algo.group_size=1": "group_size ... 1",
     "algo.epochs=0": "epochs ... 0",
@@ -142,7 +141,7 @@ def test_a_scalar_critic_that_cannot_be_is_refused(tmp_path: Path, overrides: st
     assert not (tmp_path / "runs" / "it").exists()
 
 
-GUARD = "'algo.improvement_check={every: 2, lessons: 8, probes: 2, memory: 2}'"
+GUARD = "'algo.improvement_check={every: 2, num_targets: 8, num_rollouts: 2, window: 2}'"
 NLAC = {
     "algo.num_forecasts=0": "num_forecasts ... 0",
     "algo.num_refinements=0": "num_refinements ... 0",
@@ -153,18 +152,18 @@ NLAC = {
     "algo.diagnostics.num_rollouts=0": "num_rollouts ... 0",
     "algo.diagnostics.num_forecasts=0": "num_forecasts ... 0",
     "algo.advanced.ablation=all": "algo.advanced.ablation must be",
-    GUARD: "algo.improvement_check needs algo.separate_critic=true: with shared weights a policy that waits would still",
-    f"{GUARD.replace('8', '7')} algo.separate_critic=true": "lessons ... 7",
-    "algo.policy_target=best_of_n": "algo.require_optimal=true means nothing to algo.policy_target=best_of_n, which",
-    "algo.policy_target=advantage_weighted": "algo.require_optimal=true means nothing to algo.policy_target=advantage_weighted, which",
+    GUARD: "algo.improvement_check needs algo.separate_critic=true",
+    f"{GUARD.replace('8', '7')} algo.separate_critic=true": "num_targets ... 7",
+    "algo.policy_target=best_of_n": "algo.require_optimal ... algo.policy_target=best_of_n",
+    "algo.policy_target=advantage_weighted": "algo.require_optimal ... algo.policy_target=advantage_weighted",
     "algo.policy_target=best_of_n algo.require_optimal=false algo.num_candidates=1": "candidates ... 1",
     "algo.num_candidates=1": "candidates ... 1",
     "algo.selection_temperature=0": "selection_temperature ... 0",
     "algo.policy_target=best": "algo.policy_target must be",
-    "algo.advanced.ablation=majority": "algo.advanced.ablation=majority needs algo.policy_target=choi",
-    "rollout.max_seq_len=4090": "rollout.max_seq_len is 4090, behind which roles read and write",
-    "algo.advanced.role_tokens=900": "rollout.max_seq_len is 512, behind which roles read and",
-    "algo.prompts.refine=\"'{critic}'\"": "prompts.refine asks for 'critic'; it can be given",
+    "algo.advanced.ablation=majority": "algo.advanced.ablation=majority ... algo.policy_target",
+    "rollout.max_seq_len=4090": "rollout.max_seq_len is 4090",
+    "algo.advanced.role_tokens=900": "rollout.max_seq_len is 512",
+    "algo.prompts.refine=\"'{critic}'\"": "prompts.refine ... 'critic'",
 }
 
 

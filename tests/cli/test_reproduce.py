@@ -142,9 +142,9 @@ def test_what_a_preset_starts_from_is_run_first(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(module, "run_agentrl", train)
     reproduce("math_stepagent_inverse", [4], tmp_path, store=False)
-    assert trained == ["math_sft_s4", "math_stepagent_inverse_s4"]
+    assert trained == ["arithmetic_sft_s4", "math_stepagent_inverse_s4"]
     started = compose([*preset_overrides("math_stepagent_inverse"), "seed=4", "runs=x"])
-    assert started.init == "x/math_sft_s4"
+    assert started.init == "x/arithmetic_sft_s4"
     reproduce("math_stepagent_implicit", [4], tmp_path, store=False)
     assert trained[2:] == ["math_stepagent_implicit_s4"]
 
