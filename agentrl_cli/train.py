@@ -18,18 +18,18 @@ from agentrl_cli.core.errors import (
     RunAborted,
     UserError,
 )
-from agentrl_cli.core.one_process import LAUNCH
+from agentrl_cli.core.launch import LAUNCH
 from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.rollout.env_threads import abandoned_threads
 from agentrl_cli.runs import best
 from agentrl_cli.runs.run import Run, step_of
-from agentrl_cli.training.assemble import Parts
+from agentrl_cli.training.build import Parts
+from agentrl_cli.training.distributed import explained_loss
 from agentrl_cli.training.evaluate import episode_metrics, evaluate
 from agentrl_cli.training.learner import NonFiniteError
 from agentrl_cli.training.memory_plan import is_out_of_memory, out_of_memory
-from agentrl_cli.training.ranks import explained_loss
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -196,7 +196,7 @@ def logprob_gap(parts: Parts, episodes: list[Episode]) -> dict[str, float]:
     samples = [sample for e in sampled for sample in episode_samples(e, lambda i, turn: {})]
     if not samples:
         return {}
-    rows = token_logprobs(parts.models.reader("policy"), samples)
+    rows = token_logprobs(parts.models.forward("policy"), samples)
     by_trainer: list[float] = []
     for row, sample in zip(rows, samples, strict=True):
         by_trainer += [logprob for logprob, m in zip(row, sample.mask, strict=True) if m]

@@ -41,7 +41,7 @@ from agentrl_cli.config.compose import check, compose, load
 from agentrl_cli.rollout.collector import PlayCollector
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import update
-from agentrl_cli.training.assemble import Parts, assemble
+from agentrl_cli.training.build import Parts, build_parts
 from agentrl_cli.training.evaluate import play_split
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "critics.json"
@@ -53,7 +53,7 @@ EPISODES = {"arithmetic": 4, "twentyq": 20, "tau_mini": 25, "wiki": 10}  # of ea
 def measure(env: str, states: int, probes: int, overrides: list[str]) -> dict[str, float]:
     """The figures of a base, by name."""
     settings = [f"env={env}", "algo=nlac", "model=tiny", "hardware.threads=1", *overrides]
-    parts = assemble(check(compose(settings)), None, learns=False)
+    parts = build_parts(check(compose(settings)), None, learns=False)
     played = play_split(parts, "test", EPISODES[env], 1.0)
     greedy = play_split(parts, "test", 1, 0.0)
     turns = all_turns([episode for episode in played if episode.stop == "done"])
@@ -135,7 +135,7 @@ def own_play_drift(env: str, run: Run, overrides: list[str]) -> dict[str, float]
     size, rate = math.ceil(tokens / steps), max(row["policy/lr"] for row in rows)
     settings = [f"algo.minibatch_tokens={size}", f"algo.optimizer.lr={rate}", *overrides]
     base = [f"env={env}", "algo=sft", "model=tiny", "hardware.threads=1"]
-    parts = assemble(check(compose([*base, *settings])), None)
+    parts = build_parts(check(compose([*base, *settings])), None)
     before, taken = success(parts), 0.0
     played = parts.collector.collect(0, 1)
     acted = sum(len(turn.action_ids) for turn in all_turns(played)) / len(played)

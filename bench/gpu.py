@@ -39,7 +39,7 @@ from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.train import update
-from agentrl_cli.training.assemble import Parts, assemble
+from agentrl_cli.training.build import Parts, build_parts
 from agentrl_cli.training.memory_plan import plan_memory, read_shapes
 from bench.self_ac_cost import ACTED, SEEN, played
 from tests.builders.hub_shapes import SHAPES
@@ -151,7 +151,7 @@ def assembled(case: Case, folder: Path, *overrides: str) -> tuple[DictConfig, Pa
     hardware = [f"hardware={'gpu' if case.device == 'cuda' else 'cpu'}"]
     hardware += [f"hardware.microbatch_tokens={case.context}"]
     cfg = check(compose(["env=twentyq", *model, *sizes, *hardware, *overrides]))
-    return cfg, assemble(cfg, None)
+    return cfg, build_parts(cfg, None)
 
 
 def sampling(parts: Parts) -> tuple[float, int]:

@@ -29,7 +29,7 @@ from bench.results import PREFIXES, ROOT, TASKS, train_all
 CONTROLS = ("shuffled_outcomes", "empty_critiques", "shuffled_critiques")
 EPISODES = 4000  # on each side, at least
 # as conf/algo/nlac.yaml says
-GUARD = "algo.improvement_check={every: 2, lessons: 48, probes: 4, memory: 3}"
+GUARD = "algo.improvement_check={every: 2, num_targets: 48, num_rollouts: 4, window: 3}"
 
 
 class Plan(NamedTuple):

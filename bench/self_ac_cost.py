@@ -10,7 +10,7 @@ the same for all.
 
 Seconds are CPU time of this process on one thread, medians over rounds in which all take turns; a
 pass for every state, which takes ten times as long, is measured once behind them. The allocator is
-told what every run tells it (training/assemble.py); page faults scatter the seconds otherwise.
+told what every run tells it (training/build.py); page faults scatter the seconds otherwise.
 Memory is the peak of what torch holds at once beyond what was there before the update (weights and
 AdamW's averages), from its profiler's record of every allocation, one episode in a batch.
 """
@@ -43,7 +43,7 @@ from agentrl_cli.models.forward import logprobs_and_values, token_logprobs
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
-from agentrl_cli.training.assemble import keep_freed_memory
+from agentrl_cli.training.build import keep_freed_memory
 from agentrl_cli.training.learner import Learner
 from tests.algos.test_grpo import grpo
 from tests.builders.self_ac import self_ac
@@ -124,13 +124,13 @@ def critic_of(folder: Path, prompt: int) -> tuple[SelfAC, ModelSet]:
 
 def per_turn(models: ModelSet, prompt: list[int], episodes: list[Episode]) -> Iterator[Phase]:
     """An actor phase as GRPO's and a critic phase over single states, both scored first."""
-    reader = models.reader("policy")
+    reader = models.forward("policy")
     actions = [s for e in episodes for s in episode_samples(e, lambda i, turn: {"advantage": 1.0})]
     for sample, logprobs in zip(actions, token_logprobs(reader, actions), strict=True):
-        sample.streams["old_logprob"] = logprobs
+        sample.per_token["old_logprob"] = logprobs
     states = [state for episode in episodes for state in states_of(episode, prompt)]
     for sample, (_, values) in zip(states, logprobs_and_values(reader, states), strict=True):
-        sample.streams["old_value"] = values.tolist()
+        sample.per_token["old_value"] = values.tolist()
     yield Phase("critic", states, lambda out, batch: value_error(out, batch, 0.0), units=per_sample)
     yield Phase("policy", actions, lambda out, batch: clipped_ratio(out, batch, 0.2))
 
@@ -141,8 +141,8 @@ def states_of(episode: Episode, prompt: list[int]) -> Iterator[Sample]:
     states = [episode.state_ids(k) for k in range(last + 1)]
     for ids in [*states, states[last] + episode.turns[last].action_ids]:
         row = [0.0] * (len(ids) + len(prompt) - 1)
-        streams = {"value_at": [*row, 1.0], "return": [*row, 1.0]}
-        yield Sample(ids + prompt, [0] * (len(row) + 1), streams)
+        per_token = {"value_at": [*row, 1.0], "return": [*row, 1.0]}
+        yield Sample(ids + prompt, [0] * (len(row) + 1), per_token)
 
 
 def medians(updates: dict[str, Update], episodes: list[Episode], rounds: int) -> dict[str, float]:

@@ -29,7 +29,7 @@ from agentrl_cli.algos.stepagent.algorithm import StepAgentInverse
 from agentrl_cli.algos.stepagent.inverse import labelled_actions, labelled_episodes
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.core.types import Episode, Sample
-from agentrl_cli.training.assemble import Parts, assemble
+from agentrl_cli.training.build import Parts, build_parts
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "stepagent_cost.json"
 GRPO, STEPAGENT = "experiment=twentyq_grpo", "experiment=twentyq_stepagent_environment"
@@ -38,7 +38,7 @@ Work = Callable[[], object]
 
 def parts_of(preset: str, episodes: int) -> Parts:
     """What a preset's run is made of, from the base, with so many episodes a step."""
-    return assemble(
+    return build_parts(
         check(compose([preset, "init=null", f"rollout.episodes_per_step={episodes}"])), None
     )
 

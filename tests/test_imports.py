@@ -35,7 +35,7 @@ NEVER = {  # what a room may not even name for type checkers
     "core": ENGINES | {"torch", "transformers"},
     "envs": ENGINES | {"torch", "transformers", "tokenizers", "agentrl_cli.config"},
     "rollout": ENGINES - {"ray"} | {"torch", "agentrl_cli.config"},
-    "algos": ENGINES | {"transformers", "peft", "torch.distributed", "agentrl_cli.core.ranks"}
+    "algos": ENGINES | {"transformers", "peft", "torch.distributed", "agentrl_cli.core.distributed"}
     | {f"agentrl_cli.{room}" for room in ("config", "envs", "runs")}
     | {"agentrl_cli.models.sharding"} | ENGINE_FILES,
     "models": ENGINES,

@@ -91,5 +91,5 @@ def judged() -> Episode:
     found.turns = [*(episode("cat", 0, 1).turns[0] for _ in range(3)), found.turns[1]]
     for turn in found.turns:
         turn.info["critic"] = {**SAID, "verdict": turn is found.turns[-1]}
-    found.closing = [Message("user", "You win.")]
+    found.final_observation = [Message("user", "You win.")]
     return found

@@ -77,7 +77,7 @@ def pick(run: Path) -> Episode:
 def picture(episode: Episode, source: str) -> str:
     """Return the episode as SVG, with a block of lines for each turn."""
     answers = [message.content for turn in episode.turns[1:] for message in turn.observation[-1:]]
-    answers += [message.content for message in episode.closing[-1:]]
+    answers += [message.content for message in episode.final_observation[-1:]]
     hidden = episode.task.data["object"]
     title = f"Find the hidden object (it is: {hidden}). {source}, a test episode, won."
     y, lines = 28, [(NUMBERS, 28, INK, "bold", title)]

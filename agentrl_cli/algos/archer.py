@@ -10,7 +10,7 @@ Low level: the tokens of each turn follow a policy gradient with the advantage A
 Our choices: the critic is a copy of the language model (an adapter with LoRA) with two linear
 heads; Q is read at the last token of the action, V at the last token of the state. Replay draws
 whole episodes, because one forward pass reads all of their turns, with each fresh action a' packed
-as a shadow after its state (models/packed_attention.py). The actor trains on this step's episodes
+as a branch after its state (models/packed_attention.py). The actor trains on this step's episodes
 with a clipped ratio, which is REINFORCE if there is one optimizer step. Left out: the token-level
 baseline, and the second critic of the authors' code.
 """
@@ -83,7 +83,7 @@ class ArCHer(ArCHerConfig, Algorithm):
         if self.action == "fresh":
             target = causal_lm(context.models.module("target"))
             try:
-                enable_packing(target, [context.chat.closing], "visible_first", "full")
+                enable_packing(target, [context.chat.end_of_turn], "visible_first", "full")
             except UserError as error:
                 line = f"algo.action=fresh: {error}; or set algo.action=stored"
                 raise UserError(line, code=error.code) from error
@@ -119,11 +119,11 @@ class ArCHer(ArCHerConfig, Algorithm):
             last_v = 0.0 if episode.stop == "done" else float(found[-1][0][-1, V])
             next_v = [*(float(table[read.state_at, V]) for table, read in found[1:]), last_v]
             for span, (table, read), v in zip(spans, found, next_v, strict=True):
-                streams = span.sample.streams
-                streams["q_at"][span.action_at] = 1.0
-                streams["q_target"][span.action_at] = span.reward + self.gamma * v
-                streams["v_at"][span.state_at] = 1.0
-                streams["v_target"][span.state_at] = float(table[read.action_at, Q])
+                per_token = span.sample.per_token
+                per_token["q_at"][span.action_at] = 1.0
+                per_token["q_target"][span.action_at] = span.reward + self.gamma * v
+                per_token["v_at"][span.state_at] = 1.0
+                per_token["v_target"][span.state_at] = float(table[read.action_at, Q])
         return [spans[0].sample for spans in segments]
 
     def _critic_samples(self, episode: Episode) -> list[Sample]:
@@ -134,7 +134,7 @@ class ArCHer(ArCHerConfig, Algorithm):
         samples[-1].ids += truncated_state_ids(episode, chat, target)
         for sample in samples:
             sample.mask = [0] * len(sample.ids)
-            sample.streams = {name: [0.0] * len(sample.ids) for name in STREAMS}
+            sample.per_token = {name: [0.0] * len(sample.ids) for name in STREAMS}
         return samples
 
     def _fresh_actions(self, episodes: list[Episode], update: int) -> list[list[int]]:
@@ -148,7 +148,7 @@ class ArCHer(ArCHerConfig, Algorithm):
     def _q_and_v(self, model: str, samples: list[Sample]) -> list[Tensor]:
         """Return Q and V at every token of each sample, [tokens, 2]."""
         models = self.context.models
-        return [table for _, table in logprobs_and_values(models.reader(model), samples)]
+        return [table for _, table in logprobs_and_values(models.forward(model), samples)]
 
     def estimate_advantages(self, episodes: list[Episode]) -> None:
         """Write V(s) as `value` and Q(s, a) - V(s) as `advantage` into every turn's info."""
@@ -175,7 +175,7 @@ class ArCHer(ArCHerConfig, Algorithm):
             for episode in episodes
             for sample in episode_samples(episode, lambda i, turn: {"advantage": of_turn[id(turn)]})
         ]
-        add_logprobs(self.context.models.reader("policy"), samples, "old_logprob")
+        add_logprobs(self.context.models.forward("policy"), samples, "old_logprob")
         return Phase(
             "policy", samples, self.loss, epochs=self.actor_epochs,
             minibatch_tokens=self.minibatch_tokens, metrics={"policy/advantage_std": std},
@@ -203,10 +203,10 @@ def td_loss(outputs: Outputs, batch: Batch) -> Loss:
     Streams: `q_at` and `v_at` (1 at the tokens that are read), `q_target` and `v_target`."""
     assert outputs.values is not None
     q, v = outputs.values.unbind(-1)  # [batch, tokens] each
-    streams = batch.streams
-    q_at, v_at = streams["q_at"], streams["v_at"]
-    q_loss = ((q - streams["q_target"]) ** 2 * q_at).sum()
-    v_loss = ((v - streams["v_target"]) ** 2 * v_at).sum()
+    per_token = batch.per_token
+    q_at, v_at = per_token["q_at"], per_token["v_at"]
+    q_loss = ((q - per_token["q_target"]) ** 2 * q_at).sum()
+    v_loss = ((v - per_token["v_target"]) ** 2 * v_at).sum()
     metrics = {
         "q_loss": q_loss, "v_loss": v_loss, "q": (q * q_at).sum(), "v": (v * v_at).sum(),
     }  # fmt: skip
@@ -215,4 +215,4 @@ def td_loss(outputs: Outputs, batch: Batch) -> Loss:
 
 def trained_turns(sample: Sample) -> float:
     """Return the unit of the critic's loss: the number of turns."""
-    return sum(sample.streams["q_at"])
+    return sum(sample.per_token["q_at"])

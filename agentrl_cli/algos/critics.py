@@ -55,7 +55,7 @@ def turn_spans(episode: Episode, samples: list[Sample]) -> list[StepSpan]:
     spans: list[StepSpan] = []
     segments = iter(samples)
     for i, turn in enumerate(episode.turns):
-        same_segment = i > 0 and not turn.restart
+        same_segment = i > 0 and not turn.context_reset
         sample = spans[-1].sample if same_segment else next(segments)
         start = (spans[-1].end if same_segment else 0) + len(turn.observation_ids)
         spans.append(StepSpan(turn, sample, start, start + len(turn.action_ids), turn.reward))
@@ -78,13 +78,13 @@ def by_segment(spans: list[StepSpan]) -> list[list[StepSpan]]:
 
 def with_fresh_actions(spans: list[StepSpan], actions: list[list[int]]) -> list[StepSpan]:
     """Return spans of other actions, one per state of a segment. Their sample is the segment with
-    each action as a shadow after its state, which no later token sees."""
+    each action as a branch after its state, which no later token sees."""
     stored_ids = spans[0].sample.ids
-    packed = Sample([], [], {"shadow": []})
+    packed = Sample([], [], {"branch": []})
     fresh, copied = [], 0
     for label, (span, action) in enumerate(zip(spans, actions, strict=True), 1):
         append_tokens(packed, stored_ids[copied : span.start])
-        append_tokens(packed, action, shadow=label)
+        append_tokens(packed, action, branch=label)
         copied, end = span.start, len(packed.ids)
         fresh.append(replace(span, sample=packed, start=end - len(action), end=end))
     append_tokens(packed, stored_ids[copied:])
@@ -101,7 +101,7 @@ def truncated_state_ids(
     last = len(episode.turns) - 1
     length = len(episode.state_ids(last)) + len(episode.turns[last].action_ids)
     room = max(0, max_positions(module) - reserved - length)
-    return chat.extend(episode.closing, episode.turns[last].action_ids[-1])[:room]
+    return chat.extend(episode.final_observation, episode.turns[last].action_ids[-1])[:room]
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def preference_phase(
     if config.reference == "iteration":
         models.copy_weights("reference", "policy")
     samples = [sample for pair in pairs for sample in pair]
-    add_logprobs(models.reader("reference"), samples, "reference_logprob")
+    add_logprobs(models.forward("reference"), samples, "reference_logprob")
     return Phase(
         "dpo", samples, partial(dpo, beta=config.beta, nll_coef=config.nll_coef),
         epochs=config.epochs, minibatch_tokens=config.minibatch_tokens, keep_together=2,

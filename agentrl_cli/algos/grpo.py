@@ -52,9 +52,9 @@ class GRPO(GRPOConfig, Algorithm):
             if advantage:
                 samples += episode_samples(episode, turn_advantage)
         models = self.context.models
-        add_logprobs(models.reader("policy"), samples, "old_logprob")
+        add_logprobs(models.forward("policy"), samples, "old_logprob")
         if self.kl_coef:
-            add_logprobs(models.reader("reference"), samples, "reference_logprob")
+            add_logprobs(models.forward("reference"), samples, "reference_logprob")
         zero_std = sum(not advantage for advantage in advantages) / max(1, len(advantages))
         yield Phase(
             "policy",

@@ -20,9 +20,9 @@ MAX_LOG_RATIO = 20.0  # nats
 
 
 def nll(outputs: Outputs, batch: Batch) -> Loss:
-    """Return the negative log-likelihood of the trained tokens, times stream `weight` if any."""
+    """Return the negative log-likelihood of the trained tokens, times field `weight` if any."""
     token_nll = -outputs.logprobs * batch.mask  # [batch, tokens]
-    weighted = token_nll * batch.streams["weight"] if "weight" in batch.streams else token_nll
+    weighted = token_nll * batch.per_token["weight"] if "weight" in batch.per_token else token_nll
     return weighted.sum(), {"nll": token_nll.sum().detach(), "entropy": outputs.entropy.sum()}
 
 
@@ -33,7 +33,7 @@ def dpo(outputs: Outputs, batch: Batch, beta: float, nll_coef: float = 0.0) -> L
     `reference_logprob`. `nll_coef` weighs the chosen row's negative log-likelihood per token
     (Pang et al. 2024, arXiv 2404.19733, eq. 1), which keeps both rows from becoming unlikely.
     """
-    log_ratio = (outputs.logprobs - batch.streams["reference_logprob"]) * batch.mask
+    log_ratio = (outputs.logprobs - batch.per_token["reference_logprob"]) * batch.mask
     row_log_ratio = log_ratio.sum(-1)  # [batch]
     margin = beta * (row_log_ratio[0::2] - row_log_ratio[1::2])  # [batch / 2]
     row_nll = -(outputs.logprobs * batch.mask).sum(-1) / batch.mask.sum(-1).clamp(min=1)
@@ -49,8 +49,10 @@ def clipped_ratio(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
 
     Streams: `advantage` and `old_logprob` (the policy's before the update, at temperature 1).
     """
-    log_ratio = (outputs.logprobs - batch.streams["old_logprob"]) * batch.mask
-    loss, metrics = _clipped_surrogate(log_ratio, batch.streams["advantage"], batch.mask, clip_eps)
+    log_ratio = (outputs.logprobs - batch.per_token["old_logprob"]) * batch.mask
+    loss, metrics = _clipped_surrogate(
+        log_ratio, batch.per_token["advantage"], batch.mask, clip_eps
+    )
     return loss, metrics | {"entropy": outputs.entropy.detach().sum()}
 
 
@@ -64,9 +66,9 @@ def clipped_turns(
     GSPO, eq. 7) or `token` (each token's own ratio, averaged over the action). Log-ratios are
     clamped to +-20, beyond which float32 would overflow.
     """
-    log_ratio = (outputs.logprobs - batch.streams["old_logprob"]) * batch.mask
+    log_ratio = (outputs.logprobs - batch.per_token["old_logprob"]) * batch.mask
     lengths = sum_by_turn(batch.mask, batch)  # [batch, turns], in tokens
-    turn = batch.streams["turn"].long()  # [batch, tokens]
+    turn = batch.per_token["turn"].long()  # [batch, tokens]
     token_share = batch.mask / lengths.clamp(min=1).gather(1, turn)  # 1 / length of its action
     entropy = (outputs.entropy * token_share).sum()
     if ratio == "token":  # everything stays [batch, tokens]
@@ -103,7 +105,7 @@ def kl_to_reference(outputs: Outputs, batch: Batch) -> Loss:
 
     Stream: `reference_logprob`.
     """
-    log_ratio = (batch.streams["reference_logprob"] - outputs.logprobs) * batch.mask
+    log_ratio = (batch.per_token["reference_logprob"] - outputs.logprobs) * batch.mask
     loss = (log_ratio.exp() - 1 - log_ratio).sum()
     return loss, {"kl": loss.detach()}
 
@@ -123,13 +125,13 @@ def with_entropy(loss: Loss, outputs: Outputs, entropy_coef: float) -> Loss:
 
 
 def value_error(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
-    """Return the squared error of the values against stream `return`, times stream `value_at`.
+    """Return the squared error of the values against field `return`, times field `value_at`.
 
-    If `clip_eps` is above 0, values are also clamped to within `clip_eps` of stream `old_value`,
+    If `clip_eps` is above 0, values are also clamped to within `clip_eps` of field `old_value`,
     and the larger of the two errors counts (as in the code of Schulman et al. 2017).
     """
     assert outputs.values is not None, "value_error needs ModelSpec.head"
-    weight, returns, old = (batch.streams[name] for name in ("value_at", "return", "old_value"))
+    weight, returns, old = (batch.per_token[name] for name in ("value_at", "return", "old_value"))
     error = (outputs.values - returns) ** 2  # [batch, tokens]
     if not clip_eps:
         loss = (error * weight).sum()
@@ -142,10 +144,10 @@ def value_error(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
 
 
 def bce(outputs: Outputs, batch: Batch) -> Loss:
-    """Return the binary cross-entropy of the values as logits against stream `label`, times stream
+    """Return the binary cross-entropy of the values as logits against field `label`, times stream
     `value_at` (Goodfellow et al. 2014, eq. 1, for a discriminator)."""
     assert outputs.values is not None, "bce needs ModelSpec.head"
-    weight, label = batch.streams["value_at"], batch.streams["label"]
+    weight, label = batch.per_token["value_at"], batch.per_token["label"]
     error = binary_cross_entropy_with_logits(outputs.values, label, reduction="none") * weight
     correct = ((outputs.values > 0) == (label > 0.5)) * weight
     return error.sum(), {"accuracy": correct.detach().sum()}
@@ -186,8 +188,8 @@ def gae(
 
 
 def sum_by_turn(numbers: Tensor, batch: Batch) -> Tensor:
-    """Return sums [batch, turns] of `numbers` [batch, tokens] by stream `turn`."""
-    turn = batch.streams["turn"].long()
+    """Return sums [batch, turns] of `numbers` [batch, tokens] by field `turn`."""
+    turn = batch.per_token["turn"].long()
     sums = numbers.new_zeros(len(turn), int(turn.max()) + 1)
     return sums.scatter_add(1, turn, numbers)
 

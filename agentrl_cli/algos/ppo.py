@@ -67,14 +67,14 @@ class PPO(PPOConfig, Algorithm):
         if self.normalise_advantages:
             advantages = losses.standardise(advantages)
         for estimate, advantage in zip(estimates, advantages, strict=True):
-            span, streams = estimate.span, estimate.span.sample.streams
+            span, per_token = estimate.span, estimate.span.sample.per_token
             for name in ("advantage", "return", "value_at"):
-                streams.setdefault(name, [0.0] * len(span.sample.ids))
-            streams["advantage"][span.start : span.end] = [advantage] * span.size
-            streams["return"][span.state_at] = estimate.value_target
-            streams["value_at"][span.state_at] = float(span.size)
+                per_token.setdefault(name, [0.0] * len(span.sample.ids))
+            per_token["advantage"][span.start : span.end] = [advantage] * span.size
+            per_token["return"][span.state_at] = estimate.value_target
+            per_token["value_at"][span.state_at] = float(span.size)
         if self.kl_coef:
-            add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
+            add_logprobs(self.context.models.forward("reference"), samples, "reference_logprob")
         values, returns = [e.value for e in estimates], [e.value_target for e in estimates]
         yield Phase(
             "policy",
@@ -95,9 +95,9 @@ class PPO(PPOConfig, Algorithm):
         the value and the mean advantage of each turn into its `info`."""
         samples_of = [self._samples(episode) for episode in episodes]
         samples = [sample for row in samples_of for sample in row]
-        rows = logprobs_and_values(self.context.models.reader("policy"), samples)
+        rows = logprobs_and_values(self.context.models.forward("policy"), samples)
         for sample, (logprobs, values) in zip(samples, rows, strict=True):
-            sample.streams |= {"old_logprob": logprobs, "old_value": values.tolist()}
+            sample.per_token |= {"old_logprob": logprobs, "old_value": values.tolist()}
         pairs = zip(episodes, samples_of, strict=True)
         estimates = [e for episode, row in pairs for e in self._gae(episode, row)]
         for _, group in groupby(estimates, key=lambda estimate: id(estimate.span.turn)):
@@ -121,8 +121,8 @@ class PPO(PPOConfig, Algorithm):
         turns = critics.turn_spans(episode, samples)
         spans = turns if self.level == "turn" else critics.token_spans(turns)
         rewards = [span.reward for span in spans]
-        values = [span.sample.streams["old_value"][span.state_at] for span in spans]
-        last_value = samples[-1].streams["old_value"][-1]
+        values = [span.sample.per_token["old_value"][span.state_at] for span in spans]
+        last_value = samples[-1].per_token["old_value"][-1]
         dones = [False] * (len(spans) - 1) + [episode.stop == "done"]
         advantages, returns = losses.gae(
             rewards, [*values, last_value], dones, self.gamma, self.gae_lambda

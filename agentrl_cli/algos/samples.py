@@ -62,25 +62,26 @@ def all_turns(episodes: list[Episode]) -> list[TurnRef]:
 
 
 def episode_samples(
-    episode: Episode, streams_of: Callable[[int, Turn], Streams] = lambda index, turn: {}
+    episode: Episode, per_token_of: Callable[[int, Turn], Streams] = lambda index, turn: {}
 ) -> list[Sample]:
     """Return one sample per unbroken segment of the episode; its action tokens are trained.
 
-    `streams_of(i, turn)` returns the streams of turn i: one number for all tokens of the action, or
+    `per_token_of(i, turn)` returns the streams of turn i: one number for all tokens of the action,
+    or
     one per token. Observations get 0. A `weight` of 0 leaves a token untrained. All turns must have
     the same streams.
     """
     samples: list[Sample] = []
     for i, turn in enumerate(episode.turns):
-        if i == 0 or turn.restart:
+        if i == 0 or turn.context_reset:
             samples.append(Sample([], []))
         sample, observed, acted = samples[-1], len(turn.observation_ids), len(turn.action_ids)
-        streams = streams_of(i, turn)
-        rows = {k: v if isinstance(v, list) else [v] * acted for k, v in streams.items()}
+        per_token = per_token_of(i, turn)
+        rows = {k: v if isinstance(v, list) else [v] * acted for k, v in per_token.items()}
         sample.ids += turn.observation_ids + turn.action_ids
         sample.mask += [0] * observed + [int(w != 0) for w in rows.get("weight", [1.0] * acted)]
         for name, row in rows.items():
-            sample.streams.setdefault(name, []).extend([0.0] * observed + row)
+            sample.per_token.setdefault(name, []).extend([0.0] * observed + row)
     return [sample for sample in samples if any(sample.mask)]
 
 
@@ -93,7 +94,7 @@ def append_tokens(sample: Sample, ids: list[int], trained: int = 0, **numbers: f
     """Append tokens; each stream of the sample gets its number from `numbers`, or 0."""
     sample.ids += ids
     sample.mask += [trained] * len(ids)
-    for name, row in sample.streams.items():
+    for name, row in sample.per_token.items():
         row += [float(numbers.get(name, 0))] * len(ids)
 
 
@@ -104,11 +105,11 @@ def completion_sample(prompt: list[int], completion: list[int]) -> Sample:
 
 def branches_sample(prompt: list[int], completions: list[list[int]]) -> Sample:
     """Return a prompt with several completions that do not see each other, so the prompt is read
-    once. Each is a shadow (models/packed_attention.py) unless there is only one."""
-    sample = Sample([], [], {"shadow": []})
+    once. Each is a branch (models/packed_attention.py) unless there is only one."""
+    sample = Sample([], [], {"branch": []})
     append_tokens(sample, prompt)
     for label, completion in enumerate(completions, 1):
-        append_tokens(sample, completion, trained=1, shadow=label if len(completions) > 1 else 0)
+        append_tokens(sample, completion, trained=1, branch=label if len(completions) > 1 else 0)
     return sample
 
 

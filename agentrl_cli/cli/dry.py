@@ -19,8 +19,8 @@ from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.rollout.collector import Collector
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX
-from agentrl_cli.rollout.play import EpisodeStart, refuse_failures
-from agentrl_cli.training.assemble import assemble, pick_device
+from agentrl_cli.rollout.play import EpisodeStart, check_failures
+from agentrl_cli.training.build import build_parts, pick_device
 from agentrl_cli.training.memory_plan import (
     NAMED,
     available_bytes,
@@ -28,7 +28,7 @@ from agentrl_cli.training.memory_plan import (
     in_gib,
     memory_savers,
     plan_memory,
-    refuse_too_little_memory,
+    validate_memory,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def dry_run(cfg: DictConfig) -> None:
     tasks = train_tasks(env)[:EPISODES]
     for name, value in plan_rows(cfg, algo):
         _print_row(name, value)
-    refuse_too_little_memory(cfg, algo, plan_memory(cfg, algo))
+    validate_memory(cfg, algo, plan_memory(cfg, algo))
     if faults := contract_faults(env):
         raise UserError("\n".join(faults), code="contract")
     _print_row("environment contract", contract_row(env))
@@ -57,10 +57,10 @@ def dry_run(cfg: DictConfig) -> None:
         _print_row("one episode", "not played: no CUDA device was found")
         return
     pick_device(cfg.hardware.device)
-    parts = assemble(_with_few_demos(cfg), None)
+    parts = build_parts(_with_few_demos(cfg), None)
     starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
     episodes = parts.play(starts, parts.collector.sampling)
-    refuse_failures(episodes, 0.0)
+    check_failures(episodes, 0.0)
     first = episodes[0]
     played = f"{len(first.turns)} turns, {first.tokens} tokens, reward {first.reward:g}"
     _print_row("one episode", played)
@@ -89,7 +89,7 @@ def truncated(episodes: list[Episode], collector: Collector) -> str:
     """Return how many replies and episodes reached a token limit, and which key to raise."""
     turns = [turn for episode in episodes for turn in episode.turns]
     replies = sum(bool(turn.observation) for turn in turns)  # one may be split into several turns
-    cut = sum(turn.finish == "length" for turn in turns)
+    cut = sum(turn.finish_reason == "length" for turn in turns)
     ended = sum(episode.stop == "context" for episode in episodes)
     parts = [f"{cut} of {replies} replies", f"{ended} of {len(episodes)} episodes"]
     if cut:

@@ -20,7 +20,7 @@ from agentrl_cli.config.compose import (
 )
 from agentrl_cli.config.groups import chooses
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.one_process import refuse_several_processes
+from agentrl_cli.core.launch import require_single_process
 from agentrl_cli.core.terminal import echo
 from agentrl_cli.runs.find import find_run
 from agentrl_cli.runs.run import PLAYED_PARTS, Run
@@ -28,7 +28,7 @@ from agentrl_cli.runs.run import PLAYED_PARTS, Run
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from agentrl_cli.training.assemble import Parts
+    from agentrl_cli.training.build import Parts
 
 Record = dict[str, Any]
 Show = Callable[[Record], None]
@@ -51,7 +51,7 @@ def evaluate_command(
     The record is shown, and appended to the evaluations.jsonl of a run. Raises UserError for an
     unknown run and if its folder cannot be written.
     """
-    refuse_several_processes()
+    require_single_process()
     if ref is None:
         cfg = compose_checked(overrides, config_dir)
         has_algorithm = any(chooses(text, ALGORITHM_GROUPS) for text in overrides)
@@ -81,9 +81,9 @@ def evaluate_model(cfg: DictConfig, show: Show, *, has_algorithm: bool) -> Recor
             show(record)
         return record
     from agentrl_cli.algos.base import PlayOnly
-    from agentrl_cli.training.assemble import assemble
+    from agentrl_cli.training.build import build_parts
 
-    parts = assemble(cfg, None, learns=False, algorithm=None if has_algorithm else PlayOnly())
+    parts = build_parts(cfg, None, learns=False, algorithm=None if has_algorithm else PlayOnly())
     with report_requests(cfg, parts):
         record = {"model": "base", **_evaluate(cfg, parts, 0)}
         show(record)
@@ -96,9 +96,9 @@ def evaluate_run(run: Run, cfg: DictConfig, show: Show, *, is_elsewhere: bool) -
     The record names the environment if it is not the run's own (`is_elsewhere`).
     """
     from agentrl_cli.runs.best import played_checkpoint
-    from agentrl_cli.training.assemble import assemble
+    from agentrl_cli.training.build import build_parts
 
-    parts = assemble(cfg, None, learns=False, restored=True)
+    parts = build_parts(cfg, None, learns=False, restored=True)
     checkpoint = played_checkpoint(run, *PLAYED_PARTS)
     parts.restore_models(checkpoint.folder)
     environment = {"env": cfg.choices.env} if is_elsewhere else {}

@@ -120,4 +120,4 @@ def dialogue(episode: Episode) -> Iterator[Json]:
     for turn in episode.turns:
         yield from ({"role": m.role, "content": m.content} for m in turn.observation)
         yield {"role": "assistant", "content": turn.action, "source": "generate"}
-    yield from ({"role": m.role, "content": m.content} for m in episode.closing)
+    yield from ({"role": m.role, "content": m.content} for m in episode.final_observation)

@@ -158,10 +158,10 @@ def replay(env: Env, task: Task, actions: list[str], seed: int) -> dict[str, Any
 
 def play_with_policy(cfg: DictConfig, run: Run | None, task: Task) -> Episode:
     """Return an annotated episode, played by the policy of a run or by the starting weights."""
-    from agentrl_cli.training.assemble import assemble
+    from agentrl_cli.training.build import build_parts
     from agentrl_cli.training.evaluate import task_starts
 
-    parts = assemble(cfg, None, learns=False, restored=run is not None)
+    parts = build_parts(cfg, None, learns=False, restored=run is not None)
     if run is not None:
         parts.restore_models(played_checkpoint(run, *PLAYED_PARTS).folder)
     episodes = parts.play(task_starts(parts.seed, task, 1), parts.collector.sampling)

@@ -23,7 +23,7 @@ from agentrl_cli.config.presets import PRESETS, preset_overrides
 from agentrl_cli.config.suggestions import nearest
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.one_process import refuse_several_processes
+from agentrl_cli.core.launch import require_single_process
 from agentrl_cli.report.records import evaluated_splits, read_record, success_interval
 from agentrl_cli.runs.best import kept_evaluation
 from agentrl_cli.runs.run import Run
@@ -85,7 +85,7 @@ class Reproduction:
 def reproduce(preset: str, seeds: list[int], folder: Path, store: bool) -> list[Reproduction]:
     """Run a preset with the given seeds (of none: all that are stored, else 0), unless a run of an
     earlier call is done. Raises UserError for an unknown preset and for a run that failed."""
-    refuse_several_processes()
+    require_single_process()
     if preset not in PRESETS:
         raise UserError(
             f"preset '{preset}' not found{nearest(preset, PRESETS)}", code="unknown-preset"

@@ -19,8 +19,8 @@ from agentrl_cli.algos.base import Algorithm
 from agentrl_cli.cli.dry import dry_run
 from agentrl_cli.config.compose import build
 from agentrl_cli.core import files
+from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.terminal import echo_err
 from agentrl_cli.models.template import template_text
 from agentrl_cli.report.summary import final_table
@@ -30,10 +30,10 @@ from agentrl_cli.runs.checkpoint_digest import Checkpoint
 from agentrl_cli.runs.loggers import Console, WandbLogger
 from agentrl_cli.runs.run import NullRun, Run
 from agentrl_cli.train import interruptible, train
-from agentrl_cli.training.assemble import Parts, assemble
+from agentrl_cli.training.build import Parts, build_parts
+from agentrl_cli.training.distributed import check_agreement, joined, validate_strategy
 from agentrl_cli.training.endpoint import PATH
-from agentrl_cli.training.memory_plan import plan_memory, refuse_too_little_memory
-from agentrl_cli.training.ranks import joined, refuse_disagreement, refuse_strategy
+from agentrl_cli.training.memory_plan import plan_memory, validate_memory
 from agentrl_cli.training.rollout_actors import start_actors
 
 
@@ -52,7 +52,7 @@ def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
         check_ranks(cfg, ranks)
         run = create_run(cfg, overrides, ranks)
         with delete_unbuilt_run(run, ranks):
-            parts = assemble(cfg, run.folder, ranks=ranks)
+            parts = build_parts(cfg, run.folder, ranks=ranks)
             start_actors(cfg, parts)
         with interruptible(launched=ranks.size > 1) as interrupted:
             with delete_unbuilt_run(run, ranks):
@@ -75,9 +75,9 @@ def resume_run(run: Run, cfg: DictConfig, checkpoint: Checkpoint | None) -> None
         with ranks.together():
             checkpoint = checkpoint or checkpoint_digest.read(Path(folder))
             run = run if ranks.is_main else NullRun(run.folder)
-        parts = assemble(cfg, run.folder, restored=True, ranks=ranks)
+        parts = build_parts(cfg, run.folder, restored=True, ranks=ranks)
         with ranks.together():
-            refuse_other_template(run, cfg, parts)
+            validate_template(run, cfg, parts)
             start_actors(cfg, parts)
             parts.restore(checkpoint)
         parts.share_buffer()
@@ -101,11 +101,11 @@ def check_ranks(cfg: DictConfig, ranks: Ranks) -> None:
         versions["transformers"] = transformers.__version__
         content: Any = OmegaConf.to_container(cfg, resolve=True)
         remedy = "start all processes with one command, in the same environment"
-        refuse_disagreement(ranks, versions | files.flatten(content), remedy)
+        check_agreement(ranks, versions | files.flatten(content), remedy)
     with ranks.together():
         algo: Algorithm = build(cfg.algo)
-        refuse_strategy(cfg, algo, ranks)
-        refuse_too_little_memory(cfg, algo, plan_memory(cfg, algo))
+        validate_strategy(cfg, algo, ranks)
+        validate_memory(cfg, algo, plan_memory(cfg, algo))
 
 
 def create_run(cfg: DictConfig, overrides: list[str], ranks: Ranks) -> Run:
@@ -147,7 +147,7 @@ def write_report(run: Run, folder: Path) -> None:
     write(gather([str(run.folder)]), folder, pages=True)
 
 
-def refuse_other_template(run: Run, cfg: DictConfig, parts: Parts) -> None:
+def validate_template(run: Run, cfg: DictConfig, parts: Parts) -> None:
     """Raise UserError if the chat template of the model has changed since the run began."""
     if run.meta.get("chat_template", parts.chat.fingerprint) != parts.chat.fingerprint:
         line = f"the chat template of '{cfg.model.path}' has changed"

@@ -35,7 +35,7 @@ from agentrl_cli.config.difference import differences
 from agentrl_cli.config.settings import RESUMABLE
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.core.one_process import refuse_several_processes
+from agentrl_cli.core.launch import require_single_process
 from agentrl_cli.core.terminal import echo, echo_err, safe
 from agentrl_cli.report.summary import cell, run_row, runs_table
 from agentrl_cli.runs.find import list_runs
@@ -142,7 +142,7 @@ class Sweep:
             point = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
             yield [*self.fixed, *point], point_name(",".join(sorted(point)))
 
-    def refuse_other_runs(self) -> None:
+    def validate_existing_runs(self) -> None:
         """Raise UserError if finished or unfinished runs in the folder are of other points."""
         if self.count_runs() is None or not self.folder.is_dir():
             return  # the points of a sweeper are known only when they run
@@ -150,7 +150,7 @@ class Sweep:
 
         def refuse(point: tuple[list[str], str]) -> None:
             compose = partial(config.compose_checked, point[0], self.config_dir)
-            refuse_other_run(self.folder / point[1], compose)
+            validate_existing_run(self.folder / point[1], compose)
 
         _raise_together(refuse, found)
 
@@ -204,7 +204,7 @@ def sweep(
 
     `confirm` is called with a question before a large sweep. Raises UserError for mistakes.
     """
-    refuse_several_processes()
+    require_single_process()
     local = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"] if jobs > 1 else []
     grid = Sweep([*local, *overrides], config_dir, name)
     count = grid.count_runs()
@@ -215,7 +215,7 @@ def sweep(
     if is_large and not confirm(f"start {count} runs in {grid.folder}?"):
         raise UserError(f"{count} runs were not started; confirm with --yes", code="many-runs")
     grid.check()
-    grid.refuse_other_runs()
+    grid.validate_existing_runs()
     echo(f"sweep {grid.folder}: {count or 'an unknown number of'} runs", err=True)
     grid.start()
     return grid.folder, None if count is None else {name for _, name in grid.named_points()}
@@ -285,7 +285,7 @@ def run_point(cfg: DictConfig) -> float:
         search = [str(path).removeprefix("file://") for path in hydra_cfg.searchpath or []]
         point: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
         config.complete(point, chosen, Path(search[0]) if search else None)
-        refuse_other_run(folder / name, lambda: config.check(point))
+        validate_existing_run(folder / name, lambda: config.check(point))
         verb = next_verb(folder / name)
         _report_point(f"{verb or 'already done:'} {name}")
         if verb is not None:
@@ -323,7 +323,7 @@ def score(run: Path) -> float:
     return float("nan") if success is None else float(success)
 
 
-def refuse_other_run(folder: Path, composed: Callable[[], DictConfig]) -> None:
+def validate_existing_run(folder: Path, composed: Callable[[], DictConfig]) -> None:
     """Raise UserError if the run in a folder has another configuration than the composed one."""
     run = kept_run(folder)
     if run is None:

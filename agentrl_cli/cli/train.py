@@ -14,10 +14,10 @@ from agentrl_cli.config.compose import check, chosen_option, compose, load
 from agentrl_cli.config.settings import RESUMABLE, SERVER_KEYS
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_folder
-from agentrl_cli.core.one_process import (
+from agentrl_cli.core.launch import (
     is_first_process,
-    refuse_other_processes,
-    refuse_several_processes,
+    require_single_process,
+    validate_processes,
 )
 from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs.checkpoint_digest import Checkpoint
@@ -39,7 +39,7 @@ def start(
     cfg = check(composed)
     if cfg.init is not None and not is_folder(Path(cfg.init)):
         find_run(cfg.init, Path(cfg.runs))  # refuse an unknown name early
-    refuse_launch(cfg, dry=dry)
+    validate_launch(cfg, dry=dry)
     if chosen_option(cfg, "search"):
         line = "search needs a trained critic; train without it, then run agentrl eval RUN"
         raise UserError(line, code="search-in-training")
@@ -65,22 +65,22 @@ def resume(ref: str, overrides: list[str] | None = None) -> None:
     is_first = is_first_process()
     with run.lock() if is_first else nullcontext():
         cfg = check(load(run.config_file, overrides or []))
-        refuse_launch(cfg)
+        validate_launch(cfg)
         checkpoint = run.whole_checkpoint() if is_first else None
         if checkpoint is not None:
-            refuse_to_resume(run, cfg, checkpoint)
+            validate_resume(run, cfg, checkpoint)
         from agentrl_cli.cli.run_training import resume_run
 
         resume_run(run, cfg, checkpoint)
 
 
-def refuse_launch(cfg: DictConfig, *, dry: bool = False) -> None:
+def validate_launch(cfg: DictConfig, *, dry: bool = False) -> None:
     """Raise UserError if the launched processes do not match the configuration.
 
     A dry run needs a single process.
     """
     if dry:
-        refuse_several_processes()
+        require_single_process()
         return
     strategy = cfg.hardware.get("strategy")
     if strategy is not None and cfg.hardware.get("actors") is not None:
@@ -91,10 +91,10 @@ def refuse_launch(cfg: DictConfig, *, dry: bool = False) -> None:
         line = f"servers need a single process, and hardware.strategy is {strategy}"
         remedy = f"give hardware.strategy=null, or hardware={strategy}"
         raise UserError(f"{line}; {remedy}", code="conflict")
-    refuse_other_processes(strategy, cfg.hardware.get("processes"))
+    validate_processes(strategy, cfg.hardware.get("processes"))
 
 
-def refuse_to_resume(run: Run, cfg: DictConfig, checkpoint: Checkpoint) -> None:
+def validate_resume(run: Run, cfg: DictConfig, checkpoint: Checkpoint) -> None:
     """Raise UserError if nothing is left to do, or the run cannot continue from the checkpoint."""
     if checkpoint.step > cfg.steps or (checkpoint.step == cfg.steps and run.is_done):
         line = f"run '{run.name}' has finished step {checkpoint.step} of {cfg.steps}"

@@ -357,22 +357,23 @@ def complete(
     named = [group for group in groups(config_dir) if group in options_of]
     with open_dict(cfg):
         cfg.choices = {group: options_of[group] for group in named}
-        _put_prompts(cfg.get("algo"))
+        for node in ("algo", "rollout"):  # a node of a collector may hold an algorithm's
+            _put_prompts(cfg.get(node))
         for key in ("hydra", ALGOS, "prompts"):
             cfg.pop(key, None)
 
 
-def _put_prompts(algo: Any) -> None:
-    """Replace references to the group `prompts` in the algorithm's node by their texts, so that the
-    node records everything that the algorithm reads."""
+def _put_prompts(holder: Any) -> None:
+    """Replace references to the group `prompts` in a node by their texts, so that the node records
+    everything that an algorithm reads."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    plain: Any = OmegaConf.to_container(algo, resolve=False) if OmegaConf.is_dict(algo) else {}
+    plain: Any = OmegaConf.to_container(holder, resolve=False) if OmegaConf.is_dict(holder) else {}
     for key, value in files.flatten(plain).items():
         if isinstance(value, str) and value.startswith("${prompts."):
             with suppress(OmegaConfBaseException):  # reported when the node is resolved
-                OmegaConf.update(algo, key, OmegaConf.select(algo, key))
+                OmegaConf.update(holder, key, OmegaConf.select(holder, key))
 
 
 def _reason(error: Exception) -> str:

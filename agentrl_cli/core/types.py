@@ -12,7 +12,12 @@ ANNOTATIONS = frozenset(  # keys of `Turn.info` that play and algorithms write
     ("weight", "branches", "value", "advantage", "td_error", "critic", "thoughts", "forced")
 )
 MOST_EPISODES = 1_000_000  # that one call may start; memory has to hold all of them
-OLD_FIELDS: dict[str, str] = {}  # former name of a field of Turn or Episode: its name today
+# former name of a field of Turn or Episode: its name today
+OLD_FIELDS = {
+    "closing": "final_observation",
+    "finish": "finish_reason",
+    "restart": "context_reset",
+}
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,10 @@ class Turn:
     """An observation and the action sampled after it, as text and as token ids.
 
     `observation_ids` holds only the tokens added since the last action; those of the first turn
-    are the whole prompt. The tokens of an episode are therefore one flat sequence. `restart` is
+    are the whole prompt. The tokens of an episode are therefore one flat sequence. `context_reset`
+    is
     true if the context does not extend that of the last turn. `logprobs` has one value per action
-    token, from the generator. `finish` is "stop" or "length".
+    token, from the generator. `finish_reason` is "stop" or "length".
     """
 
     observation: list[Message]
@@ -62,8 +68,8 @@ class Turn:
     logprobs: list[float]
     reward: float = 0.0
     done: bool = False
-    finish: str = "stop"
-    restart: bool = False
+    finish_reason: str = "stop"
+    context_reset: bool = False
     info: dict[str, Any] = field(default_factory=dict)
 
 
@@ -71,7 +77,8 @@ class Turn:
 class Episode:
     """A played task.
 
-    `stop` is done, truncated, context, diverged or error. `closing` is the last observation, which
+    `stop` is done, truncated, context, diverged or error. `final_observation` is the last
+    observation, which
     no action follows. `seconds` measures the whole episode and `env_seconds` the calls of the
     environment. `error` describes a failure and `error_kind` is one of `errors.FAILURE_KINDS`.
     `policy_version` counts the weight updates of the model that played.
@@ -86,7 +93,7 @@ class Episode:
     error: str | None = None
     policy_version: int = 0
     seconds: float = 0.0
-    closing: list[Message] = field(default_factory=list)
+    final_observation: list[Message] = field(default_factory=list)
     env_seconds: float = 0.0
     error_kind: str | None = None
 
@@ -107,7 +114,7 @@ class Episode:
 
     def state_ids(self, turn: int) -> list[int]:
         """Return the token ids of the context in which action `turn` was sampled."""
-        start = max(i for i in range(turn + 1) if i == 0 or self.turns[i].restart)
+        start = max(i for i in range(turn + 1) if i == 0 or self.turns[i].context_reset)
         ids: list[int] = []
         for past in self.turns[start:turn]:
             ids += past.observation_ids + past.action_ids
@@ -115,7 +122,11 @@ class Episode:
 
     def response(self, turn: int) -> list[Message]:
         """Return the observation that followed action `turn`."""
-        return self.turns[turn + 1].observation if turn + 1 < len(self.turns) else self.closing
+        return (
+            self.turns[turn + 1].observation
+            if turn + 1 < len(self.turns)
+            else self.final_observation
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values from which `from_json` builds an equal episode."""
@@ -141,7 +152,7 @@ class Sample:
 
     ids: list[int]
     mask: list[int]
-    streams: dict[str, list[float]] = field(default_factory=dict)
+    per_token: dict[str, list[float]] = field(default_factory=dict)
 
 
 def _current_fields(row: Any) -> dict[str, Any]:
@@ -155,7 +166,11 @@ def _messages(rows: list[dict[str, Any]]) -> list[Message]:
 
 
 def _check_types(episode: Episode) -> None:
-    texts = [episode.id, episode.task.id, *(message.content for message in episode.closing)]
+    texts = [
+        episode.id,
+        episode.task.id,
+        *(message.content for message in episode.final_observation),
+    ]
     typed: list[tuple[Any, Any]] = [(text, str) for text in texts]
     for turn in episode.turns:
         typed += [(text, str) for text in [turn.action, *(m.content for m in turn.observation)]]

@@ -31,7 +31,7 @@ class Completion:
 
     ids: list[int]
     logprobs: list[float]
-    finish: str
+    finish_reason: str
 
 
 class Generator(ABC):

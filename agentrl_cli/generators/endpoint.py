@@ -101,7 +101,7 @@ class Answer:
     """
 
     text: str
-    finish: str = "stop"
+    finish_reason: str = "stop"
     read: int = 0
     written: int = 0
 
@@ -186,7 +186,7 @@ class OpenAIChat:
             finish, _, text = self.answers[key].partition(" ")
             return Answer(text, finish)
         answer = self._request(rows, seed, temperature, longest, may_be_empty=True)
-        self._store(key, f"{answer.finish} {answer.text}")
+        self._store(key, f"{answer.finish_reason} {answer.text}")
         return answer
 
     def _store(self, key: str, answer: str) -> None:
@@ -333,8 +333,8 @@ class EndpointGenerator(Generator):
 
     def _completion(self, answer: Answer) -> Completion:
         ids = list(answer.text.encode("utf-8", "replace"))
-        ids += [self.end] if answer.finish == "stop" else []
-        return Completion(ids, [float("nan")] * len(ids), answer.finish)
+        ids += [self.end] if answer.finish_reason == "stop" else []
+        return Completion(ids, [float("nan")] * len(ids), answer.finish_reason)
 
 
 def messages_of(ids: list[int], roles: dict[int, str], end: int) -> list[Message]:

@@ -268,7 +268,7 @@ def _samples_per_row(module: PreTrainedModel, sampling: Sampling) -> int:
     layers = getattr(config, "layer_types", None) or ["full_attention"]
     window = getattr(config, "sliding_window", None)
     full = set(layers) == {"full_attention"} and not window
-    dense = str(config._attn_implementation).startswith(("sdpa", "eager", "agentrl_shadow"))
+    dense = str(config._attn_implementation).startswith(("sdpa", "eager", "agentrl_branch"))
     shares = full and dense and config.model_type in ROTARY_FAMILIES
     return SAMPLES_PER_ROW if sampling.n > 1 and shares else 1
 

@@ -33,7 +33,7 @@ class Node:
     logprobs: list[float]
     value: float = 0.0
     complete: bool = False
-    finish: str = "stop"
+    finish_reason: str = "stop"
 
     @property
     def state_ids(self) -> list[int]:
@@ -110,7 +110,7 @@ class TreeSearch(Generator):
             for child in children:
                 (child.tree.leaves if child.complete else child.tree.open).append(child)
         best = [max(tree.leaves, key=lambda leaf: leaf.value) for tree in trees]
-        return [[Completion(leaf.ids, leaf.logprobs, leaf.finish)] for leaf in best]
+        return [[Completion(leaf.ids, leaf.logprobs, leaf.finish_reason)] for leaf in best]
 
     def fitting(self, prompts: list[list[int]], model: str = "policy") -> int:
         return self.inner.fitting(prompts, model)
@@ -150,7 +150,7 @@ class TreeSearch(Generator):
                 closed = ids[-1] in sampling.stop_ids
                 child = Node(
                     parent.tree, parent.ids + ids, parent.logprobs + logprobs,
-                    complete=closed or size == room, finish="stop" if closed else "length",
+                    complete=closed or size == room, finish_reason="stop" if closed else "length",
                 )  # fmt: skip
                 found[tuple(child.ids)] = child
             children += found.values()

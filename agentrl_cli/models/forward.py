@@ -1,7 +1,7 @@
 """Forward passes: samples to padded batches; log-probs, entropies and values of their tokens.
 
 Logits exist only at positions that predict a trained token, and only a chunk of them at a time.
-`Reader` is the module that the learner trains: a body and an optional head.
+`ModelForward` is the module that the learner trains: a body and an optional head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl_cli.core.batching import cheapest_slices, pass_cost
-from agentrl_cli.core.ranks import Ranks
+from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models import packed_attention
 
@@ -35,13 +35,13 @@ class Batch:
 
     ids: Tensor
     mask: Tensor
-    streams: dict[str, Tensor]
+    per_token: dict[str, Tensor]
     lengths: Tensor
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`."""
-        streams = {name: stream.to(device) for name, stream in self.streams.items()}
-        return Batch(self.ids.to(device), self.mask.to(device), streams, self.lengths.to(device))
+        per_token = {name: stream.to(device) for name, stream in self.per_token.items()}
+        return Batch(self.ids.to(device), self.mask.to(device), per_token, self.lengths.to(device))
 
 
 @dataclass
@@ -60,19 +60,19 @@ class Outputs:
 
 def collate(samples: list[Sample], pad_id: int = 0) -> Batch:
     """Return right-padded tensors. Raises ValueError if a sample trains its first token, begins
-    with a shadow, or has streams of another length."""
+    with a branch, or has streams of another length."""
     for sample in samples:
-        sizes = {len(sample.mask), *(len(stream) for stream in sample.streams.values())}
+        sizes = {len(sample.mask), *(len(stream) for stream in sample.per_token.values())}
         if sizes != {len(sample.ids)}:
             raise ValueError(f"a sample has {len(sample.ids)} ids but streams of {sorted(sizes)}")
-        if sample.mask[0] or sample.streams.get("shadow", [0.0])[0]:
-            raise ValueError("a sample begins with a shadow or trains its first token")
+        if sample.mask[0] or sample.per_token.get("branch", [0.0])[0]:
+            raise ValueError("a sample begins with a branch or trains its first token")
     lengths = [len(sample.ids) for sample in samples]
-    names = sorted({name for sample in samples for name in sample.streams})
-    streams = {name: _pad([s.streams[name] for s in samples], max(lengths)) for name in names}
+    names = sorted({name for sample in samples for name in sample.per_token})
+    per_token = {name: _pad([s.per_token[name] for s in samples], max(lengths)) for name in names}
     ids = [sample.ids + [pad_id] * (max(lengths) - len(sample.ids)) for sample in samples]
     mask = _pad([[float(m) for m in sample.mask] for sample in samples], max(lengths))
-    return Batch(torch.tensor(ids), mask, streams, torch.tensor(lengths))
+    return Batch(torch.tensor(ids), mask, per_token, torch.tensor(lengths))
 
 
 def _pad(rows: list[list[float]], length: int) -> Tensor:
@@ -132,7 +132,7 @@ def forward(
     """Run the body once and return log-probs, entropy and, with a head, values.
 
     With `entropy_gradient` the entropy is differentiable. With `head_only` only the head gets a
-    gradient. Stream `shadow` marks shadows (models/packed_attention.py); without it no attention
+    gradient. Field `branch` marks branches (models/packed_attention.py); without it no attention
     mask is needed, because causal attention keeps right padding from real tokens.
     """
     model = causal_lm(module)
@@ -153,8 +153,8 @@ def forward(
 
 def _hidden_states(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return hidden states [B, L, width], and the column [B, L] that predicts each token."""
-    if "shadow" in batch.streams:
-        labels = batch.streams["shadow"]
+    if "branch" in batch.per_token:
+        labels = batch.per_token["branch"]
         hidden = packed_attention.hidden_states(model, batch.ids, labels, batch.lengths)
         return hidden, packed_attention.predecessors(labels)
     hidden = model.base_model(input_ids=batch.ids, use_cache=False).last_hidden_state
@@ -268,7 +268,7 @@ class Passes:
     ids: int = 16384
 
 
-class Reader(nn.Module):
+class ModelForward(nn.Module):
     """A body and a head as one module, which sharding can wrap. Call `read`."""
 
     def __init__(
@@ -287,7 +287,7 @@ class Reader(nn.Module):
         """The device of the weights."""
         return causal_lm(self.body).device
 
-    def read(
+    def compute(
         self, batch: Batch, *, entropy_gradient: bool = False, head_only: bool = False
     ) -> Outputs:
         """Return the outputs of a batch, as `forward` does, under autocast."""
@@ -305,30 +305,34 @@ class Reader(nn.Module):
         return found.logprobs, found.entropy, found.values
 
 
-def token_logprobs(reader: Reader, samples: list[Sample]) -> list[list[float]]:
+def token_logprobs(model_forward: ModelForward, samples: list[Sample]) -> list[list[float]]:
     """Return the log-probs of each sample's trained tokens, 0 elsewhere: ready to be a stream."""
-    return [logprobs for logprobs, _ in logprobs_and_values(reader, samples)]
+    return [logprobs for logprobs, _ in logprobs_and_values(model_forward, samples)]
 
 
-def add_logprobs(reader: Reader, samples: list[Sample], stream: str) -> None:
+def add_logprobs(model_forward: ModelForward, samples: list[Sample], stream: str) -> None:
     """Write `token_logprobs` into a stream of the samples."""
-    for sample, logprobs in zip(samples, token_logprobs(reader, samples), strict=True):
-        sample.streams[stream] = logprobs
+    for sample, logprobs in zip(samples, token_logprobs(model_forward, samples), strict=True):
+        sample.per_token[stream] = logprobs
 
 
 @torch.no_grad()
-def logprobs_and_values(reader: Reader, samples: list[Sample]) -> list[Read]:
+def logprobs_and_values(model_forward: ModelForward, samples: list[Sample]) -> list[Read]:
     """Return each sample's `token_logprobs`, and the head's values of every token, [length] or
     [length, 2], on the CPU (0 without a head). Every rank reads a share."""
     if not samples:
         return []
     found: dict[int, Read] = {}
-    singles, kind, ranks = [[i] for i in range(len(samples))], reader.device.type, reader.ranks
+    singles, kind, ranks = (
+        [[i] for i in range(len(samples))],
+        model_forward.device.type,
+        model_forward.ranks,
+    )
     values = torch.zeros(1)
     with ranks.together(passes=True):
-        for part in rank_passes(singles, samples, reader.passes.ids, kind, ranks):
-            batch = collate([samples[i] for i in part.rows]).to(reader.device)
-            outputs = reader.read(batch)
+        for part in rank_passes(singles, samples, model_forward.passes.ids, kind, ranks):
+            batch = collate([samples[i] for i in part.rows]).to(model_forward.device)
+            outputs = model_forward.compute(batch)
             values = torch.zeros_like(batch.mask) if outputs.values is None else outputs.values
             if part.counts:
                 rows = zip(part.rows, outputs.logprobs.tolist(), values.cpu(), strict=True)

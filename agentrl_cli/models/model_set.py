@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from agentrl_cli.config.settings import ModelConfig
+from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_count, read_json
-from agentrl_cli.core.ranks import Ranks
-from agentrl_cli.models.forward import Module, Passes, Reader, causal_lm, vocabulary_head
+from agentrl_cli.models.forward import ModelForward, Module, Passes, causal_lm, vocabulary_head
 from agentrl_cli.models.load import (
     adapter_weights,
     check_same_scale,
@@ -92,8 +92,8 @@ class ModelSet:
             adapted = with_adapters(base, config.lora, list(specs), seed)
             self._modules = dict.fromkeys(specs, adapted)
         self.ranks = ranks or Ranks()
-        self._readers = {
-            n: Reader(m, self.head(n), self.ranks, passes) for n, m in self._modules.items()
+        self._forwards = {
+            n: ModelForward(m, self.head(n), self.ranks, passes) for n, m in self._modules.items()
         }
         self._versions = dict.fromkeys(specs, 0)
         self._averages: dict[str, dict[str, Tensor]] = {}
@@ -123,23 +123,23 @@ class ModelSet:
             self._active = name
         return module
 
-    def reader(self, name: str) -> Reader:
+    def forward(self, name: str) -> ModelForward:
         """Return the module and head of `name` for forward passes, with its adapter active."""
         self.module(name)
-        return self._readers[name]
+        return self._forwards[name]
 
     @contextmanager
     def whole(self, name: str) -> Iterator[None]:
         """Let this rank call `module(name)` alone. With sharded weights, all ranks must enter."""
-        with gathered(self._readers[name]) if self.ranks.sharded else nullcontext():
+        with gathered(self._forwards[name]) if self.ranks.sharded else nullcontext():
             yield
 
     def shard(self, device: torch.device, compute: torch.dtype | None) -> None:
         """Shard every model over all ranks; `device` is this rank's. Passes compute in `compute`
         (None: the weights' dtype)."""
         self.device = device
-        for reader in self._readers.values():
-            shard(reader, device, compute)
+        for model_forward in self._forwards.values():
+            shard(model_forward, device, compute)
 
     def head(self, name: str) -> nn.Module | None:
         """Return the head of `name`, or None."""
@@ -202,9 +202,9 @@ class ModelSet:
         """Return by name a checksum that ranks compare before they train together. It covers the
         base of adapters and is cheaper than a fingerprint."""
         found, seen = {}, set[int]()
-        for name, reader in self._readers.items():
+        for name, model_forward in self._forwards.items():
             digest = hashlib.blake2b(digest_size=8)
-            for key, weight in reader.named_parameters():
+            for key, weight in model_forward.named_parameters():
                 if id(weight) not in seen:
                     seen.add(id(weight))
                     bits = weight.detach().contiguous().flatten().view(torch.int16)

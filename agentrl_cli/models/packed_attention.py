@@ -1,13 +1,13 @@
 """Packed attention: critic prompts or alternative actions lie between an episode's tokens as
-shadows, which no later token sees and whose positions are used again.
+branches, which no later token sees and whose positions are used again.
 
-A packed row is in reading order. Its labels are 0 for visible tokens and k > 0 for the k-th shadow:
+A packed row is in reading order. Its labels are 0 for visible tokens and k > 0 for the k-th branch:
 
-    position  visible token: visible tokens before it; i-th token of a shadow: those before it + i
-    mask      M[q, j] = (j <= q) and (j is visible, or j and q are in the same shadow)
+    position  visible token: visible tokens before it; i-th token of a branch: those before it + i
+    mask      M[q, j] = (j <= q) and (j is visible, or j and q are in the same branch)
 
 All layouts compute the same. `interleaved` keeps the order, with one dense mask (the reference).
-`visible_first` moves the shadows after all visible tokens, which then are plainly causal. `flex`
+`visible_first` moves the branches after all visible tokens, which then are plainly causal. `flex`
 does so, too, and gives the mask to FlexAttention (CUDA) as a rule. packable.py checks which models
 support this.
 """
@@ -30,24 +30,24 @@ from transformers.masking_utils import sdpa_mask
 Layout = Literal["visible_first", "interleaved", "flex"]
 CriticGrad = Literal["full", "detach_prefix"]
 
-SPLIT = {"full": "agentrl_shadow", "detach_prefix": "agentrl_shadow_detached"}
-FLEX = "agentrl_shadow_flex"
+SPLIT = {"full": "agentrl_branch", "detach_prefix": "agentrl_branch_detached"}
+FLEX = "agentrl_branch_flex"
 READ_PACKED = ("sdpa", *SPLIT.values(), FLEX)
-BLOCK_ROWS = 128  # shadow tokens that attend together
+BLOCK_ROWS = 128  # branch tokens that attend together
 
 
 @dataclass
 class Block:
-    """Shadow tokens `rows`, which attend only to the first `visible` visible tokens and to the
-    shadow tokens `shadows`, under an additive mask [B, 1, rows, visible + shadows]."""
+    """Branch tokens `rows`, which attend only to the first `visible` visible tokens and to the
+    branch tokens `branches`, under an additive mask [B, 1, rows, visible + branches]."""
 
     rows: slice
     visible: int
-    shadows: slice
+    branches: slice
     mask: Tensor
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Return [B, H, rows, D] for keys and values [B, K, visible + shadows, D]. The H / K heads
+        """Return [B, H, rows, D] for keys and values [B, K, visible + branches, D]. The H / K heads
         that share keys become rows of one head, so that keys are not copied for each; the mask is
         repeated once, in the first layer."""
         batch, heads, rows, width = query.shape
@@ -60,7 +60,7 @@ class Block:
 
 
 class BlockedMask(Tensor):
-    """An additive mask of the shadow rows that carries its blocks, because half of the whole mask
+    """An additive mask of the branch rows that carries its blocks, because half of the whole mask
     is for later tokens. Operations on it return plain tensors."""
 
     blocks: list[Block]
@@ -79,7 +79,7 @@ def positions(labels: Tensor, lengths: Tensor) -> Tensor:
 
 def predecessors(labels: Tensor) -> Tensor:
     """Return the column [B, L] that predicts each token, -1 without one: the token before within a
-    shadow, else the nearest visible token."""
+    branch, else the nearest visible token."""
     columns = _column_numbers(labels)
     latest = torch.where(labels == 0, columns, -1).cummax(-1).values
     visible_before = pad(latest, (1, 0), value=-1)[:, :-1]
@@ -103,7 +103,7 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def split_into_blocks(queries: Tensor, labels: Tensor, mask: Tensor) -> BlockedMask:
-    """Return the additive `mask` [B, 1, M, V + M] of shadow columns `queries` [B, M] with its
+    """Return the additive `mask` [B, 1, M, V + M] of branch columns `queries` [B, M] with its
     blocks of `BLOCK_ROWS` rows."""
     row_count, all_visible = mask.shape[-2], mask.shape[-1] - mask.shape[-2]  # M, V
     of_rows = _take_columns(labels, queries, -1)  # [B, M]
@@ -113,10 +113,10 @@ def split_into_blocks(queries: Tensor, labels: Tensor, mask: Tensor) -> BlockedM
     for begin in range(0, row_count, BLOCK_ROWS):
         rows = slice(begin, min(begin + BLOCK_ROWS, row_count))
         first = (of_rows == of_rows[:, begin, None]).long().argmax(-1).min()
-        visible, shadows = int(before[rows].max()), slice(int(first), rows.stop)
-        in_mask = slice(all_visible + shadows.start, all_visible + shadows.stop)
+        visible, branches = int(before[rows].max()), slice(int(first), rows.stop)
+        in_mask = slice(all_visible + branches.start, all_visible + branches.stop)
         parts = [mask[:, :, rows, :visible], mask[:, :, rows, in_mask]]
-        blocked.blocks.append(Block(rows, visible, shadows, torch.cat(parts, -1)))
+        blocked.blocks.append(Block(rows, visible, branches, torch.cat(parts, -1)))
     return blocked
 
 
@@ -200,11 +200,11 @@ def split_attention_forward(
         value = torch.cat([values.detach(), value[:, :, count:]], 2)
     queries = query[:, :, count:]
     if not isinstance(attention_mask, BlockedMask):
-        shadows, _ = sdpa_attention_forward(module, queries, key, value, attention_mask, **options)
-        return torch.cat([visible, shadows], 1), None
+        branches, _ = sdpa_attention_forward(module, queries, key, value, attention_mask, **options)
+        return torch.cat([visible, branches], 1), None
     attended = []
     for block in attention_mask.blocks:
-        part = slice(count + block.shadows.start, count + block.shadows.stop)
+        part = slice(count + block.branches.start, count + block.branches.stop)
         read = [torch.cat([x[:, :, : block.visible], x[:, :, part]], 2) for x in (key, value)]
         attended.append(
             block.attend(queries[:, :, block.rows], *read, scale=options.get("scaling"))

@@ -16,29 +16,31 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl_cli.core.types import Sample
-from agentrl_cli.models.forward import Reader, collate
+from agentrl_cli.models.forward import ModelForward, collate
 
 
-def shard(reader: Reader, device: torch.device, compute: torch.dtype | None) -> None:
+def shard(model_forward: ModelForward, device: torch.device, compute: torch.dtype | None) -> None:
     """Shard the model over all ranks, on `device`, layer by layer. Passes compute in `compute`
     (None: the weights' dtype). Gradients are summed over ranks in float32."""
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    layers = [part for part in reader.modules() if isinstance(part, GradientCheckpointingLayer)]
-    for part in (*layers, reader):  # the root too
+    layers = [
+        part for part in model_forward.modules() if isinstance(part, GradientCheckpointingLayer)
+    ]
+    for part in (*layers, model_forward):  # the root too
         fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    for part in _parts(reader):  # a sum: the learner divides
+    for part in _parts(model_forward):  # a sum: the learner divides
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     with torch.no_grad():  # the first pass makes it the root
-        reader.read(collate([Sample([0, 0], [0, 1])]).to(device))
+        model_forward.compute(collate([Sample([0, 0], [0, 1])]).to(device))
 
 
 @contextmanager
-def gathered(reader: Reader) -> Iterator[None]:
+def gathered(model_forward: ModelForward) -> Iterator[None]:
     """Gather the whole weights on every rank, which then may call the body alone. All ranks must
     enter."""
-    parts = _parts(reader)
+    parts = _parts(model_forward)
     for part in parts:
         part.set_reshard_after_forward(False, recurse=False)
         part.unshard()
@@ -74,6 +76,6 @@ def whole_weights(module: nn.Module) -> dict[str, Tensor]:
     return {name: weight for name, weight in found.items() if name in names}
 
 
-def _parts(reader: Reader) -> list[FSDPModule]:
+def _parts(model_forward: ModelForward) -> list[FSDPModule]:
     """Return the root, then the layers."""
-    return [part for part in reader.modules() if isinstance(part, FSDPModule)]
+    return [part for part in model_forward.modules() if isinstance(part, FSDPModule)]

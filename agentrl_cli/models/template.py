@@ -38,13 +38,13 @@ def give_template(tokenizer: Tokenizer, config: ModelConfig) -> None:
         raise UserError(f"{line}; give model.chat_template: {_choice()}", code="no-template")
     texts = own if isinstance(own, dict) else {"": own}  # some have a second one, for tools
     for text in texts.values():
-        refuse_endless(text)
+        validate_length(text)
     if config.system_role == "user":
         folded = {name: f"{SYSTEM_IN_USER}{text}" for name, text in texts.items()}
         tokenizer.chat_template = folded if isinstance(own, dict) else folded[""]
 
 
-def refuse_endless(text: str) -> None:
+def validate_length(text: str) -> None:
     """Raise UserError for arithmetic that can run for hours or fill the memory in one operation,
     which no time limit can stop: powers, products of products, and numbers of a million or more. A
     text with a syntax error passes; rendering refuses it."""

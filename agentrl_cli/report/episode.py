@@ -109,7 +109,9 @@ def render(episode: Episode, source: str, width: int = WIDTH, *, fold: bool = Fa
     for number, (turn, return_) in enumerate(with_returns(episode), start=1):
         end = known_end(episode)
         lines += ["", *render_turn(number, turn, return_, end, width, fold=fold)]
-    closing = labelled([(message.role, message.content) for message in episode.closing], width)
+    closing = labelled(
+        [(message.role, message.content) for message in episode.final_observation], width
+    )
     return [*lines, "", *closing] if closing else lines
 
 
@@ -189,8 +191,8 @@ def numbers(turn: Turn, return_: float | None) -> Facts:
     known = {name: value for name, value in turn.info.items() if is_number(value)}
     facts += [(name, f"{known[name]:+.3f}") for name in NUMBERS if name in known]
     facts += [(name, f"{known[name]:g}") for name in COUNTS if known.get(name)]
-    facts += [(turn.finish, "")] if turn.finish != "stop" else []
-    return facts + ([("restart", "")] if turn.restart else [])
+    facts += [(turn.finish_reason, "")] if turn.finish_reason != "stop" else []
+    return facts + ([("restart", "")] if turn.context_reset else [])
 
 
 def texts(turn: Turn, success: bool | None, *, fold: bool = False) -> Facts:

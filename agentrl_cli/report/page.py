@@ -300,7 +300,7 @@ def episode_view(
         )
         for n, (turn, return_) in enumerate(episode.with_returns(played), start=1)
     ]  # fmt: skip
-    closing = [(message.role, message.content) for message in played.closing]
+    closing = [(message.role, message.content) for message in played.final_observation]
     changed, facts = episode.has_changed(played, base), episode.summary(played, source)
     return EpisodeView(anchor, played.id, played.success, changed, facts, turns, closing)
 

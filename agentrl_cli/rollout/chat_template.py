@@ -44,14 +44,14 @@ class Frame(NamedTuple):
 
     text: str
     answer_prefix: str
-    closing: int
+    end_of_turn: int
 
 
 class Chat:
     """One tokenizer and its template, with cached encodings.
 
-    `closing` is the token that closes an answer, `stop_ids` end sampling, and `answer_prefix` is
-    the template's text before an answer (usually ""). Raises UserError if the template has none.
+    `end_of_turn` is the token that closes an answer, `stop_ids` end sampling, and `answer_prefix`
+    is the template's text before an answer (usually ""). Raises UserError if the template has none.
     A template that takes a date (`date_string`) always gets the same one, so that a resumed run has
     the same prompts.
 
@@ -71,9 +71,9 @@ class Chat:
         self._plain = lru_cache(CACHED_ENCODINGS)(self._encode_plain)
         frame = _in_time(self._frame)
         self._in_answer = _any_of(self._special | set(self._in_text.findall(frame.text)))
-        self.answer_prefix, self.closing = frame.answer_prefix, frame.closing
+        self.answer_prefix, self.end_of_turn = frame.answer_prefix, frame.end_of_turn
         eos: Any = tokenizer.eos_token_id
-        ends = [self.closing] if eos is None else [self.closing, int(eos)]
+        ends = [self.end_of_turn] if eos is None else [self.end_of_turn, int(eos)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
 
     @property
@@ -93,7 +93,7 @@ class Chat:
         if not messages:
             return []
         ids = self._tail(_key(messages), _dump(tools))
-        return list(ids[1:] if last_id == self.closing else ids)
+        return list(ids[1:] if last_id == self.end_of_turn else ids)
 
     def role_prompt(
         self, state_ids: list[int], action_ids: list[int], instruction: str, speaker: str = "user",
@@ -130,7 +130,7 @@ class Chat:
         after an answer, in the template."""
         if text.startswith("{message}"):
             return self.extend([Message("user", text.removeprefix("{message}"))], None)
-        text = _mark(text, MARKS).replace("{closing}", self.text_of([self.closing]))
+        text = _mark(text, MARKS).replace("{closing}", self.text_of([self.end_of_turn]))
         return list(self._encode(text))
 
     def encode_turns(self, turns: list[Turn], tools: Tools = ()) -> list[Turn]:
@@ -235,7 +235,7 @@ class Chat:
 
     def _answer_ids(self, text: str, prefix: str) -> tuple[int, ...]:
         marked = _mark(text, self._in_answer)
-        return (*self._encode(prefix + marked), self.closing)
+        return (*self._encode(prefix + marked), self.end_of_turn)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text; tokens are written by name, and marked parts are plain text."""

@@ -18,7 +18,7 @@ from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.generators.base import Generator, Sampling
 from agentrl_cli.rollout.actors import Actors, PlayRequest
 from agentrl_cli.rollout.chat_template import Chat
-from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart, play, refuse_failures
+from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart, check_failures, play
 
 
 @dataclass(kw_only=True)
@@ -120,7 +120,7 @@ class Collector(ABC):
 
     def _played(self, request: PlayRequest) -> list[Episode]:
         episodes = self.actors.play(request)
-        refuse_failures(episodes, request.max_failure_rate)
+        check_failures(episodes, request.max_failure_rate)
         return episodes
 
     @abstractmethod

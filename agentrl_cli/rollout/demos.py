@@ -117,7 +117,7 @@ class DemoReader:
         task = self._task(row["task"]) if "task" in row else Task(name, "train", {})
         if turns:
             turns[-1].info, turns[-1].done = {"success": True}, True
-        return Episode(name, task, name, 0, turns, closing=closing)
+        return Episode(name, task, name, 0, turns, final_observation=closing)
 
     def _task(self, name: object) -> Task:
         """Return the train task of that name. Raises InvalidDemo for any other."""

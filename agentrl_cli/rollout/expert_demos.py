@@ -85,4 +85,4 @@ def text_episode(env: Env, task: Task, seed: int, name: str, agent: TextAgent) -
             observation, ended = step.messages, step.done or step.truncated
             seen += observation
             stop = "done" if step.done else "truncated"
-    return Episode(name, task, name, seed, turns, stop=stop, closing=observation)
+    return Episode(name, task, name, seed, turns, stop=stop, final_observation=observation)

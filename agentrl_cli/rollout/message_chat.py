@@ -25,7 +25,7 @@ class MessageChat(Chat):
     has_later_system_turns = True  # pyright: ignore[reportAssignmentType]
 
     def __init__(self) -> None:
-        self.answer_prefix, self.closing, self.stop_ids = "", END, (END,)
+        self.answer_prefix, self.end_of_turn, self.stop_ids = "", END, (END,)
 
     @property
     def fingerprint(self) -> str:

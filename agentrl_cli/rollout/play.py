@@ -86,7 +86,7 @@ def play(
         for (episode, _), _ in zip(turns, envs.run(turns), strict=True):
             if episode.record.stop == "error":
                 failed.append(episode.record)
-                refuse_failures(failed, max_failure_rate, len(starts))
+                check_failures(failed, max_failure_rate, len(starts))
             if episode.ended:
                 envs.forget(episode)
 
@@ -122,7 +122,7 @@ def _answers(
         return [error if answer is None else answer[0] for answer in error.answers]
 
 
-def refuse_failures(
+def check_failures(
     episodes: list[Episode], most: float = FAILED_LIMIT, count: int | None = None
 ) -> None:
     """Raise RunAborted with the most frequent error if more than the share `most` of `count`
@@ -162,7 +162,7 @@ def split_into_turns(completion: Completion, delimiter: str, chat: Chat) -> list
                 begin = end
     spans = zip([0, *ends], [*ends, len(ids)], strict=True)
     parts = [Completion(ids[a:b], logprobs[a:b], "stop") for a, b in spans]
-    return [*parts[:-1], replace(parts[-1], finish=completion.finish)]
+    return [*parts[:-1], replace(parts[-1], finish_reason=completion.finish_reason)]
 
 
 def first_turn(ids: list[int], delimiter: str, chat: Chat) -> list[int]:
@@ -202,7 +202,7 @@ class LiveEpisode:
             elif not self.ended:
                 ids, logprobs = list(turn.action_ids), list(turn.logprobs)
                 yield from self._step(
-                    Completion(ids, logprobs, turn.finish), turn.action, {"forced": True}
+                    Completion(ids, logprobs, turn.finish_reason), turn.action, {"forced": True}
                 )
         if not self.ended and self.start.awaited not in (None, self.observation):
             yield from self._end("diverged", self.observation)
@@ -230,8 +230,10 @@ class LiveEpisode:
 
     def _step(self, played: Completion, action: str, info: dict[str, Any]) -> EnvCalls[None]:
         """Record a turn, also if the environment then fails, and play it."""
-        ids, logprobs, finish = played.ids, played.logprobs, played.finish
-        turn = Turn(self.observation, action, self.observation_ids, ids, logprobs, finish=finish)
+        ids, logprobs, finish = played.ids, played.logprobs, played.finish_reason
+        turn = Turn(
+            self.observation, action, self.observation_ids, ids, logprobs, finish_reason=finish
+        )
         self.record.turns.append(turn)
         turn.info = info
         step = yield from self._call(lambda: answer(self.env, action))
@@ -267,7 +269,7 @@ class LiveEpisode:
 
     def _end(self, stop: str, closing: list[Message]) -> EnvCalls[None]:
         episode, self.ended = self.record, True
-        episode.stop, episode.closing = stop, closing
+        episode.stop, episode.final_observation = stop, closing
         episode.seconds = time.perf_counter() - self.began
         if episode.error_kind == EnvTimeout.kind:  # its thread is still busy
             return

@@ -177,7 +177,7 @@ class WandbLogger(Fallible):
         import wandb
 
         require_above(0, **{"logger.timeout": self.timeout})
-        refuse_other_artifacts(self.artifacts)
+        validate_artifacts(self.artifacts)
         self.run = run
         began = time.monotonic()
         try:
@@ -268,7 +268,7 @@ class WandbLogger(Fallible):
             echo(f"wandb does not get the {name} ({_first_line(error)})", err=True)
 
 
-def refuse_other_artifacts(names: list[str]) -> None:
+def validate_artifacts(names: list[str]) -> None:
     """Raise UserError for unknown artifacts and for a report without its packages."""
     if wrong := [name for name in names if name not in ARTIFACTS]:
         line = f"logger.artifacts has '{wrong[0]}'; there is {', '.join(ARTIFACTS)}"

@@ -177,7 +177,7 @@ class Run:
         """Hold the lock of the run; calls may be nested. A copy of the folder is not locked, nor is
         a run after its process died. Raises UserError if another process trains the run, or if the
         folder has links that lead out of it."""
-        self.refuse_links()
+        self.validate_links()
         with files.explain_write_errors(self.folder):
             (self.folder / ".lock").touch()
         with files.try_lock(self._lock) as free:
@@ -194,7 +194,7 @@ class Run:
         was_killed = status == "running" and lock.is_file() and files.is_free(lock)
         return "killed" if was_killed else status
 
-    def refuse_links(self) -> None:
+    def validate_links(self) -> None:
         """Raise UserError if a link leads out of the folder, since writing through it would change
         foreign files. W&B never writes through its own link: each session makes a new one."""
         for path in self.folder.rglob("*"):
@@ -270,7 +270,7 @@ class Run:
 
     def write_evaluation(self, record: dict[str, Any]) -> None:
         """Append the result of `agentrl eval` to evaluations.jsonl."""
-        self.refuse_links()
+        self.validate_links()
         file, instead = self.folder / "evaluations.jsonl", "evaluate a copy of the run"
         with files.explain_write_errors(file, f"{instead}; the result is shown, but not stored"):
             files.append_jsonl(file, [record])

@@ -19,7 +19,7 @@ from agentrl_cli.generators.base import Generator
 from agentrl_cli.generators.endpoint import EndpointGenerator, OpenAIChat
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.message_chat import END, ROLE, MessageChat
-from agentrl_cli.training.assemble import refuse_empty_splits
+from agentrl_cli.training.build import validate_splits
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -95,7 +95,7 @@ def assemble_endpoint(cfg: DictConfig) -> EndpointParts:
     algo: Algorithm = build(cfg.algo)
     if settings.act == "refined":
         algo.bind(_context(cfg, env, collector))
-    refuse_empty_splits(settings, env)
+    validate_splits(settings, env)
     return EndpointParts(
         collector, generator, Untrained(inner=algo), chat, make_env, settings, collector.play,
         cfg.seed,

@@ -12,7 +12,7 @@ from agentrl_cli.rollout.play import FAILED_LIMIT, EpisodeStart
 if TYPE_CHECKING:
     from agentrl_cli.generators.tree_search import TreeSearch
     from agentrl_cli.runs.run import Run
-    from agentrl_cli.training.assemble import Parts
+    from agentrl_cli.training.build import Parts
 
 ANNOTATED_EPISODES = 8  # episodes of an evaluation that the algorithm annotates
 

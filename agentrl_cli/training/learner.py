@@ -21,9 +21,9 @@ from transformers import get_scheduler
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.core.activity import Activity
+from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import read_json
-from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.types import Sample, derive_seed
 from agentrl_cli.models.forward import collate, rank_passes
 from agentrl_cli.models.model_set import ModelSet, is_head
@@ -167,7 +167,7 @@ class Learner:
                 groups, phase.samples, self.microbatch_tokens, device.type, self.ranks
             ):
                 batch = collate([phase.samples[i] for i in part.rows]).to(device)
-                outputs = self.models.reader(phase.model).read(
+                outputs = self.models.forward(phase.model).compute(
                     batch, entropy_gradient=phase.entropy_gradient, head_only=phase.head_only
                 )
                 loss, sums = phase.loss(outputs, batch)

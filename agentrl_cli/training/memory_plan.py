@@ -210,7 +210,7 @@ def decoding_bytes(shapes: Shapes, cfg: DictConfig, models: int) -> tuple[int, i
     return min(half, stays * shapes.token_bytes), min(half, batch * shapes.token_bytes), logits
 
 
-def refuse_unread_context(cfg: DictConfig, positions: int, extra_tokens: int = 0) -> None:
+def validate_context(cfg: DictConfig, positions: int, extra_tokens: int = 0) -> None:
     """Raise UserError if an episode, plus the `extra_tokens` of the algorithm's own prompts, can
     exceed the `positions` of the model."""
     if cfg.rollout.max_seq_len + extra_tokens > positions:
@@ -254,7 +254,7 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
     model reads.
     """
     shapes, context = read_shapes(cfg), cfg.rollout.max_seq_len
-    refuse_unread_context(cfg, shapes.positions)
+    validate_context(cfg, shapes.positions)
     generating = sum(spec.generates for spec in algo.models().values())
     stays, batch, logits = decoding_bytes(shapes, cfg, generating)
     phases = training_phases(
@@ -340,7 +340,7 @@ def memory_savers(cfg: DictConfig, algo: Algorithm) -> list[Saver]:
     return sorted(savers, key=lambda saver: -saver.saves)
 
 
-def refuse_too_little_memory(cfg: DictConfig, algo: Algorithm, plan: MemoryPlan) -> None:
+def validate_memory(cfg: DictConfig, algo: Algorithm, plan: MemoryPlan) -> None:
     """Raise UserError if the plan exceeds the available memory, with the keys to lower."""
     limit = available_bytes(cfg)
     if limit is None or plan.peak <= limit:

@@ -18,7 +18,7 @@ from agentrl_cli.generators.base import Sampling
 from agentrl_cli.models.model_set import ModelSet, is_head
 from agentrl_cli.rollout.actors import ActorPool, Cluster
 from agentrl_cli.rollout.play import EpisodeStart
-from agentrl_cli.training.assemble import Parts, assemble
+from agentrl_cli.training.build import Parts, build_parts
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -33,7 +33,7 @@ class RolloutActor:
         """`folder` is the working directory of the run, to which paths may be relative."""
         if folder.is_dir():
             os.chdir(folder)
-        self.parts = assemble(cfg, None, learns=False, restored=True, algorithm=PlayOnly())
+        self.parts = build_parts(cfg, None, learns=False, restored=True, algorithm=PlayOnly())
         self.version = 0
         self.parts.collector.policy_version = lambda: self.version
 

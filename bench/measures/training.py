@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl_cli.config.compose import check, compose
 from agentrl_cli.train import update
-from agentrl_cli.training.assemble import assemble
+from agentrl_cli.training.build import build_parts
 from bench.measures.workload import Ours, Sizes, Updates, write_model
 
 SMALL = ["rollout.episodes_per_step=8", "model.weights=null"]
@@ -20,7 +20,7 @@ def default_updates(algo: str, *, small: bool = False) -> Callable[[], float]:
     included, by episode."""
     settings = [f"algo={algo}", "env=twentyq", "hardware.threads=1"]
     few_turns = ["algo.turns_per_update=8"] if small and algo == "nlac" else []
-    parts = assemble(check(compose([*settings, *(SMALL if small else []), *few_turns])), None)
+    parts = build_parts(check(compose([*settings, *(SMALL if small else []), *few_turns])), None)
 
     def seconds() -> float:
         began = time.process_time()

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from agentrl_cli.config.compose import build, check, compose, groups, load, options
 from agentrl_cli.core import files
-from agentrl_cli.training.assemble import assemble
+from agentrl_cli.training.build import build_parts
 from stress.fuzzing.mutations import SNIPPETS, Draw, any_text, mutated_bytes
 from stress.fuzzing.target import Target
 
@@ -121,7 +121,7 @@ def target(home: Path) -> Target:
 def _built(cfg: Any, whole: bool) -> None:
     """Build the world and the algorithm of a checked configuration, or all of a run's parts."""
     if whole:
-        assemble(cfg, None)
+        build_parts(cfg, None)
         return
     build(cfg.env)
     build(cfg.algo)

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agentrl_cli.cli.main import app
-from agentrl_cli.cli.train import refuse_to_resume
+from agentrl_cli.cli.train import validate_resume
 from agentrl_cli.config.compose import check, load
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report.compare import gather, render
 from agentrl_cli.report.page import run_page, write
 from agentrl_cli.runs import checkpoint_digest
 from agentrl_cli.runs.run import Run
-from agentrl_cli.training.assemble import Parts, assemble
+from agentrl_cli.training.build import Parts, build_parts
 from stress.fuzzing.mutations import Draw, mutated_bytes, mutated_file
 from stress.fuzzing.target import Target, Unfit
 from tests.builders.report import write_run
@@ -45,7 +45,7 @@ def target(home: Path) -> Target:
     write_run(home / "made" / "sound", seed=1)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         run = trained(home / "trained", "nlac", "hurt", "steps=2")
-    parts = assemble(check(load(run.config_file, [])), None)
+    parts = build_parts(check(load(run.config_file, [])), None)
     sources = {"made": home / "made" / "hurt", "trained": run.folder}
     _show(("write",), sources["made"], home)  # what is loaded on first use
     found = {name: sorted(_spoilable(folder)) for name, folder in sources.items()}
@@ -120,7 +120,7 @@ def _resume(run: Run, parts: Parts) -> None:
     with run.lock():
         cfg = check(load(run.config_file, ["steps=9"]))
         checkpoint = run.whole_checkpoint()
-        refuse_to_resume(run, cfg, checkpoint)
+        validate_resume(run, cfg, checkpoint)
         parts.buffer.path = run.folder / "buffer.jsonl"
         parts.restore(checkpoint)
         run.truncate_logs(checkpoint)

@@ -95,7 +95,7 @@ def target(home: Path) -> Target:
         chat.check()
         texts = [(role, text.encode("utf-8", "replace").decode()) for role, text in said]
         messages = [Message(role, text) for role, text in texts]
-        for last_id in (None, chat.closing):
+        for last_id in (None, chat.end_of_turn):
             chat.text_of(chat.start(messages) + chat.extend(messages, last_id))
         for _, text in texts:
             chat.decode(chat.encode_action(text))

@@ -138,7 +138,7 @@ def _play(world: Env, case: Case, home: Path) -> None:
         if step.done or step.truncated:
             break
     env.digest()
-    env.summarise([episode := Episode(name, task, name, number, turns, closing=seen)])
+    env.summarise([episode := Episode(name, task, name, number, turns, final_observation=seen)])
     file = home / "episodes-000000.jsonl"
     episode_files.write(file, [episode])
     (read,) = episode_files.read_all(file)

@@ -42,10 +42,10 @@ def test_q_targets_by_hand(model_folder: Path):
 def test_truncated_episode_bootstraps_from_last_state(model_folder: Path, stop: str):
     algo, models, _ = archer_with_values(model_folder)
     played = deepcopy(episode("cut", ["Is it big?", "Is it red?"], success=False, stop=stop))
-    played.closing = [Message("user", "Too late.")]
+    played.final_observation = [Message("user", "Too late.")]
     samples = algo.transitions([with_rewards(played, 0.0, 0.5)], 0)
     state = played.state_ids(1) + played.turns[1].action_ids
-    state += CHAT.extend(played.closing, state[-1])
+    state += CHAT.extend(played.final_observation, state[-1])
     expected = 0.5 + 0.9 * head_values(models, "target", state)[V]
     assert targets(samples, "q")[1] == pytest.approx(expected, abs=1e-5) != 0.5
 
@@ -54,20 +54,20 @@ def test_bootstrap_value_gets_no_gradient(model_folder: Path):
     algo, _, _ = archer_with_values(model_folder)
     played = episode("cut", ["Is it big?", "Is it red?"], success=False, stop="truncated")
     batch = collate(algo.transitions([with_rewards(played, 0.0, 0.5)], 0))
-    streams = batch.streams
+    per_token = batch.per_token
     values = torch.full((*batch.ids.shape, 2), 0.25, requires_grad=True)
     loss, _ = td_loss(Outputs(torch.zeros_like(batch.mask), batch.mask, values), batch)
     loss.backward()
     assert values.grad is not None and not values.grad[0, -1].any()  # neither its Q nor its V
     for column, x in enumerate("qv"):
-        expected = 2 * (0.25 - streams[f"{x}_target"]) * streams[f"{x}_at"]
+        expected = 2 * (0.25 - per_token[f"{x}_target"]) * per_token[f"{x}_at"]
         assert torch.allclose(values.grad[..., column], expected, atol=1e-6)
 
 
 def test_state_after_restart_starts_a_segment(model_folder: Path):
     algo, models, _ = archer_with_values(model_folder)
     played = with_rewards(deepcopy(WON), 0.0, 0.0, 1.0)
-    played.turns[1].restart = True
+    played.turns[1].context_reset = True
     first, second = algo.transitions([played], 0)
     after = head_values(models, "target", played.turns[1].observation_ids)[V]
     assert targets([first], "q") == pytest.approx([0.9 * after], abs=1e-5)
@@ -109,7 +109,7 @@ def test_q_and_v_are_read_at_ends(model_folder: Path):
     assert sample.ids == WON.state_ids(2) + WON.turns[2].action_ids and not any(sample.mask)
     states = [len(WON.state_ids(k)) for k in range(3)]
     ends = [size + len(turn.action_ids) for size, turn in zip(states, WON.turns, strict=True)]
-    read = {x: [i for i, at in enumerate(sample.streams[f"{x}_at"]) if at] for x in ("v", "q")}
+    read = {x: [i for i, at in enumerate(sample.per_token[f"{x}_at"]) if at] for x in ("v", "q")}
     assert read == {"v": [size - 1 for size in states], "q": [end - 1 for end in ends]}
 
 
@@ -123,7 +123,7 @@ def test_fresh_action_is_a_shadow_after_its_state():
     fresh = with_fresh_actions(spans, [[7, 8], [9]])
     row = fresh[0].sample
     assert row.ids == [1, 2, 7, 8, 3, 9, 4, 5]
-    assert row.streams["shadow"] == [0, 0, 1, 1, 0, 2, 0, 0]
+    assert row.per_token["branch"] == [0, 0, 1, 1, 0, 2, 0, 0]
     assert [(span.state_at, span.action_at) for span in fresh] == [(1, 3), (4, 5)]
     assert fresh[1].sample is row and row.mask == [0] * 8
 
@@ -143,8 +143,8 @@ def test_critic_loss_by_hand():
     values = torch.tensor([[[9.0, 0.5], [2.0, 9.0]]], requires_grad=True)
     none = torch.zeros(1, 2)
     rows = {"q_at": [0, 1], "q_target": [0, 3], "v_at": [1, 0], "v_target": [2, 0]}
-    streams = {name: torch.tensor([row], dtype=torch.float32) for name, row in rows.items()}
-    batch = Batch(torch.zeros(1, 2, dtype=torch.long), none, streams, torch.tensor([2]))
+    per_token = {name: torch.tensor([row], dtype=torch.float32) for name, row in rows.items()}
+    batch = Batch(torch.zeros(1, 2, dtype=torch.long), none, per_token, torch.tensor([2]))
     loss, sums = td_loss(Outputs(none, none, values), batch)
     loss.backward()
     assert loss.item() == 3.25 and values.grad is not None
@@ -241,7 +241,7 @@ def test_advantage_is_q_minus_v(
         assert turn.info["advantage"] == pytest.approx(advantage, abs=1e-5)
         expected += [0.0] * len(turn.observation_ids)
         expected += [turn.info["advantage"]] * len(turn.action_ids)
-    assert sample.streams["advantage"] == expected and all(sample.streams["advantage"][-3:])
+    assert sample.per_token["advantage"] == expected and all(sample.per_token["advantage"][-3:])
 
 
 def test_first_actor_step_is_unclipped(model_folder: Path):
@@ -261,7 +261,7 @@ def test_empty_action_is_skipped_and_counted(model_folder: Path, action: str):
     mute, silent = deepcopy(LOST), deepcopy(LOST)
     mute.id, silent.id = "mute", "silent"
     mute.turns[1].action_ids = []
-    mute.turns[1].restart = True  # a segment without an action
+    mute.turns[1].context_reset = True  # a segment without an action
     for turn in silent.turns:
         turn.action_ids = []
     fresh = [deepcopy(WON), mute, silent]
@@ -283,7 +283,7 @@ def test_normalised_advantages_ignore_an_offset(model_folder: Path):
         played = [deepcopy(WON), deepcopy(LOST)]
         phase = phases(algo, played, filled(WON))[-1]
         raw = [turn.info["advantage"] for game in played for turn in game.turns]
-        rows.append([raw, *(sample.streams["advantage"] for sample in phase.samples)])
+        rows.append([raw, *(sample.per_token["advantage"] for sample in phase.samples)])
         mean, spread = statistics.fmean(raw), statistics.pstdev(raw)
         given = [next(filter(None, row)) for row in rows[-1][1:]]
         first = [game.turns[0].info["advantage"] for game in played]

@@ -59,7 +59,7 @@ def test_episodes_without_a_pair_are_skipped(model_folder: Path):
     assert phase.samples == [] and phase.metrics["dpo/unpaired"] == 1
     assert phase_of(algo, [WON]).metrics == {"dpo/failures": 0, "dpo/unpaired": 0}
     restarted = deepcopy(LOST)
-    restarted.turns[1].restart = True
+    restarted.turns[1].context_reset = True
     algo.context.demos = [DEMO]
     assert phase_of(algo, [restarted]).samples == []
 
@@ -81,10 +81,10 @@ def test_training_favours_the_demonstration(model_folder: Path, reference: str):
     algo = eto(beta=0.5, reference=reference, optimizer=OptimizerSpec(lr=5e-4))
     models = shown(algo, model_folder, [DEMO])
     samples = [Sample(s.ids, s.mask) for s in phase_of(algo, [LOST]).samples]
-    before = [sum(row) for row in token_logprobs(models.reader("policy"), samples)]
+    before = [sum(row) for row in token_logprobs(models.forward("policy"), samples)]
     trainer = learner(algo, models)
     rows = [trainer.run(algo.update([deepcopy(LOST)], ReplayBuffer(None, 1)), i) for i in range(3)]
-    after = [sum(row) for row in token_logprobs(models.reader("policy"), samples)]
+    after = [sum(row) for row in token_logprobs(models.forward("policy"), samples)]
     assert after[0] > before[0] and after[1] < before[1]
     assert rows[0]["dpo/loss"] == pytest.approx(log(2), abs=1e-5)
     renewed = rows[-1]["dpo/loss"] == pytest.approx(log(2), abs=1e-5)

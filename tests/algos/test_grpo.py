@@ -83,7 +83,7 @@ def test_action_tokens_carry_the_advantage(
         assert sample.mask == mask
         assert sample.ids == [i for t in played.turns for i in t.observation_ids + t.action_ids]
         value = 2 / 3 if played.id == "a1" else -1 / 3
-        assert sample.streams["advantage"] == pytest.approx([value * m for m in mask])
+        assert sample.per_token["advantage"] == pytest.approx([value * m for m in mask])
 
 
 def test_failed_episode_is_ignored(model_folder: Path):
@@ -99,8 +99,8 @@ def test_old_logprobs_come_from_the_trainer(model_folder: Path):
     episodes = [ended(*row) for row in BATCH[:2]]  # their log-probs are NaN
     samples = phase_of(algo, episodes).samples
     bare = [Sample(s.ids, s.mask) for s in samples]
-    read = token_logprobs(models.reader("policy"), bare)
-    assert [s.streams["old_logprob"] for s in samples] == read
+    read = token_logprobs(models.forward("policy"), bare)
+    assert [s.per_token["old_logprob"] for s in samples] == read
 
 
 def test_reference_exists_only_with_kl(model_folder: Path):
@@ -108,9 +108,9 @@ def test_reference_exists_only_with_kl(model_folder: Path):
     paid, models = grpo(model_folder, kl_coef=0.1)
     assert list(free.models()) == ["policy"] and list(paid.models()) == ["policy", "reference"]
     batch = [ended(*row) for row in BATCH[:2]]
-    assert "reference_logprob" not in phase_of(free, batch).samples[0].streams
-    streams = phase_of(paid, batch).samples[0].streams
-    assert streams["reference_logprob"] == streams["old_logprob"]
+    assert "reference_logprob" not in phase_of(free, batch).samples[0].per_token
+    per_token = phase_of(paid, batch).samples[0].per_token
+    assert per_token["reference_logprob"] == per_token["old_logprob"]
     assert models.specs["reference"].kind == "frozen"
 
 
@@ -134,4 +134,4 @@ def test_training_favours_the_better_episode(model_folder: Path):
 
 def loglikelihood(models: ModelSet, played: Episode) -> float:
     samples = episode_samples(played, lambda i, turn: {})
-    return sum(map(sum, token_logprobs(models.reader("policy"), samples)))
+    return sum(map(sum, token_logprobs(models.forward("policy"), samples)))

@@ -22,10 +22,12 @@ from agentrl_cli.algos.losses import (
 from agentrl_cli.models.forward import Batch, Outputs
 
 
-def make(logprobs, mask, values=None, **streams):
+def make(logprobs, mask, values=None, **per_token):
     """A batch and the outputs of one pass, from nested lists."""
     mask = torch.tensor(mask, dtype=torch.float32)
-    tensors = {name: torch.tensor(stream, dtype=torch.float32) for name, stream in streams.items()}
+    tensors = {
+        name: torch.tensor(stream, dtype=torch.float32) for name, stream in per_token.items()
+    }
     lengths = torch.full((len(mask),), mask.shape[1])
     batch = Batch(torch.zeros(mask.shape, dtype=torch.long), mask, tensors, lengths)
     logprobs = torch.tensor(logprobs, dtype=torch.float32, requires_grad=True)
@@ -225,7 +227,7 @@ def outputs_of(batch: Batch, drift: Any = 0.0, seed: int = 0) -> Outputs:
     """Random log-probs; the old ones are these less `drift`, a number for each token."""
     draw = torch.Generator().manual_seed(seed)
     logprobs = -torch.rand(batch.mask.shape, generator=draw) * batch.mask
-    batch.streams["old_logprob"] = logprobs - torch.as_tensor(drift) * batch.mask
+    batch.per_token["old_logprob"] = logprobs - torch.as_tensor(drift) * batch.mask
     return Outputs(logprobs.requires_grad_(), torch.ones_like(batch.mask) * batch.mask, None)
 
 
@@ -285,7 +287,7 @@ def test_ratio_one_has_gradient_of_reinforce(ratio: str):
     assert metrics["ratio"] == 4 and metrics["clip_fraction"] == metrics["approx_kl"] == 0
     loss.backward()
     shares = 1.0 if ratio == "turn" else 1 / sum_by_turn(batch.mask, batch).clamp(min=1)
-    per_turn = (-advantages * shares).gather(1, batch.streams["turn"].long())
+    per_turn = (-advantages * shares).gather(1, batch.per_token["turn"].long())
     assert outputs.logprobs.grad is not None
     assert torch.allclose(outputs.logprobs.grad, per_turn * batch.mask)
     assert metrics["entropy"] == pytest.approx(4)  # of one nat a token, the mean over each turn
@@ -295,7 +297,7 @@ def test_ratio_of_5000_tokens_is_exact_and_finite():
     batch = turns([[5000]])
     drift = torch.linspace(-0.01, 0.0108, 5001)[None]
     outputs = outputs_of(batch, drift)
-    old = batch.streams["old_logprob"]
+    old = batch.per_token["old_logprob"]
     exact = ((outputs.logprobs.double() - old.double()) * batch.mask).sum().exp()
     _, metrics = clipped_turns(outputs, batch, torch.ones(1, 1), 0.2, "turn")
     assert metrics["ratio"].item() == pytest.approx(exact.item(), rel=1e-4)

@@ -23,7 +23,7 @@ from tests.builders.ppo import LEVELS, cut, phase_of, ppo, ppo_with_values, won
 def test_empty_action_is_skipped_and_counted(model_folder: Path, level: str):
     algo, _ = ppo_with_values(model_folder, level=level)
     empty, failed = won(), won()
-    empty.turns[1].action_ids, empty.turns[1].restart = [], True
+    empty.turns[1].action_ids, empty.turns[1].context_reset = [], True
     failed.error = "KeyError: 'x'"
     phase = phase_of(algo, [empty, won(), failed])
     assert len(phase.samples) == 1 and "value" not in failed.turns[0].info
@@ -37,12 +37,12 @@ def test_value_loss_is_mean_over_tokens(model_folder: Path, level: str):
     algo, models = ppo_with_values(model_folder, level=level)
     samples = phase_of(algo, [won(), cut()]).samples
     total = sum(
-        weight * (s.streams["old_value"][i] - s.streams["return"][i]) ** 2
+        weight * (s.per_token["old_value"][i] - s.per_token["return"][i]) ** 2
         for s in samples
-        for i, weight in enumerate(s.streams["value_at"])
+        for i, weight in enumerate(s.per_token["value_at"])
     )
     tokens = sum(sum(s.mask) for s in samples)
-    assert sum(sum(s.streams["value_at"]) for s in samples) == tokens
+    assert sum(sum(s.per_token["value_at"]) for s in samples) == tokens
     found = learner(algo, models).run(algo.update([won(), cut()], ReplayBuffer(None, 1)), 0)
     assert found["policy/value_loss"] == pytest.approx(total / tokens, rel=1e-4)
 
@@ -53,7 +53,7 @@ def test_policy_loss_never_reaches_the_head(model_folder: Path):
         algo, models = ppo_with_values(model_folder, **changes)
         batch = collate(phase_of(algo, [won()]).samples)
         if part == "value":
-            batch.streams["advantage"].zero_()
+            batch.per_token["advantage"].zero_()
         outputs = forward(models.module("policy"), batch, models.head("policy"))
         algo.loss(outputs, batch)[0].backward()
         gradients[part] = {
@@ -135,14 +135,14 @@ def test_values_equal_those_of_separate_passes(model_folder: Path):
 def test_state_after_restart_starts_a_segment(model_folder: Path):
     algo, models = ppo_with_values(model_folder)
     played = won()
-    played.turns[1].restart = True
+    played.turns[1].context_reset = True
     first, second = phase_of(algo, [played]).samples
     expected = head_values(models, "policy", played.turns[1].observation_ids)[0]
     assert played.turns[1].info["value"] == pytest.approx(expected, abs=1e-5)
     assert len(second.ids) == sum(
         len(t.observation_ids) + len(t.action_ids) for t in played.turns[1:]
     )
-    assert sum(first.streams["value_at"]) == len(played.turns[0].action_ids)
+    assert sum(first.per_token["value_at"]) == len(played.turns[0].action_ids)
 
 
 # generalised advantage estimation
@@ -158,9 +158,9 @@ def test_turn_level_gae_by_hand(model_folder: Path):
     given = [turn.info["advantage"] for turn in played.turns]
     assert given == pytest.approx([before, last], abs=1e-5)
     (sample,) = phase.samples
-    at = [i for i, weight in enumerate(sample.streams["value_at"]) if weight]
+    at = [i for i, weight in enumerate(sample.per_token["value_at"]) if weight]
     assert at == [len(played.state_ids(k)) - 1 for k in range(2)]
-    assert [sample.streams["return"][i] for i in at] == pytest.approx(
+    assert [sample.per_token["return"][i] for i in at] == pytest.approx(
         [before + first, 1.0], abs=1e-5
     )
 
@@ -174,10 +174,10 @@ def test_token_level_gae_by_hand(model_folder: Path):
     ends = [acted[len(played.turns[0].action_ids) - 1], acted[-1]]
     rewards = [{ends[0]: 0.25, ends[1]: 1.0}.get(i, 0.0) for i in acted]
     expected = backwards(rewards, values, 0.0, 0.9, 0.8)
-    assert [sample.streams["advantage"][i] for i in acted] == pytest.approx(expected, abs=1e-5)
+    assert [sample.per_token["advantage"][i] for i in acted] == pytest.approx(expected, abs=1e-5)
     targets = [a + v for a, v in zip(expected, values, strict=True)]
-    assert [sample.streams["return"][i - 1] for i in acted] == pytest.approx(targets, abs=1e-5)
-    assert [i for i, w in enumerate(sample.streams["value_at"]) if w] == [i - 1 for i in acted]
+    assert [sample.per_token["return"][i - 1] for i in acted] == pytest.approx(targets, abs=1e-5)
+    assert [i for i, w in enumerate(sample.per_token["value_at"]) if w] == [i - 1 for i in acted]
     mean = sum(expected[-len(played.turns[1].action_ids) :]) / len(played.turns[1].action_ids)
     assert played.turns[1].info["advantage"] == pytest.approx(mean, abs=1e-5)
 
@@ -189,7 +189,7 @@ def test_truncated_episode_bootstraps_from_last_state(model_folder: Path, level:
     played = cut(stop)
     (sample,) = phase_of(algo, [played]).samples
     state = played.state_ids(1) + played.turns[1].action_ids
-    state += CHAT.extend(played.closing, state[-1])
+    state += CHAT.extend(played.final_observation, state[-1])
     assert sample.ids == state and "Too late." in CHAT.text_of(state)
     final = played.turns[1].action_ids[-1:]
     at = len(played.state_ids(1)) + len(played.turns[1].action_ids) - len(final)
@@ -199,25 +199,25 @@ def test_truncated_episode_bootstraps_from_last_state(model_folder: Path, level:
         + 0.9 * head_values(models, "policy", state)[0]
         - head_values(models, "policy", read_at)[0]
     )
-    assert sample.streams["advantage"][at] == pytest.approx(expected, abs=1e-5)
+    assert sample.per_token["advantage"][at] == pytest.approx(expected, abs=1e-5)
     done = cut("done")
     (whole,) = phase_of(algo, [done]).samples
     assert len(whole.ids) < len(sample.ids)
     ended = 0.5 - head_values(models, "policy", read_at)[0]
-    assert whole.streams["advantage"][at] == pytest.approx(ended, abs=1e-5)
+    assert whole.per_token["advantage"][at] == pytest.approx(ended, abs=1e-5)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_bootstrap_value_gets_no_gradient(model_folder: Path, level: str):
     algo, _ = ppo_with_values(model_folder, level=level)
     batch = collate(phase_of(algo, [cut()]).samples)
-    streams = batch.streams
-    values = (streams["old_value"] + 0.5).requires_grad_()  # [1, tokens]
-    logprobs = streams["old_logprob"].clone().requires_grad_()
+    per_token = batch.per_token
+    values = (per_token["old_value"] + 0.5).requires_grad_()  # [1, tokens]
+    logprobs = per_token["old_logprob"].clone().requires_grad_()
     loss, _ = algo.loss(Outputs(logprobs, torch.zeros_like(logprobs), values), batch)
     loss.backward()
-    assert values.grad is not None and not values.grad[0, -1] and streams["old_value"][0, -1]
-    expected = algo.value_coef * 2 * (values.detach() - streams["return"]) * streams["value_at"]
+    assert values.grad is not None and not values.grad[0, -1] and per_token["old_value"][0, -1]
+    expected = algo.value_coef * 2 * (values.detach() - per_token["return"]) * per_token["value_at"]
     assert torch.allclose(values.grad, expected, atol=1e-6)
 
 
@@ -227,9 +227,9 @@ def test_normalised_advantages_are_standardised_over_steps(model_folder: Path, l
     episodes = [won(), cut()]
     phase = phase_of(algo, episodes)
     steps = [
-        sample.streams["advantage"][i + 1]
+        sample.per_token["advantage"][i + 1]
         for sample in phase.samples
-        for i, weight in enumerate(sample.streams["value_at"])
+        for i, weight in enumerate(sample.per_token["value_at"])
         if weight
     ]
     assert len(steps) == (5 if level == "turn" else sum(sum(s.mask) for s in phase.samples))

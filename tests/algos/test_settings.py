@@ -25,14 +25,14 @@ def sft(**changes: Any) -> SFT:
     [
         (sft, "epochs", 0, "too-small"),
         (sft, "minibatch_tokens", -1, "too-small"),
-        (ppo, "clip", -0.1, "too-small"),
+        (ppo, "clip_eps", -0.1, "too-small"),
         (ppo, "value_coef", float("nan"), "too-small"),
         (ppo, "gamma", 1.01, "too-large"),
         (archer, "critic_warmup", -1, "too-small"),
         (archer, "ema_decay", 1.5, "too-large"),
         (eto, "beta", -1.0, "too-small"),
         (implicit, "expert_states_per_update", -1, "too-small"),
-        (inverse, "attempts", 1, "too-small"),
+        (inverse, "num_samples", 1, "too-small"),
         (OptimizerSpec, "lr", 11.0, "too-large"),
     ],
 )

@@ -56,7 +56,7 @@ def test_actions_with_closing_token_are_trained():
     (sample,) = phase_of(sft(), [WON]).samples
     assert trained(sample) == "".join(f"{turn.action}<|im_end|>" for turn in WON.turns)
     assert sample.ids == WON.state_ids(2) + WON.turns[2].action_ids
-    assert set(sample.streams["weight"]) == {0.0, 1.0}
+    assert set(sample.per_token["weight"]) == {0.0, 1.0}
 
 
 def test_turn_of_weight_zero_is_not_trained():
@@ -66,9 +66,9 @@ def test_turn_of_weight_zero_is_not_trained():
     (sample,) = phase_of(sft(), [played]).samples
     assert trained(sample) == "Is it big?<|im_end|>Is it a cat?<|im_end|>"
     last = len(played.turns[2].action_ids)
-    assert sample.streams["weight"][-last:] == [4.0] * last
+    assert sample.per_token["weight"][-last:] == [4.0] * last
     assert all(
-        bool(w) == bool(m) for w, m in zip(sample.streams["weight"], sample.mask, strict=True)
+        bool(w) == bool(m) for w, m in zip(sample.per_token["weight"], sample.mask, strict=True)
     )
 
 
@@ -78,20 +78,23 @@ def test_weights_per_token():
     played.turns[0].info["weight"] = [8.0, *[0.0] * (first - 2), 2.0]
     (sample,) = phase_of(sft(), [played]).samples
     spoken = len(played.state_ids(0))
-    assert sample.streams["weight"][spoken : spoken + first] == played.turns[0].info["weight"]
+    assert sample.per_token["weight"][spoken : spoken + first] == played.turns[0].info["weight"]
     assert sample.mask[spoken : spoken + first] == [1, *[0] * (first - 2), 1]
-    assert sample.streams["weight"][-last:] == [1.0] * last and all(sample.mask[-last:])
-    assert all(len(row) == len(sample.ids) for row in sample.streams.values())
+    assert sample.per_token["weight"][-last:] == [1.0] * last and all(sample.mask[-last:])
+    assert all(len(row) == len(sample.ids) for row in sample.per_token.values())
 
 
 def test_restart_starts_a_sample():
     played = episode("r", ["Is it big?", "Is it red?", "Is it a cat?"], success=True)
-    played.turns[1].restart = True
+    played.turns[1].context_reset = True
     first, second = episode_samples(played, lambda i, turn: {"turn": float(i)})
     assert trained(first) == "Is it big?<|im_end|>"
     assert trained(second) == "Is it red?<|im_end|>Is it a cat?<|im_end|>"
     assert second.ids == played.state_ids(2) + played.turns[2].action_ids
-    assert {n for n, m in zip(second.streams["turn"], second.mask, strict=True) if m} == {1.0, 2.0}
+    assert {n for n, m in zip(second.per_token["turn"], second.mask, strict=True) if m} == {
+        1.0,
+        2.0,
+    }
 
 
 def test_likelihood_is_proportional_to_weight(model_folder: Path):
@@ -105,6 +108,6 @@ def test_likelihood_is_proportional_to_weight(model_folder: Path):
     learner = Learner(models, algo.models(), microbatch_tokens=4096, seed=0, publish=print)
     learner.run(algo.update([heavy, light], ReplayBuffer(None, 1)), 0)
     samples = [s for e in (heavy, light) for s in episode_samples(e, lambda i, turn: {})]
-    likely, unlikely = (sum(row) for row in token_logprobs(models.reader("policy"), samples))
+    likely, unlikely = (sum(row) for row in token_logprobs(models.forward("policy"), samples))
     assert likely == pytest.approx(-0.105, abs=0.15)  # log 0.9
     assert unlikely == pytest.approx(-2.303, abs=0.5)  # log 0.1

@@ -67,7 +67,7 @@ def targets(samples: list[Sample], what: str) -> list[float]:
         target
         for sample in samples
         for target, at in zip(
-            sample.streams[f"{what}_target"], sample.streams[f"{what}_at"], strict=True
+            sample.per_token[f"{what}_target"], sample.per_token[f"{what}_at"], strict=True
         )
         if at
     ]

@@ -137,7 +137,9 @@ def episode(name: str, actions: list[str], *, success: bool, stop: str = "done")
     turns[-1].info["success"], turns[-1].done = success, stop == "done"
     turns[-1].reward = float(success)
     closing = [Message("user", f"The end of {name}.")]
-    return Episode(name, Task(name, "train", {}), name, 0, turns, stop=stop, closing=closing)
+    return Episode(
+        name, Task(name, "train", {}), name, 0, turns, stop=stop, final_observation=closing
+    )
 
 
 def places(*episodes: Episode) -> list[TurnRef]:
@@ -227,7 +229,7 @@ def learn(algo: NLAC, models: ModelSet, buffer: ReplayBuffer) -> dict[str, float
 
 def branches(sample: Sample) -> list[tuple[str, list[float]]]:
     """Each text that is learnt behind the sample's prompt, with the weights of its tokens."""
-    columns = (sample.ids, sample.streams["shadow"], sample.streams["weight"], sample.mask)
+    columns = (sample.ids, sample.per_token["branch"], sample.per_token["weight"], sample.mask)
     trained = [row[:3] for row in zip(*columns, strict=True) if row[3]]
     texts = [list(rows) for _, rows in groupby(trained, lambda row: row[1])]
     return [(CHAT.decode([row[0] for row in rows]), [row[2] for row in rows]) for rows in texts]

@@ -117,11 +117,11 @@ class Row:
             ids += observation + self.prompt + action
             mask += [0] * len(observation + self.prompt) + [1] * len(action)
             labels += [0] * len(observation) + [k + 1] * len(self.prompt) + [0] * len(action)
-        return Sample(ids, mask, {"shadow": [float(label) for label in labels]})
+        return Sample(ids, mask, {"branch": [float(label) for label in labels]})
 
     def value_columns(self) -> list[int]:
         """Where V_0 … V_n are read."""
-        labels = self.sample().streams["shadow"]
+        labels = self.sample().per_token["branch"]
         last = {int(label): column for column, label in enumerate(labels) if label}
         return [last[k] for k in sorted(last)]
 

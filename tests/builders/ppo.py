@@ -45,7 +45,7 @@ def phase_of(algo: PPO, episodes: list[Episode]) -> Phase:
 
 def cut(stop: str = "truncated", closing: str = "Too late.") -> Episode:
     made = deepcopy(episode("cut", ["Is it big?", "Is it red?"], success=False, stop=stop))
-    made.closing = [Message("user", closing)]
+    made.final_observation = [Message("user", closing)]
     return with_rewards(made, 0.25, 0.5)
 
 

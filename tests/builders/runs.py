@@ -66,7 +66,7 @@ ALGORITHMS = {
 SPEAKER = "hardware=speaker"
 GUARDED = [
     "algo.separate_critic=true",
-    "algo.improvement_check={every: 1, lessons: 8, probes: 2, memory: 4}",
+    "algo.improvement_check={every: 1, num_targets: 8, num_rollouts: 2, window: 4}",
     "algo.policy_target=best_of_n",
     "algo.num_candidates=4",
     "algo.require_optimal=false",
@@ -80,7 +80,7 @@ Agentrl = Callable[..., subprocess.CompletedProcess[str]]  # the fixture `agentr
 
 GROUPS = {
     "env/coin.yaml": "_target_: tests.fakes.coin.CoinEnv\nturns: 2\n",
-    "hardware/speaker.yaml": "device: cpu\nthreads: 1\ntokens_per_batch: 4096\n"
+    "hardware/speaker.yaml": "device: cpu\nthreads: 1\nmicrobatch_tokens: 4096\n"
     "generator: {_target_: tests.fakes.coin.RandomRoleGenerator}\n",
 }
 for strategy in ("ddp", "fsdp"):  # several speakers

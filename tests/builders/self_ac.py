@@ -68,8 +68,8 @@ def outputs_with_values(phase: Phase, values: list[list[float]]) -> tuple[Output
     """A pass that reads these values in the states of each sample, with the old log-probs."""
     batch = collate(phase.samples)
     token_values = torch.zeros_like(batch.mask)  # [batch, tokens]
-    at_states = batch.streams["value_at"].bool()
+    at_states = batch.per_token["value_at"].bool()
     token_values[at_states] = torch.tensor([value for row in values for value in row])
-    old = batch.streams["old_logprob"].clone()
+    old = batch.per_token["old_logprob"].clone()
     entropy = torch.zeros_like(old)
     return Outputs(old.requires_grad_(), entropy, token_values.requires_grad_()), batch

@@ -132,7 +132,7 @@ class Bandit:
         """The policy's exact chance of every arm; what is missing to 1 is any other text."""
         state = self.demos[0].state_ids(0)
         samples = [completion_sample(state, CHAT.encode_action(arm)) for arm in ARMS]
-        rows = token_logprobs(self.models.reader("policy"), samples)
+        rows = token_logprobs(self.models.forward("policy"), samples)
         return [exp(sum(row)) for row in rows]
 
     def distance(self) -> float:

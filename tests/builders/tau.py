@@ -191,7 +191,12 @@ def domain(name: str, folder: Path) -> Domain:
 def tau_env(name: str, folder: Path | None, **changes: Any) -> TauBench:
     """An environment with plain settings."""
     settings: dict[str, Any] = {
-        "domain": name, "data": str(folder) if folder else None, "user": "scripted",
-        "actions": "call" if name == "mini" else "native", "turns": 30, "holdout": 0, "llm": None,
-    }  # fmt: skip
+        "domain": name,
+        "data": str(folder) if folder else None,
+        "user": "scripted",
+        "actions": "call" if name == "mini" else "native",
+        "max_turns": 30,
+        "holdout": 0,
+        "llm": None,
+    }
     return TauBench(**{**settings, **changes})

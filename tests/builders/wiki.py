@@ -18,11 +18,9 @@ from tests.paths import CONF
 @cache
 def settings(name: str = "wiki") -> dict[str, Any]:
     """The keys of conf/env/NAME.yaml."""
-    node: Any = OmegaConf.to_container(OmegaConf.load(CONF / "env" / f"{name}.yaml"))
-    below = [
-        settings(one) for one in node.pop("defaults") if isinstance(one, str) and one != "_self_"
-    ]
-    node.pop("_target_", None)
+    file: Any = OmegaConf.to_container(OmegaConf.load(CONF / "env" / f"{name}.yaml"))
+    below = [settings(one) for one in file.get("defaults", []) if one != "_self_"]
+    node = {key: value for key, value in file["env"].items() if key != "_target_"}
     return {key: value for found in [*below, node] for key, value in found.items()}
 
 

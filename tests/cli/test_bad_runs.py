@@ -153,7 +153,7 @@ def test_link_of_wandb_is_accepted(run: Run, tmp_path: Path, monkeypatch: pytest
     (odd / "wandb" / "latest").symlink_to(odd / "episodes")
     monkeypatch.chdir(odd)
     for folder in (odd, Path()):
-        Run(folder).refuse_links()
+        Run(folder).validate_links()
 
 
 def test_weights_of_another_model_are_refused(run: Run, model_folder: Path):

@@ -20,7 +20,7 @@ from agentrl_cli.config.compose import check, load
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.runs.run import Run
-from agentrl_cli.training.assemble import Parts, assemble
+from agentrl_cli.training.build import Parts, build_parts
 from tests.builders.runs import ALGORITHMS, trained
 from tests.paths import ROOT
 
@@ -34,7 +34,7 @@ GREEDY = Sampling(max_tokens=12, temperature=0.0, stop_ids=())
 
 def parts_of(run: Run) -> Parts:
     """What the run played with: its models, critics and heads included."""
-    parts = assemble(check(load(run.config_file, [])), None)
+    parts = build_parts(check(load(run.config_file, [])), None)
     parts.restore_models(run.latest_checkpoint())
     return parts
 

@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Run:
     task, other = Task("cat", "test", {}), Task("dog", "test", {})
     closing = [Message("user", "You win.")]
     played = [
-        Episode("cat-e00", task, "cat", 7, [first, won], stop="done", closing=closing),
+        Episode("cat-e00", task, "cat", 7, [first, won], stop="done", final_observation=closing),
         Episode("cat-e01", task, "cat", 8, [first], stop="context"),
         Episode("dog-e00", other, "dog", 9, [first], stop="error", error="ValueError: boom"),
     ]

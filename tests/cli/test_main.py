@@ -46,7 +46,9 @@ def run(tmp_path: Path) -> Run:
     task, closing = Task("cat", "train", {}), [Message("user", "You win.")]
     plain = Episode("s1-t0-g0", task, "g", 7, [last])
     made.write_episodes(
-        "train", 1, [plain, Episode("s1-t1-g0", task, "g", 8, [first, last], closing=closing)]
+        "train",
+        1,
+        [plain, Episode("s1-t1-g0", task, "g", 8, [first, last], final_observation=closing)],
     )
     made.log(1, {"reward/mean": 0.75})
     return made

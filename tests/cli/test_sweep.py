@@ -180,11 +180,11 @@ def test_settings_without_effect_may_differ(tmp_path: Path):
     same = ["algo=grpo", "env=twentyq", "steps=3"]
     run = finished(tmp_path / "it" / "seed-0", *same, "seed=0")
     again = [*same, "seed=0,1", f"runs={tmp_path}"]
-    Sweep([*again, "hardware.threads=2"], None, "it").refuse_other_runs()
-    Sweep([*again, "hardware.microbatch_tokens=512"], None, "it").refuse_other_runs()
-    Sweep([*again, "logger=tensorboard", "save_every=2"], None, "it").refuse_other_runs()
+    Sweep([*again, "hardware.threads=2"], None, "it").validate_existing_runs()
+    Sweep([*again, "hardware.microbatch_tokens=512"], None, "it").validate_existing_runs()
+    Sweep([*again, "logger=tensorboard", "save_every=2"], None, "it").validate_existing_runs()
     files.write_json(run.folder / "meta.json", {**run.meta, "status": "failed"})
-    Sweep([*again, "algo.clip_eps=0.3"], None, "it").refuse_other_runs()
+    Sweep([*again, "algo.clip_eps=0.3"], None, "it").validate_existing_runs()
 
 
 def test_points_have_the_names_of_hydra(tmp_path: Path):

@@ -40,7 +40,7 @@ def student_overrides(root: Path) -> list[str]:
     file.write_text("\n".join(map(json.dumps, lines)))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "student.yaml").write_text(
-        "# a student\ndevice: cpu\nthreads: 1\ntokens_per_batch: 4096\n"
+        "# a student\ndevice: cpu\nthreads: 1\nmicrobatch_tokens: 4096\n"
         "generator: {_target_: tests.fakes.student.StudentGenerator}\n"
     )
     return ["env=arithmetic", f"env.data={file}", "env.test_share=0.5", "hardware=student"]

@@ -89,7 +89,11 @@ class FakeVLLM(ThreadingHTTPServer):
             ((found,),) = self.engine.generate([body["prompt"]], seeds, sampling, name)
             self.engine.clear()
         logprobs = {"token_logprobs": found.logprobs}
-        choice = {"token_ids": found.ids, "logprobs": logprobs, "finish_reason": found.finish}
+        choice = {
+            "token_ids": found.ids,
+            "logprobs": logprobs,
+            "finish_reason": found.finish_reason,
+        }
         return {"choices": [choice]}
 
     def handle_error(self, request: Any, client_address: Any) -> None:

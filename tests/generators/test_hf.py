@@ -72,7 +72,7 @@ def to_bfloat16(module: torch.nn.Module, device: torch.device) -> None:
 def same(ours: list[list[Completion]], theirs: list[list[Completion]]) -> None:
     """The same ids; log-probs up to rounding."""
     for mine, other in zip(chain(*ours), chain(*theirs), strict=True):
-        assert (mine.ids, mine.finish) == (other.ids, other.finish)
+        assert (mine.ids, mine.finish_reason) == (other.ids, other.finish_reason)
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
@@ -218,10 +218,10 @@ def test_completion_ends_at_stop_or_limit(policy):
     answers = engine(policy).generate(some_prompts(32), [*range(32)], SAMPLED)
     finishes = set()
     for (answer,) in answers:
-        finishes.add(answer.finish)
+        finishes.add(answer.finish_reason)
         assert not set(answer.ids[:-1]) & set(STOP)
-        assert (answer.ids[-1] in STOP) == (answer.finish == "stop")
-        assert answer.finish == "stop" or len(answer.ids) == SAMPLED.max_tokens
+        assert (answer.ids[-1] in STOP) == (answer.finish_reason == "stop")
+        assert answer.finish_reason == "stop" or len(answer.ids) == SAMPLED.max_tokens
     assert finishes == {"stop", "length"}
 
 

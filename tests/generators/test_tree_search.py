@@ -128,7 +128,7 @@ def test_samples_and_judgements_are_counted():
 def test_answer_stays_within_max_tokens():
     tree, _ = search(width=2)
     (row,) = tree.generate([[9]], [0], Sampling(max_tokens=3, temperature=1.0, stop_ids=(END,)))
-    assert len(row[0].ids) == 3 and row[0].finish == "length"
+    assert len(row[0].ids) == 3 and row[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_cached_hidden_states_equal_the_trainers(model_folder: Path):
         Sample([*ids, *algo.critic_prompt_ids], [0] * len(ids + algo.critic_prompt_ids))
         for ids in states
     ]
-    rows = logprobs_and_values(models.reader("policy"), asked)
+    rows = logprobs_and_values(models.forward("policy"), asked)
     alone = [float(values[-1]) for _, values in rows]
     assert algo.state_values(states) == pytest.approx(alone, abs=1e-5)
     before = generator.caches["policy"].find(hashes(generator, states[1]))

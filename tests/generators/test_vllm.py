@@ -73,7 +73,7 @@ def ids_of(rows: list[list[Completion]]) -> list[list[list[int]]]:
 
 def recomputed(models: ModelSet, name: str, prompt: list[int], ids: list[int]) -> list[float]:
     sample = Sample(prompt + ids, [0] * len(prompt) + [1] * len(ids))
-    return token_logprobs(models.reader(name), [sample])[0][len(prompt) :]
+    return token_logprobs(models.forward(name), [sample])[0][len(prompt) :]
 
 
 def listed(url: str) -> list[str]:
@@ -117,11 +117,11 @@ def test_samples_depend_on_seeds_not_on_batch(url: str, models: ModelSet):
 def test_completion_ends_at_stop_or_limit(url: str, models: ModelSet):
     ours = generator(models, url)
     first = ours.generate(PROMPTS[:1], [1], GREEDY)[0][0]
-    assert first.finish == "length" and len(first.ids) == GREEDY.max_tokens
+    assert first.finish_reason == "length" and len(first.ids) == GREEDY.max_tokens
     stop = first.ids[4]
     sampling = Sampling(max_tokens=12, temperature=0.0, stop_ids=(stop,))
     closed = ours.generate(PROMPTS[:1], [1], sampling)[0][0]
-    assert closed.finish == "stop" and closed.ids == first.ids[: first.ids.index(stop) + 1]
+    assert closed.finish_reason == "stop" and closed.ids == first.ids[: first.ids.index(stop) + 1]
     ours.close()
 
 

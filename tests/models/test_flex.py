@@ -53,7 +53,7 @@ def test_wrong_flex_rule_is_noticed(monkeypatch: pytest.MonkeyPatch):
 
     def blind(rows: torch.Tensor, columns: torch.Tensor, missing: int) -> torch.Tensor:
         found = right(rows, columns, missing)
-        return found.clamp(max=1) if missing == -1 else found  # all shadows are one
+        return found.clamp(max=1) if missing == -1 else found  # all branches are one
 
     monkeypatch.setattr(packed_attention, "_take_columns", blind)
     assert largest_gap(model, HEAD, ROWS[:1]) > 0.05
@@ -77,7 +77,7 @@ def test_flex_gradients_equal_dense_on_cuda():
         model.zero_grad()
         outputs = forward(model, batch, head)
         assert outputs.values is not None
-        (outputs.logprobs.sum() + (outputs.values * batch.streams["shadow"]).sum()).backward()
+        (outputs.logprobs.sum() + (outputs.values * batch.per_token["branch"]).sum()).backward()
         grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     for one, other in zip(*grads, strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()))

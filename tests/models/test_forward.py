@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.core.ranks import Ranks
+from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models import forward as module_of_forward
 from agentrl_cli.models.forward import (
+    ModelForward,
     Pass,
     Passes,
-    Reader,
     causal_lm,
     collate,
     forward,
@@ -42,7 +42,7 @@ def naive_logprobs(module, ids):
 
 def test_logprobs_equal_those_of_transformers(folder):
     module = build(folder).module("policy")
-    found = token_logprobs(Reader(module, passes=Passes(ids=8)), SAMPLES)
+    found = token_logprobs(ModelForward(module, passes=Passes(ids=8)), SAMPLES)
     for sample, row in zip(SAMPLES, found, strict=True):
         plain = naive_logprobs(module, sample.ids)
         expected = [p * m for p, m in zip(plain, sample.mask, strict=True)]

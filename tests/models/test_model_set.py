@@ -53,7 +53,7 @@ def test_head_has_the_width_of_hidden_states(folder, tmp_path):
     OPTForCausalLM(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
     models = build(tmp_path)
-    read = logprobs_and_values(models.reader("critic"), SAMPLES)
+    read = logprobs_and_values(models.forward("critic"), SAMPLES)
     assert [values.tolist() for _, values in read] == [[0.0] * len(s.ids) for s in SAMPLES]
 
 
@@ -86,9 +86,9 @@ def test_followers_start_as_their_model(folder, lora, tmp_path):
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_names_are_separate_weights(folder, lora):
     models = build(folder, lora)
-    before = {name: token_logprobs(models.reader(name), SAMPLES) for name in models.names}
+    before = {name: token_logprobs(models.forward(name), SAMPLES) for name in models.names}
     disturb(models, "policy")
-    after = {name: token_logprobs(models.reader(name), SAMPLES) for name in models.names}
+    after = {name: token_logprobs(models.forward(name), SAMPLES) for name in models.names}
     assert [name for name in models.names if before[name] != after[name]] == ["policy"]
 
 
@@ -195,7 +195,7 @@ def test_saved_set_loads_bit_for_bit(folder, tmp_path, lora):
     for name in models.names:
         assert fresh.fingerprint(name) == models.fingerprint(name)
         assert fresh.version(name) == models.version(name)
-        ours, theirs = (token_logprobs(m.reader(name), SAMPLES) for m in (models, fresh))
+        ours, theirs = (token_logprobs(m.forward(name), SAMPLES) for m in (models, fresh))
         assert ours == theirs
 
 

@@ -139,14 +139,14 @@ def test_nan_is_refused_in_any_dtype():
 def test_twin_is_small_and_keeps_random_state():
     config = Qwen2Config(**{**USUAL, "num_hidden_layers": 5, "tie_word_embeddings": True})
     model = Qwen2ForCausalLM(config).eval().bfloat16()
-    model.set_attn_implementation("agentrl_shadow")
+    model.set_attn_implementation("agentrl_branch")
     adapted = causal_lm(get_peft_model(model, LoraConfig(target_modules=["q_proj"])))  # pyright: ignore[reportArgumentType]
     before = torch.get_rng_state()
     made = twin(adapted)
     assert torch.get_rng_state().equal(before)
     assert type(made) is Qwen2ForCausalLM and made.dtype == torch.float32
     assert (made.config.num_hidden_layers, made.config.layer_types) == (2, ["full_attention"] * 2)
-    assert made.config._attn_implementation == "agentrl_shadow"
+    assert made.config._attn_implementation == "agentrl_branch"
     assert made.lm_head.weight is made.model.embed_tokens.weight
     assert not any("lora" in name for name, _ in made.named_parameters())
     kept = model.config

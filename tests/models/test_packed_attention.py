@@ -104,7 +104,7 @@ def swapped(block: packed_attention.Block, query: Any, key: Any, value: Any, sca
     return found.flip(1)
 
 
-def seeing_shadows(queries: torch.Tensor, keys: torch.Tensor, labels: torch.Tensor):
+def seeing_branches(queries: torch.Tensor, keys: torch.Tensor, labels: torch.Tensor):
     of_queries, of_keys = (
         packed_attention._take_columns(labels, columns, -1) for columns in (queries, keys)
     )
@@ -130,7 +130,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], str]] = {
     "plain shift": ("predecessors", lambda labels: counted(labels, labels) - 1, "visible_first"),
     "no mask": ("additive", lambda mask, dtype: None, "interleaved"),
     "positions not reused": ("positions", counted, "visible_first"),
-    "shadows see shadows": ("visibility", seeing_shadows, "visible_first"),
+    "branches see branches": ("visibility", seeing_branches, "visible_first"),
     "bool mask under eager": ("hidden_states", eager_states, "interleaved"),
     "a block that stops early": ("split_into_blocks", too_short, "visible_first"),
     "heads out of order": ("Block.attend", swapped, "visible_first"),
@@ -155,7 +155,7 @@ def value_gap(sample: Sample) -> float:
         values = forward(model_of("qwen2"), collate([sample]), HEAD).values
         _, expected = alone(model_of("qwen2"), HEAD, THREE)
     assert values is not None
-    found = values[0][torch.tensor(sample.streams["value_at"]).bool()]
+    found = values[0][torch.tensor(sample.per_token["value_at"]).bool()]
     return float((found - expected).abs().max())
 
 
@@ -164,7 +164,7 @@ def test_value_read_too_early_is_noticed(state: int):
     turns = [Turn([], "", seen, acted, []) for seen, acted in THREE.turns]
     (sample,) = pack_episode(Episode("a", Task("a", "test", {}), "a", 0, turns), PROMPT, []).samples
     assert value_gap(sample) < EXACT
-    at = sample.streams["value_at"]
+    at = sample.per_token["value_at"]
     column = [i for i, read in enumerate(at) if read][state]
     at[column - 1], at[column] = at[column], 0.0
     assert value_gap(sample) > 0.05
@@ -172,7 +172,7 @@ def test_value_read_too_early_is_noticed(state: int):
 
 def states(model: PreTrainedModel, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states [L, width] of one packed sample, and its labels."""
-    labels = torch.tensor([sample.streams["shadow"]])
+    labels = torch.tensor([sample.per_token["branch"]])
     ids, length = torch.tensor([sample.ids]), torch.tensor([len(sample.ids)])
     with torch.no_grad():
         return hidden_states(model, ids, labels, length)[0], labels[0]
@@ -182,7 +182,7 @@ def states(model: PreTrainedModel, sample: Sample) -> tuple[torch.Tensor, torch.
 def test_shadows_do_not_change_visible_states(layout: str):
     model = model_of("llama", layout)
     hidden, labels = states(model, THREE.sample())
-    bare = Sample(THREE.state(3), [], {"shadow": [0.0] * len(THREE.state(3))})
+    bare = Sample(THREE.state(3), [], {"branch": [0.0] * len(THREE.state(3))})
     assert torch.allclose(hidden[labels == 0], states(model, bare)[0], atol=EXACT)
     plain = model.base_model(input_ids=torch.tensor([THREE.state(3)]), use_cache=False)
     assert torch.allclose(states(model, bare)[0], plain.last_hidden_state[0], atol=EXACT)
@@ -192,7 +192,7 @@ def test_shadows_do_not_change_visible_states(layout: str):
 def test_edited_shadow_changes_itself_only(layout: str):
     model, sample = model_of("llama", layout), THREE.sample()
     before, labels = states(model, sample)
-    sample.ids[sample.streams["shadow"].index(2.0)] = 5
+    sample.ids[sample.per_token["branch"].index(2.0)] = 5
     after, _ = states(model, sample)
     assert torch.equal(before[labels != 2], after[labels != 2])
     assert not torch.allclose(before[labels == 2], after[labels == 2], atol=1e-2)

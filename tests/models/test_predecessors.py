@@ -18,8 +18,8 @@ def test_predecessor_is_in_its_shadow_or_visible():
     ]
 
 
-def test_sample_cannot_begin_with_a_shadow():
-    shadow = {"shadow": [0.0, 1.0, 1.0]}
-    assert collate([Sample([1, 2, 3], [0, 0, 1], shadow)]).mask.tolist() == [[0, 0, 1]]
-    with pytest.raises(ValueError, match="begins with a shadow"):
-        collate([Sample([1, 2, 3], [0, 0, 1], {"shadow": [1.0, 1.0, 0.0]})])
+def test_sample_cannot_begin_with_a_branch():
+    branch = {"branch": [0.0, 1.0, 1.0]}
+    assert collate([Sample([1, 2, 3], [0, 0, 1], branch)]).mask.tolist() == [[0, 0, 1]]
+    with pytest.raises(ValueError, match="begins with a branch"):
+        collate([Sample([1, 2, 3], [0, 0, 1], {"branch": [1.0, 1.0, 0.0]})])

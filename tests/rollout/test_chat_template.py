@@ -152,14 +152,14 @@ def test_a_template_that_does_not_come_to_an_end_is_refused(monkeypatch):
 
 def test_the_newline_between_turns_is_kept_and_the_closing_token_not_repeated(chat):
     text = "\n<|im_start|>user\nYes.<|im_end|>\n<|im_start|>assistant\n"
-    assert chat.text_of(chat.extend(user("Yes."), chat.closing)) == text
+    assert chat.text_of(chat.extend(user("Yes."), chat.end_of_turn)) == text
     assert chat.text_of(chat.extend(user("Yes."), 99)) == "<|im_end|>" + text
     assert chat.text_of(chat.extend(user("Yes."), None)) == "<|im_end|>" + text
 
 
 def test_a_llama_turn_has_no_newline_behind_its_closing_token(llama):
     text = "<|head|>user<|tail|>\n\nYes.<|eot|><|head|>assistant<|tail|>\n\n"
-    assert llama.text_of(llama.extend(user("Yes."), llama.closing)) == text
+    assert llama.text_of(llama.extend(user("Yes."), llama.final_observation)) == text
     assert llama.start(user("Go."))[:2] == llama.tokenizer.convert_tokens_to_ids(
         ["<|begin|>", "<|head|>"]
     )
@@ -167,7 +167,7 @@ def test_a_llama_turn_has_no_newline_behind_its_closing_token(llama):
 
 
 def test_without_messages_the_same_answer_goes_on(chat):
-    assert chat.extend([], chat.closing) == []
+    assert chat.extend([], chat.end_of_turn) == []
 
 
 def test_a_role_prompt_extends_state_and_action(chat):
@@ -208,7 +208,7 @@ def test_a_prompt_that_is_a_message_is_sent_in_the_template(chat):
 
 def test_an_answer_decodes_to_its_text_and_memo_is_not_shared(chat):
     ids = chat.encode_action("Is it  a cat?\nYes ")
-    assert ids[-1] == chat.closing and chat.decode(ids) == "Is it  a cat?\nYes "
+    assert ids[-1] == chat.end_of_turn and chat.decode(ids) == "Is it  a cat?\nYes "
     ids.append(0)
     chat.extend(user("Yes."), None).append(0)
     chat.start(user("Yes.")).append(0)
@@ -230,7 +230,7 @@ def test_text_cannot_close_a_turn_by_spelling_a_special_token(chat, text):
         token = chat.tokenizer.convert_tokens_to_ids(name)
         assert forged.count(token) == plain.count(token)
     assert text in chat.text_of(forged)
-    assert chat.encode_action(text).count(chat.closing) == 1
+    assert chat.encode_action(text).count(chat.end_of_turn) == 1
     assert chat.decode(chat.encode_action(text)) == text
 
 
@@ -307,7 +307,7 @@ def test_no_text_writes_an_added_token_whatever_it_is_called(name, chat):
     turn = chat.encode_turns([Turn([*user(text)], text, [], [], [])])[0]
     free = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<table>")
     thoughts = {token(chat, name) for name in free} & added
-    assert [i for i in controls(turn.action_ids) if i not in thoughts] == [chat.closing]
+    assert [i for i in controls(turn.action_ids) if i not in thoughts] == [chat.end_of_turn]
     assert controls(turn.observation_ids) == controls(chat.start(user("Go.")))
     assert chat.decode(turn.action_ids) == text
 
@@ -362,8 +362,8 @@ def test_scripted_turns_become_the_tokens_of_the_whole_dialogue(chat):
 def test_a_scripted_thought_and_its_action_share_one_message(chat):
     turns = [Turn(user("Begin."), "Think. ", [], [], []), Turn([], "Act.", [], [], [])]
     chat.encode_turns(turns)
-    assert turns[0].action_ids[-1] != chat.closing and turns[1].observation_ids == []
-    assert turns[1].action_ids[-1] == chat.closing
+    assert turns[0].action_ids[-1] != chat.end_of_turn and turns[1].observation_ids == []
+    assert turns[1].action_ids[-1] == chat.end_of_turn
 
 
 def test_tools_reach_the_template_and_tool_messages_are_checked():
@@ -372,7 +372,7 @@ def test_tools_reach_the_template_and_tool_messages_are_checked():
     tools = [{"name": "search", "parameters": {}}]
     chat.check(tools)
     assert chat.text_of(chat.start(user("Begin."), tools)).startswith("search<|im_start|>")
-    answer = chat.extend([Message("tool", "found")], chat.closing, tools)
+    answer = chat.extend([Message("tool", "found")], chat.end_of_turn, tools)
     assert "<|im_start|>tool\nfound<|im_end|>" in chat.text_of(answer)
 
 
@@ -387,5 +387,5 @@ def test_tool_calls_of_a_message_reach_the_template():
 def test_raw_text_has_no_header_and_reads_special_tokens_by_name():
     chat = Chat(tiny_tokenizer())
     ids = chat.encode_raw("{closing}<|im_start|>judge {x}")
-    assert ids[0] == chat.closing and chat.text_of(ids) == "<|im_end|><|im_start|>judge {x}"
+    assert ids[0] == chat.end_of_turn and chat.text_of(ids) == "<|im_end|><|im_start|>judge {x}"
     assert ids[1] in chat.tokenizer.all_special_ids and chat.encode_raw("") == []

@@ -5,7 +5,7 @@ import pytest
 from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.rollout.collector import PlayCollector
-from agentrl_cli.rollout.play import refuse_failures
+from agentrl_cli.rollout.play import check_failures
 from tests.fakes.echo import CHAT, EchoEnv, random_sampler, script
 
 
@@ -57,9 +57,9 @@ def test_a_step_in_which_more_than_a_fifth_failed_says_why():
     task = EchoEnv().tasks("train")[0]
     fine = Episode("a", task, "g", 0, [])
     broken = Episode("b", task, "g", 0, [], stop="error", error="why")
-    refuse_failures([fine] * 4 + [broken])
+    check_failures([fine] * 4 + [broken])
     with pytest.raises(RunAborted, match="why"):
-        refuse_failures([fine] * 3 + [broken])
+        check_failures([fine] * 3 + [broken])
 
 
 def test_no_more_is_played_once_too_many_have_failed():

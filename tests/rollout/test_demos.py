@@ -52,7 +52,7 @@ def test_expert_file_is_read_back_with_ids(tmp_path: Path):
         text = CHAT.text_of(state)
         for turn in episode.turns:
             assert CHAT.decode(turn.action_ids) == turn.action
-            assert turn.action_ids[-1] == CHAT.closing
+            assert turn.action_ids[-1] == CHAT.end_of_turn
         assert all(turn.action in text for turn in episode.turns[:-1])
 
 
@@ -63,7 +63,7 @@ def test_dialogue_equals_a_played_episode(tmp_path: Path):
     assert [m.content for m in episode.turns[0].observation] == [
         "Say something.", "This is train-0.",
     ]  # fmt: skip
-    assert [m.content for m in episode.closing] == ["Go on."]
+    assert [m.content for m in episode.final_observation] == ["Go on."]
     first = CHAT.start(episode.turns[0].observation)
     assert episode.state_ids(0) == first
     action = CHAT.encode_action("Is it  a dog?")

@@ -54,7 +54,7 @@ def test_an_episode_is_the_dialogue_the_template_would_render():
         whole.append(Message("assistant", turn.action))
     assert [turn.action for turn in episode.turns] == ["Hello."] * 3
     assert episode.stop == "done" and episode.reward == 1.0 and not episode.success
-    assert [m.content for m in episode.closing] == [f"Heard 6, mood {100 % 7}."]
+    assert [m.content for m in episode.final_observation] == [f"Heard 6, mood {100 % 7}."]
 
 
 def test_tokens_and_logprobs_are_those_that_were_sampled(sampler):
@@ -70,11 +70,11 @@ def test_tokens_and_logprobs_are_those_that_were_sampled(sampler):
 
 
 def test_an_action_cut_by_max_tokens_is_closed_by_the_next_observation(sampler):
-    cut = [e for e in roll(starts(8), sampler) if e.turns[0].finish == "length"]
+    cut = [e for e in roll(starts(8), sampler) if e.turns[0].finish_reason == "length"]
     assert cut
     for episode in cut:
         assert len(episode.turns[0].action_ids) == SAMPLING.max_tokens
-        assert episode.turns[1].observation_ids[0] == CHAT.closing
+        assert episode.turns[1].observation_ids[0] == CHAT.end_of_turn
 
 
 def test_an_episode_does_not_depend_on_its_batch(sampler):
@@ -150,7 +150,7 @@ def test_an_episode_that_would_not_fit_stops_as_context_with_the_unanswered_obse
     room = len(free.state_ids(1)) + SAMPLING.max_tokens
     (fits,) = roll(starts(1), script(lambda prompt: "Hello."), max_seq_len=room)
     assert (fits.stop, len(fits.turns)) == ("context", 2)
-    assert fits.closing == free.turns[2].observation
+    assert fits.final_observation == free.turns[2].observation
     (short,) = roll(starts(1), script(lambda prompt: "Hello."), max_seq_len=room - 1)
     assert (short.stop, len(short.turns)) == ("context", 1)
     (none,) = roll(starts(1), script(lambda prompt: "Hello."), max_seq_len=10)
@@ -243,7 +243,7 @@ def test_an_action_is_cut_where_the_world_says_and_its_parts_are_what_was_sample
     whole = [i for turn in episode.turns for i in turn.action_ids]
     assert whole == CHAT.encode_action(text)
     assert [turn.observation_ids for turn in episode.turns[1:]] == [[], []]
-    assert [turn.finish for turn in episode.turns] == ["stop"] * 3
+    assert [turn.finish_reason for turn in episode.turns] == ["stop"] * 3
     last = episode.turns[2].action_ids
     assert episode.state_ids(2) == episode.turns[0].observation_ids + whole[: -len(last)]
 

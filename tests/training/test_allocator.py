@@ -8,7 +8,7 @@ import pytest
 
 FAULTS = """
 import resource, torch
-from agentrl_cli.training.assemble import keep_freed_memory
+from agentrl_cli.training.build import keep_freed_memory
 if {kept}:
     keep_freed_memory()
 def faults():

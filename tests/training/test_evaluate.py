@@ -14,7 +14,7 @@ from agentrl_cli.config.compose import as_dataclass, check, compose
 from agentrl_cli.core.statistics import cluster_bootstrap, pass_at_k
 from agentrl_cli.core.types import Episode, Task, Turn, evenly_spaced
 from agentrl_cli.runs.run import Run
-from agentrl_cli.training.assemble import assemble
+from agentrl_cli.training.build import build_parts
 from agentrl_cli.training.evaluate import episode_metrics, evaluate, play_split, success_gain
 from tests.builders.runs import folders, settings, trained
 
@@ -95,7 +95,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def parts(tmp_path_factory: pytest.TempPathFactory):
     root = tmp_path_factory.mktemp("parts")
     cfg = compose(settings(root, "sft", "it"), folders(root))
-    return assemble(check(cfg), None)
+    return build_parts(check(cfg), None)
 
 
 def test_every_evaluation_plays_the_same_episodes(parts):

@@ -75,7 +75,7 @@ def test_micro_batches_change_only_rounding(folder, lora):
 
 def test_loss_is_mean_over_trained_tokens(folder):
     bench = Bench(folder, tokens=8)
-    logprobs = token_logprobs(bench.models.reader("policy"), texts())
+    logprobs = token_logprobs(bench.models.forward("policy"), texts())
     expected = -sum(map(sum, logprobs)) / sum(sum(s.mask) for s in texts())
     found = bench.run(Phase("sft", texts(), nll))
     assert found["sft/loss"] == pytest.approx(expected, rel=1e-5)

@@ -62,7 +62,7 @@ def test_first_ratio_is_one(model_folder: Path):
     """Old and new log-probs are computed alike."""
     made, models = learner(model_folder, torch.bfloat16)
     samples = [Sample(s.ids, s.mask, {"advantage": [float(m) for m in s.mask]}) for s in SAMPLES]
-    add_logprobs(models.reader("policy"), samples, "old_logprob")
+    add_logprobs(models.forward("policy"), samples, "old_logprob")
     loss = partial(clipped_ratio, clip_eps=0.2)
     metrics = made.run(iter([Phase("policy", samples, loss)]), 0)
     assert metrics["policy/ratio"] == 1 and metrics["policy/approx_kl"] == 0

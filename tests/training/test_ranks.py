@@ -10,7 +10,7 @@ import pytest
 from agentrl_cli.core.errors import GeneratorError
 from agentrl_cli.core.files import read_json
 from agentrl_cli.runs.run import Run
-from agentrl_cli.training.ranks import error_of, reason_of
+from agentrl_cli.training.distributed import error_of, reason_of
 from tests.builders.ranks import (
     DDP,
     FSDP,

@@ -17,7 +17,7 @@ from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.files import read_jsonl
 from agentrl_cli.core.types import Episode
 from agentrl_cli.runs.run import Run
-from agentrl_cli.training.assemble import assemble
+from agentrl_cli.training.build import build_parts
 from agentrl_cli.training.rollout_actors import start_actors
 from tests.builders.ranks import free_port, train_command
 from tests.builders.runs import facts, folders, settings, trained
@@ -61,7 +61,7 @@ def test_run_with_two_actors_is_done(tmp_path: Path):
 @pytest.mark.parametrize("algo", ["nlac", "ppo"])
 def test_actors_play_the_episodes_of_one_process(tmp_path: Path, algo: str):
     cfg = compose_checked(settings(tmp_path, algo, "it", *RAY), folders(tmp_path))
-    parts = assemble(cfg, None)
+    parts = build_parts(cfg, None)
     here = [episode for step in range(2) for episode in parts.collector.collect(step, 1)]
     start_actors(cfg, parts)
     there = [episode for step in range(2) for episode in parts.collector.collect(step, 1)]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl_cli.cli.train import refuse_launch, resume, start
+from agentrl_cli.cli.train import resume, start, validate_launch
 from agentrl_cli.config.compose import compose, compose_checked
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import read_json
 from agentrl_cli.rollout.collector import PlayCollector
 from agentrl_cli.rollout.play import EpisodeStart
 from agentrl_cli.runs.run import Run
-from agentrl_cli.training.assemble import Parts, assemble
+from agentrl_cli.training.build import Parts, build_parts
 from agentrl_cli.training.rollout_actors import RolloutActor, _other_gpus, pack_policy, start_actors
 from tests.builders.models import LORA
 from tests.builders.runs import ACTORS, facts, folders, interrupted, settings, trained
@@ -28,7 +28,7 @@ WITH_LORA = f"model.lora={{rank: {LORA.rank}, alpha: {LORA.alpha}, targets: [all
 
 def parts_of(root: Path, algo: str, *more: str) -> Parts:
     cfg = compose_checked(settings(root, algo, "it", *more), folders(root))
-    parts = assemble(cfg, None)
+    parts = build_parts(cfg, None)
     start_actors(cfg, parts)
     return parts
 
@@ -42,7 +42,7 @@ def starts_of(parts: Parts) -> list[EpisodeStart]:
 @pytest.mark.parametrize(("algo", "more"), [("grpo", ()), ("ppo", ()), ("grpo", (WITH_LORA,))])
 def test_actor_plays_with_the_weights_it_receives(tmp_path: Path, algo: str, more: tuple[str, ...]):
     cfg = compose_checked(settings(tmp_path, algo, "it", *more), folders(tmp_path))
-    parts, actor = assemble(cfg, None), RolloutActor(cfg, Path.cwd())
+    parts, actor = build_parts(cfg, None), RolloutActor(cfg, Path.cwd())
     with torch.no_grad():
         for weight in parts.models.weights("policy").values():
             weight.add_(torch.randn_like(weight), alpha=0.05)
@@ -110,7 +110,7 @@ def test_actors_or_servers_with_several_processes_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"hardware\.strategy is ddp"):
         trained(tmp_path, "grpo", "it", ACTORS, "+hardware.strategy=ddp")
     with pytest.raises(UserError, match="strategy is ddp"):
-        refuse_launch(compose(["hardware=vllm", "+hardware.strategy=ddp"]))
+        validate_launch(compose(["hardware=vllm", "+hardware.strategy=ddp"]))
 
 
 def test_actors_get_the_other_gpus(monkeypatch: pytest.MonkeyPatch):

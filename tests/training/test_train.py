@@ -22,7 +22,7 @@ from agentrl_cli.rollout.demos import fingerprint
 from agentrl_cli.runs import checkpoint_digest
 from agentrl_cli.runs.run import Run
 from agentrl_cli.train import due, rollout_metrics
-from agentrl_cli.training.assemble import assemble, set_threads
+from agentrl_cli.training.build import build_parts, set_threads
 from agentrl_cli.training.learner import NonFiniteError
 from tests.builders.runs import (
     ALGORITHMS,
@@ -212,7 +212,7 @@ def test_every_algorithm_can_start_from_an_sft_on_demonstrations(
     tmp_path: Path, imitated: Run, algo: str
 ):
     more = settings(tmp_path, algo, "it", f"init={imitated.folder}")
-    parts = assemble(check(compose(more, folders(tmp_path))), None)
+    parts = build_parts(check(compose(more, folders(tmp_path))), None)
     begun = load_file(imitated.latest_checkpoint() / "models" / "policy" / "model.safetensors")
     specs = parts.algo.models().items()
     behind = {n for n, s in specs if s.kind != "trained" and s.follows == "policy"}
@@ -221,7 +221,7 @@ def test_every_algorithm_can_start_from_an_sft_on_demonstrations(
     for name in {"policy", *behind, *begun_alike}:
         own = dict(parts.models.module(name).named_parameters())
         assert all(own[key].equal(weight) for key, weight in begun.items()), name
-    embedded = assemble(check(compose(settings(tmp_path, "sft", "it"), folders(tmp_path))), None)
+    embedded = build_parts(check(compose(settings(tmp_path, "sft", "it"), folders(tmp_path))), None)
     fresh = dict(embedded.models.module("policy").named_parameters())
     assert any(not fresh[key].equal(weight) for key, weight in begun.items())
 

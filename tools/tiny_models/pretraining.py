@@ -1,7 +1,7 @@
 """How the embedded models are made: maximum likelihood of a corpus's texts and their branches.
 
 A branch is what a role says behind one turn of a text; the rest of the text does not see it. All
-branches of a text are shadows of one packed sample (models/packed_attention.py), so that what was
+branches of a text are branches of one packed sample (models/packed_attention.py), so that what was
 played is read once for all that is said of it.
 """
 
@@ -44,7 +44,7 @@ class Pretraining(Algorithm):
 
 
 def branched_sample(episode: Episode) -> Sample:
-    """A text with its branches as one packed sample. Streams: `shadow` labels each branch's tokens,
+    """A text with its branches as one packed sample. Streams: `branch` labels each branch's tokens,
     `weight` is a token's, from `info["weight"]` of a turn and the branches in `info["branches"]`,
     those before its action and those behind it. Raises UserError for an episode of play."""
     if any("branches" not in turn.info for turn in episode.turns):
@@ -53,7 +53,7 @@ def branched_sample(episode: Episode) -> Sample:
             "experiment=ENV_base",
             code="needs-corpus",
         )
-    sample, label = Sample([], [], {"shadow": [], "weight": []}), 0
+    sample, label = Sample([], [], {"branch": [], "weight": []}), 0
     for turn in episode.turns:
         append_tokens(sample, turn.observation_ids)
         for place in ("before", "behind"):
@@ -62,7 +62,7 @@ def branched_sample(episode: Episode) -> Sample:
             for branch in turn.info.get("branches", ()):
                 if branch["place"] == place:
                     label += 1
-                    append_tokens(sample, branch["prompt_ids"], shadow=label)
+                    append_tokens(sample, branch["prompt_ids"], branch=label)
                     weights = [branch["weight"]] * len(branch["answer_ids"])
                     _append_weighted(sample, branch["answer_ids"], weights, label)
     return sample
@@ -72,5 +72,5 @@ def _append_weighted(sample: Sample, ids: list[int], weights: list[float], label
     """Append ids that are trained where their weight is positive."""
     sample.ids += ids
     sample.mask += [int(weight > 0) for weight in weights]
-    sample.streams["weight"] += weights
-    sample.streams["shadow"] += [float(label)] * len(ids)
+    sample.per_token["weight"] += weights
+    sample.per_token["branch"] += [float(label)] * len(ids)

@@ -144,7 +144,7 @@ def _values(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Reader:
+class ModelForward:
     """Acts by its habits; without any it makes no mistake."""
 
     habits: ReaderHabits | None = None
@@ -272,7 +272,7 @@ def right_actions(state: ReaderState, goal: Goal) -> list[str]:
 
 def due(state: ReaderState) -> Goal:
     """What is really due by what was asked and seen."""
-    return Reader().goal(state, random.Random(0))
+    return ModelForward().goal(state, random.Random(0))
 
 
 def check(state: ReaderState, action: str) -> str:
@@ -323,7 +323,7 @@ def broken_rule(state: ReaderState, action: str) -> str:
 
 def saves_needed(state: ReaderState, lines: Sequence[int]) -> bool:
     """Whether to save these lines of the open page saves what leads to the answer, and no more."""
-    taken, _ = Reader()._walk(state, random.Random(0))
+    taken, _ = ModelForward()._walk(state, random.Random(0))
     needed = {(title, fact.line) for title, fact in taken}
     new = {(state.open, line) for line in lines} - state.saved
     return bool(new) and new <= needed

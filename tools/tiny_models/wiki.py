@@ -31,7 +31,7 @@ from tools.tiny_models.played import (
 )
 from tools.tiny_models.reader import (
     RULES,
-    Reader,
+    ModelForward,
     ReaderHabits,
     ReaderState,
     ask,
@@ -74,7 +74,7 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.reader = Reader(self.habits)
+        self.reader = ModelForward(self.habits)
 
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
         """Recall of what was read, actions of any kind."""

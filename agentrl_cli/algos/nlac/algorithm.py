@@ -175,7 +175,7 @@ class NLAC(NLACConfig, Algorithm):
     ) -> None:
         """Set the priorities of the turns. A turn without a target, which may get one later, takes
         the lowest loss of this update, or the lowest priority if there is no loss."""
-        logprobs = token_logprobs(self.context.models.reader(self.critic_name), samples)
+        logprobs = token_logprobs(self.context.models.forward(self.critic_name), samples)
         losses = [-sum(row) / sum(s.mask) for row, s in zip(logprobs, samples, strict=True)]
         lowest = min(losses or [buffer.priority(key) for key in keys])
         missed = [key for key in keys if key not in valid]
@@ -196,7 +196,7 @@ class NLAC(NLACConfig, Algorithm):
             targets = targets if self.checker.is_open else []
         samples = distillation_samples(targets, packed)
         if self.kl_coef:
-            add_logprobs(self.context.models.reader("reference"), samples, "reference_logprob")
+            add_logprobs(self.context.models.forward("reference"), samples, "reference_logprob")
         return Phase(
             "policy", samples, self.distillation_loss,
             minibatch_tokens=self.advanced.minibatch_tokens, metrics=metrics,
@@ -223,7 +223,7 @@ class NLAC(NLACConfig, Algorithm):
             for name in ("policy", "reference") if self.kl_coef else ("policy",):
                 model = causal_lm(models.module(name))
                 with models.whole(name):
-                    enable_packing(model, [chat.closing], "visible_first", "full")
+                    enable_packing(model, [chat.end_of_turn], "visible_first", "full")
             return True
         return False
 
@@ -360,5 +360,5 @@ def distillation_samples(targets: list[TrainingTarget], packed: bool) -> list[Sa
         rows = [(completion_sample(t.turn.state_ids, t.action_ids), [t]) for t in targets]
     for sample, group in rows:
         weights = [target.weight for target in group for _ in target.action_ids]
-        sample.streams["weight"] = [0.0] * len(group[0].turn.state_ids) + weights
+        sample.per_token["weight"] = [0.0] * len(group[0].turn.state_ids) + weights
     return [sample for sample, _ in rows]

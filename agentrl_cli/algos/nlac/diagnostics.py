@@ -194,8 +194,8 @@ def drift(context: Context, episodes: list[Episode]) -> dict[str, float]:
     """Return KL(policy || initial policy) per sampled token by the k3 estimator (Schulman 2020)."""
     chosen = evenly_spaced(episodes, DRIFT_EPISODES)
     samples = [sample for episode in chosen for sample in episode_samples(episode)]
-    now = token_logprobs(context.models.reader("policy"), samples)
-    initial = token_logprobs(context.models.reader("reference"), samples)
+    now = token_logprobs(context.models.forward("policy"), samples)
+    initial = token_logprobs(context.models.forward("reference"), samples)
     gaps = [
         old - new
         for sample, new_row, old_row in zip(samples, now, initial, strict=True)
@@ -394,7 +394,7 @@ class RefinedPolicy(Generator):
             ids = self.selector.best_action(group)
             if ids is not None and ids != completion.ids:
                 unknown = [float("nan")] * len(ids)
-                completion = replace(completion, ids=ids, logprobs=unknown, finish="stop")
+                completion = replace(completion, ids=ids, logprobs=unknown, finish_reason="stop")
             rows.append([completion])
         return rows
 

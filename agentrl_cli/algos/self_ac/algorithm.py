@@ -1,7 +1,7 @@
 """Self-AC: self-actor-critic, one transformer that acts and values its own states.
 
 After every state of an episode a critic prompt puts the model into the critic's role, and a linear
-head reads V(s) at the prompt's last token. The prompts are shadows that no later token sees
+head reads V(s) at the prompt's last token. The prompts are branches that no later token sees
 (models/packed_attention.py), so one forward pass trains the critic on all states of an episode and
 the actor on all of its turns (lambda discounts):
 
@@ -93,7 +93,7 @@ class SelfAC(SelfACConfig, Algorithm):
         if self.advanced.normalise_advantages and turns:
             advantages = [turn.info["advantage"] for turn in turns]
             self.scale = statistics.fmean(advantages), statistics.pstdev(advantages) or 1.0
-        trained_states = sum(sum(sample.streams["value_mask"]) for sample in samples)
+        trained_states = sum(sum(sample.per_token["value_mask"]) for sample in samples)
         trained_turns = sum(map(packing.trained_turns, samples))
         self.turns_per_state = trained_turns / max(1.0, trained_states)
         whole_turns = sum(bool(turn.observation_ids) for turn in turns)
@@ -134,12 +134,12 @@ class SelfAC(SelfACConfig, Algorithm):
         return packing.pack_episode(split, self.critic_prompt_ids, tail)
 
     def _add_old_values(self, packed_episodes: list[PackedEpisode]) -> None:
-        """Add streams `old_logprob` and `old_value`, and each episode's values."""
+        """Add fields `old_logprob` and `old_value`, and each episode's values."""
         samples = [sample for packed in packed_episodes for sample in packed.samples]
-        rows = logprobs_and_values(self.context.models.reader("policy"), samples)
+        rows = logprobs_and_values(self.context.models.forward("policy"), samples)
         for sample, (logprobs, values) in zip(samples, rows, strict=True):
-            value_at = torch.tensor(sample.streams["value_at"])  # [tokens]
-            sample.streams |= {"old_logprob": logprobs, "old_value": (values * value_at).tolist()}
+            value_at = torch.tensor(sample.per_token["value_at"])  # [tokens]
+            sample.per_token |= {"old_logprob": logprobs, "old_value": (values * value_at).tolist()}
         for packed in packed_episodes:
             packed.values = packing.at_states(packed.samples, "old_value")
 
@@ -152,9 +152,9 @@ class SelfAC(SelfACConfig, Algorithm):
         """
         assert outputs.values is not None
         states = BatchStates.of(batch)
-        values = sum_by_turn(outputs.values * batch.streams["value_at"], batch)  # [batch, states]
+        values = sum_by_turn(outputs.values * batch.per_token["value_at"], batch)  # [batch, states]
         frozen = self.advanced.values == "frozen"
-        old = batch.streams["old_value"]
+        old = batch.per_token["old_value"]
         target_values = sum_by_turn(old, batch) if frozen else values.detach()
         # the last reward of a segment is the outcome, or V if the episode was truncated there
         rewards = torch.where(states.cut_off, target_values, states.rewards)

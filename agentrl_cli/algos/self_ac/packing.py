@@ -1,6 +1,6 @@
 """Self-AC's episodes as packed samples.
 
-Every state s_k is followed by the critic prompt cp_k as a shadow, which no later token sees; V(s_k)
+Every state s_k is followed by the critic prompt cp_k as a branch, which no later token sees; V(s_k)
 is read at its last token:
 
     s_0 | cp_0 | a_0 o_0 | cp_1 | a_1 o_1 | ... | a_{n-1} o_{n-1} | cp_n
@@ -25,7 +25,7 @@ from agentrl_cli.algos.samples import append_tokens
 from agentrl_cli.core.types import Episode, Sample, Turn
 from agentrl_cli.models.forward import Batch
 
-STREAMS = ("shadow", "turn", "value_at", "reward", "cut_off", "value_mask")
+STREAMS = ("branch", "turn", "value_at", "reward", "cut_off", "value_mask")
 BLANK_LINE = "\n\n"
 Decode = Callable[[list[int]], str]
 
@@ -58,7 +58,7 @@ class PackedEpisode:
         turn = 0
         for sample in self.samples[:-1]:
             turn += trained_turns(sample)
-            sample.streams["reward"][-1] = self.values[turn] + gae_lambda * advantages[turn]
+            sample.per_token["reward"][-1] = self.values[turn] + gae_lambda * advantages[turn]
 
 
 def skip_reason(episode: Episode, prompt_length: int, max_positions: int) -> str | None:
@@ -75,7 +75,7 @@ def segments(episode: Episode) -> list[list[Turn]]:
     """Return the episode's turns, split at context restarts."""
     parts: list[list[Turn]] = []
     for i, turn in enumerate(episode.turns):
-        if i == 0 or turn.restart:
+        if i == 0 or turn.context_reset:
             parts.append([])
         parts[-1].append(turn)
     return parts
@@ -86,7 +86,7 @@ def pack_episode(
 ) -> PackedEpisode:
     """Pack an episode; `truncated_state` are the tokens of the last state if it was truncated.
 
-    Streams: `shadow` labels the tokens of critic prompts. `turn` is the number of an action in its
+    Streams: `branch` labels the tokens of critic prompts. `turn` is the number of an action in its
     segment. The last token of a critic prompt has the state's number in `turn`, 1 in `value_at` and
     the state's `reward`. `value_mask` is 1 there if the value is trained, which it is not for the
     last state of a truncated episode (`cut_off` is 1) or before a restart.
@@ -101,13 +101,13 @@ def pack_episode(
         for k, reward in enumerate(earned):
             final_observation = truncated_state if last else []
             append_tokens(sample, turns[k].observation_ids if k < len(turns) else final_observation)
-            append_tokens(sample, critic_prompt, shadow=k + 1)
+            append_tokens(sample, critic_prompt, branch=k + 1)
             at_last_token = {"turn": k, "value_at": 1, "reward": reward, "value_mask": 1}
             for name, number in at_last_token.items():
-                sample.streams[name][-1] = float(number)
+                sample.per_token[name][-1] = float(number)
             append_tokens(sample, turns[k].action_ids if k < len(turns) else [], trained=1, turn=k)
-        sample.streams["value_mask"][-1] = float(last and done)
-        sample.streams["cut_off"][-1] = float(last and not done)
+        sample.per_token["value_mask"][-1] = float(last and done)
+        sample.per_token["cut_off"][-1] = float(last and not done)
         packed.append(sample)
         begin = end
     return PackedEpisode(episode, packed, rewards)
@@ -115,7 +115,7 @@ def pack_episode(
 
 def trained_turns(sample: Sample) -> int:
     """Return the number of actions of a packed sample, one fewer than states."""
-    return int(sum(sample.streams["value_at"])) - 1
+    return int(sum(sample.per_token["value_at"])) - 1
 
 
 def at_states(samples: list[Sample], stream: str) -> list[float]:
@@ -123,7 +123,7 @@ def at_states(samples: list[Sample], stream: str) -> list[float]:
     does not count."""
     numbers: list[float] = []
     for sample in samples:
-        numbers = [*numbers[:-1], *compress(sample.streams[stream], sample.streams["value_at"])]
+        numbers = [*numbers[:-1], *compress(sample.per_token[stream], sample.per_token["value_at"])]
     return numbers
 
 
@@ -142,15 +142,15 @@ class BatchStates:
     @classmethod
     def of(cls, batch: Batch) -> BatchStates:
         """Gather the streams of `pack_episode` by state."""
-        streams = batch.streams
-        exists = sum_by_turn(streams["value_at"], batch)  # [batch, states], 1 for each state
+        per_token = batch.per_token
+        exists = sum_by_turn(per_token["value_at"], batch)  # [batch, states], 1 for each state
         follows = shift_left(exists, 1)  # 1 if another state follows in the segment
         return cls(
-            rewards=sum_by_turn(streams["reward"], batch),
+            rewards=sum_by_turn(per_token["reward"], batch),
             acted=follows > 0,
             ends=exists > follows,
-            trained=sum_by_turn(streams["value_mask"], batch) > 0,
-            cut_off=sum_by_turn(streams["cut_off"], batch) > 0,
+            trained=sum_by_turn(per_token["value_mask"], batch) > 0,
+            cut_off=sum_by_turn(per_token["cut_off"], batch) > 0,
         )
 
 
@@ -170,8 +170,8 @@ def split_turn(turn: Turn, decode: Decode, min_tokens: int) -> list[Turn]:
     parts = [Turn([], decode(ids), [], ids, logprobs) for ids, logprobs in cuts]
     first, last = parts[0], parts[-1]
     first.observation, first.observation_ids = turn.observation, turn.observation_ids
-    first.restart = turn.restart
-    last.reward, last.done, last.finish = turn.reward, turn.done, turn.finish
+    first.context_reset = turn.context_reset
+    last.reward, last.done, last.finish_reason = turn.reward, turn.done, turn.finish_reason
     return parts
 
 

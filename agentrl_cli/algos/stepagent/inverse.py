@@ -43,7 +43,7 @@ def encode_action(text: str, context: Context) -> list[int]:
 
 
 def labelled_actions(acts: list[StateAction], label: float, context: Context) -> list[Sample]:
-    """Return one sample [state; action] each. At the last token, stream `value_at` is 1 and stream
+    """Return one sample [state; action] each. At the last token, field `value_at` is 1 and stream
     `label` is `label`: 1 for the policy's actions, 0 for the expert's."""
     samples = []
     for state_ids, action in acts:
@@ -59,9 +59,9 @@ def labelled_episodes(episodes: list[Episode], label: float, context: Context) -
     samples: list[Sample] = []
     for episode in episodes:
         for i, turn in enumerate(episode.turns):
-            if i == 0 or turn.restart:
+            if i == 0 or turn.context_reset:
                 samples.append(Sample([], [], {"value_at": [], "label": []}))
-            sample, ids, closing = samples[-1], turn.observation_ids, context.chat.closing
+            sample, ids, closing = samples[-1], turn.observation_ids, context.chat.end_of_turn
             # an observation after an unclosed action begins with the closing token, which
             # `encode_action` has already written
             is_closed = bool(sample.ids) and sample.ids[-1] == closing
@@ -72,28 +72,31 @@ def labelled_episodes(episodes: list[Episode], label: float, context: Context) -
 
 def _append_labelled(sample: Sample, ids: list[int], label: float) -> None:
     append_tokens(sample, ids)
-    sample.streams["value_at"][-1], sample.streams["label"][-1] = 1.0, label
+    sample.per_token["value_at"][-1], sample.per_token["label"][-1] = 1.0, label
 
 
 def labels(sample: Sample) -> float:
     """Return the unit of the discriminator's loss: the total weight of the sample's labels."""
-    return sum(sample.streams["value_at"])
+    return sum(sample.per_token["value_at"])
 
 
 def weighed(samples: list[Sample], weight: float) -> list[Sample]:
     """Return copies of the samples with `weight` times the weight of each label."""
-    streams_of = [
-        {**s.streams, "value_at": [weight * at for at in s.streams["value_at"]]} for s in samples
+    per_token_of = [
+        {**s.per_token, "value_at": [weight * at for at in s.per_token["value_at"]]}
+        for s in samples
     ]
-    return [replace(s, streams=streams) for s, streams in zip(samples, streams_of, strict=True)]
+    return [
+        replace(s, per_token=per_token) for s, per_token in zip(samples, per_token_of, strict=True)
+    ]
 
 
 def logits(models: ModelSet, samples: list[Sample]) -> list[float]:
     """Return the logit of D(s, a) at every label of the samples, in order."""
     found: list[float] = []
-    rows = logprobs_and_values(models.reader("discriminator"), samples)
+    rows = logprobs_and_values(models.forward("discriminator"), samples)
     for sample, (_, values) in zip(samples, rows, strict=True):  # values: [tokens]
-        found += compress(values.tolist(), sample.streams["value_at"])
+        found += compress(values.tolist(), sample.per_token["value_at"])
     return found
 
 
@@ -154,21 +157,23 @@ def with_rewards(episodes: list[Episode], rewards: list[float]) -> list[Episode]
 def centre_advantages(samples: list[Sample]) -> None:
     """Subtract the mean advantage of the trained tokens. While V is untrained, a common offset
     would only make all actions less likely."""
-    numbers = [a for s in samples for a, m in zip(s.streams["advantage"], s.mask, strict=True) if m]
+    numbers = [
+        a for s in samples for a, m in zip(s.per_token["advantage"], s.mask, strict=True) if m
+    ]
     average = statistics.fmean(numbers) if numbers else 0.0
     for s in samples:
-        pairs = zip(s.streams["advantage"], s.mask, strict=True)
-        s.streams["advantage"] = [(advantage - average) * trained for advantage, trained in pairs]
+        pairs = zip(s.per_token["advantage"], s.mask, strict=True)
+        s.per_token["advantage"] = [(advantage - average) * trained for advantage, trained in pairs]
 
 
 def surrogate_phase(samples: list[Sample], advantages: list[float], ppo: PPO) -> Phase:
     """Return PPO's phase on actions with these advantages: clipped ratio, KL and entropy."""
     for sample, advantage in zip(samples, advantages, strict=True):
-        sample.streams["advantage"] = [advantage * trained for trained in sample.mask]
+        sample.per_token["advantage"] = [advantage * trained for trained in sample.mask]
     models = ppo.context.models
-    add_logprobs(models.reader("policy"), samples, "old_logprob")
+    add_logprobs(models.forward("policy"), samples, "old_logprob")
     if ppo.kl_coef:
-        add_logprobs(models.reader("reference"), samples, "reference_logprob")
+        add_logprobs(models.forward("reference"), samples, "reference_logprob")
 
     def loss(outputs: Outputs, batch: Batch) -> Loss:
         near = with_kl(clipped_ratio(outputs, batch, ppo.clip_eps), outputs, batch, ppo.kl_coef)
@@ -189,19 +194,19 @@ def with_expert_likelihood(phase: Phase, expert: list[Sample], weight: float) ->
     size, rest = divmod(len(phase.samples), len(expert))
     assert not rest, f"{len(phase.samples)} samples for {len(expert)} expert actions"
     units_each = sum(map(phase.units, phase.samples)) / len(expert)
-    names = phase.samples[0].streams
+    names = phase.samples[0].per_token
     samples: list[Sample] = []
     for i, one in enumerate(expert):
         own = phase.samples[i * size : (i + 1) * size]
         for sample in own:
-            sample.streams["shown"] = [0.0] * len(sample.ids)
+            sample.per_token["shown"] = [0.0] * len(sample.ids)
         zeros = {name: [0.0] * len(one.ids) for name in names}
         share = units_each / sum(one.mask)
-        streams = {**zeros, "shown": [share * trained for trained in one.mask]}
-        samples += [*own, replace(one, streams=streams)]
+        per_token = {**zeros, "shown": [share * trained for trained in one.mask]}
+        samples += [*own, replace(one, per_token=per_token)]
 
     def loss(outputs: Outputs, batch: Batch) -> Loss:
-        shown = batch.streams["shown"]  # [batch, tokens], 0 on the policy's tokens
+        shown = batch.per_token["shown"]  # [batch, tokens], 0 on the policy's tokens
         own = (shown == 0).float()
         policy_outputs = replace(outputs, entropy=outputs.entropy * own)
         found, metrics = phase.loss(policy_outputs, replace(batch, mask=batch.mask * own))
@@ -210,5 +215,5 @@ def with_expert_likelihood(phase: Phase, expert: list[Sample], weight: float) ->
 
     return replace(
         phase, samples=samples, keep_together=size + 1, loss=loss,
-        units=lambda sample: 0.0 if any(sample.streams["shown"]) else phase.units(sample),
+        units=lambda sample: 0.0 if any(sample.per_token["shown"]) else phase.units(sample),
     )  # fmt: skip

@@ -460,7 +460,7 @@ def test_refined_policy_plays_refined_actions(models: ModelSet):
     algo = bound(nlac(), troupe(evaluate="Optimality: No. It loses."), models)
     assert play(algo, states) == ["Is it an owl?"] * 5
     (row,) = algo.generator("refined").generate(states[:1], [0], SAMPLING)
-    assert row[0].finish == "stop" and all(map(math.isnan, row[0].logprobs))
+    assert row[0].finish_reason == "stop" and all(map(math.isnan, row[0].logprobs))
 
 
 def test_refined_policy_keeps_gated_actions(models: ModelSet):

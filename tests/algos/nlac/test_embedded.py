@@ -10,7 +10,7 @@ from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.parse import strict_outcome
 from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.config.compose import check, compose
-from agentrl_cli.training.assemble import assemble
+from agentrl_cli.training.build import build_parts
 
 OBSERVED = re.compile(r"\b(response|forecast|was|were|saw|seen|answered|left)\b", re.IGNORECASE)
 
@@ -19,7 +19,7 @@ OBSERVED = re.compile(r"\b(response|forecast|was|were|saw|seen|answered|left)\b"
 def targets() -> list[tuple[str, str]]:
     """The response to a turn that did not end its game, and the target of that turn."""
     settings = ["algo=nlac", "env=twentyq", "hardware.threads=1", "rollout.episodes_per_step=16"]
-    parts = assemble(check(compose(settings)), None)
+    parts = build_parts(check(compose(settings)), None)
     algo = parts.algo
     assert isinstance(algo, NLAC)
     episodes = parts.collector.collect(0, 1)

@@ -387,7 +387,7 @@ def test_delimiter_limits_actions_to_one_turn(models: ModelSet):
     phase = updated(algo, filled(WON, LOST))["policy"]
     assert phase.metrics["nlac/distilled_share"] == 1
     for sample in phase.samples:
-        assert written(sample) == "3+4=7\n\n" and sample.ids[-1] != CHAT.closing
+        assert written(sample) == "3+4=7\n\n" and sample.ids[-1] != CHAT.end_of_turn
     judged, again = ({messages(t)[-2] for t in call.texts} for call in generator.of("evaluate"))
     assert {text.removesuffix("<|im_end|>\n") for text in judged} == {"3+3=6\n\n"}
     assert {text.removesuffix("<|im_end|>\n") for text in again} == {"3+4=7\n\n"}

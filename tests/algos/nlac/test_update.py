@@ -49,7 +49,7 @@ def test_terminal_targets_state_the_true_outcome(models: ModelSet):
         "The end of won. Success.",
         "The end of lost. Failure.",
     ]
-    assert [ids[-1] for ids in targets if ids] == [CHAT.closing] * 2
+    assert [ids[-1] for ids in targets if ids] == [CHAT.end_of_turn] * 2
     assert generator.calls == []
 
 
@@ -154,7 +154,7 @@ def test_successor_mask_covers_exactly_the_target(models: ModelSet):
     samples = updated(algo, filled(WON, LOST))["successor"].samples
     texts = sorted(written(sample) for sample in samples)
     assert texts == [backup] * 3 + ["The end of lost. Failure.", "The end of won. Success."]
-    assert all(sample.ids[-1] == CHAT.closing for sample in samples)
+    assert all(sample.ids[-1] == CHAT.end_of_turn for sample in samples)
 
 
 @pytest.mark.parametrize("role", ["forecast", "backup"])
@@ -322,7 +322,7 @@ def test_refined_action_is_distilled_without_critique(models: ModelSet):
     states = sorted(place.state_ids for place in places(WON, LOST))
     assert sorted(prompt(sample) for sample in phase.samples) == states
     for sample in phase.samples:
-        assert written(sample) == "Is it an owl?" and sample.ids[-1] == CHAT.closing
+        assert written(sample) == "Is it an owl?" and sample.ids[-1] == CHAT.end_of_turn
         assert "badly" not in CHAT.text_of(sample.ids) and "Critique" not in CHAT.text_of(
             sample.ids
         )
@@ -333,10 +333,10 @@ def test_kl_anchor_reads_reference_logprobs(models: ModelSet):
     (sample, *_) = updated(bound(nlac(kl_coef=0.1), troupe(), models), filled(WON))[
         "policy"
     ].samples
-    row = sample.streams["reference_logprob"]
+    row = sample.per_token["reference_logprob"]
     assert [bool(x) for x in row] == [bool(m) for m in sample.mask]
     free = updated(bound(nlac(), troupe(), models), filled(WON))["policy"]
-    assert all("reference_logprob" not in sample.streams for sample in free.samples)
+    assert all("reference_logprob" not in sample.per_token for sample in free.samples)
 
 
 def choosing(models: ModelSet, **more: Any) -> NLAC:
@@ -350,11 +350,11 @@ def test_packed_sample_equals_single_samples(models: ModelSet):
     targets = algo.selector.targets(Candidates(turn, rows))
     (together,) = distillation_samples(targets, packed=algo.can_pack)
     alone = [completion_sample(turn.state_ids, target.action_ids) for target in targets]
-    reader, state = algo.context.models.reader("policy"), len(turn.state_ids)
+    reader, state = algo.context.models.forward("policy"), len(turn.state_ids)
     (packed,), single = token_logprobs(reader, [together]), token_logprobs(reader, alone)
     assert packed[:state] == [0.0] * state
     assert packed[state:] == pytest.approx([x for row in single for x in row[state:]], abs=1e-5)
-    weights = together.streams["weight"]
+    weights = together.per_token["weight"]
     assert weights[state:] == [x.weight for x in targets for _ in x.action_ids]
     assert weights[:state] == [0.0] * state
 
@@ -368,7 +368,7 @@ def test_model_without_packing_gets_single_samples(model_folder: Path):
     rows = [candidate("a", 3, 0.2), candidate("b", 1, 0.9)]
     samples = distillation_samples(algo.selector.targets(Candidates(turn, rows)), packed=False)
     assert [written(sample) for sample in samples] == ["a", "b"]
-    assert [set(sample.streams["weight"]) for sample in samples] == [{0.0, -0.75}, {0.0, 0.75}]
+    assert [set(sample.per_token["weight"]) for sample in samples] == [{0.0, -0.75}, {0.0, 0.75}]
     alone = [completion_sample(turn.state_ids, row.action_ids) for row in rows]
-    reader = models.reader("policy")
+    reader = models.forward("policy")
     assert token_logprobs(reader, samples) == token_logprobs(reader, alone)

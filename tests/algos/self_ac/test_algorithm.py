@@ -37,7 +37,7 @@ def test_critic_prompt_follows_every_state(model_folder: Path):
     game = played("a", [0.0, 0.0, 1.0])
     phase = phase_of(algo, game)
     (sample,) = phase.samples
-    marks = sample.streams["shadow"]
+    marks = sample.per_token["branch"]
     visible = [(i, m) for i, m, s in zip(sample.ids, sample.mask, marks, strict=True) if not s]
     flat = [
         (i, m)
@@ -47,11 +47,11 @@ def test_critic_prompt_follows_every_state(model_folder: Path):
     ]
     assert visible == flat
     prompts = [[i for i, s in zip(sample.ids, marks, strict=True) if s == k] for k in (1, 2, 3, 4)]
-    assert prompts == [algo.critic_prompt_ids] * 4 and algo.critic_prompt_ids[0] == CHAT.closing
-    ends = [i for i, at in enumerate(sample.streams["value_at"]) if at]
+    assert prompts == [algo.critic_prompt_ids] * 4 and algo.critic_prompt_ids[0] == CHAT.end_of_turn
+    ends = [i for i, at in enumerate(sample.per_token["value_at"]) if at]
     assert ends == [max(i for i, s in enumerate(marks) if s == k) for k in (1, 2, 3, 4)]
     assert phase.units(sample) == trained_turns(sample) == 3
-    assert {t for t, m in zip(sample.streams["turn"], sample.mask, strict=True) if m} == {0, 1, 2}
+    assert {t for t, m in zip(sample.per_token["turn"], sample.mask, strict=True) if m} == {0, 1, 2}
 
 
 def test_loss_by_hand(model_folder: Path):
@@ -254,7 +254,7 @@ def test_targets_and_advantages_are_detached(model_folder: Path):
         outputs, batch = outputs_with_values(phase, values)
         algo.loss(outputs, batch)[0].backward()
         assert outputs.values is not None and outputs.values.grad is not None
-        found = outputs.values.grad[batch.streams["value_at"].bool()].tolist()
+        found = outputs.values.grad[batch.per_token["value_at"].bool()].tolist()
         # 2 (V - mean target), the targets detached, times three turns over five states
         means = [(0.2 + 0.4 + 3) / 5, (0.4 + 4) / 5, 1.0, -0.6 / 5, 0.0]
         flat = [v for row in values for v in row]

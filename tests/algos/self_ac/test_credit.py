@@ -111,12 +111,12 @@ def test_truncated_episode_ends_with_environment_response(
     algo, models = self_ac(model_folder, gamma=0.9, thought_tokens=thought_tokens)
     randomise_heads(models, "policy")
     game = played("a", [0.0, 0.5], stop=stop)
-    game.closing = [Message("user", "Too late.")]
+    game.final_observation = [Message("user", "Too late.")]
     (sample,) = phase_of(algo, game).samples
     state = game.state_ids(1) + game.turns[1].action_ids
-    state += CHAT.extend(game.closing, state[-1])
-    rows = list(zip(sample.ids, sample.mask, sample.streams["shadow"], strict=True))
-    seen = [(i, m) for i, m, shadow in rows if not shadow]
+    state += CHAT.extend(game.final_observation, state[-1])
+    rows = list(zip(sample.ids, sample.mask, sample.per_token["branch"], strict=True))
+    seen = [(i, m) for i, m, branch in rows if not branch]
     assert [i for i, _ in seen] == state and "Too late." in CHAT.text_of(state)
     behind = len(state) - game.tokens
     assert behind > 0 and not any(m for _, m in seen[-behind:])
@@ -140,7 +140,7 @@ def test_bootstrap_value_is_not_trained(
     assert metrics["actor_loss"].item() == pytest.approx(-error, abs=1e-6)
     loss.backward()
     assert outputs.values is not None and outputs.values.grad is not None
-    found = outputs.values.grad[batch.streams["value_at"].bool()]
+    found = outputs.values.grad[batch.per_token["value_at"].bool()]
     assert found.tolist() == pytest.approx([-0.5 * 2 * error, 0.0])
 
 
@@ -149,7 +149,7 @@ def test_restart_credits_as_one_episode(model_folder: Path, gae_lambda: float):
     algo, models = self_ac(model_folder, gae_lambda=gae_lambda, gamma=0.9)
     disturb(models, "policy")
     game = played("a", [0.0, -0.5, 0.0, 1.0])
-    game.turns[2].restart = True
+    game.turns[2].context_reset = True
     phase = phase_of(algo, game)
     assert [trained_turns(sample) for sample in phase.samples] == [2, 2]
     assert stream_at_states(phase, "value_mask") == [[1, 1, 0], [1, 1, 1]]
@@ -164,7 +164,7 @@ def test_restart_credits_as_one_episode(model_folder: Path, gae_lambda: float):
 def test_state_before_restart_is_not_trained(model_folder: Path):
     algo, _ = self_ac(model_folder)
     game = played("a", [0.0, 1.0])
-    game.turns[1].restart = True
+    game.turns[1].context_reset = True
     _, metrics = algo.loss(*outputs_with_values(phase_of(algo, game), [[0.1, 0.9], [0.3, 0.4]]))
     second = ((0.3 - 0.4) ** 2 + 4 * (0.3 - 1) ** 2) / 5 + (0.4 - 1) ** 2
     # the first segment ends with what was earned later, 1, whatever is read there

@@ -73,7 +73,7 @@ def test_equal_actions_are_dropped_and_counted(model_folder: Path):
 
 def logprobs(models: ModelSet, samples: list[Sample]) -> list[float]:
     bare = [Sample(s.ids, s.mask) for s in samples]
-    return [sum(row) for row in token_logprobs(models.reader("policy"), bare)]
+    return [sum(row) for row in token_logprobs(models.forward("policy"), bare)]
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
@@ -140,7 +140,7 @@ def test_discriminator_labels_and_balance(
     algo.context.step = 1  # in which the larger half of the three fragments is the discriminator's
     phase = phases(algo)["discriminator"]
     assert phase.model == "discriminator" and len(phase.samples) == 6
-    assert [s.streams["label"][-1] for s in phase.samples] == [1, 1, 1, 1, 0, 0]
+    assert [s.per_token["label"][-1] for s in phase.samples] == [1, 1, 1, 1, 0, 0]
     assert [phase.units(s) for s in phase.samples] == [1, 1, 1, 1, 2, 2]  # both sides count alike
     mine = [SHOWN.state_ids(i) + CHAT.encode_action("Hm?") for i in range(3)]
     theirs = [SHOWN.state_ids(i) + SHOWN.turns[i].action_ids for i in range(3)]
@@ -149,8 +149,8 @@ def test_discriminator_labels_and_balance(
     assert [sample.ids for sample in phase.samples] == expected
     for sample in phase.samples:
         assert not any(sample.mask)
-        assert sample.streams["value_at"] == [0.0] * (len(sample.ids) - 1) + [phase.units(sample)]
-        assert set(sample.streams["label"][:-1]) == {0.0}
+        assert sample.per_token["value_at"] == [0.0] * (len(sample.ids) - 1) + [phase.units(sample)]
+        assert set(sample.per_token["label"][:-1]) == {0.0}
 
 
 def test_layout_of_an_action_is_removed(model_folder: Path):
@@ -264,8 +264,8 @@ def test_expert_samples_follow_equal_shares(
 
 def test_imitation_adds_expert_likelihood_only(model_folder: Path):
     plain, both, models, algo = phases_with_expert(model_folder, 0.5)
-    experts = [Sample(s.ids, s.mask) for s in both.samples if s.streams["shown"][-1]]
-    rows = token_logprobs(models.reader("policy"), experts)
+    experts = [Sample(s.ids, s.mask) for s in both.samples if s.per_token["shown"][-1]]
+    rows = token_logprobs(models.forward("policy"), experts)
     each = [-sum(row) / sum(s.mask) for row, s in zip(rows, experts, strict=True)]
     alone = learner(algo, models).run(iter([replace(plain, name="alone")]), 0)
     fresh = shown(algo, model_folder, [SHOWN])

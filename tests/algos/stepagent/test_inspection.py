@@ -187,4 +187,4 @@ def test_unfinished_reply_is_not_closed(model_folder: Path):
     for one in fragments(algo.context, "turn", 0):
         (sample,) = labelled_actions([(one.turn.state_ids, one.turn.action)], 0.0, algo.context)
         assert sample.ids == one.state_ids + one.expert_ids
-        assert (sample.ids[-1] == CHAT.closing) == (not one.expert_action.endswith("\n\n"))
+        assert (sample.ids[-1] == CHAT.end_of_turn) == (not one.expert_action.endswith("\n\n"))

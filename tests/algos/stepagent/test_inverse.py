@@ -58,7 +58,9 @@ def test_advantage_is_relative_to_other_samples(model_folder: Path):
         row = rewards[begin : begin + 3]
         for k, sample in enumerate(phase.samples[begin : begin + 3]):
             others = (sum(row) - row[k]) / 2
-            given = [a for a, m in zip(sample.streams["advantage"], sample.mask, strict=True) if m]
+            given = [
+                a for a, m in zip(sample.per_token["advantage"], sample.mask, strict=True) if m
+            ]
             assert given == pytest.approx([row[k] - others] * len(given), abs=1e-5)
     assert 0 < pstdev(rewards) < 1  # so that nothing was scaled
 
@@ -113,7 +115,7 @@ def test_environment_returns_by_hand(model_folder: Path):
     for game in learned:
         row, start = [next(rewards) for _ in game.turns], game.state_ids(0)
         (sample,) = [s for s in phase.samples if s.ids[: len(start)] == start]
-        returns = [r for r in sample.streams["return"] if r]
+        returns = [r for r in sample.per_token["return"] if r]
         assert returns == pytest.approx([sum(row[i:]) for i in range(len(row))], abs=1e-4)
 
 
@@ -163,7 +165,7 @@ def test_episode_is_one_sample_with_labels(model_folder: Path):
         assert sample.ids == played.state_ids(last) + played.turns[last].action_ids
         ends = [len(played.state_ids(k)) + len(played.turns[k].action_ids) for k in range(last + 1)]
         judged = {end - 1: label for end in ends}
-        at, labels = sample.streams["value_at"], sample.streams["label"]
+        at, labels = sample.per_token["value_at"], sample.per_token["label"]
         assert {i: labels[i] for i, count in enumerate(at) if count} == judged
         assert not any(sample.mask)
 
@@ -199,7 +201,7 @@ def disturbed(
     models = shown(algo, folder, [SHOWN, OTHER], lora=lora)
     again = deepcopy(WON)
     again.turns[1].observation_ids = LOST.turns[0].observation_ids
-    again.turns[1].restart = True
+    again.turns[1].context_reset = True
     for model_name in models.names:
         disturb(models, model_name)
     return models, [SHOWN, again, LOST]

@@ -102,7 +102,7 @@ def test_reward_needs_the_required_outputs(services: Path):
 
 @pytest.mark.parametrize("domain", ["retail", "airline", "mini"])
 def test_turn_limit_ends_in_a_loss(services: Path, domain: str):
-    env = tau_env(domain, services, turns=2, user="scripted" if domain == "mini" else "silent")
+    env = tau_env(domain, services, max_turns=2, user="scripted" if domain == "mini" else "silent")
     steps = played(env, [tool("think", thought="a")] * 2, split="test")
     assert [(s.done, s.truncated, s.reward) for s in steps] == [(False, False, 0), (True, False, 0)]
     assert steps[-1].info["success"] is False

@@ -18,7 +18,7 @@ from tests.builders.twentyq import FULL, SMALL, game, reply_to
 
 
 def lengths(world: str, turns: int) -> list[int]:
-    env, counts = game(world=world, turns=turns, secret="dog"), []
+    env, counts = game(world=world, max_turns=turns, secret="dog"), []
     for name in load_world(world).objects:
         one = copy.copy(env)
         task = Task(name, "train", {"object": name})
@@ -33,7 +33,7 @@ def lengths(world: str, turns: int) -> list[int]:
 
 
 def test_a_game_reads_as_documented():
-    env = game("dog", turns=5)
+    env = game("dog", max_turns=5)
     assert env.reset(Task("t", "train", {"object": "dog"}), 0)[0].content == "Ask. 5 left."
     assert reply_to(env, "Is it alive?") == "Yes. 4 left."
     assert reply_to(env, "Can it fly?") == "No. 3 left."
@@ -65,7 +65,7 @@ def test_the_right_guess_ends_the_game_as_a_success():
 
 
 def test_running_out_of_turns_is_done_and_no_success():
-    env = game("oak", turns=2)
+    env = game("oak", max_turns=2)
     env.step("Is it alive?")
     step = env.step("Is it green?")
     assert (step.reward, step.done, step.truncated) == (0.0, True, False)
@@ -87,33 +87,33 @@ def test_lmrl_rewards_every_turn_but_the_winning_one():
     env = game("dog", reward="lmrl")
     actions = ["Is it alive?", "hm", "Is it a cat?", "Is it a dog?"]
     assert [env.step(action).reward for action in actions] == [-1.0, -1.0, -1.0, 0.0]
-    env = game("dog", reward="lmrl", turns=2)
+    env = game("dog", reward="lmrl", max_turns=2)
     assert [env.step("Is it a cat?").reward for _ in range(2)] == [-1.0, -1.0]
 
 
 def test_a_graded_reward_pays_a_lost_game_by_what_a_graded_farewell_says_of_it():
     seen = set()
     for turns in range(1, 7):
-        env = game("dog", turns=turns, reward="graded")
+        env = game("dog", max_turns=turns, reward="graded")
         *_, last = [env.step(action) for action in env.expert(Task("t", "train", {}))]
         word = last.messages[0].content.split()[-1]
         if not last.info["success"]:
             assert last.reward == {"Close.": 2 / 3, "Near.": 1 / 3, "Far.": 0.0}[word]
             seen.add(word)
     assert seen == {"Close.", "Near.", "Far."}
-    won = game("dog", turns=2, reward="graded")
+    won = game("dog", max_turns=2, reward="graded")
     assert [won.step(a).reward for a in ("Is it alive?", "Is it a dog?")] == [0.0, 1.0]
 
 
 def test_a_plain_farewell_does_not_say_how_close_a_lost_game_was():
-    env = game("dog", turns=1, final_hint="plain")
+    env = game("dog", max_turns=1, final_hint="plain")
     assert reply_to(env, "Is it a cat?") == "No. You lose. It was a dog."
-    env = game("dog", turns=1, final_hint="plain")
+    env = game("dog", max_turns=1, final_hint="plain")
     assert reply_to(env, "Is it a dog?") == "Yes. You win."
 
 
 def test_the_last_line_of_a_turn_is_asked_and_a_thought_wins_nothing():
-    env = game("dog", turns=6)
+    env = game("dog", max_turns=6)
     thoughts = ["Is it a dog?", "Maybe a dog.", "Action says: is it a dog?", "A dog\nIs it a dog?"]
     for left, thought in zip((5, 4, 3, 2), thoughts, strict=True):
         step = env.step(f"{thought}\nIs it alive?")
@@ -207,7 +207,7 @@ def test_guessing_alone_wins_at_most_one_game_in_ten():
     order, wins = random.Random(0), 0
     for name in FULL.objects:
         guesses = order.sample(FULL.objects, 20)
-        env = game(name, world="full", turns=20, test_objects=0)
+        env = game(name, world="full", max_turns=20, test_objects=0)
         for guess in guesses:
             step = env.step(FULL.guess(guess))
             if step.done:

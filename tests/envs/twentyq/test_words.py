@@ -45,7 +45,7 @@ def test_a_word_list_is_a_world_of_guesses(words):
 def test_each_wrong_guess_from_a_word_list_leaves_one_object_less(tmp_path, guesses, word):
     path = tmp_path / "letters.json"
     path.write_text(json.dumps({"letters": [[f"letter{i}"] for i in range(10)]}))
-    env = game("letter0", world=str(path), test_objects=0, turns=guesses)
+    env = game("letter0", world=str(path), test_objects=0, max_turns=guesses)
     texts = [reply_to(env, f"Maybe the first.\nIs it a letter{i + 1}?") for i in range(guesses)]
     assert texts[-1] == f"No. You lose. It was a letter0. {word}"
     assert env.game and len(env.game.candidates) == 10 - guesses

@@ -181,7 +181,7 @@ def test_reward_for_answer_evidence_or_both(actions: Any, words: str, rewards: A
 
 
 def test_turn_limit_ends_in_a_loss():
-    env = begun(wiki(turns=3), TASK)
+    env = begun(wiki(max_turns=3), TASK)
     last = play(env, *OPENED, "SAVE 2")
     assert (last.done, last.truncated, last.reward, last.info["success"]) == (True, False, 0, False)
     assert last.messages[0].content == "No turns left. Wrong. It is Dalo. Not proved."
@@ -201,7 +201,7 @@ def test_article_pays_the_f1_of_saved_lines():
     assert last.reward == pytest.approx(2 * saved / (saved + count)) and not last.info["success"]
     assert last.messages[0].content == f"You saved {saved} of {count} lines."
     assert play(begun(env, task), "SUBMIT").reward == 0.0
-    end = begun(wiki(task="article", turns=1), task).step("SEARCH a")
+    end = begun(wiki(task="article", max_turns=1), task).step("SEARCH a")
     assert end.done and end.reward == 0.0
 
 

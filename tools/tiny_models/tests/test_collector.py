@@ -190,7 +190,7 @@ def test_packed_text_has_every_token_once(world: str, chat: Chat):
     stage = stage_of("play", roles=EVERYTHING, thought_weight=2.0, role_weight=3.0)
     for episode in collector(corpus_of(world), stage).collect(0, 1):
         sample = branched_sample(episode)
-        labels, weights = sample.streams["shadow"], sample.streams["weight"]
+        labels, weights = sample.per_token["branch"], sample.per_token["weight"]
         rows = list(zip(sample.ids, labels, weights, strict=True))
         plain = [i for turn in episode.turns for i in [*turn.observation_ids, *turn.action_ids]]
         assert [i for i, label, _ in rows if label == 0] == plain

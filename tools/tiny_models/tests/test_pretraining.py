@@ -9,7 +9,7 @@ import torch
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
-from agentrl_cli.models.forward import Passes, Reader, collate, forward, token_logprobs
+from agentrl_cli.models.forward import ModelForward, Passes, collate, forward, token_logprobs
 from tests.builders.packed_rows import LAYOUTS, model_of
 from tools.tiny_models.pretraining import branched_sample
 
@@ -72,9 +72,9 @@ def test_packed_branches_equal_single_samples(layout: str):
     """So a branch sees neither other branches nor what came later, and nothing sees it."""
     packed, plain = branched_sample(text()), [played(text()), *alone(text())]
     model = model_of("qwen2", layout)
-    (found,) = token_logprobs(Reader(model), [packed])
-    expected = token_logprobs(Reader(model), plain)
-    labels = packed.streams["shadow"]
+    (found,) = token_logprobs(ModelForward(model), [packed])
+    expected = token_logprobs(ModelForward(model), plain)
+    labels = packed.per_token["branch"]
     for label, (sample, logprobs) in enumerate(zip(plain, expected, strict=True)):
         mine = [(lp, m) for lp, m, k in zip(found, packed.mask, labels, strict=True) if k == label]
         packed_row = trained([lp for lp, _ in mine], [m for _, m in mine])
@@ -84,7 +84,9 @@ def test_packed_branches_equal_single_samples(layout: str):
 
 def test_branches_have_positions_and_weights():
     sample = branched_sample(text())
-    rows = list(zip(sample.streams["shadow"], sample.mask, sample.streams["weight"], strict=True))
+    rows = list(
+        zip(sample.per_token["branch"], sample.mask, sample.per_token["weight"], strict=True)
+    )
     first = [(0, 0, 0.0)] * 6  # the observation
     first += [(1, 0, 0.0)] * 3 + [(1, 1, 2.0)] * 2  # another action's branches come before
     first += [(2, 0, 0.0)] * 4 + [(2, 1, 2.0)] * 1
@@ -108,8 +110,8 @@ def test_packed_gradient_is_sum_of_parts():
 
 def test_packed_texts_are_close_in_mixed_precision():
     packed, model = branched_sample(text()), model_of("qwen2")
-    (exact,) = token_logprobs(Reader(model), [packed])
-    (coarse,) = token_logprobs(Reader(model, passes=Passes(torch.bfloat16)), [packed])
+    (exact,) = token_logprobs(ModelForward(model), [packed])
+    (coarse,) = token_logprobs(ModelForward(model, passes=Passes(torch.bfloat16)), [packed])
     assert coarse != exact and coarse == pytest.approx(exact, abs=0.3)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.builders.wiki import begun, wiki
 from tools.tiny_models.played import Transition
 from tools.tiny_models.reader import (
-    Reader,
+    ModelForward,
     ReaderHabits,
     ReaderState,
     ask,
@@ -55,7 +55,7 @@ def test_without_habits_the_reader_makes_no_mistake():
         state, one = ReaderState(), begun(env, task)
         ask(state, str(task.data["question"]))
         for _ in range(env.max_turns):
-            action = Reader().choose_action(state, random.Random(0))
+            action = ModelForward().choose_action(state, random.Random(0))
             assert broken_rule(state, action) == "Right."
             step = one.step(action)
             observe(state, action, step.messages[0].content)

@@ -24,4 +24,4 @@ def episode(reward: float) -> Episode:
 def test_the_better_episode_is_learnt_and_the_worse_unlearnt():
     (phase,) = made().update([episode(1.0), episode(0.0)], ReplayBuffer(None, 1))
     assert [sample.mask for sample in phase.samples] == [[0, 1], [0, 1]]
-    assert [sample.streams["weight"] for sample in phase.samples] == [[0, 0.5], [0, -0.5]]
+    assert [sample.per_token["weight"] for sample in phase.samples] == [[0, 0.5], [0, -0.5]]

@@ -1,6 +1,6 @@
 """The processes that train one run together, as seen by the rest of the package.
 
-`Ranks` is a single process. `ProcessRanks` in training/ranks.py are several.
+`Ranks` is a single process. `ProcessRanks` in training/distributed.py are several.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ ALONE = "start agentrl without a launcher"
 LAUNCH = "accelerate launch --num_processes N -m agentrl_cli.cli"
 
 
-def refuse_several_processes(remedy: str = ALONE) -> None:
+def require_single_process(remedy: str = ALONE) -> None:
     """Raise UserError if a launcher has started more than this process."""
     for variable, most in SINGLE.items():
         value = os.environ.get(variable, "")
@@ -29,12 +29,12 @@ def refuse_several_processes(remedy: str = ALONE) -> None:
             raise UserError(f"{line}; {remedy}", code="several-processes")
 
 
-def refuse_other_processes(strategy: str | None, processes: int | None) -> None:
+def validate_processes(strategy: str | None, processes: int | None) -> None:
     """Raise UserError unless the number of processes matches `hardware.strategy` and
     `hardware.processes`; without a strategy it is one."""
     if strategy is None:
         together = "give hardware=ddp, or hardware=fsdp for full weights, to train one run"
-        refuse_several_processes(f"{together}, or {ALONE}")
+        require_single_process(f"{together}, or {ALONE}")
         return
     missing = [variable for variable in NEEDED if not os.environ.get(variable)]
     if missing:

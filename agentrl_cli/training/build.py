@@ -22,9 +22,9 @@ from agentrl_cli.algos.base import Algorithm, Context
 from agentrl_cli.config.compose import as_dataclass, build
 from agentrl_cli.config.settings import DataConfig, EvalConfig, ModelConfig
 from agentrl_cli.core.activity import Activity
+from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError, require_at_least, require_at_most
 from agentrl_cli.core.files import is_file, read_json, write_json
-from agentrl_cli.core.ranks import Ranks
 from agentrl_cli.core.types import Episode, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.base import Generator
@@ -37,9 +37,9 @@ from agentrl_cli.rollout.play import indistinguishable_tasks
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 from agentrl_cli.runs.best import VAL, played_checkpoint
 from agentrl_cli.runs.find import find_run
+from agentrl_cli.training.distributed import RankActors, RankGenerator, check_agreement
 from agentrl_cli.training.learner import Learner
-from agentrl_cli.training.memory_plan import refuse_unread_context
-from agentrl_cli.training.ranks import RankActors, RankGenerator, refuse_disagreement
+from agentrl_cli.training.memory_plan import validate_context
 from agentrl_cli.training.warm_start import FILE, earlier_episodes
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _state_of(folder: Path) -> Iterator[dict[str, Any]]:
         raise UserError(line, code="other-algorithm") from error
 
 
-def assemble(
+def build_parts(
     cfg: DictConfig,
     folder: Path | None,
     *,
@@ -182,12 +182,12 @@ def assemble(
         if learns and cfg.get("save_best"):
             parts.eval = with_val(parts.eval, env)
         if learns:
-            refuse_temperature(cfg, algo)
+            validate_temperature(cfg, algo)
         check_settings(cfg, parts, algo.extra_prompt_tokens() if learns else 0)
     if ranks.size > 1:
         text = json.dumps([episode.to_json() for episode in parts.context.demos])
         read = {"demonstrations": hashlib.sha256(text.encode()).hexdigest()[:16]}
-        refuse_disagreement(ranks, read, "give all of them the same file")
+        check_agreement(ranks, read, "give all of them the same file")
     return parts
 
 
@@ -245,7 +245,7 @@ def spread_models(cfg: DictConfig, models: ModelSet, ranks: Ranks) -> None:
     if ranks.size > 1:
         sums = {f"the weights of {name}": text for name, text in models.checksums().items()}
         remedy = "give all of them the same model, init and versions of packages"
-        refuse_disagreement(ranks, sums, remedy)
+        check_agreement(ranks, sums, remedy)
     if ranks.sharded:
         models.shard(ranks.device, _half(cfg))
 
@@ -282,12 +282,12 @@ def check_settings(cfg: DictConfig, parts: Parts, extra_tokens: int) -> None:
     require_at_least(1, microbatch_tokens=cfg.hardware.microbatch_tokens)
     if parts.algo.plays:
         require_at_least(1, episodes_per_step=parts.collector.count(parts.algo.group_size))
-    refuse_unread_context(cfg, max_positions(parts.models.module("policy")), extra_tokens)
+    validate_context(cfg, max_positions(parts.models.module("policy")), extra_tokens)
     parts.generator.check_context(max_seq_len + extra_tokens)
-    refuse_empty_splits(parts.eval, parts.make_env())
+    validate_splits(parts.eval, parts.make_env())
 
 
-def refuse_empty_splits(settings: EvalConfig, env: Env) -> None:
+def validate_splits(settings: EvalConfig, env: Env) -> None:
     """Raise UserError if a split of the evaluation has no tasks."""
     for split in settings.splits:
         if not env.tasks(split):
@@ -295,7 +295,7 @@ def refuse_empty_splits(settings: EvalConfig, env: Env) -> None:
             raise UserError(line, code="empty-split")
 
 
-def refuse_temperature(cfg: DictConfig, algo: Algorithm) -> None:
+def validate_temperature(cfg: DictConfig, algo: Algorithm) -> None:
     """Raise UserError if a loss uses probability ratios and the temperature is not 1, since
     log-probs are computed at temperature 1."""
     temperature = cfg.rollout.temperature

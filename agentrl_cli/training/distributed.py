@@ -21,8 +21,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
+from agentrl_cli.core.distributed import Item, Numbers, Ranks, Result
 from agentrl_cli.core.errors import DistributedError, GeneratorError, RunAborted, UserError
-from agentrl_cli.core.ranks import Item, Numbers, Ranks, Result
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.rollout.actors import Actors, PlayRequest
@@ -214,7 +214,7 @@ def is_lost(error: BaseException) -> bool:
     return signs or isinstance(error, dist.DistError)
 
 
-def refuse_disagreement(ranks: Ranks, facts: dict[str, Any], remedy: str) -> None:
+def check_agreement(ranks: Ranks, facts: dict[str, Any], remedy: str) -> None:
     """Raise UserError for the first of the named facts that differs between ranks."""
     first, *others = ranks.gather(facts, "agreement")
     for rank, row in enumerate(others, start=1):
@@ -226,7 +226,7 @@ def refuse_disagreement(ranks: Ranks, facts: dict[str, Any], remedy: str) -> Non
                 raise UserError(line, code="ranks-disagree")
 
 
-def refuse_strategy(cfg: DictConfig, algo: Algorithm, ranks: Ranks) -> None:
+def validate_strategy(cfg: DictConfig, algo: Algorithm, ranks: Ranks) -> None:
     """Raise UserError for a configuration that the ranks cannot train."""
     if ranks.size > 1 and cfg.eval.get("act") == "refined":
         line = "eval.act=refined plays in one process; train with eval.act=policy, then agentrl"
