@@ -139,16 +139,16 @@ class Episode:
         row = _current_fields(row)
         rows = [_current_fields(turn) for turn in row["turns"]]
         turns = [Turn(**{**turn, "observation": _messages(turn["observation"])}) for turn in rows]
-        task, closing = Task(**row["task"]), _messages(row["closing"])
-        episode = cls(**{**row, "task": task, "turns": turns, "closing": closing})
+        task, final = Task(**row["task"]), _messages(row["final_observation"])
+        episode = cls(**{**row, "task": task, "turns": turns, "final_observation": final})
         _check_types(episode)
         return episode
 
 
 @dataclass
 class Sample:
-    """A training sequence of token ids. `mask[i]` is 1 if token i is trained. `streams` holds
-    numbers per token."""
+    """A training sequence of token ids. `mask[i]` is 1 if token i is trained. `per_token`
+    holds named lists with one number per token."""
 
     ids: list[int]
     mask: list[int]
