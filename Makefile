@@ -94,11 +94,11 @@ results: setup
 	for env in $(ABLATED); do $(BIN)/python bench/results.py --env $$env --ablations || exit 1; done
 	$(BIN)/python bench/stepagent.py
 
-# docs/results.md and README's table, from the records in docs/results
+# docs/results.md from the records in docs/results
 results-page: setup
 	$(BIN)/python tools/results_page.py
 
-# the curves of README and docs/results.md, from the records in docs/results
+# the pictures of README and docs/results.md, from the records in docs/results
 pictures: setup
 	$(BIN)/python tools/pictures.py
 
