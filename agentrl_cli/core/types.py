@@ -139,8 +139,9 @@ class Episode:
         row = _current_fields(row)
         rows = [_current_fields(turn) for turn in row["turns"]]
         turns = [Turn(**{**turn, "observation": _messages(turn["observation"])}) for turn in rows]
-        task, closing = Task(**row["task"]), _messages(row["closing"])
-        episode = cls(**{**row, "task": task, "turns": turns, "closing": closing})
+        given = {"task": Task(**row["task"]), "turns": turns}
+        final = _messages(row["final_observation"])
+        episode = cls(**{**row, **given, "final_observation": final})
         _check_types(episode)
         return episode
 
