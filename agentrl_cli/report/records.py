@@ -55,7 +55,13 @@ CRITIC_METRICS = (
     "critic/auc_same_turn",
 )
 SHARES = ("brier", "recall", "false_positive_rate", "faulty", "valid_forecasts")
-SHARE_PARTS = ("auc_", "_share", "_optimal", "fix_rate", "break_rate")  # also in names of metrics between 0 and 1
+SHARE_PARTS = (
+    "auc_",
+    "_share",
+    "_optimal",
+    "fix_rate",
+    "break_rate",
+)  # also in names of metrics between 0 and 1
 
 IGNORED_WHEN_GROUPING = (
     "seed",
