@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env, require_split
 
@@ -21,23 +22,17 @@ class GymText(Env):
     """A task is a seed, and the splits share none. A limit of the wrapped environment (`truncated`)
     ends an episode like any other end."""
 
-    entry: Annotated[
-        str | None, Field(description="Factory as package.module:name, such as my_games:Maze.")
-    ]
+    entry: Annotated[str | None, Field(description="Factory, such as my_games:Maze.")]
     options: Annotated[dict[str, Any], Field(description="Arguments of the factory.")]
     instruction: Annotated[str, Field(description="System message.")]
     episodes: Annotated[int, Field(ge=1, description="Number of train seeds.")]
     test_episodes: Annotated[int, Field(ge=1, description="Number of test seeds.")]
-    success_reward: Annotated[
-        float, Field(description="Sum of rewards from which an episode is a success.")
-    ]
+    success_reward: Annotated[float, Field(description="Sum of rewards of a success.")]
     val_episodes: Annotated[int, Field(ge=0, description="Number of val seeds.")] = 0
     environment: Any = field(default=None, init=False, repr=False)
     total: float = field(default=0.0, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        require_at_least(1, episodes=self.episodes, test_episodes=self.test_episodes)
-        require_at_least(0, val_episodes=self.val_episodes)
+    __post_init__ = check_limits
 
     def system(self) -> str:
         return self.instruction

@@ -17,7 +17,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Episode, Message, Step, Task, derive_seed
 from agentrl_cli.envs.base import Env, episodes_by_task, require_split
 from agentrl_cli.envs.math.answers import boxed
@@ -41,9 +42,7 @@ class ReasoningGym(Env):
     val_problems: Annotated[int, Field(ge=0, description="Maximum number of val questions.")] = 0
     task: Task | None = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        require_at_least(1, problems=self.problems, test_problems=self.test_problems)
-        require_at_least(0, val_problems=self.val_problems)
+    __post_init__ = check_limits
 
     def system(self) -> str:
         return self.instruction

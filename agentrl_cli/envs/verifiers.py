@@ -18,7 +18,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env, require_split
 
@@ -30,27 +31,17 @@ class Verifiers(Env):
     """A task is a row of the environment's data. If there is one set of rows, its last `test_tasks`
     form the test split and the `val_tasks` before them the val split."""
 
-    name: Annotated[
-        str | None, Field(description="Argument of load_environment: an installed environment.")
-    ]
+    name: Annotated[str | None, Field(description="Name of an installed environment.")]
     options: Annotated[dict[str, Any], Field(description="Other arguments of load_environment.")]
-    instruction: Annotated[
-        str, Field(description="System message, if the environment has none of its own.")
-    ]
-    test_tasks: Annotated[
-        int, Field(ge=1, description="Test rows, if the environment has no evaluation rows.")
-    ]
-    success_reward: Annotated[
-        float, Field(description="Reward of the rubric from which an episode is a success.")
-    ]
+    instruction: Annotated[str, Field(description="System message, if the environment has none.")]
+    test_tasks: Annotated[int, Field(ge=1, description="Test rows, if it has no evaluation rows.")]
+    success_reward: Annotated[float, Field(description="Smallest reward of a success.")]
     val_tasks: Annotated[int, Field(ge=0, description="Val rows, before the test rows.")] = 0
     task: Task | None = field(default=None, init=False, repr=False)
     actions: list[str] = field(default_factory=list, init=False, repr=False)
     talk: Conversation | None = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        require_at_least(1, test_tasks=self.test_tasks)
-        require_at_least(0, val_tasks=self.val_tasks)
+    __post_init__ = check_limits
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without verifiers' objects, which are replayed from the actions."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentrl_cli.envs.tau.database import Database, Record
-from agentrl_cli.envs.tau.tools import SHARED_TOOLS, Tool
+from agentrl_cli.envs.tau.tools import SHARED_TOOLS, Database, Record, Tool
 
 AIRPORTS = {
     "SFO": "San Francisco", "JFK": "New York", "LAX": "Los Angeles", "ORD": "Chicago",

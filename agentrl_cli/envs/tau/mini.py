@@ -13,8 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from agentrl_cli.envs.tau.data import Domain
-from agentrl_cli.envs.tau.database import Database, Record, SharedTable, Tables
+from agentrl_cli.envs.tau.tools import Database, Domain, Record, SharedTable, Tables
 from agentrl_cli.envs.tau.users import STOP, Reply, User
 
 ITEMS = (

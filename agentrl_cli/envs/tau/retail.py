@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentrl_cli.envs.tau.database import Database, Record
-from agentrl_cli.envs.tau.tools import SHARED_TOOLS, Tool
+from agentrl_cli.envs.tau.tools import SHARED_TOOLS, Database, Record, Tool
 
 ADDRESS = ("address1", "address2", "city", "state", "country", "zip")
 REASONS = ["no longer needed", "ordered by mistake"]

@@ -30,18 +30,18 @@ YES_WORDS = re.compile(
     r"\b(yes|yeah|yep|sure|correct|confirm(ed)?|please do|go ahead|proceed|agreed?|ok(ay)?)\b", re.I
 )
 NO_WORDS = re.compile(r"\W*(no|nope|not|don't|do not)\b", re.I)
-PROMPT = """You are a customer who talks to a service agent.
+PROMPT = """You are a customer who is talking to a service agent.
 
 Instruction: {instruction}
 
 Rules:
 - Write one line at a time, as the customer would.
-- Tell only what the present step needs; never the whole instruction at once.
-- Invent nothing: where the instruction does not hold what the agent asks for, say that you do not \
-know it or do not remember it.
-- Use your own words instead of repeating the instruction.
-- Once all that the instruction wants is done, write {stop} alone and nothing else.
-- Sound natural, and keep to the personality that the instruction gives."""
+- Give only the information that the current step needs. Do not reveal the whole instruction.
+- Do not invent information. If the instruction does not contain what the agent asks for, say that \
+you do not know it or do not remember it.
+- Use your own words. Do not repeat the instruction.
+- When everything in the instruction is done, write only {stop} and nothing else.
+- Make the conversation sound natural, and keep the personality that the instruction gives you."""
 
 ChatFunction = Callable[[list[Message], int], str]  # messages and a seed to a text
 

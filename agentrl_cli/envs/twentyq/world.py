@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.text import with_article
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.base import require_split
@@ -92,7 +92,6 @@ class World:
         if not 0 <= test_objects < len(self.objects):
             line = f"env.test_objects is {test_objects}, and world {self.name} allows 0 to"
             raise UserError(f"{line} {len(self.objects) - 1}", code="out-of-range")
-        require_at_least(0, **{"env.val_objects": val_objects})
         test = set(self._draw(self.objects, test_objects, "split", seed))
         others = [name for name in self.objects if name not in test]
         count = min(val_objects, len(others) // VAL_ONE_IN)

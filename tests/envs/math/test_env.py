@@ -15,8 +15,9 @@ from agentrl_cli.core.types import Episode, Task, Turn
 from agentrl_cli.envs.check import check_env
 from agentrl_cli.envs.math.answers import boxed, number
 from agentrl_cli.envs.math.env import MAX_THOUGHTS, MathEnv
-from agentrl_cli.envs.math.kinds import LEVELS, PROBLEM_KINDS
 from agentrl_cli.envs.math.problems import (
+    LEVELS,
+    PROBLEM_KINDS,
     Problem,
     built_in_rows,
     canonical_operands,

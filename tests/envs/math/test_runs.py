@@ -46,7 +46,7 @@ PLAYERS = {file.stem for file in (CONF / "algo").glob("*.yaml")}
 @pytest.mark.parametrize("algo", sorted(PLAYERS))
 @pytest.mark.parametrize("turns", ["thoughts", "retry"])
 def test_every_algorithm_trains_on_it(tmp_path: Path, algo: str, turns: str):
-    run = trained(tmp_path, algo, f"env.max_turns={turns}")
+    run = trained(tmp_path, algo, f"env.turn_mode={turns}")
     rows = run.metrics()
     assert run.meta["status"] == "done"
     assert any(name.endswith("/loss") for row in rows for name in row)

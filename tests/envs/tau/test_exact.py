@@ -9,8 +9,8 @@ import pytest
 
 from agentrl_cli.envs.check import check_env
 from agentrl_cli.envs.tau.data import SPLITS
-from agentrl_cli.envs.tau.database import Database
-from agentrl_cli.envs.tau.reward import ground_truth, won_by_doing_nothing
+from agentrl_cli.envs.tau.env import ground_truth, won_by_doing_nothing
+from agentrl_cli.envs.tau.tools import Database
 from agentrl_cli.envs.tau.users import parse_instruction
 from bench.tau import OFFICIAL, golden, golden_figures, last_write, reward, run
 from tests.builders.tau import DATA, domain, needs_data, tau_env

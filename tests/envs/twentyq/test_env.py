@@ -172,7 +172,7 @@ def test_a_step_needs_a_running_game():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("turns", 0), ("test_objects", 96), ("world", "tiny"), ("secret", "x")],
+    [("max_turns", 0), ("test_objects", 96), ("world", "tiny"), ("secret", "x")],
 )
 def test_a_wrong_setting_is_the_users_mistake(key, value):
     with pytest.raises(UserError, match=str(value)):

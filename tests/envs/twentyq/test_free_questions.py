@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_cli.envs.twentyq.free_questions import Unanswerable, read_freely
-from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
+from agentrl_cli.envs.twentyq.questions import Guess, Question, Unanswerable, parse, read_freely
 from agentrl_cli.envs.twentyq.world import load_world
 from tests.builders.twentyq import FULL, game
 
