@@ -27,16 +27,9 @@ from agentrl_cli.envs.base import Env
 SHOWN_CHARACTERS = 200  # of an invalid value
 EnvFactory = Callable[[], Env]
 NONSENSE = (
-    "",
-    "xyzzy",
-    "{",
-    "Action:",
-    'Action: {"name": 3}',
-    "\\boxed{}",
-    "🐟" * 300,
-    "\0",
+    "", "xyzzy", "{", "Action:", 'Action: {"name": 3}', "\\boxed{}", "🐟" * 300, "\0",
     "First.\n\n",
-)
+)  # fmt: skip
 MAX_ACTIONS = 1000
 
 
@@ -50,7 +43,6 @@ def opening(env: Env, task: Task, seed: int) -> list[Message]:
 
 
 def first_messages(env: Env, task: Task, seed: int) -> list[Message]:
-    """Reset the environment and return its first messages. Raises ContractError if invalid."""
     first = env.reset(task, seed)
     _refuse(reset_faults(first), env.reset)
     return first
@@ -139,7 +131,6 @@ def _is_finite(value: Any) -> bool:
 
 
 def _is_json(value: Any) -> bool:
-    """Return whether the value can be written as JSON in UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError):
@@ -177,7 +168,6 @@ def check_env(make: EnvFactory, tasks: int = 3) -> list[str]:
 
 
 def _run(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
-    """Return the messages of a check, or one for an exception."""
     found: list[str] = []
     try:
         found.extend(check(*arguments))
@@ -191,7 +181,6 @@ def _run(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
 
 
 def _error_place(error: Exception, make: EnvFactory) -> str:
-    """Return `FILE:LINE` of an error, if possible in the environment's file."""
     with suppress(Exception):
         return where(error, make())
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -316,7 +305,6 @@ def _play_nonsense(env: Env, task: Task) -> Recording:
 
 
 def _play_expert(env: Env, task: Task) -> Recording | None:
-    """Return the expert's episode; None without an expert."""
     first, actions = env.reset(task, 0), env.expert(task)
     return None if actions is None else Recording(first, list(_play(env, actions)))
 

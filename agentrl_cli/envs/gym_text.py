@@ -1,5 +1,4 @@
-"""Environments in the shape of Gymnasium with text observations. `reset(seed=…)` returns (text,
-info), `step(action)` (text, reward, terminated, truncated, info); `entry` names a factory."""
+"""Environments in the shape of Gymnasium with text observations."""
 
 from __future__ import annotations
 
@@ -19,8 +18,11 @@ from agentrl_cli.envs.base import Env, require_split
 
 @dataclass(kw_only=True)
 class GymText(Env):
-    """A task is a seed, and the splits share none. A limit of the wrapped environment (`truncated`)
-    ends an episode like any other end."""
+    """Plays an environment whose `reset(seed=…)` returns (text, info) and whose `step(action)`
+    returns (text, reward, terminated, truncated, info).
+
+    A task is a seed, and the splits share none. A limit of the environment (`truncated`) ends an
+    episode like any other end."""
 
     entry: Annotated[str | None, Field(description="Factory, such as my_games:Maze.")]
     options: Annotated[dict[str, Any], Field(description="Arguments of the factory.")]
@@ -38,16 +40,14 @@ class GymText(Env):
         return self.instruction
 
     def tasks(self, split: str) -> list[Task]:
-        """Return even seeds for train, odd ones for test, and later ones for val. Raises UserError
-        if no environment can be made, before anything else starts."""
+        """Return one task per seed. Raises UserError if the environment cannot be made."""
         require_split(split)
         _close(self._make())
         end = 2 * max(self.episodes, self.test_episodes)
         seeds = {
-            "train": range(0, 2 * self.episodes, 2),
-            "test": range(1, 2 * self.test_episodes, 2),
+            "train": range(0, 2 * self.episodes, 2), "test": range(1, 2 * self.test_episodes, 2),
             "val": range(end, end + self.val_episodes),
-        }[split]
+        }[split]  # fmt: skip
         return [Task(f"gym-{split}-{seed}", split, {"seed": seed}) for seed in seeds]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
@@ -70,7 +70,6 @@ class GymText(Env):
         return Step([Message("user", str(text))], float(reward), done, False, shown)
 
     def close(self) -> None:
-        """Release the wrapped environment."""
         environment, self.environment = self.environment, None
         _close(environment)
 
@@ -102,7 +101,6 @@ def _close(environment: Any) -> None:
 
 def _is_json(value: object) -> bool:
     try:
-        json.dumps(value, allow_nan=False)
+        return bool(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
         return False
-    return True

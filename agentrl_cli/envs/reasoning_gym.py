@@ -126,23 +126,17 @@ def open_dataset(name: str, options: str, seed: int, size: int) -> Any:
     try:
         import reasoning_gym  # pyright: ignore[reportMissingImports]
     except ImportError:
-        extra = "pip install 'agentrl-cli[reasoning-gym]'"
-        line = f"env=reasoning_gym needs reasoning-gym: {extra}"
+        line = "env=reasoning_gym needs a package; pip install 'agentrl-cli[reasoning-gym]'"
         raise UserError(line, code="missing-package") from None
     try:
         dataset: Any = reasoning_gym.create_dataset(  # pyright: ignore[reportAttributeAccessIssue]
             name, seed=seed, size=size, **json.loads(options)
         )
     except (ValueError, TypeError, AssertionError) as error:
-        raise UserError(
-            f"reasoning-gym cannot make '{name}' ({error}); see its gallery of tasks and options",
-            code="unknown-task",
-        ) from None
+        line = f"reasoning-gym cannot make '{name}' ({error}); see its gallery of tasks"
+        raise UserError(line, code="unknown-task") from None
     scorer = inspect.getsource(type(dataset).score_answer)
     if name == "composite" or RUNS_CODE.search(scorer):  # composite: the scorers of its parts
-        raise UserError(
-            f"the scorer of '{name}' runs (or may run) the answer as code; "
-            "choose another task of reasoning-gym",
-            code="runs-code",
-        )
+        line = f"the scorer of '{name}' may run the answer as code; choose another task"
+        raise UserError(line, code="runs-code")
     return dataset

@@ -24,7 +24,10 @@ LATEX_SIGNS = {"+": "+", "-": "-", "*": r"\cdot", "/": "/"}
 MAX_DRAWS = 100_000  # per level, which has a few thousand different problems
 TEST_ONE_IN = 5  # sets of operands belong to the test split
 OperandSampler = Callable[[random.Random], tuple[int, ...]]
-LEVELS = (1, 2, 3, 4, 5)
+SUBJECTS = {
+    1: "Arithmetic", 2: "Arithmetic", 3: "Fractions", 4: "Algebra", 5: "Word Problems",
+}  # fmt: skip
+LEVELS = tuple(SUBJECTS)
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,18 @@ class ProblemKind:
     commutes: bool = False
 
 
-def _plan(*operations: str, end: str = "r") -> Plan:
-    """Return the plan of operations such as "a+b"."""
-    return Plan(tuple(Operation(*text) for text in operations), tuple(end))
+def _plan(text: str) -> Plan:
+    """Return the plan of a text such as "a*b r+c" or, for a fraction, "a+b a*b=qr"."""
+    operations, _, end = text.partition("=")
+    return Plan(tuple(Operation(*operation) for operation in operations.split()), tuple(end or "r"))
+
+
+def _kind(
+    name: str, level: int, text: str, draw: OperandSampler, plan: str, misread: str, *,
+    commutes: bool = False,
+) -> ProblemKind:  # fmt: skip
+    plans = _plan(plan), _plan(misread)
+    return ProblemKind(name, level, SUBJECTS[level], text, draw, *plans, commutes)
 
 
 def _within(*bounds: tuple[int, int]) -> OperandSampler:
@@ -115,71 +127,31 @@ def _equal_shares(rng: random.Random) -> tuple[int, ...]:
 
 
 DIGIT = (2, 9)
-SUM, LESS, TIMES = _plan("a+b"), _plan("a-b"), _plan("a*b")
+TWO, THREE = _within(DIGIT, DIGIT), _within(DIGIT, DIGIT, DIGIT)
+DIGITS = _within(DIGIT, DIGIT, (2, 12))
 PROBLEM_KINDS = (
-    ProblemKind(
-        "sum", 1, "Arithmetic", "What is {}+{}?", _within((2, 20), (2, 20)), SUM, SUM, True
-    ),
-    ProblemKind("difference", 1, "Arithmetic", "What is {}-{}?", _difference, LESS, LESS),
-    ProblemKind(
-        "product", 1, "Arithmetic", r"What is {}\cdot{}?", _within(DIGIT, DIGIT), TIMES, TIMES, True
-    ),
-    ProblemKind(
-        "product_sum", 2, "Arithmetic", r"What is {}\cdot{}+{}?", _within(DIGIT, DIGIT, (2, 12)),
-        _plan("a*b", "r+c"), _plan("b+c", "a*r"), True,
-    ),
-    ProblemKind(
-        "sum_product", 2, "Arithmetic", r"What is {}+{}\cdot{}?", _within(DIGIT, DIGIT, DIGIT),
-        _plan("b*c", "a+r"), _plan("a+b", "r*c"),
-    ),
-    ProblemKind(
-        "group", 2, "Arithmetic", r"What is ({}+{})\cdot{}?", _within(DIGIT, DIGIT, DIGIT),
-        _plan("a+b", "r*c"), _plan("b*c", "a+r"), True,
-    ),
-    ProblemKind(
-        "part", 3, "Fractions", r"What is \frac{{{}}}{{{}}} of {}?", _part_of_number,
-        _plan("c/b", "r*a"), _plan("c/b", "r+a"),
-    ),
-    ProblemKind(
-        "like", 3, "Fractions", r"What is \frac{{{0}}}{{{2}}}+\frac{{{1}}}{{{2}}}?",
-        _like_fractions, _plan("a+b", end="rc"), _plan("a+b", "c+c", end="qr"), True,
-    ),
-    ProblemKind(
-        "unlike", 3, "Fractions", r"What is \frac{{1}}{{{}}}+\frac{{1}}{{{}}}?", _unit_fractions,
-        _plan("a+b", "a*b", end="qr"), _plan("1+1", "a+b", end="qr"), True,
-    ),
-    ProblemKind(
-        "linear_plus", 4, "Algebra", "Solve {}x+{}={}.", _linear(1),
-        _plan("c-b", "r/a"), _plan("c+b", "r/a"),
-    ),
-    ProblemKind(
-        "linear_minus", 4, "Algebra", "Solve {}x-{}={}.", _linear(-1),
-        _plan("c+b", "r/a"), _plan("c-b", "r/a"),
-    ),
-    ProblemKind(
-        "linear_group", 4, "Algebra", "Solve {}(x+{})={}.", _nested,
-        _plan("c/a", "r-b"), _plan("c-b", "r/a"),
-    ),
-    ProblemKind(
-        "sold", 5, "Word Problems",
-        "There are {} boxes of {} apples each. {} apples go. How many are left?", _product_less,
-        _plan("a*b", "r-c"), _plan("a*b", "r+c"),
-    ),
-    ProblemKind(
-        "cost", 5, "Word Problems",
-        "A book costs {} dollars. How much are {} books and a card of {} dollars?",
-        _within(DIGIT, DIGIT, (2, 12)), _plan("a*b", "r+c"), _plan("a+c", "r*b"),
-    ),
-    ProblemKind(
-        "share", 5, "Word Problems",
-        "You have {} coins and find {} more. They go to {} people alike. How many has each?",
-        _equal_shares, _plan("a+b", "r/c"), _plan("a+b", "r-c"),
-    ),
-    ProblemKind(
-        "spent", 5, "Word Problems",
-        "You have {} boxes of {} coins and buy a book of {} coins. How many are left?",
-        _product_less, _plan("a*b", "r-c"), _plan("a+b", "r-c"),
-    ),
+    _kind("sum", 1, "What is {}+{}?", _within((2, 20), (2, 20)), "a+b", "a+b", commutes=True),
+    _kind("difference", 1, "What is {}-{}?", _difference, "a-b", "a-b"),
+    _kind("product", 1, r"What is {}\cdot{}?", TWO, "a*b", "a*b", commutes=True),
+    _kind("product_sum", 2, r"What is {}\cdot{}+{}?", DIGITS, "a*b r+c", "b+c a*r", commutes=True),
+    _kind("sum_product", 2, r"What is {}+{}\cdot{}?", THREE, "b*c a+r", "a+b r*c"),
+    _kind("group", 2, r"What is ({}+{})\cdot{}?", THREE, "a+b r*c", "b*c a+r", commutes=True),
+    _kind("part", 3, r"What is \frac{{{}}}{{{}}} of {}?", _part_of_number, "c/b r*a", "c/b r+a"),
+    _kind("like", 3, r"What is \frac{{{0}}}{{{2}}}+\frac{{{1}}}{{{2}}}?", _like_fractions,
+          "a+b=rc", "a+b c+c=qr", commutes=True),
+    _kind("unlike", 3, r"What is \frac{{1}}{{{}}}+\frac{{1}}{{{}}}?", _unit_fractions,
+          "a+b a*b=qr", "1+1 a+b=qr", commutes=True),
+    _kind("linear_plus", 4, "Solve {}x+{}={}.", _linear(1), "c-b r/a", "c+b r/a"),
+    _kind("linear_minus", 4, "Solve {}x-{}={}.", _linear(-1), "c+b r/a", "c-b r/a"),
+    _kind("linear_group", 4, "Solve {}(x+{})={}.", _nested, "c/a r-b", "c-b r/a"),
+    _kind("sold", 5, "There are {} boxes of {} apples each. {} apples go. How many are left?",
+          _product_less, "a*b r-c", "a*b r+c"),
+    _kind("cost", 5, "A book costs {} dollars. How much are {} books and a card of {} dollars?",
+          DIGITS, "a*b r+c", "a+c r*b"),
+    _kind("share", 5, "You have {} coins and find {} more. They go to {} people alike. How many "
+          "has each?", _equal_shares, "a+b r/c", "a+b r-c"),
+    _kind("spent", 5, "You have {} boxes of {} coins and buy a book of {} coins. How many are "
+          "left?", _product_less, "a*b r-c", "a+b r-c"),
 )  # fmt: skip
 
 
@@ -192,17 +164,14 @@ class Problem:
 
     @property
     def id(self) -> str:
-        """The name of the kind and the operands."""
         return "-".join([self.kind.name, *map(str, self.operands)])
 
     @property
     def text(self) -> str:
-        """The question."""
         return self.kind.text.format(*self.operands)
 
     @property
     def answer(self) -> Fraction:
-        """The exact answer."""
         values = self.values_by_name(plan_results(self.kind.plan, self))
         return reduce(operator.truediv, (values[name] for name in self.kind.plan.end))
 
@@ -244,7 +213,6 @@ def bind_names(operands: Sequence[Value], results: Sequence[Value]) -> dict[str,
 
 
 def plan_results(plan: Plan, problem: Problem) -> list[Fraction]:
-    """Return the result of each operation of a plan."""
     results: list[Fraction] = []
     for operation in plan.operations:
         x, y = problem.operands_of(operation, results)
@@ -253,17 +221,14 @@ def plan_results(plan: Plan, problem: Problem) -> list[Fraction]:
 
 
 def apply_operation(x: Fraction, sign: str, y: Fraction) -> Fraction:
-    """Return the exact result."""
     return Fraction(OPERATIONS[sign](x, y))
 
 
 def equation(x: Fraction, sign: str, y: Fraction, result: Fraction) -> str:
-    """Return an operation and its result in LaTeX."""
     return f"{latex(x)}{LATEX_SIGNS[sign]}{latex(y)}={latex(result)}"
 
 
 def boxed_line(parts: Sequence[Fraction]) -> str:
-    """Return the last line of a solution."""
     return rf"\boxed{{{final_number(parts)}}}"
 
 
@@ -348,7 +313,6 @@ def built_in_rows(
 def _of_level(
     split: str, level: int, count: int, seed: int, others: Sequence[Problem] = ()
 ) -> list[Problem]:
-    """Return different problems of a level, none of them among `others`."""
     kinds = [kind for kind in PROBLEM_KINDS if kind.level == level]
     rng = random.Random(derive_seed("math", split, level, seed))
     operands_of = "test" if split == "test" else "train"

@@ -164,7 +164,6 @@ def _reservation(data: Database, reservation_id: Any) -> Record:
 
 
 def _on_date(flight: Record, date: Any) -> Record:
-    """Return a flight with the status, seats and prices of one day instead of its calendar."""
     return {key: value for key, value in flight.items() if key != "dates"} | flight["dates"][date]
 
 
@@ -209,7 +208,6 @@ def _price_flight(data: Database, flight: Any, cabin: Any, passengers: Any) -> N
 
 
 def _check_payments(methods: Record, payments: Any, total: Any) -> None:
-    """Raise ValueError if the payments do not pay for a booking."""
     for payment in payments:
         name, amount = payment["payment_id"], payment["amount"]
         if name not in methods:
@@ -223,7 +221,6 @@ def _check_payments(methods: Record, payments: Any, total: Any) -> None:
 
 
 def _check_change_payment(data: Database, reservation: Record, payment_id: Any, total: Any) -> None:
-    """Raise ValueError if the method cannot pay for a change."""
     methods = data["users"][reservation["user_id"]]["payment_methods"]
     if payment_id not in methods:
         raise ValueError("payment method not found")

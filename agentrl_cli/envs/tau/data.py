@@ -113,7 +113,6 @@ def _require(name: str, value: Any, kind: type) -> Any:
 
 
 def _longest_list(text: str) -> Any:
-    """Return the longest list literal that a module assigns."""
     statements = ast.parse(text).body
     assigned = [node.value for node in statements if isinstance(node, ast.Assign | ast.AnnAssign)]
     lists = [value for value in assigned if isinstance(value, ast.List)]

@@ -344,7 +344,6 @@ def _silent_actions(domain: Domain, task: dict[str, Any]) -> Iterator[Action]:
 
 
 def _identify(domain: Domain, user_id: str, message: str) -> Action:
-    """Return the call that identifies the user by the user's message."""
     user = domain.tables["users"][user_id]
     if user["email"] in message and "find_user_id_by_email" in domain.tools:
         return Action("find_user_id_by_email", {"email": user["email"]})
@@ -355,7 +354,6 @@ def _identify(domain: Domain, user_id: str, message: str) -> Action:
 
 
 def _proposal(domain: Domain, action: dict[str, Any]) -> str:
-    """Return the details of an action and the question whether to proceed."""
     arguments = action["kwargs"]
     details = [f"{key.replace('_', ' ')} {plain_text(value)}" for key, value in arguments.items()]
     if items := _item_descriptions(domain, arguments):

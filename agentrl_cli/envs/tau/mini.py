@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from agentrl_cli.envs.tau.tools import Database, Domain, Record, SharedTable, Tables
+from agentrl_cli.envs.tau.tools import Database, Domain, Record, SharedTable, Tables, parameters
 from agentrl_cli.envs.tau.users import STOP, Reply, User
 
 ITEMS = (
@@ -74,9 +74,6 @@ def transfer(data: Database) -> str:
 
 
 TOOLS = {"find": find, "cancel": cancel, "return": return_items, "transfer": transfer}
-ARGUMENTS = {
-    "find": ["zip", "item"], "cancel": ["order"], "return": ["order", "items"], "transfer": [],
-}  # fmt: skip
 
 
 def item_line(item: str, number: str, status: str) -> str:
@@ -177,8 +174,9 @@ def wish_sentence(wish: Record, please: str = "Please") -> str:
 
 
 def _schema(name: str) -> Record:
-    kinds = {key: {"type": "string"} for key in ARGUMENTS[name]}
-    about = {"type": "object", "properties": kinds, "required": ARGUMENTS[name]}
+    needed = list(parameters(TOOLS[name]))
+    kinds = {key: {"type": "string"} for key in needed}
+    about = {"type": "object", "properties": kinds, "required": needed}
     words = {"name": name, "description": TOOLS[name].__doc__ or "", "parameters": about}
     return {"type": "function", "function": words}
 

@@ -15,7 +15,8 @@ import copy
 import inspect
 import json
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
@@ -43,32 +44,19 @@ class SharedTable(dict[str, Record]):
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The canonical text of every record."""
         return {key: canonical_text(record) for key, record in self.items()}
 
 
 Tables = Mapping[str, SharedTable]
 
 
-class Table(Mapping[str, Record]):
-    """One table of an episode. Reading returns shared records; `edit` returns a private copy."""
+class Table(ChainMap[str, Record]):
+    """One table of an episode: the changed records before the shared ones. Reading returns shared
+    records; `edit` returns a private copy."""
 
     def __init__(self, base: SharedTable) -> None:
-        self.base = base
-        self.changed: dict[str, Record] = {}
-
-    def __getitem__(self, key: str) -> Record:
-        return self.changed[key] if key in self.changed else self.base[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.base or key in self.changed
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self.base
-        yield from (key for key in self.changed if key not in self.base)
-
-    def __len__(self) -> int:
-        return len(self.base) + sum(key not in self.base for key in self.changed)
+        super().__init__({}, base)
+        self.changed, self.base = self.maps[0], base
 
     def edit(self, key: str) -> Record:
         """Return the episode's own copy of a record. Raises KeyError for an unknown key."""
@@ -240,7 +228,6 @@ def evaluate(expression: object) -> Any:
 
 
 def _operands(node: ast.expr) -> list[ast.expr]:
-    """Return the expressions inside an expression, in the order of evaluation."""
     if isinstance(node, ast.BinOp):
         return [node.left, node.right]
     if isinstance(node, ast.UnaryOp):
@@ -252,7 +239,6 @@ def _operands(node: ast.expr) -> list[ast.expr]:
 
 
 def _apply(node: ast.expr, values: list[Any]) -> Any:
-    """Return the value of an expression, given the values of its operands."""
     if isinstance(node, ast.BinOp | ast.UnaryOp):
         if isinstance(node.op, ast.Pow) and all(isinstance(value, int) for value in values):
             base, exponent = values

@@ -162,18 +162,16 @@ class TwentyQ(Env):
         return oracle.answer(secret, asked) if oracle and asked else ""
 
     def _language_oracle(self) -> Oracle | None:
-        """Return the model's oracle, or one that was given in code."""
+        """Return the oracle of the model, or an oracle that was given in Python."""
         given: object = self.oracle
+        llm = self.llm
         if isinstance(given, Oracle):
             return given
-        return Oracle(self._ask_model) if self.oracle == "llm" else None
-
-    def _ask_model(self, messages: list[Message]) -> str:
-        assert self.llm is not None
-        return self.llm(messages, ORACLE_SEED)
+        return (
+            Oracle(lambda messages: llm(messages, ORACLE_SEED)) if llm and given == "llm" else None
+        )
 
     def _record(self, parsed: Parsed, action: str, answer: str) -> dict[str, Any]:
-        """Update the game and return the turn's info."""
         game = self._running()
         kind, subject = _kind_and_subject(parsed, action, answer)
         before, game.candidates = game.candidates, self._candidates_after(parsed)
@@ -188,7 +186,6 @@ class TwentyQ(Env):
         return info
 
     def _candidates_after(self, parsed: Parsed) -> tuple[str, ...]:
-        """Return the objects that also fit the true answer."""
         game, answers = self._running(), self.world_table.answers
         if isinstance(parsed, Question):
             key, answer = parsed.attribute, answers[game.secret][parsed.attribute]
@@ -208,7 +205,6 @@ def answer_sentence(answer: str) -> str:
 
 
 def _kind_and_subject(parsed: Parsed, action: str, answer: str) -> tuple[str, str]:
-    """Return the kind of an action and its attribute, object or text."""
     if isinstance(parsed, Question):
         return "question", parsed.attribute
     if isinstance(parsed, Guess):

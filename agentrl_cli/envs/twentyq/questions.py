@@ -251,7 +251,6 @@ def plain_form(text: str) -> str:
 
 
 def _parse_sentence(asked: str, world: World) -> Question | Guess | None:
-    """Return the question or guess in a sentence."""
     question = _plain_questions(world).get(plain_form(asked))
     if question:
         return question
@@ -280,7 +279,6 @@ def _plain_questions(world: World) -> dict[str, Question]:
 
 
 def _asks(sentence: str) -> bool:
-    """Return whether a sentence asks about the object or guesses it."""
     words = normalise(sentence)
     if words is None or TO_THE_HOST.match(sentence):
         return False
@@ -296,10 +294,8 @@ def _labelled(sentence: str) -> str:
 
 
 def _is_question(body: str) -> bool:
-    """Return whether the text after a label can be a question, even without a question mark."""
     return normalise(body) is not None and not TO_THE_HOST.match(body)
 
 
 def _content(text: str) -> set[str]:
-    """Return the content words of a text, plurals as singulars."""
     return {word.rstrip("s") for word in re.findall(r"[a-z]+", text.lower())} - STOP_WORDS

@@ -248,14 +248,12 @@ def _turns(search: Search, pages: Encyclopedia) -> Iterator[tuple[str, str]]:
 
 
 def _compared(pages: Encyclopedia, lines: list[Line]) -> str:
-    """Return the years that a proof compares, or "" if there are fewer than two."""
     found = [(line[0], re.fullmatch(r"The year is (\d+)\.", pages.text(line))) for line in lines]
     years = [f"{title} {year[1]}" for title, year in found if year is not None]
     return f"Of {', '.join(years)}. " if len(years) > 1 else ""
 
 
 def _reach(search: Search, pages: Encyclopedia, title: str) -> Iterator[str]:
-    """Open the page. A second search uses its title."""
     browser, words = search.browser, search.task.get("topic", title)
     while not search.over and (browser.view is None or browser.view.title != title):
         part = browser.part_with(pages, title)

@@ -1,7 +1,7 @@
 """Generate the built-in encyclopedia and its questions from a seed.
 
-No text is taken from elsewhere. There are two parts without a link between them. The train questions
-are about one part and the test questions about the other, so no page serves both.
+No text is taken from elsewhere. There are two parts without a link between them. Train questions
+are about one part and test questions about the other, so no page serves both.
 """
 
 from __future__ import annotations
@@ -75,8 +75,6 @@ def built_in(variant: str, seed: int, pages: int, questions: tuple[int, int]) ->
 
 
 class _Names:
-    """Draws names without repetition."""
-
     def __init__(self, variant: str, rng: random.Random) -> None:
         self.variant, self.rng = variant, rng
         words = [start + end for start in NAME_STARTS for end in NAME_ENDS]
@@ -173,7 +171,6 @@ class _Builder:
         self._set(person, teacher=self._any(teachers))
 
     def _place(self, entity: Entity) -> None:
-        """Relate a work, battle, land or river to people and towns."""
         towns, people = self.entities["town"], self.entities["person"]
         self._set(entity, town=self._any(towns))
         if entity.kind == "battle":
@@ -231,14 +228,11 @@ class Hop:
 
     @property
     def values(self) -> list[str]:
-        """The values on the entity's page."""
         return self.entity.facts[self.relation.name]
 
 
 @dataclass(frozen=True)
 class _Drawing:
-    """Draws questions about one part."""
-
     variant: str
     part: Part
     by_name: dict[str, Entity]

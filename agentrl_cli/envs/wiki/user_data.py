@@ -124,7 +124,6 @@ def _read_folder(sources: list[_Source]) -> tuple[Encyclopedia, list[list[Row]]]
 def _own_row(
     source: _Source, number: int, row: Any, pages: Encyclopedia, titles: dict[str, str], name: str
 ) -> Row:
-    """Return a row of questions.jsonl as task data."""
     try:
         if not isinstance(row, dict):
             raise ValueError("not an object")
@@ -239,7 +238,6 @@ def _page_sizes(folder: Path) -> dict[str, int]:
 
 
 def _read_page(folder: Path, path: str) -> tuple[str, list[str]]:
-    """Return the title and the lines of a page."""
     name = f"page '{path}' of '{folder}'"
     try:
         content = (folder / path).read_bytes()
@@ -387,7 +385,6 @@ class Paragraphs:
         return steps
 
     def encyclopedia(self) -> Encyclopedia:
-        """Return all paragraphs as pages."""
         return encyclopedia_of(
             _linked(title, sentences, self.neighbours[title])
             for (_, sentences), title in self.titles.items()
@@ -449,7 +446,6 @@ def _is_answer(value: Any) -> bool:
 
 
 def _json_rows(source: _Source) -> Iterable[tuple[int, Any]]:
-    """Return the rows of a .json list or of .jsonl lines, counted from 1."""
     if source.file.suffix.lower() == ".jsonl":
         return _json_lines(source)
     try:

@@ -248,8 +248,8 @@ def test_pickled_instance_is_small_and_continues():
         ({"world": "large"}, "unknown-option"), ({"task": "answer"}, "unknown-option"),
         ({"reward": "f1"}, "unknown-option"), ({"max_turns": 0}, "too-small"),
         ({"page_lines": 0}, "too-small"), ({"questions": 0}, "too-small"),
-        ({"test_share": 2.0}, "too-large"), ({"pages": 5}, "out-of-range"),
-        ({"pages": 1001}, "out-of-range"), ({"test_data": "more.jsonl"}, "missing-data"),
+        ({"test_share": 2.0}, "too-large"), ({"pages": 5}, "too-small"),
+        ({"pages": 1001}, "too-large"), ({"test_data": "more.jsonl"}, "missing-data"),
         ({"questions": 10**5, "pages": 40}, "too-few-questions"),
     ],
 )  # fmt: skip
