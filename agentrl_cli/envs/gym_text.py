@@ -18,8 +18,8 @@ from agentrl_cli.envs.base import Env, require_split
 
 @dataclass(kw_only=True)
 class GymText(Env):
-    """Plays an environment whose `reset(seed=…)` returns (text, info) and whose `step(action)`
-    returns (text, reward, terminated, truncated, info).
+    """Plays an environment with `reset(seed=…)`, which returns (text, info), and `step(action)`,
+    which returns (text, reward, terminated, truncated, info).
 
     A task is a seed, and the splits share none. A limit of the environment (`truncated`) ends an
     episode like any other end."""

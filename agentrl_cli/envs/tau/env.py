@@ -65,7 +65,7 @@ class Conversation:
     user_message: str  # the last one
     first_fault: str  # of the user's first message
     agent_messages: list[str] = field(default_factory=list)
-    confirmed: bool = False  # the last user message said yes
+    confirmed: bool = False  # by the last message of the user
     turn: int = 0
     over: bool = False
 

@@ -1,7 +1,7 @@
 """The mini domain: a small shop for the embedded model, with four tools and a scripted user.
 
-Its rules punish a hasty agent. The user names further items only if asked for more, an order can be
-returned from only once, and only pending orders are cancelled and only delivered ones returned.
+Its rules punish a hasty agent. The user names further items only on request. Items of an order can
+be returned once. Only pending orders can be cancelled, and only delivered orders returned.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ STATUS = re.compile(r"\b(pending|delivered|cancelled|returned)\b")
 
 class MiniUser(User):
     """The scripted user of the shop. It states its wishes one by one, gives its zip and names
-    further items if asked, and confirms only what it wants."""
+    further items on request, and confirms only correct proposals."""
 
     def __init__(self, task: dict[str, Any], seed: int) -> None:
         self.zip: str = task["zip"]

@@ -3,8 +3,8 @@
 A user plays one conversation: `start` returns the first line, `reply` answers the agent, and a line
 that contains STOP ends the conversation. The scripted user of the mini domain is in mini.py.
 
-The scripted retail user parses the templated instructions of the train tasks. It identifies itself
-only if asked, states its wishes one by one, confirms what it wants and corrects what it does not.
+The scripted retail user parses the templated instructions of the train tasks. It gives its identity
+on request, states its wishes one by one, confirms correct proposals and corrects the others.
 Messages are judged sentence by sentence, because a statement in one is not a question in another.
 """
 
@@ -128,7 +128,7 @@ class LLMUser(User):
 
 
 def agrees(line: str) -> bool:
-    """Return whether a line of the user says yes."""
+    """Return whether a line of the user agrees."""
     return NO_WORDS.match(line) is None and YES_WORDS.search(line) is not None
 
 
@@ -221,7 +221,7 @@ def _parse_options(text: str) -> dict[str, str]:
     return {str(key): str(item) for key, item in value.items()}
 
 
-# --- What a message of the agent asks of the scripted retail user --------------------------------
+# --- Questions, confirmations and reports in a message of the agent ------------------------------
 
 IDENTITY = re.compile(
     r"\b(e-?mail|zip|postal|identi\w+|authenticat\w+|full name|your name|first and last name|"
@@ -240,7 +240,7 @@ CONFIRM = re.compile(
     re.I,
 )
 YES_NO = re.compile(r"\b(yes/no|yes or no)\b", re.I)
-EXPLICIT = re.compile(  # asks for a yes, whatever else the sentence contains
+EXPLICIT = re.compile(  # a request for a yes, whatever else the sentence contains
     r"\bdo you confirm\b|\b(could|can) you (please )?confirm"
     r"(?! (the|your|this|which|what|how|when|where|who)\b)|"
     r"\bconfirm (the|your|this) (cancel|return|exchange|modif|change|detail)",
@@ -268,7 +268,7 @@ def sentences(text: str) -> list[str]:
 
 
 def asks_confirmation(text: str) -> bool:
-    """Return whether a sentence asks for a yes; "please confirm the order id" does not."""
+    """Return whether a sentence requests a yes; "please confirm the order id" does not."""
     if YES_NO.search(text):
         return True
     if DETAIL.search(text) and not ORDER_ID.search(text):
@@ -278,12 +278,12 @@ def asks_confirmation(text: str) -> bool:
 
 
 def reports_completion(text: str) -> bool:
-    """Return whether a sentence that asks nothing says that the wish was fulfilled or refused."""
+    """Return whether a sentence without a question reports success or refusal of the wish."""
     statements = [sentence for sentence in sentences(text) if not REQUESTS.search(sentence)]
     return any(DONE.search(sentence) or REFUSED.search(sentence) for sentence in statements)
 
 
-# --- What a proposal of the agent contains that the user does not want ---------------------------
+# --- Objections to a proposal of the agent --------------------------------------------------------
 
 PAYMENTS = r"\b(?:credit_card|gift_card|paypal)_\d+"
 STREETS = r"\b\d+ [a-z]+ (?:street|avenue|drive|road|lane|boulevard)\b"

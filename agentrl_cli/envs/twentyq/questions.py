@@ -205,7 +205,7 @@ def _plural_and_singular(name: str) -> list[str]:
 
 
 def read_freely(text: str, world: World) -> Question | Guess | Unanswerable | None:
-    """Return what the text asks; None if it is not exactly one question or guess."""
+    """Return the only question or guess in the text; None if there is none or more than one."""
     if exact := parse(text, world):
         return exact
     asked = question_text(text)

@@ -114,7 +114,7 @@ class Wiki(Env):
         return self.wiki(self.search.split if self.search else "train").encyclopedia
 
     def system(self) -> str:
-        """Return the instructions; those of the small encyclopedia are for the embedded model."""
+        """Return the instructions. The embedded model has its own for the small encyclopedia."""
         is_full = self.world == "full" or self.data is not None
         return (FULL_SYSTEMS if is_full else SYSTEMS)[self.task]
 

@@ -128,22 +128,22 @@ def _own_row(
         if not isinstance(row, dict):
             raise ValueError("not an object")
         topic = clean(row["topic"]) if isinstance(row.get("topic"), str) else ""
-        lines = row.get("lines") if topic else row.get("evidence") or []
+        key = "lines" if topic else "evidence"
+        lines = row.get(key) or []
         if not isinstance(lines, list):
-            raise ValueError("its lines are not a list")
+            raise ValueError(f"'{key}' is not a list of lines")
         if topic:
-            found: Row = {"id": name, "kind": "article"}
-            found |= {"question": f"Collect the lines about {topic}.", "answers": []}
-        else:
-            found = {"id": name, "kind": "question"}
-            found |= {"question": _question(row), "answers": _answers(row)}
-        found["proof"] = [[_line(pair, pages, titles)] for pair in lines]
-        if topic:
-            found["topic"] = topic
+            kind, question, answers = "article", f"Collect the lines about {topic}.", []
             if not lines:
                 raise ValueError("no 'lines' of its topic")
         else:
-            source.require_proof(lines, "evidence")
+            kind, question, answers = "question", _question(row), _answers(row)
+        found: Row = {"id": name, "kind": kind, "question": question, "answers": answers}
+        found["proof"] = [[_line(pair, pages, titles)] for pair in lines]
+        if topic:
+            found["topic"] = topic
+        else:
+            source.require_proof(lines, key)
         if row.get("split") is not None:
             if row["split"] not in SPLITS:
                 raise ValueError(f"its split is {str(row['split'])[:40]!r}")

@@ -177,11 +177,8 @@ def test_the_expert_solves_every_kind():
 def played(task: Task, answers: list[str], right: str) -> list[Episode]:
     episodes = []
     for i, answer in enumerate(answers):
-        info = {
-            "success": answer == right,
-            "answer": answer,
-            "grade": "exact" if answer else "unboxed",
-        }
+        grade = "exact" if answer else "unboxed"
+        info = {"success": answer == right, "answer": answer, "grade": grade}
         turn = Turn([], answer, [], [1] * (i + 1), [0.0] * (i + 1), done=True, info=info)
         episodes.append(Episode(f"{task.id}-{i}", task, "g", 0, [turn]))
     return episodes

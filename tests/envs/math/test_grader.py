@@ -31,18 +31,12 @@ ANSWERS = DATA / "math" / "MATH-500_answers_only.jsonl"
 @pytest.mark.parametrize(
     ("reply", "inside"),
     [
-        (r"\boxed{5}", "5"),
-        (r"\boxed{5} then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"\boxed{5} then \boxed{6", "5"),
-        (r"\boxed {x \in \{1,2\}}", r"x \in \{1,2\}"),
-        (r"} \boxed{\{} {", r"\{"),
-        (r"\fbox{7}", "7"),
-        (r"\boxed{\boxed{3}}", "3"),
-        (r"\\boxed{3}", None),
-        (r"\boxed{", None),
-        ("the answer is 5", None),
+        (r"\boxed{5}", "5"), (r"\boxed{5} then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{5} then \boxed{6", "5"), (r"\boxed {x \in \{1,2\}}", r"x \in \{1,2\}"),
+        (r"} \boxed{\{} {", r"\{"), (r"\fbox{7}", "7"), (r"\boxed{\boxed{3}}", "3"),
+        (r"\\boxed{3}", None), (r"\boxed{", None), ("the answer is 5", None),
     ],
-)
+)  # fmt: skip
 def test_the_last_balanced_box_counts(reply: str, inside: str | None):
     assert boxed(reply) == inside
 
@@ -113,11 +107,10 @@ def test_the_command_line_grades(agentrl: Agentrl):
 @pytest.mark.parametrize(
     ("gold", "answer", "says"),
     [
-        ("7", "-7", "wrong (number)"),
-        (r"-\frac{1}{2}", "-0.5", "right (number)"),
+        ("7", "-7", "wrong (number)"), (r"-\frac{1}{2}", "-0.5", "right (number)"),
         ("-x", "-x", "right (exact)"),
     ],
-)
+)  # fmt: skip
 def test_negative_answers_are_not_options(gold: str, answer: str, says: str):
     done = run("grade", gold, answer)
     assert done.exit_code == 0 and done.stdout == f"{says}\n"

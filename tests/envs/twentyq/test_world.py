@@ -82,20 +82,6 @@ def test_unknown_world_is_refused():
     assert error.value.code == "unknown-world" and "smal" in str(error.value)
 
 
-def test_guesses_have_the_right_article():
-    assert FULL.guess("dog") == "Is it a dog?"
-    assert FULL.guess("apple") == "Is it an apple?"
-    assert FULL.guess("grass") == "Is it grass?"
-    assert FULL.guess("scissors") == "Is it a pair of scissors?"
-
-
-def test_matching_keeps_objects_with_these_answers():
-    known = [("animal", "yes"), ("fly", "no"), ("water", "yes")]
-    assert SMALL.matching(known) == ["whale", "penguin"]
-    assert SMALL.matching([("alive", "yes"), ("metal", "yes")]) == []
-    assert SMALL.matching([]) == list(SMALL.objects)
-
-
 @pytest.mark.parametrize(("world", "count"), [(SMALL, 40), (FULL, 60), (SMALL, 0)])
 def test_splits_are_disjoint_complete_and_stratified(world, count):
     train, test = world.split("train", count, 0), world.split("test", count, 0)
