@@ -19,8 +19,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode, Message, Task, derive_seed, evenly_spaced
 from agentrl_cli.envs.base import Env, train_tasks
-from agentrl_cli.envs.check import MAX_ACTIONS, check_env
-from agentrl_cli.envs.contract import where
+from agentrl_cli.envs.check import MAX_ACTIONS, check_env, where
 from agentrl_cli.generators.endpoint import outside_chats
 from agentrl_cli.rollout.expert_demos import text_episode
 

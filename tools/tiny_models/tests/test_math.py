@@ -11,8 +11,14 @@ import pytest
 
 from agentrl_cli.core.types import Task, Turn
 from agentrl_cli.envs.math.answers import boxed, number
-from agentrl_cli.envs.math.kinds import PROBLEM_KINDS
-from agentrl_cli.envs.math.problems import Problem, draw_problem, expert_steps, latex, split_of
+from agentrl_cli.envs.math.problems import (
+    PROBLEM_KINDS,
+    Problem,
+    draw_problem,
+    expert_steps,
+    latex,
+    split_of,
+)
 from tools.tiny_models.base import Text
 from tools.tiny_models.math import MathCorpus
 from tools.tiny_models.solver import Solution, Solver, SolverHabits
