@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from agentrl_cli.config.compose import build, check, compose, load
-from agentrl_cli.config.suggestions import nearest
+from agentrl_cli.config.groups import nearest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Message, Task

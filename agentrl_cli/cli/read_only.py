@@ -177,8 +177,7 @@ def list_options(
     as_json: AsJson = False,
 ) -> None:
     """List the groups, what there is to choose in one, or the keys of one option."""
-    from agentrl_cli.config.groups import groups, options
-    from agentrl_cli.config.suggestions import nearest
+    from agentrl_cli.config.groups import groups, nearest, options
 
     known = groups(config_dir)
     if group is None:
