@@ -117,7 +117,7 @@ SPOILED = {
 def test_report_of_a_damaged_run_never_crashes(here: Path, spoil: Callable[[Path], object]):
     spoil(here / "runs" / "b")
     try:
-        compared = gather(["runs"]).comparisons
+        compared = gather(["runs"]).sections
         assert [row.scores[0] for row in compared[0].rows] == [5 / 8]  # a's, and b's behind it
         for record in read_records(["runs"]):
             run_page(record, "")

@@ -177,7 +177,7 @@ def test_report_prints_a_table_and_writes_a_page(agentrl: Agentrl, grid: Path):
 def test_report_of_unfinished_runs_has_no_results(agentrl: Agentrl, grid: Path, tmp_path: Path):
     write_run(tmp_path / "runs" / "young", status="running")
     done = agentrl("report", "young", "--out", "x", "--json")
-    assert json.loads(done.stdout)["worlds"][0]["rows"] == []
+    assert json.loads(done.stdout)["environments"][0]["rows"] == []
     assert "'young'" in done.stderr and (tmp_path / "x" / FILE).is_file()
 
 

@@ -113,9 +113,7 @@ def test_noise_is_the_pooled_deviation():
     assert seeds.STUDENT == pytest.approx(quantiles, abs=5e-4)
 
 
-def test_threshold_is_reached_at_first_crossing():
-    assert seeds.first_reached([128, 256, 384], [0.1, 0.5, 0.4], 0.45) == 256
-    assert seeds.first_reached([128, 256], [0.1, 0.2], 0.45) is None
+def test_moving_average_by_hand():
     assert seeds.moving_average([1.0, 0.0, 0.5, 0.5], 2) == [1.0, 0.5, 0.25, 0.5]
 
 
