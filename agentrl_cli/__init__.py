@@ -1,3 +1,3 @@
 """agentrl: train and compare LLM agents beyond plain policy gradients."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -89,7 +89,7 @@ def test_files_that_a_page_names_exist(page: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_names_that_a_page_writes_as_code_stand_in_the_code(page: Path):
-    folders = ("agentrl_cli", "conf", "tests", "tools")
+    folders = ("agentrl_cli", "conf", "tests", "bench", "stress", "tools")
     found = [file for folder in folders for file in (ROOT / folder).rglob("*.[py]*")]
     code = "\n".join(file.read_text() for file in found if file.suffix in (".py", ".pyi", ".yaml"))
     named = set(re.findall(r"`([A-Za-z_][\w.]*\w)(?:\(\))?`", page.read_text()))
@@ -99,8 +99,8 @@ def test_names_that_a_page_writes_as_code_stand_in_the_code(page: Path):
     assert gone == []
 
 
-def test_streams_of_the_notation_are_those_of_the_code():
-    table = (ROOT / "docs" / "notation.md").read_text().partition("| stream |")[2]
+def test_fields_in_notation_exist():
+    table = (ROOT / "docs" / "notation.md").read_text().partition("| field |")[2]
     cells = re.findall(r"^\| ([^|]+) \|", table.partition("\n\n")[0], re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     code = "\n".join(file.read_text() for file in (ROOT / "agentrl_cli" / "algos").rglob("*.py"))

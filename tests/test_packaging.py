@@ -14,6 +14,7 @@ import pytest
 from agentrl_cli.config.compose import groups, options
 from tests.paths import ROOT
 
+EMBEDDED = ("arithmetic", "tau_mini", "twentyq", "wiki")
 TINY = ROOT / "agentrl_cli" / "models" / "tiny"
 NEEDED = {
     "agentrl_cli/py.typed",
@@ -22,7 +23,7 @@ NEEDED = {
     *(f"agentrl_cli/envs/twentyq/{name}.txt" for name in ("objects", "attributes")),
     *(f"agentrl_cli/models/tiny/{name}.json" for name in ("config", "tokenizer")),
     "agentrl_cli/models/tiny/chat_template.jinja",
-    *(file.relative_to(ROOT).as_posix() for file in TINY.glob("*/model.safetensors")),
+    *(f"agentrl_cli/models/tiny/{env}/model.safetensors" for env in EMBEDDED),
 }
 LARGEST = 8_000_000  # bytes of one embedded weight file
 pytestmark = pytest.mark.slow
@@ -39,17 +40,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_every_yaml_and_every_data_file(wheel: Path):
     inside = set(zipfile.ZipFile(wheel).namelist())
-    tracked = subprocess.run(
-        ["git", "ls-files", "agentrl_cli", "conf"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    expected = {
-        name if name.startswith("agentrl_cli") else f"agentrl_cli/{name}" for name in tracked
-    }
-    assert expected | NEEDED <= inside
+    command = ["git", "ls-files", "agentrl_cli", "conf"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tracked = {f"agentrl_cli/{name.removeprefix('agentrl_cli/')}" for name in listed.split()}
+    assert tracked | NEEDED <= inside
+    roots = {name.partition("/")[0] for name in inside}
+    assert {root for root in roots if not root.endswith(".dist-info")} == {"agentrl_cli"}
 
 
 def test_embedded_weights_are_small():

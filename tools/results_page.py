@@ -46,7 +46,7 @@ COMPARED = (
     ("nlac", "grpo"), ("nlac", "rft"), ("nlac", "ppo"), ("self_ac", "grpo"),
     ("self_ac, slides", "self_ac"),
 )  # fmt: skip
-ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#its-ablations)):"
+ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#ablations)):"
 WIDTH = 120
 Row = dict[str, Any]
 Runs = list[Row]  # the seeds of one configuration on one split

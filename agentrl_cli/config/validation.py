@@ -275,7 +275,7 @@ def _schema(kind: Any) -> Any:
         return Annotated[tuple[read], BeforeValidator(lambda v: tuple(v) if type(v) is list else v)]
     if origin in (list, dict):
         return origin[tuple(map(_schema, parts))]  # pyright: ignore
-    if is_dataclass(kind) and isinstance(kind, type):
+    if is_dataclass(kind) and isinstance(kind, type) and not inspect.isabstract(kind):
         return _typed_dict(kind, is_nested=True)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return Annotated[kind, BeforeValidator(lambda v: kind.__members__.get(str(v), v))]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_above, require_at_least
+from agentrl_cli.core.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,8 +58,10 @@ class Generator(ABC):
 
         Raises UserError if the engine gives none.
         """
-        line = "this generator gives no hidden states; use hardware=cpu or hardware=gpu"
-        raise UserError(line, code="no-hidden-states")
+        raise UserError(
+            "this generator gives no hidden states; use hardware=cpu or hardware=gpu",
+            code="no-hidden-states",
+        )
 
     def fitting(self, prompts: list[list[int]], model: str = "policy") -> int:
         """Return how many of the first prompts to continue together; at least 1, default all."""
@@ -98,9 +100,3 @@ class HFGeneratorConfig:
               "one for the copy of a batch. null: half of the free GPU memory once models are "
               "loaded, no limit on a CPU."),
     ] = None  # fmt: skip
-
-    def check_settings(self) -> None:
-        """Raise UserError for an invalid setting."""
-        require_at_least(1, max_batch=self.max_batch)
-        require_at_least(0, cache_tokens=self.cache_tokens)
-        require_above(0, cache_mib=1 if self.cache_mib is None else self.cache_mib)

@@ -25,14 +25,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import Field
 
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import (
-    EmptyAnswer,
-    RunAborted,
-    SimulatorError,
-    UserError,
-    require_above,
-    require_at_least,
-)
+from agentrl_cli.core.errors import EmptyAnswer, RunAborted, SimulatorError, UserError
 from agentrl_cli.core.types import Message, derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 
@@ -135,9 +128,6 @@ class OpenAIChat:
     requests: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_at_least(0, temperature=self.temperature, retries=self.retries)
-        require_at_least(1, max_tokens=self.max_tokens)
-        require_above(0, timeout=self.timeout)
         if not KEY_VARIABLE.fullmatch(self.key_variable):  # not shown: it may be the key itself
             line = "key_variable must be an environment variable with a name that ends in API_KEY"
             raise UserError(f"{line}; never write the key itself", code="invalid-key-variable")

@@ -105,9 +105,6 @@ class HFGenerator(HFGeneratorConfig, Generator):
     half_bytes: int = field(default=0, init=False, repr=False)  # half of the limit; 0: not set yet
     caches: dict[str, PrefixCache] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self.check_settings()
-
     @torch.inference_mode()
     def generate(
         self, prompts: list[list[int]], seeds: list[int], sampling: Sampling, model: str = "policy"

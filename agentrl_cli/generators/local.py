@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message
 
 LOCK = Lock()  # the random state of torch belongs to the process
@@ -27,10 +27,6 @@ class LocalChat:
     device: Annotated[str, Field(description="Device of the model, as cpu or cuda:1.")]
     temperature: Annotated[float, Field(ge=0, description="Sampling temperature.")]
     max_tokens: Annotated[int, Field(ge=1, description="Tokens of an answer at most.")]
-
-    def __post_init__(self) -> None:
-        require_at_least(0, temperature=self.temperature)
-        require_at_least(1, max_tokens=self.max_tokens)
 
     def __call__(self, messages: list[Message], seed: int) -> str:
         """Return the model's answer. Raises UserError if the model cannot be loaded."""

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 
@@ -77,9 +77,6 @@ class TreeSearch(Generator):
     boundary_ids: tuple[int, ...] = field(init=False, default=(), repr=False)
     sampled_tokens: int = field(init=False, default=0)
     judged_answers: int = field(init=False, default=0)  # partial and complete
-
-    def __post_init__(self) -> None:
-        require_at_least(1, expand=self.expand, width=self.width, rounds=self.rounds)
 
     def bind(self, inner: Generator, state_values: StateValues, texts: list[str]) -> TreeSearch:
         """Set generator, critic and token texts. UserError if there are no hidden states."""

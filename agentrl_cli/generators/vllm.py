@@ -26,13 +26,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from pydantic import Field
 
 from agentrl_cli.core import files
-from agentrl_cli.core.errors import (
-    GeneratorError,
-    RunAborted,
-    UserError,
-    require_above,
-    require_at_least,
-)
+from agentrl_cli.core.errors import GeneratorError, RunAborted, UserError
 from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.generators.base import Completion, Generator, Sampling
@@ -108,10 +102,6 @@ class VLLMGenerator(Generator):
     pulling: Any = field(default_factory=Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_at_least(1, requests=self.requests)
-        require_at_least(0, retries=self.retries)
-        gap = self.max_logp_diff
-        require_above(0, timeout=self.timeout, max_logp_diff=1 if gap is None else gap)
         for url in self.urls:
             parts = checked_address(url, "hardware.generator.urls", f"a key as {API_KEY}")
             if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -280,7 +270,7 @@ class VLLMGenerator(Generator):
             return
         self.unchecked.discard(adapter)
         gap, limit = sum(gaps) / len(gaps), self.max_logp_diff
-        for key, value in {"logprob_gap": gap, "logprob_gap_max": max(gaps)}.items():
+        for key, value in {"logp_diff_mean": gap, "logp_diff_max": max(gaps)}.items():
             self.meter[key] = max(value, self.meter.get(key, 0.0))
         if limit is not None and not gap <= limit:
             line = f"log-probs of '{model}' differ by {gap:.2g} nats a token between the server"

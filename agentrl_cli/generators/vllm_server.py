@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import httpx
 from pydantic import Field
 
-from agentrl_cli.core.errors import RunAborted, UserError, require_above
+from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.generators.base import Completion, Sampling
 from agentrl_cli.generators.endpoint import SHOWN_CHARACTERS, redacted
 
@@ -66,13 +66,6 @@ class ServerSettings:
         list[str],
         Field(description='More arguments of vllm serve, as [--gpu-memory-utilization, "0.8"].'),
     ]
-
-    def __post_init__(self) -> None:
-        require_above(0, start_timeout=self.start_timeout)
-        if self.port is not None and not 0 < self.port < 2**16:
-            line = f"hardware.generator.server.port is {self.port}"
-            remedy = "give 1 to 65535, or null for a free port"
-            raise UserError(f"{line}; {remedy}", code="invalid-port")
 
 
 @dataclass(frozen=True, kw_only=True)

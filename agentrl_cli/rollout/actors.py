@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import LostActor, require_at_least
+from agentrl_cli.core.errors import LostActor
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.rollout.play import EpisodeStart
@@ -120,11 +120,6 @@ class Cluster(ABC):
         Field(ge=0, description="Algorithms with a replay buffer learn from episodes at most this "
               "many changes of the policy old, while the next are played. 0: they wait."),
     ]  # fmt: skip
-
-    def __post_init__(self) -> None:
-        require_at_least(1, **{"hardware.actors.count": self.count})
-        least = {"hardware.actors.gpus": self.gpus, "hardware.actors.staleness": self.staleness}
-        require_at_least(0, **least)
 
     @abstractmethod
     def connect(self, gpus: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from agentrl_cli.core.activity import Activity
-from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_at_most
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import MOST_EPISODES, Episode, Task, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.generators.base import Generator, Sampling
@@ -47,16 +47,10 @@ class Collector(ABC):
     actors: Actors = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        at_once, timeout = self.max_concurrent_episodes, self.env_timeout
-        require_at_least(1, max_tokens=self.max_new_tokens, workers=self.env_workers)
-        require_at_least(1, max_concurrent_episodes=1 if at_once is None else at_once)
-        require_at_least(0, temperature=self.temperature)
-        require_above(0, env_timeout=1 if timeout is None else timeout)
         if self.max_new_tokens >= self.max_seq_len:
-            line = (
-                f"max_tokens {self.max_new_tokens} leaves no room in max_seq_len {self.max_seq_len}"
-            )
-            raise UserError(f"{line}; lower max_tokens or raise max_seq_len", code="no-room")
+            line = f"rollout.max_new_tokens {self.max_new_tokens} leaves no room in"
+            line += f" rollout.max_seq_len {self.max_seq_len}; lower the former or raise the latter"
+            raise UserError(line, code="no-room")
 
     def bind(
         self, *, make_env: Callable[[], Env], chat: Chat, generator: Generator,
@@ -140,10 +134,6 @@ class PlayCollector(Collector):
     episodes_per_step: Annotated[
         int, Field(ge=1, le=MOST_EPISODES, description="Episodes per step, in whole groups.")
     ]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_most(MOST_EPISODES, **{"rollout.episodes_per_step": self.episodes_per_step})
 
     def count(self, group_size: int) -> int:
         """Return the size of all whole groups. Raises UserError if not even one fits."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import LostActor, UserError, require_above, require_at_least
+from agentrl_cli.core.errors import LostActor, UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.rollout.actors import Actor, Cluster, MakePlayer, Part
@@ -44,11 +44,6 @@ class RayCluster(Cluster):
     start_timeout: Annotated[float, Field(gt=0, description="Seconds until an actor is ready.")]
     ray: Any = field(default=None, init=False, repr=False)
     has_gpus: bool = field(default=False, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(0, **{"hardware.actors.cpus": self.cpus})
-        require_above(0, **{"hardware.actors.start_timeout": self.start_timeout})
 
     def connect(self, gpus: list[str]) -> None:
         """Connect to the cluster or start one.

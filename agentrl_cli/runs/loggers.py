@@ -20,7 +20,7 @@ from pydantic import Field
 
 from agentrl_cli.core import files
 from agentrl_cli.core.activity import Activity
-from agentrl_cli.core.errors import UserError, require_above
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo, echo_err, safe
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.runs.best import played_checkpoint
@@ -176,7 +176,6 @@ class WandbLogger(Fallible):
         """Open the page of the run. Raises UserError if W&B refuses."""
         import wandb
 
-        require_above(0, **{"logger.timeout": self.timeout})
         validate_artifacts(self.artifacts)
         self.run = run
         began = time.monotonic()

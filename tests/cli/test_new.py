@@ -37,9 +37,9 @@ def test_a_new_world_keeps_the_contract_and_its_expert_wins(
     monkeypatch.syspath_prepend(folder)
     from find_it.env import FindIt  # pyright: ignore[reportMissingImports]
 
-    assert check_env(lambda: FindIt(largest=20, turns=6)) == []
-    for task in FindIt(largest=20, turns=6).tasks("train"):
-        env = FindIt(largest=20, turns=6)
+    assert check_env(lambda: FindIt(largest=20, max_turns=6)) == []
+    for task in FindIt(largest=20, max_turns=6).tasks("train"):
+        env = FindIt(largest=20, max_turns=6)
         env.reset(task, 0)
         for action in env.expert(task):
             step = env.step(action)

@@ -23,7 +23,7 @@ def test_code_of_a_model_is_not_run(tmp_path: Path, model_folder: Path):
     names = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
     changed = {**config, "model_type": "theirs", "auto_map": names}
     (folder / "config.json").write_text(json.dumps(changed))
-    refuse(folder, "foreign")
+    refuse(folder, "unreadable-model")
     assert not marker.exists()
 
 

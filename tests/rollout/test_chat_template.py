@@ -159,7 +159,7 @@ def test_the_newline_between_turns_is_kept_and_the_closing_token_not_repeated(ch
 
 def test_a_llama_turn_has_no_newline_behind_its_closing_token(llama):
     text = "<|head|>user<|tail|>\n\nYes.<|eot|><|head|>assistant<|tail|>\n\n"
-    assert llama.text_of(llama.extend(user("Yes."), llama.final_observation)) == text
+    assert llama.text_of(llama.extend(user("Yes."), llama.end_of_turn)) == text
     assert llama.start(user("Go."))[:2] == llama.tokenizer.convert_tokens_to_ids(
         ["<|begin|>", "<|head|>"]
     )

@@ -191,7 +191,7 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         return verdict(mine, others, RULES)
 
 
-_SETTINGS = ("domain", "data", "user", "actions", "turns", "holdout", "llm")
+_SETTINGS = ("domain", "data", "user", "actions", "max_turns", "holdout", "llm")
 
 
 def redraw_unspoken_wish(now: Snapshot, rng: random.Random) -> None:

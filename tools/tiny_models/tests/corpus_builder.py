@@ -31,7 +31,8 @@ SIGNS = {"+": "+", "-": "-", "*": r"\cdot", "/": "/"}
 @cache
 def config_of(world: str) -> Any:
     """The settings that make a world's base."""
-    return check(compose([f"experiment={world}_base"], CONF))
+    name = "arithmetic" if world == "math" else world
+    return check(compose([f"experiment={name}_base"], CONF))
 
 
 @cache

@@ -273,11 +273,11 @@ def test_texts_fit_context_and_token_limits(world: str, chat: Chat):
                 begin = before + (len(turn.action_ids) if branch["place"] == "behind" else 0)
                 assert begin + len(branch["prompt_ids"]) + len(branch["answer_ids"]) <= reach
                 refines = chat.text_of(branch["prompt_ids"]).endswith("again.<|end|><|assistant|>")
-                most = play.max_tokens if refines else advanced.role_tokens
+                most = play.max_new_tokens if refines else advanced.role_tokens
                 assert len(branch["answer_ids"]) <= most
             before += len(turn.action_ids)
             if episode.group in ("play", "attempts", "wild", "fits"):
-                assert len(turn.action_ids) <= play.max_tokens
+                assert len(turn.action_ids) <= play.max_new_tokens
 
 
 @pytest.mark.parametrize(("world", "kind"), kinds())

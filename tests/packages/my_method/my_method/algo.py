@@ -1,5 +1,5 @@
-"""Group-relative policy gradient in its shortest form: each turn of an episode is weighted by how
-much more the episode earned than the others of its task (REINFORCE with the group's mean)."""
+"""REINFORCE with a group baseline: each turn is weighted by the reward of its episode minus the
+mean reward of the episodes of the same task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 @dataclass(kw_only=True)
 class MyMethod(Algorithm):
-    """Its fields are the keys of conf/algo/my_method.yaml."""
+    """The fields are the keys of conf/algo/my_method.yaml."""
 
     group_size: int
     optimizer: OptimizerSpec
