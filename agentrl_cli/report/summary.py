@@ -127,7 +127,7 @@ def comparison(base: Row | None, trained: Row, gain: Interval | None = None) -> 
     for position, split in enumerate(evaluated_splits(trained)):
         cells, change = [], DASH
         for row in (base, trained):
-            v = row and success_interval(row, split)
+            v = None if row is None else success_interval(row, split)
             shown = f"{v.mean:.1%} [{100 * v.low:.1f}, {100 * v.high:.1f}]" if v else DASH
             cells.append(shown)
         if base is not None and (gain is None or position):

@@ -154,22 +154,6 @@ def test_groups_are_named_by_settings_that_differ(tmp_path: Path):
     assert labels == ["nlac init=null", "nlac init=elsewhere/base", "rft"]
 
 
-def test_group_without_control_has_the_plain_name(tmp_path: Path):
-    for seed, control in enumerate(("none", "shuffled_outcomes")):
-        write_run(tmp_path / control, algo="nlac", seed=seed, advanced={"control": control})
-    (comparison,) = gather([str(tmp_path)], against="nlac").sections
-    assert [row.group for row in comparison.rows] == ["nlac", "nlac control=shuffled_outcomes"]
-    assert comparison.reference == "nlac"
-
-
-def test_shortened_labels_stay_unique(tmp_path: Path):
-    for number in (1, 2):
-        far = f"runs/{'x' * 40}{number}{'y' * 40}"
-        write_run(tmp_path / str(number), algo="nlac", init=far, seed=number)
-    labels = [row.group for row in only(tmp_path).rows]
-    assert len(set(labels)) == 2 and labels[1] == f"{labels[0]} (2)"
-
-
 def test_seeds_that_start_from_their_own_runs_are_one_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
