@@ -38,7 +38,9 @@ FLAGS = "(invalid|repeated|unboxed|tool_error|unconfirmed)"
 
 def documented() -> list[str]:
     """The names in the first column of the tables, as regular expressions."""
-    rows = re.findall(r"^\| `([^`]*/[^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([^`]*/[^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE
+    )
     return [re.sub(r"<\w+>", "[a-z0-9_]+", name.replace("<flag>", FLAGS)) for name in rows]
 
 

@@ -62,17 +62,6 @@ def test_a_step_in_which_more_than_a_fifth_failed_says_why():
         check_failures([fine] * 3 + [broken])
 
 
-def test_no_more_is_played_once_too_many_have_failed():
-    asked = []
-    speaker = script(lambda prompt: asked.append(prompt) or "Hello.")
-    with pytest.raises(RunAborted, match="3 of 10 episodes failed"):
-        collector(10, speaker, fails_at=1).collect(0, 1)
-    assert len(asked) == 10
-    with pytest.raises(RunAborted, match="3 of 10"):
-        collector(10, speaker, fails_at=0).collect(0, 1)
-    assert len(asked) == 10
-
-
 def test_a_group_larger_than_a_step_is_refused_with_both_numbers():
     with pytest.raises(UserError, match="episodes_per_step 2"):
         collector(2, script(lambda prompt: "Hello.")).collect(0, 3)

@@ -10,13 +10,8 @@ import torch
 from agentrl_cli.core.errors import EpisodeError, GeneratorError, RunAborted, UserError
 from agentrl_cli.core.types import Episode, Message, Step, Turn
 from agentrl_cli.generators.base import Sampling
-from agentrl_cli.generators.scripted import ScriptedGenerator
-from agentrl_cli.rollout.play import (
-    EpisodeStart,
-    indistinguishable_tasks,
-    play,
-    probe_starts,
-)
+from tests.fakes.scripted import ScriptedGenerator
+from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks, play, probe_starts
 from tests.fakes.echo import CHAT, EchoEnv, TinyWeights, random_sampler, script
 
 SAMPLING = Sampling(max_tokens=8, temperature=1.0, stop_ids=CHAT.stop_ids)
@@ -177,17 +172,6 @@ def test_the_users_mistake_is_not_an_episodes_error():
         roll(starts(1), script(lambda prompt: "Hello."), fails_at=1, error=UserError)
 
 
-def test_a_world_that_fails_on_closing_is_an_error():
-    class Sticky(EchoEnv):
-        def close(self) -> None:
-            raise OSError("stuck")
-
-    (episode,) = play(
-        starts(1), Sticky, CHAT, script(lambda prompt: "Hi."), SAMPLING, max_seq_len=500
-    )
-    assert (episode.stop, episode.error) == ("error", "on closing OSError: stuck")
-
-
 def test_a_game_that_was_won_counts_as_lost_where_its_world_breaks_in_closing():
     class Sticky(EchoEnv):
         def close(self) -> None:
@@ -199,6 +183,7 @@ def test_a_game_that_was_won_counts_as_lost_where_its_world_breaks_in_closing():
     )
     assert won.turns[-1].info == broken.turns[-1].info == {"success": True}
     assert (won.success, broken.success) == (True, False)
+    assert (broken.stop, broken.error) == ("error", "on closing OSError: stuck")
 
 
 def test_worlds_that_are_compared_with_an_episode_are_closed():

@@ -107,18 +107,6 @@ def test_changed_needs_a_base(tmp_path: Path):
         find_episode(run, None, None, ["changed"])
 
 
-def test_a_turn_tells_its_return_what_the_world_noted_and_whether_forecasts_came_true():
-    game = episode("a-0", won=True, masked=3, privileged={"fits": 7}, critic={
-        "forecasts": ["No. Success.", "Yes. Failure.", "unreadable", "No. Success."],
-        "critique": "Optimality: No.", "verdict": False,
-    })  # fmt: skip
-    lines = [line.strip() for line in render(game, "here")]
-    assert "turn 1  reward 0  return 1" in lines
-    assert "turn 2  reward 1  return 1  masked 3" in lines
-    assert "notes     kind question" in lines and "hidden    fits 7" in lines
-    assert any(line.startswith("reality   won, as 2 of 3") for line in lines)
-
-
 def test_a_critic_that_wrote_nonsense_is_shown_all_the_same():
     game = episode("a-0", critic={"forecasts": [{"x": 1}], "critique": 3, "verdict": [1]})
     text = "\n".join(render(game, "here"))

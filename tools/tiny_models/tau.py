@@ -19,15 +19,7 @@ from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import TauBench
 from agentrl_cli.envs.tau.mini import RARE_TASK_KINDS, TASK_KINDS, MiniUser, look_for, make_shop
 from tools.tiny_models.base import Text
-from tools.tiny_models.clerk import (
-    RULES,
-    Clerk,
-    ClerkHabits,
-    ClerkState,
-    behind,
-    check,
-    last_line,
-)
+from tools.tiny_models.clerk import RULES, Clerk, ClerkHabits, ClerkState, behind, check, last_line
 from tools.tiny_models.played import (
     FAILURE,
     SUCCESS,

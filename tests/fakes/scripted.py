@@ -1,4 +1,4 @@
-"""A generator that answers with a Python function of the prompt's text, for tests and experts."""
+"""A generator that answers with a Python function of the prompt's text."""
 
 from __future__ import annotations
 
