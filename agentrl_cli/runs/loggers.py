@@ -143,11 +143,9 @@ class TrackerLogger(Fallible):
             run.update_meta(mlflow_id=self.client.tracker.info.run_id)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Log to the tracker."""
         self._try(partial(self.client.log, metrics, step=step), self.tracker)
 
     def finish(self, status: str) -> None:
-        """Close the tracker."""
         self._try(self.client.finish, self.tracker)
 
 

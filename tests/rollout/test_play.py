@@ -10,9 +10,9 @@ import torch
 from agentrl_cli.core.errors import EpisodeError, GeneratorError, RunAborted, UserError
 from agentrl_cli.core.types import Episode, Message, Step, Turn
 from agentrl_cli.generators.base import Sampling
-from tests.fakes.scripted import ScriptedGenerator
 from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks, play, probe_starts
 from tests.fakes.echo import CHAT, EchoEnv, TinyWeights, random_sampler, script
+from tests.fakes.scripted import ScriptedGenerator
 
 SAMPLING = Sampling(max_tokens=8, temperature=1.0, stop_ids=CHAT.stop_ids)
 

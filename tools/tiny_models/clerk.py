@@ -1,7 +1,7 @@
-"""A mediocre scripted clerk of the small shop: the level that its embedded base imitates.
+"""A mediocre scripted clerk of the small shop, which the embedded model imitates.
 
-It sees what an agent sees and nothing else. Its errors are habits: each is bound to the item that
-the customer asks about, so that where the clerk errs it mostly errs.
+It has the observations of an agent only. Its mistakes are habits that depend on the item, so most
+mistakes on an item repeat.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ClerkHabits(Habits):
-    """The clerk's errors, whose occasions are items: it acts on an order without a look (`hasty`),
-    does not ask for more (`no_more`), leaves an item out (`forget`), does not ask yes or
-    no (`no_ask`), ignores an order's status (`ignore`), tells a wrong status (`misstate`)."""
+    """The clerk's mistakes, by item: it acts on an order without a look (`hasty`), does not offer
+    more (`no_more`), leaves an item out (`forget`), does not ask for a confirmation (`no_ask`),
+    ignores an order's status (`ignore`), or names a wrong status (`misstate`)."""
 
     player = "clerk"
 
@@ -40,9 +40,8 @@ class ClerkHabits(Habits):
 
 @dataclass
 class ClerkState:
-    """What the clerk knows, and which errors it makes at this wish. `seen` holds the order of each
-    item that was found, and its status. Where it named an order that there is not it has `failed`,
-    and gives up."""
+    """The clerk's knowledge, and its mistakes for this wish. `seen` maps each item to its order and
+    status. After it named an order that does not exist it has `failed` and gives up."""
 
     errors: frozenset[str] = frozenset()
     zip: str = ""
@@ -87,8 +86,8 @@ class Clerk:
         state.proposed |= PROPOSAL.fullmatch(words) is not None
 
     def choose_action(self, state: ClerkState, rng: random.Random) -> str:
-        """The next action, behind the line that it acts by: a small model finds an order only where
-        it may first recite the line of the item."""
+        """Return the next action after the line that it depends on: a small model finds an order
+        only if it may first recite the line of the item."""
         return behind(where_item_is(state), self._act(state, rng))
 
     def _act(self, state: ClerkState, rng: random.Random) -> str:
@@ -123,7 +122,7 @@ class Clerk:
         return f"return({number}, {items})" if is_return else f"cancel({number})"
 
     def any_action(self, state: ClerkState, rng: random.Random) -> str:
-        """An action of any kind, whatever the clerk would choose, behind any line."""
+        """Return an action of any kind after any line."""
         number, item = str(rng.randrange(10, 100)), state.item or rng.choice(ITEMS)
         order, _ = state.seen.get(state.item, (number, ""))
         zip_code = state.zip or rng.randrange(10, 100)
@@ -144,7 +143,6 @@ class Clerk:
 
 
 def behind(line: str, action: str) -> str:
-    """An action behind a line; "": no line."""
     return f"{line}\n{action}" if line else action
 
 
@@ -162,8 +160,8 @@ def where_item_is(state: ClerkState) -> str:
 
 
 def check(state: ClerkState, action: str) -> str:
-    """What matters of what was observed before an action, and the rule that the action breaks. A
-    small model sees what is wrong only where it may recall what counts before it judges."""
+    """Return the facts that matter for an action, and the rule that it breaks. A small model
+    detects a mistake only if it may recall the facts first."""
     return f"{recall(state)} {broken_rule(state, action)}"
 
 

@@ -1,4 +1,4 @@
-"""Games of the mediocre player, played and imagined, and what can honestly be said of them."""
+"""Games of the mediocre player, played and imagined, and texts that are true of them."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Games:
             observation = step.messages
 
     def describe(self, move: Move, end: str, secret: str) -> str:
-        """A forecast that came true: an object that may be hidden, a check of the action, the
-        response, how much it told, how the game ended; of a last move what the environment said,
-        and the outcome. The object comes first, so that the answer can be looked up by it."""
+        """Return a forecast that came true: a possible object, a check of the action, the answer,
+        its information, and the end of the game. The object is first, so that the answer can be
+        looked up."""
         response = move.response[0].content
         if move.is_last:
             return f"{response} {end.split()[-1]}"
@@ -132,8 +132,8 @@ def information_sentence(before: int, after: int) -> str:
 
 
 def write_critique(mine: Sequence[str], others: Sequence[str]) -> str:
-    """The critique that forecasts bear out: not optimal where most of them check the action as one
-    that tells nothing, or where the other turn ends clearly better."""
+    """Return the critique that follows from forecasts: not optimal if most of them call the action
+    uninformative, or if the other action ends clearly better."""
     checks = Counter(check for text in mine for check in WASTEFUL if f". {check}" in text)
     if checks and checks.most_common(1)[0][1] * 2 > len(mine):
         return f"Optimality: No. {checks.most_common(1)[0][0]}"

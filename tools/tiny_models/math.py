@@ -1,10 +1,9 @@
-"""The corpus behind the embedded model of `math`, drawn afresh for every step.
+"""The corpus of the embedded model of `arithmetic`.
 
-It holds facts of arithmetic, solutions of a mediocre solver with its mistakes, further attempts,
-and every role of NLAC at the level of that solver. Problems are of the train split; facts are of
-all operands. No text shows the expert's form: a forecast checks the step at hand and tells how a
-really written solution ended, a critique compares such forecasts and names the wrong step that they
-name, and a refinement is another draw of the same solver without that step.
+It holds facts of arithmetic, solutions of a mediocre solver, further attempts, and every role of
+NLAC at the level of that solver. Problems are of the train split; facts are of all operands. No
+text has the form of the expert: forecasts check a step and name the end of a finished solution,
+critiques compare forecasts, and a refinement is another draw of the same solver.
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ class MathCorpus(Corpus):
         self.kinds = [k for k in PROBLEM_KINDS if not self.env.levels or k.level in self.env.levels]
 
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
-        """Facts, steps to check, several attempts at one problem."""
         return {
             "facts": self.facts, "claims": self.claims, "checks": self.checks,
             "attempts": self.attempts,
@@ -90,8 +88,8 @@ class MathCorpus(Corpus):
         return turns
 
     def claims(self, rng: random.Random) -> list[Turn]:
-        """Operations with a result that is right or, as often, wrong, each checked as a forecast
-        checks a step: slips of arithmetic are learnt nowhere else."""
+        """Return operations with a right or a wrong result, each with the check of a forecast.
+        Mistakes of arithmetic occur in no other kind of text."""
         turns: list[Turn] = []
         for _ in range(FACTS_PER_TEXT):
             x, sign, y = self._operation(rng)
@@ -124,7 +122,6 @@ class MathCorpus(Corpus):
         return [seen, Turn(asked, forecast, [], [], [], info={"role": True})]
 
     def _operation(self, rng: random.Random) -> tuple[Fraction, str, Fraction]:
-        """An operation of a problem of either split."""
         problem = draw_problem(self.kinds, rng, None, self.env.split_seed)
         results = plan_results(problem.kind.plan, problem)
         at = rng.randrange(len(results))
@@ -157,13 +154,11 @@ class MathCorpus(Corpus):
         return turns
 
     def _respond(self, solution: Solution, attempts_left: int = 0) -> tuple[str, bool]:
-        """What the environment answers to a finished solution, and whether it is right."""
         gold = latex(solution.problem.answer)
         result = _grade(solution.steps[-1], gold)
         return self.env.response(result, gold, attempts_left), result.correct
 
     def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:
-        """A solution of a problem to train on, each step a turn, and what roles say of steps."""
         problem = draw_problem(self.kinds, rng, "train", self.env.split_seed)
         solution = self.solver.solve(problem, rng)
         observation = [Message("system", self.env.system()), Message("user", problem.text)]
@@ -182,11 +177,9 @@ class MathCorpus(Corpus):
     # the roles, each behind step `step` of a solution
 
     def _forecast(self, solution: Solution, step: int, rng: random.Random) -> Branch:
-        """A check of the steps so far, and how the solution ended."""
         return Branch(step, self.prompts.forecast, self._true_forecast(solution, step))
 
     def _explored_forecast(self, solution: Solution, step: int, rng: random.Random) -> Branch:
-        """The same of another step, right or, as often, wrong, played on."""
         other = self._other_step(solution.before(step), rng)
         forecast = self._true_forecast(self._finished(other, rng), step)
         return Branch(step, self.prompts.forecast, forecast, other.text(step))
@@ -203,11 +196,9 @@ class MathCorpus(Corpus):
         return Branch(step, prompt, f"{check_of(so_far)} {self._end(ended)}")
 
     def _evaluate(self, solution: Solution, step: int, rng: random.Random) -> Branch:
-        """A critique of what forecasts of a step and of another one bear out."""
         return self.critique_branch(self._critique_example(solution, step, rng))
 
     def _refine(self, solution: Solution, step: int, rng: random.Random) -> Branch:
-        """The same step where its critique approves of it, else another draw without it."""
         return self.refinement_branch(self._critique_example(solution, step, rng))
 
     def _refine_by_rollouts(self, solution: Solution, step: int, rng: random.Random) -> Branch:
@@ -235,11 +226,9 @@ class MathCorpus(Corpus):
         return Branch(step, prompt, f"{check_of(so_far)} {rng.choice(ends)}")
 
     def other_world(self, rng: random.Random) -> Env:
-        """The same: it has a thousand problems to train on."""
         return self.env
 
     def true_forecasts(self, episode: Episode) -> list[str]:
-        """A check of each thought against the right ones, and what the world said in the end."""
         right = self._right_steps(episode.task)
         steps = [turn.action.strip() for turn in episode.turns]
         wrong = next((i for i, s in enumerate(steps) if s not in right[i : i + 1]), len(steps))
@@ -338,8 +327,8 @@ def check_of(solution: Solution) -> str:
 
 
 def check(steps: list[str], first_wrong: int | None) -> str:
-    """What the operations of the steps really make, and whether all steps are right; else the first
-    that is not. A small model sees a slip only where it may write the sum before it judges it."""
+    """Return the true result of the last operation, and whether all steps are right; otherwise the
+    first wrong step. A small model detects a mistake only if it may compute the result first."""
     judged = "Right." if first_wrong is None else f"{steps[first_wrong]} is wrong."
     return " ".join([*(f"{result}." for result in map(recomputed, steps) if result), judged])
 

@@ -1,5 +1,5 @@
-"""What corpora share whose worlds are played turn by turn and can be forked: a scripted player acts
-in other worlds of the same kind, and NLAC's roles tell how really played episodes went on."""
+"""The base of corpora whose environments can be forked: a scripted player acts in similar
+environments, and NLAC's roles describe how played episodes went on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ class Transition(Generic[S]):
 
     @property
     def is_last(self) -> bool:
-        """Whether the episode is over."""
         return self.step.done or self.step.truncated
 
 
@@ -114,10 +113,9 @@ class PlayedCorpus(Corpus, Generic[S]):
 
     @abstractmethod
     def wander(self, rng: random.Random) -> list[Transition[S]]:
-        """An episode of actions of any kind and the player's, mixed."""
+        """Return an episode of random actions mixed with the player's."""
 
     def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:
-        """A whole episode, and what roles say of its actions."""
         played = self.episode(rng)
         writers: dict[str, Callable[..., Branch | None]] = {
             "forecast": self._forecast, "explored": self._explored_forecast,
@@ -161,14 +159,13 @@ class PlayedCorpus(Corpus, Generic[S]):
     # the roles, each behind number `at` of what was played
 
     def _forecast(self, played: list[Transition[S]], at: int, rng: random.Random) -> Branch:
-        """What an action led to."""
         return Branch(at, self.prompts.forecast, self.true_forecast(played[at:]))
 
     def _explored_forecast(
         self, played: list[Transition[S]], at: int, rng: random.Random
     ) -> Branch:
-        """What another action leads to, mostly of any kind, played on: what a forecast recalls must
-        come from what was seen, and not from what this action would be done after."""
+        """Return the result of another action, mostly a random one, played on. A forecast must
+        depend on observations, not on the player that would choose the action."""
         action = self.other_action(played[at], rng, any_kind=0.8)
         future = self.imagine(played[at].before, action, rng)
         return Branch(at, self.prompts.forecast, self.true_forecast(future), action)
@@ -185,11 +182,9 @@ class PlayedCorpus(Corpus, Generic[S]):
         return Branch(at, prompt, self.true_forecast([played[at], *imagined]))
 
     def _evaluate(self, played: list[Transition[S]], at: int, rng: random.Random) -> Branch:
-        """A critique of what forecasts of an action and of another one bear out."""
         return self.critique_branch(self._critique_example(played[at], at, rng))
 
     def _refine(self, played: list[Transition[S]], at: int, rng: random.Random) -> Branch:
-        """The same action where its critique approves of it, else another draw without it."""
         return self.refinement_branch(self._critique_example(played[at], at, rng))
 
     def _refine_by_rollouts(
@@ -266,7 +261,6 @@ def response(played: Transition[Any]) -> str:
 
 
 def outcome(played: Sequence[Transition[Any]]) -> str:
-    """How an episode ended."""
     return SUCCESS if played[-1].step.reward else FAILURE
 
 
@@ -278,7 +272,6 @@ def turns_of(played: Sequence[Transition[Any]]) -> list[Turn]:
 
 
 def untaught(turns: list[Turn]) -> list[Turn]:
-    """The same turns, whose actions are seen and not taught."""
     for turn in turns:
         turn.info.update(UNTRAINED)
     return turns

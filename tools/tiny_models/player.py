@@ -82,11 +82,9 @@ class Player:
         return FAULTS[derive_seed("player", "fault", name) % len(FAULTS)]
 
     def start(self) -> PlayerState:
-        """Nothing is known: every object is a candidate."""
         return PlayerState(self.all_objects)
 
     def names(self, candidates: int) -> list[str]:
-        """The names behind the bits."""
         return [name for i, name in enumerate(self.world.objects) if candidates >> i & 1]
 
     def observe(self, state: PlayerState, action: str, answer: str) -> None:
@@ -141,9 +139,9 @@ class Player:
         return f"Maybe {noun}. {closeness(state.candidates.bit_count())}\n{action}"
 
     def any_action(self, state: PlayerState, rng: random.Random) -> str:
-        """An action of any kind, whatever the player would choose: odd, a question on any
-        attribute, a guess of what fits, a guess of anything and, almost half of all, something said
-        before: that it tells nothing is the hardest to learn."""
+        """Return an action of any kind: odd, a question on any attribute, a guess that fits, any
+        guess or, in almost half of all cases, a repetition, because that one is hardest to
+        recognise."""
         world, candidates = self.world, self.names(state.candidates)
         actions = [rng.choice(UNANSWERABLE), *rng.choices(state.actions or UNANSWERABLE, k=3)]
         actions += [world.question(rng.choice(world.attributes)) for _ in range(3)]
@@ -193,7 +191,6 @@ class Player:
 
 
 def _any_bit(candidates: int, rng: random.Random) -> int:
-    """The number of one of the bits that are set."""
     for _ in range(rng.randrange(candidates.bit_count())):
         candidates &= candidates - 1
     return (candidates & -candidates).bit_length() - 1

@@ -1,8 +1,8 @@
-"""How the embedded models are made: maximum likelihood of a corpus's texts and their branches.
+"""Maximum likelihood of a corpus's texts and their branches, which makes the embedded models.
 
-A branch is what a role says behind one turn of a text; the rest of the text does not see it. All
-branches of a text are branches of one packed sample (models/packed_attention.py), so that what was
-played is read once for all that is said of it.
+A branch is the output of a role after one turn of a text, and the rest of the text does not attend
+to it. All branches of a text form one packed sample (models/packed_attention.py), so that the text
+is read once.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ class Pretraining(Algorithm):
         enable_packing(policy, prompt, "visible_first", "full")
 
     def models(self) -> dict[str, ModelSpec]:
-        """Only the policy."""
         return {"policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """One phase on this step's texts."""
         yield Phase("sft", [branched_sample(episode) for episode in episodes], nll)
 
 
@@ -69,7 +67,6 @@ def branched_sample(episode: Episode) -> Sample:
 
 
 def _append_weighted(sample: Sample, ids: list[int], weights: list[float], label: int) -> None:
-    """Append ids that are trained where their weight is positive."""
     sample.ids += ids
     sample.mask += [int(weight > 0) for weight in weights]
     sample.per_token["weight"] += weights

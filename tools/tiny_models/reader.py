@@ -1,7 +1,7 @@
-"""A mediocre scripted reader of the small encyclopedia: the level that its embedded base imitates.
+"""A mediocre scripted reader of the small encyclopedia, which the embedded model imitates.
 
-It sees what an agent sees and nothing else. Its mistakes are habits: each is bound to what is asked
-for and to the kind of page that tells it, so that where the reader errs it mostly errs.
+It has the observations of an agent only. Its mistakes are habits that depend on the question and
+the kind of page, so most mistakes repeat.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """The values as the line has them."""
         *first, last = self.values
         return f"{', '.join(first)} and {last}" if first else last
 
@@ -73,18 +72,15 @@ class ReaderState:
     mistakes: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
     def copy(self) -> ReaderState:
-        """A state that can be changed without changing this one."""
         copied = (self.nouns.copy(), self.facts.copy(), self.views.copy(), self.saved.copy())
         more = (self.tried.copy(), self.mistakes.copy())
         return ReaderState(self.entity, self.order, self.chain, *copied, *more)
 
     @property
     def open(self) -> str:
-        """The title of the open page; "" where none is."""
         return self.views[-1].title if self.views else ""
 
     def told(self, title: str, relation: str) -> Fact | None:
-        """What a page that was read tells of a relation."""
         return next((f for f in self.facts.get(title, ()) if f.relation == relation), None)
 
     def leads_to(self, title: str) -> bool:
@@ -94,8 +90,8 @@ class ReaderState:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be done next: `open` a page for what it tells of a relation, `save` the line that
-    does, or `submit` the value, for which `compared` are the years of works."""
+    """The next goal: `open` a page for a relation, `save` the line with it, or `submit` the value.
+    `compared` are the years of works."""
 
     kind: str
     title: str = ""
@@ -106,7 +102,6 @@ class Goal:
 
 
 def ask(state: ReaderState, question: str) -> None:
-    """Take in a question of the small encyclopedia."""
     asked = QUESTION.match(question)
     if asked is None:
         return
@@ -231,8 +226,8 @@ class ModelForward:
         return state.mistakes[key]
 
     def choose_action(self, state: ReaderState, rng: random.Random) -> str:
-        """The next action, behind a line of what it has read or looks for: a small model finds a
-        name or a number only where it may first recite the line that holds it."""
+        """Return the next action after a line of facts: a small model finds a name or a number only
+        if it may first recite the line that holds it."""
         goal = self.goal(state, rng)
         action = right_actions(state, goal)[0]
         if goal.kind == "open" and ("search", goal.relation) not in state.tried:
@@ -276,8 +271,8 @@ def due(state: ReaderState) -> Goal:
 
 
 def check(state: ReaderState, action: str) -> str:
-    """What is due by what was observed before an action, and the rule that the action breaks. A
-    small model sees what is wrong only where it may recall what counts before it judges."""
+    """Return the goal that follows from the observations, and the rule that the action breaks. A
+    small model detects a mistake only if it may recall the facts first."""
     return f"{recall(due(state))} {broken_rule(state, action)}"
 
 

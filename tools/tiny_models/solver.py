@@ -1,9 +1,8 @@
-"""A mediocre scripted solver: the level that the embedded base of `math` imitates.
+"""A mediocre scripted solver, which the embedded model of `arithmetic` imitates.
 
-It writes one line an operation and no more. It misunderstands problems, forgets carries and
-borrows, takes the neighbour in the times table, stops too soon, and forgets the box. Its mistakes
-are habits: each is bound to the numbers at hand, so that where it errs it mostly errs, and the most
-frequent step is often the wrong one. It never writes in the expert's form.
+It writes one line per operation. It misunderstands problems, forgets carries and borrows, takes a
+neighbour in the times table, stops too early, and forgets the box. These mistakes are habits that
+depend on the numbers, so most of them repeat.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class Solution:
         return "\n\n".join(self.steps[begin:last]) + ("" if closed else "\n\n")
 
     def before(self, step: int) -> Solution:
-        """What was written before that step."""
         first = None if self.first_wrong is None or self.first_wrong >= step else self.first_wrong
         return Solution(self.problem, self.plan, self.results[:step], self.steps[:step], first)
 
@@ -66,7 +64,6 @@ class Solver:
         return Solution(problem, kind.misread_plan if misread else kind.plan)
 
     def solve(self, problem: Problem, rng: random.Random) -> Solution:
-        """A whole solution."""
         return self.finish(self.start(problem, rng), rng)
 
     def finish(self, solution: Solution, rng: random.Random) -> Solution:
@@ -111,7 +108,6 @@ class Solver:
         solution.over = True
 
     def compute(self, x: Fraction, sign: str, y: Fraction, rng: random.Random) -> Fraction:
-        """The result of an operation, at times a wrong one."""
         result = problems.apply_operation(x, sign, y)
         if any(number.denominator > 1 for number in (x, y, result)) or min(x, y) < 0:
             return result

@@ -1,10 +1,9 @@
-"""The corpus behind the embedded model of Twenty Questions, drawn afresh for every step.
+"""The corpus of the embedded model of Twenty Questions.
 
-It holds facts of the world, objects that fit what was answered, mediocre play, and every role of
-NLAC at the level of that play. Secrets are uniform over all objects. No text shows an expert's
-question: forecasts check a turn against what was answered and tell how really played games went on,
-critiques compare such forecasts, and a refinement is another draw of the same player that only
-avoids the very action that was criticised.
+It holds facts, objects that fit given answers, mediocre play, and every role of NLAC at the level
+of that play. Secrets are uniform over all objects. Forecasts check a turn against the answers and
+describe how games went on, critiques compare such forecasts, and a refinement is another draw of
+the same player without the criticised action.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class TwentyQCorpus(Corpus):
         self.games = Games(self.env, self.player)
 
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
-        """Facts, what fits the answers, actions of any kind."""
         return {"facts": self.facts, "fits": self.fits, "wild": self.wild}
 
     def facts(self, rng: random.Random) -> list[Turn]:
@@ -116,7 +114,6 @@ class TwentyQCorpus(Corpus):
         return chosen
 
     def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:
-        """A whole game with a random secret, and what roles say of its moves."""
         moves, end = self.games.play(rng)
         turns = [Turn(move.observation, move.turn_text, [], [], []) for move in moves]
         writers = {
@@ -130,7 +127,6 @@ class TwentyQCorpus(Corpus):
     # the roles, each behind move `at` of a game that ended with `end`
 
     def _forecast(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
-        """What a move led to, as it was played."""
         return Branch(
             at, self.prompts.forecast, self.games.describe(moves[at], end, moves[at].secret)
         )
@@ -138,8 +134,8 @@ class TwentyQCorpus(Corpus):
     def _explored_forecast(
         self, moves: list[Move], at: int, end: str, rng: random.Random
     ) -> Branch:
-        """What another action leads to, of any kind or the player's own, played on with what
-        fits: a forecast must follow from the action and not from who would choose it."""
+        """Return the result of another action, played on with an object that fits. A forecast must
+        depend on the action, not on the player that would choose it."""
         action, text = self._other_action(moves[at].state, rng)
         forecast = self.games.imagine(moves[at].state, action, self.env.max_turns - at, rng)
         return Branch(at, self.prompts.forecast, forecast, text)
@@ -159,11 +155,9 @@ class TwentyQCorpus(Corpus):
         return Branch(at, prompt, self.games.describe(moves[at], _end_of(later), secret))
 
     def _evaluate(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
-        """A critique of what forecasts of an action and of another one bear out."""
         return self.critique_branch(self._critique_example(moves, at, rng))
 
     def _refine(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
-        """The same turn where its critique approves of it, else another draw without its action."""
         return self.refinement_branch(self._critique_example(moves, at, rng))
 
     def _refine_by_rollouts(
@@ -181,7 +175,6 @@ class TwentyQCorpus(Corpus):
         return Branch(at, prompt, best or self.player.choose_turn(state, rng)[1], turns[0])
 
     def _rollout(self, moves: list[Move], at: int, action: str, rng: random.Random) -> str:
-        """The response to an action and the outcome of a play that went on from it."""
         imagined = self.games.imagine(moves[at].state, action, self.env.max_turns - at, rng)
         if "You" in imagined:
             return imagined
@@ -202,12 +195,9 @@ class TwentyQCorpus(Corpus):
         return Branch(at, prompt, self.games.describe(moves[at], _end_of(end), secret))
 
     def other_world(self, rng: random.Random) -> Env:
-        """Another part of the objects to train on, so that all are hidden equally often."""
         return replace(self.env, split_seed=rng.randrange(1 << 30))
 
     def true_forecasts(self, episode: Episode) -> list[str]:
-        """Of each turn the hidden object, a check, the answer, how much it told, and how the game
-        ended."""
         state, found = self.player.start(), []
         noun = self.env.world_table.nouns[str(episode.task.data["object"])]
         moves: list[tuple[PlayerState, str, str]] = []
