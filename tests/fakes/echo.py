@@ -8,9 +8,9 @@ from agentrl_cli.core.errors import EpisodeError
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env
 from agentrl_cli.generators.hf import HFGenerator
+from agentrl_cli.generators.scripted import ScriptedGenerator
 from agentrl_cli.rollout.chat_template import Chat
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
-from tests.fakes.scripted import ScriptedGenerator
 
 TOKENIZER = tiny_tokenizer()
 CHAT = Chat(TOKENIZER)

@@ -86,7 +86,7 @@ def test_turns_repeat_only_if_there_are_too_few():
     assert len(drawn) == 50 and set(drawn) == {TurnKey("a", 0), TurnKey("a", 1)}
 
 
-def test_zero_priority_is_drawn_only_if_all_are_zero():
+def test_zero_priority_is_drawn_last():
     buffer = filled(names="a", priorities=[0.0, 1.0])
     assert {buffer.sample_turns(1, seed, 1.0)[0].turn for seed in range(50)} == {1}
     assert {buffer.sample_turns(1, seed, 0.0)[0].turn for seed in range(50)} == {0, 1}

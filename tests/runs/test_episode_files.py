@@ -73,7 +73,7 @@ def test_an_index_of_other_bytes_is_not_believed(file: Path):
         assert [entry.id for entry in episode_files.search(file)] == ["c-0"]
 
 
-def test_without_an_index_others_are_skipped_unread_and_a_cut_line_is_left_out(file: Path):
+def test_missing_index_skips_other_and_cut_lines(file: Path):
     episode_files.index_file(file).unlink()
     file.write_text('{"id": "broken\n' + file.read_text() + '{"id": "b-1", "ta')
     assert [entry.id for entry in episode_files.search(file, "b-")] == ["b-0"]
@@ -81,7 +81,7 @@ def test_without_an_index_others_are_skipped_unread_and_a_cut_line_is_left_out(f
         list(episode_files.search(file))
 
 
-def test_going_back_removes_an_episode_file_with_its_index(file: Path):
+def test_removal_includes_the_index(file: Path):
     episode_files.remove(file)
     assert list(file.parent.iterdir()) == []
 
@@ -107,7 +107,7 @@ def test_changed_needs_a_base(tmp_path: Path):
         find_episode(run, None, None, ["changed"])
 
 
-def test_a_critic_that_wrote_nonsense_is_shown_all_the_same():
+def test_nonsense_of_a_critic_is_shown():
     game = episode("a-0", critic={"forecasts": [{"x": 1}], "critique": 3, "verdict": [1]})
     text = "\n".join(render(game, "here"))
     assert '{"x": 1}' in text and "unreadable" in text

@@ -1,4 +1,4 @@
-"""A generator that answers with a Python function of the prompt's text."""
+"""A generator that answers with a Python function of the prompt's text, for tests and experts."""
 
 from __future__ import annotations
 
