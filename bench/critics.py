@@ -69,7 +69,7 @@ def measure(env: str, states: int, probes: int, overrides: list[str]) -> dict[st
 
 
 def action_figures(parts: Parts, turns: list[TurnRef], probes: int) -> dict[str, float]:
-    """What forecasts, verdicts and lessons know of the actions of one state."""
+    """What forecasts, verdicts and training targets know of the actions of one state."""
     algo = nlac_of(parts)
     algo.roles.begin_stream("bench", "actions")
     monitor = replace(
@@ -85,9 +85,9 @@ def action_figures(parts: Parts, turns: list[TurnRef], probes: int) -> dict[str,
         "auc_pairs": float(len(pairs)),
         "auc_ceiling": ceiling(algo, groups, probes),
         "verdict_edge": verdict_edge(groups, probes),
-        "lesson_gain": fmean(gains),
-        "lesson_gain_low": lower_bound(gains),
-        "lesson_share": len(gains) / len(groups),
+        "target_gain": fmean(gains),
+        "target_gain_low": lower_bound(gains),
+        "target_share": len(gains) / len(groups),
         "refined_gain": fmean(map(refined_gain, groups)),
     }
 

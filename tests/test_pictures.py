@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib (ex
 
 from bench.results import PLAYERS
 from tools import pictures
-from tools.results_page import WORLDS, load
+from tools.results_page import ENVIRONMENTS, load
 
 LARGEST = 150_000  # bytes of a picture
 SAID = {
@@ -32,15 +32,15 @@ def texts(svg: str) -> list[str]:
 def test_stored_pictures_are_current():
     stored = {file.stem: file.read_text() for file in (ROOT / "docs" / "images").glob("*.svg")}
     assert max(map(len, stored.values())) < LARGEST
-    drawn = pictures.curves()
+    drawn = pictures.figures()
     assert drawn.keys() | {"episode"} == stored.keys()
     assert drawn == {name: stored[name] for name in drawn}, "make pictures"
 
 
 def test_every_run_has_a_curve():
-    for world in WORLDS:
-        played = [row for row in load(world) if row["algo"] in PLAYERS and not row["variant"]]
-        curves = load(f"{world}_curves")
+    for env in ENVIRONMENTS:
+        played = [row for row in load(env) if row["algo"] in PLAYERS and not row["variant"]]
+        curves = load(f"{env}_curves")
         found = {(row["algo"], row["seed"]) for row in curves}
         assert found == {(row["algo"], row["seed"]) for row in played}
         for row in curves:

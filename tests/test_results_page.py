@@ -1,10 +1,9 @@
-"""docs/results.md and README's small table say what the records in docs/results say."""
+"""docs/results.md holds the numbers of the records in docs/results."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -13,49 +12,42 @@ import pytest
 from tests.paths import ROOT
 from tools import results_page
 
-OTHER_PAGES = {  # which name their records and quote no figure
+OTHER_PAGES = {  # which name a record without quoting its figures
     "reliability": "reliability.md", "performance": "performance.md", "gpu": "performance.md",
     "memory_plan": "scaling.md", "wiki_cost": "wiki.md",
 }  # fmt: skip
-RECORDS = sorted((ROOT / "docs" / "results").glob("**/*.json"))
-LEARNING = [file for file in RECORDS if file.stem in ("twentyq", "math", "tau_mini", "wiki")]
-PAGE, OLD_PAGE = ((ROOT / "docs" / f"results{old}.md").read_text() for old in ("", "_0.1"))
+RECORDS = ROOT / "docs" / "results"
+PAGE = (ROOT / "docs" / "results.md").read_text()
 
 
-def test_generated_pages_equal_their_records():
+def test_generated_page_equals_its_records():
     assert results_page.page() == PAGE, "make results-page"
-    assert results_page.old_page() == OLD_PAGE, "make results-page"
-    assert results_page.readme() == (ROOT / "README.md").read_text(), "make results-page"
 
 
-@pytest.mark.parametrize("file", RECORDS, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_every_record_is_on_the_page(file: Path):
+def test_every_record_is_on_a_page(monkeypatch: pytest.MonkeyPatch):
     loaded: list[str] = []
 
     def load(name: str) -> Any:
         loaded.append(name)
-        return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
+        return json.loads((RECORDS / f"{name}.json").read_text())
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results_page, "load", load)
-        results_page.page()
-        results_page.old_page()
-    if file.stem in OTHER_PAGES:
-        assert file.name in (ROOT / "docs" / OTHER_PAGES[file.stem]).read_text()
-        return
-    name = str(file.relative_to(ROOT / "docs" / "results").with_suffix(""))
-    assert name in loaded, f"give {file.name} a section in tools/pages"
+    monkeypatch.setattr(results_page, "load", load)
+    results_page.page()
+    for file in RECORDS.glob("*.json"):
+        if page := OTHER_PAGES.get(file.stem):
+            assert file.name in (ROOT / "docs" / page).read_text()
+        else:
+            assert file.stem in loaded
 
 
-@pytest.mark.parametrize("file", LEARNING, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_each_configuration_has_its_row(file: Path):
+@pytest.mark.parametrize("env", results_page.ENVIRONMENTS)
+def test_each_configuration_has_its_row(env: str):
     """Start, finals with intervals, gain and seconds, computed here once more."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in json.loads(file.read_text()):
+    for row in json.loads((RECORDS / f"{env}.json").read_text()):
         if row["split"] == "test":
             groups.setdefault((row["algo"], row["variant"]), []).append(row)
-    page = OLD_PAGE if file.parent.name == results_page.OLD else PAGE
-    lines = [numbers(line) for line in page.splitlines() if line.startswith("| ")]
+    lines = [numbers(line) for line in PAGE.splitlines() if line.startswith("| ")]
     for configuration, rows in groups.items():
         finals = [100 * row[key] for row in rows for key in ("final", "low", "high")]
         gains = [100 * (row["final"] - row["base"]) for row in rows]
@@ -70,6 +62,6 @@ def test_each_configuration_has_its_row(file: Path):
 
 
 def numbers(line: str) -> list[float]:
-    """The numbers of a table's line behind its first cell."""
+    """Return the numbers of a table row after its first cell."""
     cells = re.sub(r"(?<=\d),(?=\d{3}\b)", "", line.split("|", 2)[2]).replace("−", "-")
     return [float(found) for found in re.findall(r"[+-]?\d+(?:\.\d+)?", cells)]

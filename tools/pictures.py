@@ -1,17 +1,20 @@
 """Draw the figures in docs/images/ from the records in docs/results (`make pictures`).
 
-They show success against episodes and seconds, of all environments for README and of each one for
-docs/results.md. `--episode RUN` also draws an episode with its critiques from a run of NLAC.
+`gains` shows the gain in test success of each method, `curves*` success against episodes and
+seconds. `--episode RUN` also draws an episode with its critiques from a run of NLAC.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -20,16 +23,29 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.algos.nlac.parse import strict_outcome
 from agentrl_cli.core.types import Episode, Turn
-from agentrl_cli.report.figures import Line, Panel, draw, svg
+from agentrl_cli.report import seeds
+from agentrl_cli.report.figures import GREY, Line, Panel, draw, svg
 from agentrl_cli.runs import episode_files
 from bench.results import PLAYERS
-from tools.results_page import WORLDS, Row, load
+from tools.results_page import ENVIRONMENTS, Row, configurations, gains, load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 TURNS = range(4, 9)  # of a suitable episode
 INK, PALE, GOOD, BAD, CRITIC = "#22303c", "#6b7780", "#00795a", "#b3430a", "#0060a0"
 WIDTH, LINE, CHARACTERS = 860, 18, 90  # pixels; characters of a line
 NUMBERS, LABELS, TEXTS = 20, 44, 124  # pixels from the left
+METHODS = {  # algorithm and variant: label and colour in `gains`, from bottom to top
+    ("nlac", "nlac_paper"): ("NLAC, paper's rule", PALE),
+    ("archer", ""): ("ArCHer", PALE),
+    ("grpo", ""): ("GRPO", PALE),
+    ("ppo", ""): ("PPO", PALE),
+    ("rft", ""): ("RFT", PALE),
+    ("self_ac", ""): ("Self-AC", GOOD),
+    ("nlac", ""): ("NLAC", CRITIC),
+}
 
 
 def panel(rows: Sequence[Row], title: str, axis: str) -> Panel:
@@ -46,14 +62,39 @@ def panel(rows: Sequence[Row], title: str, axis: str) -> Panel:
     return Panel(title, curves, label, "success, train tasks", axis == "seconds")
 
 
-def curves() -> dict[str, str]:
-    """Return the figures as SVG by name: one of all environments, and one for each."""
-    found = {name: load(f"{world}_curves") for world, name in WORLDS.items()}
+def figures() -> dict[str, str]:
+    """Return the figures as SVG by name: gains, curves of all environments and of each."""
+    found = {name: load(f"{env}_curves") for env, name in ENVIRONMENTS.items()}
     drawn = {"curves": [panel(rows, name, "episodes") for name, rows in found.items()]}
-    for world, name in WORLDS.items():
+    for env, name in ENVIRONMENTS.items():
         axes = ("episodes", "seconds")
-        drawn[f"curves_{world}"] = [panel(found[name], "", axis) for axis in axes]
-    return {name: svg(draw, panels, 2, (3.6, 2.6)) for name, panels in drawn.items()}
+        drawn[f"curves_{env}"] = [panel(found[name], "", axis) for axis in axes]
+    curves = {name: svg(draw, panels, 2, (3.6, 2.6)) for name, panels in drawn.items()}
+    learning = {name: load(env) for env, name in ENVIRONMENTS.items()}
+    return curves | {"gains": svg(draw_gains, learning)}
+
+
+def draw_gains(environments: dict[str, list[Row]]) -> Figure:
+    """Draw the mean gain of each method with its 95 % interval by Student's t over seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2, 7.6), layout="constrained")
+    axes = list(figure.subplots(len(environments), 1, sharex=True).flat)
+    for axis, (title, rows) in zip(axes, environments.items(), strict=True):
+        found = {(runs[0]["algo"], runs[0]["variant"]): runs for runs in configurations(rows)}
+        for y, (method, (_, colour)) in enumerate(METHODS.items()):
+            points = [100 * gain for gain in gains(found[method])]
+            error = seeds.STUDENT[len(points) - 2] * stdev(points) / math.sqrt(len(points))
+            axis.errorbar(fmean(points), y, xerr=error, fmt="o", ms=5, color=colour, lw=1.6)
+        axis.set_yticks(range(len(METHODS)), [label for label, _ in METHODS.values()])
+        axis.set_title(title, loc="left", fontweight="bold")
+        axis.axvline(0, color=GREY, lw=0.8)
+        axis.spines["left"].set_visible(False)
+        axis.tick_params(axis="y", length=0)
+        axis.grid(axis="y", visible=False)
+    count = len(gains(found["nlac", ""]))
+    axes[-1].set_xlabel(f"gain in test success, points\n(mean of {count} seeds, 95 % interval)")
+    return figure
 
 
 def pick(run: Path) -> Episode:
@@ -122,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episode", type=Path, metavar="RUN", help="a run of NLAC")
     run: Path | None = parser.parse_args().episode
-    drawn = curves() | ({"episode": picture(pick(run), run.name)} if run else {})
+    drawn = figures() | ({"episode": picture(pick(run), run.name)} if run else {})
     for name, text in drawn.items():
         (IMAGES / f"{name}.svg").write_text(text)
     print("docs/images:", ", ".join(drawn))

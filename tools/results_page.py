@@ -1,7 +1,7 @@
-"""Write docs/results.md, docs/results_0.1.md and the table of README.md from docs/results/*.json.
+"""Write docs/results.md from docs/results/*.json.
 
-Run `make results-page`, or `python tools/results_page.py --check` to check that all are up to date.
-Every number is computed here. The text of the pages is in tools/pages/, with names in braces.
+Run `make results-page`, or `python tools/results_page.py --check` to check that it is up to date.
+Every number is computed here. The text of the page is in tools/pages/, with names in braces.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.report import seeds
 from agentrl_cli.report.summary import share
-from bench.results import ABLATIONS, CONTROLS, OWN_PLAY, PLAYERS, STUDENTS
+from bench.results import ABLATIONS, CONTROLS, OWN_PLAY, PLAYERS
 
 ROOT = Path(__file__).parents[1]
-RECORDS, DOCS, PAGES = ROOT / "docs" / "results", ROOT / "docs", Path(__file__).parent / "pages"
-README = ROOT / "README.md"
-START, END = "<!-- from docs/results: make results-page -->\n", "<!-- end -->"
-OLD = "0.1"  # the folder with the results of version 0.1
-OLD_WORLDS = {"twentyq": "Twenty Questions", "math": "MATH", "tau_mini": "the small shop"}
-WORLDS = OLD_WORLDS | {"wiki": "the wiki"}
+RECORDS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
+TEMPLATE = Path(__file__).parent / "pages" / "results.md"
+ENVIRONMENTS = {
+    "twentyq": "Twenty Questions", "arithmetic": "arithmetic", "tau_mini": "the small shop",
+    "wiki": "the wiki",
+}  # fmt: skip
 TRIALS = {
     "preset": "as it was", "third": "rates / 3", "thrice": "rates × 3",
     "small_steps": "half the tokens a step",
@@ -46,7 +46,7 @@ COMPARED = (
     ("nlac", "grpo"), ("nlac", "rft"), ("nlac", "ppo"), ("self_ac", "grpo"),
     ("self_ac, slides", "self_ac"),
 )  # fmt: skip
-ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#its-ablations)):"
+ABLATED = "NLAC with one part exchanged ([algorithms.md](algorithms.md#ablations)):"
 WIDTH = 120
 Row = dict[str, Any]
 Runs = list[Row]  # the seeds of one configuration on one split
@@ -112,21 +112,6 @@ def markdown(header: str, cells: Iterable[Sequence[str]]) -> str:
 # tables
 
 
-def overview() -> str:
-    """Return the table of README: the gain of each algorithm in each environment."""
-    plain = {
-        world: {runs[0]["algo"]: runs for runs in configurations(load(world)) if _is_default(runs)}
-        for world in WORLDS
-    }
-    cells = [
-        [algo, *(ranged(gains(plain[w][algo])) if algo in plain[w] else "" for w in WORLDS)]
-        for algo in (*PLAYERS, *STUDENTS)
-    ]
-    bases = [share(mean(plain[world]["nlac"], "base")) for world in WORLDS]
-    named = [f"{name} ({base} %)" for name, base in zip(WORLDS.values(), bases, strict=True)]
-    return markdown(" | ".join(["algorithm", *named]), cells)
-
-
 def learning(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> str:
     """Return the table of the wanted configurations, the largest gain first."""
     trained = {name_of(runs): runs for runs in configurations(rows, "train")}
@@ -144,17 +129,17 @@ def learning(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> str:
     return markdown(header, cells)
 
 
-def todays_learning(world: str) -> str:
+def env_learning(env: str) -> str:
     """Return the curves and all tables of an environment."""
-    curves = load(f"{world}_curves")
+    curves = load(f"{env}_curves")
     played = ", ".join(dict.fromkeys(row["algo"] for row in curves))
-    picture = f"![Success of {played} against episodes and seconds](images/curves_{world}.svg)"
-    parts, rows = [picture], load(world)
+    picture = f"![Success of {played} against episodes and seconds](images/curves_{env}.svg)"
+    parts, rows = [picture], load(env)
     for lead_in, wanted in SHOWN:
         if any(wanted(row) for row in rows):
             parts += [lead_in, learning(rows, wanted)]
-    if world in ABLATIONS:
-        parts += [ABLATED, learning(load(f"{world}_ablations"), lambda row: True)]
+    if env in ABLATIONS:
+        parts += [ABLATED, learning(load(f"{env}_ablations"), lambda row: True)]
     return "\n\n".join(parts)
 
 
@@ -169,13 +154,13 @@ def by_demonstrations(rows: Sequence[Row]) -> str:
     return markdown(header, cells)
 
 
-def todays_tuning() -> str:
+def tuning() -> str:
     """Return the start and the best success on `val` of each trial of each algorithm."""
     tables = []
-    for world, name in WORLDS.items():
-        if not (RECORDS / f"{world}_tuning.json").exists():
+    for env, name in ENVIRONMENTS.items():
+        if not (RECORDS / f"{env}_tuning.json").exists():
             continue
-        rows, cells = load(f"{world}_tuning"), []
+        rows, cells = load(f"{env}_tuning"), []
         for algo in dict.fromkeys(row["algo"] for row in rows):
             own = [row for row in rows if row["algo"] == algo]
             start = next(row["val"] for row in own if not row["step"])
@@ -186,19 +171,21 @@ def todays_tuning() -> str:
     return "\n\n".join(tables)
 
 
-def todays_critics() -> str:
+def critic_quality() -> str:
     """Return the values of docs/results/critics.json, with a column for each environment."""
     found = load("critics")
-    names = sorted({key.removesuffix(f"_{w}") for key in found for w in WORLDS if key.endswith(w)})
+    names = sorted(
+        {key.removesuffix(f"_{w}") for key in found for w in ENVIRONMENTS if key.endswith(w)}
+    )
     cells = []
     for name in names:
         label = re.sub(r"^(.+)_s(\d+)$", r"`\1`, seed \2", name)
         if guard := re.fullmatch(r"(guard_[a-z]+)_(.+)", name):
             label = f"`{guard[1]}`, {guard[2].replace('_', ' ')}"
-        values = [found.get(f"{name}_{world}") for world in WORLDS]
+        values = [found.get(f"{name}_{env}") for env in ENVIRONMENTS]
         texts = ["" if v is None else f"{v:,.0f}" if abs(v) >= 10 else f"{v:.2f}" for v in values]
         cells.append([f"`{name}`" if label == name else label, *map(minus, texts)])
-    return markdown(" | ".join(["figure", *WORLDS.values()]), cells)
+    return markdown(" | ".join(["figure", *ENVIRONMENTS.values()]), cells)
 
 
 def critics(key: str, columns: dict[str, str], files: dict[str, str]) -> str:
@@ -208,7 +195,7 @@ def critics(key: str, columns: dict[str, str], files: dict[str, str]) -> str:
     environments.
     """
     cells = []
-    for file, world in files.items():
+    for file, env in files.items():
         found: dict[str, Runs] = {}
         for row in load(f"{file}_critic"):
             if key in row:
@@ -217,8 +204,8 @@ def critics(key: str, columns: dict[str, str], files: dict[str, str]) -> str:
             ends = (0, max(row["step"] for row in runs))
             by_end = [[row for row in runs if row["step"] == end] for end in ends]
             means = [[minus(f"{mean(end, c):.2f}") for end in by_end] for c in columns]
-            cells.append([world, name, *map(" → ".join, means)])
-    return markdown(" | ".join(["world", "algorithm", *columns.values()]), cells)
+            cells.append([env, name, *map(" → ".join, means)])
+    return markdown(" | ".join(["environment", "algorithm", *columns.values()]), cells)
 
 
 def delayed_credit(found: Row) -> str:
@@ -245,20 +232,14 @@ def golden(found: Row) -> str:
     return markdown("equal to the official code | dev | train", cells)
 
 
-def lead(rows: Sequence[Row], other: str, variant: str = "") -> str:
-    """Return the lead of NLAC by seed, such as `+4.4 points (+7.0, +0.5, +5.7)`."""
-    found = {(runs[0]["algo"], runs[0]["variant"]): runs for runs in configurations(rows)}
-    pairs = zip(found["nlac", ""], found[other, variant], strict=True)
-    leads = [ours["final"] - theirs["final"] for ours, theirs in pairs]
-    return f"{points(fmean(leads))} points ({', '.join(map(points, leads))})"
-
-
-def differences(worlds: Mapping[str, Sequence[Row]], spread: Mapping[str, seeds.Noise]) -> str:
+def differences(
+    environments: Mapping[str, Sequence[Row]], spread: Mapping[str, seeds.Noise]
+) -> str:
     """Return the difference of each compared pair with its 95 % range from the noise of seeds."""
     cells = []
     for first, second in COMPARED:
         cell = [f"{first} less {second}"]
-        for world, rows in worlds.items():
+        for env, rows in environments.items():
             known = {name_of(runs): runs for runs in configurations(rows)}
             if first not in known or second not in known:
                 cell.append("")
@@ -266,10 +247,10 @@ def differences(worlds: Mapping[str, Sequence[Row]], spread: Mapping[str, seeds.
             ours, theirs = known[first], known[second]
             if len(ours) != len(theirs):
                 raise SystemExit(f"{first} and {second} have different numbers of seeds")
-            noise = spread[world].least_difference / math.sqrt(len(ours))
+            noise = spread[env].least_difference / math.sqrt(len(ours))
             cell.append(f"{points(mean(ours, 'final') - mean(theirs, 'final'))} ± {share(noise)}")
         cells.append(cell)
-    return markdown(" | ".join(["points", *worlds]), cells)
+    return markdown(" | ".join(["points", *environments]), cells)
 
 
 def deviation(rows: Sequence[Row]) -> seeds.Noise:
@@ -290,52 +271,25 @@ def noise_text(found: seeds.Noise) -> str:
 
 def page() -> str:
     """Return docs/results.md."""
-    rows = {name: load(world) for world, name in WORLDS.items()}
+    rows = {name: load(env) for env, name in ENVIRONMENTS.items()}
     spread = {name: deviation(list(filter(_plays, rows[name]))) for name in rows}
-    ablated = {f"{world}_ablations": f"{WORLDS[world]}, ablations" for world in ABLATIONS}
+    ablated = {f"{env}_ablations": f"{ENVIRONMENTS[env]}, ablations" for env in ABLATIONS}
     flat = ("self_ac_cost", "math_grader", "tau_exactness", "sweep", "report", "practice")
     flat += ("stepagent_cost", "real_models", "delayed_credit")
     parts = {
-        **{f"{world}_today": todays_learning(world) for world in WORLDS},
-        **{f"noise_{world}": noise_text(spread[name]) for world, name in WORLDS.items()},
+        **{env: env_learning(env) for env in ENVIRONMENTS},
+        **{f"noise_{env}": noise_text(spread[name]) for env, name in ENVIRONMENTS.items()},
         "demonstrations": by_demonstrations(load("stepagent")),
         "differences": differences(rows, spread),
-        "todays_tuning": todays_tuning(),
-        "todays_written": critics("nlac/brier", WRITTEN, WORLDS | ablated),
-        "todays_scalar": critics("critic/brier", SCALAR, WORLDS),
-        "todays_critics": todays_critics(),
+        "tuning": tuning(),
+        "written": critics("nlac/brier", WRITTEN, ENVIRONMENTS | ablated),
+        "scalar": critics("critic/brier", SCALAR, ENVIRONMENTS),
+        "critic_quality": critic_quality(),
         "delayed_credit_table": delayed_credit(load("delayed_credit")),
         "golden": golden(load("tau_exactness")),
         **{name: load(name) for name in flat},
     }
-    return filled("results", parts)
-
-
-def old_page() -> str:
-    """Return docs/results_0.1.md."""
-    found = {world: load(f"{OLD}/{world}") for world in OLD_WORLDS}
-    files = {f"{OLD}/{world}": name for world, name in OLD_WORLDS.items()}
-    files[f"{OLD}/twentyq_ablations"] = "Twenty Questions, ablations"
-    twentyq = found["twentyq"]
-    controls = {row["variant"] for row in twentyq if row["algo"] == "nlac" and row["variant"]}
-    parts = {
-        **{f"{world}_players": learning(rows, _plays) for world, rows in found.items()},
-        **{f"{world}_students": learning(rows, _studies) for world, rows in found.items()},
-        "controls": learning(twentyq, lambda row: not _plays(row) and not _studies(row)),
-        "demonstrations": by_demonstrations(load(f"{OLD}/stepagent")),
-        "ablations": learning(load(f"{OLD}/twentyq_ablations"), lambda row: True),
-        "noise": noise_text(deviation(twentyq)),
-        **{f"lead_{other}": lead(twentyq, other) for other in ("ppo", "grpo", "self_ac")},
-        **{f"lead_{control}": lead(twentyq, "nlac", control) for control in controls},
-        "written_critics": critics("nlac/brier", WRITTEN, files),
-        "scalar_critics": critics("critic/brier", SCALAR, files),
-    }
-    return filled("results_0.1", parts)
-
-
-def filled(name: str, parts: dict[str, Any]) -> str:
-    """Return the text of a page with the computed parts."""
-    text = (PAGES / f"{name}.md").read_text().format_map(parts)
+    text = TEMPLATE.read_text().format_map(parts)
     return "\n\n".join(map(wrapped, text.split("\n\n")))
 
 
@@ -344,19 +298,6 @@ def wrapped(block: str) -> str:
     if not block[0].isalpha() and block[0] not in "`":
         return block
     return block if block.startswith("```") else textwrap.fill(block, WIDTH, break_on_hyphens=False)
-
-
-def readme() -> str:
-    """Return README.md with its table."""
-    before, start, rest = README.read_text().partition(START)
-    _, end, after = rest.partition(END)
-    if not (start and end):
-        raise SystemExit(f"README.md has no place for its table, between {START}and {END}")
-    return f"{before}{start}\n{overview()}\n\n{end}{after}"
-
-
-def _is_default(runs: Runs) -> bool:
-    return not runs[0]["variant"]
 
 
 def _plays(row: Row) -> bool:
@@ -379,20 +320,15 @@ SHOWN = (
 
 
 def main() -> int:
-    """Write the files, or print which of them are out of date."""
+    """Write the page, or print whether it is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
-    pages = {DOCS / "results.md": page(), DOCS / "results_0.1.md": old_page()}
-    made = pages | {README: readme()}
     if not parser.parse_args().check:
-        for file, text in made.items():
-            file.write_text(text)
+        PAGE.write_text(page())
         return 0
-    stale = [
-        file.name for file, text in made.items() if not file.exists() or file.read_text() != text
-    ]
-    print(f"{', '.join(stale)} out of date: make results-page" if stale else "up to date")
-    return 1 if stale else 0
+    is_stale = PAGE.read_text() != page()
+    print("out of date: make results-page" if is_stale else "up to date")
+    return int(is_stale)
 
 
 if __name__ == "__main__":

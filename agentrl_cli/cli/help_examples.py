@@ -27,7 +27,7 @@ SWEEP = _examples(
 SHOW = _examples(
     "show last --lost",
     "show runs/grid/seed-0 --episode twentyq-small-cat-e02",
-    "show last --ledger",
+    "show last --critique",
 )
 REPORT = _examples(
     "report runs/2026-11-21_sweep --against grpo",

@@ -47,26 +47,27 @@ def show(
         bool, typer.Option("--changed", help="Show one with another outcome than before training.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="Show the text of every forecast.")] = False,
-    ledger: Annotated[
-        bool, typer.Option("--ledger", help="NLAC: show which part of the improvement is weak.")
+    critique: Annotated[
+        bool, typer.Option("--critique", help="NLAC: show which part of the improvement is weak.")
     ] = False,
+    ledger: Annotated[bool, typer.Option("--ledger", hidden=True)] = False,  # its old name
     as_json: AsJson = False,
 ) -> None:
-    """Show an episode turn by turn with the texts of its critic, or NLAC's ledger."""
+    """Show an episode turn by turn with the texts of its critic, or NLAC's critique accuracy."""
     from agentrl_cli.report import episode as episodes
-    from agentrl_cli.report.summary import ledger_table, read_ledger
+    from agentrl_cli.report.summary import critique_accuracy, critique_table
     from agentrl_cli.runs.find import find_run
 
     if won and lost:
         raise UserError("--won and --lost exclude each other; give one of them", code="conflict")
     filters = [n for n, on in zip(episodes.FILTERS, (won, lost, changed), strict=True) if on]
     source = find_run(run)
-    if ledger:
+    if critique or ledger:
         if episode or filters:
-            line = "--ledger shows no episode; give it alone or with --step"
+            line = "--critique shows no episode; give it alone or with --step"
             raise UserError(line, code="conflict")
-        found = read_ledger(source, step)
-        echo(json.dumps(found) if as_json else "\n".join(ledger_table(found)))
+        found = critique_accuracy(source, step)
+        echo(json.dumps(found) if as_json else "\n".join(critique_table(found)))
         return
     match = episodes.find_episode(source, episode, step, filters)
     if as_json:

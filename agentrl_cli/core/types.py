@@ -13,11 +13,7 @@ ANNOTATIONS = frozenset(  # keys of `Turn.info` that play and algorithms write
 )
 MOST_EPISODES = 1_000_000  # that one call may start; memory has to hold all of them
 # former name of a field of Turn or Episode: its name today
-OLD_FIELDS = {
-    "closing": "final_observation",
-    "finish": "finish_reason",
-    "restart": "context_reset",
-}
+OLD_FIELDS = {"closing": "final_observation", "finish": "finish_reason", "restart": "context_reset"}
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,8 @@ class Turn:
 
     `observation_ids` holds only the tokens added since the last action; those of the first turn
     are the whole prompt. The tokens of an episode are therefore one flat sequence. `context_reset`
-    is
-    true if the context does not extend that of the last turn. `logprobs` has one value per action
-    token, from the generator. `finish_reason` is "stop" or "length".
+    is true if the context does not extend that of the last turn. `logprobs` has one value per
+    action token, from the generator. `finish_reason` is "stop" or "length".
     """
 
     observation: list[Message]
@@ -78,10 +73,9 @@ class Episode:
     """A played task.
 
     `stop` is done, truncated, context, diverged or error. `final_observation` is the last
-    observation, which
-    no action follows. `seconds` measures the whole episode and `env_seconds` the calls of the
-    environment. `error` describes a failure and `error_kind` is one of `errors.FAILURE_KINDS`.
-    `policy_version` counts the weight updates of the model that played.
+    observation, which no action follows. `seconds` measures the whole episode and `env_seconds` the
+    calls of the environment. `error` describes a failure and `error_kind` is one of
+    `errors.FAILURE_KINDS`. `policy_version` counts the weight updates of the model that played.
     """
 
     id: str
@@ -122,11 +116,8 @@ class Episode:
 
     def response(self, turn: int) -> list[Message]:
         """Return the observation that followed action `turn`."""
-        return (
-            self.turns[turn + 1].observation
-            if turn + 1 < len(self.turns)
-            else self.final_observation
-        )
+        is_last = turn + 1 == len(self.turns)
+        return self.final_observation if is_last else self.turns[turn + 1].observation
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values from which `from_json` builds an equal episode."""
@@ -139,17 +130,16 @@ class Episode:
         row = _current_fields(row)
         rows = [_current_fields(turn) for turn in row["turns"]]
         turns = [Turn(**{**turn, "observation": _messages(turn["observation"])}) for turn in rows]
-        given = {"task": Task(**row["task"]), "turns": turns}
-        final = _messages(row["final_observation"])
-        episode = cls(**{**row, **given, "final_observation": final})
+        task, final = Task(**row["task"]), _messages(row["final_observation"])
+        episode = cls(**{**row, "task": task, "turns": turns, "final_observation": final})
         _check_types(episode)
         return episode
 
 
 @dataclass
 class Sample:
-    """A training sequence of token ids. `mask[i]` is 1 if token i is trained. `streams` holds
-    numbers per token."""
+    """A training sequence of token ids. `mask[i]` is 1 if token i is trained. `per_token`
+    holds numbers per token."""
 
     ids: list[int]
     mask: list[int]
@@ -159,7 +149,7 @@ class Sample:
 def _current_fields(row: Any) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise TypeError("expected an object")
-    return {OLD_FIELDS.get(key) or key: value for key, value in row.items()}
+    return {OLD_FIELDS.get(key, key): value for key, value in row.items()}
 
 
 def _messages(rows: list[dict[str, Any]]) -> list[Message]:
@@ -167,11 +157,7 @@ def _messages(rows: list[dict[str, Any]]) -> list[Message]:
 
 
 def _check_types(episode: Episode) -> None:
-    texts = [
-        episode.id,
-        episode.task.id,
-        *(message.content for message in episode.final_observation),
-    ]
+    texts = [episode.id, episode.task.id, *(m.content for m in episode.final_observation)]
     typed: list[tuple[Any, Any]] = [(text, str) for text in texts]
     for turn in episode.turns:
         typed += [(text, str) for text in [turn.action, *(m.content for m in turn.observation)]]

@@ -27,7 +27,7 @@ from agentrl_cli.runs.run import Run
 
 PHASES = ("rollout", "algorithm", "train", "eval")  # `time/PHASE` in seconds
 LEARNING_TIMES = ("time/rollout", "time/algorithm", "time/train")  # all but evaluation
-TRAINING_METRICS = ("loss", "kl_from_start", "approx_kl", "entropy", "grad_norm")  # `MODEL/NAME`
+TRAINING_METRICS = ("loss", "kl_ref", "approx_kl", "entropy", "grad_norm")  # `MODEL/NAME`
 CRITIC_METRICS = (
     "nlac/brier",
     "nlac/value_bias",
@@ -54,8 +54,14 @@ CRITIC_METRICS = (
     "critic/rank_same_turn",
     "critic/auc_same_turn",
 )
-SHARES = ("brier", "hits", "false_alarms", "faulty", "mended", "spoiled", "valid_forecasts")
-SHARE_PARTS = ("auc_", "_share", "_optimal")  # also in names of metrics between 0 and 1
+SHARES = ("brier", "recall", "false_positive_rate", "faulty", "valid_forecasts")
+SHARE_PARTS = (
+    "auc_",
+    "_share",
+    "_optimal",
+    "fix_rate",
+    "break_rate",
+)  # also in names of metrics between 0 and 1
 
 IGNORED_WHEN_GROUPING = (
     "seed",

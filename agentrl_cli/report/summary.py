@@ -1,4 +1,4 @@
-"""Short texts about runs for the terminal: the end of a run, `agentrl ls` and NLAC's ledger."""
+"""Short texts about runs for the terminal: the end of a run, `agentrl ls` and NLAC's critique."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIPE_WIDTH = 10_000  # characters of a line if the output is not a terminal
 LISTED = ["run", "status", "step", "reward", "eval", "error"]
 Cells = list[list[str]]  # a header and rows
 Row = dict[str, Any]
-Figures = dict[str, float]  # the ledger by name, without its prefix
+Figures = dict[str, float]  # metrics by name
 
 
 def table(cells: Cells, title: str = "", width: int | None = None) -> list[str]:
@@ -165,12 +165,12 @@ def _cells(base: Row | None, trained: Row, key: str) -> list[str]:
     return [*texts, f"{change:+.1f}" if is_mean else share(change, signed=True)]
 
 
-# the ledger of NLAC's improvement; docs/metrics.md defines its metrics
+# accuracy of NLAC's critique and refinement; docs/metrics.md defines the metrics
 
-PREFIX = "ledger/"
-MIN_HITS = 0.5  # a coin that flags half of all actions finds as many faults
-MAX_FALSE_ALARMS = 0.3  # most first actions are sound, so more false alarms outnumber the hits
-MIN_LESSON_SHARE = 0.05  # of 192 replayed turns fewer than ten targets, lost in a step's noise
+CRITIQUE = ("critique/", "refinement/")  # prefixes of the metrics
+MIN_RECALL = 0.5  # a coin that flags half of all actions finds as many faults
+MAX_FALSE_POSITIVES = 0.3  # most first actions are sound: more would outnumber the faults found
+MIN_TARGET_SHARE = 0.05  # of 192 replayed turns fewer than ten targets, lost in a step's noise
 MIN_TURNS = 20  # a share of fewer turns has a standard error above 0.1
 
 
@@ -185,12 +185,12 @@ class Weakness(NamedTuple):
 
 def faulty_turns(x: Figures) -> int:
     """Return the number of turns with a faulty first action."""
-    return round(x["faulty"] * x["turns"])
+    return round(x["critique/faulty"] * x["critique/turns"])
 
 
 def sound_turns(x: Figures) -> int:
     """Return the number of other turns."""
-    return round(x["turns"]) - faulty_turns(x)
+    return round(x["critique/turns"]) - faulty_turns(x)
 
 
 WEAKNESSES = (  # in the order of the parts: a weak part also spoils those after it
@@ -199,50 +199,53 @@ WEAKNESSES = (  # in the order of the parts: a weak part also spoils those after
         "misses more faults than it finds",
         "train the critic longer first (algo.critic_warmup) or give it more forecasts"
         " (algo.num_forecasts)",
-        lambda x: faulty_turns(x) > 0 and x["hits"] < MIN_HITS,
+        lambda x: faulty_turns(x) > 0 and x["critique/recall"] < MIN_RECALL,
     ),
     Weakness(
         "critique",
         "flags too many sound actions",
         "show it alternatives (algo.show_alternatives=true) or more forecasts (algo.num_forecasts)",
-        lambda x: sound_turns(x) > 0 and x["false_alarms"] > MAX_FALSE_ALARMS,
+        lambda x: sound_turns(x) > 0 and x["critique/false_positive_rate"] > MAX_FALSE_POSITIVES,
     ),
     Weakness(
-        "refiner",
+        "refinement",
         "breaks more turns than it fixes",
         "keep optimal actions (algo.advanced.keep_optimal=true), or choose among more candidates"
         " (algo.policy_target=best_of_n, algo.num_candidates)",
-        lambda x: x["spoiled"] * sound_turns(x) > x["mended"] * faulty_turns(x),
+        lambda x: (
+            x["refinement/break_rate"] * sound_turns(x) > x["refinement/fix_rate"] * faulty_turns(x)
+        ),
     ),
     Weakness(
-        "lessons",
+        "training targets",
         "are too few to learn from",
         "sample more candidates (algo.num_candidates), replay more turns (algo.turns_per_update) or"
         " check how many the gate removes (nlac/distilled_share)",
-        lambda x: x["lesson_share"] < MIN_LESSON_SHARE,
+        lambda x: x["refinement/target_share"] < MIN_TARGET_SHARE,
     ),
     Weakness(
-        "lessons",
+        "training targets",
         "are not better than current play",
         "measure more turns (algo.diagnostics.num_states) or use algo.improvement_check",
-        lambda x: x["lesson_gain_low"] < 0,
+        lambda x: x["refinement/target_gain_low"] < 0,
     ),
 )
 
 
-def read_ledger(run: Run, step: int | None = None) -> Row:
-    """Return the ledger of a step, by default the newest, with its first weak part or None.
+def critique_accuracy(run: Run, step: int | None = None) -> Row:
+    """Return the critique metrics of a step, by default the newest, and the first weak part.
 
-    Raises UserError if there is none.
+    Raises UserError if there are none.
     """
     rows, _ = run.readable_metrics()
-    measured = [row for row in rows if f"{PREFIX}turns" in row and step in (None, row["step"])]
+    measured = [row for row in rows if "critique/turns" in row and step in (None, row["step"])]
     if not measured:
-        when = "" if step is None else f" of step {step}"
-        line = f"run '{run.name}' has no ledger{when}; algo=nlac writes one at each evaluation"
-        raise UserError(f"{line} if algo.diagnostics.num_states is above 0", code="no-ledger")
+        when = "" if step is None else f" at step {step}"
+        line = f"run '{run.name}' has no critique metrics{when}; algo=nlac measures them at each"
+        line += " evaluation if algo.diagnostics.num_states is above 0"
+        raise UserError(line, code="no-critique")
     row = measured[-1]
-    figures = {k.removeprefix(PREFIX): float(v) for k, v in row.items() if k.startswith(PREFIX)}
+    figures = {key: float(value) for key, value in row.items() if key.startswith(CRITIQUE)}
     weakness = first_weakness(figures)
     found = weakness and {key: getattr(weakness, key) for key in ("part", "finding", "remedy")}
     return {"run": run.name, "step": row["step"], "figures": figures, "weakness": found}
@@ -253,31 +256,30 @@ def first_weakness(figures: Figures) -> Weakness | None:
     return next((weakness for weakness in WEAKNESSES if weakness.is_found(figures)), None)
 
 
-def ledger_table(ledger: Row) -> list[str]:
-    """Return the table of a ledger, and the advice for its first weak part."""
-    x: Figures = ledger["figures"]
-    turns, faulty, sound, advice = (
-        round(x["turns"]),
-        faulty_turns(x),
-        sound_turns(x),
-        "no part is weak",
-    )
-    if weak := ledger["weakness"]:
+def critique_table(accuracy: Row) -> list[str]:
+    """Return the table of `critique_accuracy`, and the advice for the first weak part."""
+    x: Figures = accuracy["figures"]
+    turns, faulty, sound = round(x["critique/turns"]), faulty_turns(x), sound_turns(x)
+    advice = "no part is weak"
+    if weak := accuracy["weakness"]:
         advice = f"first weak part: {weak['part']} {weak['finding']}; {weak['remedy']}"
-    title = f"{ledger['run']}, step {ledger['step']}: {turns} turns measured"
-    if x["turns"] < MIN_TURNS:
+    title = f"{accuracy['run']}, step {accuracy['step']}: {turns} turns measured"
+    if turns < MIN_TURNS:
         title += ", too few to judge; raise algo.diagnostics.num_states"
     rows = [
-        ("policy", "faulty first actions", x["faulty"], turns, ""),
-        ("critique", "flagged faulty actions (hits)", x["hits"], faulty, f"from {MIN_HITS}"),
-        ("critique", "flagged sound actions (false alarms)", x["false_alarms"], sound,
-         f"to {MAX_FALSE_ALARMS}"),
-        ("refiner", "fixed faulty actions", x["mended"], faulty, "more turns than broken"),
-        ("refiner", "broken sound actions", x["spoiled"], sound, ""),
-        ("lessons", "turns with a target", x["lesson_share"], turns, f"from {MIN_LESSON_SHARE}"),
+        ("policy", "critique/faulty", "faulty first actions", turns, ""),
+        ("critique", "critique/recall", "flagged faulty actions", faulty, f"from {MIN_RECALL}"),
+        ("critique", "critique/false_positive_rate", "flagged sound actions", sound,
+         f"to {MAX_FALSE_POSITIVES}"),
+        ("refinement", "refinement/fix_rate", "fixed faulty actions", faulty,
+         "more turns than broken"),
+        ("refinement", "refinement/break_rate", "broken sound actions", sound, ""),
+        ("training targets", "refinement/target_share", "turns with a target", turns,
+         f"from {MIN_TARGET_SHARE}"),
     ]  # fmt: skip
-    cells = [[a, b, f"{value:.2f}" if n else DASH, str(n), ok] for a, b, value, n, ok in rows]
-    gain, low = f"{x['lesson_gain']:+.2f}", f"lower end from 0 ({x['lesson_gain_low']:+.2f})"
-    cells.append(["lessons", "gain over play", gain, str(round(x["lesson_share"] * turns)), low])
+    cells = [[a, b, f"{x[key]:.2f}" if n else DASH, str(n), ok] for a, key, b, n, ok in rows]
+    gain, low = x["refinement/target_gain"], x["refinement/target_gain_low"]
+    targets, ok = round(x["refinement/target_share"] * turns), f"lower end from 0 ({low:+.2f})"
+    cells.append(["training targets", "gain over play", f"{gain:+.2f}", str(targets), ok])
     header = ["part", "figure", "value", "of turns", "healthy"]
     return [title, "", *table([header, *cells]), "", advice]

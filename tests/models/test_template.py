@@ -16,10 +16,11 @@ from agentrl_cli.cli.train import resume
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
 from agentrl_cli.models.load import load_base
-from agentrl_cli.models.template import give_template
+from agentrl_cli.models.template import give_template, template_text
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.runs.run import Run
 from tests.builders.command_line import agentrl, refused, train
+from tests.builders.errors import user_error
 from tests.builders.models import model_config, write_model
 from tests.builders.runs import trained
 from tests.builders.tiny_models import CHATML, tiny_tokenizer
@@ -116,30 +117,23 @@ def test_a_system_text_opens_the_first_user_turn_where_that_is_declared():
     assert both.start(played) == both.start(played, TOOLS) == chat.start(played)
 
 
-def test_a_tokenizer_without_a_template_is_told_so_before_weights_are_read(tmp_path: Path):
+def test_missing_template_is_refused_before_weights_load(tmp_path: Path):
     folder = with_template(tmp_path / "model", None)
     (folder / "model.safetensors").unlink()
     settings = model_config(folder)
-    with pytest.raises(UserError, match=r"has no chat template; give one with model\.chat"):
+    with user_error("no-template"):
         load_base(settings, torch.device("cpu"), 0)
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (None, "cannot read the chat template '{file}' (No such file"),
-        (b"\xff\xfe", "cannot read the chat template '{file}' (UnicodeDecodeError)"),
-        (b"Hello.", "the file '{file}' holds no template; give another text"),
-        (b"{{ messages }}${x}", "the file '{file}' holds '${{'; give another text"),
-    ],
-)
-def test_a_file_that_is_no_template_is_refused(tmp_path: Path, content: bytes | None, sentence):
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"Hello.", b"{{ messages }}${x}"])
+def test_invalid_template_file_is_refused(tmp_path: Path, content: bytes | None):
     file = tmp_path / "mine.jinja"
     if content is not None:
         file.write_bytes(content)
-    refused(train(tmp_path, f"model.chat_template={file}"), sentence.format(file=file))
+    with user_error("unreadable-template"):
+        template_text(str(file))
+    refused(train(tmp_path, f"model.chat_template={file}"), str(file))
     assert not (tmp_path / "runs" / "it").exists()
-    refused(train(tmp_path, "model.chat_template=qwen4"), "cannot read the chat template 'qwen4'")
 
 
 def test_a_run_keeps_its_template_when_the_file_is_gone(tmp_path: Path):
@@ -168,24 +162,21 @@ def test_a_run_whose_tokenizer_got_another_template_is_not_resumed(tmp_path: Pat
         resume(str(run.folder), ["steps=2"])
 
 
-ENDLESS = {
-    "{{ 9 ** 9 ** 9 }}": r"raises a number to a power \(\*\*\)",
-    "{% if messages | length > 40 %}{{ x ** 2 }}{% endif %}": r"raises a number to a power",
-    "{{ 'x' * 99999 * 99999 }}": "multiplies a product again",
-    "{{ 'x' * 10000000000 }}": "has the number 10000000000,",
-    "{{ '%10000000000d' }}{{ 'x'.center(10000000000) }}": "has the number 10000000000,",
-    "{% generation %}{{ 9 ** 9 }}{% endgeneration %}": "raises a number to a power",
-}
-
-
-@pytest.mark.parametrize("text", ENDLESS)
-def test_arithmetic_that_no_clock_can_end_is_refused_before_it_is_rendered(text: str):
-    with pytest.raises(UserError, match=f"the chat template {ENDLESS[text]}") as error:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 9 ** 9 ** 9 }}",
+        "{% if messages | length > 40 %}{{ x ** 2 }}{% endif %}",
+        "{{ 'x' * 99999 * 99999 }}",
+        "{{ 'x' * 10000000000 }}",
+        "{{ '%10000000000d' }}{{ 'x'.center(10000000000) }}",
+        "{% generation %}{{ 9 ** 9 }}{% endgeneration %}",
+    ],
+)
+def test_endless_arithmetic_is_refused_before_rendering(text: str):
+    with user_error("endless-template"):
         chat_of(CHATML + text)
-    assert "may compute for ever or fill the memory; write the template without it" in str(
-        error.value
-    )
 
 
-def test_usual_arithmetic_of_a_template_is_no_such():
+def test_usual_arithmetic_is_allowed():
     chat_of("{{ '' * 3 }}{% if 5 % 2 == 3 and 100000 - 7 > 0 %}x{% endif %}" + CHATML)

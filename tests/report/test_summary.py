@@ -1,4 +1,4 @@
-"""The table at the end of a run, NLAC's ledger and `--dry` against hand counts."""
+"""The table at the end of a run, NLAC's critique and `--dry` against hand counts."""
 
 from __future__ import annotations
 
@@ -82,56 +82,90 @@ def test_long_work_reports_each_tenth(capsys: pytest.CaptureFixture[str]):
     assert lines[0] == "episodes: 200 of 2,000" and len(lines) == 10
 
 
-# the ledger
+# accuracy of the critique
 
 WELL = {
-    "turns": 20.0, "faulty": 0.4, "hits": 0.75, "false_alarms": 0.25, "mended": 0.5,
-    "spoiled": 0.25, "lesson_share": 0.6, "lesson_gain": 0.2, "lesson_gain_low": 0.05,
+    "critique/turns": 20.0, "critique/faulty": 0.4, "critique/recall": 0.75,
+    "critique/false_positive_rate": 0.25, "refinement/fix_rate": 0.5, "refinement/break_rate": 0.25,
+    "refinement/target_share": 0.6, "refinement/target_gain": 0.2,
+    "refinement/target_gain_low": 0.05,
 }  # fmt: skip
 
 
-def run_with(folder: Path, *ledgers: dict[str, float]) -> Run:
-    """A run with these ledgers at steps 10, 20, ..."""
+def run_with(folder: Path, *measured: dict[str, float]) -> Run:
+    """A run with these metrics at steps 10, 20, ..."""
     run = Run(write_run(folder / "it", algo="nlac"))
     rows, _ = run.readable_metrics()
-    for n, figures in enumerate(ledgers, start=1):
-        ledger = {f"ledger/{key}": value for key, value in figures.items()}
-        rows.append({"step": 10 * n, "eval/test_success": 0.5, **ledger})
+    for n, figures in enumerate(measured, start=1):
+        rows.append({"step": 10 * n, "eval/test_success": 0.5, **figures})
     files.write_jsonl(run.folder / "metrics.jsonl", rows)
     return run
 
 
-def test_newest_ledger_is_shown_by_part(tmp_path: Path):
-    run = run_with(tmp_path, WELL | {"faulty": 0.1}, WELL)
-    lines = agentrl("show", str(run.folder), "--ledger").stdout.splitlines()
+def test_newest_critique_is_shown_by_part(tmp_path: Path):
+    run = run_with(tmp_path, WELL | {"critique/faulty": 0.1}, WELL)
+    lines = agentrl("show", str(run.folder), "--critique").stdout.splitlines()
     cells = [[part.strip() for part in line.split("  ") if part.strip()] for line in lines[3:10]]
     assert [[row[0], *row[2:4]] for row in cells] == [
         ["policy", "0.40", "20"], ["critique", "0.75", "8"], ["critique", "0.25", "12"],
-        ["refiner", "0.50", "8"], ["refiner", "0.25", "12"], ["lessons", "0.60", "20"],
-        ["lessons", "+0.20", "12"],
+        ["refinement", "0.50", "8"], ["refinement", "0.25", "12"],
+        ["training targets", "0.60", "20"], ["training targets", "+0.20", "12"],
     ]  # fmt: skip
-    found = json.loads(agentrl("show", str(run.folder), "--ledger", "--json").stdout)
+    found = json.loads(agentrl("show", str(run.folder), "--critique", "--json").stdout)
     assert found == {"run": "it", "step": 20, "figures": WELL, "weakness": None}
     earlier = agentrl("show", str(run.folder), "--ledger", "--step", "10", "--json").stdout
-    assert json.loads(earlier)["figures"]["faulty"] == 0.1
+    assert json.loads(earlier)["figures"]["critique/faulty"] == 0.1
     shown = critic_metrics(read_records([str(tmp_path)]))
-    assert {f"ledger/{name}" for name in WELL.keys() - {"turns"}} <= set(shown)
+    assert WELL.keys() - {"critique/turns"} <= set(shown)
     assert "critique/turns" not in shown
 
 
 @pytest.mark.parametrize(
     ("changes", "weakness"),
     [
-        ({"hits": 0.49}, 0),
-        ({"hits": 0.49, "false_alarms": 0.9, "lesson_gain_low": -1.0}, 0),
-        ({"false_alarms": 0.31, "spoiled": 1.0}, 1),
-        ({"mended": 0.25, "spoiled": 0.2}, 2),  # 2 mended, 2.4 spoiled
-        ({"lesson_share": 0.04, "lesson_gain_low": -1.0}, 3),
-        ({"lesson_gain_low": -0.01}, 4),
-        ({"hits": 0.5, "false_alarms": 0.3, "lesson_share": 0.05, "lesson_gain_low": 0.0}, None),
-        ({"mended": 0.375, "spoiled": 0.25}, None),  # three turns mended, three spoiled
-        ({"faulty": 0.0, "hits": 0.0, "mended": 0.0, "spoiled": 0.0}, None),  # no fault to find
-        ({"faulty": 1.0, "false_alarms": 0.9, "spoiled": 0.9}, None),  # no sound action
+        ({"critique/recall": 0.49}, 0),
+        (
+            {
+                "critique/recall": 0.49,
+                "critique/false_positive_rate": 0.9,
+                "refinement/target_gain_low": -1.0,
+            },
+            0,
+        ),
+        ({"critique/false_positive_rate": 0.31, "refinement/break_rate": 1.0}, 1),
+        ({"refinement/fix_rate": 0.25, "refinement/break_rate": 0.2}, 2),  # 2 fixed, 2.4 broken
+        ({"refinement/target_share": 0.04, "refinement/target_gain_low": -1.0}, 3),
+        ({"refinement/target_gain_low": -0.01}, 4),
+        (
+            {
+                "critique/recall": 0.5,
+                "critique/false_positive_rate": 0.3,
+                "refinement/target_share": 0.05,
+                "refinement/target_gain_low": 0.0,
+            },
+            None,
+        ),
+        (
+            {"refinement/fix_rate": 0.375, "refinement/break_rate": 0.25},
+            None,
+        ),  # three turns fixed, three broken
+        (
+            {
+                "critique/faulty": 0.0,
+                "critique/recall": 0.0,
+                "refinement/fix_rate": 0.0,
+                "refinement/break_rate": 0.0,
+            },
+            None,
+        ),  # no fault to find
+        (
+            {
+                "critique/faulty": 1.0,
+                "critique/false_positive_rate": 0.9,
+                "refinement/break_rate": 0.9,
+            },
+            None,
+        ),  # no sound action
     ],
 )
 def test_first_weakness_is_found(changes: dict[str, float], weakness: int | None):
@@ -139,9 +173,9 @@ def test_first_weakness_is_found(changes: dict[str, float], weakness: int | None
     assert found is (None if weakness is None else summary.WEAKNESSES[weakness])
 
 
-def test_missing_ledger_is_refused(tmp_path: Path):
+def test_missing_critique_is_refused(tmp_path: Path):
     run = str(run_with(tmp_path, WELL).folder)
-    refused(agentrl("show", str(write_run(tmp_path / "bare")), "--ledger"), "'bare'")
-    refused(agentrl("show", run, "--ledger", "--step", "7"), "7")
+    refused(agentrl("show", str(write_run(tmp_path / "bare")), "--critique"), "'bare'")
+    refused(agentrl("show", run, "--critique", "--step", "7"), "7")
     for more in (["--lost"], ["--episode", "t"]):
-        refused(agentrl("show", run, "--ledger", *more), "--ledger")
+        refused(agentrl("show", run, "--critique", *more), "--critique")

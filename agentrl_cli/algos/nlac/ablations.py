@@ -1,85 +1,25 @@
-"""Ablations of NLAC.
+"""Ablations of NLAC that replace a part of the algorithm, as in arXiv 2512.04601.
 
-Three classes replace a part of the algorithm: NLACMonteCarlo, NLRL and NLACSelfDistillation, as in
-arXiv 2512.04601. The value of `algo.advanced.ablation` corrupts or removes a part. The other
-ablations of the paper are settings (k, m, replay, `improvement`). conf/experiment/ has presets.
+Smaller ones are classes in improve.py (`algo.advanced.ablation`) and settings (`num_forecasts`,
+`num_refinements`, `first_action`, `policy_target`).
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agentrl_cli.algos.base import Phase
 from agentrl_cli.algos.nlac.algorithm import NLAC
 from agentrl_cli.algos.nlac.diagnostics import drift, start_at
-from agentrl_cli.algos.nlac.improve import Ablation, TrainingTarget
-from agentrl_cli.algos.nlac.roles import Ids, Roles
+from agentrl_cli.algos.nlac.improve import TrainingTarget
+from agentrl_cli.algos.nlac.roles import Ids
 from agentrl_cli.algos.samples import TurnRef
 from agentrl_cli.algos.settings import NLACMonteCarloConfig, NLACSelfDistillationConfig, NLRLConfig
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
-
-# --- algo.advanced.ablation ---
-
-
-class ShuffledOutcomes(Ablation):
-    """Terminal targets state the end of another episode of the buffer."""
-
-    def outcome_of(self, episode: Episode, episodes: list[Episode], roles: Roles) -> Episode:
-        ended = [other for other in episodes if other.stop == "done"]
-        return random.Random(roles.seed("shuffle", episode.id)).choice(ended)
-
-
-class ShuffledCritiques(Ablation):
-    """Forecasts and critiques belong to other actions."""
-
-    def forecasts(self, texts: list[list[str]], roles: Roles) -> list[list[str]]:
-        random.Random(roles.seed("values")).shuffle(texts)
-        return texts
-
-    def critiques(self, texts: list[str], roles: Roles) -> list[str]:
-        random.Random(roles.seed("critiques")).shuffle(texts)
-        return texts
-
-
-class EmptyCritiques(Ablation):
-    """Forecasts do not count and the refiner reads empty critiques."""
-
-    needs_verdicts = False
-
-    def forecasts(self, texts: list[list[str]], roles: Roles) -> list[list[str]]:
-        return [[] for _ in texts]
-
-    def critiques(self, texts: list[str], roles: Roles) -> list[str]:
-        return ["" for _ in texts]
-
-
-class FrozenCritic(Ablation):
-    """The critic is never trained."""
-
-    trains_critic = False
-
-
-class Majority(Ablation):
-    """No critic: the policy trains on its most frequent action."""
-
-    uses_critic = False
-
-
-ABLATIONS: dict[str, type[Ablation]] = {
-    "none": Ablation,
-    "shuffled_outcomes": ShuffledOutcomes,
-    "shuffled_critiques": ShuffledCritiques,
-    "empty_critiques": EmptyCritiques,
-    "frozen_critic": FrozenCritic,
-    "majority": Majority,
-}
-
-# --- variants with another part ---
 
 
 @dataclass(kw_only=True)

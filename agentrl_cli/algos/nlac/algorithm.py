@@ -15,9 +15,9 @@ the interaction so far, and an action a is one turn of the agent. One update:
         a* ~ π^r(s, a, q)                      refined action, or the best of several
         L2 = -log π(a* | s)
 
-Three options extend the paper. The evaluator can also read forecasts of other actions (`compare`).
-The first updates can train the critic only (`critic_warmup`). A refined action can require the
-approval of its own critique (`gate`).
+Three options extend the paper. The evaluator can also read forecasts of other actions
+(`show_alternatives`). The first updates can train the critic only (`critic_warmup`). A refined
+action can require the approval of its own critique (`require_optimal`).
 
 roles.py has the roles and the backup, improve.py the improvement step, parse.py the parsers,
 diagnostics.py the measurements, ablations.py the ablations, algos/settings.py the settings.
@@ -36,7 +36,13 @@ from typing import Any
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
 from agentrl_cli.algos.losses import Loss, nll, with_kl
 from agentrl_cli.algos.nlac import diagnostics
-from agentrl_cli.algos.nlac.improve import Ablation, ActionSelector, Candidates, TrainingTarget
+from agentrl_cli.algos.nlac.improve import (
+    ABLATIONS,
+    Ablation,
+    ActionSelector,
+    Candidates,
+    TrainingTarget,
+)
 from agentrl_cli.algos.nlac.parse import RoleReport, require_parsable, role_reports
 from agentrl_cli.algos.nlac.roles import Ids, Roles, backup_targets, fill
 from agentrl_cli.algos.samples import TurnRef, all_turns, branches_sample, completion_sample
@@ -73,8 +79,6 @@ class NLAC(NLACConfig, Algorithm):
     @cached_property
     def ablation(self) -> Ablation:
         """The part of the algorithm that is changed on purpose; by default none."""
-        from agentrl_cli.algos.nlac.ablations import ABLATIONS  # which imports this module
-
         return ABLATIONS[self.advanced.ablation]()
 
     def models(self) -> dict[str, ModelSpec]:

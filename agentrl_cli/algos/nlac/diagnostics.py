@@ -211,8 +211,8 @@ def drift(context: Context, episodes: list[Episode]) -> dict[str, float]:
 def critique_accuracy(
     groups: Sequence[Candidates], selector: ActionSelector, rollouts: int
 ) -> dict[str, float]:
-    """Return metrics `ledger/…` of measured candidates (docs/metrics.md). An action is faulty if it
-    is measurably worse than the policy's other draws."""
+    """Return metrics `critique/…` and `refinement/…` of measured candidates (docs/metrics.md). An
+    action is faulty if it is measurably worse than the policy's other draws."""
 
     def is_faulty(group: Candidates, action: Candidate | None) -> bool:
         return action is not None and gap(group, action, rollouts) < 0

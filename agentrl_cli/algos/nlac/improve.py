@@ -4,19 +4,20 @@
 refines the first one. `ActionSelector.targets` selects what the policy trains on, by
 `algo.policy_target`:
 
-- `refinement`: the refined action (the paper's method).
-- `critique`: the candidate with the best critique (the paper's NLQL).
-- `choice`, best of n: the most likely candidate of π'(a|s) ∝ π(a|s) exp(V(a)/τ), which solves
+- `refined`: the refined action (the paper's method).
+- `best_critique`: the candidate with the best critique (the paper's NLQL).
+- `best_of_n`: the most likely candidate of π'(a|s) ∝ π(a|s) exp(V(a)/τ), which solves
   KL-regularized improvement (Peters et al. 2010; MPO, Abdolmaleki et al. 2018, eq. 4). π(a|s) is
   estimated by the number of draws. V is the value by forecasts, minus 1 if the critique calls the
   action not optimal.
-- `contrast`, advantage weighted: every candidate, weighted by V(a) - V(s). This is a policy
+- `advantage_weighted`: every candidate, weighted by V(a) - V(s). This is a policy
   gradient over turns (Williams 1992) with values from text.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -79,8 +80,8 @@ class Candidates:
 
 
 class Ablation:
-    """The parts of NLAC that an ablation can change. This class changes nothing; ablations.py has
-    one subclass per value of `algo.advanced.ablation`."""
+    """The parts of NLAC that an ablation can change. This class changes nothing.
+    `ABLATIONS` has one class per value of `algo.advanced.ablation`."""
 
     trains_critic = True  # False: no successor phase
     uses_critic = True  # False: candidates get no forecasts, critiques and refinements
@@ -97,6 +98,60 @@ class Ablation:
     def critiques(self, texts: list[str], roles: Roles) -> list[str]:
         """Return the critique that counts for each action."""
         return texts
+
+
+class ShuffledOutcomes(Ablation):
+    """Terminal targets state the end of another episode of the buffer."""
+
+    def outcome_of(self, episode: Episode, episodes: list[Episode], roles: Roles) -> Episode:
+        ended = [other for other in episodes if other.stop == "done"]
+        return random.Random(roles.seed("shuffle", episode.id)).choice(ended)
+
+
+class ShuffledCritiques(Ablation):
+    """Forecasts and critiques belong to other actions."""
+
+    def forecasts(self, texts: list[list[str]], roles: Roles) -> list[list[str]]:
+        random.Random(roles.seed("values")).shuffle(texts)
+        return texts
+
+    def critiques(self, texts: list[str], roles: Roles) -> list[str]:
+        random.Random(roles.seed("critiques")).shuffle(texts)
+        return texts
+
+
+class EmptyCritiques(Ablation):
+    """Forecasts do not count and the refiner reads empty critiques."""
+
+    needs_verdicts = False
+
+    def forecasts(self, texts: list[list[str]], roles: Roles) -> list[list[str]]:
+        return [[] for _ in texts]
+
+    def critiques(self, texts: list[str], roles: Roles) -> list[str]:
+        return ["" for _ in texts]
+
+
+class FrozenCritic(Ablation):
+    """The critic is never trained."""
+
+    trains_critic = False
+
+
+class Majority(Ablation):
+    """No critic: the policy trains on its most frequent action."""
+
+    uses_critic = False
+
+
+ABLATIONS: dict[str, type[Ablation]] = {
+    "none": Ablation,
+    "shuffled_outcomes": ShuffledOutcomes,
+    "shuffled_critiques": ShuffledCritiques,
+    "empty_critiques": EmptyCritiques,
+    "frozen_critic": FrozenCritic,
+    "majority": Majority,
+}
 
 
 @dataclass(frozen=True)
@@ -161,8 +216,8 @@ class ActionSelector:
         """Return the chain a_1 … a_{m+1} of each action, which comes with its forecasts.
 
         For i = 1 … m: d ~ M(s, a_i), q_i ~ E(s, a_i, d), a_{i+1} ~ π^r(s, a_1, q_1, …, a_i, q_i)
-        (arXiv 2512.04601). With `gate` the last action gets a critique, too. A chain is empty if
-        one of its critiques cannot be parsed.
+        (arXiv 2512.04601). With `require_optimal` the last action gets a critique, too. A
+        chain is empty if one of its critiques cannot be parsed.
         """
         settings, roles = self.settings, self.roles
         self.criticise(first)
@@ -200,7 +255,8 @@ class ActionSelector:
 
     def shown(self, group: Candidates, action: Candidate) -> Candidate:
         """Return a copy of a candidate with the texts that its critique reads: its first k
-        forecasts and, with `compare`, k of the other draws in turn (its own if there is none)."""
+        forecasts and, with `show_alternatives`, k of the other draws in turn (of its own if there
+        is no other)."""
         count = self.settings.num_forecasts
         rows = [a.forecasts for a in group.drawn if a is not action] or [action.forecasts]
         others = [text for column in zip_longest(*rows) for text in column if text is not None]

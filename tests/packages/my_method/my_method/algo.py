@@ -1,5 +1,5 @@
-"""REINFORCE with a group baseline: each turn is weighted by the reward of its episode minus the mean
-reward of the episodes of the same task."""
+"""REINFORCE with a group baseline: each turn is weighted by the reward of its episode minus the
+mean reward of the episodes of the same task."""
 
 from __future__ import annotations
 
