@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Message, Turn
 from agentrl_cli.rollout import chat_template
 from agentrl_cli.rollout.chat_template import Chat
+from tests.builders.errors import user_error
 from tests.builders.tiny_models import CHATML, tiny_tokenizer
 
 LLAMA = (
@@ -58,7 +58,7 @@ def test_date_in_a_template_is_constant():
 
 
 def test_tools_that_are_no_json_are_one_sentence(chat: Chat):
-    with pytest.raises(UserError, match="set"):
+    with user_error("invalid-tools", "set"):
         chat.start([Message("user", "Hi.")], [{"name": "find", "tags": {"a"}}])
 
 
@@ -84,44 +84,43 @@ def test_chatml_llama_and_mistral_templates_pass_the_check(chat, llama):
 
 @pytest.mark.parametrize("name", BAD)
 def test_template_that_rewrites_history_is_refused(name):
-    with pytest.raises(UserError, match=r"corrupt training: at token \d+ .*\['"):
+    with user_error("unstable-template"):
         Chat(tiny_tokenizer(BAD[name])).check()
 
 
 def test_template_without_closing_special_token_is_refused():
     plain = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
     prompt = plain + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
-    with pytest.raises(UserError, match="not a special token"):
+    with user_error("unsupported-template"):
         Chat(tiny_tokenizer(prompt))
 
 
 def test_template_with_another_prompt_header_is_refused():
     other = CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>\\n'")
-    with pytest.raises(UserError, match="prompts for it with"):
+    with user_error("unsupported-template", "<think>"):
         Chat(tiny_tokenizer(other))
 
 
 def test_refused_role_is_named():
     strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
-    with pytest.raises(UserError, match="refuses messages of system, user"):
+    with user_error("refused-messages", "system, user"):
         Chat(tiny_tokenizer(strict + CHATML)).check()
 
 
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
-        ("{{ 1/0 }}", "ZeroDivisionError: division by zero"),
-        ("{{ 1 + messages }}", "TypeError: unsupported operand"),
-        ("{{ messages.x.y }}", "UndefinedError: "),
-        ("{{ ''.join(messages) }}", "TypeError: sequence item 0"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: maximum recursion"),
-        ("{% break %}", "SyntaxError: 'break' outside loop"),
-        ("{% if %}", "TemplateSyntaxError: Expected an expression"),
-        (r"{{ '\ud800' }}", "UnicodeEncodeError: 'utf-8' codec can't encode"),
+        ("{{ 1/0 }}", "ZeroDivisionError"),
+        ("{{ 1 + messages }}", "TypeError"),
+        ("{{ messages.x.y }}", "UndefinedError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{% break %}", "SyntaxError"),
+        ("{% if %}", "TemplateSyntaxError"),
+        (r"{{ '\ud800' }}", "UnicodeEncodeError"),
     ],
 )
 def test_broken_template_is_refused_with_reason(part, reason):
-    with pytest.raises(UserError, match=rf"refuses messages of user.*\({reason}") as refused:
+    with user_error("refused-messages", reason) as refused:
         Chat(tiny_tokenizer(part + CHATML))
     assert "\n" not in str(refused.value)
 
@@ -146,7 +145,7 @@ def test_marks_that_a_template_writes_itself_are_text():
 def test_endless_template_is_refused(monkeypatch):
     monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 0.2)
     loop = "{% for i in range(99999) %}{% for j in range(99) %}x{% endfor %}{% endfor %}"
-    with pytest.raises(UserError, match=r"more than 0\.2 s"):
+    with user_error("slow-template", 0.2):
         Chat(tiny_tokenizer(loop + CHATML))
 
 
@@ -304,7 +303,7 @@ def test_answer_may_contain_thinking_and_tool_tokens():
         "m['content']", "m['content'].split('</think>')[-1]"
     )
     qwen.tokenizer.chat_template = stripping
-    with pytest.raises(UserError, match="corrupt training"):
+    with user_error("unstable-template"):
         Chat(qwen.tokenizer).check()
 
 

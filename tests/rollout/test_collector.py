@@ -2,10 +2,11 @@
 
 import pytest
 
-from agentrl_cli.core.errors import RunAborted, UserError
+from agentrl_cli.core.errors import RunAborted
 from agentrl_cli.core.types import Episode
 from agentrl_cli.rollout.collector import PlayCollector
 from agentrl_cli.rollout.play import check_failures
+from tests.builders.errors import user_error
 from tests.fakes.echo import CHAT, EchoEnv, random_sampler, script
 
 
@@ -63,6 +64,6 @@ def test_too_many_failures_stop_a_step():
 
 
 def test_group_larger_than_a_step_is_refused():
-    with pytest.raises(UserError, match="episodes_per_step 2"):
+    with user_error("group-too-large", 2, 3):
         collector(2, script(lambda prompt: "Hello.")).collect(0, 3)
     assert collector(8, script(lambda prompt: "Hello.")).count(3) == 6

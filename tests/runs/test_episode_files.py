@@ -13,6 +13,7 @@ from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.report.episode import find_episode, render
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.run import Run
+from tests.builders.errors import user_error
 
 
 def episode(name: str, *, won: bool = False, **info: Any) -> Episode:
@@ -77,7 +78,7 @@ def test_missing_index_skips_other_and_cut_lines(file: Path):
     episode_files.index_file(file).unlink()
     file.write_text('{"id": "broken\n' + file.read_text() + '{"id": "b-1", "ta')
     assert [entry.id for entry in episode_files.search(file, "b-")] == ["b-0"]
-    with pytest.raises(UserError, match="does not hold episodes"):
+    with user_error("not-episodes", file):
         list(episode_files.search(file))
 
 
