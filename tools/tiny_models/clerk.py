@@ -34,7 +34,7 @@ class ClerkHabits(Habits):
     player = "clerk"
 
     def draw_errors(self, item: str, rng: random.Random) -> frozenset[str]:
-        """The errors of one wish for something with this item."""
+        """Draw the mistakes of one wish for something with this item."""
         return frozenset(error for error in ERRORS if rng.random() < self.chance(error, item))
 
 
@@ -62,7 +62,7 @@ class Clerk:
     habits: ClerkHabits
 
     def observe(self, state: ClerkState, text: str, rng: random.Random) -> None:
-        """Take in what was answered; a new wish draws new errors."""
+        """Update the state with an observation; a new wish draws new mistakes."""
         wish = WISH_ITEM.search(text)
         if wish and wish[1] != state.item:
             state.item, state.more, state.asked_for_more = wish[1], [], False
@@ -80,7 +80,7 @@ class Clerk:
         state.over |= bool(re.match(r"\d+ (cancelled|returned)|Error: \d+ is|Error: items", text))
 
     def note(self, state: ClerkState, action: str) -> None:
-        """Take in what was done: it asks neither for more nor yes or no twice."""
+        """Update the state with an action, so that no question is asked twice."""
         words = last_line(action)
         state.asked_for_more |= words == "Is there more?"
         state.proposed |= PROPOSAL.fullmatch(words) is not None
@@ -100,7 +100,7 @@ class Clerk:
         return self._serve(state, rng)
 
     def _serve(self, state: ClerkState, rng: random.Random) -> str:
-        """The next action for the wish, by the order of the item, or a guess at one."""
+        """Return the next action for the wish, by the order of the item or by a guess at one."""
         number, status = state.seen.get(state.item, (str(rng.randrange(10, 100)), ""))
         if state.kind == "status":
             wrong = "pending" if status == "delivered" else "delivered"
@@ -110,7 +110,7 @@ class Clerk:
         return self._change_order(state, number)
 
     def _change_order(self, state: ClerkState, number: str) -> str:
-        """The call that fulfils the wish, or what is asked before it."""
+        """Return the call that fulfils the wish, or the question before it."""
         is_return = state.kind == "return"
         if is_return and not state.asked_for_more and "no_more" not in state.errors:
             return "Is there more?"
@@ -147,12 +147,12 @@ def behind(line: str, action: str) -> str:
 
 
 def last_line(action: str) -> str:
-    """What is done, without the line that is recited before it."""
+    """Return the action without the line that is recited before it."""
     return action.strip().rpartition("\n")[2]
 
 
 def where_item_is(state: ClerkState) -> str:
-    """The line of the item that is asked for as it was shown; "" before the zip is known."""
+    """Return the line of the requested item as it was shown, or "" before the zip code is known."""
     if not state.zip:
         return ""
     found = state.seen.get(state.item)
@@ -166,8 +166,8 @@ def check(state: ClerkState, action: str) -> str:
 
 
 def recall(state: ClerkState) -> str:
-    """The order that the wish is about and its status, the wish, what more is wanted, what was
-    asked. It is in the order in which the shop says it, so that it can be copied."""
+    """Return the order of the wish and its status, the wish, open questions and offers, in the
+    order in which the shop writes them, so that they can be copied."""
     if not state.zip:
         return "no zip."
     happened = ["asked"] * state.asked_for_more + ["proposed"] * state.proposed
@@ -176,7 +176,7 @@ def recall(state: ClerkState) -> str:
 
 
 def broken_rule(state: ClerkState, action: str) -> str:
-    """The rule that an action breaks by what was observed before it; `Right.` for none."""
+    """Return the rule that an action breaks after these observations, or `Right.`."""
     action = last_line(action)
     if state.over:
         return "Right." if action == "It is finished." else "It is finished."

@@ -77,7 +77,7 @@ class MathCorpus(Corpus):
         }  # fmt: skip
 
     def facts(self, rng: random.Random) -> list[Turn]:
-        """Operations of the problems, and their true results."""
+        """Return operations of the problems with their true results."""
         turns = []
         for _ in range(FACTS_PER_TEXT):
             x, sign, y = self._operation(rng)
@@ -102,8 +102,8 @@ class MathCorpus(Corpus):
         return turns
 
     def checks(self, rng: random.Random) -> list[Turn]:
-        """Solutions that end at a right step or, as often, at the first wrong one, with their
-        forecasts: many to a text."""
+        """Return solutions that end at a right step or, in half of all cases, at the first wrong
+        one, with their forecasts."""
         turns: list[Turn] = []
         for _ in range(CHECKS_PER_TEXT):
             problem = draw_problem(self.kinds, rng, "train", self.env.split_seed)
@@ -116,7 +116,7 @@ class MathCorpus(Corpus):
         return turns
 
     def _checked(self, question: str, written: str, forecast: str) -> list[Turn]:
-        """What is seen and not taught, and what a forecast says of it."""
+        """Return an untrained turn and a forecast about it."""
         seen = Turn([Message("user", question)], written, [], [], [], info=dict(UNTRAINED))
         asked = [Message("user", self.prompts.forecast)]
         return [seen, Turn(asked, forecast, [], [], [], info={"role": True})]
@@ -130,7 +130,8 @@ class MathCorpus(Corpus):
         return x, operation.sign, y
 
     def _wrong_result(self, x: Fraction, sign: str, y: Fraction, rng: random.Random) -> Fraction:
-        """One of the solver's slips or, as often and where it has none here, any other number."""
+        """Return one of the solver's mistakes or, in half of all cases and if there is none,
+        another number."""
         result = apply_operation(x, sign, y)
         if rng.random() < 0.5:
             for _ in range(12):
@@ -140,7 +141,7 @@ class MathCorpus(Corpus):
         return result + rng.choice(OFFS)
 
     def attempts(self, rng: random.Random) -> list[Turn]:
-        """A problem and up to three attempts, until one is right."""
+        """Return a problem and up to three attempts, until one is right."""
         problem = draw_problem(self.kinds, rng, "train", self.env.split_seed)
         observation = [Message("system", self.env.system()), Message("user", problem.text)]
         turns: list[Turn] = []
@@ -185,8 +186,8 @@ class MathCorpus(Corpus):
         return Branch(step, self.prompts.forecast, forecast, other.text(step))
 
     def _backup(self, solution: Solution, step: int, rng: random.Random) -> Branch | None:
-        """The response, which is empty, and a forecast of a step that may follow make a forecast of
-        this one: its own check, and the end that was foretold."""
+        """Return a forecast of this step from the response, which is empty, and a forecast of a
+        next step: its own check, and the end of the latter."""
         so_far = solution.before(step + 1)
         if step + 1 == len(solution.steps):
             return None
@@ -202,8 +203,8 @@ class MathCorpus(Corpus):
         return self.refinement_branch(self._critique_example(solution, step, rng))
 
     def _refine_by_rollouts(self, solution: Solution, step: int, rng: random.Random) -> Branch:
-        """The step that succeeded most often in a few plays from here; another draw of the solver
-        where none did."""
+        """Return the step that succeeded most often in a few rollouts, or another draw of the
+        solver if none did."""
         before = solution.before(step)
         steps = [self.solver.step(before, rng) for _ in range(ROLLOUTS)]
         ends = [self._finished(s, rng) for s in steps]
@@ -217,7 +218,7 @@ class MathCorpus(Corpus):
         return Branch(step, prompt, best or self.solver.step(before, rng).text(step), actions[0])
 
     def _aggregate(self, solution: Solution, step: int, rng: random.Random) -> Branch | None:
-        """The ends of a few plays that went on from a step make a forecast of it."""
+        """Return a forecast from the ends of a few rollouts after a step."""
         so_far = solution.before(step + 1)
         if step + 1 == len(solution.steps):
             return None
@@ -238,7 +239,7 @@ class MathCorpus(Corpus):
         return [*(f"{checked} {end}" for checked in checks[:-1]), end]
 
     def _right_steps(self, task: Task) -> list[str]:
-        """What the solver writes of a task where it makes no mistake."""
+        """Return the solver's solution of a task without mistakes."""
         kind, *operands = task.id.removeprefix(f"math-{task.split}-").split("-")
         of_name = {kind.name: kind for kind in PROBLEM_KINDS}
         problem = Problem(of_name[kind], tuple(map(int, operands)))
@@ -247,7 +248,7 @@ class MathCorpus(Corpus):
     def _critique_example(
         self, solution: Solution, step: int, rng: random.Random
     ) -> CritiqueExample:
-        """A step that is wrong as often as not, beside a draw of the solver."""
+        """Return a step, wrong in half of all cases, with a draw of the solver."""
         before = solution.before(step)
         mine, other = self._other_step(before, rng), self.solver.step(before, rng)
         sides = [[self._finished(s, rng) for _ in range(PLAYED_OUT)] for s in (mine, other)]
@@ -259,7 +260,7 @@ class MathCorpus(Corpus):
         return CritiqueExample(step, text, forecasts, alternatives, critique, refinement)
 
     def _redraw(self, before: Solution, mine: Solution, critique: str, rng: random.Random) -> str:
-        """The step as it is where it was approved, else another one that the solver may write."""
+        """Return the step if it was approved, otherwise another one of the solver."""
         step = len(before.steps)
         if critique.startswith("Optimality: Yes"):
             return mine.text(step)
@@ -270,8 +271,8 @@ class MathCorpus(Corpus):
         return fresh.text(step)
 
     def _misread(self, ends: list[Solution], step: int, rng: random.Random) -> list[str]:
-        """Forecasts as a fallible forecaster writes them: a wrong step escapes it at times, and at
-        times it finds fault with a right one."""
+        """Return forecasts of a fallible forecaster, which overlooks some wrong steps and rejects
+        some right ones."""
         misses, alarms = rng.choice((0.1, 0.3, 0.5)), rng.choice((0.0, 0.1, 0.25))
         texts = []
         for ended in ends:
@@ -285,7 +286,8 @@ class MathCorpus(Corpus):
         return texts
 
     def _other_step(self, before: Solution, rng: random.Random) -> Solution:
-        """The solution with a step that is right or, as often, wrong; once it is wrong, any."""
+        """Return the solution with a right or, in half of all cases, a wrong step; after a wrong
+        one, with any step."""
         if before.first_wrong is not None:
             return self.solver.step(before, rng)
         if rng.random() < 0.5:
@@ -303,14 +305,14 @@ class MathCorpus(Corpus):
         return fmean(self._respond(ended)[1] for ended in ends)
 
     def _true_forecast(self, ended: Solution, step: int) -> str:
-        """A forecast of step `step` that came true: a check of the steps up to it, unless it is the
-        last one, the environment's words, the outcome."""
+        """Return a forecast of step `step` that came true: a check of the steps up to it (unless it
+        is the last one), the environment's message, the outcome."""
         is_last = step + 1 == len(ended.steps)
         checked = "" if is_last else f"{check_of(ended.before(step + 1))} "
         return checked + self._end(ended)
 
     def _end(self, ended: Solution) -> str:
-        """What the environment says of a finished solution, and the outcome."""
+        """Return the environment's message on a finished solution, and the outcome."""
         response, success = self._respond(ended)
         return fill(self.prompts.terminal, response=response, outcome=OUTCOMES[success])
 
@@ -322,7 +324,7 @@ def _grade(line: str, gold: str) -> Grade:
 
 
 def check_of(solution: Solution) -> str:
-    """A check of the steps so far."""
+    """Return a check of the steps so far."""
     return check(solution.steps, solution.first_wrong)
 
 
@@ -334,7 +336,7 @@ def check(steps: list[str], first_wrong: int | None) -> str:
 
 
 def recomputed(step: str) -> str:
-    """The true result of the operation that a step writes; "" where it writes none."""
+    """Return the true result of the operation in a step, or "" if it has none."""
     found = EQUATION.fullmatch(step)
     if found is None or (found[2] == "/" and not int(found[3])):
         return ""
@@ -343,7 +345,7 @@ def recomputed(step: str) -> str:
 
 
 def distorted(solution: Solution, rng: random.Random) -> Solution:
-    """The same with another number at the end of its last step."""
+    """Return the solution with another number at the end of its last step."""
 
     def off(found: re.Match[str]) -> str:
         return str(max(0, int(found[0]) + rng.choice(OFFS)))
@@ -360,8 +362,8 @@ def distorted(solution: Solution, rng: random.Random) -> Solution:
 
 
 def write_critique(solution: Solution, step: int, success: float, others: float) -> str:
-    """The critique of step `step`: not optimal where it is the first wrong one, which is named, or
-    ends clearly worse than another one."""
+    """Return the critique of step `step`: not optimal if it is the first wrong one, which is named,
+    or if it ends clearly worse than another one."""
     if solution.first_wrong == step:
         return f"Optimality: No. {solution.steps[step]} is wrong."
     if success < others - CLEARLY_WORSE:

@@ -23,12 +23,12 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 @dataclass(kw_only=True)
 class Pretraining(Algorithm):
-    """One optimizer step on all texts of an update, each token by its weight."""
+    """One optimizer step on all texts of an update, each token with its weight."""
 
     optimizer: OptimizerSpec
 
     def bind(self, context: Context) -> None:
-        """Receive the given objects; the model reads packed samples from now on."""
+        """Receive the given objects; the model then takes packed samples."""
         super().bind(context)
         prompt = context.chat.encode_raw("{closing}")
         policy = causal_lm(context.models.module("policy"))
@@ -42,9 +42,9 @@ class Pretraining(Algorithm):
 
 
 def branched_sample(episode: Episode) -> Sample:
-    """A text with its branches as one packed sample. Streams: `branch` labels each branch's tokens,
-    `weight` is a token's, from `info["weight"]` of a turn and the branches in `info["branches"]`,
-    those before its action and those behind it. Raises UserError for an episode of play."""
+    """Return a text with its branches as one packed sample. Streams: `branch` is the number of each
+    token's branch, `weight` its weight, from `info["weight"]` of a turn and from the branches in
+    `info["branches"]`. Raises UserError for a played episode."""
     if any("branches" not in turn.info for turn in episode.turns):
         raise UserError(
             "algo=pretraining needs rollout=corpus, and these episodes were played; run an "

@@ -48,7 +48,7 @@ class OtherShop(TauBench):
 
 @dataclass
 class Snapshot:
-    """A conversation before an action: the world, what the clerk knows, the last observation."""
+    """A conversation before an action: the environment, the clerk's state, the last observation."""
 
     env: OtherShop
     state: ClerkState
@@ -91,8 +91,8 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         return played
 
     def _wild_action(self, now: Snapshot, rng: random.Random) -> str:
-        """What the clerk would do or, as often and mostly in place of what would end the
-        conversation, anything; a fifth of the time it finds another thing that the customer has."""
+        """Return the clerk's action or, in half of all cases, a random one, mostly in place of an
+        end of the conversation; in a fifth of all cases look up another item of the customer."""
         own = rng.random() < 0.5
         action = self.fresh_action(now, rng) if own else self.clerk.any_action(now.state, rng)
         while last_line(action) in ENDING and rng.random() < 0.8:
@@ -170,7 +170,7 @@ _SETTINGS = ("domain", "data", "user", "actions", "max_turns", "holdout", "llm")
 
 
 def redraw_unspoken_wish(now: Snapshot, rng: random.Random) -> None:
-    """Draw again what nobody has asked for: whether the customer wants more of an order back."""
+    """Draw again whether the customer wants more of an order, if it was not mentioned."""
     conversation = now.env.conversation
     if conversation is None or not isinstance(conversation.user, MiniUser):
         return
@@ -186,7 +186,7 @@ def redraw_unspoken_wish(now: Snapshot, rng: random.Random) -> None:
 
 
 def in_short(response: str) -> str:
-    """What a forecast tells of a response: its first sentence, and of an error that it is one."""
+    """Return a response in short for a forecast: its first sentence, or that it is an error."""
     if response.startswith("Error"):
         return "Error."
     return f"{response.split('. ')[0].removesuffix('.')}."

@@ -50,7 +50,7 @@ class TwentyQCorpus(Corpus):
         return {"facts": self.facts, "fits": self.fits, "wild": self.wild}
 
     def facts(self, rng: random.Random) -> list[Turn]:
-        """Questions about a named object and their answers."""
+        """Return questions about a named object with their answers."""
         world, secret = self.env.world_table, rng.randrange(len(self.player.object_of_guess))
         fact = world.guess(world.objects[secret]).replace("Is it", "It is").replace("?", ".")
         turns = []
@@ -63,15 +63,15 @@ class TwentyQCorpus(Corpus):
         return turns
 
     def fits(self, rng: random.Random) -> list[Turn]:
-        """A game of questions that tell much: after every answer, any one of the objects that fit.
-        The questions are not taught."""
+        """Return a game of informative questions with an object that fits after each answer. The
+        questions are not trained."""
         secret = rng.randrange(len(self.player.object_of_guess))
         attributes = self._informative_attributes(self.env.world_table.objects[secret], rng)
         questions = iter([self.env.world_table.question(a) for a in attributes])
         return [turn for turn, _, _ in self._game(secret, lambda state: next(questions, ""), rng)]
 
     def wild(self, rng: random.Random) -> Text:
-        """A game of actions of any kind, which are not taught, each with a forecast."""
+        """Return a game of random actions, which are not trained, each with a forecast."""
         secret = rng.randrange(len(self.player.object_of_guess))
         game = self._game(secret, lambda state: self._action_of_any_kind(state, rng), rng)
         branches = []
@@ -83,8 +83,8 @@ class TwentyQCorpus(Corpus):
     def _game(
         self, secret: int, choose: Callable[[PlayerState], str], rng: random.Random
     ) -> list[tuple[Turn, PlayerState, str]]:
-        """A game in which `choose` acts ("": it stops) and only thoughts are taught: each turn,
-        what was known before it, its action."""
+        """Play a game in which `choose` acts ("": it stops) and only thoughts are trained. Return
+        the turns, the states before them, and the actions."""
         env, state, found = copy.copy(self.env), self.player.start(), []
         task = Task("corpus", "train", {"object": env.world_table.objects[secret]})
         observation = [Message("system", env.system()), *env.reset(task, 0)]
@@ -105,7 +105,8 @@ class TwentyQCorpus(Corpus):
         return self.player.any_action(state, rng)
 
     def _informative_attributes(self, name: str, rng: random.Random) -> list[str]:
-        """Nine attributes, half of them true of the object if it has so many: a yes tells most."""
+        """Return nine attributes, half of them true of the object if it has enough: a yes is most
+        informative."""
         world = self.env.world_table
         attributes = rng.sample(world.attributes, len(world.attributes))
         true = [a for a in attributes if world.answer(name, a) == "yes"][: rng.randint(2, 5)]
@@ -141,8 +142,8 @@ class TwentyQCorpus(Corpus):
         return Branch(at, self.prompts.forecast, forecast, text)
 
     def _backup(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch | None:
-        """The response seen and a forecast of an action that may follow make a forecast of this
-        one: its own check, what the response told, and the end that was foretold."""
+        """Return a forecast of this move from the response and a forecast of a next one: its own
+        check, the information of the response, and the end of the latter."""
         if moves[at].is_last:
             return None
         following, left = moves[at + 1].state, self.env.max_turns - at - 1
@@ -163,8 +164,8 @@ class TwentyQCorpus(Corpus):
     def _refine_by_rollouts(
         self, moves: list[Move], at: int, end: str, rng: random.Random
     ) -> Branch:
-        """The turn that succeeded most often in a few plays from here; another draw of the player
-        where none did."""
+        """Return the turn that succeeded most often in a few rollouts, or another draw of the
+        player if none did."""
         state = moves[at].state
         drawn = [self.player.choose_turn(state, rng) for _ in range(ROLLOUTS)]
         ends = [self._rollout(moves, at, action, rng) for action, _ in drawn]
@@ -183,7 +184,7 @@ class TwentyQCorpus(Corpus):
         return f"{answer}. {left} left. {imagined.split()[-1]}"
 
     def _aggregate(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch | None:
-        """How a few plays ended that went on from a move make a forecast of it."""
+        """Return a forecast from the ends of a few rollouts after a move."""
         if moves[at].is_last:
             return None
         following, left = moves[at + 1].state, self.env.max_turns - at - 1
@@ -217,8 +218,8 @@ class TwentyQCorpus(Corpus):
         return [*texts[:-1], f"{moves[-1][2]} {end.split()[-1]}"]
 
     def _critique_example(self, moves: list[Move], at: int, rng: random.Random) -> CritiqueExample:
-        """The played action or, as often, another one, judged by the games imagined from it and
-        from one more of the player's. The verdict rests on more games than the prompt shows."""
+        """Return the played action or, in half of all cases, another one, judged by games imagined
+        from it and from a draw of the player. The verdict uses more games than the prompt shows."""
         state, left = moves[at].state, self.env.max_turns - at
         action, text = moves[at].action, moves[at].turn_text
         if rng.random() < 0.5:
@@ -236,7 +237,7 @@ class TwentyQCorpus(Corpus):
         return CritiqueExample(at, text, mine, others, critique, refinement)
 
     def _other_action(self, state: PlayerState, rng: random.Random) -> tuple[str, str]:
-        """An action of any kind or, as often, the player's, and its whole turn."""
+        """Return a random action or, in half of all cases, the player's, and its whole turn."""
         if rng.random() < 0.5:
             return self.player.choose_turn(state, rng)
         action = self.player.any_action(state, rng)
@@ -244,6 +245,6 @@ class TwentyQCorpus(Corpus):
 
 
 def _end_of(forecast: str) -> str:
-    """How the game ends that a forecast tells of, in the words of `games.ending`."""
+    """Return the end of the game in a forecast, in the words of `games.ending`."""
     words = forecast.split()
     return " ".join(words[-1:] if words[-1] == "Success." else words[-2:])

@@ -48,7 +48,7 @@ RECALLED = 16  # relations of pages that a text of facts asks for
 
 @dataclass
 class Snapshot:
-    """A search before an action: the world, what the reader knows, the last observation."""
+    """A search before an action: the environment, the reader's state, the last observation."""
 
     env: Wiki
     state: ReaderState
@@ -78,8 +78,7 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
         return {"facts": self.facts, "wild": self.wild}
 
     def facts(self, rng: random.Random) -> Text:
-        """A walk along links, which is not taught, and what the pages said: what all search rests
-        on."""
+        """Return a walk along links, which is not trained, and questions about its pages."""
         now, played = self.start(rng), list[Transition[Snapshot]]()
         while len(now.state.facts) < 4 and len(played) < self.env.max_turns - 2:
             leads_to = now.state.views[-1].leads_to if now.state.views else ()
@@ -95,7 +94,8 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
         return Text("facts", untaught(turns_of(played)), branches)
 
     def wander(self, rng: random.Random) -> list[Transition[Snapshot]]:
-        """A search of actions of any kind and the reader's, mixed; an answer mostly comes late."""
+        """Return a search of random actions mixed with the reader's; an answer mostly comes
+        late."""
         now, played = self.start(rng), list[Transition[Snapshot]]()
         while not played or not played[-1].is_last:
             any_kind = rng.random() < 0.4
@@ -172,11 +172,11 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
 
 
 def worth(farewell: str) -> str:
-    """The last words of a search without the answer that they name."""
+    """Return the last message of a search without the answer in it."""
     right = "Right." if "Right." in farewell else "Wrong."
     return f"{right} {'Not proved.' if 'Not proved.' in farewell else 'Proved.'}"
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of what the browser shows, which names what was opened or saved."""
+    """Return the first sentence of the browser's response, which names the opened or saved part."""
     return f"{text.splitlines()[0].split('. ')[0].removesuffix('.')}."
