@@ -32,7 +32,7 @@ MORE = {  # as the defaults have it, where the builder's settings have it otherw
         "algo.separate_critic=true",
         "algo.policy_target=best_of_n",
         "algo.require_optimal=false",
-    ),
+    )
 }
 OFTEN = ("save_interval_minutes=1e-9", "save_every=2")
 CHANGES = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")

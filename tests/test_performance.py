@@ -12,13 +12,11 @@ import pytest
 
 from agentrl_cli.core.types import Episode
 from bench.measures.logprobs import ModelForward, peak
-from bench.measures.training import cut_into_turns
 from bench.measures.workload import LORA, QUICK, Ours, Updates, write_model
 from bench.peers.environments import SIDES, PeerError, launch
 from bench.performance import FIGURES, Bench, worse
 from tests.paths import ROOT
 
-PAGE = (ROOT / "docs" / "performance.md").read_text()
 ECHO = "from serve import serve; serve({'double': lambda seconds: {'seconds': 2 * seconds}})"
 PEERS = {name for name in FIGURES if "_vs_" in name}
 
@@ -79,11 +77,6 @@ def test_chunked_logprobs_are_equal_and_smaller(monkeypatch):
     reader = ModelForward(vocabulary=5000, tokens=64, width=128)
     assert reader.chunked().tolist() == pytest.approx(reader.plain().tolist(), abs=1e-5)
     assert peak(reader.chunked) < 0.9 * peak(reader.plain)
-
-
-def test_same_tokens_in_few_and_many_turns(tmp_path: Path):
-    for turns in (2, 4):
-        assert cut_into_turns(tmp_path, turns, tokens=200, base=QUICK)() > 0
 
 
 def test_peer_answers_or_reports_its_error(tmp_path: Path):

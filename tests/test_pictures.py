@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from agentrl_cli.core.types import Episode, Message
-from agentrl_cli.runs import episode_files
-from tests.builders.report import episode, write_run
+from tests.builders.report import episode
 from tests.paths import ROOT
 
 pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib (extra: report)")
@@ -50,17 +48,6 @@ def test_every_run_has_a_curve():
             assert len(row["success"]) == len(row["episodes"]) == len(row["seconds"])
 
 
-def test_panel_has_every_seed():
-    rows = [
-        {"algo": "grpo", "seed": s, "success": [0.2, 0.5], "seconds": [0, 7], "episodes": [0, 9]}
-        for s in (0, 1)
-    ]
-    drawn = pictures.panel(rows, "an environment", "seconds")
-    assert [list(line.xs) for line in drawn.curves["grpo"]] == [[0, 7], [0, 7]]
-    assert [list(line.ys) for line in drawn.curves["grpo"]] == [[0.2, 0.5], [0.2, 0.5]]
-    assert "seconds" in drawn.x_label and drawn.is_logarithmic
-
-
 def test_picture_shows_the_critic():
     shown = texts(pictures.picture(judged(), "nlac, seed 3"))
     assert any("it is: cat" in text and "nlac, seed 3" in text for text in shown)
@@ -68,21 +55,6 @@ def test_picture_shows_the_critic():
     assert "Optimality: No. It tells <little>." in shown
     assert shown.count("Maybe a cat. Is it small?") == 3  # a refinement where the critique says No
     assert shown[-1] == "You win."
-
-
-def test_picked_episode_has_both_verdicts(tmp_path: Path):
-    run = write_run(tmp_path / "nlac-s0", algo="nlac")
-    lost, half = judged(), judged()
-    lost.turns[-1].info["success"] = False
-    del half.turns[1].info["critic"]
-    found = [episode("dog", 0, 1), lost, half, judged()]
-    for number, one in enumerate(found):
-        one.id = f"e{number}"
-    episode_files.write(run / "episodes" / "eval-000020.jsonl", found)
-    assert pictures.pick(run).id == "e3"
-    episode_files.write(run / "episodes" / "eval-000020.jsonl", found[:3])
-    with pytest.raises(SystemExit):
-        pictures.pick(run)
 
 
 def judged() -> Episode:

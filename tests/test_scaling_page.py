@@ -1,5 +1,5 @@
-"""docs/scaling.md and its scripts: the plans are the planner's, and the scripts for Slurm start and
-resume what they say, among programs that only write down how they were called."""
+"""docs/scaling.md shows the plans of the planner; the scripts for Slurm start and resume runs. Their
+programs are fakes that record their arguments."""
 
 from __future__ import annotations
 

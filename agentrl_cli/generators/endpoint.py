@@ -65,7 +65,7 @@ def wait_for(call: Coroutine[Any, Any, Any], seconds: float | None = None) -> An
 def checked_address(url: str, key: str, remedy: str) -> SplitResult:
     """Return the parts of an address in the configuration.
 
-    Raises UserError if it is malformed or holds a user; `remedy` tells where a key belongs. The
+    Raises UserError if it is malformed or holds a user; `remedy` is the place for a key. The
     address is not shown, because an invalid port may be a password.
     """
     try:

@@ -116,7 +116,6 @@ class TreeSearch(Generator):
         self.inner.load(model, version, path)
 
     def _choose(self, tree: Tree) -> list[Node]:
-        """Remove the nodes to expand next from the open ones."""
         ranked = sorted(tree.open, key=lambda node: node.value, reverse=True)
         if self.order == "beam":
             tree.open = []

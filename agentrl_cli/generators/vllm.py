@@ -14,7 +14,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -98,7 +98,7 @@ class VLLMGenerator(Generator):
     fleet: Fleet | None = field(default=None, init=False, repr=False)
     loaded: dict[str, Adapter] = field(default_factory=dict, init=False, repr=False)  # by model
     unchecked: set[Adapter] = field(default_factory=set, init=False, repr=False)
-    meter: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    meter: defaultdict[str, float] = field(init=False, repr=False)
     pulling: Any = field(default_factory=Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -108,6 +108,7 @@ class VLLMGenerator(Generator):
                 line = f"hardware.generator.urls holds '{url}'"
                 line += "; give addresses such as http://127.0.0.1:8000"
                 raise UserError(line, code="invalid-address")
+        self.meter = defaultdict(float)
         self.urls = [url.rstrip("/").removesuffix("/v1") for url in self.urls]
         if self.models.config.lora is None:
             line = "hardware=vllm sends LoRA adapters to its servers, and model.lora is null; give"
@@ -175,7 +176,7 @@ class VLLMGenerator(Generator):
         if self.fleet:
             found["generator/retries"] = float(self.fleet.retried)
             self.fleet.retried = 0
-        self.meter = {"loads": 0.0}
+        self.meter = defaultdict(float, loads=0.0)
         return found
 
     def close(self) -> None:
@@ -233,8 +234,9 @@ class VLLMGenerator(Generator):
                 return old
             began, fleet = time.perf_counter(), self._connected()
             fingerprint = self.models.fingerprint(model)
-            folder = fleet.new_folder(f"{model}-v{version}-{fingerprint}")
-            new = Adapter(name=folder.name, folder=folder, version=version, fingerprint=fingerprint)
+            name = f"{fleet.folder.name}-{next(fleet.numbers)}-{model}-v{version}-{fingerprint}"
+            folder = fleet.folder / name
+            new = Adapter(name=name, folder=folder, version=version, fingerprint=fingerprint)
             try:
                 self.models.save_adapter(model, folder)
                 wait_for(fleet.exchange(new, old))
@@ -246,9 +248,8 @@ class VLLMGenerator(Generator):
                 shutil.rmtree(old.folder, ignore_errors=True)
             self.loaded[model] = new
             self.unchecked.add(new)
-            seconds = time.perf_counter() - began
-            for key, value in {"loads": 1.0, "sync_seconds": seconds}.items():
-                self.meter[key] = self.meter.get(key, 0.0) + value
+            self.meter["loads"] += 1.0
+            self.meter["sync_seconds"] += time.perf_counter() - began
             return new
 
     def _check_gap(
@@ -271,7 +272,7 @@ class VLLMGenerator(Generator):
         self.unchecked.discard(adapter)
         gap, limit = sum(gaps) / len(gaps), self.max_logp_diff
         for key, value in {"logp_diff_mean": gap, "logp_diff_max": max(gaps)}.items():
-            self.meter[key] = max(value, self.meter.get(key, 0.0))
+            self.meter[key] = max(value, self.meter[key])
         if limit is not None and not gap <= limit:
             line = f"log-probs of '{model}' differ by {gap:.2g} nats a token between the server"
             line += f" and '{self.models.config.path}' here (limit {limit:g}); serve that model"
@@ -329,10 +330,6 @@ class Fleet:
         echo(f"starting a vLLM server at {process.url}", err=True)
         process.wait_until_ready()
         return process
-
-    def new_folder(self, name: str) -> Path:
-        """Return a new folder name for an adapter."""
-        return self.folder / f"{self.folder.name}-{next(self.numbers)}-{name}"
 
     def close(self) -> None:
         """End a server that was started here, unload adapters from others, remove the folder."""

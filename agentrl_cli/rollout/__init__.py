@@ -1,5 +1,5 @@
-"""How episodes come to be: play, the chat template, replay, demonstrations. The public names are
-those of __init__.pyi; each is imported when it is first asked for."""
+"""Episodes: play, the chat template, the replay buffer, demonstrations. The public names in
+__init__.pyi are imported at their first use."""
 
 import lazy_loader
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import ceil
 from queue import SimpleQueue
@@ -170,10 +171,9 @@ class ActorPool(Actors):
     """The actors of a connected cluster.
 
     Each plays a part of a request at a time: an even slice, or `max_concurrent_episodes` if that
-    is less.
-    The episodes of a lost actor are recorded as failed, and a new actor replaces it. Up to step
-    `steps`, the next step's episodes begin before the current ones are learned from, if `staleness`
-    allows it. `version` counts changes of the policy, and `pack` returns its current weights.
+    is less. The episodes of a lost actor are recorded as failed, and a new actor replaces it. Up to
+    step `steps`, the next step's episodes begin before the current ones are learned from, if
+    `staleness` allows it. `version` counts changes of the policy, and `pack` returns its weights.
     """
 
     cluster: Cluster
@@ -250,11 +250,9 @@ class ActorPool(Actors):
             return {}
         ahead = None
         if self.ahead is not None:
-            try:
+            with suppress(Exception):
                 rows = [episode.to_json() for episode in self.ahead.episodes()]
                 ahead = {"step": self.ahead.step, "version": self.ahead.version, "episodes": rows}
-            except Exception:
-                ahead = None
         return {"version": self.last_version, "ahead": ahead}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -85,10 +85,11 @@ class ReplayBuffer:
         if there are `n` turns of positive weight, and with replacement otherwise. Turns of weight 0
         are sampled only if all weights are 0. Raises ValueError on an empty buffer.
         """
-        self._require_episodes()
         rows, rng = self._priorities.items(), random.Random(seed)
         every = {TurnKey(name, i): p**exponent for name, row in rows for i, p in enumerate(row)}
         weights = {key: w for key, w in every.items() if w > 0} or dict.fromkeys(every, 1.0)
+        if not weights:
+            raise ValueError("the buffer is empty")
         if n > len(weights):
             return rng.choices(list(weights), list(weights.values()), k=n)
         arrivals = {key: -math.log(1.0 - rng.random()) / w for key, w in weights.items()}
@@ -96,13 +97,10 @@ class ReplayBuffer:
 
     def sample_episodes(self, n: int, seed: int) -> list[Episode]:
         """Sample `n` different episodes, or all if there are fewer. ValueError if it is empty."""
-        self._require_episodes()
         stored = self.episodes()
+        if not stored:
+            raise ValueError("the buffer is empty")
         return random.Random(seed).sample(stored, min(n, len(stored)))
-
-    def _require_episodes(self) -> None:
-        if not self._episodes:
-            raise ValueError("the buffer is empty; nothing can be sampled from it")
 
     def priority(self, key: TurnKey) -> float:
         """Return the priority of a turn."""

@@ -47,13 +47,11 @@ def write(file: Path, episodes: list[Episode]) -> None:
 
 
 def remove(file: Path) -> None:
-    """Delete an episode file and its index."""
     index_file(file).unlink(missing_ok=True)
     file.unlink()
 
 
 def index_file(file: Path) -> Path:
-    """Return the index of an episode file."""
     return file.with_suffix(".index.json")
 
 
@@ -66,7 +64,6 @@ def search(file: Path, ref: str = "") -> Iterator[EpisodeEntry]:
 
 
 def count(file: Path) -> int:
-    """Return the number of episodes in a file."""
     index = _read_index(file)
     return files.count_lines(file) if index is None else len(index)
 

@@ -34,7 +34,6 @@ def folders_of_runs(root: Path) -> dict[Path, int]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is a run."""
     return files.is_folder(folder) and (folder / "meta.json").is_file()
 
 

@@ -38,7 +38,6 @@ HIDDEN_METRICS = "*/*_to_success"
 TAGS = ("algo", "env", "model", "hardware")  # groups with options that tag a run in W&B
 SWEEP_FOLDER = ".multirun"  # next to the runs of a sweep
 EXTRAS = ("tensorboard", "mlflow")  # trackers that are extras of this package
-ARTIFACTS = ("model", "report")  # that W&B can receive at the end
 Writer = Callable[[Path], object]
 COLUMNS = (  # of the table of episodes, which has one row per turn
     "step", "episode", "task", "success", "stop", "turn", "observation", "action", "reward",
@@ -108,12 +107,12 @@ class Fallible(Logger):
 class TrackerLogger(Fallible):
     """Log metrics and the configuration to a tracker of Accelerate. Only `start` can stop a run."""
 
-    tracker: Annotated[str, Field(description="name of the tracker in Accelerate")]
+    tracker: Annotated[str, Field(description="Name of the tracker in Accelerate.")]
     options: Annotated[
         dict[str, Any],
         Field(
-            description="arguments of its class in accelerate.tracking; {run} is the run's name, "
-            "{folder} its folder"
+            description="Arguments of its class in accelerate.tracking; {run} is the run's name, "
+            "{folder} its folder."
         ),
     ]
     client: Any = field(default=None, init=False)
@@ -122,7 +121,11 @@ class TrackerLogger(Fallible):
         """Open the tracker. Raises UserError if it is not installed or fails to open."""
         from omegaconf import OmegaConf
 
-        options = {key: _filled(value, run) for key, value in self.options.items()}
+        options = dict(self.options)
+        for key, value in options.items():
+            if isinstance(value, str):
+                filled = value.replace("{run}", run.name).replace("{folder}", str(run.folder))
+                options[key] = filled
         if self.tracker == "mlflow":  # a resumed run keeps the id from MLflow
             options["run_id"] = run.meta.get("mlflow_id")
         flat = files.flatten(OmegaConf.to_container(cfg, resolve=True))
@@ -140,11 +143,9 @@ class TrackerLogger(Fallible):
             run.update_meta(mlflow_id=self.client.tracker.info.run_id)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Log to the tracker."""
         self._try(partial(self.client.log, metrics, step=step), self.tracker)
 
     def finish(self, status: str) -> None:
-        """Close the tracker."""
         self._try(self.client.finish, self.tracker)
 
 
@@ -158,15 +159,16 @@ class WandbLogger(Fallible):
     `writers` create the artifacts, each in a new folder.
     """
 
-    project: Annotated[str, Field(description="project in W&B")]
-    entity: Annotated[str | None, Field(description="user or team; null: the default one")]
+    project: Annotated[str, Field(description="Project in W&B.")]
+    entity: Annotated[str | None, Field(description="User or team. null: the default one.")]
     mode: Annotated[
-        Literal["online", "offline"] | None, Field(description="null: follow WANDB_MODE")
+        Literal["online", "offline"] | None, Field(description="null: follow WANDB_MODE.")
     ]
-    rows: Annotated[int, Field(description="episodes of each file in the table of turns")]
-    timeout: Annotated[float, Field(gt=0, description="seconds to wait for W&B")]
+    rows: Annotated[int, Field(description="Episodes of each file in the table of turns.")]
+    timeout: Annotated[float, Field(gt=0, description="Seconds to wait for W&B.")]
     artifacts: Annotated[
-        list[str], Field(description="uploaded at the end of a completed run: model, report")
+        list[Literal["model", "report"]],
+        Field(description="Uploaded at the end of a completed run: model, report."),
     ] = field(default_factory=list)
     client: Any = field(default=None, init=False)
     run: Run | None = field(default=None, init=False)
@@ -176,7 +178,10 @@ class WandbLogger(Fallible):
         """Open the page of the run. Raises UserError if W&B refuses."""
         import wandb
 
-        validate_artifacts(self.artifacts)
+        if "report" in self.artifacts and not all(map(find_spec, ("matplotlib", "jinja2"))):
+            line = "the artifact 'report' needs matplotlib and jinja2"
+            remedy = "pip install 'agentrl-cli[report]', or leave it out of logger.artifacts"
+            raise UserError(f"{line}; {remedy}", code="missing-package")
         self.run = run
         began = time.monotonic()
         try:
@@ -267,17 +272,6 @@ class WandbLogger(Fallible):
             echo(f"wandb does not get the {name} ({_first_line(error)})", err=True)
 
 
-def validate_artifacts(names: list[str]) -> None:
-    """Raise UserError for unknown artifacts and for a report without its packages."""
-    if wrong := [name for name in names if name not in ARTIFACTS]:
-        line = f"logger.artifacts has '{wrong[0]}'; there is {', '.join(ARTIFACTS)}"
-        raise UserError(line, code="unknown-artifact")
-    if "report" in names and not all(map(find_spec, ("matplotlib", "jinja2"))):
-        line = "the artifact 'report' needs matplotlib and jinja2"
-        remedy = "pip install 'agentrl-cli[report]', or leave it out of logger.artifacts"
-        raise UserError(f"{line}; {remedy}", code="missing-package")
-
-
 def tracker_class(name: str) -> type[GeneralTracker]:
     """Return a tracker of Accelerate. Raises UserError if it is unknown or not installed."""
     from accelerate.state import PartialState
@@ -344,12 +338,6 @@ def _cells(turn: Turn) -> list[Any]:
     critic = turn.info.get("critic")
     critique = critic.get("critique") if isinstance(critic, dict) else None
     return [seen, turn.action, turn.reward, *numbers, critique]
-
-
-def _filled(value: Any, run: Run) -> Any:
-    if not isinstance(value, str):
-        return value
-    return value.replace("{run}", run.name).replace("{folder}", str(run.folder))
 
 
 def _first_line(error: Exception) -> str:

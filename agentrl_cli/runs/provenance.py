@@ -34,13 +34,9 @@ def facts() -> dict[str, Any]:
 def code() -> dict[str, Any]:
     """Return the states of this package (`git`) and of the `working_folder`, in which a user's own
     code lies."""
-    return {"git": git_state(), "working_folder": working_folder()}
-
-
-def git_state() -> dict[str, Any] | None:
-    """Return the commit and whether tracked files differ from it, None without a checkout."""
     root = Path(__file__).parents[2]
-    return _state(root) if (root / ".git").exists() else None
+    git = _state(root) if (root / ".git").exists() else None  # None without a checkout
+    return {"git": git, "working_folder": working_folder()}
 
 
 def working_folder() -> dict[str, Any]:

@@ -110,7 +110,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of the folder."""
         return self.folder.resolve().name
 
     @property
@@ -128,32 +127,26 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run reached its planned end."""
         return self.meta["status"] == "done"
 
     @property
     def config_file(self) -> Path:
-        """The stored configuration, for `agentrl train --config`."""
         return self.folder / "config.yaml"
 
     @property
     def metrics_file(self) -> Path:
-        """The file of metrics, one line per call of `log`."""
         return self.folder / "metrics.jsonl"
 
     @property
     def has_metrics(self) -> bool:
-        """Whether any metrics were logged."""
         return files.count_lines(self.metrics_file) > 0
 
     def attach(self, loggers: list[Logger], cfg: DictConfig) -> None:
-        """Start the loggers."""
         self.loggers = loggers
         for logger in loggers:
             logger.start(self, cfg)
 
     def update_meta(self, **facts: Any) -> None:
-        """Set entries of meta.json."""
         self.meta |= facts
         with files.explain_write_errors(self.folder):
             files.write_json(self.folder / "meta.json", self.meta)
@@ -235,7 +228,6 @@ class Run:
                 logger.finish(status)
 
     def append_log(self, text: str) -> None:
-        """Append to log.txt."""
         with files.explain_write_errors(self.folder), (self.folder / "log.txt").open("a") as file:
             file.write(text.rstrip("\n") + "\n")
 

@@ -12,7 +12,7 @@ from tests.fakes.fork import ForkEnv
 
 
 @pytest.mark.parametrize(("first", "right"), [("even", True), ("odd", False)])
-def test_the_first_turn_decides_and_coins_follow_the_seed_alone(first: str, right: bool):
+def test_first_turn_decides_and_seed_sets_coins(first: str, right: bool):
     world = ForkEnv(turns=3, coin=0.5)
     world.reset(world.tasks("train")[0], 7)
     steps = [world.step(first), world.step("x"), world.step("yy")]

@@ -98,9 +98,7 @@ def test_a_slow_wandb_gets_the_run(tmp_path: Path, account: pytest.MonkeyPatch):
     assert OFFLINE not in slow.said and has_metrics(slow.server)
 
 
-def test_refused_run_is_logged_offline_and_sent(
-    failed: dict[str, Trained],
-):
+def test_refused_run_is_logged_offline_and_sent(failed: dict[str, Trained]):
     said = failed["refuses"].said
     assert OFFLINE in said.splitlines()
     with served() as server:

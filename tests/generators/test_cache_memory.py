@@ -126,17 +126,6 @@ def test_sequence_that_cannot_fit_is_refused(weights):
     assert refused.value.code == "cache-too-small"
     with pytest.raises(UserError, match="52 tokens"):
         engine.generate([[5] * 41], [0], SAMPLED)
-    with pytest.raises(UserError, match="cache_mib is 0"):
-        limited(weights, 0)
-
-
-def test_columns_of_a_head_are_contiguous():
-    states = torch.randn(3, 2, 5, 4)  # [rows, heads, tokens, size]
-    layer = BatchLayer(None, None, 0)
-    layer.update(states[:, :, :3], states[:, :, :3])
-    keys, values = layer.update(states[:, :, 3:], states[:, :, 3:])
-    assert torch.equal(keys, states) and torch.equal(values, states)
-    assert all(head.is_contiguous() for part in (keys, values) for row in part for head in row)
 
 
 class AllAtOnce(HFGenerator):

@@ -232,10 +232,7 @@ def test_search_needs_a_critic(run, tmp_path: Path):
             "LoRA",
         ),
         (lambda: load(run.config_file, ["env=twentyq"]), "env=twentyq"),
-        (
-            lambda: check(load(run.config_file, ["search.order=deep", "search=tot"])),
-            "search.order",
-        ),
+        (lambda: check(load(run.config_file, ["search.order=deep", "search=tot"])), "search.order"),
     ):
         with pytest.raises(UserError, match=key):
             refused()

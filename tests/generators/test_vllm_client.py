@@ -177,14 +177,6 @@ def test_invalid_addresses_are_refused(models: ModelSet, url: str, code: str):
     assert refused.value.code == code and "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"requests": 0}, {"timeout": 0}, {"retries": -1}, {"max_logp_diff": 0}]
-)
-def test_invalid_settings_are_refused(models: ModelSet, wrong: dict[str, float]):
-    with pytest.raises(UserError, match=next(iter(wrong))):
-        generator(models, NOBODY, **wrong)
-
-
 def test_full_weights_and_empty_prompts_are_refused(model_folder: Path, models: ModelSet):
     with pytest.raises(UserError) as refused:
         generator(build(model_folder))

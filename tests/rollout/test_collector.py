@@ -2,10 +2,11 @@
 
 import pytest
 
-from agentrl_cli.core.errors import RunAborted, UserError
+from agentrl_cli.core.errors import RunAborted
 from agentrl_cli.core.types import Episode
 from agentrl_cli.rollout.collector import PlayCollector
 from agentrl_cli.rollout.play import check_failures
+from tests.builders.errors import user_error
 from tests.fakes.echo import CHAT, EchoEnv, random_sampler, script
 
 
@@ -35,7 +36,7 @@ def test_every_task_is_visited_before_any_is_repeated():
         assert seen[:5] != seen[5:10]
 
 
-def test_a_step_is_a_function_of_seed_and_step(sampler):
+def test_step_depends_on_seed_and_number(sampler):
     first = collector(4, sampler).collect(3, 2)
     other = collector(4, sampler)
     other.collect(0, 2)
@@ -43,7 +44,7 @@ def test_a_step_is_a_function_of_seed_and_step(sampler):
     assert [e.turns for e in again] == [e.turns for e in first]
 
 
-def test_groups_share_a_task_and_ids_and_seeds_are_unique(sampler):
+def test_groups_share_a_task_with_unique_seeds(sampler):
     episodes = collector(21, sampler).collect(12, 3)
     assert len({e.id for e in episodes}) == len({e.seed for e in episodes}) == 21
     assert episodes[10].id == "s000012-t03-g1" and episodes[10].group == "s000012-t03"
@@ -51,7 +52,7 @@ def test_groups_share_a_task_and_ids_and_seeds_are_unique(sampler):
     assert all(groups[e.group] == e.task.id and e.policy_version == 41 for e in episodes)
 
 
-def test_a_step_in_which_more_than_a_fifth_failed_says_why():
+def test_too_many_failures_stop_a_step():
     with pytest.raises(RunAborted, match=r"1 of 2 episodes failed, 1 .* broken at 1"):
         collector(2, script(lambda prompt: "Hello."), fails_at=1).collect(0, 1)
     task = EchoEnv().tasks("train")[0]
@@ -62,18 +63,7 @@ def test_a_step_in_which_more_than_a_fifth_failed_says_why():
         check_failures([fine] * 3 + [broken])
 
 
-def test_no_more_is_played_once_too_many_have_failed():
-    asked = []
-    speaker = script(lambda prompt: asked.append(prompt) or "Hello.")
-    with pytest.raises(RunAborted, match="3 of 10 episodes failed"):
-        collector(10, speaker, fails_at=1).collect(0, 1)
-    assert len(asked) == 10
-    with pytest.raises(RunAborted, match="3 of 10"):
-        collector(10, speaker, fails_at=0).collect(0, 1)
-    assert len(asked) == 10
-
-
-def test_a_group_larger_than_a_step_is_refused_with_both_numbers():
-    with pytest.raises(UserError, match="episodes_per_step 2"):
+def test_group_larger_than_a_step_is_refused():
+    with user_error("group-too-large", 2, 3):
         collector(2, script(lambda prompt: "Hello.")).collect(0, 3)
     assert collector(8, script(lambda prompt: "Hello.")).count(3) == 6

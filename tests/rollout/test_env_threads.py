@@ -27,7 +27,7 @@ def roll_in(make_env, begin, generator, **how):
     return play(begin, make_env, CHAT, generator, SAMPLING, max_seq_len=500, **how)
 
 
-def test_where_no_thread_can_be_started_the_run_stops_with_the_key(monkeypatch, sampler):
+def test_missing_threads_stop_the_run(monkeypatch, sampler):
     def none() -> None:
         raise RuntimeError("can't start new thread")
 
@@ -52,7 +52,7 @@ class Meeting(EchoEnv):
 
 
 @pytest.mark.parametrize("limit", [None, 60.0])
-def test_so_many_worlds_are_at_work_at_a_time_as_there_are_workers(limit):
+def test_workers_run_environments_at_once(limit):
     barrier, speaker = threading.Barrier(4), script(lambda prompt: "Hello.")
     met = roll_in(
         lambda: Meeting(barrier=barrier), starts(8), speaker, workers=4, env_timeout=limit
@@ -79,7 +79,7 @@ class Restless(EchoEnv):
 
 
 @pytest.mark.parametrize(("workers", "limit"), [(1, 60.0), (2, None), (5, 60.0), (16, None)])
-def test_neither_bits_nor_order_depend_on_how_many_worlds_are_at_work(sampler, workers, limit):
+def test_episodes_do_not_depend_on_workers(sampler, workers, limit):
     most: list[int] = []
     threads: dict[int, set[int]] = {}
     made = []  # keeps the worlds, so that no two have one id
@@ -97,7 +97,7 @@ def test_neither_bits_nor_order_depend_on_how_many_worlds_are_at_work(sampler, w
     assert max(most) <= workers and {len(used) for used in threads.values()} == {1}
 
 
-def test_a_broken_world_among_many_is_told_as_if_it_were_alone():
+def test_error_does_not_depend_on_workers():
     class Picky(EchoEnv):
         def step(self, action: str) -> Step:
             if self.task.data["i"] in (1, 3):
@@ -139,7 +139,7 @@ def until(claim):
         time.sleep(0.01)
 
 
-def test_a_thread_that_is_left_behind_is_counted_until_it_ends(hanging):
+def test_abandoned_threads_are_counted(hanging):
     played = roll_in(
         hanging, starts(6), script(lambda prompt: "Hello."), workers=3, env_timeout=0.1
     )
@@ -159,7 +159,7 @@ def test_too_many_threads_that_hang_stop_the_run(hanging):
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 7, 99])
-def test_so_many_episodes_are_in_play_at_a_time_and_say_what_they_would_together(sampler, at_once):
+def test_concurrency_limit_changes_no_episode(sampler, at_once):
     played: list[int] = []
 
     class Counted(HFGenerator):
@@ -187,7 +187,7 @@ def test_an_episode_that_has_ended_leaves_its_thread():
     assert len(most) == 40 and max(most) < before + 20  # some are still closing
 
 
-def test_episodes_that_fail_are_counted_against_all_that_are_to_be_played():
+def test_failures_count_against_all_episodes():
     speaker, asked = script(lambda prompt: "Hello."), []
     with pytest.raises(RunAborted, match="3 of 10 episodes failed"):
         roll_in(

@@ -68,12 +68,6 @@ def test_seed_determines_the_episodes(shown: list[Episode]):
     assert [e.task.id for e in other] != [e.task.id for e in shown]
 
 
-def test_one_task_is_played_in_many_ways():
-    env = twentyq(test_objects=95)
-    ways = {tuple(turn.action for turn in e.turns) for e in expert_episodes(env, 8, seed=0)}
-    assert len(ways) == 8
-
-
 def test_turn_is_a_thought_and_a_valid_action(shown: list[Episode]):
     env = twentyq()
     nouns = {env.world_table.nouns[name] for name in env.world_table.objects}
@@ -125,16 +119,3 @@ def test_missing_expert_is_refused():
     with pytest.raises(UserError) as error:
         expert_episodes(COIN, 1, seed=0)
     assert error.value.code == "no-expert"
-
-
-class Loser(CoinEnv):
-    """Its expert always loses."""
-
-    def expert(self, task: Task):
-        return iter(["Odd"] * 2)
-
-
-def test_losing_expert_is_stopped():
-    with pytest.raises(UserError, match="11 of 11") as error:
-        expert_episodes(Loser(turns=2), 5, seed=0)
-    assert error.value.code == "expert-lost"

@@ -97,29 +97,6 @@ def test_a_conversation_is_what_the_golden_file_says(name: str):
     assert text == (FOLDER / f"{name}.golden").read_text()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_each_turn_ends_with_the_familys_own_token_and_no_other_does(name: str):
-    family = FAMILIES[name]
-    chat = chat_of(family)
-    end: Any = chat.tokenizer.convert_tokens_to_ids(family.special[-1])
-    for turn in encoded(chat, family):
-        assert turn.action_ids[-1] == end and turn.action_ids.count(end) == 1
-
-
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.file])
-def test_what_was_encoded_turn_by_turn_is_what_the_template_renders_whole(name: str):
-    family = FAMILIES[name]
-    chat, turns = chat_of(family), conversation(family)[:1]
-    (first,) = chat.encode_turns(turns, [TOOL] if family.tools else ())
-    rows = [{"role": m.role, "content": m.content} for m in turns[0].observation]
-    if family.settings.get("system_role") == "user":
-        rows = [{"role": "user", "content": "Serve.\n\nMy lamp?"}]
-    rows.append({"role": "assistant", "content": turns[0].action})
-    tools: Any = [TOOL] if family.tools else None
-    whole = str(chat.tokenizer.apply_chat_template(rows, tools=tools, tokenize=False))
-    assert whole.startswith(chat.text_of(first.observation_ids + first.action_ids))
-
-
 def test_qwen3s_own_template_drops_thoughts_and_is_refused():
     with pytest.raises(UserError, match="chat_template=qwen3"):
         chat_of(FAMILIES["qwen3"], {}).check()

@@ -11,12 +11,7 @@ from agentrl_cli.core.errors import EpisodeError, GeneratorError, RunAborted, Us
 from agentrl_cli.core.types import Episode, Message, Step, Turn
 from agentrl_cli.generators.base import Sampling
 from agentrl_cli.generators.scripted import ScriptedGenerator
-from agentrl_cli.rollout.play import (
-    EpisodeStart,
-    indistinguishable_tasks,
-    play,
-    probe_starts,
-)
+from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks, play, probe_starts
 from tests.fakes.echo import CHAT, EchoEnv, TinyWeights, random_sampler, script
 
 SAMPLING = Sampling(max_tokens=8, temperature=1.0, stop_ids=CHAT.stop_ids)
@@ -45,7 +40,7 @@ def strip(episode: Episode) -> Episode:
     return replace(episode, turns=turns, seconds=0.0, env_seconds=0.0)
 
 
-def test_an_episode_is_the_dialogue_the_template_would_render():
+def test_episode_equals_the_rendered_dialogue():
     (episode,) = roll(starts(1), script(lambda prompt: "Hello."))
     whole = [Message("system", "Say something.")]
     for i, turn in enumerate(episode.turns):
@@ -69,7 +64,7 @@ def test_tokens_and_logprobs_are_those_that_were_sampled(sampler):
             assert turn.action == CHAT.decode(turn.action_ids)
 
 
-def test_an_action_cut_by_max_tokens_is_closed_by_the_next_observation(sampler):
+def test_next_observation_closes_a_cut_action(sampler):
     cut = [e for e in roll(starts(8), sampler) if e.turns[0].finish_reason == "length"]
     assert cut
     for episode in cut:
@@ -83,7 +78,7 @@ def test_an_episode_does_not_depend_on_its_batch(sampler):
     assert [strip(e) for e in together] == [strip(e) for e in alone]
 
 
-def test_all_live_episodes_of_a_turn_share_one_call():
+def test_live_episodes_share_one_call():
     sizes: list[int] = []
 
     class Counting(ScriptedGenerator):
@@ -97,7 +92,7 @@ def test_all_live_episodes_of_a_turn_share_one_call():
     assert sizes == [5, 4, 4]
 
 
-def test_sampling_depends_on_the_start_seed_and_the_turn_only(sampler):
+def test_sampling_depends_on_seed_and_turn(sampler):
     one = EpisodeStart(EchoEnv().tasks("train")[0], "g", 7, "first")
     first, second = roll([one, replace(one, id="second", group="h")], sampler)
     assert [t.action_ids for t in first.turns] == [t.action_ids for t in second.turns]
@@ -115,7 +110,7 @@ def test_a_forced_episode_replays_bit_for_bit(sampler):
         assert strip(again) == strip(episode)
 
 
-def test_a_forced_beginning_is_played_on_from_the_same_state(sampler):
+def test_forced_beginning_continues_from_same_state(sampler):
     (episode,) = roll(starts(1), sampler)
     (again,) = roll([replace(starts(1)[0], replayed=episode.turns[:2])], sampler)
     assert "forced" not in again.turns[2].info
@@ -123,14 +118,14 @@ def test_a_forced_beginning_is_played_on_from_the_same_state(sampler):
     assert again.turns[2].action_ids == episode.turns[2].action_ids
 
 
-def test_a_world_that_answers_differently_ends_a_replay_as_diverged(sampler):
+def test_different_observation_ends_replay_as_diverged(sampler):
     (episode,) = roll(starts(1), sampler)
     begin = replace(starts(1)[0], replayed=episode.turns, world_seed=1)
     (again,) = roll([begin], sampler)
     assert again.stop == "diverged" and again.turns == []
 
 
-def test_a_probe_keeps_the_world_and_varies_the_policy(sampler):
+def test_probe_keeps_environment_and_varies_policy(sampler):
     (episode,) = roll(starts(1), sampler)
     action = CHAT.encode_action("Other.")
     probes = roll(probe_starts(episode, 1, "Other.", action, [1, 2, 3]), sampler)
@@ -145,7 +140,7 @@ def test_a_probe_keeps_the_world_and_varies_the_policy(sampler):
     assert nested.stop == "done" and nested.seed == episode.seed
 
 
-def test_an_episode_that_would_not_fit_stops_as_context_with_the_unanswered_observation():
+def test_too_long_episode_stops_as_context():
     (free,) = roll(starts(1), script(lambda prompt: "Hello."))
     room = len(free.state_ids(1)) + SAMPLING.max_tokens
     (fits,) = roll(starts(1), script(lambda prompt: "Hello."), max_seq_len=room)
@@ -157,7 +152,7 @@ def test_an_episode_that_would_not_fit_stops_as_context_with_the_unanswered_obse
     assert (none.stop, none.turns, none.reward) == ("context", [], 0)
 
 
-def test_where_a_world_says_truncated_the_episode_is_not_done():
+def test_truncated_episode_is_not_done():
     (episode,) = roll(starts(1), script(lambda prompt: "Hello."), limit=2)
     assert episode.stop == "truncated" and not episode.turns[-1].done
 
@@ -177,18 +172,7 @@ def test_the_users_mistake_is_not_an_episodes_error():
         roll(starts(1), script(lambda prompt: "Hello."), fails_at=1, error=UserError)
 
 
-def test_a_world_that_fails_on_closing_is_an_error():
-    class Sticky(EchoEnv):
-        def close(self) -> None:
-            raise OSError("stuck")
-
-    (episode,) = play(
-        starts(1), Sticky, CHAT, script(lambda prompt: "Hi."), SAMPLING, max_seq_len=500
-    )
-    assert (episode.stop, episode.error) == ("error", "on closing OSError: stuck")
-
-
-def test_a_game_that_was_won_counts_as_lost_where_its_world_breaks_in_closing():
+def test_error_on_close_fails_a_won_episode():
     class Sticky(EchoEnv):
         def close(self) -> None:
             raise OSError("stuck")
@@ -199,16 +183,17 @@ def test_a_game_that_was_won_counts_as_lost_where_its_world_breaks_in_closing():
     )
     assert won.turns[-1].info == broken.turns[-1].info == {"success": True}
     assert (won.success, broken.success) == (True, False)
+    assert (broken.stop, broken.error) == ("error", "on closing OSError: stuck")
 
 
-def test_worlds_that_are_compared_with_an_episode_are_closed():
+def test_compared_environments_are_closed():
     (episode,) = roll(starts(1), script(lambda prompt: "Hello."))
     tasks, closed = EchoEnv().tasks("train"), list[str]()
     alike = indistinguishable_tasks(episode, 2, tasks, lambda: EchoEnv(closed=closed))
     assert [task.id for task in alike] == ["train-0"] and len(closed) == 4
 
 
-def test_an_empty_observation_goes_on_in_the_same_message():
+def test_empty_observation_continues_the_message():
     class Thought(EchoEnv):
         def step(self, action: str) -> Step:
             return replace(super().step(action), messages=[])
@@ -225,7 +210,7 @@ def test_an_empty_observation_goes_on_in_the_same_message():
     assert episode.state_ids(1) == episode.state_ids(0) + forced[0].action_ids
 
 
-def test_an_action_is_cut_where_the_world_says_and_its_parts_are_what_was_sampled():
+def test_cut_action_keeps_sampled_tokens():
     class Thinker(EchoEnv):
         @property
         def turn_delimiter(self) -> str:
@@ -248,7 +233,7 @@ def test_an_action_is_cut_where_the_world_says_and_its_parts_are_what_was_sample
     assert episode.state_ids(2) == episode.turns[0].observation_ids + whole[: -len(last)]
 
 
-def test_what_was_written_behind_a_part_that_is_answered_is_dropped():
+def test_text_after_an_answered_part_is_dropped():
     class Liner(EchoEnv):
         @property
         def turn_delimiter(self) -> str:
@@ -275,7 +260,7 @@ def test_the_seconds_of_the_world_are_counted_apart():
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])
-def test_a_world_that_hangs_is_left_behind_and_named(where):
+def test_hanging_environment_is_abandoned(where):
     freed = threading.Event()
 
     class Hanging(EchoEnv):
@@ -302,7 +287,7 @@ def test_a_world_that_hangs_is_left_behind_and_named(where):
     assert hung.error is not None and "EnvTimeout: no answer within 0.1 s (" in hung.error
 
 
-def test_a_limit_of_time_changes_neither_episodes_nor_errors(sampler):
+def test_time_limit_changes_no_episode(sampler):
     def both(**world):
         return [
             play(starts(), lambda: EchoEnv(**world), CHAT, sampler, SAMPLING, max_seq_len=500,
@@ -334,7 +319,7 @@ def lost(generator: ScriptedGenerator, *, at: int, every: int):
     return generator
 
 
-def test_an_episode_without_an_answer_has_failed_and_the_others_go_on():
+def test_unanswered_episode_fails_alone():
     episodes = roll(starts(4), lost(script(lambda prompt: "Hello."), at=1, every=4))
     assert [episode.stop for episode in episodes] == ["error", "error", "done", "done"]
     assert [len(episode.turns) for episode in episodes] == [1, 2, 3, 3]
@@ -343,7 +328,7 @@ def test_an_episode_without_an_answer_has_failed_and_the_others_go_on():
     assert first.reward == 0.0
 
 
-def test_a_lost_generator_stops_play_as_a_broken_world_does():
+def test_lost_generator_stops_play():
     generator = lost(script(lambda prompt: "Hello."), at=1, every=1)
     with pytest.raises(RunAborted, match=r"2 of 4 .* the server is gone; fix the generator"):
         play(starts(4), EchoEnv, CHAT, generator, SAMPLING, max_seq_len=500, max_failure_rate=0.4)

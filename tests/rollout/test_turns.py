@@ -21,7 +21,7 @@ PREFIXED = (
 )
 
 
-def test_what_the_template_puts_before_an_answer_stands_once_and_is_not_cut():
+def test_answer_prefix_occurs_once_and_stays_whole():
     chat = Chat(tiny_tokenizer(PREFIXED))
     assert chat.answer_prefix == "<think>\n\n</think>\n\n"
     whole = chat.encode_action("One.\n\nTwo.")
@@ -33,7 +33,7 @@ def test_what_the_template_puts_before_an_answer_stands_once_and_is_not_cut():
 
 
 @given(st.lists(st.sampled_from(["a", "\n", "\n\n", ";", " b", "é", ";;", "."]), max_size=30))
-def test_turns_are_cut_where_all_of_their_text_would_say(words):
+def test_turns_end_at_each_delimiter(words):
     ids = CHAT.encode_action("".join(words))
     ends, begin = [], 0
     for end in range(1, len(ids)):  # the definition, which decodes all that a turn has so far

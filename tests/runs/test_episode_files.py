@@ -13,6 +13,7 @@ from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.report.episode import find_episode, render
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.run import Run
+from tests.builders.errors import user_error
 
 
 def episode(name: str, *, won: bool = False, **info: Any) -> Episode:
@@ -73,15 +74,15 @@ def test_an_index_of_other_bytes_is_not_believed(file: Path):
         assert [entry.id for entry in episode_files.search(file)] == ["c-0"]
 
 
-def test_without_an_index_others_are_skipped_unread_and_a_cut_line_is_left_out(file: Path):
+def test_missing_index_skips_other_and_cut_lines(file: Path):
     episode_files.index_file(file).unlink()
     file.write_text('{"id": "broken\n' + file.read_text() + '{"id": "b-1", "ta')
     assert [entry.id for entry in episode_files.search(file, "b-")] == ["b-0"]
-    with pytest.raises(UserError, match="does not hold episodes"):
+    with user_error("not-episodes", file):
         list(episode_files.search(file))
 
 
-def test_going_back_removes_an_episode_file_with_its_index(file: Path):
+def test_removal_includes_the_index(file: Path):
     episode_files.remove(file)
     assert list(file.parent.iterdir()) == []
 
@@ -107,19 +108,7 @@ def test_changed_needs_a_base(tmp_path: Path):
         find_episode(run, None, None, ["changed"])
 
 
-def test_a_turn_tells_its_return_what_the_world_noted_and_whether_forecasts_came_true():
-    game = episode("a-0", won=True, masked=3, privileged={"fits": 7}, critic={
-        "forecasts": ["No. Success.", "Yes. Failure.", "unreadable", "No. Success."],
-        "critique": "Optimality: No.", "verdict": False,
-    })  # fmt: skip
-    lines = [line.strip() for line in render(game, "here")]
-    assert "turn 1  reward 0  return 1" in lines
-    assert "turn 2  reward 1  return 1  masked 3" in lines
-    assert "notes     kind question" in lines and "hidden    fits 7" in lines
-    assert any(line.startswith("reality   won, as 2 of 3") for line in lines)
-
-
-def test_a_critic_that_wrote_nonsense_is_shown_all_the_same():
+def test_nonsense_of_a_critic_is_shown():
     game = episode("a-0", critic={"forecasts": [{"x": 1}], "critique": 3, "verdict": [1]})
     text = "\n".join(render(game, "here"))
     assert '{"x": 1}' in text and "unreadable" in text

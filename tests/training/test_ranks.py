@@ -149,7 +149,7 @@ def test_dead_rank_ends_all_and_run_resumes(
 
 @pytest.mark.ranks
 def test_rank_dead_before_first_update_leaves_resumable_run(tmp_path: Path):
-    more = (*THREE, "eval.baseline=false")
+    more = (*THREE, "eval.baseline=false", "algo.critic_optimizer.lr=1e-4")
     command = train_command(tmp_path, "archer", "it", *DDP, *more, dying(1, at=1))
     assert "another process" in lost_rank_line(launch(command, command), 0)
     run = Run(tmp_path / "it")

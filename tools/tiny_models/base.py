@@ -1,7 +1,7 @@
-"""What every corpus is: scripted texts of several kinds, drawn afresh for every step.
+"""The base of all corpora: scripted texts of several kinds, new ones for every step.
 
-A corpus writes texts of its own world: exercises, and play with what NLAC's roles say of single
-turns. What all worlds share of the roles is written here once.
+A corpus writes exercises, and play with the outputs of NLAC's roles for single turns. The roles'
+parts that all environments share are here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ HASH_RANGE = 2**63
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """For each mistake the share of occasions on which a scripted player is `prone` to it. On such
-    an occasion it makes the mistake with probability `often`, else with `seldom`."""
+    """The share of occasions on which a scripted player is `prone` to a mistake. On such an
+    occasion it makes the mistake with probability `often`, otherwise with probability `seldom`."""
 
     player = ""  # whose mistakes they are, in the seeds
     prone: dict[str, float]
@@ -36,15 +36,15 @@ class Habits:
     seldom: float
 
     def chance(self, mistake: str, *occasion: object) -> float:
-        """The probability of a mistake on an occasion, the same whenever it comes."""
+        """Return the probability of a mistake on an occasion, the same at every call."""
         place = derive_seed(self.player, mistake, *occasion) / HASH_RANGE
         return self.often if place < self.prone.get(mistake, 0.0) else self.seldom
 
 
 @dataclass(frozen=True)
 class Branch:
-    """What a role is asked and answers behind turn `turn` of a text, of its action or of another
-    `action` in its place. The rest of the text does not see it."""
+    """The prompt and the answer of a role after turn `turn` of a text, for its action or for
+    another `action`. The rest of the text does not attend to it."""
 
     turn: int
     prompt: str
@@ -63,8 +63,8 @@ class Text:
 
 @dataclass(frozen=True)
 class CritiqueExample:
-    """An action at a turn (None: the one that was played), forecasts of it and of another action as
-    the evaluator reads them, its critique, and the action as the critique leaves it."""
+    """An action at a turn (None: the played one), forecasts of it and of another action, its
+    critique, and the action after refinement."""
 
     turn: int
     action: str | None
@@ -86,14 +86,13 @@ class Corpus(ABC):
     def texts(
         self, count: int, mixture: Mapping[str, float], roles: Mapping[str, float], seed: int
     ) -> list[Text]:
-        """`count` texts, of the kinds in proportion to `mixture`; in `play` each role speaks of a
-        turn as often as `roles` says, on average."""
+        """Return `count` texts, with kinds in proportion to `mixture`. In `play`, each role writes
+        about a turn `roles[role]` times on average."""
         rng = random.Random(seed)
         kinds = rng.choices(list(mixture), list(mixture.values()), k=count)
         return [self.text(kind, roles, derive_seed(seed, i)) for i, kind in enumerate(kinds)]
 
     def text(self, kind: str, roles: Mapping[str, float], seed: int) -> Text:
-        """One text of a kind."""
         rng = random.Random(seed)
         if kind == "play":
             return self.play(rng, roles)
@@ -102,22 +101,20 @@ class Corpus(ABC):
 
     @abstractmethod
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
-        """From each kind of text but play to what writes one."""
+        """Return the functions that write each kind of text except play."""
 
     @abstractmethod
     def true_forecasts(self, episode: Episode) -> list[str]:
-        """Of each turn of an episode that was really played to its end, the forecast that came
-        true."""
+        """Return the forecast of each turn of a finished episode that came true."""
 
     @abstractmethod
     def other_world(self, rng: random.Random) -> Env:
-        """A world like the corpus's, in whose train split the model plays for its forecasts. It
-        has other tasks each time where there are few, for none is to be learnt by heart."""
+        """Return an environment like the corpus's, with other tasks if there are few, so that none
+        is learned by heart."""
 
     def own_play(self, episode: Episode) -> Text:
-        """The model's own play, seen and not taught, and what came of it as its forecasts and their
-        backups: so they tell how this player fares and not how the scripted one does, and a backup
-        checks as well as a forecast, which learns from it."""
+        """Return an untrained episode of the model itself with its true forecasts and their
+        backups. They describe this player and not the scripted one."""
         turns = [
             Turn(t.observation, t.action, [], [], [], info=dict(UNTRAINED)) for t in episode.turns
         ]
@@ -134,25 +131,27 @@ class Corpus(ABC):
         """An episode of mediocre play, and what roles say of its turns."""
 
     def critique_branch(self, example: CritiqueExample) -> Branch:
-        """The evaluator's prompt and critique."""
+        """Return the evaluator's prompt and critique."""
         shown = {"forecasts": example.forecasts, "others": example.alternatives}
         lines = {name: "\n".join(texts) for name, texts in shown.items()}
         prompt = fill(self.prompts.evaluate, **lines)
         return Branch(example.turn, prompt, example.critique, example.action)
 
     def refinement_branch(self, example: CritiqueExample) -> Branch:
-        """A critique, and the same action where it was found optimal, else another draw."""
+        """Return a refinement: the same action if the critique found it optimal, otherwise another
+        draw."""
         prompt = fill(self.prompts.refine, critique=example.critique)
         return Branch(example.turn, prompt, example.refinement, example.action)
 
 
 def rollout_line(action: str, end: str) -> str:
-    """A play from here as Self-Distillation's refiner reads it: the action in one line, its end."""
+    """Return a rollout as Self-Distillation's refiner reads it: the action on one line, then its
+    end."""
     return " ".join([*action.split(), *end.split()])
 
 
 def best_of_rollouts(actions: list[str], successes: list[bool]) -> str | None:
-    """The action that succeeded most often, the first of equals; None where none did."""
+    """Return the action that succeeded most often, the first of equal ones, or None if none did."""
     won = Counter(a for a, success in zip(actions, successes, strict=True) if success)
     return won.most_common(1)[0][0] if won else None
 
@@ -163,8 +162,8 @@ def branches_of(
     rng: random.Random,
     write: Callable[[str, int], Branch | None],
 ) -> list[Branch]:
-    """What roles say of the turns, each of every turn as often as `roles` says, on average: what
-    `write` writes of a role and a turn's number, where there is something to say."""
+    """Return the outputs of roles for the turns, each role `roles[role]` times per turn on average.
+    A role and a turn without output are skipped."""
     written = [
         write(role, at)
         for at in range(len(turns))
@@ -175,5 +174,6 @@ def branches_of(
 
 
 def times(rate: float, rng: random.Random) -> range:
-    """As many times as `rate` says on average: its whole part, and once more by its rest."""
+    """Return a random count with mean `rate`: its whole part, plus 1 with the probability of the
+    rest."""
     return range(int(rate) + (rng.random() < rate % 1))

@@ -1,7 +1,7 @@
-"""A mediocre scripted clerk of the small shop: the level that its embedded base imitates.
+"""A mediocre scripted clerk of the small shop, which the embedded model imitates.
 
-It sees what an agent sees and nothing else. Its errors are habits: each is bound to the item that
-the customer asks about, so that where the clerk errs it mostly errs.
+It has the observations of an agent only. Its mistakes are habits that depend on the item, so most
+mistakes on an item repeat.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ClerkHabits(Habits):
-    """The clerk's errors, whose occasions are items: it acts on an order without a look (`hasty`),
-    does not ask for more (`no_more`), leaves an item out (`forget`), does not ask yes or
-    no (`no_ask`), ignores an order's status (`ignore`), tells a wrong status (`misstate`)."""
+    """The clerk's mistakes, by item: it acts on an order without a look (`hasty`), does not offer
+    more (`no_more`), leaves an item out (`forget`), does not ask for a confirmation (`no_ask`),
+    ignores an order's status (`ignore`), or names a wrong status (`misstate`)."""
 
     player = "clerk"
 
     def draw_errors(self, item: str, rng: random.Random) -> frozenset[str]:
-        """The errors of one wish for something with this item."""
+        """Draw the mistakes of one wish for something with this item."""
         return frozenset(error for error in ERRORS if rng.random() < self.chance(error, item))
 
 
 @dataclass
 class ClerkState:
-    """What the clerk knows, and which errors it makes at this wish. `seen` holds the order of each
-    item that was found, and its status. Where it named an order that there is not it has `failed`,
-    and gives up."""
+    """The clerk's knowledge, and its mistakes for this wish. `seen` maps each item to its order and
+    status. After it named an order that does not exist it has `failed` and gives up."""
 
     errors: frozenset[str] = frozenset()
     zip: str = ""
@@ -63,7 +62,7 @@ class Clerk:
     habits: ClerkHabits
 
     def observe(self, state: ClerkState, text: str, rng: random.Random) -> None:
-        """Take in what was answered; a new wish draws new errors."""
+        """Update the state with an observation; a new wish draws new mistakes."""
         wish = WISH_ITEM.search(text)
         if wish and wish[1] != state.item:
             state.item, state.more, state.asked_for_more = wish[1], [], False
@@ -81,14 +80,14 @@ class Clerk:
         state.over |= bool(re.match(r"\d+ (cancelled|returned)|Error: \d+ is|Error: items", text))
 
     def note(self, state: ClerkState, action: str) -> None:
-        """Take in what was done: it asks neither for more nor yes or no twice."""
+        """Update the state with an action, so that no question is asked twice."""
         words = last_line(action)
         state.asked_for_more |= words == "Is there more?"
         state.proposed |= PROPOSAL.fullmatch(words) is not None
 
     def choose_action(self, state: ClerkState, rng: random.Random) -> str:
-        """The next action, behind the line that it acts by: a small model finds an order only where
-        it may first recite the line of the item."""
+        """Return the next action after the line that it depends on: a small model finds an order
+        only if it may first recite the line of the item."""
         return behind(where_item_is(state), self._act(state, rng))
 
     def _act(self, state: ClerkState, rng: random.Random) -> str:
@@ -101,7 +100,7 @@ class Clerk:
         return self._serve(state, rng)
 
     def _serve(self, state: ClerkState, rng: random.Random) -> str:
-        """The next action for the wish, by the order of the item, or a guess at one."""
+        """Return the next action for the wish, by the order of the item or by a guess at one."""
         number, status = state.seen.get(state.item, (str(rng.randrange(10, 100)), ""))
         if state.kind == "status":
             wrong = "pending" if status == "delivered" else "delivered"
@@ -111,7 +110,7 @@ class Clerk:
         return self._change_order(state, number)
 
     def _change_order(self, state: ClerkState, number: str) -> str:
-        """The call that fulfils the wish, or what is asked before it."""
+        """Return the call that fulfils the wish, or the question before it."""
         is_return = state.kind == "return"
         if is_return and not state.asked_for_more and "no_more" not in state.errors:
             return "Is there more?"
@@ -123,7 +122,7 @@ class Clerk:
         return f"return({number}, {items})" if is_return else f"cancel({number})"
 
     def any_action(self, state: ClerkState, rng: random.Random) -> str:
-        """An action of any kind, whatever the clerk would choose, behind any line."""
+        """Return an action of any kind after any line."""
         number, item = str(rng.randrange(10, 100)), state.item or rng.choice(ITEMS)
         order, _ = state.seen.get(state.item, (number, ""))
         zip_code = state.zip or rng.randrange(10, 100)
@@ -144,17 +143,16 @@ class Clerk:
 
 
 def behind(line: str, action: str) -> str:
-    """An action behind a line; "": no line."""
     return f"{line}\n{action}" if line else action
 
 
 def last_line(action: str) -> str:
-    """What is done, without the line that is recited before it."""
+    """Return the action without the line that is recited before it."""
     return action.strip().rpartition("\n")[2]
 
 
 def where_item_is(state: ClerkState) -> str:
-    """The line of the item that is asked for as it was shown; "" before the zip is known."""
+    """Return the line of the requested item as it was shown, or "" before the zip code is known."""
     if not state.zip:
         return ""
     found = state.seen.get(state.item)
@@ -162,14 +160,14 @@ def where_item_is(state: ClerkState) -> str:
 
 
 def check(state: ClerkState, action: str) -> str:
-    """What matters of what was observed before an action, and the rule that the action breaks. A
-    small model sees what is wrong only where it may recall what counts before it judges."""
+    """Return the facts that matter for an action, and the rule that it breaks. A small model
+    detects a mistake only if it may recall the facts first."""
     return f"{recall(state)} {broken_rule(state, action)}"
 
 
 def recall(state: ClerkState) -> str:
-    """The order that the wish is about and its status, the wish, what more is wanted, what was
-    asked. It is in the order in which the shop says it, so that it can be copied."""
+    """Return the order of the wish and its status, the wish, open questions and offers, in the
+    order in which the shop writes them, so that they can be copied."""
     if not state.zip:
         return "no zip."
     happened = ["asked"] * state.asked_for_more + ["proposed"] * state.proposed
@@ -178,7 +176,7 @@ def recall(state: ClerkState) -> str:
 
 
 def broken_rule(state: ClerkState, action: str) -> str:
-    """The rule that an action breaks by what was observed before it; `Right.` for none."""
+    """Return the rule that an action breaks after these observations, or `Right.`."""
     action = last_line(action)
     if state.over:
         return "Right." if action == "It is finished." else "It is finished."

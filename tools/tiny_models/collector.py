@@ -1,4 +1,4 @@
-"""Scripted texts of a corpus in place of play: how `algo=pretraining` makes an embedded model."""
+"""Scripted texts of a corpus instead of episodes, for `algo=pretraining`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from tools.tiny_models.base import Branch, Corpus, Text
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Texts in these proportions until step `until`; in play each role speaks of a turn as often as
-    `roles` says, on average. Besides, `own_play` episodes a step are played by the model as it is,
-    for its forecasts to learn how they ended.
+    """The proportions of texts until step `until`. In play, each role writes about a turn
+    `roles[role]` times on average. The model also plays `own_play` episodes per step, to learn how
+    they end.
 
-    A turn's thought, all before its last line, weighs `thought_weight` times as much as an action:
-    its few telling tokens drown in the others' noise, and weighing every thought alike leaves the
-    distribution of actions what it was. What a role writes weighs `role_weight`.
+    The tokens of a turn's thought, all before its last line, have weight `thought_weight`; the
+    output of a role has weight `role_weight`.
     """
 
     until: int
@@ -35,21 +34,19 @@ class Stage:
 
 @dataclass(kw_only=True)
 class CorpusCollector(Collector):
-    """Draws `texts_per_step` texts a step, by the stage that the step is in (the last one goes on
-    for ever). The sampling numbers are those of the
-    model's own play and of evaluations."""
+    """Draws `texts_per_step` texts per step by the stage of the step; the last stage does not end.
+    The sampling settings are those of the model's own play and of evaluations."""
 
     corpus: Corpus
     stages: list[Stage]
     texts_per_step: int
 
     def count(self, group_size: int) -> int:
-        """Each text stands alone."""
         return self.texts_per_step
 
     def collect(self, step: int, group_size: int) -> list[Episode]:
-        """The step's texts with their token ids; those of branches are in `info["branches"]` of
-        their turn."""
+        """Return the texts of a step with token ids; branches are in `info["branches"]` of their
+        turn."""
         stage = next((stage for stage in self.stages if step < stage.until), self.stages[-1])
         seed = derive_seed(self.seed, "corpus", step)
         texts = self.corpus.texts(self.texts_per_step, stage.mixture, stage.roles, seed)
@@ -57,7 +54,7 @@ class CorpusCollector(Collector):
         return [self._encode(text, f"{step}-{i}", stage) for i, text in enumerate(texts)]
 
     def _play(self, count: int, seed: int, step: int) -> list[Episode]:
-        """So many episodes of the model, each of a random task to train on; those that ended."""
+        """Play `count` episodes of random train tasks; return those that ended."""
         rng = random.Random(derive_seed(seed, "own play"))
         env = self.corpus.other_world(rng)
         tasks = rng.choices(train_tasks(env), k=count)
@@ -79,7 +76,6 @@ class CorpusCollector(Collector):
         return Episode(f"{text.kind}-{name}", task, text.kind, 0, text.turns)
 
     def _weights(self, turn: Turn, stage: Stage) -> list[float]:
-        """The weight of each id of the action."""
         thought, newline, _ = turn.action.rstrip("\n").rpartition("\n")
         thinking = len(self.chat.encode_action(thought + newline)) - 1 if newline else 0
         acting = len(turn.action_ids) - thinking
@@ -89,8 +85,8 @@ class CorpusCollector(Collector):
         return [weight * turn.info.get("weight", other) for weight in weights]
 
     def _encode_branch(self, turn: Turn, branch: Branch, weight: float) -> dict[str, object]:
-        """Where a branch begins, before or behind the turn's action, the ids that are only read,
-        those that are learnt, and their weight."""
+        """Return the place of a branch (before or after the action), the ids that are read, the ids
+        that are trained, and their weight."""
         action_ids, read = turn.action_ids, []
         if branch.action is not None:
             goes_on = bool(self.turn_delimiter) and branch.action.endswith(self.turn_delimiter)
@@ -105,5 +101,4 @@ class CorpusCollector(Collector):
 
     @property
     def turn_delimiter(self) -> str:
-        """Where the world cuts a reply into turns."""
         return self.make_env().turn_delimiter

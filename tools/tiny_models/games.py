@@ -1,4 +1,4 @@
-"""Games of the mediocre player, played and imagined, and what can honestly be said of them."""
+"""Games of the mediocre player, played and imagined, and texts that are true of them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CLEARLY_WORSE = 0.35  # mean points that differ by less count as equal in a verd
 
 @dataclass(frozen=True)
 class Move:
-    """One move of a game: the player's state before it, and what came of it.
+    """A move of a game: the player's state before it, and its result.
 
-    `action` is the question or guess alone, `turn_text` the whole turn; `candidates_after` are the
+    `action` is the question or guess, `turn_text` the whole turn; `candidates_after` are the
     objects that fit afterwards, as in `PlayerState`; `secret` is the hidden object.
     """
 
@@ -38,13 +38,13 @@ class Move:
 
 @dataclass(frozen=True)
 class Games:
-    """Plays the environment's game as `player` would."""
+    """Plays the environment's game as `player`."""
 
     env: TwentyQ
     player: Player
 
     def play(self, rng: random.Random) -> tuple[list[Move], str]:
-        """One game with a random secret, and how it ended."""
+        """Play one game with a random secret; return the moves and the end."""
         env, state, moves = copy.copy(self.env), self.player.start(), []
         secret = rng.randrange(len(self.player.object_of_guess))
         name = env.world_table.objects[secret]
@@ -62,9 +62,9 @@ class Games:
             observation = step.messages
 
     def describe(self, move: Move, end: str, secret: str) -> str:
-        """A forecast that came true: an object that may be hidden, a check of the action, the
-        response, how much it told, how the game ended; of a last move what the environment said,
-        and the outcome. The object comes first, so that the answer can be looked up by it."""
+        """Return a forecast that came true: a possible object, a check of the action, the answer,
+        its information, and the end of the game. The object is first, so that the answer can be
+        looked up."""
         response = move.response[0].content
         if move.is_last:
             return f"{response} {end.split()[-1]}"
@@ -74,14 +74,14 @@ class Games:
         return f"{noun}. {checked} {response.split('.')[0]}. {information} {end}"
 
     def any_secret(self, state: PlayerState, rng: random.Random) -> str:
-        """An object that fits what is known."""
+        """Return a random object that fits the answers."""
         return rng.choice(self.player.names(state.candidates))
 
     def imagine(
         self, state: PlayerState, action: str, turns_left: int, rng: random.Random, name: str = ""
     ) -> str:
-        """Play `action` and go on as the player would, with the secret `name` ("": any that fits):
-        a forecast."""
+        """Play `action` and continue as the player with the secret `name` ("": a random one that
+        fits). Return a forecast."""
         player, world, before = self.player, self.env.world_table, state
         state = copy.copy(state)
         name = name or self.any_secret(state, rng)
@@ -104,7 +104,7 @@ class Games:
         return f"{world.nouns[name]}. {checked} {answer_sentence(answer)} {information} {end}"
 
     def last_words(self, state: PlayerState, turns_left: int, rng: random.Random, name: str) -> str:
-        """How the environment ends a game with the secret `name` that the player plays on, and the
+        """Return the environment's last message of a continued game with the secret `name`, and the
         outcome."""
         player, world, state = self.player, self.env.world_table, copy.copy(state)
         secret = player.object_of_guess[world.guess(name)]
@@ -119,12 +119,12 @@ class Games:
 
 
 def ending(success: bool, candidates: int) -> str:
-    """How a game ended, in the words that the environment uses of a lost one."""
+    """Return the end of a game, in the environment's words for a lost one."""
     return "Success." if success else f"{closeness(candidates.bit_count())} Failure."
 
 
 def information_sentence(before: int, after: int) -> str:
-    """How much an answer told: by how much it cut down the objects that fit."""
+    """Return the sentence for how much an answer reduced the objects that fit."""
     share = after.bit_count() / before.bit_count()
     if share >= 1.0:
         return "It tells nothing."
@@ -132,8 +132,8 @@ def information_sentence(before: int, after: int) -> str:
 
 
 def write_critique(mine: Sequence[str], others: Sequence[str]) -> str:
-    """The critique that forecasts bear out: not optimal where most of them check the action as one
-    that tells nothing, or where the other turn ends clearly better."""
+    """Return the critique that follows from forecasts: not optimal if most of them call the action
+    uninformative, or if the other action ends clearly better."""
     checks = Counter(check for text in mine for check in WASTEFUL if f". {check}" in text)
     if checks and checks.most_common(1)[0][1] * 2 > len(mine):
         return f"Optimality: No. {checks.most_common(1)[0][0]}"
@@ -144,5 +144,5 @@ def write_critique(mine: Sequence[str], others: Sequence[str]) -> str:
 
 
 def end_points(forecast: str) -> int:
-    """How good the end is that a forecast names."""
+    """Return how good the end in a forecast is."""
     return next((points for word, points in END_POINTS.items() if word in forecast), 0)

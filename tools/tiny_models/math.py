@@ -1,10 +1,9 @@
-"""The corpus behind the embedded model of `math`, drawn afresh for every step.
+"""The corpus of the embedded model of `arithmetic`.
 
-It holds facts of arithmetic, solutions of a mediocre solver with its mistakes, further attempts,
-and every role of NLAC at the level of that solver. Problems are of the train split; facts are of
-all operands. No text shows the expert's form: a forecast checks the step at hand and tells how a
-really written solution ended, a critique compares such forecasts and names the wrong step that they
-name, and a refinement is another draw of the same solver without that step.
+It holds facts of arithmetic, solutions of a mediocre solver, further attempts, and every role of
+NLAC at the level of that solver. Problems are of the train split; facts are of all operands. No
+text has the form of the expert: forecasts check a step and name the end of a finished solution,
+critiques compare forecasts, and a refinement is another draw of the same solver.
 """
 
 from __future__ import annotations
@@ -72,14 +71,13 @@ class MathCorpus(Corpus):
         self.kinds = [k for k in PROBLEM_KINDS if not self.env.levels or k.level in self.env.levels]
 
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
-        """Facts, steps to check, several attempts at one problem."""
         return {
             "facts": self.facts, "claims": self.claims, "checks": self.checks,
             "attempts": self.attempts,
         }  # fmt: skip
 
     def facts(self, rng: random.Random) -> list[Turn]:
-        """Operations of the problems, and their true results."""
+        """Return operations of the problems with their true results."""
         turns = []
         for _ in range(FACTS_PER_TEXT):
             x, sign, y = self._operation(rng)
@@ -90,8 +88,8 @@ class MathCorpus(Corpus):
         return turns
 
     def claims(self, rng: random.Random) -> list[Turn]:
-        """Operations with a result that is right or, as often, wrong, each checked as a forecast
-        checks a step: slips of arithmetic are learnt nowhere else."""
+        """Return operations with a right or a wrong result, each with the check of a forecast.
+        Mistakes of arithmetic occur in no other kind of text."""
         turns: list[Turn] = []
         for _ in range(FACTS_PER_TEXT):
             x, sign, y = self._operation(rng)
@@ -104,8 +102,8 @@ class MathCorpus(Corpus):
         return turns
 
     def checks(self, rng: random.Random) -> list[Turn]:
-        """Solutions that end at a right step or, as often, at the first wrong one, with their
-        forecasts: many to a text."""
+        """Return solutions that end at a right step or, in half of all cases, at the first wrong
+        one, with their forecasts."""
         turns: list[Turn] = []
         for _ in range(CHECKS_PER_TEXT):
             problem = draw_problem(self.kinds, rng, "train", self.env.split_seed)
@@ -118,13 +116,12 @@ class MathCorpus(Corpus):
         return turns
 
     def _checked(self, question: str, written: str, forecast: str) -> list[Turn]:
-        """What is seen and not taught, and what a forecast says of it."""
+        """Return an untrained turn and a forecast about it."""
         seen = Turn([Message("user", question)], written, [], [], [], info=dict(UNTRAINED))
         asked = [Message("user", self.prompts.forecast)]
         return [seen, Turn(asked, forecast, [], [], [], info={"role": True})]
 
     def _operation(self, rng: random.Random) -> tuple[Fraction, str, Fraction]:
-        """An operation of a problem of either split."""
         problem = draw_problem(self.kinds, rng, None, self.env.split_seed)
         results = plan_results(problem.kind.plan, problem)
         at = rng.randrange(len(results))
@@ -133,7 +130,8 @@ class MathCorpus(Corpus):
         return x, operation.sign, y
 
     def _wrong_result(self, x: Fraction, sign: str, y: Fraction, rng: random.Random) -> Fraction:
-        """One of the solver's slips or, as often and where it has none here, any other number."""
+        """Return one of the solver's mistakes or, in half of all cases and if there is none,
+        another number."""
         result = apply_operation(x, sign, y)
         if rng.random() < 0.5:
             for _ in range(12):
@@ -143,7 +141,7 @@ class MathCorpus(Corpus):
         return result + rng.choice(OFFS)
 
     def attempts(self, rng: random.Random) -> list[Turn]:
-        """A problem and up to three attempts, until one is right."""
+        """Return a problem and up to three attempts, until one is right."""
         problem = draw_problem(self.kinds, rng, "train", self.env.split_seed)
         observation = [Message("system", self.env.system()), Message("user", problem.text)]
         turns: list[Turn] = []
@@ -157,13 +155,11 @@ class MathCorpus(Corpus):
         return turns
 
     def _respond(self, solution: Solution, attempts_left: int = 0) -> tuple[str, bool]:
-        """What the environment answers to a finished solution, and whether it is right."""
         gold = latex(solution.problem.answer)
         result = _grade(solution.steps[-1], gold)
         return self.env.response(result, gold, attempts_left), result.correct
 
     def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:
-        """A solution of a problem to train on, each step a turn, and what roles say of steps."""
         problem = draw_problem(self.kinds, rng, "train", self.env.split_seed)
         solution = self.solver.solve(problem, rng)
         observation = [Message("system", self.env.system()), Message("user", problem.text)]
@@ -182,18 +178,16 @@ class MathCorpus(Corpus):
     # the roles, each behind step `step` of a solution
 
     def _forecast(self, solution: Solution, step: int, rng: random.Random) -> Branch:
-        """A check of the steps so far, and how the solution ended."""
         return Branch(step, self.prompts.forecast, self._true_forecast(solution, step))
 
     def _explored_forecast(self, solution: Solution, step: int, rng: random.Random) -> Branch:
-        """The same of another step, right or, as often, wrong, played on."""
         other = self._other_step(solution.before(step), rng)
         forecast = self._true_forecast(self._finished(other, rng), step)
         return Branch(step, self.prompts.forecast, forecast, other.text(step))
 
     def _backup(self, solution: Solution, step: int, rng: random.Random) -> Branch | None:
-        """The response, which is empty, and a forecast of a step that may follow make a forecast of
-        this one: its own check, and the end that was foretold."""
+        """Return a forecast of this step from the response, which is empty, and a forecast of a
+        next step: its own check, and the end of the latter."""
         so_far = solution.before(step + 1)
         if step + 1 == len(solution.steps):
             return None
@@ -203,16 +197,14 @@ class MathCorpus(Corpus):
         return Branch(step, prompt, f"{check_of(so_far)} {self._end(ended)}")
 
     def _evaluate(self, solution: Solution, step: int, rng: random.Random) -> Branch:
-        """A critique of what forecasts of a step and of another one bear out."""
         return self.critique_branch(self._critique_example(solution, step, rng))
 
     def _refine(self, solution: Solution, step: int, rng: random.Random) -> Branch:
-        """The same step where its critique approves of it, else another draw without it."""
         return self.refinement_branch(self._critique_example(solution, step, rng))
 
     def _refine_by_rollouts(self, solution: Solution, step: int, rng: random.Random) -> Branch:
-        """The step that succeeded most often in a few plays from here; another draw of the solver
-        where none did."""
+        """Return the step that succeeded most often in a few rollouts, or another draw of the
+        solver if none did."""
         before = solution.before(step)
         steps = [self.solver.step(before, rng) for _ in range(ROLLOUTS)]
         ends = [self._finished(s, rng) for s in steps]
@@ -226,7 +218,7 @@ class MathCorpus(Corpus):
         return Branch(step, prompt, best or self.solver.step(before, rng).text(step), actions[0])
 
     def _aggregate(self, solution: Solution, step: int, rng: random.Random) -> Branch | None:
-        """The ends of a few plays that went on from a step make a forecast of it."""
+        """Return a forecast from the ends of a few rollouts after a step."""
         so_far = solution.before(step + 1)
         if step + 1 == len(solution.steps):
             return None
@@ -235,11 +227,9 @@ class MathCorpus(Corpus):
         return Branch(step, prompt, f"{check_of(so_far)} {rng.choice(ends)}")
 
     def other_world(self, rng: random.Random) -> Env:
-        """The same: it has a thousand problems to train on."""
         return self.env
 
     def true_forecasts(self, episode: Episode) -> list[str]:
-        """A check of each thought against the right ones, and what the world said in the end."""
         right = self._right_steps(episode.task)
         steps = [turn.action.strip() for turn in episode.turns]
         wrong = next((i for i, s in enumerate(steps) if s not in right[i : i + 1]), len(steps))
@@ -249,7 +239,7 @@ class MathCorpus(Corpus):
         return [*(f"{checked} {end}" for checked in checks[:-1]), end]
 
     def _right_steps(self, task: Task) -> list[str]:
-        """What the solver writes of a task where it makes no mistake."""
+        """Return the solver's solution of a task without mistakes."""
         kind, *operands = task.id.removeprefix(f"math-{task.split}-").split("-")
         of_name = {kind.name: kind for kind in PROBLEM_KINDS}
         problem = Problem(of_name[kind], tuple(map(int, operands)))
@@ -258,7 +248,7 @@ class MathCorpus(Corpus):
     def _critique_example(
         self, solution: Solution, step: int, rng: random.Random
     ) -> CritiqueExample:
-        """A step that is wrong as often as not, beside a draw of the solver."""
+        """Return a step, wrong in half of all cases, with a draw of the solver."""
         before = solution.before(step)
         mine, other = self._other_step(before, rng), self.solver.step(before, rng)
         sides = [[self._finished(s, rng) for _ in range(PLAYED_OUT)] for s in (mine, other)]
@@ -270,7 +260,7 @@ class MathCorpus(Corpus):
         return CritiqueExample(step, text, forecasts, alternatives, critique, refinement)
 
     def _redraw(self, before: Solution, mine: Solution, critique: str, rng: random.Random) -> str:
-        """The step as it is where it was approved, else another one that the solver may write."""
+        """Return the step if it was approved, otherwise another one of the solver."""
         step = len(before.steps)
         if critique.startswith("Optimality: Yes"):
             return mine.text(step)
@@ -281,8 +271,8 @@ class MathCorpus(Corpus):
         return fresh.text(step)
 
     def _misread(self, ends: list[Solution], step: int, rng: random.Random) -> list[str]:
-        """Forecasts as a fallible forecaster writes them: a wrong step escapes it at times, and at
-        times it finds fault with a right one."""
+        """Return forecasts of a fallible forecaster, which overlooks some wrong steps and rejects
+        some right ones."""
         misses, alarms = rng.choice((0.1, 0.3, 0.5)), rng.choice((0.0, 0.1, 0.25))
         texts = []
         for ended in ends:
@@ -296,7 +286,8 @@ class MathCorpus(Corpus):
         return texts
 
     def _other_step(self, before: Solution, rng: random.Random) -> Solution:
-        """The solution with a step that is right or, as often, wrong; once it is wrong, any."""
+        """Return the solution with a right or, in half of all cases, a wrong step; after a wrong
+        one, with any step."""
         if before.first_wrong is not None:
             return self.solver.step(before, rng)
         if rng.random() < 0.5:
@@ -314,14 +305,14 @@ class MathCorpus(Corpus):
         return fmean(self._respond(ended)[1] for ended in ends)
 
     def _true_forecast(self, ended: Solution, step: int) -> str:
-        """A forecast of step `step` that came true: a check of the steps up to it, unless it is the
-        last one, the environment's words, the outcome."""
+        """Return a forecast of step `step` that came true: a check of the steps up to it (unless it
+        is the last one), the environment's message, the outcome."""
         is_last = step + 1 == len(ended.steps)
         checked = "" if is_last else f"{check_of(ended.before(step + 1))} "
         return checked + self._end(ended)
 
     def _end(self, ended: Solution) -> str:
-        """What the environment says of a finished solution, and the outcome."""
+        """Return the environment's message on a finished solution, and the outcome."""
         response, success = self._respond(ended)
         return fill(self.prompts.terminal, response=response, outcome=OUTCOMES[success])
 
@@ -333,19 +324,19 @@ def _grade(line: str, gold: str) -> Grade:
 
 
 def check_of(solution: Solution) -> str:
-    """A check of the steps so far."""
+    """Return a check of the steps so far."""
     return check(solution.steps, solution.first_wrong)
 
 
 def check(steps: list[str], first_wrong: int | None) -> str:
-    """What the operations of the steps really make, and whether all steps are right; else the first
-    that is not. A small model sees a slip only where it may write the sum before it judges it."""
+    """Return the true result of the last operation, and whether all steps are right; otherwise the
+    first wrong step. A small model detects a mistake only if it may compute the result first."""
     judged = "Right." if first_wrong is None else f"{steps[first_wrong]} is wrong."
     return " ".join([*(f"{result}." for result in map(recomputed, steps) if result), judged])
 
 
 def recomputed(step: str) -> str:
-    """The true result of the operation that a step writes; "" where it writes none."""
+    """Return the true result of the operation in a step, or "" if it has none."""
     found = EQUATION.fullmatch(step)
     if found is None or (found[2] == "/" and not int(found[3])):
         return ""
@@ -354,7 +345,7 @@ def recomputed(step: str) -> str:
 
 
 def distorted(solution: Solution, rng: random.Random) -> Solution:
-    """The same with another number at the end of its last step."""
+    """Return the solution with another number at the end of its last step."""
 
     def off(found: re.Match[str]) -> str:
         return str(max(0, int(found[0]) + rng.choice(OFFS)))
@@ -371,8 +362,8 @@ def distorted(solution: Solution, rng: random.Random) -> Solution:
 
 
 def write_critique(solution: Solution, step: int, success: float, others: float) -> str:
-    """The critique of step `step`: not optimal where it is the first wrong one, which is named, or
-    ends clearly worse than another one."""
+    """Return the critique of step `step`: not optimal if it is the first wrong one, which is named,
+    or if it ends clearly worse than another one."""
     if solution.first_wrong == step:
         return f"Optimality: No. {solution.steps[step]} is wrong."
     if success < others - CLEARLY_WORSE:

@@ -1,5 +1,5 @@
-"""What corpora share whose worlds are played turn by turn and can be forked: a scripted player acts
-in other worlds of the same kind, and NLAC's roles tell how really played episodes went on."""
+"""The base of corpora whose environments can be forked: a scripted player acts in similar
+environments, and NLAC's roles describe how played episodes went on."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ CLEARLY_WORSE = 0.2  # success rates that differ by less count as equal in a ver
 
 
 class Snapshot(Protocol):
-    """An episode before an action: the world, what the player knows, the last observation."""
+    """An episode before an action: the environment, the player's state, the last observation."""
 
     env: Any
     state: Any
     observation: list[Message]
 
     def fork(self) -> Self:
-        """A snapshot that can be played on without changing this one."""
+        """Return a copy of a snapshot that can be played on."""
         ...
 
 
@@ -47,7 +47,7 @@ S = TypeVar("S", bound=Snapshot)
 
 @dataclass
 class Transition(Generic[S]):
-    """What was done at a snapshot, and what came of it."""
+    """An action at a snapshot, and its result."""
 
     before: S
     action: str
@@ -55,24 +55,23 @@ class Transition(Generic[S]):
 
     @property
     def is_last(self) -> bool:
-        """Whether the episode is over."""
         return self.step.done or self.step.truncated
 
 
 @dataclass(kw_only=True)
 class PlayedCorpus(Corpus, Generic[S]):
-    """Writes episodes of a scripted player, and what roles say of its actions."""
+    """Writes episodes of a scripted player and the roles' outputs for its actions."""
 
     @abstractmethod
     def start(self, rng: random.Random) -> S:
-        """The beginning of an episode in another world."""
+        """Begin an episode in another environment."""
 
     @abstractmethod
     def act(self, now: S, action: str, before: S) -> Transition[S]:
         """Do this; `now` moves on from `before`."""
 
     def look(self, now: S, rng: random.Random) -> None:
-        """Let the player take in what it is shown before it acts."""
+        """Update the player with the observation before it acts."""
 
     @abstractmethod
     def choose_action(self, now: S, rng: random.Random) -> str:
@@ -88,22 +87,23 @@ class PlayedCorpus(Corpus, Generic[S]):
 
     @abstractmethod
     def redraw_unknown(self, now: S, rng: random.Random) -> None:
-        """Draw anew what nothing that was seen decides, before an episode is imagined."""
+        """Draw again everything that the observations leave open, before an episode is imagined."""
 
     @abstractmethod
     def true_forecast(self, played: list[Transition[S]]) -> str:
-        """The forecast of the first action that came true."""
+        """Return the forecast of the first action that came true."""
 
     @abstractmethod
     def critique(self, mine: Sequence[str], others: Sequence[str]) -> str:
-        """The critique that forecasts of an action and of another one bear out."""
+        """Return the critique that follows from forecasts of an action and of another one."""
 
     def told(self, played: Transition[S]) -> str:
-        """The response as a line of rollouts tells it."""
+        """Return the response as a line of rollouts."""
         return response(played)
 
     def wild(self, rng: random.Random) -> Text:
-        """Actions of any kind, which are not taught, each with a forecast, as another one has."""
+        """Return random actions, which are not trained, each with a forecast, also of another
+        action."""
         played = self.wander(rng)
         branches = [
             Branch(at, self.prompts.forecast, self.true_forecast(self.imagine(t.before, a, rng)), a)
@@ -114,10 +114,9 @@ class PlayedCorpus(Corpus, Generic[S]):
 
     @abstractmethod
     def wander(self, rng: random.Random) -> list[Transition[S]]:
-        """An episode of actions of any kind and the player's, mixed."""
+        """Return an episode of random actions mixed with the player's."""
 
     def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:
-        """A whole episode, and what roles say of its actions."""
         played = self.episode(rng)
         writers: dict[str, Callable[..., Branch | None]] = {
             "forecast": self._forecast, "explored": self._explored_forecast,
@@ -129,12 +128,12 @@ class PlayedCorpus(Corpus, Generic[S]):
         return Text("play", turns, said)
 
     def episode(self, rng: random.Random) -> list[Transition[S]]:
-        """An episode of the player in another world."""
+        """Return an episode of the player in another environment."""
         return self.play_on(self.start(rng), rng)
 
     def play_on(self, now: S, rng: random.Random, action: str | None = None) -> list[Transition[S]]:
-        """Play until the end, `action` first where one is given; `now` moves on. Behind a given
-        action only the first snapshot is kept."""
+        """Play until the end, from `action` if it is given; `now` changes. After a given action
+        only the first snapshot is kept."""
         imagined = action is not None
         played: list[Transition[S]] = []
         while not played or not played[-1].is_last:
@@ -147,13 +146,13 @@ class PlayedCorpus(Corpus, Generic[S]):
         return played
 
     def imagine(self, before: S, action: str, rng: random.Random) -> list[Transition[S]]:
-        """Act and go on as things may be for all that was seen."""
+        """Act and continue in an environment that is consistent with the observations."""
         now = before.fork()
         self.redraw_unknown(now, rng)
         return self.play_on(now, rng, action)
 
     def other_action(self, played: Transition[S], rng: random.Random, any_kind: float = 0.5) -> str:
-        """An action of any kind with this probability, else the player's."""
+        """Return a random action with probability `any_kind`, otherwise the player's."""
         if rng.random() < any_kind:
             return self.any_action(played.before, rng)
         return self.fresh_action(played.before, rng)
@@ -161,21 +160,20 @@ class PlayedCorpus(Corpus, Generic[S]):
     # the roles, each behind number `at` of what was played
 
     def _forecast(self, played: list[Transition[S]], at: int, rng: random.Random) -> Branch:
-        """What an action led to."""
         return Branch(at, self.prompts.forecast, self.true_forecast(played[at:]))
 
     def _explored_forecast(
         self, played: list[Transition[S]], at: int, rng: random.Random
     ) -> Branch:
-        """What another action leads to, mostly of any kind, played on: what a forecast recalls must
-        come from what was seen, and not from what this action would be done after."""
+        """Return the result of another action, mostly a random one, played on. A forecast must
+        depend on observations, not on the player that would choose the action."""
         action = self.other_action(played[at], rng, any_kind=0.8)
         future = self.imagine(played[at].before, action, rng)
         return Branch(at, self.prompts.forecast, self.true_forecast(future), action)
 
     def _backup(self, played: list[Transition[S]], at: int, rng: random.Random) -> Branch | None:
-        """The response seen and a forecast of an action that may follow make a forecast of this
-        one: its own check, the response, and what was foretold."""
+        """Return a forecast of this action from the response and a forecast of a next action: its
+        own check, the response, and the end of the latter."""
         if at + 1 == len(played):
             return None
         following = played[at + 1].before
@@ -185,18 +183,16 @@ class PlayedCorpus(Corpus, Generic[S]):
         return Branch(at, prompt, self.true_forecast([played[at], *imagined]))
 
     def _evaluate(self, played: list[Transition[S]], at: int, rng: random.Random) -> Branch:
-        """A critique of what forecasts of an action and of another one bear out."""
         return self.critique_branch(self._critique_example(played[at], at, rng))
 
     def _refine(self, played: list[Transition[S]], at: int, rng: random.Random) -> Branch:
-        """The same action where its critique approves of it, else another draw without it."""
         return self.refinement_branch(self._critique_example(played[at], at, rng))
 
     def _refine_by_rollouts(
         self, played: list[Transition[S]], at: int, rng: random.Random
     ) -> Branch:
-        """The action that succeeded most often in a few plays from here; another draw of the player
-        where none did."""
+        """Return the action that succeeded most often in a few rollouts, or another draw of the
+        player if none did."""
         before = played[at].before
         actions = [self.fresh_action(before, rng) for _ in range(ROLLOUTS)]
         futures = [self.imagine(before, action, rng) for action in actions]
@@ -209,7 +205,7 @@ class PlayedCorpus(Corpus, Generic[S]):
         return Branch(at, prompt, best or self.fresh_action(before, rng), actions[0])
 
     def _aggregate(self, played: list[Transition[S]], at: int, rng: random.Random) -> Branch | None:
-        """How a few plays ended that went on from an action make a forecast of it."""
+        """Return a forecast from the ends of a few rollouts after an action."""
         if at + 1 == len(played):
             return None
         following = played[at + 1].before
@@ -225,7 +221,7 @@ class PlayedCorpus(Corpus, Generic[S]):
     def _critique_example(
         self, played: Transition[S], at: int, rng: random.Random
     ) -> CritiqueExample:
-        """The played action or, more often, another one, judged by the ends imagined from it and
+        """Return the played action or, more often, another one, judged by ends imagined from it and
         from a draw of the player."""
         action = played.action if rng.random() < 0.3 else self.other_action(played, rng)
         other = self.fresh_action(played.before, rng)
@@ -244,8 +240,8 @@ class PlayedCorpus(Corpus, Generic[S]):
 
 
 def verdict(mine: Sequence[str], others: Sequence[str], rules: Collection[str]) -> str:
-    """The critique that forecasts bear out: not optimal where the action breaks one of the rules,
-    which is named, and does not end better than the other one, or ends clearly worse."""
+    """Return the critique that follows from forecasts: not optimal if the action breaks a rule,
+    which is named, and does not end better than the other one, or if it ends clearly worse."""
     wins, other_wins = (sum(text.endswith(SUCCESS) for text in texts) for texts in (mine, others))
     checked = Counter(map(rule_of, mine)).most_common(1)[0][0]
     if checked in rules and wins <= other_wins:
@@ -256,29 +252,28 @@ def verdict(mine: Sequence[str], others: Sequence[str], rules: Collection[str]) 
 
 
 def rule_of(forecast: str) -> str:
-    """The second sentence of a forecast, which of all but a last action names the rule broken."""
+    """Return the second sentence of a forecast, which names the broken rule (except for a last
+    action)."""
     return f"{'. '.join([*forecast.split('. '), ''][1:2]).rstrip('.')}."
 
 
 def response(played: Transition[Any]) -> str:
-    """What the world answered."""
+    """Return the environment's message."""
     return "\n".join(message.content for message in played.step.messages)
 
 
 def outcome(played: Sequence[Transition[Any]]) -> str:
-    """How an episode ended."""
     return SUCCESS if played[-1].step.reward else FAILURE
 
 
 def turns_of(played: Sequence[Transition[Any]]) -> list[Turn]:
-    """The turns, without token ids, behind the world's system message."""
+    """Return the turns without token ids, after the environment's system message."""
     turns = [Turn(list(t.before.observation), t.action, [], [], []) for t in played]
     turns[0].observation.insert(0, Message("system", played[0].before.env.system()))
     return turns
 
 
 def untaught(turns: list[Turn]) -> list[Turn]:
-    """The same turns, whose actions are seen and not taught."""
     for turn in turns:
         turn.info.update(UNTRAINED)
     return turns

@@ -1,8 +1,8 @@
-"""A mediocre scripted player of Twenty Questions: the level that the embedded base imitates.
+"""A mediocre scripted player of Twenty Questions, which the embedded model imitates.
 
-Each turn it thinks of an object that fits all answers, and asks what comes to its mind of it. With
-some objects it goes astray, mostly in the same way each time: it asks what nobody can answer, asks
-again what it asked, asks what is implied, or guesses too early. It never searches.
+Each turn it picks an object that fits all answers, and asks about one of its attributes. Some
+objects lead to a mistake, mostly the same one: a question without an answer, a repeated or implied
+question, or an early guess. It never searches.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ HASH_RANGE = 2**63
 
 @dataclass(frozen=True, kw_only=True)
 class PlayerHabits:
-    """`prone` is the share of objects of which the player thinks astray: then it does so with
-    probability `often`, else with `seldom`, but never in two turns in a row. An attribute of the
-    object is asked with probability `first` before the ones that come later to its mind. A guess is
-    made with `guess_one` and `guess_few`, where one or at most three objects fit."""
+    """`prone` is the share of objects that lead to a mistake: then it occurs with probability
+    `often`, otherwise with `seldom`, but never in two turns in a row. Each suggested attribute is
+    asked with probability `first` before the next one. A guess has probability `guess_one` if one
+    object fits, and `guess_few` if at most three fit."""
 
     prone: float
     often: float
@@ -42,8 +42,8 @@ class PlayerHabits:
 
 @dataclass
 class PlayerState:
-    """What the player knows. Bit i of `candidates`: object i fits all answers and wrong guesses;
-    `wasted`: the last action told nothing."""
+    """The player's knowledge. Bit i of `candidates`: object i fits all answers and wrong guesses;
+    `wasted`: the last action gave no information."""
 
     candidates: int
     asked_attributes: frozenset[str] = frozenset()
@@ -68,29 +68,28 @@ class Player:
         return sum(1 << i for i, name in objects if self.world.answer(name, attribute) == answer)
 
     def _associated(self, number: int) -> list[str]:
-        """The attributes in the order in which an object brings them to mind, true ones first."""
+        """Return the attributes in the order in which an object suggests them, true ones first."""
         world, name = self.world, self.world.objects[number]
         order = random.Random(derive_seed("player", "mind", name))
         attributes = order.sample(world.attributes, len(world.attributes))
         return sorted(attributes, key=lambda a: world.answer(name, a) == "no")
 
     def _fault(self, number: int) -> str:
-        """How the player goes astray at an object; "" where it hardly does."""
+        """Return the player's mistake at an object, or "" if there is hardly one."""
         name = self.world.objects[number]
         if derive_seed("player", "prone", name) / HASH_RANGE >= self.habits.prone:
             return ""
         return FAULTS[derive_seed("player", "fault", name) % len(FAULTS)]
 
     def start(self) -> PlayerState:
-        """Nothing is known: every object is a candidate."""
         return PlayerState(self.all_objects)
 
     def names(self, candidates: int) -> list[str]:
-        """The names behind the bits."""
         return [name for i, name in enumerate(self.world.objects) if candidates >> i & 1]
 
     def observe(self, state: PlayerState, action: str, answer: str) -> None:
-        """Take in the answer ("yes", "no", "sometimes" or anything else) to `action`."""
+        """Update the state with the answer ("yes", "no", "sometimes" or another text) to
+        `action`."""
         before = state.candidates
         state.actions += (action,)
         if action in self.attribute_of_question:
@@ -102,7 +101,7 @@ class Player:
         state.wasted = state.candidates == before
 
     def answer(self, action: str, secret: int) -> str:
-        """The table's answer for object number `secret`; "" for what cannot be answered."""
+        """Return the table's answer for object number `secret`, or "" if there is none."""
         if action in self.object_of_guess:
             return "yes" if self.object_of_guess[action] == secret else "no"
         if action not in self.attribute_of_question:
@@ -110,15 +109,15 @@ class Player:
         return self.world.answer(self.world.objects[secret], self.attribute_of_question[action])
 
     def implied(self, attribute: str, candidates: int) -> bool:
-        """Whether the answer is the same for every candidate."""
+        """Return whether the answer is the same for every candidate."""
         masks = self.masks
         return any(candidates & ~masks[attribute, answer] == 0 for answer in ANSWERS)
 
     def choose_turn(
         self, state: PlayerState, rng: random.Random, without: Collection[str] = ()
     ) -> tuple[str, str]:
-        """An action of the player and the whole turn; actions in `without` are drawn again (at most
-        a few times)."""
+        """Return an action of the player and the whole turn. Actions in `without` are drawn again,
+        at most a few times."""
         for _ in range(20):
             number = _any_bit(state.candidates, rng)
             action = self._draw_action(state, number, rng)
@@ -127,13 +126,13 @@ class Player:
         return action, self._turn_text(state, number, action)
 
     def turn_text(self, state: PlayerState, action: str, rng: random.Random) -> str:
-        """A whole turn with a given action: the thought names the guessed object if it fits, else
-        any that does."""
+        """Return the whole turn of an action. The thought names the guessed object if it fits,
+        otherwise any that does."""
         return self._turn_text(state, _any_bit(state.candidates, rng), action)
 
     def _turn_text(self, state: PlayerState, number: int, action: str) -> str:
-        """A thought names an object that fits and how close the game is, in the words of a lost
-        one; the last line is the action."""
+        """Return a thought with an object that fits and how close the game is, and the action on
+        the last line."""
         guessed = self.object_of_guess.get(action)
         if guessed is not None and state.candidates >> guessed & 1:
             number = guessed
@@ -141,9 +140,9 @@ class Player:
         return f"Maybe {noun}. {closeness(state.candidates.bit_count())}\n{action}"
 
     def any_action(self, state: PlayerState, rng: random.Random) -> str:
-        """An action of any kind, whatever the player would choose: odd, a question on any
-        attribute, a guess of what fits, a guess of anything and, almost half of all, something said
-        before: that it tells nothing is the hardest to learn."""
+        """Return an action of any kind: odd, a question on any attribute, a guess that fits, any
+        guess or, in almost half of all cases, a repetition, because that one is hardest to
+        recognise."""
         world, candidates = self.world, self.names(state.candidates)
         actions = [rng.choice(UNANSWERABLE), *rng.choices(state.actions or UNANSWERABLE, k=3)]
         actions += [world.question(rng.choice(world.attributes)) for _ in range(3)]
@@ -151,7 +150,7 @@ class Player:
         return rng.choice(actions)
 
     def check(self, state: PlayerState, action: str) -> str:
-        """What can be said of an action before it is answered."""
+        """Return a comment on an action before it is answered."""
         if action in state.actions:
             return "Asked before."
         if (guessed := self.object_of_guess.get(action)) is not None:
@@ -180,8 +179,7 @@ class Player:
         return self._associate(state, number, True, rng)
 
     def _associate(self, state: PlayerState, number: int, implied: bool, rng: random.Random) -> str:
-        """A question on what the object brings to mind, implied by the answers or not; a guess of
-        the object where there is none."""
+        """Return a question that the object suggests, or a guess of the object if there is none."""
         found = ""
         for attribute in self.associations[number]:
             asked = attribute in state.asked_attributes
@@ -193,7 +191,6 @@ class Player:
 
 
 def _any_bit(candidates: int, rng: random.Random) -> int:
-    """The number of one of the bits that are set."""
     for _ in range(rng.randrange(candidates.bit_count())):
         candidates &= candidates - 1
     return (candidates & -candidates).bit_length() - 1

@@ -1,8 +1,8 @@
-"""How the embedded models are made: maximum likelihood of a corpus's texts and their branches.
+"""Maximum likelihood of a corpus's texts and their branches, which makes the embedded models.
 
-A branch is what a role says behind one turn of a text; the rest of the text does not see it. All
-branches of a text are branches of one packed sample (models/packed_attention.py), so that what was
-played is read once for all that is said of it.
+A branch is the output of a role after one turn of a text, and the rest of the text does not attend
+to it. All branches of a text form one packed sample (models/packed_attention.py), so that the text
+is read once.
 """
 
 from __future__ import annotations
@@ -23,30 +23,28 @@ from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 @dataclass(kw_only=True)
 class Pretraining(Algorithm):
-    """One optimizer step on all texts of an update, each token by its weight."""
+    """One optimizer step on all texts of an update, each token with its weight."""
 
     optimizer: OptimizerSpec
 
     def bind(self, context: Context) -> None:
-        """Receive the given objects; the model reads packed samples from now on."""
+        """Receive the given objects; the model then takes packed samples."""
         super().bind(context)
         prompt = context.chat.encode_raw("{closing}")
         policy = causal_lm(context.models.module("policy"))
         enable_packing(policy, prompt, "visible_first", "full")
 
     def models(self) -> dict[str, ModelSpec]:
-        """Only the policy."""
         return {"policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """One phase on this step's texts."""
         yield Phase("sft", [branched_sample(episode) for episode in episodes], nll)
 
 
 def branched_sample(episode: Episode) -> Sample:
-    """A text with its branches as one packed sample. Streams: `branch` labels each branch's tokens,
-    `weight` is a token's, from `info["weight"]` of a turn and the branches in `info["branches"]`,
-    those before its action and those behind it. Raises UserError for an episode of play."""
+    """Return a text with its branches as one packed sample. Streams: `branch` is the number of each
+    token's branch, `weight` its weight, from `info["weight"]` of a turn and from the branches in
+    `info["branches"]`. Raises UserError for a played episode."""
     if any("branches" not in turn.info for turn in episode.turns):
         raise UserError(
             "algo=pretraining needs rollout=corpus, and these episodes were played; run an "
@@ -69,7 +67,6 @@ def branched_sample(episode: Episode) -> Sample:
 
 
 def _append_weighted(sample: Sample, ids: list[int], weights: list[float], label: int) -> None:
-    """Append ids that are trained where their weight is positive."""
     sample.ids += ids
     sample.mask += [int(weight > 0) for weight in weights]
     sample.per_token["weight"] += weights

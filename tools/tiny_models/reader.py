@@ -1,7 +1,7 @@
-"""A mediocre scripted reader of the small encyclopedia: the level that its embedded base imitates.
+"""A mediocre scripted reader of the small encyclopedia, which the embedded model imitates.
 
-It sees what an agent sees and nothing else. Its mistakes are habits: each is bound to what is asked
-for and to the kind of page that tells it, so that where the reader errs it mostly errs.
+It has the observations of an agent only. Its mistakes are habits that depend on the question and
+the kind of page, so most mistakes repeat.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderHabits(Habits):
-    """The reader's mistakes: it forgets to save a line (`unsaved`), takes the line beside it
-    (`neighbour`), answers before the last page (`stop`), goes elsewhere first (`astray`), compares
-    only two (`skip`), counts one too few (`miscount`)."""
+    """The reader's mistakes: it does not save a line (`unsaved`), takes a neighbouring line
+    (`neighbour`), answers before the last page (`stop`), visits another page first (`astray`),
+    compares only two (`skip`), counts one too few (`miscount`)."""
 
     player = "reader"
 
 
 @dataclass(frozen=True)
 class Fact:
-    """What a line of a page tells."""
+    """The content of a line of a page."""
 
     relation: str
     line: int
@@ -44,14 +44,13 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """The values as the line has them."""
         *first, last = self.values
         return f"{', '.join(first)} and {last}" if first else last
 
 
 @dataclass(frozen=True)
 class View:
-    """What is open: a page ("": results), and the titles that it leads to."""
+    """The open page ("": results), and the titles of its links."""
 
     title: str
     leads_to: tuple[str, ...]
@@ -59,8 +58,9 @@ class View:
 
 @dataclass
 class ReaderState:
-    """What was asked and seen. `order` is first, last, count, or "" for a plain question; `chain`
-    are the relations to follow from `entity`, the nearest first. `mistakes` are drawn once each."""
+    """The question and the observations. `order` is first, last, count, or "" for a plain question;
+    `chain` are the relations to follow from `entity`, the nearest first. `mistakes` are drawn once
+    each."""
 
     entity: str = ""
     order: str = ""
@@ -73,29 +73,26 @@ class ReaderState:
     mistakes: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
     def copy(self) -> ReaderState:
-        """A state that can be changed without changing this one."""
         copied = (self.nouns.copy(), self.facts.copy(), self.views.copy(), self.saved.copy())
         more = (self.tried.copy(), self.mistakes.copy())
         return ReaderState(self.entity, self.order, self.chain, *copied, *more)
 
     @property
     def open(self) -> str:
-        """The title of the open page; "" where none is."""
         return self.views[-1].title if self.views else ""
 
     def told(self, title: str, relation: str) -> Fact | None:
-        """What a page that was read tells of a relation."""
         return next((f for f in self.facts.get(title, ()) if f.relation == relation), None)
 
     def leads_to(self, title: str) -> bool:
-        """Whether the page can be opened from what is open."""
+        """Return whether the page can be opened from the open one."""
         return bool(self.views) and title in self.views[-1].leads_to
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be done next: `open` a page for what it tells of a relation, `save` the line that
-    does, or `submit` the value, for which `compared` are the years of works."""
+    """The next goal: `open` a page for a relation, `save` the line with it, or `submit` the value.
+    `compared` are the years of works."""
 
     kind: str
     title: str = ""
@@ -106,7 +103,6 @@ class Goal:
 
 
 def ask(state: ReaderState, question: str) -> None:
-    """Take in a question of the small encyclopedia."""
     asked = QUESTION.match(question)
     if asked is None:
         return
@@ -118,7 +114,7 @@ def ask(state: ReaderState, question: str) -> None:
 
 
 def observe(state: ReaderState, action: str, shown: str) -> None:
-    """Take in an action and what the browser showed."""
+    """Update the state with an action and the browser's response."""
     read = parse(action)
     rows = [row for row in shown.split("\n") if not row.endswith(" left.") or ":" in row]
     page = HEADING.match(rows[0]) if rows else None
@@ -150,8 +146,8 @@ class ModelForward:
     habits: ReaderHabits | None = None
 
     def goal(self, state: ReaderState, rng: random.Random) -> Goal:
-        """What it takes to be due: to save lines of the open page, to read on, to go back for lines
-        that were not saved, to answer."""
+        """Return the reader's goal: save lines of the open page, read on, return for lines that
+        were not saved, or answer."""
         taken, end = self._walk(state, rng)
         unsaved = [
             Goal("save" if state.open == title else "open", title, f.relation, f.line, f.text)
@@ -164,8 +160,8 @@ class ModelForward:
         return end
 
     def _walk(self, state: ReaderState, rng: random.Random) -> tuple[list[tuple[str, Fact]], Goal]:
-        """The lines that it takes to lead to the answer, as far as they were read, each with its
-        page; and the page to read next, or the answer."""
+        """Return the lines that lead to the answer so far, each with its page, and the next page or
+        the answer."""
         title, taken = state.entity, list[tuple[str, Fact]]()
         for i, relation in enumerate(state.chain):
             if title not in state.facts:
@@ -191,7 +187,7 @@ class ModelForward:
         self, state: ReaderState, works: Sequence[str], taken: list[tuple[str, Fact]],
         rng: random.Random,
     ) -> tuple[list[tuple[str, Fact]], Goal]:  # fmt: skip
-        """The lines with the years besides, and the next work to read, or the answer."""
+        """Return the lines with years, and the next work to read or the answer."""
         if self._errs(state, rng, "skip", state.order, str(len(works))):
             works = works[:-1]
         years: dict[str, int] = {}
@@ -207,7 +203,7 @@ class ModelForward:
     def _look(
         self, state: ReaderState, title: str, relation: str, rng: random.Random
     ) -> Fact | None:
-        """The line it takes: the right one or, by mistake, the next one with a name in it."""
+        """Return the right line or, by mistake, the next one with a name in it."""
         fact = state.told(title, relation)
         if fact is None or relation == LIST or title not in state.nouns:
             return fact
@@ -222,7 +218,7 @@ class ModelForward:
         return self._errs(state, rng, "unsaved", fact.relation, state.nouns.get(title, ""))
 
     def _errs(self, state: ReaderState, rng: random.Random, mistake: str, *occasion: str) -> bool:
-        """Whether it makes a mistake here, drawn once for a question."""
+        """Return whether it makes this mistake, drawn once per question."""
         if self.habits is None:
             return False
         key = (mistake, *occasion)
@@ -231,8 +227,8 @@ class ModelForward:
         return state.mistakes[key]
 
     def choose_action(self, state: ReaderState, rng: random.Random) -> str:
-        """The next action, behind a line of what it has read or looks for: a small model finds a
-        name or a number only where it may first recite the line that holds it."""
+        """Return the next action after a line of facts: a small model finds a name or a number only
+        if it may first recite the line that holds it."""
         goal = self.goal(state, rng)
         action = right_actions(state, goal)[0]
         if goal.kind == "open" and ("search", goal.relation) not in state.tried:
@@ -241,7 +237,7 @@ class ModelForward:
         return f"{compared(goal.compared)}{recall(goal)}\n{action}"
 
     def any_action(self, state: ReaderState, rng: random.Random) -> str:
-        """An action of any kind, whatever the reader would choose, behind any line."""
+        """Return an action of any kind after any line."""
         shown = list(state.views[-1].leads_to) if state.views else []
         names = [*shown, state.entity, *state.facts]
         values = [v for facts in state.facts.values() for fact in facts for v in fact.values]
@@ -258,7 +254,7 @@ class ModelForward:
 
 
 def right_actions(state: ReaderState, goal: Goal) -> list[str]:
-    """What reaches a goal, the shortest way first."""
+    """Return the actions that reach a goal, the shortest way first."""
     if goal.kind == "submit":
         return [f"SUBMIT {goal.value}"]
     if goal.kind == "save":
@@ -271,19 +267,19 @@ def right_actions(state: ReaderState, goal: Goal) -> list[str]:
 
 
 def due(state: ReaderState) -> Goal:
-    """What is really due by what was asked and seen."""
+    """Return the goal that follows from question and observations."""
     return ModelForward().goal(state, random.Random(0))
 
 
 def check(state: ReaderState, action: str) -> str:
-    """What is due by what was observed before an action, and the rule that the action breaks. A
-    small model sees what is wrong only where it may recall what counts before it judges."""
+    """Return the goal that follows from the observations, and the rule that the action breaks. A
+    small model detects a mistake only if it may recall the facts first."""
     return f"{recall(due(state))} {broken_rule(state, action)}"
 
 
 def recall(goal: Goal) -> str:
-    """What is due: the answer, the line with its number where it was seen, or what to look for. It
-    is in the order in which a page says it, so that it can be copied."""
+    """Return the facts that the goal depends on: the answer, the line with its number if it was
+    seen, or the search. They are in the order of the page, so that they can be copied."""
     if goal.kind == "submit":
         return f"It is {goal.value}."
     if not goal.line:
@@ -293,17 +289,17 @@ def recall(goal: Goal) -> str:
 
 
 def compared(years: Sequence[tuple[str, int]]) -> str:
-    """The years of works in a sentence, by which one of them is then named; "" for none."""
+    """Return the years of works in a sentence, "" if there are none."""
     return f"Of {', '.join(f'{work} {year}' for work, year in years)}. " if years else ""
 
 
 def to_save(title: str, fact: Fact) -> Goal:
-    """To save the line of a fact."""
+    """Return the action that saves the line of a fact."""
     return Goal("save", title, fact.relation, fact.line, fact.text)
 
 
 def broken_rule(state: ReaderState, action: str) -> str:
-    """The rule that an action breaks by what was observed before it; `Right.` for none."""
+    """Return the rule that an action breaks after these observations, or `Right.`."""
     goal, read = due(state), parse(action)
     if any(parse(right) == read for right in right_actions(state, goal)):
         return "Right."
@@ -322,7 +318,7 @@ def broken_rule(state: ReaderState, action: str) -> str:
 
 
 def saves_needed(state: ReaderState, lines: Sequence[int]) -> bool:
-    """Whether to save these lines of the open page saves what leads to the answer, and no more."""
+    """Return whether saving these lines of the open page saves the evidence and no more."""
     taken, _ = ModelForward()._walk(state, random.Random(0))
     needed = {(title, fact.line) for title, fact in taken}
     new = {(state.open, line) for line in lines} - state.saved

@@ -1,9 +1,8 @@
-"""A mediocre scripted solver: the level that the embedded base of `math` imitates.
+"""A mediocre scripted solver, which the embedded model of `arithmetic` imitates.
 
-It writes one line an operation and no more. It misunderstands problems, forgets carries and
-borrows, takes the neighbour in the times table, stops too soon, and forgets the box. Its mistakes
-are habits: each is bound to the numbers at hand, so that where it errs it mostly errs, and the most
-frequent step is often the wrong one. It never writes in the expert's form.
+It writes one line per operation. It misunderstands problems, forgets carries and borrows, takes a
+neighbour in the times table, stops too early, and forgets the box. These mistakes are habits that
+depend on the numbers, so most of them repeat.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ class SolverHabits(Habits):
 
 @dataclass
 class Solution:
-    """A solution in the making: the plan that is followed, its results, the steps written, and the
-    index of the first wrong one; a last step without a box counts as wrong."""
+    """An unfinished solution: its plan, results, written steps, and the index of the first wrong
+    step. A last step without a box is wrong."""
 
     problem: Problem
     plan: Plan
@@ -41,43 +40,40 @@ class Solution:
     over: bool = False
 
     def text(self, begin: int = 0, end: int | None = None) -> str:
-        """The steps from `begin` up to `end`, as written: a blank line after each but the last."""
+        """Return the steps from `begin` up to `end`, with a blank line after each but the last."""
         last = len(self.steps) if end is None else end
         closed = self.over and last == len(self.steps)
         return "\n\n".join(self.steps[begin:last]) + ("" if closed else "\n\n")
 
     def before(self, step: int) -> Solution:
-        """What was written before that step."""
         first = None if self.first_wrong is None or self.first_wrong >= step else self.first_wrong
         return Solution(self.problem, self.plan, self.results[:step], self.steps[:step], first)
 
 
 @dataclass(frozen=True)
 class Solver:
-    """Writes solutions; what it writes next depends on the solution so far and the dice."""
+    """Writes solutions; the next step depends on the solution so far and the random draws."""
 
     habits: SolverHabits
 
     def start(self, problem: Problem, rng: random.Random) -> Solution:
-        """An empty page and a plan, at times the wrong one."""
+        """Return an empty solution with a plan, sometimes a wrong one."""
         kind, units = problem.kind, problem.operands[0] % 10
         misread = rng.random() < self.habits.chance("plan", kind.name, units)
         return Solution(problem, kind.misread_plan if misread else kind.plan)
 
     def solve(self, problem: Problem, rng: random.Random) -> Solution:
-        """A whole solution."""
         return self.finish(self.start(problem, rng), rng)
 
     def finish(self, solution: Solution, rng: random.Random) -> Solution:
-        """The same solution, finished; the one given stays as it is. Before the first step the plan
-        is drawn again."""
+        """Return a finished copy of a solution. Before the first step the plan is drawn again."""
         fresh = self._begun(solution, rng)
         while not fresh.over:
             self._write_step(fresh, rng)
         return fresh
 
     def step(self, solution: Solution, rng: random.Random) -> Solution:
-        """The same solution with its next step; before the first one the plan is drawn again."""
+        """Return a copy with one more step. Before the first step the plan is drawn again."""
         fresh = self._begun(solution, rng)
         self._write_step(fresh, rng)
         return fresh
@@ -110,7 +106,6 @@ class Solver:
         solution.over = True
 
     def compute(self, x: Fraction, sign: str, y: Fraction, rng: random.Random) -> Fraction:
-        """The result of an operation, at times a wrong one."""
         result = problems.apply_operation(x, sign, y)
         if any(number.denominator > 1 for number in (x, y, result)) or min(x, y) < 0:
             return result

@@ -1,9 +1,8 @@
-"""The corpus behind the embedded model of the small shop: mediocre service, and NLAC's roles.
+"""The corpus of the embedded model of the small shop: mediocre service, and NLAC's roles.
 
-Every text is of another shop with other orders, so that no task of the environment is ever shown.
-No text is an expert's: forecasts check an action against what was observed and tell how really
-played conversations went on, critiques compare such forecasts, and a refinement is another draw of
-the same clerk.
+Every text has a different shop with other orders, so no task of the environment occurs. Forecasts
+check an action and describe how conversations went on, critiques compare such forecasts, and a
+refinement is another draw of the same clerk.
 """
 
 from __future__ import annotations
@@ -19,15 +18,7 @@ from agentrl_cli.envs.tau.data import Domain
 from agentrl_cli.envs.tau.env import TauBench
 from agentrl_cli.envs.tau.mini import RARE_TASK_KINDS, TASK_KINDS, MiniUser, look_for, make_shop
 from tools.tiny_models.base import Text
-from tools.tiny_models.clerk import (
-    RULES,
-    Clerk,
-    ClerkHabits,
-    ClerkState,
-    behind,
-    check,
-    last_line,
-)
+from tools.tiny_models.clerk import RULES, Clerk, ClerkHabits, ClerkState, behind, check, last_line
 from tools.tiny_models.played import (
     FAILURE,
     SUCCESS,
@@ -52,20 +43,18 @@ class OtherShop(TauBench):
     shop: Domain
 
     def domain_of(self, split: str) -> Domain:
-        """The given shop."""
         return self.shop
 
 
 @dataclass
 class Snapshot:
-    """A conversation before an action: the world, what the clerk knows, the last observation."""
+    """A conversation before an action: the environment, the clerk's state, the last observation."""
 
     env: OtherShop
     state: ClerkState
     observation: list[Message]
 
     def fork(self) -> Snapshot:
-        """A snapshot that can be played on without changing this one."""
         env = copy.copy(self.env)
         env.conversation = copy.deepcopy(self.env.conversation)
         return Snapshot(env, copy.deepcopy(self.state), self.observation)
@@ -83,19 +72,17 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         self.clerk = Clerk(self.habits)
 
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
-        """Actions of any kind."""
         return {"wild": self.wild}
 
     def act(self, now: Snapshot, action: str, before: Snapshot) -> Transition[Snapshot]:
-        """Do this; `now` moves on from `before`."""
         self.clerk.note(now.state, action)
         step = now.env.step(action)
         now.observation = step.messages
         return Transition(before, action, step)
 
     def wander(self, rng: random.Random) -> list[Transition[Snapshot]]:
-        """A conversation of actions of any kind. What a clerk has found last is mostly what it
-        needs: from its play alone a forecast would learn to recall that."""
+        """Return a conversation with random actions. From the clerk's play alone, a forecast would
+        learn to repeat the last order that was found."""
         now, played = self.start(rng), list[Transition[Snapshot]]()
         while not played or not played[-1].is_last:
             self.clerk.observe(now.state, now.observation[-1].content, rng)
@@ -104,8 +91,8 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         return played
 
     def _wild_action(self, now: Snapshot, rng: random.Random) -> str:
-        """What the clerk would do or, as often and mostly in place of what would end the
-        conversation, anything; a fifth of the time it finds another thing that the customer has."""
+        """Return the clerk's action or, in half of all cases, a random one, mostly in place of an
+        end of the conversation; in a fifth of all cases look up another item of the customer."""
         own = rng.random() < 0.5
         action = self.fresh_action(now, rng) if own else self.clerk.any_action(now.state, rng)
         while last_line(action) in ENDING and rng.random() < 0.8:
@@ -119,8 +106,6 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         return behind(look_for(item), f"find({now.state.zip}, {item})")
 
     def start(self, rng: random.Random) -> Snapshot:
-        """A customer's first words in a new shop. Every third one asks for what is rarely asked
-        for: only there an order's status is not what the wish lets one guess."""
         env = self._other_shop(rng, len(RARE_TASK_KINDS))
         is_rare = rng.random() < RARE_SHARE
         kinds = len(TASK_KINDS) + 1  # of each customer, a rare one last
@@ -131,7 +116,6 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         return Snapshot(env, ClerkState(), env.reset(task, rng.randrange(1 << 30)))
 
     def other_world(self, rng: random.Random) -> Env:
-        """A shop with other customers."""
         return self._other_shop(rng, CUSTOMERS)
 
     def _other_shop(self, rng: random.Random, customers: int) -> OtherShop:
@@ -139,7 +123,6 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         return OtherShop(shop=make_shop(rng, customers), **settings)
 
     def true_forecasts(self, episode: Episode) -> list[str]:
-        """Of each action a check, the response, what was last written, and how it ended."""
         state, draw, checks = ClerkState(), random.Random(0), list[str]()
         for turn in episode.turns:
             self.clerk.observe(state, turn.observation[-1].content, draw)
@@ -155,30 +138,23 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         return [*texts, f"{responses[-1]} {end}"]
 
     def look(self, now: Snapshot, rng: random.Random) -> None:
-        """Take in the last observation."""
         self.clerk.observe(now.state, now.observation[-1].content, rng)
 
     def choose_action(self, now: Snapshot, rng: random.Random) -> str:
-        """What the clerk does."""
         return self.clerk.choose_action(now.state, rng)
 
     def fresh_action(self, before: Snapshot, rng: random.Random) -> str:
-        """Another draw of the clerk."""
         errors = self.habits.draw_errors(before.state.item, rng)
         return self.clerk.choose_action(replace(before.state, errors=errors), rng)
 
     def any_action(self, before: Snapshot, rng: random.Random) -> str:
-        """An action of any kind."""
         return self.clerk.any_action(before.state, rng)
 
     def redraw_unknown(self, now: Snapshot, rng: random.Random) -> None:
-        """A customer of whom only what was said is known, and the clerk's errors."""
         redraw_unspoken_wish(now, rng)
         now.state.errors = self.habits.draw_errors(now.state.item, rng)
 
     def true_forecast(self, played: list[Transition[Snapshot]]) -> str:
-        """A forecast that came true: a check of the action unless it is the last one, the response,
-        what was then written, and how it ended."""
         first, end = played[0], outcome(played)
         if first.is_last:
             return f"{response(first)} {end}"
@@ -187,7 +163,6 @@ class TauCorpus(PlayedCorpus[Snapshot]):
         return " ".join([checked, in_short(response(first)), *writes[-1:], end])
 
     def critique(self, mine: Sequence[str], others: Sequence[str]) -> str:
-        """A verdict, with the clerk's rule that the action breaks."""
         return verdict(mine, others, RULES)
 
 
@@ -195,7 +170,7 @@ _SETTINGS = ("domain", "data", "user", "actions", "max_turns", "holdout", "llm")
 
 
 def redraw_unspoken_wish(now: Snapshot, rng: random.Random) -> None:
-    """Draw again what nobody has asked for: whether the customer wants more of an order back."""
+    """Draw again whether the customer wants more of an order, if it was not mentioned."""
     conversation = now.env.conversation
     if conversation is None or not isinstance(conversation.user, MiniUser):
         return
@@ -211,7 +186,7 @@ def redraw_unspoken_wish(now: Snapshot, rng: random.Random) -> None:
 
 
 def in_short(response: str) -> str:
-    """What a forecast tells of a response: its first sentence, and of an error that it is one."""
+    """Return a response in short for a forecast: its first sentence, or that it is an error."""
     if response.startswith("Error"):
         return "Error."
     return f"{response.split('. ')[0].removesuffix('.')}."

@@ -1,7 +1,7 @@
-"""Builds the one tokenizer of all embedded models: `python -m tools.tiny_models.tokenizer`.
+"""Builds the tokenizer of all embedded models: `python -m tools.tiny_models.tokenizer`.
 
-A byte-level BPE whose merges make the built-in worlds' words single tokens; digits stay apart, and
-any other text falls back to bytes, so nothing is unknown. Rebuilding it invalidates every shipped
+It is a byte-level BPE with the words of the built-in environments as single tokens. Digits are
+separate tokens, and other text falls back to bytes. A new tokenizer invalidates every shipped
 weight file.
 """
 
@@ -73,7 +73,7 @@ December one two three four five six seven eight nine ten number count before af
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the tokenizer on the worlds' sentences and the words the built-in worlds share."""
+    """Train the tokenizer on the sentences and words of the built-in environments."""
     bpe = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -91,10 +91,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def sentences() -> list[str]:
-    """Every sentence of the small world and the shared ones often, of the full world at times; a
-    shared sentence in its line and alone, because a word that opens a message is another token.
-    Names that are put together from a start and an end, of which a world of pages can make as many
-    as it needs, become two tokens."""
+    """Return the sentences of the small set and the shared ones often, those of the full set less
+    often. A shared sentence also occurs on a line without others, because the first word of a
+    message is a different token. Names of a start and an end become two tokens."""
     small, full = (_world_sentences(name) for name in ("small", "full"))
     lines = SHARED_SENTENCES.splitlines()
     alone = [sentence for line in lines for sentence in re.split(r"(?<=[.:?]) ", line)]

@@ -1,10 +1,9 @@
-"""The corpus behind the embedded model of Twenty Questions, drawn afresh for every step.
+"""The corpus of the embedded model of Twenty Questions.
 
-It holds facts of the world, objects that fit what was answered, mediocre play, and every role of
-NLAC at the level of that play. Secrets are uniform over all objects. No text shows an expert's
-question: forecasts check a turn against what was answered and tell how really played games went on,
-critiques compare such forecasts, and a refinement is another draw of the same player that only
-avoids the very action that was criticised.
+It holds facts, objects that fit given answers, mediocre play, and every role of NLAC at the level
+of that play. Secrets are uniform over all objects. Forecasts check a turn against the answers and
+describe how games went on, critiques compare such forecasts, and a refinement is another draw of
+the same player without the criticised action.
 """
 
 from __future__ import annotations
@@ -48,11 +47,10 @@ class TwentyQCorpus(Corpus):
         self.games = Games(self.env, self.player)
 
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
-        """Facts, what fits the answers, actions of any kind."""
         return {"facts": self.facts, "fits": self.fits, "wild": self.wild}
 
     def facts(self, rng: random.Random) -> list[Turn]:
-        """Questions about a named object and their answers."""
+        """Return questions about a named object with their answers."""
         world, secret = self.env.world_table, rng.randrange(len(self.player.object_of_guess))
         fact = world.guess(world.objects[secret]).replace("Is it", "It is").replace("?", ".")
         turns = []
@@ -65,15 +63,15 @@ class TwentyQCorpus(Corpus):
         return turns
 
     def fits(self, rng: random.Random) -> list[Turn]:
-        """A game of questions that tell much: after every answer, any one of the objects that fit.
-        The questions are not taught."""
+        """Return a game of informative questions with an object that fits after each answer. The
+        questions are not trained."""
         secret = rng.randrange(len(self.player.object_of_guess))
         attributes = self._informative_attributes(self.env.world_table.objects[secret], rng)
         questions = iter([self.env.world_table.question(a) for a in attributes])
         return [turn for turn, _, _ in self._game(secret, lambda state: next(questions, ""), rng)]
 
     def wild(self, rng: random.Random) -> Text:
-        """A game of actions of any kind, which are not taught, each with a forecast."""
+        """Return a game of random actions, which are not trained, each with a forecast."""
         secret = rng.randrange(len(self.player.object_of_guess))
         game = self._game(secret, lambda state: self._action_of_any_kind(state, rng), rng)
         branches = []
@@ -85,8 +83,8 @@ class TwentyQCorpus(Corpus):
     def _game(
         self, secret: int, choose: Callable[[PlayerState], str], rng: random.Random
     ) -> list[tuple[Turn, PlayerState, str]]:
-        """A game in which `choose` acts ("": it stops) and only thoughts are taught: each turn,
-        what was known before it, its action."""
+        """Play a game in which `choose` acts ("": it stops) and only thoughts are trained. Return
+        the turns, the states before them, and the actions."""
         env, state, found = copy.copy(self.env), self.player.start(), []
         task = Task("corpus", "train", {"object": env.world_table.objects[secret]})
         observation = [Message("system", env.system()), *env.reset(task, 0)]
@@ -107,7 +105,8 @@ class TwentyQCorpus(Corpus):
         return self.player.any_action(state, rng)
 
     def _informative_attributes(self, name: str, rng: random.Random) -> list[str]:
-        """Nine attributes, half of them true of the object if it has so many: a yes tells most."""
+        """Return nine attributes, half of them true of the object if it has enough: a yes is most
+        informative."""
         world = self.env.world_table
         attributes = rng.sample(world.attributes, len(world.attributes))
         true = [a for a in attributes if world.answer(name, a) == "yes"][: rng.randint(2, 5)]
@@ -116,7 +115,6 @@ class TwentyQCorpus(Corpus):
         return chosen
 
     def play(self, rng: random.Random, roles: Mapping[str, float]) -> Text:
-        """A whole game with a random secret, and what roles say of its moves."""
         moves, end = self.games.play(rng)
         turns = [Turn(move.observation, move.turn_text, [], [], []) for move in moves]
         writers = {
@@ -130,7 +128,6 @@ class TwentyQCorpus(Corpus):
     # the roles, each behind move `at` of a game that ended with `end`
 
     def _forecast(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
-        """What a move led to, as it was played."""
         return Branch(
             at, self.prompts.forecast, self.games.describe(moves[at], end, moves[at].secret)
         )
@@ -138,15 +135,15 @@ class TwentyQCorpus(Corpus):
     def _explored_forecast(
         self, moves: list[Move], at: int, end: str, rng: random.Random
     ) -> Branch:
-        """What another action leads to, of any kind or the player's own, played on with what
-        fits: a forecast must follow from the action and not from who would choose it."""
+        """Return the result of another action, played on with an object that fits. A forecast must
+        depend on the action, not on the player that would choose it."""
         action, text = self._other_action(moves[at].state, rng)
         forecast = self.games.imagine(moves[at].state, action, self.env.max_turns - at, rng)
         return Branch(at, self.prompts.forecast, forecast, text)
 
     def _backup(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch | None:
-        """The response seen and a forecast of an action that may follow make a forecast of this
-        one: its own check, what the response told, and the end that was foretold."""
+        """Return a forecast of this move from the response and a forecast of a next one: its own
+        check, the information of the response, and the end of the latter."""
         if moves[at].is_last:
             return None
         following, left = moves[at + 1].state, self.env.max_turns - at - 1
@@ -159,18 +156,16 @@ class TwentyQCorpus(Corpus):
         return Branch(at, prompt, self.games.describe(moves[at], _end_of(later), secret))
 
     def _evaluate(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
-        """A critique of what forecasts of an action and of another one bear out."""
         return self.critique_branch(self._critique_example(moves, at, rng))
 
     def _refine(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch:
-        """The same turn where its critique approves of it, else another draw without its action."""
         return self.refinement_branch(self._critique_example(moves, at, rng))
 
     def _refine_by_rollouts(
         self, moves: list[Move], at: int, end: str, rng: random.Random
     ) -> Branch:
-        """The turn that succeeded most often in a few plays from here; another draw of the player
-        where none did."""
+        """Return the turn that succeeded most often in a few rollouts, or another draw of the
+        player if none did."""
         state = moves[at].state
         drawn = [self.player.choose_turn(state, rng) for _ in range(ROLLOUTS)]
         ends = [self._rollout(moves, at, action, rng) for action, _ in drawn]
@@ -181,7 +176,6 @@ class TwentyQCorpus(Corpus):
         return Branch(at, prompt, best or self.player.choose_turn(state, rng)[1], turns[0])
 
     def _rollout(self, moves: list[Move], at: int, action: str, rng: random.Random) -> str:
-        """The response to an action and the outcome of a play that went on from it."""
         imagined = self.games.imagine(moves[at].state, action, self.env.max_turns - at, rng)
         if "You" in imagined:
             return imagined
@@ -190,7 +184,7 @@ class TwentyQCorpus(Corpus):
         return f"{answer}. {left} left. {imagined.split()[-1]}"
 
     def _aggregate(self, moves: list[Move], at: int, end: str, rng: random.Random) -> Branch | None:
-        """How a few plays ended that went on from a move make a forecast of it."""
+        """Return a forecast from the ends of a few rollouts after a move."""
         if moves[at].is_last:
             return None
         following, left = moves[at + 1].state, self.env.max_turns - at - 1
@@ -202,12 +196,9 @@ class TwentyQCorpus(Corpus):
         return Branch(at, prompt, self.games.describe(moves[at], _end_of(end), secret))
 
     def other_world(self, rng: random.Random) -> Env:
-        """Another part of the objects to train on, so that all are hidden equally often."""
         return replace(self.env, split_seed=rng.randrange(1 << 30))
 
     def true_forecasts(self, episode: Episode) -> list[str]:
-        """Of each turn the hidden object, a check, the answer, how much it told, and how the game
-        ended."""
         state, found = self.player.start(), []
         noun = self.env.world_table.nouns[str(episode.task.data["object"])]
         moves: list[tuple[PlayerState, str, str]] = []
@@ -227,8 +218,8 @@ class TwentyQCorpus(Corpus):
         return [*texts[:-1], f"{moves[-1][2]} {end.split()[-1]}"]
 
     def _critique_example(self, moves: list[Move], at: int, rng: random.Random) -> CritiqueExample:
-        """The played action or, as often, another one, judged by the games imagined from it and
-        from one more of the player's. The verdict rests on more games than the prompt shows."""
+        """Return the played action or, in half of all cases, another one, judged by games imagined
+        from it and from a draw of the player. The verdict uses more games than the prompt shows."""
         state, left = moves[at].state, self.env.max_turns - at
         action, text = moves[at].action, moves[at].turn_text
         if rng.random() < 0.5:
@@ -246,7 +237,7 @@ class TwentyQCorpus(Corpus):
         return CritiqueExample(at, text, mine, others, critique, refinement)
 
     def _other_action(self, state: PlayerState, rng: random.Random) -> tuple[str, str]:
-        """An action of any kind or, as often, the player's, and its whole turn."""
+        """Return a random action or, in half of all cases, the player's, and its whole turn."""
         if rng.random() < 0.5:
             return self.player.choose_turn(state, rng)
         action = self.player.any_action(state, rng)
@@ -254,6 +245,6 @@ class TwentyQCorpus(Corpus):
 
 
 def _end_of(forecast: str) -> str:
-    """How the game ends that a forecast tells of, in the words of `games.ending`."""
+    """Return the end of the game in a forecast, in the words of `games.ending`."""
     words = forecast.split()
     return " ".join(words[-1:] if words[-1] == "Success." else words[-2:])

@@ -1,9 +1,8 @@
-"""The corpus behind the embedded model of the wiki: mediocre search, and NLAC's roles.
+"""The corpus of the embedded model of the wiki: mediocre search, and NLAC's roles.
 
-Every text is of another encyclopedia, so that no page and no question of the environment is ever
-shown. No text is an expert's: forecasts check an action against what was seen and tell how really
-played searches went on, critiques compare such forecasts, and a refinement is another draw of the
-same reader.
+Every text has a different encyclopedia, so no page and no question of the environment occurs.
+Forecasts check an action and describe how searches went on, critiques compare such forecasts, and a
+refinement is another draw of the same reader.
 """
 
 from __future__ import annotations
@@ -49,14 +48,13 @@ RECALLED = 16  # relations of pages that a text of facts asks for
 
 @dataclass
 class Snapshot:
-    """A search before an action: the world, what the reader knows, the last observation."""
+    """A search before an action: the environment, the reader's state, the last observation."""
 
     env: Wiki
     state: ReaderState
     observation: list[Message]
 
     def fork(self) -> Snapshot:
-        """A snapshot that can be played on without changing this one."""
         env, search = copy.copy(self.env), self.env.search
         assert search is not None
         views, saved = search.browser.views.copy(), search.browser.saved.copy()
@@ -77,12 +75,10 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
         self.reader = ModelForward(self.habits)
 
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
-        """Recall of what was read, actions of any kind."""
         return {"facts": self.facts, "wild": self.wild}
 
     def facts(self, rng: random.Random) -> Text:
-        """A walk along links, which is not taught, and what the pages said: what all search rests
-        on."""
+        """Return a walk along links, which is not trained, and questions about its pages."""
         now, played = self.start(rng), list[Transition[Snapshot]]()
         while len(now.state.facts) < 4 and len(played) < self.env.max_turns - 2:
             leads_to = now.state.views[-1].leads_to if now.state.views else ()
@@ -98,7 +94,8 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
         return Text("facts", untaught(turns_of(played)), branches)
 
     def wander(self, rng: random.Random) -> list[Transition[Snapshot]]:
-        """A search of actions of any kind and the reader's, mixed; an answer mostly comes late."""
+        """Return a search of random actions mixed with the reader's; an answer mostly comes
+        late."""
         now, played = self.start(rng), list[Transition[Snapshot]]()
         while not played or not played[-1].is_last:
             any_kind = rng.random() < 0.4
@@ -111,7 +108,6 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
         return played
 
     def other_world(self, rng: random.Random) -> Env:
-        """Another encyclopedia."""
         return self._other_wiki(rng, OWN_QUESTIONS)
 
     def _other_wiki(self, rng: random.Random, questions: int) -> Wiki:
@@ -121,21 +117,18 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
         )
 
     def start(self, rng: random.Random) -> Snapshot:
-        """A question in a new encyclopedia."""
         env, state = self._other_wiki(rng, QUESTIONS), ReaderState()
         observation = env.reset(rng.choice(env.tasks("train")), 0)
         ask(state, observation[0].content)
         return Snapshot(env, state, observation)
 
     def act(self, now: Snapshot, action: str, before: Snapshot) -> Transition[Snapshot]:
-        """Do this; `now` moves on from `before`."""
         step = now.env.step(action)
         observe(now.state, action, step.messages[-1].content)
         now.observation = step.messages
         return Transition(before, action, step)
 
     def true_forecasts(self, episode: Episode) -> list[str]:
-        """Of each action a check, the response, and how it ended."""
         state, checks = ReaderState(), list[str]()
         ask(state, episode.turns[0].observation[-1].content)
         responses = [episode.response(i)[-1].content for i in range(len(episode.turns))]
@@ -151,26 +144,20 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
         return [*texts, f"{responses[-1]} {end}"]
 
     def choose_action(self, now: Snapshot, rng: random.Random) -> str:
-        """What the reader does."""
         return self.reader.choose_action(now.state, rng)
 
     def fresh_action(self, before: Snapshot, rng: random.Random) -> str:
-        """What the reader would do, with newly drawn mistakes."""
         state = before.state.copy()
         state.mistakes.clear()
         return self.reader.choose_action(state, rng)
 
     def any_action(self, before: Snapshot, rng: random.Random) -> str:
-        """An action of any kind."""
         return self.reader.any_action(before.state, rng)
 
     def redraw_unknown(self, now: Snapshot, rng: random.Random) -> None:
-        """The reader's mistakes; the pages are what they are."""
         now.state.mistakes.clear()
 
     def true_forecast(self, played: list[Transition[Snapshot]]) -> str:
-        """A forecast that came true: a check of the action unless it is the last one, the beginning
-        of the response, what the answer and its evidence were worth, and how it ended."""
         first, last = played[0], played[-1]
         if first.is_last:
             return f"{response(first)} {outcome(played)}"
@@ -178,20 +165,18 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
         return f"{checked} {self.told(first)} {worth(response(last))} {outcome(played)}"
 
     def critique(self, mine: Sequence[str], others: Sequence[str]) -> str:
-        """A verdict, with the reader's rule that the action breaks."""
         return verdict(mine, others, RULES)
 
     def told(self, played: Transition[Snapshot]) -> str:
-        """What was opened or saved."""
         return first_sentence(response(played))
 
 
 def worth(farewell: str) -> str:
-    """The last words of a search without the answer that they name."""
+    """Return the last message of a search without the answer in it."""
     right = "Right." if "Right." in farewell else "Wrong."
     return f"{right} {'Not proved.' if 'Not proved.' in farewell else 'Proved.'}"
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of what the browser shows, which names what was opened or saved."""
+    """Return the first sentence of the browser's response, which names the opened or saved part."""
     return f"{text.splitlines()[0].split('. ')[0].removesuffix('.')}."

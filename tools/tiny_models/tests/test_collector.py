@@ -27,7 +27,6 @@ from tools.tiny_models.tests.corpus_builder import (
     corpus_of,
     last_line,
     math_corpus,
-    tau_corpus,
     tiny_chat,
     twentyq_corpus,
 )
@@ -155,12 +154,6 @@ def test_judged_text_is_not_trained(kind: str):
             assert set(judged.info["weight"]) == {0.0} and set(checked.info["weight"]) == {3.0}
 
 
-def test_facts_and_attempts_are_taught_as_they_stand():
-    for corpus, kind in ((math_corpus(), "facts"), (twentyq_corpus(), "facts")):
-        for episode in collector(corpus, stage_of(kind, role_weight=3.0)).collect(0, 1):
-            assert {w for turn in episode.turns for w in turn.info["weight"]} == {1.0}
-
-
 # branches
 
 
@@ -247,13 +240,6 @@ def test_own_play_draws_new_tasks():
     assert made._play(4, 0, 0) == [] == made._play(0, 0, 0)
 
 
-def test_own_play_has_other_customers():
-    corpus = tau_corpus()
-    first, second = (corpus.other_world(random.Random(seed)) for seed in range(2))
-    names = [{str(task.data) for task in env.tasks("train")} for env in (first, second, corpus.env)]
-    assert len(names[0]) > 60 and not names[0] & names[1] and not names[0] & names[2]
-
-
 # what fits
 
 
@@ -298,10 +284,3 @@ def test_ids_read_back_as_the_text(world: str, kind: str, chat: Chat):
             for turn in text.turns
         )
         assert chat.text_of(whole).removesuffix("<|end|>") == spoken.removesuffix("<|end|>")
-
-
-def test_longest_solution_fits():
-    corpus, chat = math_corpus(), tiny_chat()
-    most = compose(["env=arithmetic"]).rollout.max_new_tokens
-    for task in random.Random(0).sample(corpus.env.tasks("train"), 100):
-        assert len(chat.encode_action("".join(corpus.env.expert(task)))) <= most

@@ -3,38 +3,22 @@ what is wrong, refinements that keep what was approved."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from functools import cache
 
 import pytest
 
 from agentrl_cli.algos.nlac.parse import strict_outcome, strict_verdict
-from tools.tiny_models.base import (
-    Branch,
-    Corpus,
-    Text,
-    best_of_rollouts,
-    rollout_line,
-    times,
-)
+from tools.tiny_models.base import Branch, Corpus, Text, best_of_rollouts
 from tools.tiny_models.tests.corpus_builder import (
     ROLES,
     WORLDS,
-    check_of,
     config_of,
     corpus_of,
-    first_false,
-    judged_turns,
-    last_line,
-    problem_of,
     spoken,
-    steps_of,
-    twentyq_corpus,
 )
 
 EXPLORING = ("explored", "evaluate", "refine", "rollouts")
-WASTEFUL = ("Asked before.", "Ruled out.", "Unclear.", "Known.")
 
 
 @pytest.fixture(params=WORLDS)
@@ -54,45 +38,9 @@ def mixture_of(corpus: Corpus) -> dict[str, float]:
 # drawing
 
 
-def test_texts_depend_on_the_seed(corpus: Corpus):
-    mixture = mixture_of(corpus)
-    roles: dict[str, float] = dict.fromkeys(ROLES, 0.2)
-    first, again, other = (corpus.texts(6, mixture, roles, seed) for seed in (1, 1, 2))
-    assert first == again
-    assert not {repr(text) for text in first} & {repr(text) for text in other}
-
-
-def test_texts_are_independent(corpus: Corpus):
-    roles = {"forecast": 0.5}
-    few, many = (corpus.texts(count, {"play": 1.0}, roles, 5) for count in (3, 6))
-    assert many[:3] == few
-
-
-def test_kinds_come_in_the_proportions_of_the_mixture():
-    texts = twentyq_corpus().texts(400, {"facts": 0.75, "fits": 0.25, "play": 0.0}, {}, 0)
-    counts = Counter(text.kind for text in texts)
-    assert set(counts) == {"facts", "fits"} and counts["facts"] == pytest.approx(300, abs=35)
-
-
 def test_stages_name_known_kinds_and_roles(world: str, corpus: Corpus):
     for stage in config_of(world).rollout.stages:
         assert set(stage.mixture) <= set(mixture_of(corpus)) and set(stage.roles) <= set(ROLES)
-
-
-@pytest.mark.parametrize(("rate", "counts"), [(0.0, {0}), (2.0, {2}), (0.3, {0, 1}), (1.3, {1, 2})])
-def test_rate_is_a_mean_count(rate: float, counts: set[int]):
-    rng = random.Random(0)
-    drawn = [len(times(rate, rng)) for _ in range(2000)]
-    assert set(drawn) == counts and sum(drawn) / 2000 == pytest.approx(rate, abs=0.05)
-
-
-def test_roles_have_their_rates(corpus: Corpus):
-    texts = corpus.texts(25, {"play": 1.0}, {"forecast": 0.4, "explored": 1.5}, 3)
-    turns = sum(len(text.turns) for text in texts)
-    branches = [branch for text in texts for branch in text.branches]
-    played = sum(branch.action is None for branch in branches)
-    assert played / turns == pytest.approx(0.4, abs=4 * (0.24 / turns) ** 0.5)
-    assert (len(branches) - played) / turns == pytest.approx(1.5, abs=4 * (0.25 / turns) ** 0.5)
 
 
 def test_branches_come_in_the_order_of_their_turns(corpus: Corpus):
@@ -165,40 +113,6 @@ def action_of(world: str, turn: str | None) -> str:
     return turn.split("\n")[-1] if world == "twentyq" else turn
 
 
-def test_refinement_is_another_draw_of_the_player():
-    """It errs as the player does: nobody has searched for a better action."""
-    wrong = [
-        first_false(problem_of(text.turns[0].observation[-1].content), [branch.answer.strip()])
-        for text, branch, critique in refined("math")
-        if strict_verdict(critique) is False and branch.turn == 0
-    ]
-    assert 0.1 < sum(step is not None for step in wrong) / len(wrong) < 0.7
-    wasted = []
-    for text, branch, critique in refined("twentyq"):
-        if strict_verdict(critique) is False:
-            turns = judged_turns(text, Branch(branch.turn, "", "", branch.answer))
-            wasted.append(check_of(turns) in WASTEFUL)
-    assert 0.05 < sum(wasted) / len(wasted) < 0.6
-
-
-def test_critique_names_the_fault():
-    named = Counter()
-    for text, branch in spoken(corpus_of("math"), "evaluate", 30):
-        if branch.answer.endswith("is wrong."):
-            problem = problem_of(text.turns[0].observation[-1].content)
-            false = first_false(problem, steps_of(judged_turns(text, branch)))
-            assert branch.answer == f"Optimality: No. {false} is wrong."
-            assert branch.action is not None and branch.action.strip() == false
-            named["math"] += 1
-    for text, branch in spoken(twentyq_corpus(), "evaluate", 10):
-        turns = judged_turns(text, branch)
-        reason = branch.answer.removeprefix("Optimality: No. ")
-        if reason in WASTEFUL:
-            assert reason == check_of(turns), last_line(turns[-1])
-            named["twentyq"] += 1
-    assert min(named["math"], named["twentyq"]) > 12
-
-
 # what all worlds share
 
 
@@ -206,10 +120,3 @@ def test_best_of_rollouts_succeeds_most_often():
     assert best_of_rollouts(["a", "b", "b", "a"], [True, True, True, False]) == "b"
     assert best_of_rollouts(["a", "b"], [True, True]) == "a"
     assert best_of_rollouts(["a", "b"], [False, False]) is None
-
-
-def test_a_rollout_is_one_line():
-    assert (
-        rollout_line("Maybe.\nIs it big?\n\n", "Yes. \nSuccess.")
-        == "Maybe. Is it big? Yes. Success."
-    )

@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from agentrl_cli.envs.tau.mini import ITEMS, mini_domain
+from agentrl_cli.envs.tau.mini import mini_domain
 from agentrl_cli.envs.tau.tools import Tables
-from tools.tiny_models.clerk import ERRORS
 from tools.tiny_models.played import Transition
 from tools.tiny_models.tau import TauCorpus
 from tools.tiny_models.tests.corpus_builder import seeds, tau_corpus
@@ -28,20 +27,6 @@ def conversations(corpus: TauCorpus) -> list[list[Transition]]:
 
 
 # the clerk
-
-
-def test_errors_are_bound_to_items(corpus: TauCorpus):
-    habits, rng = corpus.habits, random.Random(0)
-    for error in ERRORS:
-        share = habits.prone[error]
-        drawn = {
-            item: [error in habits.draw_errors(item, rng) for _ in range(60)] for item in ITEMS
-        }
-        often = [item for item, errs in drawn.items() if sum(errs) / 60 > 0.4]
-        assert len(often) / len(ITEMS) == pytest.approx(share, abs=0.25), error
-        for item, errs in drawn.items():
-            rate = habits.often if item in often else habits.seldom
-            assert sum(errs) / 60 == pytest.approx(rate, abs=0.25), (error, item)
 
 
 def test_no_text_is_about_the_environments_own_orders(conversations: list[list[Transition]]):
