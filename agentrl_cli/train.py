@@ -244,9 +244,8 @@ def name_last_checkpoint(run: Run, parts: Parts) -> Iterator[None]:
             yield
     except DistributedError as error:
         command = resume_command(run, parts)
-        raise DistributedError(
-            f"{error}; go on from the last checkpoint with: {command}"
-        ) from error
+        line = f"{error}; go on from the last checkpoint with: {command}"
+        raise DistributedError(line) from error
 
 
 def resume_command(run: Run, parts: Parts) -> str:

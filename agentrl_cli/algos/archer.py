@@ -36,13 +36,7 @@ from agentrl_cli.algos.samples import episode_samples, skipped_metrics, without_
 from agentrl_cli.algos.settings import ArCHerConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, derive_seed
-from agentrl_cli.models.forward import (
-    Batch,
-    Outputs,
-    add_logprobs,
-    causal_lm,
-    logprobs_and_values,
-)
+from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, causal_lm, logprobs_and_values
 from agentrl_cli.models.packable import enable_packing
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.play import first_turn
@@ -60,7 +54,6 @@ class ArCHer(ArCHerConfig, Algorithm):
 
     @property
     def replay_capacity(self) -> int:
-        """Episodes in the replay buffer."""
         return self.buffer_size
 
     def models(self) -> dict[str, ModelSpec]:
@@ -138,7 +131,6 @@ class ArCHer(ArCHerConfig, Algorithm):
         return samples
 
     def _fresh_actions(self, episodes: list[Episode], update: int) -> list[list[int]]:
-        """Sample a' ~ pi(s) for every turn."""
         prompts = [e.state_ids(k) for e in episodes for k in range(len(e.turns))]
         seeds = [self._seed(update, "act", i) for i in range(len(prompts))]
         completions = self.context.generator.generate(prompts, seeds, self.context.sampling)
@@ -186,11 +178,9 @@ class ArCHer(ArCHerConfig, Algorithm):
         return clipped_ratio(outputs, batch, self.clip_eps)
 
     def annotate(self, episodes: list[Episode]) -> None:
-        """Write `value` and `advantage` into every turn."""
         self.estimate_advantages(without_skipped(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
-        """Return metrics of the values against the returns."""
         self.annotate(episodes)
         return value_metrics(without_skipped(episodes), self.gamma, lambda turn: 1)
 

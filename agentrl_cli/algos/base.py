@@ -159,9 +159,7 @@ class PlayOnly(Algorithm):
     """The policy alone, for models that are only evaluated."""
 
     def models(self) -> dict[str, ModelSpec]:
-        """Return the policy, without an optimizer."""
         return {"policy": ModelSpec(kind="trained", generates=True)}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Yield nothing."""
         return iter(())

@@ -46,7 +46,6 @@ class StepSpan:
 
     @property
     def size(self) -> int:
-        """Number of action tokens."""
         return self.end - self.start
 
 

@@ -24,7 +24,7 @@ from agentrl_cli.algos.samples import episode_samples
 from agentrl_cli.algos.settings import DPOConfig
 from agentrl_cli.core.types import Episode, Sample, derive_seed
 from agentrl_cli.models.forward import add_logprobs
-from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
+from agentrl_cli.models.specs import ModelSpec, with_reference
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class DPO(DPOConfig, Algorithm):
     demo_use = "must"  # they are the chosen episodes
 
     def models(self) -> dict[str, ModelSpec]:
-        """Return the policy and its reference."""
         return with_reference(self.optimizer)
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
@@ -62,12 +61,6 @@ class DPO(DPOConfig, Algorithm):
         demo = random.Random(seed).choice(demos)
         chosen, rejected = episode_samples(demo), episode_samples(episode)
         return (chosen[0], rejected[0]) if len(chosen) == len(rejected) == 1 else None
-
-
-def with_reference(optimizer: OptimizerSpec) -> dict[str, ModelSpec]:
-    """Return the policy and a frozen copy of it."""
-    policy = ModelSpec(kind="trained", generates=True, optimizer=optimizer)
-    return {"policy": policy, "reference": ModelSpec(kind="frozen", generates=False)}
 
 
 def preference_phase(

@@ -24,7 +24,7 @@ from agentrl_cli.algos.samples import episode_samples, turn_advantage
 from agentrl_cli.algos.settings import GRPOConfig
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.forward import Batch, Outputs, add_logprobs
-from agentrl_cli.models.specs import ModelSpec
+from agentrl_cli.models.specs import ModelSpec, with_reference
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
@@ -35,10 +35,7 @@ class GRPO(GRPOConfig, Algorithm):
     uses_ratio = True
 
     def models(self) -> dict[str, ModelSpec]:
-        """Return the policy, and the reference model if there is a KL penalty."""
-        policy = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)
-        reference = {"reference": ModelSpec(kind="frozen", generates=False)} if self.kl_coef else {}
-        return {"policy": policy, **reference}
+        return with_reference(self.optimizer, needed=self.kl_coef > 0)
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
         """Yield one phase on all episodes with an advantage."""
@@ -57,13 +54,9 @@ class GRPO(GRPOConfig, Algorithm):
             add_logprobs(models.forward("reference"), samples, "reference_logprob")
         zero_std = sum(not advantage for advantage in advantages) / max(1, len(advantages))
         yield Phase(
-            "policy",
-            samples,
-            self.loss,
-            epochs=self.epochs,
-            minibatch_tokens=self.minibatch_tokens,
-            metrics={"reward/frac_zero_std": zero_std},
-        )
+            "policy", samples, self.loss, epochs=self.epochs,
+            minibatch_tokens=self.minibatch_tokens, metrics={"reward/frac_zero_std": zero_std},
+        )  # fmt: skip
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """Return the clipped surrogate plus the KL penalty."""

@@ -28,7 +28,7 @@ from agentrl_cli.algos.samples import episode_samples, skipped_metrics, without_
 from agentrl_cli.algos.settings import PPOConfig
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, logprobs_and_values
-from agentrl_cli.models.specs import ModelSpec
+from agentrl_cli.models.specs import ModelSpec, with_reference
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 
@@ -50,9 +50,7 @@ class PPO(PPOConfig, Algorithm):
 
     def models(self) -> dict[str, ModelSpec]:
         """Return the policy with a value head, and the reference model if there is a KL penalty."""
-        policy = ModelSpec(kind="trained", generates=True, optimizer=self.optimizer, head="value")
-        reference = {"reference": ModelSpec(kind="frozen", generates=False)} if self.kl_coef else {}
-        return {"policy": policy, **reference}
+        return with_reference(self.optimizer, "value", needed=self.kl_coef > 0)
 
     @property
     def pretrains_values(self) -> bool:
@@ -76,17 +74,12 @@ class PPO(PPOConfig, Algorithm):
         if self.kl_coef:
             add_logprobs(self.context.models.forward("reference"), samples, "reference_logprob")
         values, returns = [e.value for e in estimates], [e.value_target for e in estimates]
+        explained = {"policy/explained_variance": critics.explained_variance(values, returns)}
         yield Phase(
-            "policy",
-            samples,
-            self.loss,
-            epochs=self.epochs,
-            minibatch_tokens=self.minibatch_tokens,
-            entropy_gradient=self.entropy_coef > 0,
-            head_only=self.pretrains_values,
-            metrics={"policy/explained_variance": critics.explained_variance(values, returns)}
-            | skipped_metrics("ppo", episodes),
-        )
+            "policy", samples, self.loss, epochs=self.epochs,
+            minibatch_tokens=self.minibatch_tokens, entropy_gradient=self.entropy_coef > 0,
+            head_only=self.pretrains_values, metrics=explained | skipped_metrics("ppo", episodes),
+        )  # fmt: skip
 
     def estimate_advantages(
         self, episodes: list[Episode]
@@ -139,11 +132,9 @@ class PPO(PPOConfig, Algorithm):
         return critic if self.pretrains_values else loss, metrics
 
     def annotate(self, episodes: list[Episode]) -> None:
-        """Write `value` and `advantage` into every turn."""
         self.estimate_advantages(without_skipped(episodes))
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
-        """Return metrics of the values against the returns."""
         self.annotate(episodes)
         sound, by_turn = without_skipped(episodes), self.level == "turn"
         return critics.value_metrics(

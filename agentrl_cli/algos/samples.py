@@ -47,7 +47,6 @@ class TurnRef:
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last turn of the episode."""
         return self.turn == len(self.episode.turns) - 1
 
     @property
@@ -67,9 +66,8 @@ def episode_samples(
     """Return one sample per unbroken segment of the episode; its action tokens are trained.
 
     `per_token_of(i, turn)` returns the streams of turn i: one number for all tokens of the action,
-    or
-    one per token. Observations get 0. A `weight` of 0 leaves a token untrained. All turns must have
-    the same streams.
+    or one per token. Observations get 0. A `weight` of 0 leaves a token untrained. All turns must
+    have the same streams.
     """
     samples: list[Sample] = []
     for i, turn in enumerate(episode.turns):

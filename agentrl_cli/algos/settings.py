@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_fraction
+from agentrl_cli.core.errors import UserError, require_at_least
 from agentrl_cli.models.specs import OptimizerSpec, check_limits
 
 # --- optimizers and shared parts ---
@@ -67,9 +67,7 @@ class TrainingConfig(Settings):
 class SFTConfig(TrainingConfig):
     """Settings of SFT, and of RFT, which is SFT with `only_success`."""
 
-    only_success: Annotated[
-        bool, Field(description="Train on the policy's successes instead of demonstrations.")
-    ]
+    only_success: Annotated[bool, Field(description="Train on the policy's successes only.")]
 
 
 # --- GRPO ---
@@ -81,7 +79,7 @@ class GRPOConfig(TrainingConfig):
 
     group_size: Annotated[int, Field(ge=2, description="Episodes of one task per group.")]
     normalise_advantages: Annotated[
-        bool, Field(description="Divide advantages by the standard deviation of the group.")
+        bool, Field(description="Divide by the deviation of the group.")
     ]
     clip_eps: Clip
     kl_coef: KLCoef
@@ -99,9 +97,7 @@ class PPOConfig(TrainingConfig):
     gae_lambda: GAELambda
     normalise_advantages: NormaliseAdvantages
     clip_eps: Clip
-    value_clip: Annotated[
-        float, Field(ge=0, description="Clip the change of a value to +- this. 0: no clipping.")
-    ]
+    value_clip: Annotated[float, Field(ge=0, description="Maximum change of a value. 0: no limit.")]
     value_coef: Annotated[float, Field(ge=0, description="Weight of the value loss.")]
     critic_warmup: CriticWarmup
     kl_coef: KLCoef
@@ -115,12 +111,8 @@ class PPOConfig(TrainingConfig):
 class ArCHerConfig(Settings):
     """Settings of ArCHer."""
 
-    episodes_per_update: Annotated[
-        int, Field(ge=1, description="Replayed episodes of a critic update (one optimizer step).")
-    ]
-    critic_updates: Annotated[
-        int, Field(ge=1, description="Critic updates per policy update. Each moves the target.")
-    ]
+    episodes_per_update: Annotated[int, Field(ge=1, description="Episodes of a critic update.")]
+    critic_updates: Annotated[int, Field(ge=1, description="Critic updates per policy update.")]
     critic_warmup: CriticWarmup
     buffer_size: Annotated[int, Field(ge=1, description="Episodes in the replay buffer.")]
     action: Annotated[
@@ -129,9 +121,7 @@ class ArCHerConfig(Settings):
               "replayed one."),
     ]  # fmt: skip
     gamma: Discount
-    ema_decay: Annotated[
-        float, Field(ge=0, le=1, description="Share of its weights that the target keeps.")
-    ]
+    ema_decay: Annotated[float, Field(ge=0, le=1, description="Share that the target keeps.")]
     normalise_advantages: NormaliseAdvantages
     clip_eps: Clip
     actor_epochs: Annotated[int, Field(ge=1, description="Passes over the new episodes.")]
@@ -171,32 +161,22 @@ NLAC_PLACEHOLDERS = {  # by prompt, the placeholders that it may contain
 
 
 @dataclass(kw_only=True)
-class NLACPromptsConfig:
+class NLACPromptsConfig(Settings):
     """Instructions of the roles, each sent as one message after the interaction so far. Words in
     braces, such as `{response}`, are replaced."""
 
     forecast: Annotated[str, Field(description="Successor: forecast how the episode continues.")]
-    backup: Annotated[
-        str, Field(description="Backup: write a forecast from {response} and the next {forecast}.")
-    ]
-    evaluate: Annotated[
-        str, Field(description="Evaluator: critique an action by its {forecasts}, given {others}.")
-    ]
+    backup: Annotated[str, Field(description="Backup: forecast from {response} and {forecast}.")]
+    evaluate: Annotated[str, Field(description="Evaluator: critique by {forecasts} and {others}.")]
     refine: Annotated[str, Field(description="Refiner: rewrite an action by its {critique}.")]
     refine_by_rollouts: Annotated[
-        str, Field(description="Refiner of NLACSelfDistillation: rewrite by {rollouts}.")
+        str, Field(description="Refiner: rewrite an action by {rollouts}.")
     ]
-    aggregate: Annotated[
-        str, Field(description="Backup of NLRL: summarize {rollouts} that follow {response}.")
-    ]
-    terminal: Annotated[
-        str, Field(description="Target of an episode's last turn: its {response} and {outcome}.")
-    ]
+    aggregate: Annotated[str, Field(description="NLRL: summarize {rollouts} after {response}.")]
+    terminal: Annotated[str, Field(description="Last turn's target: its {response} and {outcome}.")]
     parser: Annotated[
         Literal["strict", "lenient"],
-        Field(
-            description="How role texts are parsed: the trained form only, or as real models write."
-        ),
+        Field(description="Accept only the trained form of role texts, or other forms, too."),
     ] = "strict"
     speaker: Annotated[
         Literal["user", "system"], Field(description="Sender of the instructions.")
@@ -205,9 +185,6 @@ class NLACPromptsConfig:
         str,
         Field(description="Wraps an {instruction} if the template allows no message of `speaker`."),
     ] = "{instruction}"
-
-    def __post_init__(self) -> None:
-        self.check_settings()
 
     def check_settings(self) -> None:
         """Raise UserError for an unknown placeholder and for a frame without its instruction."""
@@ -222,32 +199,19 @@ class NLACPromptsConfig:
             raise UserError(line, code="missing-placeholder")
 
 
-@dataclass(frozen=True, kw_only=True)
-class NLACImprovementCheckConfig:
+@dataclass(kw_only=True)
+class NLACImprovementCheckConfig(Settings):
     """The improvement check: the policy trains only while its training targets are measurably
     better than its own play."""
 
-    every: Annotated[
-        int | None, Field(ge=1, description="Updates between measurements; null: no check.")
-    ]
+    every: Annotated[int | None, Field(ge=1, description="Updates between checks. null: none.")]
     num_targets: Annotated[int, Field(ge=8, description="Training targets of each measurement.")]
-    num_rollouts: Annotated[
-        int, Field(ge=1, description="Rollouts of each target, and of own play from its state.")
-    ]
+    num_rollouts: Annotated[int, Field(ge=1, description="Rollouts of a target, and of own play.")]
     window: Annotated[int, Field(ge=1, description="Latest measurements that count.")]
 
-    def __post_init__(self) -> None:
-        self.check_settings()
 
-    def check_settings(self) -> None:
-        """Raise UserError for a value out of range."""
-        require_at_least(1, every=1 if self.every is None else self.every)
-        require_at_least(1, num_rollouts=self.num_rollouts, window=self.window)
-        require_at_least(8, num_targets=self.num_targets)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NLACAdvancedConfig:
+@dataclass(kw_only=True)
+class NLACAdvancedConfig(Settings):
     """Settings of NLAC that rarely change."""
 
     ema_decay: Annotated[
@@ -255,192 +219,112 @@ class NLACAdvancedConfig:
     ]
     td_lambda: Annotated[
         float,
-        Field(
-            ge=0,
-            le=1,
-            description="Probability that a chain of backups starts one played turn later "
-            "(as λ of TD(λ)); 0: a single backup, 1: from the end of the episode.",
-        ),
-    ]
-    priority_exponent: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="Exponent of the replay priorities, which are target losses; 0: uniform. "
-            "A turn without a target gets the lowest priority.",
-        ),
-    ]
+        Field(ge=0, le=1, description="λ of TD(λ): probability that a chain of backups starts one "
+              "turn later. 0: one backup. 1: from the end of the episode."),
+    ]  # fmt: skip
+    priority_exponent: Annotated[float, Field(ge=0, description="Exponent of losses. 0: uniform.")]
     buffer_size: Annotated[int, Field(ge=1, description="Episodes in the replay buffer.")]
     first_action: Annotated[
         Literal["fresh", "stored"],
         Field(description="First candidate of a state: a new sample, or the action in the buffer."),
     ]
-    keep_optimal: Annotated[
-        bool, Field(description="Keep an action that its critique calls optimal, unrefined.")
-    ]
+    keep_optimal: Annotated[bool, Field(description="Keep actions that are called optimal.")]
     role_model: Annotated[
         Literal["policy", "target", "reference"],
         Field(description="Model that writes critiques and refinements."),
     ]
     ablation: Annotated[
-        Literal[
-            "none",
-            "shuffled_outcomes",
-            "shuffled_critiques",
-            "empty_critiques",
-            "frozen_critic",
-            "majority",
-        ],
+        Literal["none", "shuffled_outcomes", "shuffled_critiques", "empty_critiques",
+                "frozen_critic", "majority"],
         Field(description="Ablation that corrupts or removes one part of the algorithm."),
-    ]
-    role_tokens: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="Maximum tokens of a role's text; a refined action may have as many as "
-            "the policy's.",
-        ),
-    ]
+    ]  # fmt: skip
+    role_tokens: Annotated[int, Field(ge=1, description="Maximum tokens of a text.")]
     role_temperature: Annotated[
-        float, Field(ge=0, description="Temperature of forecasts, backups and refinements.")
+        float, Field(ge=0, description="Temperature of all roles but critiques.")
     ]
     critique_temperature: Annotated[float, Field(ge=0, description="Temperature of critiques.")]
-    minibatch_tokens: Annotated[
-        int,
-        Field(description="Trained tokens of one gradient step of the policy; 0: one per phase."),
-    ]
+    minibatch_tokens: TokensPerStep
     successor_minibatch_tokens: Annotated[
-        int, Field(description="The same for the successor model, whose targets are noisier.")
+        int, Field(ge=0, description="The same for the successor model, with its noisier targets.")
     ]
 
-    def __post_init__(self) -> None:
-        self.check_settings()
 
-    def check_settings(self) -> None:
-        """Raise UserError for a value out of range."""
-        require_fraction(ema_decay=self.ema_decay, td_lambda=self.td_lambda)
-        require_at_least(0, priority_exponent=self.priority_exponent)
-        require_at_least(1, buffer_size=self.buffer_size)
-        require_at_least(1, role_tokens=self.role_tokens)
-        require_at_least(0, role_temperature=self.role_temperature)
-        require_at_least(0, critique_temperature=self.critique_temperature)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NLACDiagnosticsConfig:
+@dataclass(kw_only=True)
+class NLACDiagnosticsConfig(Settings):
     """Size of the measurements of the critic at evaluation."""
 
-    num_states: Annotated[
-        int, Field(ge=0, description="States at which evaluation measures the critic; 0: none.")
-    ]
+    num_states: Annotated[int, Field(ge=0, description="States at which to measure. 0: none.")]
     num_actions: Annotated[int, Field(ge=1, description="Actions measured at each state.")]
     num_forecasts: Annotated[int, Field(ge=1, description="Forecasts of each measured action.")]
     num_rollouts: Annotated[int, Field(ge=1, description="Rollouts of each measured action.")]
 
-    def __post_init__(self) -> None:
-        self.check_settings()
-
-    def check_settings(self) -> None:
-        """Raise UserError for a value out of range."""
-        require_at_least(0, num_states=self.num_states)
-        require_at_least(1, num_actions=self.num_actions, num_forecasts=self.num_forecasts)
-        require_at_least(1, num_rollouts=self.num_rollouts)
-
 
 @dataclass(kw_only=True)
-class NLACConfig:
+class NLACConfig(Settings):
     """Settings of NLAC (arXiv 2512.04601)."""
 
     turns_per_update: Annotated[int, Field(ge=1, description="Replayed turns per update.")]
-    num_forecasts: Annotated[
-        int, Field(ge=1, description="Forecasts that one critique reads (k in the paper).")
-    ]
-    num_refinements: Annotated[
-        int, Field(ge=1, description="Critiques and refinements of one action (m in the paper).")
-    ]
+    num_forecasts: Annotated[int, Field(ge=1, description="Forecasts per critique (k in paper).")]
+    num_refinements: Annotated[int, Field(ge=1, description="Refinements per action (m in paper).")]
     policy_target: Annotated[
         Literal["refined", "best_of_n", "advantage_weighted", "best_critique"],
-        Field(
-            description="Training target of the policy. refined: the refined action, as in the "
-            "paper; best_of_n: the best of fresh and refined actions; advantage_weighted: all of "
-            "them, weighted by value; best_critique: the action with the best critique."
-        ),
-    ]
-    num_candidates: Annotated[
-        int, Field(ge=1, description="Fresh actions per state; the first of them is refined.")
-    ]
+        Field(description="Training target of the policy. refined: the refined action, as in the "
+              "paper. best_of_n: the best of fresh and refined actions. advantage_weighted: all of "
+              "them, weighted by value. best_critique: the action with the best critique."),
+    ]  # fmt: skip
+    num_candidates: Annotated[int, Field(ge=1, description="Fresh actions per state.")]
     selection_temperature: Annotated[
         float, Field(gt=0, description="Temperature τ of best_of_n: log frequency + value / τ.")
     ]
-    separate_critic: Annotated[
-        bool, Field(description="Give the successor model weights separate from the policy's.")
-    ]
+    separate_critic: Annotated[bool, Field(description="The successor model has its own weights.")]
     improvement_check: Annotated[
         NLACImprovementCheckConfig | None,
         Field(description="Improvement check; requires separate_critic. null: none."),
     ]
     show_alternatives: Annotated[
-        bool, Field(description="Show forecasts of alternative actions to the evaluator.")
+        bool, Field(description="Critiques read forecasts of others, too.")
     ]
-    require_optimal: Annotated[
-        bool,
-        Field(description="Distill only actions that their own critique calls optimal."),
-    ]
-    kl_coef: Annotated[
-        float, Field(ge=0, description="Weight of the KL divergence from the initial policy.")
-    ]
-    critic_warmup: Annotated[
-        int, Field(ge=0, description="Updates that train only the critic, at the start.")
-    ]
+    require_optimal: Annotated[bool, Field(description="Distill only actions called optimal.")]
+    kl_coef: KLCoef
+    critic_warmup: CriticWarmup
     min_parse_rate: Annotated[
         float,
-        Field(
-            ge=0,
-            le=1,
-            description="Share of each role's texts that must be parsable at the first update; "
-            "0: not checked.",
-        ),
-    ] = 0.0
+        Field(ge=0, le=1, description="Share of each role's texts that must be parsable at the "
+              "first update. 0: not checked."),
+    ] = 0.0  # fmt: skip
     optimizer: OptimizerSpec
     diagnostics: NLACDiagnosticsConfig
     advanced: NLACAdvancedConfig
     prompts: NLACPromptsConfig
 
-    def __post_init__(self) -> None:
-        self.check_settings()
+    @property
+    def checks_improvement(self) -> bool:
+        """Whether the improvement check is on."""
+        return self.improvement_check is not None and bool(self.improvement_check.every)
 
     def check_settings(self) -> None:
-        """Raise UserError for a value out of range and for settings that contradict each other."""
-        require_fraction(min_parse_rate=self.min_parse_rate)
-        require_at_least(1, turns_per_update=self.turns_per_update)
-        require_at_least(1, num_forecasts=self.num_forecasts)
-        require_at_least(1, num_refinements=self.num_refinements)
-        require_at_least(0, kl_coef=self.kl_coef, critic_warmup=self.critic_warmup)
-        compares = self.show_alternatives or self.policy_target != "refined"
-        require_at_least(2 if compares else 1, num_candidates=self.num_candidates)
-        require_above(0, selection_temperature=self.selection_temperature)
+        """Raise UserError for settings that contradict each other."""
+        if self.show_alternatives or self.policy_target != "refined":
+            require_at_least(2, num_candidates=self.num_candidates)
         target, ablation = self.policy_target, self.advanced.ablation
-        is_shared, check = not self.separate_critic, self.improvement_check
-        by_value = target in ("best_of_n", "advantage_weighted")
-        conflicts = {
-            "algo.improvement_check needs algo.separate_critic=true, because training a shared "
-            "critic moves the policy": bool(check and check.every) and is_shared,
-            "algo.advanced.ablation=frozen_critic needs algo.separate_critic=true, because "
-            "training the policy moves a shared critic": ablation == "frozen_critic" and is_shared,
-            "algo.advanced.ablation=majority needs algo.policy_target=best_of_n": (
-                ablation == "majority" and target != "best_of_n"
-            ),
-            f"algo.require_optimal has no effect on algo.policy_target={target}; set it to false": (
-                self.require_optimal and by_value
-            ),
-            f"algo.policy_target={target} cannot learn from empty critiques; "
-            "set algo.advanced.ablation=shuffled_critiques": (
-                ablation == "empty_critiques" and target in ("best_critique", "advantage_weighted")
-            ),
-            "algo.policy_target=best_critique refines nothing; set algo.advanced.keep_optimal to "
-            "false": self.advanced.keep_optimal and target == "best_critique",
-        }
-        _refuse(conflicts)
+        is_shared, by_value = not self.separate_critic, ("best_of_n", "advantage_weighted")
+        if self.checks_improvement and is_shared:
+            _refuse("algo.improvement_check needs algo.separate_critic=true, because training a "
+                    "shared critic moves the policy")  # fmt: skip
+        if ablation == "frozen_critic" and is_shared:
+            _refuse("algo.advanced.ablation=frozen_critic needs algo.separate_critic=true, because "
+                    "training the policy moves a shared critic")  # fmt: skip
+        if ablation == "majority" and target != "best_of_n":
+            _refuse("algo.advanced.ablation=majority needs algo.policy_target=best_of_n")
+        if self.require_optimal and target in by_value:
+            line = f"algo.require_optimal has no effect on algo.policy_target={target}"
+            _refuse(f"{line}; set it to false")
+        if ablation == "empty_critiques" and target in ("best_critique", "advantage_weighted"):
+            line = f"algo.policy_target={target} cannot learn from empty critiques"
+            _refuse(f"{line}; set algo.advanced.ablation=shuffled_critiques")
+        if self.advanced.keep_optimal and target == "best_critique":
+            line = "algo.policy_target=best_critique refines nothing"
+            _refuse(f"{line}; set algo.advanced.keep_optimal to false")
 
 
 @dataclass(kw_only=True)
@@ -449,19 +333,16 @@ class NLACMonteCarloConfig(NLACConfig):
 
     def check_settings(self) -> None:
         super().check_settings()
-        _refuse_shuffled_outcomes(self)
+        if self.advanced.ablation == "shuffled_outcomes":
+            line = f"{type(self).__name__} has no terminal targets to shuffle"
+            _refuse(f"{line}; set algo.advanced.ablation=none")
 
 
 @dataclass(kw_only=True)
-class NLRLConfig(NLACConfig):
+class NLRLConfig(NLACMonteCarloConfig):
     """Settings of NLRL, which summarizes rollouts instead of bootstrapping."""
 
     rollouts: Annotated[int, Field(ge=1, description="Rollouts summarized in one target.")]
-
-    def check_settings(self) -> None:
-        super().check_settings()
-        require_at_least(1, rollouts=self.rollouts)
-        _refuse_shuffled_outcomes(self)
 
 
 @dataclass(kw_only=True)
@@ -472,31 +353,21 @@ class NLACSelfDistillationConfig(NLACConfig):
 
     def check_settings(self) -> None:
         super().check_settings()
-        require_at_least(1, rollouts=self.rollouts)
         required = {
-            "algo.improvement_check=null": not (
-                self.improvement_check and self.improvement_check.every
-            ),
+            "algo.improvement_check=null": not self.checks_improvement,
             "algo.separate_critic=false": not self.separate_critic,
             "algo.policy_target=refined": self.policy_target == "refined",
             "algo.advanced.ablation=none": self.advanced.ablation == "none",
             "algo.advanced.keep_optimal=false": not self.advanced.keep_optimal,
             "algo.advanced.role_model=policy or reference": self.advanced.role_model != "target",
         }
-        _refuse({f"NLACSelfDistillation needs {text}": not met for text, met in required.items()})
+        for setting, is_met in required.items():
+            if not is_met:
+                _refuse(f"NLACSelfDistillation needs {setting}")
 
 
-def _refuse_shuffled_outcomes(config: NLACConfig) -> None:
-    line = f"{type(config).__name__} has no terminal targets to shuffle"
-    is_wrong = config.advanced.ablation == "shuffled_outcomes"
-    _refuse({f"{line}; set algo.advanced.ablation=none": is_wrong})
-
-
-def _refuse(conflicts: dict[str, bool]) -> None:
-    """Raise UserError with the first message that applies."""
-    for message, applies in conflicts.items():
-        if applies:
-            raise UserError(message, code="conflicting-settings")
+def _refuse(message: str) -> None:
+    raise UserError(message, code="conflicting-settings")
 
 
 # --- Self-AC ---
@@ -593,9 +464,7 @@ class StepAgentInverseConfig(Settings):
               "half of them for each phase."),
     ]  # fmt: skip
     expert_states_per_update: FragmentsPerUpdate
-    num_samples: Annotated[
-        int, Field(ge=2, description="Samples per expert state; their mean is its baseline.")
-    ]
+    num_samples: Annotated[int, Field(ge=2, description="Samples per expert state.")]
     attempt: AttemptPart
     reward: Annotated[
         Literal["logit", "neg_log_d", "log_one_minus_d"],
@@ -603,9 +472,7 @@ class StepAgentInverseConfig(Settings):
     ]
     reward_clip: Annotated[float, Field(ge=0, description="Clip rewards to +- this.")]
     nll_coef: ImitationCoef
-    discriminator_epochs: Annotated[
-        int, Field(ge=1, description="Passes over the samples of an update. Too many overfit.")
-    ]
+    discriminator_epochs: Annotated[int, Field(ge=1, description="Passes; too many overfit.")]
     discriminator_turns_per_step: Annotated[
         int, Field(ge=0, description="Labelled turns of one optimizer step. 0: one per epoch.")
     ]

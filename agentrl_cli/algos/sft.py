@@ -39,12 +39,10 @@ class SFT(SFTConfig, Algorithm):
         return not self.demos
 
     def bind(self, context: Context) -> None:
-        """Store the context and the demonstrations."""
         super().bind(context)
         self.demos = context.demos
 
     def models(self) -> dict[str, ModelSpec]:
-        """Return the policy."""
         return {"policy": ModelSpec(kind="trained", generates=True, optimizer=self.optimizer)}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:

@@ -25,9 +25,7 @@ def cheapest_slices(
     longest, ends = np.array(lengths), np.cumsum([0, *rows])
     least, begins = np.zeros(len(ends)), np.zeros(len(ends), np.int64)
     for end in range(1, len(ends)):
-        padded = (ends[end] - ends[:end]) * longest[
-            :end
-        ]  # [end]: of the slice from each item to `end`
+        padded = (ends[end] - ends[:end]) * longest[:end]  # [end]: of the slice from each item
         allowed = padded <= max(most, padded[-1])
         sums = np.where(allowed, least[:end] + padded, np.inf)
         begins[end] = sums.argmin()

@@ -323,11 +323,8 @@ def logprobs_and_values(model_forward: ModelForward, samples: list[Sample]) -> l
     if not samples:
         return []
     found: dict[int, Read] = {}
-    singles, kind, ranks = (
-        [[i] for i in range(len(samples))],
-        model_forward.device.type,
-        model_forward.ranks,
-    )
+    singles, kind = [[i] for i in range(len(samples))], model_forward.device.type
+    ranks = model_forward.ranks
     values = torch.zeros(1)
     with ranks.together(passes=True):
         for part in rank_passes(singles, samples, model_forward.passes.ids, kind, ranks):

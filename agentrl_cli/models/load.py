@@ -140,7 +140,6 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
 
 @torch.no_grad()
 def _read_embedded(model: PreTrainedModel, name: str) -> None:
-    """Copy embedded weights into `model`."""
     file = TINY / name / "model.safetensors"
     if not files.is_file(file):
         known = ", ".join(sorted(p.parent.name for p in TINY.glob("*/model.safetensors")))

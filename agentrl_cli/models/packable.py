@@ -68,9 +68,8 @@ def _check_family(model: PreTrainedModel) -> None:
         return
     found = f"{config.model_type} with {other[0]}" if other else config.model_type
     remedy = f"choose one of {', '.join(FAMILIES)} without a sliding window or router logits"
-    raise UserError(
-        f"this model cannot read packed prompts: {found}; {remedy}", code="not-packable"
-    )
+    line = f"this model cannot read packed prompts: {found}"
+    raise UserError(f"{line}; {remedy}", code="not-packable")
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:

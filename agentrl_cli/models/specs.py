@@ -18,30 +18,18 @@ class OptimizerSpec:
     lr: Annotated[float, Field(ge=0, le=10.0, description="Learning rate after the warm-up.")]
     head_lr: Annotated[
         float | None,
-        Field(
-            gt=0, le=10.0,
-            description="Learning rate of the value head, with the same schedule. A new linear head"
-            " needs about 20 times the rate of the model. null: the rate of the model.",
-        ),
+        Field(gt=0, le=10.0, description="Learning rate of the value head, which needs about 20 "
+              "times the rate of the model. null: the rate of the model."),
     ] = None  # fmt: skip
     weight_decay: Annotated[float, Field(ge=0, description="Decoupled weight decay.")] = 0.0
-    max_grad_norm: Annotated[
-        float, Field(ge=0, description="Maximum norm of the gradient. 0: no clipping.")
-    ] = 1.0
-    warmup_steps: Annotated[
-        int, Field(ge=0, description="Optimizer steps of the linear warm-up.")
-    ] = 0
-    decay_steps: Annotated[
-        int, Field(ge=0, description="Step at which a cosine reaches 0. 0: constant rate.")
-    ] = 0
+    max_grad_norm: Annotated[float, Field(ge=0, description="Maximum gradient norm. 0: no.")] = 1.0
+    warmup_steps: Annotated[int, Field(ge=0, description="Steps of the linear warm-up.")] = 0
+    decay_steps: Annotated[int, Field(ge=0, description="End of the cosine. 0: constant.")] = 0
     restart_steps: Annotated[
         int,
-        Field(
-            ge=0,
-            description="Length of the cosine cycles after `decay_steps`. Each starts at half the "
-            "rate of the one before. 0: no restarts.",
-        ),
-    ] = 0
+        Field(ge=0, description="Length of the cosine cycles after `decay_steps`. Each starts at "
+              "half the rate of the one before. 0: no restarts."),
+    ] = 0  # fmt: skip
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -49,12 +37,9 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One named set of weights.
-
-    `kind` is `trained`, `ema` (a moving average of the model that it `follows`) or `frozen` (the
-    start of the model that it `follows`). A trained model starts from the base model, or from the
-    body of the model that it `begins_as`.
-    """
+    """One named set of weights. `kind` is `trained`, `ema` (a moving average of the model that it
+    `follows`) or `frozen` (the start of the model that it `follows`). A trained model starts from
+    the base model, or from the body of the model that it `begins_as`."""
 
     kind: str
     generates: bool
@@ -73,3 +58,12 @@ class ModelSpec:
     def origin(self) -> str | None:
         """The name of the model that this one starts from; None for the base model."""
         return self.begins_as if self.kind == "trained" else self.follows
+
+
+def with_reference(
+    optimizer: OptimizerSpec, head: str | None = None, *, needed: bool = True
+) -> dict[str, ModelSpec]:
+    """Return a trained policy and, if `needed`, its frozen start."""
+    policy = ModelSpec(kind="trained", generates=True, optimizer=optimizer, head=head)
+    reference = {"reference": ModelSpec(kind="frozen", generates=False)} if needed else {}
+    return {"policy": policy, **reference}

@@ -57,12 +57,9 @@ PARAMETERS_FOR_TWO_THREADS = 300_000  # model size from which a second torch thr
 
 @dataclass(kw_only=True)
 class Parts:
-    """The objects of a run after `step` updates.
-
-    `play(starts, sampling, generator, limit)` plays episodes of the run's environment and stops the
-    run if a larger share than `limit` fails; the last two arguments are optional.
-    `between_steps` is true after an update was interrupted. `activity` is the current work.
-    """
+    """The objects of a run after `step` updates. `play(starts, sampling, generator, limit)` plays
+    episodes of the run's environment and stops the run if a larger share than `limit` fails; the
+    last two arguments are optional. `between_steps` is true after an update was interrupted."""
 
     collector: Collector
     models: ModelSet
@@ -221,7 +218,6 @@ def _connect(
 
 
 def _load_models(cfg: DictConfig, algo: Algorithm, init: str | None, ranks: Ranks) -> ModelSet:
-    """Return the models with their initial weights, and configure torch for them."""
     device = ranks.device or pick_device(cfg.hardware.device)
     config, place = as_dataclass(cfg.model, ModelConfig), "cpu" if ranks.sharded else device
     # without gradient no activations are stored, so a pass takes twice the tokens of a micro-batch
@@ -251,7 +247,6 @@ def spread_models(cfg: DictConfig, models: ModelSet, ranks: Ranks) -> None:
 
 
 def _context(cfg: DictConfig, env: Env, models: ModelSet, collector: Collector) -> Context:
-    """Return the context of the algorithm, without demonstrations."""
     ranks, generator = models.ranks, collector.generator
     if ranks.size > 1 or ranks.sharded:
         generator = RankGenerator(generator, models)
@@ -267,9 +262,8 @@ def _context(cfg: DictConfig, env: Env, models: ModelSet, collector: Collector) 
         return [task for task in [episode.task, *others] if task.id in names]
 
     return Context(
-        chat=collector.chat, models=models,
-        generator=generator,
-        sampling=collector.sampling, seed=cfg.seed, turn_delimiter=env.turn_delimiter,
+        chat=collector.chat, models=models, generator=generator, sampling=collector.sampling,
+        seed=cfg.seed, turn_delimiter=env.turn_delimiter,
         probe=lambda starts: collector.play(starts, collector.sampling),
         indistinguishable_tasks=indistinguishable,
     )  # fmt: skip

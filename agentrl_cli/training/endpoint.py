@@ -39,7 +39,6 @@ class Untrained(Algorithm):
     plays = False
 
     def models(self) -> dict[str, ModelSpec]:
-        """Return no models."""
         return {}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
@@ -48,7 +47,6 @@ class Untrained(Algorithm):
         raise UserError(message, code="not-trainable")
 
     def generator(self, act: str) -> Generator:
-        """Return the generator of the inner algorithm."""
         return self.inner.generator(act)
 
 
@@ -103,7 +101,6 @@ def assemble_endpoint(cfg: DictConfig) -> EndpointParts:
 
 
 def _context(cfg: DictConfig, env: Env, collector: Collector) -> Context:
-    """Return the context of an algorithm without models."""
     return Context(
         chat=collector.chat, models=cast("ModelSet", None), generator=collector.generator,
         sampling=collector.sampling, seed=cfg.seed, turn_delimiter=env.turn_delimiter,

@@ -296,7 +296,6 @@ class Optimizer:
         self.steps += not head_only
 
     def clear(self) -> None:
-        """Drop the gradients."""
         for weight in (*self.weights.values(), *self.masters.values()):
             weight.grad = None
 

@@ -38,11 +38,8 @@ Bytes = dict[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """Sizes of a causal LM with `size` bytes per number.
-
-    `parameters` belong to the base, `adapter` to one adapter (0 without LoRA), and `rank` is the
-    sum of LoRA ranks in a layer.
-    """
+    """Sizes of a causal LM with `size` bytes per number. `parameters` belong to the base, `adapter`
+    to one adapter (0 without LoRA), and `rank` is the sum of LoRA ranks in a layer."""
 
     size: int
     parameters: int
@@ -59,11 +56,6 @@ class Shapes:
     norms_heads: bool
     eager: bool
 
-    @property
-    def token_bytes(self) -> int:
-        """Return the bytes of one token's keys and values in all layers."""
-        return 2 * self.layers * self.keys * self.size
-
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
@@ -76,49 +68,44 @@ class MemoryPlan:
 
     @property
     def largest_phase(self) -> str:
-        """Return the phase that needs most."""
         return max(self.phases, key=lambda name: sum(self.phases[name].values()))
 
     @property
     def parts(self) -> Bytes:
-        """Return the parts of the peak."""
         return {k: n for k, n in (self.kept | self.phases[self.largest_phase]).items() if n}
 
     @property
     def peak(self) -> int:
-        """Return the largest number of bytes at once."""
         return sum(self.parts.values())
 
 
 def device_type(cfg: DictConfig) -> str:
-    """Return cpu or cuda, whether there is such a device or not."""
+    """Return the configured device, cpu or cuda, which may be missing."""
     return "cuda" if cfg.hardware.device.startswith("cuda") else "cpu"
 
 
 def read_shapes(cfg: DictConfig) -> Shapes:
-    """Return the sizes of the configured model, read from its config.json.
-
-    Raises UserError if it cannot be read or adapters match none of its layers.
-    """
+    """Return the sizes of the configured model, read from its config.json. Raises UserError if it
+    cannot be read or adapters match none of its layers."""
     config = as_dataclass(cfg.model, ModelConfig)
     dtype = dtype_of(config.dtype, torch.device(device_type(cfg)))
     if cfg.hardware.get("strategy") == "fsdp":  # the dtype of forward passes, not of weights
         dtype = torch.bfloat16 if cfg.hardware.get("mixed_precision") == "bf16" else torch.float32
     model = load_shapes(config, dtype)
-    text, names = model.config.get_text_config(), [name for name, _ in model.named_parameters()]
-    parameters, positions = sum(w.numel() for w in model.parameters()), max_positions(model)
-    vocabulary = vocabulary_head(model).get_parameter("weight").shape[0]
+    text, weights = model.config.get_text_config(), dict(model.named_parameters())
     heads, width = text.num_attention_heads, text.hidden_size
     halves = adapter_sizes(model, config.lora) if config.lora else []
     rank = config.lora.rank * len(halves) // 2 // text.num_hidden_layers if config.lora else 0
     head = getattr(text, "head_dim", None) or width // heads
     return Shapes(
-        size=dtype.itemsize, parameters=parameters, adapter=sum(halves), rank=rank,
+        size=dtype.itemsize, parameters=sum(w.numel() for w in weights.values()),
+        adapter=sum(halves), rank=rank,
         layers=text.num_hidden_layers, hidden=width,
         mlp=getattr(text, "intermediate_size", None) or 4 * width, heads=heads,
         queries=heads * head, keys=(getattr(text, "num_key_value_heads", None) or heads) * head,
-        vocabulary=vocabulary, positions=positions, eager=config.attention == "eager",
-        norms_heads=any(name.endswith("q_norm.weight") for name in names),
+        vocabulary=vocabulary_head(model).get_parameter("weight").shape[0],
+        positions=max_positions(model), eager=config.attention == "eager",
+        norms_heads=any(name.endswith("q_norm.weight") for name in weights),
     )  # fmt: skip
 
 
@@ -142,11 +129,9 @@ def layer_bytes(shapes: Shapes, context: int) -> int:
 
 
 def logits_bytes(shapes: Shapes, tokens: int) -> int:
-    """Return the bytes to compute log-probs of `tokens`, a chunk of logits at a time.
-
-    A chunk needs three float32 copies, or, in the backward pass, two in the model's dtype and, if
-    trained, two gradients of the vocabulary weight. The last norm and the states need more.
-    """
+    """Return the bytes to compute log-probs of `tokens`, a chunk of logits at a time. A chunk needs
+    three float32 copies, or, in the backward pass, two in the model's dtype and, if trained, two
+    gradients of the vocabulary weight. The last norm and the states need more."""
     s, size = shapes, shapes.size
     logits = min(tokens * s.vocabulary, max(LOGITS_AT_ONCE, s.vocabulary))
     gradients = 0 if s.adapter else 2 * size * s.vocabulary * s.hidden
@@ -155,10 +140,8 @@ def logits_bytes(shapes: Shapes, tokens: int) -> int:
 
 
 def kept_bytes(shapes: Shapes, algo: Algorithm) -> Bytes:
-    """Return the bytes of an algorithm's models and optimizers.
-
-    Without LoRA each model is a copy. Weights below float32 have float32 masters and averages.
-    """
+    """Return the bytes of an algorithm's models and optimizers. Without LoRA each model is a copy.
+    Weights below float32 have float32 masters and averages."""
     kinds, size = [spec.kind for spec in algo.models().values()], shapes.size
     own, full = shapes.adapter or shapes.parameters, FULL if size < FULL else 0
     return {
@@ -173,11 +156,9 @@ def kept_bytes(shapes: Shapes, algo: Algorithm) -> Bytes:
 def training_phases(
     shapes: Shapes, tokens: int, context: int, *, checkpointed: bool, cuda: bool
 ) -> dict[str, Bytes]:
-    """Return the bytes of an update with `tokens` in a micro-batch and `context` in a sample.
-
-    A checkpointed layer keeps its input only and is recomputed in the backward pass. On CUDA AdamW
-    steps all weights together and allocates a root of each second moment.
-    """
+    """Return the bytes of an update with `tokens` in a micro-batch and `context` in a sample. A
+    checkpointed layer keeps its input only and is recomputed in the backward pass. On CUDA AdamW
+    steps all weights together and allocates a root of each second moment."""
     s, layer = shapes, layer_bytes(shapes, context)
     own = s.adapter or s.parameters
     gradients = {"gradients": s.size * own}
@@ -194,11 +175,8 @@ def training_phases(
 
 
 def decoding_bytes(shapes: Shapes, cfg: DictConfig, models: int) -> tuple[int, int, int]:
-    """Return the bytes of cached keys and values, those of a batch, and its logits.
-
-    `models` is the number of models that generate. Rows are as long as an episode may be. Zeros if
-    a server decodes.
-    """
+    """Return the bytes of cached keys and values, those of a batch, and its logits, if `models`
+    models generate rows as long as an episode may be. Zeros if a server decodes."""
     generator = cfg.hardware.generator
     if "cache_tokens" not in generator:
         return 0, 0, 0
@@ -207,7 +185,8 @@ def decoding_bytes(shapes: Shapes, cfg: DictConfig, models: int) -> tuple[int, i
     logits = SAMPLED * FULL * generator.max_batch * shapes.vocabulary
     mib = generator.get("cache_mib")
     half = sys.maxsize if mib is None else int(mib * 2**19)
-    return min(half, stays * shapes.token_bytes), min(half, batch * shapes.token_bytes), logits
+    token = 2 * shapes.layers * shapes.keys * shapes.size  # keys and values in all layers
+    return min(half, stays * token), min(half, batch * token), logits
 
 
 def validate_context(cfg: DictConfig, positions: int, extra_tokens: int = 0) -> None:
@@ -224,11 +203,9 @@ def validate_context(cfg: DictConfig, positions: int, extra_tokens: int = 0) -> 
 
 
 def sharded_plan(plan: MemoryPlan, shapes: Shapes, processes: int) -> MemoryPlan:
-    """Return the plan of one process of hardware=fsdp.
-
-    It holds a share, in float32, of the weights and of their gradients and moments. A forward pass
-    gathers the vocabulary and two layers at a time, decoding gathers all weights.
-    """
+    """Return the plan of one process of hardware=fsdp. It holds a share, in float32, of the weights
+    and of their gradients and moments. A forward pass gathers the vocabulary and two layers at a
+    time, decoding gathers all weights."""
     copies = plan.kept["base weights"] // shapes.size  # of each parameter of each model
     held = {"base weights": FULL * copies, "optimizer moments": plan.kept["optimizer moments"]}
     roots = plan.phases["an optimizer step"]["roots of moments"]
@@ -248,11 +225,8 @@ def sharded_plan(plan: MemoryPlan, shapes: Shapes, processes: int) -> MemoryPlan
 
 
 def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
-    """Return the plan of a run, per process if there are several.
-
-    Raises UserError if the model's config.json cannot be read, or episodes may be longer than the
-    model reads.
-    """
+    """Return the plan of a run, per process if there are several. Raises UserError if the model's
+    config.json cannot be read, or if episodes may be longer than the model's context."""
     shapes, context = read_shapes(cfg), cfg.rollout.max_seq_len
     validate_context(cfg, shapes.positions)
     generating = sum(spec.generates for spec in algo.models().values())
@@ -262,10 +236,10 @@ def plan_memory(cfg: DictConfig, algo: Algorithm) -> MemoryPlan:
         checkpointed=cfg.model.gradient_checkpointing, cuda=device_type(cfg) == "cuda",
     )  # fmt: skip
     phases["decoding"] = {"a batch's keys and values": batch, "logits of a step": logits}
-    kept = kept_bytes(shapes, algo) | {"keys and values": stays}
     plan = MemoryPlan(
-        parameters=shapes.parameters, adapter=shapes.adapter, kept=kept, phases=phases
-    )
+        parameters=shapes.parameters, adapter=shapes.adapter, phases=phases,
+        kept=kept_bytes(shapes, algo) | {"keys and values": stays},
+    )  # fmt: skip
     if cfg.hardware.get("strategy") != "fsdp" or shapes.adapter:
         return plan
     processes = cfg.hardware.get("processes") or int(os.environ.get("WORLD_SIZE", 1))
@@ -292,9 +266,7 @@ class Saver:
 
 def available_bytes(cfg: DictConfig) -> int | None:
     """Return the memory of this process: configured, free on the GPU, or a share of the machine's.
-
-    None if there is no such device.
-    """
+    None if there is no such device."""
     given = cfg.hardware.get("memory_gib")
     if given is not None:
         return int(given * GIB)

@@ -128,9 +128,7 @@ def test_fresh_action_is_a_shadow_after_its_state():
     assert fresh[1].sample is row and row.mask == [0] * 8
 
 
-def test_fresh_actions_need_a_packable_model(
-    model_folder: Path,
-):
+def test_fresh_actions_need_a_packable_model(model_folder: Path):
     with pytest.raises(UserError, match="eager") as caught:
         bound(archer(), model_folder, attention="eager")
     assert caught.value.code == "not-packable"
@@ -226,9 +224,7 @@ def test_critic_learns_outcomes(model_folder: Path):
 # the actor
 
 
-def test_advantage_is_q_minus_v(
-    model_folder: Path,
-):
+def test_advantage_is_q_minus_v(model_folder: Path):
     algo, models, _ = archer_with_values(model_folder)
     played = deepcopy(WON)
     (sample,) = phases(algo, [played], filled(WON))[-1].samples

@@ -37,9 +37,7 @@ def action_text(sample: Sample) -> str:
     return CHAT.text_of([i for i, m in zip(sample.ids, sample.mask, strict=True) if m])
 
 
-def test_failure_is_paired_with_demonstration_of_task(
-    model_folder: Path,
-):
+def test_failure_is_paired_with_demonstration_of_task(model_folder: Path):
     algo = eto()
     shown(algo, model_folder, [ELSEWHERE, DEMO])
     phase = phase_of(algo, [WON, LOST])

@@ -71,9 +71,7 @@ def test_advantage_is_relative_to_group(
     assert len(phase.samples) == 3  # not the group of equal rewards
 
 
-def test_action_tokens_carry_the_advantage(
-    model_folder: Path,
-):
+def test_action_tokens_carry_the_advantage(model_folder: Path):
     algo, _ = grpo(model_folder, normalise_advantages=False)
     episodes = [ended(*row) for row in BATCH]
     for played, sample in zip(episodes[:3], phase_of(algo, episodes).samples, strict=True):

@@ -75,11 +75,9 @@ class NLACSelfDistillation(NLACSelfDistillationConfig, NLAC):
     action that the first of them took."""
 
     def models(self) -> dict[str, ModelSpec]:
-        """Return the policy and its frozen start."""
         return {k: spec for k, spec in super().models().items() if k in ("policy", "reference")}
 
     def update(self, episodes: list[Episode], buffer: ReplayBuffer) -> Iterator[Phase]:
-        """Train the policy only."""
         self.require_parsable_roles(buffer)
         self.roles.begin_stream("nlac", self.context.step)
         keys = self.sample_turns(buffer, priority_exponent=0.0)
@@ -133,7 +131,6 @@ class NLACSelfDistillation(NLACSelfDistillationConfig, NLAC):
         """Do nothing."""
 
     def monitor(self, episodes: list[Episode]) -> dict[str, float]:
-        """Return the policy drift only."""
         return drift(self.context, episodes) if self.diagnostics.num_states else {}
 
 

@@ -73,7 +73,6 @@ class NLAC(NLACConfig, Algorithm):
 
     @property
     def replay_capacity(self) -> int:
-        """Episodes kept for replay."""
         return self.advanced.buffer_size
 
     @cached_property
@@ -110,7 +109,7 @@ class NLAC(NLACConfig, Algorithm):
             measured, states=self.diagnostics.num_states, rollouts=self.diagnostics.num_rollouts
         )
         self.checker = None
-        if self.improvement_check and self.improvement_check.every:
+        if self.checks_improvement and self.improvement_check:
             self.checker = diagnostics.ImprovementCheck(self.improvement_check, self.roles)
 
     # --- one update ---
@@ -299,9 +298,7 @@ class NLAC(NLACConfig, Algorithm):
     def improvement_texts(self, turns: int) -> dict[str, int]:
         """Return the texts of policy improvement, at most: forecasts of all candidates and of the
         refined actions that are judged, critiques, and refinements."""
-        judged = (
-            self.num_refinements - 1 + self.require_optimal
-        )  # refined actions that the refiner judges
+        judged = self.num_refinements - 1 + self.require_optimal  # refined actions with a critique
         drawn, valued = self.num_candidates, self.policy_target != "refined"
         counts = {"actions": drawn - (self.advanced.first_action == "stored")}
         if self.ablation.uses_critic:
@@ -347,7 +344,6 @@ class NLAC(NLACConfig, Algorithm):
         return {"guard": self.checker.gains} if self.checker else {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore them."""
         if self.checker:
             self.checker.gains = state["guard"]
 

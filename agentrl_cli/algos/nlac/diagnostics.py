@@ -55,7 +55,10 @@ def probe(
     CannotReplay if no rollout could be replayed.
     """
     starts = []
-    tasks = {turn: _similar_tasks(roles, turn) for turn, _ in wanted}
+    tasks = {}
+    for turn in dict.fromkeys(turn for turn, _ in wanted):
+        tasks[turn] = list(roles.context.indistinguishable_tasks(turn.episode, turn.turn))
+        random.Random(roles.seed("tasks", turn.episode.id, turn.turn)).shuffle(tasks[turn])
     for turn, action in wanted:
         for k, task in zip(range(count), itertools.cycle(tasks[turn])):
             seed = roles.seed("probe", turn.episode.id, turn.turn, k)
@@ -64,9 +67,8 @@ def probe(
     replayed = [e for start, e in zip(starts, episodes, strict=True) if start.replayed]
     if replayed and all(episode.stop == "diverged" for episode in replayed):
         line = "the environment gives other observations when it is replayed, so actions cannot be"
-        raise CannotReplay(
-            f"{line} measured; set algo.improvement_check=null", code="cannot-replay"
-        )
+        line += " measured; set algo.improvement_check=null"
+        raise CannotReplay(line, code="cannot-replay")
     rows = [episodes[i : i + count] for i in range(0, len(wanted) * count, count)]
     ended = [[float(e.success) for e in row if e.stop == "done"] for row in rows]
     return [mean(row) if row else None for row in ended]
@@ -87,12 +89,6 @@ def start_at(
     )  # fmt: skip
 
 
-def _similar_tasks(roles: Roles, turn: TurnRef) -> list:
-    tasks = list(roles.context.indistinguishable_tasks(turn.episode, turn.turn))
-    random.Random(roles.seed("tasks", turn.episode.id, turn.turn)).shuffle(tasks)
-    return tasks
-
-
 # --- the monitor ---
 
 
@@ -107,7 +103,6 @@ class Monitor:
 
     @property
     def roles(self) -> Roles:
-        """The roles to measure."""
         return self.selector.roles
 
     def measure(self, episodes: list[Episode]) -> dict[str, float]:
@@ -158,7 +153,6 @@ class Monitor:
         }
 
     def _is_taught(self, group: Candidates) -> bool:
-        """Return whether the refined action is a training target."""
         return group.chain[-1].action_ids == self.selector.best_action(group)
 
     def probed(self, turns: list[TurnRef]) -> list[Candidates]:

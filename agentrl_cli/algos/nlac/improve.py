@@ -51,7 +51,6 @@ class Candidates:
 
     @property
     def first(self) -> Candidate:
-        """The first draw."""
         return self.actions[0]
 
     @property

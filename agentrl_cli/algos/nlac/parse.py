@@ -163,10 +163,6 @@ FORMS = {
 }
 
 
-OPTIMALITY = {True: "Optimality: Yes", False: "Optimality: No", None: None}
-OUTCOMES = {True: "Success", False: "Failure", None: None}
-
-
 @dataclass(frozen=True)
 class RoleText:
     """A text that a role wrote; `is_complete` is false if the token limit cut it."""
@@ -180,10 +176,12 @@ class RoleText:
         if self.role == "refine":
             return "an action" if self.is_complete and self.text.strip() else None
         if self.role == "evaluate":
-            return OPTIMALITY[parser.verdict(self.text)]
-        if self.role != "forecast" and not self.is_complete:  # a training target must be complete
+            found, words = parser.verdict(self.text), ("Optimality: No", "Optimality: Yes")
+        elif self.role == "forecast" or self.is_complete:  # a training target must be complete
+            found, words = parser.outcome(self.text), ("Failure", "Success")
+        else:
             return None
-        return OUTCOMES[parser.outcome(self.text)]
+        return None if found is None else words[found]
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ class RoleReport:
     @property
     def line(self) -> str:
         """The report in one line, with a sample and the setting to change."""
-        count, failed = len(self.texts), self.meanings.count(None)
+        count, failed, role = len(self.texts), self.meanings.count(None), self.role
         shown = self.meanings.index(None) if failed else 0
         sample, meaning = " ".join(self.texts[shown].text.split()), self.meanings[shown]
         line = f"{count - failed} of {count} texts can be parsed; "
@@ -212,11 +210,9 @@ class RoleReport:
             return line
         cut = sum(not text.is_complete for text in self.texts)
         if cut > failed / 2:
-            limit = (
-                "rollout.max_new_tokens" if self.role == "refine" else "algo.advanced.role_tokens"
-            )
+            limit = "rollout.max_new_tokens" if role == "refine" else "algo.advanced.role_tokens"
             return f"{line}; {cut} were cut by the token limit: raise {limit}"
-        form = FORMS.get(self.role, "end with the one word Success. or Failure.")
+        form = FORMS.get(role, "end with the one word Success. or Failure.")
         return f"{line}; change the prompt of this role in algo.prompts so that answers {form}"
 
 

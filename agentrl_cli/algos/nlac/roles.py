@@ -75,7 +75,6 @@ class Roles:
 
     @property
     def parser(self) -> Parser:
-        """The parser of forecasts and critiques."""
         return PARSERS[self.prompts.parser]
 
     def begin_stream(self, *stream: object) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase, Texts
-from agentrl_cli.algos.dpo import preference_phase, with_reference
+from agentrl_cli.algos.dpo import preference_phase
 from agentrl_cli.algos.losses import bce
 from agentrl_cli.algos.ppo import PPO
 from agentrl_cli.algos.samples import (
@@ -44,7 +44,7 @@ from agentrl_cli.algos.stepagent.inverse import StateAction, without_layout
 from agentrl_cli.core.statistics import mean
 from agentrl_cli.core.types import Episode, Sample, derive_seed
 from agentrl_cli.models.forward import max_positions
-from agentrl_cli.models.specs import ModelSpec
+from agentrl_cli.models.specs import ModelSpec, with_reference
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.play import first_turn
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
@@ -147,11 +147,9 @@ class StepAgentImplicit(StepAgentImplicitConfig, Algorithm):
     plays = False  # inspection needs no environment
 
     def models(self) -> dict[str, ModelSpec]:
-        """Return the policy and its reference."""
         return with_reference(self.optimizer)
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
-        """Return the number of samples, if the settings give it."""
         count = self.expert_states_per_update
         return {"num_samples": Texts(count, max_tokens)} if count else {}
 
@@ -199,12 +197,10 @@ class StepAgentInverse(StepAgentInverseConfig, Algorithm):
         return {**found, "policy": policy, "discriminator": judge}
 
     def texts(self, turns: int, max_tokens: int) -> dict[str, Texts]:
-        """Return the number of samples, if the settings give it."""
         count = self.num_samples * self.expert_states_per_update * (not self.plays)
         return {"num_samples": Texts(count, max_tokens)} if count else {}
 
     def bind(self, context: Context) -> None:
-        """Store the context, for PPO too."""
         super().bind(context)
         self.ppo.bind(context)
 

@@ -113,9 +113,7 @@ def test_empty_critiques_equal_majority(models: ModelSet):
     assert learnt[0] == learnt[1] and len(learnt[0]) > 5
 
 
-def test_shuffled_outcomes_come_from_finished_episodes(
-    models: ModelSet,
-):
+def test_shuffled_outcomes_come_from_finished_episodes(models: ModelSet):
     cut = [episode(f"cut{i}", ["Is it big?"], success=False, stop="truncated") for i in range(6)]
     ended = [episode(f"done{i}", ["Is it big?"], success=i < 3) for i in range(6)]
     targets = {}

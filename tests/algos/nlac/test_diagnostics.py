@@ -233,9 +233,7 @@ def test_other_observation_is_divergence(models: ModelSet):
     assert rolled(GAME, generator, [other])[0].stop == "diverged"
 
 
-def test_monitor_changes_no_weight(
-    models: ModelSet,
-):
+def test_monitor_changes_no_weight(models: ModelSet):
     generator = walker([JUMP, GO], RIGHT)
     start = EpisodeStart(PATH.tasks("train")[0], "g", 0, "e")
     episodes = rolled(PATH, generator, [start])
@@ -354,9 +352,7 @@ def step(algo: NLAC, models: ModelSet, number: int, *names: str) -> tuple[dict[s
     return metrics, [name for name in names if models.fingerprint(name) != before[name]]
 
 
-def test_check_freezes_policy_but_not_critic(
-    model_folder: Path,
-):
+def test_check_freezes_policy_but_not_critic(model_folder: Path):
     algo, models = guarded(model_folder, walker(GO, RIGHT, refine=JUMP))
     for number in range(3):
         metrics, moved = step(algo, models, number, "policy", "critic", "target")

@@ -229,9 +229,7 @@ def test_conflicting_settings_are_refused(
     assert refused.value.code == code
 
 
-def test_every_round_reads_all_earlier_critiques(
-    models: ModelSet,
-):
+def test_every_round_reads_all_earlier_critiques(models: ModelSet):
     generator = troupe(
         forecast=["One. Success.", "Two. Failure."],
         evaluate=lambda text, draw: f"Optimality: No. Round {text.count('Refine it.')}.",

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from agentrl_cli.algos.nlac.algorithm import NLAC, distillation_samples
-from agentrl_cli.algos.nlac.diagnostics import (
-    drift,
-)
+from agentrl_cli.algos.nlac.diagnostics import drift
 from agentrl_cli.algos.nlac.improve import Candidates
 from agentrl_cli.algos.samples import completion_sample
 from agentrl_cli.models.forward import token_logprobs
@@ -61,9 +59,7 @@ def test_cut_episodes_have_no_terminal_target(models: ModelSet, stop: str):
     assert first is not None and last is None
 
 
-def test_target_model_writes_backups_and_their_forecasts(
-    models: ModelSet,
-):
+def test_target_model_writes_backups_and_their_forecasts(models: ModelSet):
     generator = troupe()
     bound(nlac(), generator, models).successor_targets(places(WON, LOST), [WON, LOST])
     assert [(call.role, call.model) for call in generator.calls] == [
@@ -73,9 +69,7 @@ def test_target_model_writes_backups_and_their_forecasts(
     ]
 
 
-def test_backup_reads_forecast_of_fresh_next_action(
-    models: ModelSet,
-):
+def test_backup_reads_forecast_of_fresh_next_action(models: ModelSet):
     generator = troupe(act="Is it a fish?", forecast="Later. Failure.", backup="So. Failure.")
     (target,) = bound(nlac(), generator, models).successor_targets(places(WON)[:1], [WON])
     act, forecast, backup = (call.texts[0] for call in generator.calls)
@@ -111,9 +105,7 @@ def test_full_trace_backs_up_from_the_outcome(models: ModelSet):
     ]
 
 
-def test_full_trace_of_cut_episode_starts_with_forecast(
-    models: ModelSet,
-):
+def test_full_trace_of_cut_episode_starts_with_forecast(models: ModelSet):
     cut = episode("cut", ["Is it big?", "Is it red?", "Is it old?"], success=False, stop="context")
     generator = troupe(forecast="Later. Success.", backup="So. Success.")
     targets = bound(nlac({"td_lambda": 1.0}), generator, models).successor_targets(
@@ -176,9 +168,7 @@ def test_cut_backups_are_not_trained(models: ModelSet):
     assert phase["successor"].metrics["nlac/unparsed_targets"] == pytest.approx(3 / 5)
 
 
-def test_target_follows_critic_after_its_phase(
-    model_folder: Path,
-):
+def test_target_follows_critic_after_its_phase(model_folder: Path):
     algo = nlac({"ema_decay": 0.75}, critic_warmup=1)
     models, generator = weights(algo, model_folder), troupe()
     bound(algo, generator, models)
@@ -206,9 +196,7 @@ def test_kl_anchor_reduces_drift(model_folder: Path):
     assert drifts[1] < 0.7 * drifts[0]
 
 
-def test_off_policy_update_changes_only_priorities(
-    model_folder: Path,
-):
+def test_off_policy_update_changes_only_priorities(model_folder: Path):
     algo = nlac(turns_per_update=3)
     models = weights(algo, model_folder)
     bound(algo, troupe(), models)

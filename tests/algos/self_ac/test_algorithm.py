@@ -211,9 +211,7 @@ def backward(loss: torch.Tensor, models: ModelSet) -> dict[str, torch.Tensor | N
     return {name: weight.grad for name, weight in models.weights("policy").items()}
 
 
-def test_actor_loss_skips_head_and_prompts(
-    model_folder: Path,
-):
+def test_actor_loss_skips_head_and_prompts(model_folder: Path):
     algo, models = self_ac(model_folder, alpha=0.0)
     disturb(models, "policy")
     phase = phase_of(algo, played("a", [0.0, 1.0]), played("b", [0.0]))

@@ -68,9 +68,7 @@ def test_good_turn_before_bad_one_is_credited(judge: SelfAC, model_folder: Path)
     assert good == bad < 0
 
 
-def test_monitor_places_outcome_one_step_later(
-    model_folder: Path,
-):
+def test_monitor_places_outcome_one_step_later(model_folder: Path):
     algo, models = self_ac(model_folder, gamma=0.5)
     models.weights("policy")["head.bias"].data.fill_(0.75)
     won, lost = played("won", [0.0, 1.0]), played("lost", [-1.0, 0.0])
@@ -128,9 +126,7 @@ def test_truncated_episode_ends_with_environment_response(
     assert game.turns[1].info["advantage"] == pytest.approx(0.5 + 0.9 * end - begin, abs=1e-5)
 
 
-def test_bootstrap_value_is_not_trained(
-    model_folder: Path,
-):
+def test_bootstrap_value_is_not_trained(model_folder: Path):
     algo, _ = self_ac(model_folder, gamma=0.9)
     phase = phase_of(algo, played("a", [0.5], stop="truncated"))
     outputs, batch = outputs_with_values(phase, [[0.3, 2.0]])

@@ -132,9 +132,7 @@ def test_inverse_variant_approaches_the_expert(model_folder: Path):
 # inverse: the discriminator
 
 
-def test_discriminator_labels_and_balance(
-    model_folder: Path,
-):
+def test_discriminator_labels_and_balance(model_folder: Path):
     algo = inverse()
     shown(algo, model_folder, [SHOWN], troupe(act="Hm?"))
     algo.context.step = 1  # in which the larger half of the three fragments is the discriminator's
@@ -253,9 +251,7 @@ def phases_with_expert(folder: Path, imitation: float):
     return phase, with_expert_likelihood(phase, experts, imitation), models, algo
 
 
-def test_expert_samples_follow_equal_shares(
-    model_folder: Path,
-):
+def test_expert_samples_follow_equal_shares(model_folder: Path):
     _, phase, _, _ = phases_with_expert(model_folder, 1.0)
     assert phase.keep_together == 3 and len(phase.samples) == 6
     assert [phase.units(sample) for sample in phase.samples] == [1, 2, 0, 3, 2, 0]

@@ -114,9 +114,7 @@ def numbers(found: list[Fragment]) -> list[int]:
     return [one.turn.turn for one in found]
 
 
-def test_fragments_are_drawn_anew(
-    model_folder: Path,
-):
+def test_fragments_are_drawn_anew(model_folder: Path):
     algo = implicit()
     long = episode("long", [f"Is it {i}?" for i in range(30)], success=True)
     shown(algo, model_folder, [long])

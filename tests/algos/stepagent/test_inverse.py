@@ -130,9 +130,7 @@ def test_returns_have_deviation_at_most_one(model_folder: Path):
     assert [turn.reward for turn in few[0].turns] == pytest.approx([-0.1] * 8)
 
 
-def test_rewards_are_for_unseen_episodes(
-    model_folder: Path,
-):
+def test_rewards_are_for_unseen_episodes(model_folder: Path):
     algo, drawn = inverse(rollout="environment"), set()
     demos = [episode(f"d{i}", ["Is it red?"], success=True) for i in range(9)]
     models = shown(algo, model_folder, demos)
