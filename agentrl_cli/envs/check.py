@@ -230,12 +230,12 @@ def _unknown_split(make: EnvFactory) -> Iterator[str]:
 
 def _contract(make: EnvFactory, task: Task) -> Iterator[str]:
     env, step = make(), None
-    found = list(reset_faults(env.reset(task, 0)))
-    yield from found
-    for action, step in [] if found else _play(env, cycle(NONSENSE)):
-        found = list(step_faults(step))
+    if found := list(reset_faults(env.reset(task, 0))):
         yield from found
-        if found:
+        return
+    for action, step in _play(env, cycle(NONSENSE)):
+        if found := list(step_faults(step)):
+            yield from found
             return
         yield from _step(step, bool(env.turn_delimiter) and action.endswith(env.turn_delimiter))
     if not _has_ended(step):

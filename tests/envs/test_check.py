@@ -221,8 +221,7 @@ def test_sound_environment_has_no_faults(env):
 @pytest.mark.parametrize("env", BROKEN, ids=lambda env: env.__name__)
 def test_broken_environment_is_reported_once(env):
     found = check_env(env)
-    assert BROKEN[env] in found[0]
-    assert len(found) == 1 or env in (ExpertGivesUp, NeverCallsItSuccess)  # once per task
+    assert BROKEN[env] in found[0] and len(found) <= 2  # at most once per split or task
 
 
 # validation during play
