@@ -67,7 +67,7 @@ def rows(cfg: DictConfig, env: Env) -> Iterator[tuple[str, str]]:
             encoded = chat.encode_turns(list(episode.turns), env.tools)
             actions += [len(turn.action_ids) for turn in encoded]
             totals.append(sum(len(t.observation_ids) + len(t.action_ids) for t in encoded))
-        action = _limited("longest action", max(actions), "max_tokens", cfg)
+        action = _limited("longest action", max(actions), "max_new_tokens", cfg)
         episode = _limited("longest episode", max(totals), "max_seq_len", cfg)
         yield "  tokens", f"{action}; {episode}"
 
