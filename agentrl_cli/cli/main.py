@@ -126,7 +126,7 @@ def sweep_runs(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before many runs.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Train a grid of runs, without those that are done."""
+    """Train a grid of runs; those that are done are skipped."""
     from agentrl_cli.cli.sweep import summary, sweep
 
     require_at_least(1, **{"--jobs": jobs})
@@ -483,7 +483,7 @@ def list_options(
 def print_config(
     overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False
 ) -> None:
-    """Print what a run would be configured with: every key, its meaning, and who set it."""
+    """Print the configuration of a run: every key, its meaning, and who set it."""
     _show_config(overrides or [], config_dir, as_json)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from omegaconf import OmegaConf
 from rich.console import Console
 
@@ -365,31 +364,6 @@ def test_launchers_run_every_point(plugin: str, overrides: list[str], tmp_path: 
     folder = run_sweep(tmp_path, "algo=rft", "seed=0,1", *overrides)
     assert status(folder) == {"seed-0": "done", "seed-1": "done"}
     assert [run.meta["threads"] for run in list_runs(folder)] == [1, 1]
-
-
-RECORD = """
-import os, sys, time
-from pathlib import Path
-if "agentrl_cli.cli" in sys.orig_argv:
-    here = Path(__file__).parent
-    (here / f"gpu-{os.environ['CUDA_VISIBLE_DEVICES']}").touch()
-    while len(list(here.glob("gpu-*"))) < 2:  # until the other one is there
-        time.sleep(0.05)
-"""
-
-
-@pytest.mark.extras
-@pytest.mark.skipif(torch.cuda.is_available(), reason="would train on a GPU")
-def test_joblib_gives_each_run_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs joblib's launcher")
-    loky = pytest.importorskip("joblib.externals.loky")
-    loky.get_reusable_executor().shutdown(wait=True)  # another test's workers have its environment
-    (tmp_path / "sitecustomize.py").write_text(RECORD)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,6")
-    on = ["algo=rft", "seed=0,1", "hardware.device=cuda"]
-    sweep(small(tmp_path, *on), folders(tmp_path), "it", 2, lambda question: True)
-    assert sorted(file.name for file in tmp_path.glob("gpu-*")) == ["gpu-3", "gpu-6"]
 
 
 @pytest.mark.extras

@@ -134,12 +134,6 @@ def test_two_runs_are_compared_side_by_side(opened: Path, tmp_path: Path):
     assert titles == ["grpo-0 grpo", "nlac-0 nlac"] and has_settings and left is None
 
 
-def test_browser_blocks_nothing_of_the_page(opened: Path, tmp_path: Path):
-    done = browse(opened, tmp_path, "--dump-dom")
-    assert "&lt;script&gt;" in done.stdout
-    assert not re.findall(r".*(?:Content.Security.Policy|ERR_|Refused).*", done.stderr)
-
-
 def test_policy_blocks_injected_code(opened: Path, tmp_path: Path):
     spoiled = tmp_path / "spoiled.html"
     wild = "<script>document.title='run'</script><p style='color:red'>x</p></main>"

@@ -109,16 +109,6 @@ def test_threshold_uses_mean_of_five_updates(two: Path):
     assert [record.axis(x)[-1] for x in ("episodes", "gradient steps", "seconds")] == [200, 40, 60]
 
 
-def test_noise_is_between_seeds_of_one_configuration(tmp_path: Path):
-    for seed, final in enumerate((BASE, BETTER)):
-        write_run(tmp_path / f"a{seed}", seed=seed, final=final)
-        write_run(tmp_path / f"b{seed}", algo="rft", seed=seed)
-    noise = only(tmp_path).noise
-    assert noise is not None and noise.freedom == 2
-    # squares: of a 2 x (3/16)^2, of b none
-    assert noise.deviation == pytest.approx((2 * (3 / 16) ** 2 / 2) ** 0.5)
-
-
 def test_logged_interval_equals_the_recomputed_one(tmp_path: Path):
     played = episodes(BETTER)
     write_run(tmp_path / "it")
