@@ -16,8 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentrl_cli.algos.nlac.parse import lenient_outcome, lenient_verdict
-from agentrl_cli.envs.twentyq.free_questions import Unanswerable, read_freely
-from agentrl_cli.envs.twentyq.questions import Guess, Question
+from agentrl_cli.envs.twentyq.questions import Guess, Question, Unanswerable, read_freely
 from agentrl_cli.envs.twentyq.world import load_world
 
 ROOT = Path(__file__).parents[1]

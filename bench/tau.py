@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.envs.tau.data import SPLITS, Domain, load_domain
-from agentrl_cli.envs.tau.database import Database
-from agentrl_cli.envs.tau.env import TauBench
-from agentrl_cli.envs.tau.reward import ground_truth, reward_checks, won_by_doing_nothing
-from agentrl_cli.envs.tau.tools import call_tool
+from agentrl_cli.envs.tau.env import TauBench, ground_truth, reward_checks, won_by_doing_nothing
+from agentrl_cli.envs.tau.tools import Database, call_tool
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("AGENTRL_DATA", ROOT.parent / "shared" / "data")) / "taubench"

@@ -63,7 +63,7 @@ def lines(record: dict[str, Any]) -> list[str]:
             row["question"],
             f"{row['agreement']:.2f}",
             f"{row['contradicted']:.2f}",
-            f"{row['asked']}",
+            str(row["asked"]),
         ]
         for row in record["attributes"]
     ]

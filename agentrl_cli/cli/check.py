@@ -19,8 +19,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode, Message, Task, derive_seed, evenly_spaced
 from agentrl_cli.envs.base import Env, train_tasks
-from agentrl_cli.envs.check import MAX_ACTIONS, check_env
-from agentrl_cli.envs.contract import where
+from agentrl_cli.envs.check import MAX_ACTIONS, check_env, where
 from agentrl_cli.generators.endpoint import outside_chats
 from agentrl_cli.rollout.expert_demos import text_episode
 
@@ -37,19 +36,16 @@ def check_command(overrides: list[str], config_dir: Path | None = None) -> None:
     """Print a table. Raises UserError with a line for each fault of the environment."""
     cfg = check(compose(overrides, config_dir), skip=UNUSED)
     env: Env = build(cfg.env)
-    if faults := contract_faults(env):
-        raise UserError("\n".join(faults), code="contract")
-    for name, text in rows(cfg, env):
+    contract = check_contract(env)
+    for name, text in (("environment", place_of(env)), ("contract", contract), *rows(cfg, env)):
         echo(f"{name:<14} {text}")
 
 
 def rows(cfg: DictConfig, env: Env) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the table for an environment without faults."""
+    """Yield the tasks, and the results of each agent, of an environment without faults."""
     from agentrl_cli.models.load import load_tokenizer
     from agentrl_cli.rollout.chat_template import Chat
 
-    yield "environment", place_of(env)
-    yield "contract", contract_row(env)
     yield "tasks", ", ".join(f"{len(env.tasks(s)):,} {s}" for s in ("train", "test"))
     chat = Chat(load_tokenizer(as_dataclass(cfg.model, ModelConfig)))
     chat.check(env.tools)
@@ -70,27 +66,22 @@ def rows(cfg: DictConfig, env: Env) -> Iterator[tuple[str, str]]:
             encoded = chat.encode_turns(list(episode.turns), env.tools)
             actions += [len(turn.action_ids) for turn in encoded]
             totals.append(sum(len(t.observation_ids) + len(t.action_ids) for t in encoded))
-        action = _limited("longest action", max(actions), "max_tokens", cfg)
-        yield (
-            "  tokens",
-            f"{action}; {_limited('longest episode', max(totals), 'max_seq_len', cfg)}",
-        )
+        action = _limited("longest action", max(actions), "max_new_tokens", cfg)
+        episode = _limited("longest episode", max(totals), "max_seq_len", cfg)
+        yield "  tokens", f"{action}; {episode}"
 
 
-def contract_faults(env: Env) -> list[str]:
-    """Return a sentence for each fault of the environment, with its file.
+def check_contract(env: Env) -> str:
+    """Test the contract of an environment, and return whether it was tested.
 
-    Environments that call external models are not tested.
+    Environments that call external models are not tested. Raises UserError with a line for each
+    fault and the file of the environment.
     """
-    if outside_chats(env):
-        return []
-    return [f"{place_of(env)}: {text}" for text in check_env(partial(copy.copy, env))]
-
-
-def contract_row(env: Env) -> str:
-    """Return whether the contract was tested."""
-    chats = outside_chats(env)
-    return f"not tested, since this would call {chats[0].name}" if chats else "kept"
+    if chats := outside_chats(env):
+        return f"not tested, since this would call {chats[0].name}"
+    if faults := check_env(partial(copy.copy, env)):
+        raise UserError("\n".join(f"{place_of(env)}: {x}" for x in faults), code="contract")
+    return "kept"
 
 
 def place_of(env: Env) -> str:
@@ -103,23 +94,23 @@ def place_of(env: Env) -> str:
     return f"{cls.__module__}.{cls.__qualname__}" + (f" ({file})" if file else "")
 
 
-def random_actions(seen: list[Message], seed: int) -> Iterator[str]:
-    """Yield actions of a few words, sampled from all messages so far."""
-    draw = random.Random(seed)
-    for _ in range(MAX_ACTIONS):
-        words = " ".join(message.content for message in seen).split() or ["yes"]
-        yield " ".join(draw.choices(words, k=draw.randint(1, WORDS)))
-
-
 def play(env: Env, task: Task, agent: str) -> Episode | None:
     """Play an episode with the random agent or the expert; None without an expert.
+
+    The random agent samples words from all messages so far.
 
     Raises UserError with the line of the environment's file if it fails.
     """
     env, seed = copy.copy(env), derive_seed(0, "check", task.id)
+    draw = random.Random(seed)
+
+    def random_actions(seen: list[Message]) -> Iterator[str]:
+        for _ in range(MAX_ACTIONS):
+            words = " ".join(message.content for message in seen).split() or ["yes"]
+            yield " ".join(draw.choices(words, k=draw.randint(1, WORDS)))
 
     def actions(seen: list[Message]) -> Iterator[str] | None:
-        return random_actions(seen, seed) if agent == RANDOM else env.expert(task)
+        return random_actions(seen) if agent == RANDOM else env.expert(task)
 
     try:
         return text_episode(env, task, seed, task.id, actions)

@@ -1,29 +1,32 @@
-"""What a shell offers behind the beginning of a word: groups, options, keys, runs. `agentrl
---install-completion` sets a shell up. Nothing is composed here, so that the answer is quick."""
+"""Complete groups, options, keys and runs in a shell; `agentrl --install-completion` enables it.
+Nothing is composed here, because a completion must be fast."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from typer import Context
 
 
 def group_names(incomplete: str) -> list[str]:
-    """The groups that begin so."""
+    """Complete the name of a group."""
     from agentrl_cli.config.groups import groups
 
     return _beginning(incomplete, groups())
 
 
 def option_names(ctx: Context, incomplete: str) -> list[str]:
-    """The options, that begin so, of the group named before."""
+    """Complete an option of the group given before."""
     return _beginning(incomplete, _options(str(ctx.params.get("group"))))
 
 
 def runs(incomplete: str) -> list[str]:
-    """The runs in `runs`, the folders with runs in them, and `last`."""
+    """Complete `last`, a run in `runs`, or a folder of runs."""
     root = Path("runs")
     names = ["last", *sorted(file.parent.name for file in root.glob("*/meta.json"))]
     inside = sorted(str(file.parent) for file in root.glob("*/*/meta.json"))
@@ -33,11 +36,10 @@ def runs(incomplete: str) -> list[str]:
 
 
 def overrides(ctx: Context, incomplete: str) -> list[str]:
-    """Groups and keys that begin so, and behind `=` the options of a group or the value that a key
-    has by default. Bash takes `algo=gr` for three words, of which it replaces the last, and leaves
-    the `=` where nothing is typed behind it."""
+    """Complete a group or a key, and after `=` an option or the default value. Bash splits
+    `algo=gr` into three words and replaces the last one; for `algo=` this is the `=`."""
     typed = _typed(ctx)
-    if _is_behind_equals():
+    if _is_after_equals():
         return _choices(typed[-1], typed[:-1]) if typed else []
     if len(typed) > 1 and typed[-1] == "=":
         return _beginning(incomplete, _choices(typed[-2], typed[:-2]))
@@ -48,24 +50,24 @@ def overrides(ctx: Context, incomplete: str) -> list[str]:
 
 
 def run_or_overrides(ctx: Context, incomplete: str) -> list[str]:
-    """What `agentrl eval` takes: a run first, or else overrides."""
+    """Complete a run as the first argument, and overrides."""
     first = [] if _typed(ctx) else runs(incomplete)
     return [*first, *overrides(ctx, incomplete)]
 
 
 def _typed(ctx: Context) -> list[str]:
-    """The words of the command's list of arguments that are complete."""
+    """Return the complete words of the command's arguments."""
     return [str(word) for word in ctx.params.get("overrides") or ctx.params.get("what") or ()]
 
 
-def _is_behind_equals() -> bool:
-    """Whether bash asks for what follows an `=`, which it hands on as a word of its own."""
+def _is_after_equals() -> bool:
+    """Return whether bash completes a word that is only `=`."""
     words, number = os.environ.get("COMP_WORDS", ""), os.environ.get("COMP_CWORD", "0")
     return words.split("\n")[int(number) :] == ["="]
 
 
 def _words(typed: list[str], incomplete: str) -> list[str]:
-    """Groups and the keys of the root, or behind a dot the keys of its node, each as far as `=` or
+    """Return the keys of the node before the last dot, or groups and root keys, each up to `=` or
     the next dot."""
     from agentrl_cli.config.groups import groups
 
@@ -80,7 +82,8 @@ def _words(typed: list[str], incomplete: str) -> list[str]:
 
 
 def _further(words: list[str], typed: list[str]) -> list[str]:
-    """The words; of a single one that has to go on also how, or else a shell ends it by a space."""
+    """Return the words, and for a single incomplete one its continuations, because a shell appends
+    a space to a single word."""
     if len(words) != 1 or words[0][-1] not in "=.":
         return words
     if words[0].endswith("."):
@@ -89,16 +92,36 @@ def _further(words: list[str], typed: list[str]) -> list[str]:
 
 
 def _choices(key: str, typed: list[str]) -> list[str]:
-    """The options of a group, or the value that a key has by default."""
+    """Return the options of a group, or the default value of a key."""
     value = _default_values(typed).get(key)
     return _options(key) or ([value] if value else [])
 
 
 def _default_values(typed: list[str]) -> dict[str, str]:
-    """Each key with the text of its value, by the options that are typed already."""
-    from agentrl_cli.config.comments import default_values
+    """Return the keys of the default options, or of those that are typed already, each with the
+    text of its value ("" for a node or an interpolation)."""
+    from agentrl_cli.config.groups import conf_folder, read_yaml, with_bases
 
-    return default_values(" ".join(typed).replace(" = ", "=").split())
+    root = conf_folder() / "config.yaml"
+    defaults = [part for part in read_yaml(root)["defaults"] if isinstance(part, dict)]
+    chosen = {group: option for part in defaults for group, option in part.items()}
+    words = " ".join(typed).replace(" = ", "=").split()
+    chosen |= dict(word.split("=", 1) for word in words if word.count("=") == 1)
+    found = dict(_texts(read_yaml(root), ""))
+    for group, option in chosen.items():
+        file = root.with_name(group) / f"{option}.yaml"
+        for part in with_bases(file) if file.is_file() else ():
+            is_global = part.read_text(encoding="utf-8").startswith("# @package _global_")
+            found |= dict(_texts(read_yaml(part), "" if is_global else f"{group}."))
+    return found
+
+
+def _texts(node: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
+    for name, value in node.items():
+        if name not in ("_target_", "defaults"):
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield f"{path}{name}", text if re.fullmatch(r"[\w.+-]+", text) else ""
+            yield from _texts(value, f"{path}{name}.") if isinstance(value, dict) else ()
 
 
 def _options(group: str) -> list[str]:

@@ -11,25 +11,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl_cli.algos.base import Algorithm
-from agentrl_cli.cli.check import contract_faults, contract_row
+from agentrl_cli.cli.check import check_contract
 from agentrl_cli.config.compose import build
-from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode
 from agentrl_cli.envs.base import Env, train_tasks
 from agentrl_cli.rollout.collector import Collector
 from agentrl_cli.rollout.expert_demos import EXPERT_PREFIX
 from agentrl_cli.rollout.play import EpisodeStart, check_failures
+from agentrl_cli.training import memory_plan
 from agentrl_cli.training.build import build_parts, pick_device
-from agentrl_cli.training.memory_plan import (
-    NAMED,
-    available_bytes,
-    device_type,
-    in_gib,
-    memory_savers,
-    plan_memory,
-    validate_memory,
-)
+from agentrl_cli.training.memory_plan import in_gib
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -49,11 +41,9 @@ def dry_run(cfg: DictConfig) -> None:
     tasks = train_tasks(env)[:EPISODES]
     for name, value in plan_rows(cfg, algo):
         _print_row(name, value)
-    validate_memory(cfg, algo, plan_memory(cfg, algo))
-    if faults := contract_faults(env):
-        raise UserError("\n".join(faults), code="contract")
-    _print_row("environment contract", contract_row(env))
-    if device_type(cfg) == "cuda" and not torch.cuda.is_available():
+    memory_plan.validate_memory(cfg, algo, memory_plan.plan_memory(cfg, algo))
+    _print_row("environment contract", check_contract(env))
+    if memory_plan.device_type(cfg) == "cuda" and not torch.cuda.is_available():
         _print_row("one episode", "not played: no CUDA device was found")
         return
     pick_device(cfg.hardware.device)
@@ -61,9 +51,8 @@ def dry_run(cfg: DictConfig) -> None:
     starts = [EpisodeStart(task, task.id, cfg.seed, task.id) for task in tasks]
     episodes = parts.play(starts, parts.collector.sampling)
     check_failures(episodes, 0.0)
-    first = episodes[0]
-    played = f"{len(first.turns)} turns, {first.tokens} tokens, reward {first.reward:g}"
-    _print_row("one episode", played)
+    first, turns = episodes[0], len(episodes[0].turns)
+    _print_row("one episode", f"{turns} turns, {first.tokens} tokens, reward {first.reward:g}")
     _print_row("truncated", truncated(episodes, parts.collector))
     for name, text in parts.algo.check(episodes):
         _print_row(name, text)
@@ -101,7 +90,7 @@ def truncated(episodes: list[Episode], collector: Collector) -> str:
 
 def plan_rows(cfg: DictConfig, algo: Algorithm) -> Rows:
     """Yield what is trained, how much an update samples, and the memory of each phase."""
-    plan, collector = plan_memory(cfg, algo), build(cfg.rollout)
+    plan, collector = memory_plan.plan_memory(cfg, algo), build(cfg.rollout)
     specs = algo.models()
     yield "algorithm", cfg.choices.algo
     yield "models", ", ".join(f"{name} ({spec.kind})" for name, spec in specs.items())
@@ -119,7 +108,7 @@ def plan_rows(cfg: DictConfig, algo: Algorithm) -> Rows:
     for role, texts in algo.texts(turns, cfg.rollout.max_new_tokens).items():
         tokens = texts.count * texts.longest
         yield f"  {role}", f"up to {texts.count:,} texts, {tokens:,} tokens per update"
-    limit = available_bytes(cfg)
+    limit = memory_plan.available_bytes(cfg)
     of = "" if limit is None else f" of {in_gib(limit)}"
     yield "predicted peak memory", f"{in_gib(plan.peak)}{of}, in {plan.largest_phase}"
     for name, number in plan.kept.items():
@@ -128,6 +117,6 @@ def plan_rows(cfg: DictConfig, algo: Algorithm) -> Rows:
     for phase, parts in plan.phases.items():
         listed = ", ".join(f"{name} {in_gib(n)}" for name, n in parts.items() if n)
         yield f"  in {phase}", f"{in_gib(sum(parts.values()))}: {listed}"
-    for saver in memory_savers(cfg, algo)[:NAMED]:
+    for saver in memory_plan.memory_savers(cfg, algo)[: memory_plan.NAMED]:
         if saver.saves > 0:
             yield "to save memory", f"{saver} saves {in_gib(saver.saves)}"

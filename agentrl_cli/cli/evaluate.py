@@ -10,14 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.config.compose import (
-    EVAL_GROUPS,
-    build,
-    check,
-    chosen_option,
-    compose_checked,
-    load,
-)
+from agentrl_cli.config import compose as config
+from agentrl_cli.config.compose import build, chosen_option
 from agentrl_cli.config.groups import chooses
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.launch import require_single_process
@@ -32,12 +26,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Show = Callable[[Record], None]
-ALGORITHM_GROUPS = (
-    "algo",
-    "recipe",
-    "ablation",
-    "experiment",
-)  # a bare model gets an algorithm only from these
+ALGORITHM_GROUPS = ("algo", "recipe", "ablation", "experiment")  # give a bare model an algorithm
 
 
 def evaluate_command(
@@ -53,7 +42,7 @@ def evaluate_command(
     """
     require_single_process()
     if ref is None:
-        cfg = compose_checked(overrides, config_dir)
+        cfg = config.compose_checked(overrides, config_dir)
         has_algorithm = any(chooses(text, ALGORITHM_GROUPS) for text in overrides)
         return evaluate_model(cfg, show, has_algorithm=has_algorithm)
     run, is_elsewhere = find_run(ref), any(chooses(text, ("env",)) for text in overrides)
@@ -61,8 +50,9 @@ def evaluate_command(
         line = f"run '{ref}' is evaluated with its own configuration"
         remedy = "leave --config-dir out, or choose another environment of it with env=NAME"
         raise UserError(f"{line}; {remedy}", code="conflict")
-    loaded = load(run.config_file, overrides, choosable=EVAL_GROUPS, config_dir=config_dir)
-    return evaluate_run(run, check(loaded), show, is_elsewhere=is_elsewhere)
+    groups = config.EVAL_GROUPS
+    cfg = config.load(run.config_file, overrides, choosable=groups, config_dir=config_dir)
+    return evaluate_run(run, config.check(cfg), show, is_elsewhere=is_elsewhere)
 
 
 def evaluate_model(cfg: DictConfig, show: Show, *, has_algorithm: bool) -> Record:
@@ -126,15 +116,12 @@ def report_requests(cfg: DictConfig, parts: Parts) -> Iterator[None]:
 
     chats = outside_chats(parts.make_env())
     for chat in chats:
-        episodes, turns = count_episodes(parts), cfg.env.get("turns")
-        most = (
-            turns
-            if isinstance(turns, int)
-            else cfg.rollout.max_seq_len // cfg.rollout.max_new_tokens
-        )
-        line = f"{chat.name}: {episodes:,} episodes with up to {1 + most:,} requests each,"
+        episodes, turns = count_episodes(parts), cfg.env.get("max_turns")
+        if not isinstance(turns, int):
+            turns = cfg.rollout.max_seq_len // cfg.rollout.max_new_tokens
+        line = f"{chat.name}: {episodes:,} episodes with up to {1 + turns:,} requests each,"
         fewer = "reduce them with eval.tasks=N and eval.episodes_per_task=N"
-        echo(f"{line} {episodes * (1 + most):,} in total; {fewer}", err=True)
+        echo(f"{line} {episodes * (1 + turns):,} in total; {fewer}", err=True)
     try:
         yield
     finally:

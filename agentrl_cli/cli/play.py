@@ -12,12 +12,12 @@ from typing import Any
 from omegaconf import DictConfig
 
 from agentrl_cli.config.compose import build, check, compose, load
-from agentrl_cli.config.suggestions import nearest
+from agentrl_cli.config.groups import nearest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Message, Task
 from agentrl_cli.envs.base import Env
-from agentrl_cli.envs.contract import answer, first_messages, opening
+from agentrl_cli.envs.check import answer, first_messages, opening
 from agentrl_cli.report.episode import labelled, render
 from agentrl_cli.runs.best import played_checkpoint
 from agentrl_cli.runs.find import find_run
@@ -64,12 +64,11 @@ def play_command(
 
 def play_interactively(env: Env, task: Task, seed: int) -> None:
     """Play with lines of stdin as actions until the episode or the input ends."""
-    first, reward = opening(env, task, seed), 0.0
-    _print(first)
+    reward = 0.0
+    _print(opening(env, task, seed))
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
+        if not (line := sys.stdin.readline()):
             print("stopped", file=sys.stderr)
             break
         if not line.strip():
@@ -89,26 +88,23 @@ def find_task(env: Env, task_id: str | None) -> Task:
 
     Raises UserError for an unknown task and for an environment without tasks.
     """
-    found = (_tasks(env, split) for split in SPLITS)
+    by_id: dict[str, Task] = {}
+    for split in SPLITS:
+        try:
+            tasks = env.tasks(split)
+        except UserError:
+            if split != "val":  # the only split that an environment may lack
+                raise
+            continue
+        if task_id is None and tasks:
+            return random.choice(tasks)
+        by_id |= {task.id: task for task in tasks}
     if task_id is None:
-        tasks = next(filter(None, found), None)
-        if tasks is None:
-            line = "the environment has no tasks in any split; check its data"
-            raise UserError(line, code="no-tasks")
-        return random.choice(tasks)
-    by_id = {task.id: task for tasks in found for task in tasks}
+        line = "the environment has no tasks in any split; check its data"
+        raise UserError(line, code="no-tasks")
     if task_id not in by_id:
         raise UserError(f"task '{task_id}' not found{nearest(task_id, by_id)}", code="unknown-task")
     return by_id[task_id]
-
-
-def _tasks(env: Env, split: str) -> list[Task]:
-    try:
-        return env.tasks(split)
-    except UserError:
-        if split != "val":  # the only split that an environment may lack
-            raise
-        return []
 
 
 def read_script(file: Path) -> list[str]:
@@ -156,14 +152,13 @@ def replay(env: Env, task: Task, actions: list[str], seed: int) -> dict[str, Any
     return record
 
 
-def play_with_policy(cfg: DictConfig, run: Run | None, task: Task) -> Episode:
-    """Return an annotated episode, played by the policy of a run or by the starting weights."""
+def play_with_policy(cfg: DictConfig, run: Run, task: Task) -> Episode:
+    """Return an annotated episode, played by the policy of a run."""
     from agentrl_cli.training.build import build_parts
     from agentrl_cli.training.evaluate import task_starts
 
-    parts = build_parts(cfg, None, learns=False, restored=run is not None)
-    if run is not None:
-        parts.restore_models(played_checkpoint(run, *PLAYED_PARTS).folder)
+    parts = build_parts(cfg, None, learns=False, restored=True)
+    parts.restore_models(played_checkpoint(run, *PLAYED_PARTS).folder)
     episodes = parts.play(task_starts(parts.seed, task, 1), parts.collector.sampling)
     parts.algo.annotate(episodes)
     return episodes[0]

@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from agentrl_cli.cli.sweep import run_agentrl
 from agentrl_cli.config.compose import compose
+from agentrl_cli.config.groups import nearest
 from agentrl_cli.config.presets import PRESETS, preset_overrides
-from agentrl_cli.config.suggestions import nearest
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.launch import require_single_process

@@ -50,7 +50,13 @@ def train_new_run(cfg: DictConfig, overrides: list[str], *, dry: bool) -> None:
         return
     with joined(cfg) as ranks:
         check_ranks(cfg, ranks)
-        run = create_run(cfg, overrides, ranks)
+        run: Run | None = None
+        with ranks.together():
+            if ranks.is_main:
+                command = " ".join(["agentrl", *sys.argv[1:]])
+                run = Run.create(cfg, command=command, overrides=overrides)
+        (folder, *_) = ranks.gather(run and str(run.folder), "folder")
+        run = run or NullRun(Path(folder))
         with delete_unbuilt_run(run, ranks):
             parts = build_parts(cfg, run.folder, ranks=ranks)
             start_actors(cfg, parts)
@@ -106,16 +112,6 @@ def check_ranks(cfg: DictConfig, ranks: Ranks) -> None:
         algo: Algorithm = build(cfg.algo)
         validate_strategy(cfg, algo, ranks)
         validate_memory(cfg, algo, plan_memory(cfg, algo))
-
-
-def create_run(cfg: DictConfig, overrides: list[str], ranks: Ranks) -> Run:
-    """Create a new run; only the first process writes its folder."""
-    run, command = None, " ".join(["agentrl", *sys.argv[1:]])
-    with ranks.together():
-        if ranks.is_main:
-            run = Run.create(cfg, command=command, overrides=overrides)
-    (folder, *_) = ranks.gather(run and str(run.folder), "folder")
-    return run or NullRun(Path(folder))
 
 
 def attach_loggers(run: Run, cfg: DictConfig, parts: Parts) -> None:

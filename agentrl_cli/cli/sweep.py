@@ -51,15 +51,9 @@ MAX_NAME = 120  # characters of a run's name
 MAX_NAMED = 20  # mistakes that an error lists
 MANY_RUNS = 100  # from here on the sweep needs a confirmation
 MAY_DIFFER = (  # keys without an effect on results, if a sweep is continued
-    "name",
-    "runs",
-    "logger",
-    "choices.logger",
-    "save_every",
-    "save_interval_minutes",
-    "hardware.threads",
-    *RESUMABLE,
-)
+    "name", "runs", "logger", "choices.logger", "save_every", "save_interval_minutes",
+    "hardware.threads", *RESUMABLE,
+)  # fmt: skip
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null")
 EXTRAS = {  # the extra with a launcher or sweeper
     "joblib": "sweep", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna",
@@ -104,11 +98,9 @@ class Sweep:
 
     def check(self) -> None:
         """Check all choices and values. Raises one UserError with a line for each mistake."""
-
-        def check_point(overrides: list[str]) -> None:
-            config.compose_checked(overrides, self.config_dir)
-
-        _raise_together(check_point, self.points_to_check())
+        _raise_together(
+            lambda point: config.compose_checked(point, self.config_dir), self.points_to_check()
+        )
         try:
             config.compose_with_hydra([*self.hydra_overrides, *self.fixed], self.config_dir)
         except UserError as error:
@@ -146,13 +138,12 @@ class Sweep:
         """Raise UserError if finished or unfinished runs in the folder are of other points."""
         if self.count_runs() is None or not self.folder.is_dir():
             return  # the points of a sweeper are known only when they run
-        found = [(o, name) for o, name in self.named_points() if (self.folder / name).is_dir()]
 
         def refuse(point: tuple[list[str], str]) -> None:
             compose = partial(config.compose_checked, point[0], self.config_dir)
             validate_existing_run(self.folder / point[1], compose)
 
-        _raise_together(refuse, found)
+        _raise_together(refuse, (p for p in self.named_points() if (self.folder / p[1]).is_dir()))
 
     def start(self) -> None:
         """Run all points with Hydra's multirun."""
@@ -275,37 +266,37 @@ def stop_runs_on_signals() -> Iterator[None]:
 def run_point(cfg: DictConfig) -> float:
     """Train one point unless it is done. Returns its last success rate, or NaN without one."""
     hydra_cfg = HydraConfig.get()
-    folder, chosen = Path(cfg.runs), hydra_cfg.runtime.choices
-    name = point_name(hydra_cfg.job.override_dirname)
-    lock = folder / f"{name}.lock"
+    chosen, name = hydra_cfg.runtime.choices, point_name(hydra_cfg.job.override_dirname)
+    folder = Path(cfg.runs) / name
+    lock, log = folder.with_name(f"{name}.lock"), folder.with_name(f"{name}.log")
     with files.try_lock(FileLock(lock, fallback_to_soft=False)) as is_free:
         if not is_free:
             _report_point(f"running in another sweep: {name}")
-            return score(folder / name)
+            return score(folder)
         search = [str(path).removeprefix("file://") for path in hydra_cfg.searchpath or []]
         point: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
         config.complete(point, chosen, Path(search[0]) if search else None)
-        validate_existing_run(folder / name, lambda: config.check(point))
-        verb = next_verb(folder / name)
+        validate_existing_run(folder, lambda: config.check(point))
+        verb = next_verb(folder)
         _report_point(f"{verb or 'already done:'} {name}")
         if verb is not None:
             config_dir = ["--config-dir", search[0]] if search else []
             command = ["train", *config_dir, *map(str, hydra_cfg.overrides.task), f"name='{name}'"]
-            command = command if verb == "train" else ["resume", str(folder / name)]
+            command = command if verb == "train" else ["resume", str(folder)]
             is_local = chosen["hydra/launcher"] == "joblib"
             gpus = visible_gpus() if is_local and cfg.hardware.device == "cuda" else []
-            with reserved_gpu(folder, gpus) as gpu:
-                code = run_agentrl(command, folder / f"{name}.log", gpu)
+            with reserved_gpu(folder.parent, gpus) as gpu:
+                code = run_agentrl(command, log, gpu)
             if code == 130:
                 raise KeyboardInterrupt
             if code:
-                _report_point(f"failed: {name}, see {folder / name}.log")
-            row = run_row(Run(folder / name)) if (folder / name / "meta.json").is_file() else {}
+                _report_point(f"failed: {name}, see {log}")
+            row = run_row(Run(folder)) if (folder / "meta.json").is_file() else {}
             step, success = (cell(row.get(key)) or "–" for key in ("step", "eval"))
             status = row.get("status", "failed")
             _report_point(f"{status:<9} step {step:>6}  success {success:>6}  {name}")
         lock.unlink(missing_ok=True)
-    return score(folder / name)
+    return score(folder)
 
 
 def point_name(overrides: str) -> str:
@@ -317,9 +308,9 @@ def point_name(overrides: str) -> str:
     return f"{name[:MAX_NAME]}-{blake2b(overrides.encode(), digest_size=4).hexdigest()}"
 
 
-def score(run: Path) -> float:
+def score(folder: Path) -> float:
     """Return the last success rate of a run; NaN without one."""
-    success = run_row(Run(run))["eval"] if (run / "meta.json").is_file() else None
+    success = run_row(Run(folder))["eval"] if (folder / "meta.json").is_file() else None
     return float("nan") if success is None else float(success)
 
 
@@ -462,19 +453,20 @@ class SweepTable:
 
     def _status(self, name: str, recorded: str | None) -> str:
         """Return the status of a point: a new lock means that it runs, a new log that it ended."""
+
+        def is_new(file: Path) -> bool:
+            try:
+                return file.stat().st_mtime >= self.began
+            except OSError:
+                return False
+
         if recorded == "done":
             return "done"
-        if self._is_new(f"{name}.lock"):
+        if is_new(self.folder / f"{name}.lock"):
             return "running" if recorded in ("started", "running") else "starting"
-        if not self._is_new(f"{name}.log"):
+        if not is_new(self.folder / f"{name}.log"):
             return "waiting"
         return "stopped" if recorded == "stopped" else "failed"
-
-    def _is_new(self, name: str) -> bool:
-        try:
-            return (self.folder / name).stat().st_mtime >= self.began
-        except OSError:
-            return False
 
 
 @contextmanager

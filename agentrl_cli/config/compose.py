@@ -16,13 +16,12 @@ from agentrl_cli.config.groups import (
     conf_folder,
     group_folders,
     groups,
+    nearest,
     options,
     register_sections,
 )
 from agentrl_cli.config.presets import PRESETS, replace_old_names
 from agentrl_cli.config.renames import update_stored
-from agentrl_cli.config.secrets import REMEDY, secret_errors, secret_in
-from agentrl_cli.config.suggestions import nearest
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 
@@ -30,12 +29,20 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-    from agentrl_cli.config.validation import Mistake
-
 T = TypeVar("T")
 NOT_CHOSEN = re.compile(r"Interpolation key 'choices\.\w+' not found")
 SEARCH, ENV, HARDWARE = "search", "env", "hardware"
 EVAL_GROUPS = (SEARCH, ENV, HARDWARE)  # that may be chosen when a run is evaluated
+SECRETS = {
+    "a user and a password": re.compile(r"://[^/\s@]*:[^/\s@]*@"),
+    "a key": re.compile(
+        r"\b(?:sk-[\w-]{16,}|(?:hf|gh[opsu]|github_pat)_\w{20,}|AKIA\w{16}|Bearer [\w.-]{16,})"
+        r"|[?&](?:api[-_]?key|key|(?:access[-_]?)?token|password|secret)=[^&\s]",
+        re.IGNORECASE,
+    ),
+}
+SECRET_KEYS = re.compile(r"(?:^|_)(?:api_?key|password|passwd|secret|access_token)$", re.IGNORECASE)
+NO_SECRETS = "configurations are stored and shared, so give secrets in environment variables"
 
 
 def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
@@ -43,14 +50,13 @@ def compose(overrides: list[str], config_dir: Path | None = None) -> DictConfig:
     the chosen options. Raises UserError for unknown options, with all other mistakes."""
     group_folders(config_dir)
     parsed = parse_overrides(overrides)
-    lines = {item.key_or_group: _unknown_option(item, config_dir) for item in parsed}
-    wrong = {group: line for group, line in lines.items() if line}
+    checked = {item.key_or_group: _unknown_option(item, config_dir) for item in parsed}
+    wrong = {group: line for group, line in checked.items() if line}
     kept = [item for item in parsed if item.key_or_group.partition(".")[0] not in wrong]
     cfg = compose_with_hydra([forced(item, config_dir) for item in kept], config_dir)
     if wrong:
-        _, mistakes = _validated(cfg)
-        others = [mistake.line() for mistake in mistakes]
-        raise UserError("\n".join([*wrong.values(), *others]), code="unknown-option")
+        lines = [*wrong.values(), *map(str, _validated(cfg)[1])]
+        raise UserError("\n".join(lines), code="unknown-option")
     return cfg
 
 
@@ -71,21 +77,19 @@ def load(
     Overrides may set single values, and choose options of the groups in `choosable`. Raises
     UserError for a file that is not a configuration, and for an override of another group.
     """
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    remedy = "give the config.yaml of a run"
     try:
-        stored = OmegaConf.load(file)
-        plain: Any = OmegaConf.to_container(stored, resolve=False)
+        plain: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        if not isinstance(plain, dict):
+            raise ValueError("it is not a mapping")
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
-        line = f"configuration '{file}' cannot be read ({_reason(error)}); {remedy}"
-        raise UserError(line, code="unreadable-configuration") from None
-    if not isinstance(stored, DictConfig):
-        line = f"configuration '{file}' is not a mapping; {remedy}"
-        raise UserError(line, code="unreadable-configuration")
-    _refuse_earlier_version(plain, file)
+        line = f"configuration '{file}' cannot be read ({_reason(error)})"
+        raise UserError(
+            f"{line}; give the config.yaml of a run", code="unreadable-configuration"
+        ) from None
     _refuse_resolvers(plain, file)
     cfg = OmegaConf.create(update_stored(plain))
     parsed, known = parse_overrides(overrides), groups(config_dir)
@@ -118,20 +122,6 @@ def _choose_group(cfg: DictConfig, item: Override, file: Path, config_dir: Path 
             cfg.choices[node] = composed.choices[node]
 
 
-def _refuse_earlier_version(stored: Any, file: Path) -> None:
-    """Raise UserError if the targets of a configuration name files, as before version 0.2."""
-    ours = [target for target in _targets(stored) if target.startswith("agentrl_cli.")]
-    if any(target.count(".") > 2 for target in ours):
-        run = file.parent
-        steps = sorted(run.glob("checkpoints/step-*")) or [run / "checkpoints" / "STEP"]
-        raise UserError(
-            f"configuration '{file}' was written before version 0.2; train from its weights with "
-            f"init={run}, or evaluate them with model=hf "
-            f"model.path={steps[-1] / 'models' / 'policy'} and the same env",
-            code="earlier-version",
-        )
-
-
 def _refuse_resolvers(stored: Any, file: Path) -> None:
     """Raise UserError if a stored configuration calls a resolver, for example to read a variable of
     the environment. Runs store only values, so somebody else wrote it."""
@@ -140,15 +130,6 @@ def _refuse_resolvers(stored: Any, file: Path) -> None:
     if found:
         line = f"configuration '{file}' calls a resolver in {found[0]}"
         raise UserError(f"{line}; write the value itself", code="resolver")
-
-
-def _targets(node: Any) -> Iterator[str]:
-    """Yield every `_target_` in a nested node."""
-    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    if isinstance(node, dict) and "_target_" in node:
-        yield str(node["_target_"])
-    for part in inner:
-        yield from _targets(part)
 
 
 def chosen_option(cfg: DictConfig, group: str) -> str | None:
@@ -164,10 +145,10 @@ def check(cfg: DictConfig, skip: Collection[str] = ()) -> DictConfig:
     """
     from omegaconf import OmegaConf
 
-    from agentrl_cli.config.validation import raise_mistakes
+    from agentrl_cli.config.validation import raise_all
 
     values, mistakes = _validated(cfg, skip)
-    raise_mistakes(mistakes)
+    raise_all(mistakes)
     checked = OmegaConf.create(values)
     OmegaConf.set_struct(checked, True)
     return checked
@@ -176,32 +157,27 @@ def check(cfg: DictConfig, skip: Collection[str] = ()) -> DictConfig:
 def build(node: Any, **injected: Any) -> Any:
     """Build the class that `_target_` names from the node's values and the injected ones, which win
     over the node. Raises UserError with one line for each mistake in the node."""
-    from agentrl_cli.config.validation import (
-        construct,
-        raise_mistakes,
-        target_class,
-        validate_target,
-    )
+    from agentrl_cli.config.validation import construct, raise_all, target_class, validate_target
 
     values, path = _plain_node(node)
     if "_target_" not in values:
         line = f"{path} has no _target_; name the class that it configures"
         raise UserError(line, code="unknown-target")
-    mistakes: list[Mistake] = []
+    mistakes: list[UserError] = []
     given = {key: value for key, value in values.items() if key not in injected}
     typed = validate_target(given, mistakes, (path,), injected)
-    raise_mistakes(mistakes)
+    raise_all(mistakes)
     return construct(target_class(values["_target_"]), typed, **injected)
 
 
 def as_dataclass(node: Any, schema: type[T]) -> T:
     """Return a node without `_target_` as its dataclass."""
-    from agentrl_cli.config.validation import construct, raise_mistakes, validate
+    from agentrl_cli.config.validation import construct, raise_all, validate
 
     values, path = _plain_node(node)
-    mistakes: list[Mistake] = []
+    mistakes: list[UserError] = []
     typed = validate(schema, values, mistakes, (path,))
-    raise_mistakes(mistakes)
+    raise_all(mistakes)
     return construct(schema, typed)
 
 
@@ -219,30 +195,29 @@ def _plain_node(node: Any) -> tuple[dict[str, Any], str]:
         raise UserError(line, code="unresolved") from None
 
 
-def _validated(cfg: DictConfig, skip: Collection[str] = ()) -> tuple[dict[str, Any], list[Mistake]]:
+def _validated(
+    cfg: DictConfig, skip: Collection[str] = ()
+) -> tuple[dict[str, Any], list[UserError]]:
     """Return the typed values of a configuration and all of its mistakes."""
     from agentrl_cli.config.settings import Settings, check_together
-    from agentrl_cli.config.validation import Mistake, settings_mistakes, validate, without_missing
+    from agentrl_cli.config.validation import validate, without_missing
 
-    mistakes: list[Mistake] = []
+    mistakes: list[UserError] = []
     values = _resolve(cfg, mistakes)
     unresolved = {str(key) for key in cfg} - values.keys()
     values = {key: value for key, value in values.items() if key not in skip}
     values = without_missing(values, mistakes)
-    mistakes += [Mistake((), line, "secret") for line in secret_errors(values)]
+    mistakes += secret_errors(values)
     typed = validate(Settings, values, mistakes, optional={*skip, *unresolved})
     if not mistakes:
-        mistakes += [Mistake((), line, "conflicting-settings") for line in check_together(typed)]
-        mistakes += settings_mistakes(typed)
+        mistakes += check_together(typed)
     return typed, mistakes
 
 
-def _resolve(cfg: DictConfig, mistakes: list[Mistake]) -> dict[str, Any]:
+def _resolve(cfg: DictConfig, mistakes: list[UserError]) -> dict[str, Any]:
     """Return the root nodes with their interpolations resolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-
-    from agentrl_cli.config.validation import Mistake
 
     values: dict[str, Any] = {}
     for key in map(str, cfg):
@@ -252,47 +227,57 @@ def _resolve(cfg: DictConfig, mistakes: list[Mistake]) -> dict[str, Any]:
             values[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
         except OmegaConfBaseException as error:
             if not NOT_CHOSEN.search(_reason(error)):  # reported as a missing group
-                text = f"{key} cannot be resolved: {_reason(error)}"
-                mistakes.append(Mistake((key,), text, "unresolved"))
+                line = f"{key} cannot be resolved: {_reason(error)}"
+                mistakes.append(UserError(line, code="unresolved"))
     return values
 
 
+def secret_in(text: str) -> str | None:
+    """Return which kind of secret a text contains, if any."""
+    return next((kind for kind, shape in SECRETS.items() if shape.search(text)), None)
+
+
+def secret_errors(node: dict[str, Any]) -> Iterator[UserError]:
+    """Yield an error, which does not show the value, for each value that looks like a secret."""
+    for key, value in files.flatten(node).items():
+        items = enumerate(value) if isinstance(value, list | tuple) else ()
+        rows = {f"{key}[{i}]": item for i, item in items}
+        if isinstance(value, str) and SECRET_KEYS.search(key.rpartition(".")[2]):
+            yield UserError(f"{key} is a secret; {NO_SECRETS}", code="secret")
+        elif isinstance(value, str) and (kind := secret_in(value)):
+            yield UserError(f"{key} holds {kind}; {NO_SECRETS}", code="secret")
+        elif rows:
+            yield from secret_errors(rows)
+
+
 def parse_overrides(overrides: list[str], *, is_sweep: bool = False) -> list[Override]:
-    """Read `key=value` overrides; those of a sweep may name several values. Raises one UserError
+    """Parse `key=value` overrides; those of a sweep may have several values. Raises one UserError
     with one line for each mistake."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     parsed, errors = [], []
-    form = "key=value or key=a,b" if is_sweep else "key=value"
     for text in replace_old_names(overrides):
-        if kind := secret_in(text):
-            errors.append(f"an override of '{text.partition('=')[0]}' holds {kind}; {REMEDY}")
-            continue
+        root = re.split(r"[./=]", text.lstrip("+~"), maxsplit=1)[0]
         try:
             item = OverridesParser.create().parse_override(text)
             parsed.append(item)
         except (HydraException, ValueError, RecursionError):
-            errors.append(f"override '{text}' cannot be read; write it as {form}")
-            continue
-        if item.is_sweep_override() and not is_sweep:
-            errors.append(f"override '{text}' names several values; give one, or a list as [a,b]")
-        errors += _foreign(item, is_sweep)
+            item = None
+        if kind := secret_in(text):
+            errors.append(f"'{text.partition('=')[0]}' holds {kind}; {NO_SECRETS}")
+        elif item is None:
+            form = "key=value or key=a,b" if is_sweep else "key=value"
+            errors.append(f"override '{text}' cannot be parsed; write it as {form}")
+        elif item.is_sweep_override() and not is_sweep:
+            errors.append(f"override '{text}' has several values; give one, or a list as [a,b]")
+        if root == "choices":
+            errors.append(f"'{text}' cannot be set; choose an option with GROUP=NAME")
+        elif root == "hydra" and not is_sweep:
+            errors.append(f"'{text}' is an option of Hydra, for agentrl sweep only; leave it out")
     if errors:
-        raise UserError("\n".join(errors))
+        raise UserError("\n".join(errors), code="invalid-override")
     return parsed
-
-
-def _foreign(item: Override, is_sweep: bool) -> list[str]:
-    """A line for an override of what is not set so: what the groups' names say, and, outside of a
-    sweep, what is Hydra's own."""
-    root = re.split(r"[./]", item.key_or_group, maxsplit=1)[0]
-    if root == "choices":
-        remedy = "choose with GROUP=NAME, like algo=grpo"
-        return [f"'{item.input_line}' sets what is only a record of the chosen groups; {remedy}"]
-    if root == "hydra" and not is_sweep:
-        return [f"'{item.input_line}' is for Hydra, which only agentrl sweep asks; leave it out"]
-    return []
 
 
 def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
@@ -305,26 +290,24 @@ def _unknown_option(item: Override, config_dir: Path | None) -> str | None:
     if str(value) in known or item.is_delete():
         return None
     if value is None:
-        remedy = f"choose one with {group}=NAME (agentrl list {group}), or leave it out"
-        return f"'{item.input_line}' chooses nothing; {remedy}"
+        return f"'{item.input_line}' chooses nothing; name an option, or leave it out"
     return f"{group} '{value}' not found{nearest(str(value), known)}"
 
 
 def forced(item: Override, config_dir: Path | None) -> str:
-    """The override in the form in which Hydra takes unknown keys, so that `check` can report all of
-    them."""
+    """Return the override in the form with which Hydra accepts unknown keys."""
     text = item.input_line or ""
     is_plain = text[0] not in "+~" and item.key_or_group not in groups(config_dir)
     return f"++{text}" if is_plain else text
 
 
 def search_path(config_dir: Path | None) -> list[str]:
-    """The override that lets Hydra find a user's own groups: a path, nothing percent-encoded."""
+    """Return the override with which Hydra finds a user's own groups."""
     return [f"hydra.searchpath=['file://{config_dir.resolve()}']"] if config_dir else []
 
 
 def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictConfig:
-    """The groups and overrides as one configuration, Hydra's own nodes checked too."""
+    """Return the groups and overrides as one configuration. Raises UserError if Hydra fails."""
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -340,8 +323,6 @@ def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictCon
             cfg = hydra.compose("config", overrides, return_hydra_config=True)
     except unreadable as error:
         line = f"the configuration cannot be composed: {_reason(error)}"
-        if "/wording" in line or "'wording@" in line:  # as in files of environments before 0.3
-            line += "; start the file with # @package _global_ and write prompts: {wording: NAME}"
         raise UserError(line, code="cannot-compose") from None
     complete(cfg, cfg.hydra.runtime.choices, config_dir)
     return cfg
@@ -350,8 +331,8 @@ def compose_with_hydra(overrides: list[str], config_dir: Path | None) -> DictCon
 def complete(
     cfg: DictConfig, options_of: Mapping[str, str | None], config_dir: Path | None
 ) -> None:
-    """Make of what Hydra composed a configuration of ours: what was chosen, of our groups and a
-    user's own, becomes its `choices`, and texts stand where they are named."""
+    """Complete a configuration that Hydra composed: record the chosen options as its `choices`,
+    insert the prompts, and remove nodes that are only used to compose."""
     from omegaconf import open_dict
 
     named = [group for group in groups(config_dir) if group in options_of]
@@ -364,8 +345,8 @@ def complete(
 
 
 def _put_prompts(holder: Any) -> None:
-    """Replace references to the group `prompts` in a node by their texts, so that the node records
-    everything that an algorithm reads."""
+    """Replace references to the group `prompts` in a node by their texts, so that the stored node
+    is complete."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -377,15 +358,6 @@ def _put_prompts(holder: Any) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What the system says, or the first line of an error; of one in YAML, which ends with its
-    place, all as one line."""
-    from yaml import MarkedYAMLError
-
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    lines = str(error).split("\n") if isinstance(error, MarkedYAMLError) else _lines(error)[:1]
-    return " ".join(line.strip() for line in lines)
-
-
-def _lines(error: Exception) -> list[str]:
-    return str(error).strip().splitlines() or [type(error).__name__]
+    """Return the message of an error of the system, of YAML or of OmegaConf in one line."""
+    text = getattr(error, "strerror", None) or str(error).partition("\n    full_key")[0]
+    return " ".join(text.split())[:300] or type(error).__name__

@@ -1,10 +1,10 @@
-"""The groups of settings as files: where they lie and what there is to choose. What is in a file is
-read in `compose`, and with its comments in `comments`."""
+"""Groups of settings as files: their folders and their options."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,20 @@ ALGOS = "algos"  # the key of a recipe or an ablation for values of a single alg
 
 
 def conf_folder() -> Path:
-    """The folder of the groups: `./conf` where it has algorithms (another program's has none), else
-    the package's own, else the repository's."""
+    """Return `./conf` if it holds algorithms, else the package's folder, else the repository's."""
     for folder in (Path("conf"), PACKAGE / "conf", PACKAGE.parent / "conf"):
         if (folder / "config.yaml").is_file() and (folder / "algo").is_dir():
             return folder.resolve()
-    raise UserError("no conf/config.yaml found; install agentrl again, or run it where one is")
+    raise UserError("conf/config.yaml is missing; install agentrl again", code="no-conf")
+
+
+def group_folders(config_dir: Path | None) -> list[Path]:
+    """Return the folders that hold groups: ours and the user's. Raises UserError if that is not a
+    folder."""
+    if config_dir is not None and not files.is_folder(config_dir):
+        line = f"--config-dir '{config_dir}' is not a folder; name one with groups"
+        raise UserError(line, code="no-config-dir")
+    return [conf_folder(), *([config_dir] if config_dir else [])]
 
 
 def groups(config_dir: Path | None = None) -> list[str]:
@@ -40,10 +48,25 @@ def options(group: str, config_dir: Path | None = None) -> dict[str, str]:
         if (file := root / f"{group}.yaml").is_file():
             text = file.read_text(encoding="utf-8", errors="replace")
             found |= dict(re.findall(r"^(\w+):(?: *# *(.*))?", text, re.MULTILINE))
-        found |= {
-            file.stem: _opening_comment(file) for file in sorted(root.glob(f"{group}/*.yaml"))
-        }
+        for file in sorted(root.glob(f"{group}/*.yaml")):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            comment = re.match(r"(?:# @package.*\n)?#(?! @package) *(.*)", text)
+            found[file.stem] = comment[1].strip() if comment else ""
     return found
+
+
+def chooses(override: str, of_groups: Collection[str]) -> bool:
+    """Return whether an override chooses an option of one of these groups."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0] in of_groups
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Return the end of an error: `; did you mean 'x'?`, or all names if none is similar."""
+    choices = sorted(names)
+    close = difflib.get_close_matches(word, choices, n=1)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; choose one of {', '.join(choices)}" if choices else "; it takes none"
 
 
 def register_sections(config_dir: Path | None = None) -> None:
@@ -63,13 +86,13 @@ def register_sections(config_dir: Path | None = None) -> None:
     for group in (*SECTIONED, *(f"{group}_{ALGOS}" for group in ("recipe", *SECTIONED))):
         ConfigStore.instance().repo.pop(group, None)
     for file in _sectioned_files(config_dir):
-        for name, values in _read(file).items():
+        for name, values in read_yaml(file).items():
             store(f"{file.stem}_{ALGOS}", _sections_of_algos(name, values), file)
             store(file.stem, {name: {key: values[key] for key in values if key != ALGOS}}, file)
     for root in group_folders(config_dir):
         for file in root.glob("recipe/*.yaml"):
-            for part in _with_bases(file):
-                store(f"recipe_{ALGOS}", _sections_of_algos(file.stem, _read(part)), part)
+            for part in with_bases(file):
+                store(f"recipe_{ALGOS}", _sections_of_algos(file.stem, read_yaml(part)), part)
 
 
 def _sectioned_files(config_dir: Path | None) -> list[Path]:
@@ -81,17 +104,15 @@ def _sections_of_algos(name: str, values: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}_{algo}": part for algo, part in (values.get(ALGOS) or {}).items()}
 
 
-def _with_bases(file: Path) -> list[Path]:
-    """Return the files that a file builds on, of its own folder, and the file itself."""
-    bases = [
-        file.with_name(f"{name}.yaml")
-        for name in _read(file).get("defaults", [])
-        if isinstance(name, str) and name != "_self_"
-    ]
-    return [part for base in bases if base.is_file() for part in _with_bases(base)] + [file]
+def with_bases(file: Path) -> list[Path]:
+    """Return the files of the same folder that a file builds on, and the file itself."""
+    names = [name for name in read_yaml(file).get("defaults", []) if isinstance(name, str)]
+    bases = [file.with_name(f"{name}.yaml") for name in names if name != "_self_"]
+    return [part for base in bases if base.is_file() for part in with_bases(base)] + [file]
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
+    """Return the mapping of a YAML file, without resolved interpolations."""
     return _read_version(file, file.stat().st_mtime_ns)
 
 
@@ -101,22 +122,3 @@ def _read_version(file: Path, changed: int) -> dict[str, Any]:
 
     found: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     return found if isinstance(found, dict) else {}
-
-
-def group_folders(config_dir: Path | None) -> list[Path]:
-    """The folders whose folders are groups: ours, and a user's own. Raises UserError where that is
-    none."""
-    if config_dir is not None and not files.is_folder(config_dir):
-        raise UserError(f"--config-dir '{config_dir}' is not a folder; name one that holds groups")
-    return [conf_folder(), *([config_dir] if config_dir else [])]
-
-
-def chooses(override: str, of_groups: Collection[str]) -> bool:
-    """Whether an override, as it is typed, chooses an option of one of these groups."""
-    return override.lstrip("+~").partition("=")[0].partition("@")[0] in of_groups
-
-
-def _opening_comment(file: Path) -> str:
-    text = file.read_text(encoding="utf-8", errors="replace")
-    lines = [line for line in text.splitlines() if not line.startswith("# @package")]
-    return lines[0].lstrip("# ").strip() if lines and lines[0].startswith("#") else ""

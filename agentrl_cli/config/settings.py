@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import MOST_EPISODES
 
 RESUMABLE = (  # keys that change memory or speed, not the weights: a run may resume with others
@@ -213,8 +214,8 @@ class Settings:
     ] = False
 
 
-def check_together(values: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for root settings that contradict each other."""
+def check_together(values: dict[str, Any]) -> Iterator[UserError]:
+    """Yield an error for root settings that contradict each other."""
     if values.get("save_best") and not 0 < values["eval_every"] < values["steps"]:
-        plan = f"eval_every={values['eval_every']} plans one for {values['steps']} steps"
-        yield f"save_best=true chooses among evaluations, and {plan}; evaluate more often"
+        line = f"save_best=true needs evaluations, and eval_every={values['eval_every']} plans none"
+        yield UserError(f"{line} before the last step; lower it", code="conflicting-settings")

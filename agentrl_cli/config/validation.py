@@ -8,26 +8,19 @@ after its settings are valid. Values keep their types: no text for a number, no 
 from __future__ import annotations
 
 import difflib
-import enum
 import importlib
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    PlainValidator,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
@@ -44,86 +37,86 @@ CODES = {
     "extra_forbidden": "unknown-key",
     "literal_error": "unknown-option",
 }
-MISSING_TEXT = "{key} is missing; give it as {key}=VALUE"
-NO_CHOICE_TEXT = "{key} is missing; choose one with {key}=NAME (agentrl list {key})"
 MAX_SHOWN = 200  # characters of a value in an error
 Key = tuple[str | int, ...]
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """A mistake in the value at `key`. In `text`, `{key}` stands for the whole key in dots, and
-    `{node}` for the beginning of the keys of its node."""
-
-    key: Key
-    text: str
-    code: str = "invalid-value"
-
-    def line(self) -> str:
-        full, node = dotted(self.key), dotted(self.key[:-1])
-        if self.code == "unknown-key" and (new := renamed_key(full)):
-            return f"'{full}' is now '{new}'"
-        return self.text.replace("{key}", full).replace("{node}", f"{node}." if node else "")
+Node = dict[str, Any]
 
 
 class Injected:
     """The type of a field that is given when the object is built, not in a configuration."""
 
 
-def raise_mistakes(mistakes: list[Mistake]) -> None:
+def raise_all(mistakes: list[UserError]) -> None:
     """Raise one UserError with a line for each mistake, if there are any."""
     if mistakes:
-        lines = dict.fromkeys(mistake.line() for mistake in mistakes)
-        raise UserError("\n".join(lines), code=mistakes[0].code)
+        raise UserError("\n".join(dict.fromkeys(map(str, mistakes))), code=mistakes[0].code)
 
 
 def validate(
-    cls: type, node: dict[str, Any], mistakes: list[Mistake], key: Key = (),
-    optional: Collection[str] = (),
-) -> dict[str, Any]:  # fmt: skip
+    cls: type, node: Node, mistakes: list[UserError], key: Key = (), optional: Collection[str] = ()
+) -> Node:
     """Return the values of a node, typed as the fields of a dataclass, and collect its mistakes.
 
     Fields named in `optional` need not be in the node.
     """
+    node = {name: _validate_inner(value, mistakes, (*key, name)) for name, value in node.items()}
     try:
         return _adapter(cls, frozenset(optional)).validate_python(node)
     except ValidationError as error:
-        for found in error.errors(include_url=False):
-            mistakes += _mistakes(cls, node, found, key)
+        mistakes += [_mistake(cls, node, e, key) for e in error.errors(include_url=False)]
         return {}
+
+
+def _validate_inner(value: Any, mistakes: list[UserError], key: Key) -> Any:
+    """Return a value with every node inside it that names a `_target_` typed."""
+    if is_target_node(value):
+        return validate_target(value, mistakes, key) or value
+    if isinstance(value, list):
+        return [_validate_inner(item, mistakes, (*key, i)) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {name: _validate_inner(v, mistakes, (*key, name)) for name, v in value.items()}
+    return value
 
 
 def validate_target(
-    node: dict[str, Any], mistakes: list[Mistake], key: Key = (), optional: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return the typed values of a node that names a `_target_`, and collect its mistakes."""
-    target, values = node["_target_"], {k: v for k, v in node.items() if k != "_target_"}
-    cls = settings_class(target)
-    if isinstance(cls, str):
-        mistakes.append(Mistake((*key, "_target_"), f"{{key}} '{target}' {cls}", "unknown-target"))
-        return {}
-    return {"_target_": target, **validate(cls, values, mistakes, key, optional)}
-
-
-def settings_class(target: Any) -> type | str:
-    """Return the dataclass that describes the settings of a target, or why there is none."""
-    module, _, name = str(target).rpartition(".")
-    if module.startswith(f"{PACKAGE}.") and target not in public_names():
-        return f"is not a public name{_nearest_public(name)}"
+    node: Node, mistakes: list[UserError], key: Key = (), optional: Collection[str] = ()
+) -> Node:
+    """Return the typed values of a node that names a `_target_`, and collect its mistakes, also
+    those that the settings class of a valid node finds across its fields."""
+    target, count = node["_target_"], len(mistakes)
     try:
-        found = importlib.import_module(module)
-        cls = getattr(found, f"{name}Config", None) or getattr(found, name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        return f"cannot be imported ({error}); correct the name"
-    if not is_dataclass(cls) or not isinstance(cls, type):
-        return "is not a dataclass; decorate it with @dataclass"
-    return cls
+        cls = settings_class(target)
+    except UserError as error:
+        mistakes.append(UserError(f"{dotted((*key, '_target_'))} {error}", code=error.code))
+        return {}
+    values = {name: value for name, value in node.items() if name != "_target_"}
+    typed = {"_target_": target, **validate(cls, values, mistakes, key, optional)}
+    if len(mistakes) == count and not optional and cls.__name__ != target.rpartition(".")[2]:
+        try:
+            construct(cls, typed, settings_class)
+        except UserError as error:
+            mistakes.append(error)
+    return typed
 
 
-def _nearest_public(name: str) -> str:
-    known = {full.rpartition(".")[2]: full for full in public_names()}
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; write {known[close[0]]}" if close else f"; choose one of {', '.join(public_names())}"
+def settings_class(target: Any) -> type:
+    """Return the dataclass that describes the settings of a target. Raises UserError if there is
+    none."""
+    module, _, name = str(target).rpartition(".")
+    reason = "is not a dataclass; decorate it with @dataclass"
+    if module.startswith(f"{PACKAGE}.") and target not in public_names():
+        known = {full.rpartition(".")[2]: full for full in public_names()}
+        close = [known[n] for n in difflib.get_close_matches(name, known, n=1, cutoff=0.5)]
+        reason = f"is not a public name; choose one of {', '.join(close or known.values())}"
+    else:
+        try:
+            found = importlib.import_module(module)
+            cls = getattr(found, f"{name}Config", None) or getattr(found, name)
+            if is_dataclass(cls) and isinstance(cls, type):
+                return cls
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            reason = f"cannot be imported ({error}); correct the name"
+    raise UserError(f"'{target}' {reason}", code="unknown-target")
 
 
 @cache
@@ -133,38 +126,22 @@ def public_names() -> list[str]:
     return [f"{p}.{name}" for p in packages for name in importlib.import_module(p).__all__]
 
 
-def without_missing(node: Any, mistakes: list[Mistake], key: Key = ()) -> Any:
+def without_missing(node: Any, mistakes: list[UserError], key: Key = ()) -> Any:
     """Return a node without the values that are still `???`, and collect these as mistakes."""
     if not isinstance(node, dict):
         return node
-    given = {}
-    for name, value in node.items():
-        if value == "???":
-            mistakes.append(Mistake((*key, name), MISSING_TEXT, "missing-key"))
-        else:
-            given[name] = without_missing(value, mistakes, (*key, name))
-    return given
-
-
-def settings_mistakes(node: Any, key: Key = ()) -> Iterator[Mistake]:
-    """Yield the mistakes that the settings classes inside a valid node find across their fields."""
-    for name, value in node.items() if isinstance(node, dict) else ():
-        cls = settings_class(value["_target_"]) if is_target_node(value) else None
-        if isinstance(cls, type) and not value["_target_"].endswith(f".{cls.__name__}"):
-            try:
-                construct(cls, value, settings_class)
-            except UserError as error:
-                yield Mistake((*key, name), str(error), error.code)
-        yield from settings_mistakes(value, (*key, name))
+    for name in [name for name, value in node.items() if value == "???"]:
+        mistakes.append(_missing(dotted((*key, name))))
+    return {k: without_missing(v, mistakes, (*key, k)) for k, v in node.items() if v != "???"}
 
 
 def is_target_node(value: Any) -> bool:
-    """Whether a value is a node that names a `_target_`."""
+    """Return whether a value is a node that names a `_target_`."""
     return isinstance(value, dict) and "_target_" in value
 
 
 def construct(
-    cls: type, values: dict[str, Any], find: Callable[[str], Any] | None = None, **injected: Any
+    cls: type, values: Node, find: Callable[[str], type] | None = None, **injected: Any
 ) -> Any:
     """Build an object and those inside it from validated values and the injected ones. `find`
     returns the class of a target; by default this is the class that it names."""
@@ -179,7 +156,7 @@ def target_class(target: str) -> type:
     return getattr(importlib.import_module(module), name)
 
 
-def _construct(kind: Any, value: Any, find: Callable[[str], Any]) -> Any:
+def _construct(kind: Any, value: Any, find: Callable[[str], type]) -> Any:
     inner, part = _plain(kind), (typing.get_args(_plain(kind)) or (Any,))[-1]
     if is_target_node(value):
         return construct(find(value["_target_"]), value, find)
@@ -198,20 +175,18 @@ def dotted(key: Key) -> str:
     return text.removeprefix(".")
 
 
-def described(cls: type, node: dict[str, Any], key: Key = ()) -> Iterator[tuple[str, str]]:
+def described(cls: type, node: Node, key: Key = ()) -> Iterator[tuple[str, str]]:
     """Yield the keys of a node in dots, each with the description of its field, if it has one."""
-    for field in fields(cls) if is_dataclass(cls) else ():
-        if field.name not in node:
-            continue
-        kind, value, full = hints(cls)[field.name], node[field.name], (*key, field.name)
-        texts = [m.description for m in typing.get_args(kind)[1:] if isinstance(m, FieldInfo)]
-        if typing.get_origin(kind) is Annotated and any(texts):
-            yield dotted(full), str(next(filter(None, texts)))
+    for name in [field.name for field in fields(cls) if field.name in node]:
+        kind, value = hints(cls)[name], node[name]
+        notes = typing.get_args(kind)[1:] if typing.get_origin(kind) is Annotated else ()
+        for text in [m.description for m in notes if isinstance(m, FieldInfo) and m.description]:
+            yield dotted((*key, name)), text
         inner = _plain(kind)
-        if is_target_node(value):
-            inner = settings_class(value["_target_"])
-        if isinstance(value, dict) and isinstance(inner, type):
-            yield from described(inner, value, full)
+        with suppress(UserError):  # reported when the node is validated
+            inner = settings_class(value["_target_"]) if is_target_node(value) else inner
+        if isinstance(value, dict) and isinstance(inner, type) and is_dataclass(inner):
+            yield from described(inner, value, (*key, name))
 
 
 @cache
@@ -232,7 +207,7 @@ def hints(cls: type) -> dict[str, Any]:
 
 
 @cache
-def _adapter(cls: type, optional: frozenset[str]) -> TypeAdapter[dict[str, Any]]:
+def _adapter(cls: type, optional: frozenset[str]) -> TypeAdapter[Node]:
     return TypeAdapter(_typed_dict(cls, optional))
 
 
@@ -241,18 +216,21 @@ def _typed_dict(cls: type, optional: Collection[str] = (), *, is_nested: bool = 
     one may name its class as `_target_`, as in a node that builds on an option of a group."""
 
     def check_target(target: str) -> str:
-        named = settings_class(target)
-        if not isinstance(named, type) or not (issubclass(named, cls) or issubclass(cls, named)):
-            raise PydanticCustomError("target", f"Input should be {cls.__name__}")  # type: ignore
-        return target
+        with suppress(UserError):
+            named = settings_class(target)
+            if issubclass(named, cls) or issubclass(cls, named):
+                return target
+        raise PydanticCustomError("target", f"Input should be {cls.__name__}")  # type: ignore
 
     name_of_class = NotRequired[Annotated[str, AfterValidator(check_target)]]
-    keys: dict[str, Any] = {"_target_": name_of_class} if is_nested else {}
+    keys: Node = {"_target_": name_of_class} if is_nested else {}
     for field in fields(cls):
         if field.init:
             kind = hints(cls)[field.name]
             has_default = not field.default is field.default_factory is MISSING
-            is_optional = has_default or field.name in optional or _may_be_left_out(kind)
+            is_optional_node = _plain(kind) is object and _bare(kind) is not object
+            is_given = field.name in optional or not _is_setting(kind)
+            is_optional = has_default or is_optional_node or is_given
             keys[field.name] = NotRequired[_schema(kind)] if is_optional else _schema(kind)
     found: Any = TypedDict(cls.__name__, keys)  # pyright: ignore
     found.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -277,93 +255,75 @@ def _schema(kind: Any) -> Any:
         return origin[tuple(map(_schema, parts))]  # pyright: ignore
     if is_dataclass(kind) and isinstance(kind, type) and not inspect.isabstract(kind):
         return _typed_dict(kind, is_nested=True)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return Annotated[kind, BeforeValidator(lambda v: kind.__members__.get(str(v), v))]
-    if kind in LEAVES[:8] or kind is type(None) or origin is Literal:
+    if (kind in LEAVES and kind is not object) or origin is Literal:
         return kind
-    return Annotated[Any, PlainValidator(_any_value if kind is Any else _target_node)]
+    return Annotated[Any, AfterValidator(_require_target)]
 
 
-def _any_value(value: Any) -> Any:
-    return _target_node(value) if is_target_node(value) else value
-
-
-def _target_node(value: Any) -> Any:
+def _require_target(value: Any) -> Any:
     if not is_target_node(value):
         raise PydanticCustomError("node", "Input should be a node that names a _target_")
-    mistakes: list[Mistake] = []
-    typed = validate_target(value, mistakes)
-    if mistakes:
-        raise PydanticCustomError("mistakes", "of a node", {"mistakes": mistakes})
-    return typed
+    return value
 
 
 def _is_setting(kind: Any) -> bool:
-    """Whether the configuration must hold such a field. Other objects are injected."""
+    """Return whether the configuration must hold such a field. Other objects are injected."""
     kind = _plain(kind)
-    if typing.get_origin(kind) is Literal:
-        return True
     parts = [part for part in typing.get_args(kind) if part is not Ellipsis]
-    if typing.get_origin(kind) in (list, dict, tuple, typing.Union, types.UnionType):
+    if parts and typing.get_origin(kind) is not Literal:
         return all(map(_is_setting, parts))
-    is_enum = isinstance(kind, type) and issubclass(kind, enum.Enum)
-    return kind in LEAVES or is_enum or is_dataclass(kind)
+    return typing.get_origin(kind) is Literal or kind in LEAVES or is_dataclass(kind)
 
 
-def _may_be_left_out(kind: Any) -> bool:
-    """Whether a field of this type is injected, or is an optional node that names its target."""
-    kind = typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
-    return not _is_setting(kind) or (_plain(kind) is object and kind is not object)
+def _bare(kind: Any) -> Any:
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
 
 
 def _plain(kind: Any) -> Any:
     """Return a type without its annotations and without None."""
-    if typing.get_origin(kind) is Annotated:
-        return _plain(typing.get_args(kind)[0])
+    kind = _bare(kind)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         parts = [part for part in typing.get_args(kind) if part is not type(None)]
         return _plain(parts[0]) if len(parts) == 1 else kind
     return kind
 
 
-def _mistakes(cls: type, node: Any, found: ErrorDetails, key: Key) -> Iterator[Mistake]:
-    """Yield the mistakes of an error of pydantic."""
-    full, kind = (*key, *found["loc"]), found["type"]
-    if kind == "mistakes":
-        for inner in found["ctx"]["mistakes"]:  # pyright: ignore[reportTypedDictNotRequiredAccess]
-            yield Mistake((*full, *inner.key), inner.text, inner.code)
-        return
+def _missing(key: str, *, is_group: bool = False) -> UserError:
+    remedy = f"choose one with {key}=NAME (agentrl list {key})" if is_group else f"give {key}=VALUE"
+    return UserError(f"{key} is missing; {remedy}", code="missing-key")
+
+
+def _mistake(cls: type, node: Any, found: ErrorDetails, key: Key) -> UserError:
+    """Return the mistake that an error of pydantic describes."""
+    full, kind = dotted((*key, *found["loc"])), found["type"]
     if kind == "missing":
-        is_group = not key and hints(cls).get(str(full[0])) is object
-        text = NO_CHOICE_TEXT if is_group else MISSING_TEXT
+        return _missing(full, is_group=not key and hints(cls).get(full) is object)
+    shown = repr(found["input"])
+    shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
+    if kind == "extra_forbidden" and (new := renamed_key(full)):
+        line = f"'{full}' is now '{new}'"
     elif kind == "extra_forbidden":
-        text = f"Unknown key '{{key}}'. {_remedy(cls, node, found['loc'])}"
+        line = f"Unknown key '{full}'. {_remedy(cls, node, found['loc'], key)}"
+    elif found["msg"].startswith("Input should "):
+        wish = found["msg"].removeprefix("Input should ").replace("a valid integer", "an integer")
+        line = f"{full} must {wish.replace('valid ', '')}, not {shown}"
     else:
-        shown = repr(found["input"])
-        shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
-        wish = found["msg"].replace("a valid integer", "an integer").replace("valid ", "")
-        is_wish = wish.startswith("Input should ")
-        wish = f"must {wish.removeprefix('Input should ')}, not {shown}"
-        text = f"{{key}} {wish}" if is_wish else f"{{key}} is {shown}: {found['msg']}"
-    yield Mistake(full, text, CODES.get(kind, "invalid-value"))
+        line = f"{full} is {shown}: {found['msg']}"
+    return UserError(line, code=CODES.get(kind, "invalid-value"))
 
 
-def _remedy(cls: type, node: Any, loc: Key) -> str:
+def _remedy(cls: type, node: Any, loc: Key, key: Key) -> str:
     """Return a suggestion for the unknown key at `loc`: a key of that name further inside, the
     nearest of the keys of its node, or all of these."""
-    name, known = str(loc[-1]), _keys_at(cls, loc[:-1])
-    inner = [k for k in files.flatten(node) if k.endswith(f".{name}")]
-    if inner and len(loc) == 1:
-        return f"Did you mean '{{node}}{inner[0]}'?"
-    if close := difflib.get_close_matches(name, known, n=1):
-        return f"Did you mean '{{node}}{close[0]}'?"
-    return f"Choose one of {', '.join(known)}." if known else "There are no keys here."
-
-
-def _keys_at(cls: type, loc: Key) -> list[str]:
     kind: Any = cls
-    for part in loc:
+    for part in loc[:-1]:
         of = _plain(kind)
         kind = hints(of).get(str(part)) if is_dataclass(of) else (typing.get_args(of) or (Any,))[-1]
     kind = _plain(kind)
-    return [field.name for field in fields(kind) if field.init] if is_dataclass(kind) else []
+    known = [field.name for field in fields(kind) if field.init] if is_dataclass(kind) else []
+    name = str(loc[-1])
+    inner: Iterable[str] = files.flatten(node) if len(loc) == 1 else ()
+    close = [k for k in inner if k.endswith(f".{name}")] or difflib.get_close_matches(name, known)
+    if close:
+        return f"Did you mean '{dotted((*key, *loc[:-1], close[0]))}'?"
+    return f"Choose one of {', '.join(known)}." if known else "There are no keys here."

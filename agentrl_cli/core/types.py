@@ -146,7 +146,7 @@ class Sample:
     per_token: dict[str, list[float]] = field(default_factory=dict)
 
 
-def _current_fields(row: Any) -> dict[str, Any]:
+def _current_fields(row: Any) -> Any:
     if not isinstance(row, dict):
         raise TypeError("expected an object")
     return {OLD_FIELDS.get(key, key): value for key, value in row.items()}

@@ -1,6 +1,6 @@
 """Worlds in which agents act. They know `core` only: no torch, tokenizer or configuration.
 
-The public names are those of __init__.pyi; each is imported when it is first asked for.
+The public names are those of __init__.pyi; each is imported at its first use.
 """
 
 import lazy_loader

@@ -1,5 +1,4 @@
-"""Environments in the shape of Gymnasium with text observations. `reset(seed=…)` returns (text,
-info), `step(action)` (text, reward, terminated, truncated, info); `entry` names a factory."""
+"""Environments in the shape of Gymnasium with text observations."""
 
 from __future__ import annotations
 
@@ -11,48 +10,44 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env, require_split
 
 
 @dataclass(kw_only=True)
 class GymText(Env):
-    """A task is a seed, and the splits share none. A limit of the wrapped environment (`truncated`)
-    ends an episode like any other end."""
+    """Plays an environment with `reset(seed=…)`, which returns (text, info), and `step(action)`,
+    which returns (text, reward, terminated, truncated, info).
 
-    entry: Annotated[
-        str | None, Field(description="Factory as package.module:name, such as my_games:Maze.")
-    ]
+    A task is a seed, and the splits share none. A limit of the environment (`truncated`) ends an
+    episode like any other end."""
+
+    entry: Annotated[str | None, Field(description="Factory, such as my_games:Maze.")]
     options: Annotated[dict[str, Any], Field(description="Arguments of the factory.")]
     instruction: Annotated[str, Field(description="System message.")]
     episodes: Annotated[int, Field(ge=1, description="Number of train seeds.")]
     test_episodes: Annotated[int, Field(ge=1, description="Number of test seeds.")]
-    success_reward: Annotated[
-        float, Field(description="Sum of rewards from which an episode is a success.")
-    ]
+    success_reward: Annotated[float, Field(description="Sum of rewards of a success.")]
     val_episodes: Annotated[int, Field(ge=0, description="Number of val seeds.")] = 0
     environment: Any = field(default=None, init=False, repr=False)
     total: float = field(default=0.0, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        require_at_least(1, episodes=self.episodes, test_episodes=self.test_episodes)
-        require_at_least(0, val_episodes=self.val_episodes)
+    __post_init__ = check_limits
 
     def system(self) -> str:
         return self.instruction
 
     def tasks(self, split: str) -> list[Task]:
-        """Return even seeds for train, odd ones for test, and later ones for val. Raises UserError
-        if no environment can be made, before anything else starts."""
+        """Return one task per seed. Raises UserError if the environment cannot be made."""
         require_split(split)
         _close(self._make())
         end = 2 * max(self.episodes, self.test_episodes)
         seeds = {
-            "train": range(0, 2 * self.episodes, 2),
-            "test": range(1, 2 * self.test_episodes, 2),
+            "train": range(0, 2 * self.episodes, 2), "test": range(1, 2 * self.test_episodes, 2),
             "val": range(end, end + self.val_episodes),
-        }[split]
+        }[split]  # fmt: skip
         return [Task(f"gym-{split}-{seed}", split, {"seed": seed}) for seed in seeds]
 
     def reset(self, task: Task, seed: int) -> list[Message]:
@@ -75,7 +70,6 @@ class GymText(Env):
         return Step([Message("user", str(text))], float(reward), done, False, shown)
 
     def close(self) -> None:
-        """Release the wrapped environment."""
         environment, self.environment = self.environment, None
         _close(environment)
 
@@ -107,7 +101,6 @@ def _close(environment: Any) -> None:
 
 def _is_json(value: object) -> bool:
     try:
-        json.dumps(value, allow_nan=False)
+        return bool(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
         return False
-    return True

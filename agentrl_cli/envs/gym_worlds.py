@@ -11,7 +11,6 @@ import logging
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
@@ -22,40 +21,55 @@ GLOBAL_RANDOM = Lock()  # held while a game uses the process's random generator
 PLAYER = 0
 
 
-@dataclass
-class OwnRandom:
-    """A random state that replaces the process's while a game runs."""
+class GemGame:
+    """A game of gem-llm. Its own random state replaces the process's while it runs."""
 
-    state: Any = field(default_factory=lambda: random.Random(0).getstate())
+    def __init__(self, package: Any, name: str, options: dict[str, Any]) -> None:
+        self.state = random.Random(0).getstate()
+        try:
+            with self.own_random():
+                self.game: Any = package.make(name, **options)
+        except (ValueError, TypeError, KeyError, AssertionError, ImportError) as error:
+            line = f"{package.__name__} cannot make '{name}' ({error})"
+            raise UserError(
+                f"{line}; choose a game that it registers", code="unknown-game"
+            ) from None
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def own_random(self, seed: int | None = None) -> Iterator[None]:
         with GLOBAL_RANDOM:
             outer = random.getstate()
-            random.setstate(self.state)
+            random.setstate(self.state if seed is None else random.Random(seed).getstate())
             try:
                 yield
             finally:
                 self.state = random.getstate()
                 random.setstate(outer)
 
-    def seed(self, seed: int) -> None:
-        """Restart from a seed."""
-        self.state = random.Random(seed).getstate()
+    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+        """Return the first text."""
+        with self.own_random(seed):
+            return self.game.reset(seed=seed)
+
+    def step(self, action: str) -> Answer:
+        """Return the game's answer."""
+        with self.own_random():
+            return self.game.step(action)
 
 
-@dataclass
-class TextArenaGame:
+class TextArenaGame(GemGame):
     """A single-player game of textarena without its wrappers. Only the game's own messages are
     shown."""
 
-    game: Any
-    draws: OwnRandom
+    def __init__(self, package: Any, name: str, options: dict[str, Any]) -> None:
+        super().__init__(package, name, options)
+        while isinstance(self.game, package.Wrapper):
+            self.game = self.game.env
+        self.reset(0)
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
         """Return the first text. Raises UserError for a game with several players."""
-        self.draws.seed(seed)
-        with self.draws():
+        with self.own_random(seed):
             try:
                 self.game.reset(num_players=1, seed=seed)
             except AssertionError as error:
@@ -65,7 +79,7 @@ class TextArenaGame:
 
     def step(self, action: str) -> Answer:
         """Return the game's answer; its reward comes at the end."""
-        with self.draws():
+        with self.own_random():
             done, _ = self.game.step(action)
             text = self._text()
             if not done:
@@ -79,36 +93,10 @@ class TextArenaGame:
         return "\n".join(text for sender, text, _ in observations if sender != PLAYER)
 
 
-@dataclass
-class GemGame:
-    """A game of gem-llm."""
-
-    game: Any
-    draws: OwnRandom
-
-    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
-        """Return the first text."""
-        self.draws.seed(seed)
-        with self.draws():
-            return self.game.reset(seed=seed)
-
-    def step(self, action: str) -> Answer:
-        """Return the game's answer."""
-        with self.draws():
-            return self.game.step(action)
-
-
 def textarena(*, name: str, **options: Any) -> TextArenaGame:
     """Return the game that textarena registers as `name`. Raises UserError if it is unknown or
     has several players, or if textarena is not installed."""
-    package, draws = _package("textarena", "textarena"), OwnRandom()
-    with draws():
-        game = _make(package, name, options)
-    while isinstance(game, package.Wrapper):
-        game = game.env
-    made = TextArenaGame(game, draws)
-    made.reset(0)
-    return made
+    return TextArenaGame(_package("textarena", "textarena"), name, options)
 
 
 def gem(*, name: str, **options: Any) -> GemGame:
@@ -117,17 +105,7 @@ def gem(*, name: str, **options: Any) -> GemGame:
     if not name.startswith("game:"):
         line = f"'{name}' is not a game, and gem-llm's other environments may run an answer as code"
         raise UserError(f"{line}; choose a name that begins with game:", code="not-a-game")
-    package, draws = _package("gem", "gem"), OwnRandom()
-    with draws():
-        return GemGame(_make(package, name, options), draws)
-
-
-def _make(package: Any, name: str, options: dict[str, Any]) -> Any:
-    try:
-        return package.make(name, **options)
-    except (ValueError, TypeError, KeyError, AssertionError, ImportError) as error:
-        line = f"{package.__name__} cannot make '{name}' ({error})"
-        raise UserError(f"{line}; choose a game that it registers", code="unknown-game") from None
+    return GemGame(_package("gem", "gem"), name, options)
 
 
 def _package(module: str, extra: str) -> Any:

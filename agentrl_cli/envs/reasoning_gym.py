@@ -17,7 +17,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Episode, Message, Step, Task, derive_seed
 from agentrl_cli.envs.base import Env, episodes_by_task, require_split
 from agentrl_cli.envs.math.answers import boxed
@@ -41,9 +42,7 @@ class ReasoningGym(Env):
     val_problems: Annotated[int, Field(ge=0, description="Maximum number of val questions.")] = 0
     task: Task | None = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        require_at_least(1, problems=self.problems, test_problems=self.test_problems)
-        require_at_least(0, val_problems=self.val_problems)
+    __post_init__ = check_limits
 
     def system(self) -> str:
         return self.instruction
@@ -127,23 +126,17 @@ def open_dataset(name: str, options: str, seed: int, size: int) -> Any:
     try:
         import reasoning_gym  # pyright: ignore[reportMissingImports]
     except ImportError:
-        extra = "pip install 'agentrl-cli[reasoning-gym]'"
-        line = f"env=reasoning_gym needs reasoning-gym: {extra}"
+        line = "env=reasoning_gym needs a package; pip install 'agentrl-cli[reasoning-gym]'"
         raise UserError(line, code="missing-package") from None
     try:
         dataset: Any = reasoning_gym.create_dataset(  # pyright: ignore[reportAttributeAccessIssue]
             name, seed=seed, size=size, **json.loads(options)
         )
     except (ValueError, TypeError, AssertionError) as error:
-        raise UserError(
-            f"reasoning-gym cannot make '{name}' ({error}); see its gallery of tasks and options",
-            code="unknown-task",
-        ) from None
+        line = f"reasoning-gym cannot make '{name}' ({error}); see its gallery of tasks"
+        raise UserError(line, code="unknown-task") from None
     scorer = inspect.getsource(type(dataset).score_answer)
     if name == "composite" or RUNS_CODE.search(scorer):  # composite: the scorers of its parts
-        raise UserError(
-            f"the scorer of '{name}' runs (or may run) the answer as code; "
-            "choose another task of reasoning-gym",
-            code="runs-code",
-        )
+        line = f"the scorer of '{name}' may run the answer as code; choose another task"
+        raise UserError(line, code="runs-code")
     return dataset

@@ -1,7 +1,7 @@
-"""Text environments of verifiers (its classic kind, `load_environment`); tools are not supported.
+"""Text environments of verifiers (its classic kind, `load_environment`), without tools.
 
-In verifiers an environment drives a model. Here its steps between two calls of the model are run
-one by one: set up, answer, check for the end, score by its rubric.
+In verifiers an environment drives a model. Here its steps between two calls of the model run one by
+one: set up, answer, check for the end, score by the rubric.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env, require_split
 
@@ -30,27 +31,17 @@ class Verifiers(Env):
     """A task is a row of the environment's data. If there is one set of rows, its last `test_tasks`
     form the test split and the `val_tasks` before them the val split."""
 
-    name: Annotated[
-        str | None, Field(description="Argument of load_environment: an installed environment.")
-    ]
+    name: Annotated[str | None, Field(description="Name of an installed environment.")]
     options: Annotated[dict[str, Any], Field(description="Other arguments of load_environment.")]
-    instruction: Annotated[
-        str, Field(description="System message, if the environment has none of its own.")
-    ]
-    test_tasks: Annotated[
-        int, Field(ge=1, description="Test rows, if the environment has no evaluation rows.")
-    ]
-    success_reward: Annotated[
-        float, Field(description="Reward of the rubric from which an episode is a success.")
-    ]
+    instruction: Annotated[str, Field(description="System message, if the environment has none.")]
+    test_tasks: Annotated[int, Field(ge=1, description="Test rows, if it has no evaluation rows.")]
+    success_reward: Annotated[float, Field(description="Smallest reward of a success.")]
     val_tasks: Annotated[int, Field(ge=0, description="Val rows, before the test rows.")] = 0
     task: Task | None = field(default=None, init=False, repr=False)
     actions: list[str] = field(default_factory=list, init=False, repr=False)
     talk: Conversation | None = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        require_at_least(1, test_tasks=self.test_tasks)
-        require_at_least(0, val_tasks=self.val_tasks)
+    __post_init__ = check_limits
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without verifiers' objects, which are replayed from the actions."""
@@ -72,9 +63,10 @@ class Verifiers(Env):
             end = len(rows) - (0 if others else self.test_tasks)
             first = end - self.val_tasks
             if first < 1:
-                line = f"'{self.name}' has {len(rows)} rows and env.test_tasks is {self.test_tasks}"
-                line = f"{line}, env.val_tasks {self.val_tasks}; reduce them"
-                raise UserError(line, code="too-few-rows")
+                line = f"'{self.name}' has {len(rows)} rows; reduce env.test_tasks or env.val_tasks"
+                raise UserError(
+                    f"{line} ({self.test_tasks}, {self.val_tasks})", code="too-few-rows"
+                )
             kept = {
                 "train": range(first), "val": range(first, end), "test": range(end, len(rows)),
             }[split]  # fmt: skip
@@ -100,7 +92,6 @@ class Verifiers(Env):
         return Step(answers, reward, True, False, info)
 
     def close(self) -> None:
-        """Release the episode."""
         talk, self.talk, self.task = self.talk, None, None
         if talk is not None:
             talk.loop.close()
@@ -131,7 +122,6 @@ class Conversation:
         self.shown = self._prompt()
 
     def answer(self, action: str) -> list[Any]:
-        """Return the environment's answer to an action, [] after the last turn."""
         said = importlib.import_module("verifiers.types").AssistantMessage(content=action)
         turn = {
             "prompt": self.shown, "completion": [said], "response": None, "tokens": None,
@@ -145,7 +135,6 @@ class Conversation:
         return self.shown[known:]
 
     def is_over(self) -> bool:
-        """Return whether a stop condition of the environment holds."""
         return self._wait(self.env.is_completed(self.state))
 
     def score(self) -> tuple[float, dict[str, float]]:
@@ -189,16 +178,14 @@ def load(name: str | None, options: str) -> Any:
     try:
         package = importlib.import_module("verifiers.legacy")
     except ImportError:
-        extra = "pip install 'agentrl-cli[verifiers]'"
-        line = f"env=verifiers needs verifiers before 0.4; {extra}"
+        line = "env=verifiers needs verifiers before 0.4; pip install 'agentrl-cli[verifiers]'"
         raise UserError(line, code="missing-package") from None
     with undisturbed():
         try:
             env = package.load_environment(name, **json.loads(options))
             row_sets(env)
         except (ValueError, RuntimeError, AttributeError) as error:
-            line = f"verifiers cannot load '{name}' ({error})"
-            line = f"{line}; install that environment, or correct env.options"
+            line = f"verifiers cannot load '{name}' ({error}); install it or correct env.options"
             raise UserError(line, code="unknown-environment") from None
     if not isinstance(env, package.MultiTurnEnv) or env.tool_defs or env.requires_group_rollouts:
         line = f"'{name}' has tools, scores groups, or plays on its own"

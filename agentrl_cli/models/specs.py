@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_at_most
-
-
-def check_limits(settings: object) -> None:
-    """Raise UserError for the first field of `settings` outside the limits of its `Field`."""
-    for name, kind in _type_hints(type(settings)).items():
-        for limit in (item for info in getattr(kind, "__metadata__", ()) for item in info.metadata):
-            value = getattr(settings, name)
-            if value is not None and isinstance(limit, Ge):
-                require_at_least(limit.ge, **{name: value})  # pyright: ignore[reportArgumentType]
-            elif value is not None and isinstance(limit, Gt):
-                require_above(limit.gt, **{name: value})  # pyright: ignore[reportArgumentType]
-            elif value is not None and isinstance(limit, Le):
-                require_at_most(limit.le, **{name: value})  # pyright: ignore[reportArgumentType]
-
-
-@cache
-def _type_hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls, include_extras=True)
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.limits import check_limits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Compare groups of runs: success with intervals, costs, and the settings that differ.
 
 Runs form a section if they share an environment and evaluation settings, and a group within it if
-they differ only in their seeds. `agentrl report --json` prints the fields of `Figures` and
-`Comparison`. Tables show shares in percent.
+they differ only in their seeds. `agentrl report --json` prints the results of each section. Tables
+show shares in percent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, count
 from statistics import fmean, median
 from typing import Any
@@ -31,7 +31,6 @@ PASS_K = (2, 4, 8)  # k of pass@k and pass^k, if tasks were played that often
 MIN_RUNS_FOR_IQM = 4  # with fewer runs it equals the mean
 ALL_TASKS = ""  # the only task of a run for which only the mean outcome is known
 RunKey = tuple[int, int]  # the seed of a run, and its number among the runs with that seed
-OutcomesByRun = dict[RunKey, Outcomes]
 
 
 @dataclass
@@ -48,49 +47,35 @@ class Group:
         found: dict[RunKey, Record] = {}
         numbers: Counter[int] = Counter()  # of the runs with each seed
         for record in self.records:
-            step = record.final_step
-            if step is not None and record.score(step, self.split) is not None:
+            if f"eval/{self.split}_success" in record.final_metrics:
                 found[record.seed, numbers[record.seed]] = record
                 numbers[record.seed] += 1
         return found
 
     def scores(self) -> list[float]:
         """Return the final success of each finished run."""
-        return [
-            record.final_metrics[f"eval/{self.split}_success"] for record in self.finished.values()
-        ]
+        key = f"eval/{self.split}_success"
+        return [record.final_metrics[key] for record in self.finished.values()]
 
-    def outcomes(self, *, base: bool = False) -> OutcomesByRun:
-        """Return the outcomes of each finished run, after training or before (`base`).
+    def outcomes(self, *, base: bool = False) -> dict[RunKey, Outcomes]:
+        """Return the outcomes of each finished run by task, after training or before (`base`).
 
         If the tasks of one final are unknown, all finals are given as means. Empty if a base is
         unknown.
         """
-        by_run = {
-            key: outcomes(run, 0 if base else run.final_step or 0, self.split)
-            for key, run in self.finished.items()
-        }
-        known = {key: run for key, run in by_run.items() if run}
-        if base:
-            return known if len(known) == len(by_run) else {}
-        if any(ALL_TASKS in run for run in known.values()):
+        known: dict[RunKey, Outcomes] = {}
+        for key, run in self.finished.items():
+            step = 0 if base else run.final_step or 0
+            score = run.score(step, self.split)
+            by_task = run.outcomes(step) if run.splits[:1] == [self.split] else None
+            if by_task or score is not None:
+                known[key] = by_task or {ALL_TASKS: [score or 0.0]}
+            elif base:
+                return {}
+        if not base and any(ALL_TASKS in run for run in known.values()):
             means = {key: np.mean(list(chain(*run.values()))) for key, run in known.items()}
             return {key: {ALL_TASKS: [float(mean)]} for key, mean in means.items()}
         return known
-
-
-@dataclass
-class Section:
-    """Comparable runs: one environment, evaluated in one way."""
-
-    label: str
-    groups: list[Group]
-    split: str
-
-    @property
-    def records(self) -> list[Record]:
-        """The runs of all groups."""
-        return [record for group in self.groups for record in group.records]
 
 
 @dataclass(frozen=True)
@@ -129,29 +114,45 @@ class Figures:
     passes: dict[str, Interval]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The results of a section."""
+@dataclass
+class Section:
+    """Comparable runs, which share an environment and evaluation settings, and their results.
 
-    world: str  # the label of the section
+    `rows` are the results of groups with finished runs, `reference` is the group that the others
+    are compared with.
+    """
+
+    label: str
+    groups: list[Group]
     split: str
-    reference: str | None
-    noise: Noise | None
-    rows: list[Figures]
+    reference: str | None = None
+    noise: Noise | None = None
+    rows: list[Figures] = field(default_factory=list)
+
+    @property
+    def records(self) -> list[Record]:
+        """The runs of all groups."""
+        return [record for group in self.groups for record in group.records]
 
 
 @dataclass(frozen=True)
 class Report:
-    """All sections with their results, and notes on data that is missing or not comparable."""
+    """All sections, and notes on data that is missing or not comparable."""
 
     sections: list[Section]
-    comparisons: list[Comparison]
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; numbers that are not finite are null."""
-        rows = [asdict(comparison) for comparison in self.comparisons]
-        return files.null_if_not_finite({"notes": self.notes, "worlds": rows})
+        found = [
+            {
+                "environment": section.label, "split": section.split,
+                "reference": section.reference, "noise": section.noise and asdict(section.noise),
+                "rows": [asdict(row) for row in section.rows],
+            }
+            for section in self.sections
+        ]  # fmt: skip
+        return files.null_if_not_finite({"notes": self.notes, "environments": found})
 
 
 def gather(
@@ -162,22 +163,22 @@ def gather(
         require_fraction(**{"--threshold": threshold})
     found = records.read_records(refs)
     sections = sections_of(found)
-    reference = find_reference(sections, against)
-    comparisons = [compare(section, reference, threshold) for section in sections]
+    reference = against and find_reference(sections, against)
+    for section in sections:
+        compare(section, reference, threshold)
     notes = [note for record in found for note in record.notes]
     if len(sections) > 1:
         labels = "; ".join(section.label for section in sections)
         line = "environments or evaluation settings, which are not comparable"
         notes.insert(0, f"{len(sections)} {line}: {labels}")
-    return Report(sections, comparisons, notes)
+    return Report(sections, notes)
 
 
 def sections_of(records_: Sequence[Record]) -> list[Section]:
     """Return the runs by section and group, each in the order of its first run."""
     sections = []
     for label, members in _grouped(records_, records.environment_settings):
-        splits = [split for record in members for split in record.splits]
-        split = splits[0] if splits else "test"
+        split = next((split for record in members for split in record.splits), "test")
         grouped = _grouped(members, records.group_settings)
         labels = number_duplicates((label for label, _ in grouped), " ({})")
         groups = [
@@ -196,10 +197,8 @@ def number_duplicates(names: Iterable[str], suffix: str) -> list[str]:
     return list(distinct)
 
 
-def find_reference(sections: Sequence[Section], ref: str | None) -> str | None:
+def find_reference(sections: Sequence[Section], ref: str) -> str:
     """Return the label of the group with this label, prefix of a label, or run."""
-    if ref is None:
-        return None
     groups = [group for section in sections for group in section.groups]
     labels = [group.label for group in groups]
     exact = [g.label for g in groups if ref in (g.label, *(record.name for record in g.records))]
@@ -210,28 +209,22 @@ def find_reference(sections: Sequence[Section], ref: str | None) -> str | None:
     raise UserError(line, code="unknown-reference")
 
 
-def compare(section: Section, reference: str | None, threshold: float | None) -> Comparison:
-    """Return the results of a section.
+def compare(section: Section, reference: str | None, threshold: float | None) -> Section:
+    """Add the results of a section.
 
     The default threshold is halfway between the lowest base and the highest mean of a group.
     """
     groups = [group for group in section.groups if group.finished]
     against = next((group for group in groups if group.label == reference), None)
+    section.reference = against and against.label
     if threshold is None:
         runs = [run for group in groups for run in group.finished.values()]
         bases = [base for run in runs if (base := run.score(0, section.split)) is not None]
         best = max((fmean(group.scores()) for group in groups), default=0.0)
         threshold = (min(bases) + best) / 2 if bases else None
-    rows = [_figures(group, against, threshold) for group in groups]
-    noise = seeds.seed_noise([row.scores for row in rows])
-    return Comparison(section.label, section.split, against and against.label, noise, rows)
-
-
-def outcomes(record: Record, step: int, split: str) -> Outcomes | None:
-    """Return the outcomes of each task at a step, or the mean as a single task if unknown."""
-    by_task = record.outcomes(step) if record.splits[:1] == [split] else None
-    score = record.score(step, split)
-    return by_task or ({ALL_TASKS: [score]} if score is not None else None)
+    section.rows = [_figures(group, against, threshold) for group in groups]
+    section.noise = seeds.seed_noise([row.scores for row in section.rows])
+    return section
 
 
 def passes(runs: Sequence[Outcomes]) -> dict[str, Interval]:
@@ -254,13 +247,12 @@ def efficiency(runs: Sequence[Record], threshold: float) -> Efficiency | None:
     if not played:
         return None
     points: dict[str, list[float]] = {"episodes": [], "seconds": []}
+    first = SMOOTHED_UPDATES - 1
     for record in played:
         success = seeds.moving_average(list(record.column("episodes/success")), SMOOTHED_UPDATES)
-        first = SMOOTHED_UPDATES - 1
+        at = next((n for n, value in enumerate(success) if n >= first and value >= threshold), None)
         for axis, reached in points.items():
-            xs = list(map(float, record.axis(axis)))
-            point = seeds.first_reached(xs[first:], success[first:], threshold)
-            reached += [] if point is None else [point]
+            reached += [] if at is None else [float(record.axis(axis)[at])]
     medians = [median(reached) if reached else None for reached in points.values()]
     return Efficiency(threshold, len(points["episodes"]), len(played), *medians)
 
@@ -285,9 +277,9 @@ def mean_cost(runs: Sequence[Record]) -> dict[str, float]:
 # tables
 
 
-def results(comparison: Comparison) -> Cells:
+def results(section: Section) -> Cells:
     """Return the table of base, final and gain, with differences from the reference."""
-    rows, reference = comparison.rows, comparison.reference
+    rows, reference = section.rows, section.reference
     columns: Columns = {
         "group": lambda row: row.group,
         "seeds": lambda row: " ".join(map(str, row.seeds)),
@@ -300,13 +292,15 @@ def results(comparison: Comparison) -> Cells:
         columns["IQM [95 %]"] = lambda row: interval(row.iqm)
     if reference is not None:
         columns[f"minus {reference} [95 %]"] = lambda row: interval(row.difference, signed=True)
-        columns[f"P(above {reference})"] = lambda row: probability(row.improvement)
+        columns[f"P(above {reference})"] = lambda row: interval(
+            row.improvement, form="{:.2f}".format
+        )
     return _cells(columns, rows)
 
 
-def costs(comparison: Comparison) -> Cells:
+def costs(section: Section) -> Cells:
     """Return the table of what a run cost, in total and until it reached the threshold."""
-    rows = comparison.rows
+    rows = section.rows
     threshold = next((row.efficiency.threshold for row in rows if row.efficiency), None)
     columns: Columns = {
         "group": lambda row: row.group,
@@ -326,13 +320,13 @@ def costs(comparison: Comparison) -> Cells:
     return _cells(columns, rows)
 
 
-def passes_table(comparison: Comparison) -> Cells:
+def passes_table(section: Section) -> Cells:
     """Return the table of pass@k and pass^k; only its header if tasks were played once."""
-    names = {name for row in comparison.rows for name in row.passes}
+    names = {name for row in section.rows for name in row.passes}
     columns: Columns = {"group": lambda row: row.group}
     for name in sorted(names, key=lambda name: (name[:5], int(name[5:]))):  # by kind, then k
         columns[name] = lambda row, name=name: interval(row.passes.get(name))
-    return _cells(columns, comparison.rows if names else [])
+    return _cells(columns, section.rows if names else [])
 
 
 def settings_table(section: Section) -> tuple[Cells, int]:
@@ -353,13 +347,13 @@ def settings_table(section: Section) -> tuple[Cells, int]:
     return [["setting", *found], *rows], of_one_group
 
 
-def remarks(comparison: Comparison) -> list[str]:
+def remarks(section: Section) -> list[str]:
     """Return sentences on how to interpret the results."""
     lines = [
-        f"Success on {comparison.split} in %. Intervals resample tasks and seeds; with two or"
+        f"Success on {section.split} in %. Intervals resample tasks and seeds; with two or"
         " three seeds they are too narrow for a new seed."
     ]
-    if (noise := comparison.noise) is None:
+    if (noise := section.noise) is None:
         lines.append("Noise between seeds is unknown: no configuration has two finished runs.")
     else:
         lines.append(
@@ -367,9 +361,9 @@ def remarks(comparison: Comparison) -> list[str]:
             f" {noise.freedom} degrees of freedom). Two single runs differ by more than"
             f" {share(noise.least_difference)} points in 5 % of cases."
         )
-    if failed := [f"{row.group} ({share(row.failed)} %)" for row in comparison.rows if row.failed]:
+    if failed := [f"{row.group} ({share(row.failed)} %)" for row in section.rows if row.failed]:
         lines.append(f"Failed episodes count as lost: {', '.join(failed)}.")
-    if few := [row.group for row in comparison.rows if len(row.scores) < 3]:
+    if few := [row.group for row in section.rows if len(row.scores) < 3]:
         lines.append(f"Fewer than three seeds, not conclusive: {', '.join(few)}.")
     return lines
 
@@ -377,11 +371,11 @@ def remarks(comparison: Comparison) -> list[str]:
 def render(report: Report, width: int | None = None) -> str:
     """Return the tables for a terminal."""
     parts: list[str] = []
-    for found in report.comparisons:
+    for found in report.sections:
         if not found.rows:
-            parts.append(safe(f"{found.world}: no run has finished"))
+            parts.append(safe(f"{found.label}: no run has finished"))
             continue
-        parts += table(results(found), found.world, width)
+        parts += table(results(found), found.label, width)
         parts += map(safe, remarks(found))
         if len(chances := passes_table(found)) > 1:
             parts += table(chances, "pass@k: one of k episodes succeeds; pass^k: all k do", width)
@@ -392,10 +386,10 @@ def render(report: Report, width: int | None = None) -> str:
 def markdown(report: Report) -> str:
     """Return the final results as Markdown tables, one per section."""
     lines: list[str] = []
-    for comparison in report.comparisons:
-        if len(report.comparisons) > 1:
-            lines += [f"**{_markdown_cell(comparison.world)}**", ""]
-        usual = max((row.seeds for row in comparison.rows), key=len, default=[])
+    for section in report.sections:
+        if len(report.sections) > 1:
+            lines += [f"**{_markdown_cell(section.label)}**", ""]
+        usual = max((row.seeds for row in section.rows), key=len, default=[])
         columns: Columns = {
             "algorithm": lambda row, usual=usual: row.group + _other_seeds(row.seeds, usual),
             "base, %": lambda row: share(row.base and row.base.mean),
@@ -405,24 +399,21 @@ def markdown(report: Report) -> str:
             "gain, points": lambda row: share(row.gain and row.gain.mean, signed=True),
             "training seconds": lambda row: whole(row.cost["seconds"]),
         }
-        header, *rows = _cells(columns, comparison.rows)
+        header, *rows = _cells(columns, section.rows)
         for row in [header, ["---"] * len(header), *rows]:
             lines.append(f"| {' | '.join(map(_markdown_cell, row))} |")
         lines.append("")
     return "\n".join(lines).rstrip("\n")
 
 
-def interval(value: Interval | None, signed: bool = False) -> str:
-    """Return `40.8 [33.8, 47.8]`, or a dash."""
+def interval(
+    value: Interval | None, signed: bool = False, form: Callable[[float], str] | None = None
+) -> str:
+    """Return `40.8 [33.8, 47.8]`, or a dash. Numbers are in percent without `form`."""
     if value is None:
         return DASH
-    mean, low, high = (share(x, signed) for x in (value.mean, value.low, value.high))
-    return f"{mean} [{low}, {high}]"
-
-
-def probability(value: Interval | None) -> str:
-    """Return `0.75 [0.00, 1.00]`, or a dash."""
-    return DASH if value is None else f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]"
+    form = form or (lambda x: share(x, signed))
+    return f"{form(value.mean)} [{form(value.low)}, {form(value.high)}]"
 
 
 def whole(value: float | None) -> str:
@@ -474,7 +465,9 @@ def _figures(group: Group, against: Group | None, threshold: float | None) -> Fi
     )
 
 
-def _paired_difference(ours: OutcomesByRun, theirs: OutcomesByRun) -> Interval | None:
+def _paired_difference(
+    ours: dict[RunKey, Outcomes], theirs: dict[RunKey, Outcomes]
+) -> Interval | None:
     try:
         return seeds.paired_difference(ours, theirs)
     except ValueError:  # no common task

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from agentrl_cli.algos.nlac.parse import stated_outcome
@@ -69,10 +70,22 @@ def find_episode(
         files = [file for file in files if step_of(file) == step_of(files[-1])]
     elif filters:
         files = [file for file in files if file.name.startswith("eval-")]
-    base = base_outcomes(run) if files and "changed" in filters else {}
+    base: dict[str, bool] = {}
+    if "changed" in filters:
+        first_file = run.folder / "episodes" / "eval-000000.jsonl"
+        if not first_file.is_file():
+            line = f"run '{run.name}' has no evaluation before training; --changed needs a run"
+            raise UserError(f"{line} with eval.baseline=true", code="no-base")
+        base = {entry.id: entry.success for entry in episode_files.search(first_file)}
+
+    def fits(entry: EpisodeEntry) -> bool:
+        passes = {"won": entry.success, "lost": not entry.success}
+        passes["changed"] = has_changed(entry, base)
+        return all(passes[name] for name in filters)
+
     for needs_critic in (True, False) if ref is None else (False,):
         for file in reversed(files):
-            entries = [e for e in episode_files.search(file, ref or "") if fits(e, filters, base)]
+            entries = list(filter(fits, episode_files.search(file, ref or "")))
             first = next((e for e in entries if e.annotated or not needs_critic), None)
             if first is not None:
                 episode = episode_files.read(file, first)
@@ -82,55 +95,23 @@ def find_episode(
     raise UserError(line, code="no-episodes")
 
 
-def fits(entry: EpisodeEntry, filters: Collection[str], base: dict[str, bool]) -> bool:
-    """Return whether an episode passes all filters; `base` are the first outcomes by id."""
-    is_changed = has_changed(entry, base)
-    passes = {"won": entry.success, "lost": not entry.success, "changed": is_changed}
-    return all(passes[name] for name in filters)
-
-
 def has_changed(episode: Episode | EpisodeEntry, base: dict[str, bool]) -> bool:
     """Return whether an episode ended differently before training."""
     return base.get(episode.id, episode.success) != episode.success
 
 
-def base_outcomes(run: Run) -> dict[str, bool]:
-    """Return the outcomes before training by episode. Raises UserError if there are none."""
-    file = run.folder / "episodes" / "eval-000000.jsonl"
-    if not file.is_file():
-        line = f"run '{run.name}' has no evaluation before training"
-        raise UserError(f"{line}; --changed needs a run with eval.baseline=true", code="no-base")
-    return {entry.id: entry.success for entry in episode_files.search(file)}
-
-
 def render(episode: Episode, source: str, width: int = WIDTH, *, fold: bool = False) -> list[str]:
     """Return the lines of an episode; `fold` summarises many forecasts of a turn."""
-    lines = labelled(summary(episode, source), width)
+    lines, end = labelled(summary(episode, source), width), known_end(episode)
     for number, (turn, return_) in enumerate(with_returns(episode), start=1):
-        end = known_end(episode)
-        lines += ["", *render_turn(number, turn, return_, end, width, fold=fold)]
-    closing = labelled(
-        [(message.role, message.content) for message in episode.final_observation], width
-    )
-    return [*lines, "", *closing] if closing else lines
-
-
-def render_turn(
-    number: int,
-    turn: Turn,
-    return_: float | None = None,
-    success: bool | None = None,
-    width: int = WIDTH,
-    *,
-    fold: bool = False,
-) -> list[str]:
-    """Return the lines of a turn: numbers, observation, action and texts of the critic."""
-    head = "  ".join(f"{name} {value}".strip() for name, value in numbers(turn, return_))
-    room = max(width, 24)
-    first = textwrap.wrap(
-        f"turn {number}  {head}", room, subsequent_indent=" " * 8, break_on_hyphens=False
-    )
-    return [*first, *labelled(texts(turn, success, fold=fold), width)]
+        head = "  ".join(f"{name} {value}".strip() for name, value in numbers(turn, return_))
+        text, indent = f"turn {number}  {head}", " " * 8
+        first = textwrap.wrap(
+            text, max(width, 24), subsequent_indent=indent, break_on_hyphens=False
+        )
+        lines += ["", *first, *labelled(texts(turn, end, fold=fold), width)]
+    closing = [(message.role, message.content) for message in episode.final_observation]
+    return [*lines, "", *labelled(closing, width)] if closing else lines
 
 
 def labelled(facts: Facts, width: int = WIDTH) -> list[str]:
@@ -184,11 +165,10 @@ def with_returns(episode: Episode) -> Iterator[tuple[Turn, float]]:
         return_ -= turn.reward
 
 
-def numbers(turn: Turn, return_: float | None) -> Facts:
+def numbers(turn: Turn, return_: float) -> Facts:
     """Return reward, return, the algorithm's numbers, and how the turn ended if unusual."""
-    facts = [("reward", f"{turn.reward:g}")]
-    facts += [("return", f"{return_:g}")] if return_ is not None else []
     known = {name: value for name, value in turn.info.items() if is_number(value)}
+    facts = [("reward", f"{turn.reward:g}"), ("return", f"{return_:g}")]
     facts += [(name, f"{known[name]:+.3f}") for name in NUMBERS if name in known]
     facts += [(name, f"{known[name]:g}") for name in COUNTS if known.get(name)]
     facts += [(turn.finish_reason, "")] if turn.finish_reason != "stop" else []
@@ -203,67 +183,56 @@ def texts(turn: Turn, success: bool | None, *, fold: bool = False) -> Facts:
         facts += [("calls", _text(call)) for call in message.tool_calls]
     facts += _action(turn)
     notes = {key: value for key, value in turn.info.items() if key not in NOT_FROM_ENVIRONMENT}
-    facts += [("notes", _notes(notes))] if notes else []
-    hidden = turn.info.get("privileged")
-    facts += [("hidden", _notes(hidden))] if hidden else []
+    for label, found in (("notes", notes), ("hidden", turn.info.get("privileged"))):
+        if isinstance(found, dict) and found:
+            pairs = [f"{key.replace('_', ' ')} {_text(value)}" for key, value in found.items()]
+            facts.append((label, ", ".join(pairs)))
+        elif found:
+            facts.append((label, _text(found)))
     critic = turn.info.get("critic")
     if not isinstance(critic, dict):
         return facts
     for key, label in (("forecasts", "forecast"), ("others", "other")):
-        facts += _forecasts(_texts(critic, key), label, fold)
-    named = [
-        end for text in _texts(critic, "forecasts") if (end := stated_outcome(text)) is not None
-    ]
+        facts += _forecasts(_listed(critic, key), label, fold)
+    ends = [stated_outcome(_text(text)) for text in _listed(critic, "forecasts")]
+    named = [end for end in ends if end is not None]
     if success is not None and named:
         right, end = sum(each == success for each in named), "won" if success else "lost"
         facts.append(("reality", f"{end}, as {right} of {len(named)} forecasts predicted"))
-    facts += _critique(critic, "")
-    if critic.get("refined"):
-        is_same = critic["refined"] == turn.action
-        facts.append(("refined", "unchanged" if is_same else _text(critic["refined"])))
-        facts += _critique(critic, "refined_")
+    for prefix in ("", "refined_"):
+        if critic.get("refined") and prefix:
+            is_same = critic["refined"] == turn.action
+            facts.append(("refined", "unchanged" if is_same else _text(critic["refined"])))
+        if critic.get(f"{prefix}critique") and (critic.get("refined") or not prefix):
+            optimal = critic.get(f"{prefix}verdict")
+            facts.append(("critique", _text(critic[f"{prefix}critique"])))
+            facts.append(("verdict", VERDICTS[optimal if isinstance(optimal, bool) else None]))
     return facts
 
 
 def _action(turn: Turn) -> Facts:
     """Return the action, or its thoughts with their numbers if a critic judged each of them."""
-    found = turn.info.get("thoughts")
-    is_list = isinstance(found, list)
-    thoughts = [t for t in found if isinstance(t, dict) and "text" in t] if is_list else []
     facts: Facts = []
-    for thought in thoughts:
-        known = [name for name in NUMBERS if is_number(thought.get(name))]
-        values = [f"{name} {thought[name]:+.3f}" for name in known]
-        facts.append(("thought", "  ".join([_text(thought["text"]).strip(), *values])))
-    return facts if len(thoughts) > 1 else [("action", turn.action)]
+    for thought in _listed(turn.info, "thoughts"):
+        if isinstance(thought, dict) and "text" in thought:
+            known = [name for name in NUMBERS if is_number(thought.get(name))]
+            values = [f"{name} {thought[name]:+.3f}" for name in known]
+            facts.append(("thought", "  ".join([_text(thought["text"]).strip(), *values])))
+    return facts if len(facts) > 1 else [("action", turn.action)]
 
 
-def _forecasts(found: list[str], label: str, fold: bool) -> Facts:
-    counted = Counter(found).most_common()
+def _forecasts(found: list[Any], label: str, fold: bool) -> Facts:
+    counted = Counter(map(_text, found)).most_common()
     if fold and len(counted) > SHOWN_FORECASTS:
-        ends = Counter(map(stated_outcome, found))
+        ends = Counter(stated_outcome(_text(text)) for text in found)
         named = [f"{ends[end]} x {name}" for end, name in OUTCOMES.items() if ends[end]]
         return [(f"{label}s", ", ".join(named) + " (show their texts: --full)")]
     return [(label, f"{count} x {text}" if count > 1 else text) for text, count in counted]
 
 
-def _critique(critic: dict[str, Any], prefix: str) -> Facts:
-    if not critic.get(f"{prefix}critique"):
-        return []
-    optimal = critic.get(f"{prefix}verdict")
-    verdict = VERDICTS[optimal if isinstance(optimal, bool) else None]
-    return [("critique", _text(critic[f"{prefix}critique"])), ("verdict", verdict)]
-
-
-def _notes(notes: Any) -> str:
-    if not isinstance(notes, dict):
-        return _text(notes)
-    return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in notes.items())
-
-
-def _texts(critic: dict[str, Any], key: str) -> list[str]:
-    found = critic.get(key)
-    return [_text(value) for value in found] if isinstance(found, list) else []
+def _listed(info: dict[str, Any], key: str) -> list[Any]:
+    found = info.get(key)
+    return found if isinstance(found, list) else []
 
 
 def _text(value: Any) -> str:
@@ -288,25 +257,6 @@ class Prediction(NamedTuple):
         return abs(self.expected - self.won)
 
 
-class Bin(NamedTuple):
-    """Turns with an expectation in a range: their number, mean expectation and success rate."""
-
-    low: float
-    high: float
-    turns: int
-    expected: float
-    won: float
-
-
-class Verdicts(NamedTuple):
-    """Turns with a verdict: the share called optimal, and the success rate by verdict."""
-
-    turns: int
-    optimal: float
-    won_if_optimal: float | None
-    won_if_not: float | None
-
-
 def expected_success(turn: Turn) -> float | None:
     """Return the success that a critic expected: the share of its forecasts, or its value.
 
@@ -314,10 +264,10 @@ def expected_success(turn: Turn) -> float | None:
     """
     critic = turn.info.get("critic")
     if isinstance(critic, dict):
-        forecasts = critic.get("forecasts")
-        found = forecasts if isinstance(forecasts, list) else []
-        outcomes = [stated_outcome(text) for text in found if isinstance(text, str)]
-        named = [success for success in outcomes if success is not None]
+        ends = [
+            stated_outcome(text) for text in _listed(critic, "forecasts") if isinstance(text, str)
+        ]
+        named = [success for success in ends if success is not None]
         return sum(named) / len(named) if named else None
     value = turn.info.get("value")
     return min(1.0, max(0.0, float(value))) if is_number(value) else None
@@ -351,30 +301,32 @@ def most_wrong(predictions: list[Prediction], count: int) -> list[Prediction]:
     return list(worst.values())[:count]
 
 
-def calibration(predictions: list[Prediction], count: int = 5) -> list[Bin]:
+def calibration(predictions: list[Prediction], count: int = 5) -> list[dict[str, float]]:
     """Return expected and actual success in `count` equal ranges; empty ranges are left out."""
     bins = []
     for number in range(count):
         inside = [p for p in predictions if min(count - 1, int(p.expected * count)) == number]
         if inside:
-            low, high = number / count, (number + 1) / count
-            expected = sum(p.expected for p in inside) / len(inside)
-            bins.append(Bin(low, high, len(inside), expected, _win_rate(inside) or 0.0))
+            means = {"expected": fmean(p.expected for p in inside), "won": _win_rate(inside) or 0.0}
+            limits = {"low": number / count, "high": (number + 1) / count}
+            bins.append({**limits, "turns": len(inside), **means})
     return bins
 
 
-def verdicts(predictions: list[Prediction]) -> Verdicts | None:
-    """Return how verdicts agree with outcomes; None without verdicts."""
+def verdicts(predictions: list[Prediction]) -> dict[str, float | None] | None:
+    """Return turns with a verdict, the share called optimal, and success rates by verdict.
+
+    Returns None without verdicts.
+    """
     optimal = [p for p in predictions if p.optimal is True]
     other = [p for p in predictions if p.optimal is False]
     turns = len(optimal) + len(other)
-    if not turns:
-        return None
-    return Verdicts(turns, len(optimal) / turns, _win_rate(optimal), _win_rate(other))
+    rates = {"won_if_optimal": _win_rate(optimal), "won_if_not": _win_rate(other)}
+    return {"turns": turns, "optimal": len(optimal) / turns, **rates} if turns else None
 
 
 def _win_rate(predictions: list[Prediction]) -> float | None:
-    return sum(p.won for p in predictions) / len(predictions) if predictions else None
+    return fmean(p.won for p in predictions) if predictions else None
 
 
 # tokens
@@ -387,32 +339,25 @@ Decode = Callable[[list[int]], str]
 
 def decoder(record: Record) -> Decode:
     """Return a function that decodes token ids. Raises UserError without the run's tokenizer."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
     from tokenizers import Tokenizer
 
     model = record.config.get("model") or {}
-    file = find_tokenizer(str(model.get("path") if isinstance(model, dict) else model))
-    if file is None:
+    path = str(model.get("path") if isinstance(model, dict) else model)
+    embedded = Path(__file__).parent.parent / "models" / "tiny"
+    file: Any = (embedded if path == "tiny" else Path(path)) / TOKENIZER
+    if not file.is_file():
+        try:
+            file = try_to_load_from_cache(path, TOKENIZER)
+        except HFValidationError:  # not a valid model name
+            file = None
+    if not isinstance(file, str | Path):
         remedy = "make the report on a machine that has the model, or without --logprobs"
         line = f"run '{record.name}': the tokenizer of its model was not found; {remedy}"
         raise UserError(line, code="no-tokenizer")
     tokenizer = Tokenizer.from_file(str(file))
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
-
-
-def find_tokenizer(path: str) -> Path | None:
-    """Return the tokenizer of the embedded model, a folder or a downloaded model, or None."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    embedded = Path(__file__).parent.parent / "models" / "tiny"
-    folder = embedded if path == "tiny" else Path(path)
-    if (folder / TOKENIZER).is_file():
-        return folder / TOKENIZER
-    try:
-        found = try_to_load_from_cache(path, TOKENIZER)
-    except HFValidationError:  # not a valid model name
-        return None
-    return Path(found) if isinstance(found, str) else None
 
 
 def tokens(turn: Turn, decode: Decode) -> list[Token]:

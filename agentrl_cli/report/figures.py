@@ -17,8 +17,8 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Array
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.report import seeds
-from agentrl_cli.report.compare import SMOOTHED_UPDATES, Comparison, Section
-from agentrl_cli.report.records import PHASES, Record, is_share
+from agentrl_cli.report.compare import SMOOTHED_UPDATES, Section
+from agentrl_cli.report.records import PHASES, SHARE, Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,18 +67,18 @@ class Panel:
     has_points: bool = False
 
 
-def figures(section: Section, comparison: Comparison, **metrics: Sequence[str]) -> dict[str, str]:
+def figures(section: Section, **metrics: Sequence[str]) -> dict[str, str]:
     """Return the figures of a section as SVG by name: finals, curves, costs, and each of `metrics`.
 
     Figures without data are left out.
     """
     found = {"curves": svg(draw, learning_curves(section), len(AXES), (3.4, 2.5))}
-    if comparison.rows:
-        found["finals"] = svg(draw_finals, section, comparison)
-        found["costs"] = svg(draw_costs, comparison)
+    if section.rows:
+        found["finals"] = svg(draw_finals, section)
+        found["costs"] = svg(draw_costs, section)
     for name, keys in metrics.items():
         panels = [
-            Panel(key, curves, is_share=is_share(key), has_points=True)
+            Panel(key, curves, is_share=SHARE.fullmatch(key) is not None, has_points=True)
             for key in keys
             if (curves := _curves(section, lambda record, key=key: _metric(record, key)))
         ]
@@ -148,9 +148,9 @@ def draw(panels: Sequence[Panel], across: int, size: tuple[float, float]) -> Fig
     return figure
 
 
-def draw_finals(section: Section, comparison: Comparison) -> Figure:
+def draw_finals(section: Section) -> Figure:
     """Draw the final success of each group with its interval, its seeds and its base."""
-    rows = comparison.rows
+    rows = section.rows
     numbers = {group.label: number for number, group in enumerate(section.groups)}
     figure, axis = _bars([row.group for row in rows], 0.95 + 0.42 * len(rows))
     for number, row in enumerate(rows):
@@ -163,16 +163,16 @@ def draw_finals(section: Section, comparison: Comparison) -> Figure:
         if row.base is not None:
             axis.plot([row.base.mean] * 2, [y - 0.3, y + 0.3], color=GREY, lw=1.2, ls=":")
     axis.set_ylim(-0.6, len(rows) - 0.4)
-    axis.set_xlabel(f"final success ({comparison.split}); dots: seeds, bar: 95 %, dotted: base")
+    axis.set_xlabel(f"final success ({section.split}); dots: seeds, bar: 95 %, dotted: base")
     axis.set_xlim(0, 1)
     axis.xaxis.set_major_formatter(_percent())
     axis.locator_params(axis="x", nbins=7)
     return figure
 
 
-def draw_costs(comparison: Comparison) -> Figure:
+def draw_costs(section: Section) -> Figure:
     """Draw the mean seconds of a run by phase."""
-    rows = comparison.rows
+    rows = section.rows
     figure, axis = _bars([row.group for row in rows], 1.15 + 0.36 * len(rows))
     left, ys = np.zeros(len(rows)), np.arange(len(rows))[::-1]
     for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True):

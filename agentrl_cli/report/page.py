@@ -12,11 +12,11 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from agentrl_cli import __version__
@@ -24,8 +24,8 @@ from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode
 from agentrl_cli.report import compare, episode, figures, records
-from agentrl_cli.report.compare import Comparison, Report, Section
-from agentrl_cli.report.episode import Decode, Facts, Prediction, Token
+from agentrl_cli.report.compare import Report, Section
+from agentrl_cli.report.episode import Decode, Facts
 from agentrl_cli.report.records import Record
 from agentrl_cli.report.summary import share
 from agentrl_cli.runs import episode_files
@@ -52,76 +52,7 @@ class Limits:
     trained: int = 64  # training episodes of the last stored update
 
 
-@dataclass(frozen=True)
-class TurnView:
-    """A turn; `credit` holds its advantage and the success that a critic expected."""
-
-    anchor: str
-    numbers: Facts
-    texts: Facts
-    credit: dict[str, float]
-    tokens: list[Token]
-
-
-@dataclass
-class EpisodeView:
-    """An episode.
-
-    `wrong` is the largest error of its critic, 0 to 1, or None. `before` is the same task before
-    training, if it ended differently.
-    """
-
-    anchor: str
-    id: str
-    won: bool
-    changed: bool
-    facts: Facts
-    turns: list[TurnView]
-    closing: Facts
-    wrong: float | None = None
-    before: EpisodeView | None = None
-
-    @property
-    def credited(self) -> str:
-        """The kind of credit that the strip of turns shows, or an empty string."""
-        return next((name for turn in self.turns for name in turn.credit), "")
-
-    @property
-    def scale(self) -> float:
-        """The largest absolute advantage of a turn, or 1 if all are 0."""
-        return max((abs(turn.credit.get("advantage", 0.0)) for turn in self.turns), default=0) or 1
-
-
-class Outcome(NamedTuple):
-    """An episode in the grid of outcomes; `link` is empty if no page shows its turns."""
-
-    id: str
-    won: bool
-    changed: bool
-    link: str
-
-
-@dataclass
-class RunView:
-    """A run. `page` is the address of its own page, or an empty string."""
-
-    record: Record
-    group: str
-    facts: Facts
-    page: str = ""
-    settings: Facts = field(default_factory=list)  # in which other groups differ
-    grid: dict[str, list[Outcome]] = field(default_factory=dict)  # by task
-    tasks_left_out: int = 0  # of the grid
-    episodes: list[EpisodeView] = field(default_factory=list)
-    total: int = 0
-    trained: list[EpisodeView] = field(default_factory=list)
-    trained_step: int = 0
-    predictions: list[Prediction] = field(default_factory=list)
-
-    @property
-    def anchor(self) -> str:
-        """The anchor of the run in a page."""
-        return f"run-{self.record.slug}"
+View = dict[str, Any]  # values that the template shows
 
 
 def folder_for(refs: Sequence[str]) -> Path:
@@ -139,7 +70,7 @@ def write(report: Report, folder: Path, pages: bool = False, logprobs: bool = Fa
     `pages` adds a page per run with all episodes, `logprobs` also the log-prob of each token.
     Raises UserError if the folder cannot be written or a tokenizer is missing.
     """
-    sections: list[dict[str, Any]] = []
+    sections: list[View] = []
     pages = pages or logprobs
     with files.explain_write_errors(folder, "choose another place with --out"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,10 +78,10 @@ def write(report: Report, folder: Path, pages: bool = False, logprobs: bool = Fa
         named = zip(all_records, slugs([record.name for record in all_records]), strict=True)
         for record, slug in named:
             record.slug = slug
-        for section, comparison in zip(report.sections, report.comparisons, strict=True):
+        for number, section in enumerate(report.sections, start=1):
             limit = MAX_CHARACTERS // len(report.sections)
-            drawn = _write_figures(section, comparison, folder, len(sections) + 1)
-            sections.append(section_view(section, comparison, drawn, limit, pages))
+            drawn = _write_figures(section, folder, number)
+            sections.append(section_view(section, drawn, limit, pages))
         groups = sum(len(section.groups) for section in report.sections)
         title = f"{len(all_records)} runs, {groups} configurations"
         files.replace_text(folder / FILE, render_page(sections, report.notes, [], title))
@@ -189,11 +120,11 @@ def slugs(names: Sequence[str]) -> list[str]:
 def run_page(record: Record, group: str, decode: Decode | None = None) -> str | None:
     """Return a page with all episodes of a run's last evaluation; None if there are none."""
     view = run_view(record, group, Limits(), decode=decode)
-    return render_page([], [], [view], record.name) if view.total else None
+    return render_page([], [], [view], record.name) if view["total"] else None
 
 
 def render_page(
-    sections: Sequence[dict[str, Any]], notes: Sequence[str], runs: Sequence[RunView], title: str
+    sections: Sequence[View], notes: Sequence[str], runs: Sequence[View], title: str
 ) -> str:
     """Return the HTML. `notes` stand above all results."""
     try:
@@ -218,30 +149,28 @@ def digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def section_view(
-    section: Section, comparison: Comparison, drawn: dict[str, str], characters: int, pages: bool
-) -> dict[str, Any]:
+def section_view(section: Section, drawn: dict[str, str], characters: int, pages: bool) -> View:
     """Return what the page shows of a section, with about `characters` of its episodes."""
     count = max(1, len(section.records))
     limits = Limits(6, characters // count, MAX_OUTCOMES // count, 2)
     settings, of_one_group = compare.settings_table(section)
-    runs: list[RunView] = []
-    critics = []
+    runs: list[View] = []
+    critics: list[View] = []
     for column, group in enumerate(section.groups, start=1):
         own = [(row[0], row[column]) for row in settings[1:] if row[column] != compare.DASH]
         views = [run_view(record, group.label, limits, pages, own) for record in group.records]
         runs += views
-        if predictions := [prediction for view in views for prediction in view.predictions]:
-            bins, verdicts = episode.calibration(predictions), episode.verdicts(predictions)
+        if predictions := [prediction for view in views for prediction in view["predictions"]]:
             worst = sorted(chain(*map(_worst_turns, views)), key=lambda turn: -turn["error"])
             critics.append({
-                "group": group.label, "turns": len(predictions), "bins": bins,
-                "verdicts": verdicts, "worst": worst[:WORST_TURNS],
+                "group": group.label, "turns": len(predictions),
+                "bins": episode.calibration(predictions),
+                "verdicts": episode.verdicts(predictions), "worst": worst[:WORST_TURNS],
             })  # fmt: skip
     return {
-        "label": section.label, "results": compare.results(comparison),
-        "passes": compare.passes_table(comparison), "costs": compare.costs(comparison),
-        "remarks": compare.remarks(comparison), "settings": settings,
+        "label": section.label, "results": compare.results(section),
+        "passes": compare.passes_table(section), "costs": compare.costs(section),
+        "remarks": compare.remarks(section), "settings": settings,
         "of_one_group": of_one_group, "critics": critics, "runs": runs,
         "figures": {
             name: "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
@@ -258,10 +187,18 @@ def run_view(
     pages: bool = False,
     settings: Facts | None = None,
     decode: Decode | None = None,
-) -> RunView:
-    """Return what a page shows of a run, with episodes of its last evaluation."""
-    page = f"pages/{record.slug}.html" if pages else ""
-    view = RunView(record, group, list(_facts(record)), page, settings or [])
+) -> View:
+    """Return what a page shows of a run, with episodes of its last evaluation.
+
+    `page` is the address of its own page, or empty. `settings` are those in which groups differ.
+    """
+    view: View = {
+        "record": record, "group": group, "anchor": f"run-{record.slug}",
+        "facts": list(_facts(record)), "settings": settings or [],
+        "page": f"pages/{record.slug}.html" if pages else "",
+        "grid": {}, "tasks_left_out": 0, "episodes": [], "total": 0, "predictions": [],
+        "trained": [], "trained_step": 0,
+    }  # fmt: skip
     kept = [step for step in record.evaluations if record.entries(record.episode_file(step))]
     step = record.final_step if record.final_step in kept else max(kept, default=None)
     if step is not None:
@@ -290,27 +227,37 @@ def choose_examples(
 
 def episode_view(
     played: Episode, anchor: str, source: str, base: dict[str, bool], decode: Decode | None = None
-) -> EpisodeView:
-    """Return what a page shows of an episode."""
+) -> View:
+    """Return what a page shows of an episode.
+
+    `credited` names the kind of credit in its strip of turns, and `scale` is the largest absolute
+    advantage. `wrong` is the largest error of its critic. `before` is the same task before
+    training, if it ended differently.
+    """
     end = episode.known_end(played)
-    turns = [
-        TurnView(
-            f"{anchor}-t{n}", episode.numbers(turn, return_), episode.texts(turn, end),
-            episode.credit(turn), episode.tokens(turn, decode) if decode else [],
-        )
+    turns: list[View] = [
+        {
+            "anchor": f"{anchor}-t{n}", "numbers": episode.numbers(turn, return_),
+            "texts": episode.texts(turn, end), "credit": episode.credit(turn),
+            "tokens": episode.tokens(turn, decode) if decode else [],
+        }
         for n, (turn, return_) in enumerate(episode.with_returns(played), start=1)
     ]  # fmt: skip
-    closing = [(message.role, message.content) for message in played.final_observation]
-    changed, facts = episode.has_changed(played, base), episode.summary(played, source)
-    return EpisodeView(anchor, played.id, played.success, changed, facts, turns, closing)
+    advantages = [abs(turn["credit"].get("advantage", 0.0)) for turn in turns]
+    return {
+        "anchor": anchor, "id": played.id, "won": played.success,
+        "changed": episode.has_changed(played, base), "facts": episode.summary(played, source),
+        "turns": turns, "wrong": None, "before": None,
+        "final_observation": [(each.role, each.content) for each in played.final_observation],
+        "credited": next((name for turn in turns for name in turn["credit"]), ""),
+        "scale": max(advantages, default=0) or 1,
+    }  # fmt: skip
 
 
-def _write_figures(
-    section: Section, comparison: Comparison, folder: Path, number: int
-) -> dict[str, str]:
+def _write_figures(section: Section, folder: Path, number: int) -> dict[str, str]:
     """Write the figures of a section as NAME-NUMBER.svg, and return them by name."""
     drawn = figures.figures(
-        section, comparison, training=records.training_metrics(section.records),
+        section, training=records.training_metrics(section.records),
         critic=records.critic_metrics(section.records),
     )  # fmt: skip
     for name in FIGURES:
@@ -322,62 +269,68 @@ def _write_figures(
     return drawn
 
 
-def _worst_turns(run: RunView) -> Iterator[dict[str, Any]]:
-    anchors = {shown.id: f"{shown.anchor}-t" for shown in run.episodes}
-    for found in episode.most_wrong(run.predictions, WORST_TURNS):
-        anchor = f"{anchors[found.episode]}{found.turn}" if found.episode in anchors else ""
-        yield {**found._asdict(), "error": found.error, "run": run.record.name, "anchor": anchor}
+def _worst_turns(run: View) -> Iterator[View]:
+    anchors = {shown["id"]: shown["anchor"] for shown in run["episodes"]}
+    for found in episode.most_wrong(run["predictions"], WORST_TURNS):
+        anchor = anchors.get(found.episode)
+        target = f"{anchor}-t{found.turn}" if anchor else ""
+        name = run["record"].name
+        yield {**found._asdict(), "error": found.error, "run": name, "anchor": target}
 
 
-def _add_evaluated(view: RunView, step: int, limits: Limits, decode: Decode | None) -> int:
+def _add_evaluated(view: View, step: int, limits: Limits, decode: Decode | None) -> int:
     """Add the episodes of an evaluation, and return how many characters are left."""
-    record, room = view.record, limits.characters
+    record, room = view["record"], limits.characters
     file, base_file = record.episode_file(step), record.episode_file(0)
     entries = record.entries(file)
     before = {entry.id: entry for entry in record.entries(base_file)} if step else {}
     base = {name: entry.success for name, entry in before.items()}
     examples = {entry.id for entry in choose_examples(entries, base, limits.episodes)}
+    links: dict[str, str] = {}
     for number, entry in enumerate(entries):
+        anchor = f"{view['anchor']}-e{number}"
+        if view["page"]:
+            links[entry.id] = f"{view['page']}#{anchor}"
         if entry.id not in examples and not entry.annotated:
             continue
         played = episode_files.read(file, entry)
         predictions = episode.predictions(played)
-        view.predictions += predictions
-        if entry.id in examples and played.id == entry.id:
-            shown = episode_view(played, f"{view.anchor}-e{number}", record.name, base, decode)
-            shown.wrong = max((p.error for p in predictions), default=None)
-            if shown.changed:
-                earlier = episode_files.read(base_file, before[entry.id])
-                anchor = f"{shown.anchor}-b"
-                shown.before = episode_view(earlier, anchor, record.name, {}, decode)
-            if len(str(shown)) <= room:
-                view.episodes.append(shown)
-                room -= len(str(shown))
-    links = {entry.id: f"{view.page}#{view.anchor}-e{n}" for n, entry in enumerate(entries)}
-    links = links if view.page else {}
-    links |= {shown.id: f"#{shown.anchor}" for shown in view.episodes}
-    tasks: dict[str, list[Outcome]] = {}
+        view["predictions"] += predictions
+        if entry.id not in examples or played.id != entry.id:
+            continue
+        shown = episode_view(played, anchor, record.name, base, decode)
+        shown["wrong"] = max((p.error for p in predictions), default=None)
+        if shown["changed"]:
+            earlier = episode_files.read(base_file, before[entry.id])
+            shown["before"] = episode_view(earlier, f"{anchor}-b", record.name, {}, decode)
+        if (size := len(str(shown))) <= room:
+            view["episodes"].append(shown)
+            links[entry.id] = f"#{anchor}"
+            room -= size
+    tasks: dict[str, list[View]] = {}
     for entry in entries:
-        changed, link = episode.has_changed(entry, base), links.get(entry.id, "")
-        tasks.setdefault(entry.task, []).append(Outcome(entry.id, entry.success, changed, link))
+        outcome = {"id": entry.id, "won": entry.success, "link": links.get(entry.id, "")}
+        outcome["changed"] = episode.has_changed(entry, base)
+        tasks.setdefault(entry.task, []).append(outcome)
     for task, row in tasks.items():
-        if sum(map(len, view.grid.values())) + len(row) <= limits.outcomes:
-            view.grid[task] = row
-    view.total, view.tasks_left_out = len(entries), len(tasks) - len(view.grid)
+        if sum(map(len, view["grid"].values())) + len(row) <= limits.outcomes:
+            view["grid"][task] = row
+    view["total"], view["tasks_left_out"] = len(entries), len(tasks) - len(view["grid"])
     return room
 
 
-def _add_trained(view: RunView, limit: int, room: int, decode: Decode | None) -> None:
+def _add_trained(view: View, limit: int, room: int, decode: Decode | None) -> None:
     """Add the episodes of the last stored update that have credit."""
-    kept = view.record.run.episode_files("train")
+    record = view["record"]
+    kept = record.run.episode_files("train")
     if not kept:
         return
-    view.trained_step = step_of(kept[-1])
-    for number, entry in enumerate(view.record.entries(kept[-1])[:limit]):
-        played, anchor = episode_files.read(kept[-1], entry), f"{view.anchor}-u{number}"
-        shown = episode_view(played, anchor, view.record.name, {}, decode)
-        if shown.credited and len(str(shown)) <= room:
-            view.trained.append(shown)
+    view["trained_step"] = step_of(kept[-1])
+    for number, entry in enumerate(record.entries(kept[-1])[:limit]):
+        played, anchor = episode_files.read(kept[-1], entry), f"{view['anchor']}-u{number}"
+        shown = episode_view(played, anchor, record.name, {}, decode)
+        if shown["credited"] and len(str(shown)) <= room:
+            view["trained"].append(shown)
             room -= len(str(shown))
 
 

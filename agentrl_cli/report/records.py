@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,53 +30,23 @@ PHASES = ("rollout", "algorithm", "train", "eval")  # `time/PHASE` in seconds
 LEARNING_TIMES = ("time/rollout", "time/algorithm", "time/train")  # all but evaluation
 TRAINING_METRICS = ("loss", "kl_ref", "approx_kl", "entropy", "grad_norm")  # `MODEL/NAME`
 CRITIC_METRICS = (
-    "nlac/brier",
-    "nlac/value_bias",
-    "nlac/auc_within",
-    "nlac/auc_all",
-    "nlac/optimal_share",
-    "nlac/refined_gain",
-    "nlac/refined_gain_all",
-    "nlac/kept_when_optimal",
-    "nlac/valid_forecasts",
-    "critique/faulty",
-    "critique/recall",
-    "critique/false_positive_rate",
-    "refinement/fix_rate",
-    "refinement/break_rate",
-    "refinement/target_share",
-    "refinement/target_gain",
-    "refinement/target_gain_low",
-    "improvement_check/low",
-    "critic/brier",
-    "critic/brier_ratio",
-    "critic/value_bias",
-    "critic/rank_correlation",
-    "critic/rank_same_turn",
-    "critic/auc_same_turn",
-)
-SHARES = ("brier", "recall", "false_positive_rate", "faulty", "valid_forecasts")
-SHARE_PARTS = (
-    "auc_",
-    "_share",
-    "_optimal",
-    "fix_rate",
-    "break_rate",
-)  # also in names of metrics between 0 and 1
-
-IGNORED_WHEN_GROUPING = (
-    "seed",
-    "name",
-    "runs",
-    "hardware",
-    "logger",
-    "save_every",
-    "save_interval_minutes",
-    "eval_every",
-    "choices",
+    "nlac/brier", "nlac/value_bias", "nlac/auc_within", "nlac/auc_all", "nlac/optimal_share",
+    "nlac/refined_gain", "nlac/refined_gain_all", "nlac/kept_when_optimal", "nlac/valid_forecasts",
+    "critique/faulty", "critique/recall", "critique/false_positive_rate",
+    "refinement/fix_rate", "refinement/break_rate", "refinement/target_share",
+    "refinement/target_gain", "refinement/target_gain_low", "improvement_check/low",
+    "critic/brier", "critic/brier_ratio", "critic/value_bias", "critic/rank_correlation",
+    "critic/rank_same_turn", "critic/auc_same_turn",
+)  # fmt: skip
+SHARE = re.compile(  # names of metrics between 0 and 1
+    r".*/(auc_.*|.*_share|.*_optimal|brier|recall|faulty|valid_forecasts|.*_rate)"
 )
 ENVIRONMENT_NODES = ("env", "eval")  # runs are comparable if these are equal, except for
 IGNORED_WHEN_COMPARING = ("eval.greedy", "eval.baseline")  # which only add episodes
+IGNORED_WHEN_GROUPING = (
+    *ENVIRONMENT_NODES, "seed", "name", "runs", "hardware", "logger", "save_every",
+    "save_interval_minutes", "eval_every", "choices",
+)  # fmt: skip
 MAX_LABEL_KEYS = 3
 MAX_YAML_DEPTH = 100
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -125,8 +96,10 @@ class Record:
 
     @property
     def final_step(self) -> int | None:
-        """The step of the final evaluation (the best one with save_best=true); None if
-        unfinished."""
+        """The step of the final evaluation, or of the best one with save_best=true.
+
+        None for an unfinished run.
+        """
         planned = self.config.get("steps")
         if self.run.status != "done" or not isinstance(planned, int):
             return None
@@ -138,7 +111,8 @@ class Record:
     @property
     def final_metrics(self) -> dict[str, float]:
         """The metrics of the final evaluation; empty for an unfinished run."""
-        return self.evaluations.get(self.final_step or -1, {})
+        step = self.final_step
+        return {} if step is None else self.evaluations.get(step, {})
 
     def score(self, step: int, split: str) -> float | None:
         """Return the success rate of an evaluation."""
@@ -180,11 +154,10 @@ class Record:
         """
         if name == "episodes":
             return np.cumsum(self.column("episodes/count"))
-        keys: Iterable[str] = LEARNING_TIMES
-        if name == "gradient steps":
-            keys = [key for key in self.columns if key.endswith("/steps")]
-            if not keys:  # a run of an earlier version: count one step per update
-                return np.arange(1, len(self.steps) + 1, dtype=float)
+        steps = [key for key in self.columns if key.endswith("/steps")]
+        if name == "gradient steps" and not steps:  # an old run: count one step per update
+            return np.arange(1, len(self.steps) + 1, dtype=float)
+        keys = steps if name == "gradient steps" else LEARNING_TIMES
         return np.cumsum(sum((self.column(key) for key in keys), np.zeros(len(self.steps))))
 
     def column(self, key: str) -> Array:
@@ -208,13 +181,6 @@ def success_interval(row: dict[str, Any], split: str) -> Interval:
     return Interval(*(row[f"eval/{split}_success{end}"] for end in ("", "_low", "_high")))
 
 
-def is_share(metric: str) -> bool:
-    """Return whether a metric lies between 0 and 1."""
-    name = metric.rpartition("/")[2]
-    prefix, *suffixes = SHARE_PARTS
-    return name in SHARES or name.startswith(prefix) or name.endswith(tuple(suffixes))
-
-
 def training_metrics(records: Iterable[Record]) -> list[str]:
     """Return the logged training metrics, in the order of TRAINING_METRICS."""
     logged = sorted({key for record in records for key in record.metric_names()})
@@ -234,16 +200,17 @@ def read_records(refs: Iterable[str]) -> list[Record]:
     without runs and for an unknown name.
     """
     by_folder = {run.folder.resolve(): run for ref in refs for run in find_runs(ref)}
-    kept: dict[tuple[object, ...], Record] = {}
+    kept: dict[str, Record] = {}
     for run in sorted(by_folder.values(), key=lambda run: run.meta["created"]):
         record = read_record(run)
-        key = (run.meta["created"], record.seed, str(sorted(group_settings(record).items())))
-        known = kept.get(key)
-        if known is None or record.last_step > known.last_step:
+        settings = sorted(group_settings(record).items())
+        key = str((run.meta["created"], record.seed, settings))
+        if (known := kept.get(key)) is None:
             kept[key] = record
-        if known is not None:
-            copy = known if kept[key] is record else record
-            kept[key].notes.append(f"run '{copy.name}' is a copy of another run; it is skipped")
+            continue
+        copy, longest = sorted((record, known), key=lambda each: each.last_step)
+        longest.notes.append(f"run '{copy.name}' is a copy of another run; it is skipped")
+        kept[key] = longest
     return list(kept.values())
 
 
@@ -263,18 +230,21 @@ def find_runs(ref: str) -> list[Run]:
 
 def read_record(run: Run) -> Record:
     """Return the metrics and settings of a run, with a note for each missing part."""
+
+    def number(value: Any) -> float:
+        return float(value) if files.is_number(value) else math.nan
+
     rows, unreadable = run.readable_metrics()
     updates = [row for row in rows if "time/train" in row]
     keys = dict.fromkeys(key for row in updates for key in row)
-    columns = {key: np.array([_number(row.get(key)) for row in updates]) for key in keys}
+    columns = {key: np.array([number(row.get(key)) for row in updates]) for key in keys}
     evaluations = {
         row["step"]: {key: float(value) for key, value in row.items() if files.is_number(value)}
         for row in rows
         if any(key.startswith("eval/") for key in row)
     }
-    record = Record(run, {}, columns, evaluations)
     notes: list[str] = []
-    record.config = _read_config(run, notes)
+    record = Record(run, _read_config(run, notes), columns, evaluations)
     record.notes = [*_status_notes(record, unreadable), *notes]
     return record
 
@@ -293,7 +263,13 @@ def group_settings(record: Record) -> Settings:
     run with the same seed.
     """
     settings = _learning_nodes(record.config) | {"choice": _choice(record.run, "algo")}
-    if start := _starting_run(record):
+    init, siblings = str(record.config.get("init")), record.run.folder.parent
+    try:  # a sibling is found also if all runs were moved
+        folders = (siblings / Path(init).name, siblings / init, Path(init))
+        start = next((Run(folder) for folder in folders if is_run(folder)), None)
+    except UserError:
+        start = None
+    if start is not None:
         start_settings = sorted(files.flatten(_learning_nodes(_read_config(start, []))).items())
         digest = hashlib.blake2b(str(start_settings).encode(), digest_size=2).hexdigest()
         settings["init"] = f"{_choice(start, 'algo')}-{digest}"
@@ -325,23 +301,8 @@ def setting_text(value: Any, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2 - 2]}…{text[-limit // 2 :]}"
 
 
-def _number(value: Any) -> float:
-    return float(value) if files.is_number(value) else math.nan
-
-
 def _learning_nodes(config: dict[str, Any]) -> dict[str, Any]:
-    ignored = (*IGNORED_WHEN_GROUPING, *ENVIRONMENT_NODES)
-    return {key: value for key, value in config.items() if key not in ignored}
-
-
-def _starting_run(record: Record) -> Run | None:
-    init = str(record.config.get("init"))
-    siblings = record.run.folder.parent  # finds the run also if all runs were moved
-    try:
-        folders = (siblings / Path(init).name, siblings / init, Path(init))
-        return next((Run(folder) for folder in folders if is_run(folder)), None)
-    except UserError:
-        return None
+    return {key: value for key, value in config.items() if key not in IGNORED_WHEN_GROUPING}
 
 
 def _status_notes(record: Record, unreadable: int) -> list[str]:

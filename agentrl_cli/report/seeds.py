@@ -115,11 +115,6 @@ def seed_noise(groups: Sequence[Sequence[float]]) -> Noise | None:
     return Noise(math.sqrt(squares / freedom), freedom)
 
 
-def first_reached(xs: Sequence[float], ys: Sequence[float], threshold: float) -> float | None:
-    """Return the first x with a y of at least the threshold; None if there is none."""
-    return next((x for x, y in zip(xs, ys, strict=True) if y >= threshold), None)
-
-
 def moving_average(values: Sequence[float], width: int) -> list[float]:
     """Return the mean of each value and up to `width - 1` values before it."""
     return [float(np.mean(values[max(0, end - width) : end])) for end in range(1, len(values) + 1)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Interval
@@ -125,19 +125,18 @@ def comparison(base: Row | None, trained: Row, gain: Interval | None = None) -> 
     """
     lines = [["", "base", "trained", "difference"]]
     for position, split in enumerate(evaluated_splits(trained)):
-        before, after = base and success_interval(base, split), success_interval(trained, split)
-        change = DASH
-        if isinstance(before, Interval):
-            change = share(after.mean - before.mean, signed=True)
-            if gain is not None and position == 0:
-                mean, low, high = (share(x, True) for x in (gain.mean, gain.low, gain.high))
-                change = f"{mean} [{low}, {high}]"
-        cells = [
-            f"{v.mean:.1%} [{100 * v.low:.1f}, {100 * v.high:.1f}]"
-            if isinstance(v, Interval)
-            else DASH
-            for v in (before, after)
-        ]
+        cells, change = [], DASH
+        for row in (base, trained):
+            v = None if row is None else success_interval(row, split)
+            shown = f"{v.mean:.1%} [{100 * v.low:.1f}, {100 * v.high:.1f}]" if v else DASH
+            cells.append(shown)
+        if base is not None and (gain is None or position):
+            change = share(
+                trained[f"eval/{split}_success"] - base[f"eval/{split}_success"], signed=True
+            )
+        elif gain is not None:
+            mean, low, high = (share(x, True) for x in (gain.mean, gain.low, gain.high))
+            change = f"{mean} [{low}, {high}]"
         lines.append([f"{split} success", *cells, change])
         for name in ("turns_to_success", "greedy_success", "invalid", "repeated"):
             key = f"eval/{split}_{name}"
@@ -174,62 +173,62 @@ MIN_TARGET_SHARE = 0.05  # of 192 replayed turns fewer than ten targets, lost in
 MIN_TURNS = 20  # a share of fewer turns has a standard error above 0.1
 
 
-class Weakness(NamedTuple):
-    """A part of the improvement that is weak, and the remedy."""
-
-    part: str
-    finding: str
-    remedy: str
-    is_found: Callable[[Figures], bool]
-
-
-def faulty_turns(x: Figures) -> int:
-    """Return the number of turns with a faulty first action."""
-    return round(x["critique/faulty"] * x["critique/turns"])
-
-
-def sound_turns(x: Figures) -> int:
-    """Return the number of other turns."""
-    return round(x["critique/turns"]) - faulty_turns(x)
-
-
-WEAKNESSES = (  # in the order of the parts: a weak part also spoils those after it
-    Weakness(
+# part, finding and remedy by the metric that shows the weakness
+WEAKNESSES = {
+    "critique/recall": (
         "critique",
         "misses more faults than it finds",
         "train the critic longer first (algo.critic_warmup) or give it more forecasts"
         " (algo.num_forecasts)",
-        lambda x: faulty_turns(x) > 0 and x["critique/recall"] < MIN_RECALL,
     ),
-    Weakness(
+    "critique/false_positive_rate": (
         "critique",
         "flags too many sound actions",
         "show it alternatives (algo.show_alternatives=true) or more forecasts (algo.num_forecasts)",
-        lambda x: sound_turns(x) > 0 and x["critique/false_positive_rate"] > MAX_FALSE_POSITIVES,
     ),
-    Weakness(
+    "refinement/break_rate": (
         "refinement",
         "breaks more turns than it fixes",
         "keep optimal actions (algo.advanced.keep_optimal=true), or choose among more candidates"
         " (algo.policy_target=best_of_n, algo.num_candidates)",
-        lambda x: (
-            x["refinement/break_rate"] * sound_turns(x) > x["refinement/fix_rate"] * faulty_turns(x)
-        ),
     ),
-    Weakness(
+    "refinement/target_share": (
         "training targets",
         "are too few to learn from",
         "sample more candidates (algo.num_candidates), replay more turns (algo.turns_per_update) or"
         " check how many the gate removes (nlac/distilled_share)",
-        lambda x: x["refinement/target_share"] < MIN_TARGET_SHARE,
     ),
-    Weakness(
+    "refinement/target_gain_low": (
         "training targets",
         "are not better than current play",
         "measure more turns (algo.diagnostics.num_states) or use algo.improvement_check",
-        lambda x: x["refinement/target_gain_low"] < 0,
     ),
-)
+}
+
+
+def first_weakness(x: Figures) -> str | None:
+    """Return the metric of the first weak part; later parts can be judged only after it is fixed.
+
+    A weak part also spoils those after it.
+    """
+    faulty, sound = turns_by_first_action(x)
+    fixed, broken = x["refinement/fix_rate"] * faulty, x["refinement/break_rate"] * sound
+    checks = {
+        "critique/recall": faulty > 0 and x["critique/recall"] < MIN_RECALL,
+        "critique/false_positive_rate": (
+            sound > 0 and x["critique/false_positive_rate"] > MAX_FALSE_POSITIVES
+        ),
+        "refinement/break_rate": broken > fixed,
+        "refinement/target_share": x["refinement/target_share"] < MIN_TARGET_SHARE,
+        "refinement/target_gain_low": x["refinement/target_gain_low"] < 0,
+    }
+    return next((metric for metric, is_weak in checks.items() if is_weak), None)
+
+
+def turns_by_first_action(x: Figures) -> tuple[int, int]:
+    """Return the numbers of turns with a faulty and with a sound first action."""
+    faulty = round(x["critique/faulty"] * x["critique/turns"])
+    return faulty, round(x["critique/turns"]) - faulty
 
 
 def critique_accuracy(run: Run, step: int | None = None) -> Row:
@@ -246,20 +245,17 @@ def critique_accuracy(run: Run, step: int | None = None) -> Row:
         raise UserError(line, code="no-critique")
     row = measured[-1]
     figures = {key: float(value) for key, value in row.items() if key.startswith(CRITIQUE)}
-    weakness = first_weakness(figures)
-    found = weakness and {key: getattr(weakness, key) for key in ("part", "finding", "remedy")}
-    return {"run": run.name, "step": row["step"], "figures": figures, "weakness": found}
-
-
-def first_weakness(figures: Figures) -> Weakness | None:
-    """Return the first weak part; later parts can be judged only after it is fixed."""
-    return next((weakness for weakness in WEAKNESSES if weakness.is_found(figures)), None)
+    weakness = None
+    if metric := first_weakness(figures):
+        part, finding, remedy = WEAKNESSES[metric]
+        weakness = {"metric": metric, "part": part, "finding": finding, "remedy": remedy}
+    return {"run": run.name, "step": row["step"], "figures": figures, "weakness": weakness}
 
 
 def critique_table(accuracy: Row) -> list[str]:
     """Return the table of `critique_accuracy`, and the advice for the first weak part."""
     x: Figures = accuracy["figures"]
-    turns, faulty, sound = round(x["critique/turns"]), faulty_turns(x), sound_turns(x)
+    turns, (faulty, sound) = round(x["critique/turns"]), turns_by_first_action(x)
     advice = "no part is weak"
     if weak := accuracy["weakness"]:
         advice = f"first weak part: {weak['part']} {weak['finding']}; {weak['remedy']}"

@@ -12,7 +12,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.terminal import echo_progress
 from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
 from agentrl_cli.envs.base import Env, train_tasks
-from agentrl_cli.envs.contract import answer, opening
+from agentrl_cli.envs.check import answer, opening
 
 TextAgent = Callable[[list[Message]], Iterator[str] | None]
 EXPERT_PREFIX = "expert:"  # data.demos=expert:N records N episodes of the expert

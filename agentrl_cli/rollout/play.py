@@ -26,7 +26,7 @@ from agentrl_cli.core.errors import (
 from agentrl_cli.core.terminal import safe
 from agentrl_cli.core.types import Episode, Message, Task, Turn, derive_seed
 from agentrl_cli.envs.base import Env
-from agentrl_cli.envs.contract import answer, opening, where
+from agentrl_cli.envs.check import answer, opening, where
 from agentrl_cli.generators.base import Completion, Generator, Sampling
 from agentrl_cli.rollout.chat_template import Chat
 from agentrl_cli.rollout.env_threads import EnvCalls, EnvThreads

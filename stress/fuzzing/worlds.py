@@ -18,7 +18,7 @@ from agentrl_cli.algos.self_ac.packing import thought_ends
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.types import Episode, Turn, derive_seed
 from agentrl_cli.envs.base import Env
-from agentrl_cli.envs.contract import answer, opening
+from agentrl_cli.envs.check import answer, opening
 from agentrl_cli.envs.math.grader import grade
 from agentrl_cli.envs.tau import tools
 from agentrl_cli.report.episode import render

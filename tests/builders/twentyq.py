@@ -13,7 +13,7 @@ SMALL, FULL = load_world("small"), load_world("full")
 
 def game(secret: str = "dog", **changes: Any) -> TwentyQ:
     settings = {
-        "world": "small", "turns": 10, "reward": "win", "test_objects": 40, "split_seed": 0,
+        "world": "small", "max_turns": 10, "reward": "win", "test_objects": 40, "split_seed": 0,
         "show_turns_left": True, "final_hint": "graded",
     }  # fmt: skip
     env = TwentyQ(**{**settings, **changes})

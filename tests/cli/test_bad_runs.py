@@ -189,15 +189,4 @@ def test_damaged_configuration_is_refused(run: Run):
         refused(agentrl(verb, str(run.folder)), "algo.optimizer.weight_decay")
 
 
-def test_folder_without_run_is_refused(tmp_path: Path):
-    (tmp_path / "meta.json").write_text("[]")
-    for verb in ("resume", "eval"):
-        refused(agentrl(verb, str(tmp_path)), f"'{tmp_path}/meta.json'")
-
-
 # the disk
-
-
-def test_file_instead_of_folder_is_refused(tmp_path: Path):
-    (tmp_path / "runs").write_text("a file")
-    refused(train(tmp_path), f"'{tmp_path}/runs/it'")

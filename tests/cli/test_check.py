@@ -94,7 +94,7 @@ def test_sound_environment_is_checked(tmp_path: Path, agentrl: Agentrl):
 
 
 def test_environment_without_expert_is_checked(tmp_path: Path):
-    result = agentrl("check", "env=coin", "env.max_turns=3", "--config-dir", str(folders(tmp_path)))
+    result = agentrl("check", "env=coin", "env.turns=3", "--config-dir", str(folders(tmp_path)))
     assert re.search(r"^ +turns +3$", result.stdout, re.MULTILINE), result.output
 
 

@@ -17,20 +17,6 @@ from agentrl_cli.config.compose import build, check, compose
 from tests.builders.command_line import agentrl, refused
 from tests.builders.report import write_run
 
-MINE = """
-# a world of mine
-_target_: tests.fakes.coin.CoinEnv
-turns: 2              # how many turns; "#" counts, too
-extra: {a: 1, b: [x, "y # z"]}   # of the node
-"""
-
-
-@pytest.fixture
-def groups(tmp_path: Path) -> str:
-    (tmp_path / "groups" / "env").mkdir(parents=True)
-    (tmp_path / "groups" / "env" / "mine.yaml").write_text(MINE)
-    return str(tmp_path / "groups")
-
 
 def entries(*overrides: str) -> dict[str, tuple[object, str, str]]:
     rows = json.loads(agentrl("config", *overrides, "--json").stdout)
@@ -64,14 +50,6 @@ def test_what_is_printed_is_yaml_of_what_is_composed(overrides: list[str]):
     assert composed.pop("search", None) is None and printed == composed
     by_train = agentrl("train", *overrides, "--cfg", "job")
     assert by_train.stdout == agentrl("config", *overrides).stdout
-
-
-def test_comments_are_told_from_text_and_those_of_nodes_stand_at_them(groups: str):
-    text = agentrl("config", "env=mine", "--config-dir", groups).stdout
-    lines = {line.split("#")[0].strip(): line for line in text.splitlines()}
-    assert lines["turns: 2"].endswith('# how many turns; "#" counts, too [env/mine.yaml]')
-    assert lines["extra:"].endswith("# of the node")
-    assert "b: [x, 'y # z']" in text
 
 
 def test_a_configuration_that_is_wrong_is_printed_and_refused():

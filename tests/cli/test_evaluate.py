@@ -49,7 +49,7 @@ def test_run_is_evaluated_in_another_environment(tmp_path: Path):
 def test_run_is_evaluated_in_a_users_environment(tmp_path: Path):
     run = trained(tmp_path / "runs", "grpo", "it", "steps=1", "eval.baseline=false")
     groups = ["--config-dir", str(folders(tmp_path))]
-    result = agentrl("eval", str(run.folder), "env=coin", "env.max_turns=3", "--json", *groups)
+    result = agentrl("eval", str(run.folder), "env=coin", "env.turns=3", "--json", *groups)
     assert json.loads(result.stdout)["eval/test_turns"] == 3
     refused(agentrl("eval", str(run.folder), *groups), "--config-dir")
     refused(agentrl("eval", str(run.folder), "env=mathh"), "'math'")

@@ -108,12 +108,6 @@ def test_golden_mutations_replay_to_their_reward():
             assert (record["reward"], record["stop"]) == (variant["reward"], "done")
 
 
-def test_environment_without_hash_replays():
-    record = replay(ENV, find_task(ENV, TASK.id), ["Is it alive?", "xyzzy"], 0)
-    assert (record["stop"], record["digest"], len(record["steps"])) == ("open", None, 2)
-    assert record["steps"][1]["info"]["invalid"] is True
-
-
 def test_replay_prints_one_json_object(agentrl: Agentrl, tmp_path: Path):
     (tmp_path / "script.txt").write_text("What is your zip?\ncancel(1)\n")
     about = ["play", "env=tau_mini", "--task", "mini-train-0", "--script", "script.txt"]

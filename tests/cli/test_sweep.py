@@ -23,7 +23,6 @@ from agentrl_cli.cli.sweep import (
     reserved_gpu,
     summary,
     sweep,
-    visible_gpus,
 )
 from agentrl_cli.config.compose import compose_checked
 from agentrl_cli.core import files
@@ -64,7 +63,7 @@ def test_runs_are_counted(overrides: list[str], count: int | None):
         (["algo=nlac,grpo", "algo.require_optimal=true,false"], ["algo.require_optimal"]),
         (["seed=0,1", "name=mine"], ["--name"]),
         (["seed"], ["'seed'"]),
-        (["algo=grpo", "steps=0,1"], ["steps is 0"]),
+        (["algo=grpo", "steps=0,1"], ["steps", "0"]),
         (["seed=0,1", "hydra/launcher=moon"], ["'moon'"]),
         (["seed=0,1", "hydra.launcher.n=2"], ["hydra.launcher"]),
     ],
@@ -77,14 +76,6 @@ def test_mistakes_are_refused_before_the_first_run(
     for value in values:
         assert value in str(error.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_every_choice_and_value_is_checked():
-    sweep_of_all = grid("algo=sft,rft", "seed=range(50)", "steps=1,2,3", "eval_every=0")
-    points = list(sweep_of_all.points_to_check())
-    assert len(points) == 2 + 49 + 2
-    told = {override for point in points for override in point}
-    assert {"algo=rft", "seed=49", "steps=3", "eval_every=0"} <= told
 
 
 def test_invalid_sweeps_are_refused(tmp_path: Path):
@@ -120,13 +111,6 @@ def test_runs_are_named_by_varying_keys():
     assert long[0] != long[1] and max(map(len, long)) < 140
     told = grid("algo=sft,rft", "steps=3").arguments()
     assert "hydra.job.config.override_dirname.exclude_keys=[steps,runs]" in told
-
-
-def test_config_dir_reaches_hydra(tmp_path: Path):
-    groups = tmp_path / "my groups ä"
-    groups.mkdir()
-    told = Sweep(["seed=0,1"], groups, "it").arguments()
-    assert f"hydra.searchpath=['file://{groups}']" in told  # run_point takes `file://` off again
 
 
 def test_parallel_runs_get_one_thread():
@@ -196,15 +180,6 @@ def test_points_have_the_names_of_hydra(tmp_path: Path):
 
 
 # GPUs
-
-
-def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,GPU-1a")
-    assert visible_gpus() == ["2", "5", "GPU-1a"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus() == []
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert len(visible_gpus()) == torch.cuda.device_count()
 
 
 def test_parallel_points_reserve_a_gpu_each(tmp_path: Path):

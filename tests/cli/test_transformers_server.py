@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.core.errors import SimulatorError
-from agentrl_cli.core.types import Message
-from agentrl_cli.generators.endpoint import OpenAIChat
 from tests.builders.command_line import agentrl
 from tests.builders.transformers_server import (
     free_port,
@@ -59,13 +55,6 @@ def evaluated(*overrides: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def chat(url: str, retries: int) -> OpenAIChat:
-    return OpenAIChat(
-        model=MODEL, base_url=url, key_variable="NO_SUCH_API_KEY", temperature=0.0, max_tokens=4,
-        timeout=60.0, retries=retries, cache=None,
-    )  # fmt: skip
-
-
 def test_model_criticises_and_refines(place: Place):
     roles = [
         "algo=nlac",
@@ -91,16 +80,3 @@ def test_model_answers_as_oracle_and_customer(place: Place):
     assert done.exit_code == 0, done.output
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"model '{MODEL}' at {place.url}: ") and ": 0 " not in last
-
-
-def test_late_server_is_tried_again(tmp_path: Path):
-    write_talking_model(tmp_path / MODEL)
-    port, answers = free_port(), []
-    url, asked = f"http://127.0.0.1:{port}/v1", [Message("user", "Ask.")]
-    with pytest.raises(SimulatorError, match="APIConnectionError"):
-        chat(url, retries=0)(asked, 0)
-    waiting = threading.Thread(target=lambda: answers.append(chat(url, retries=20)(asked, 0)))
-    waiting.start()
-    with transformers_server(MODEL, port, tmp_path):
-        waiting.join(300)
-    assert len(answers) == 1 and answers[0]

@@ -198,26 +198,17 @@ def test_config_dir_adds_a_users_groups(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (b"a: [", r"while parsing a flow node .*mine.yaml"),
-        (b"a: b: c", r"mapping values are not allowed here in .*mine.yaml"),
-        (b"a: \x00", "unacceptable character"),
-        (b"# \xff\na: 1", "codec can't decode byte 0xff"),
-        (b"defaults:\n  - ", "Unsupported type in defaults"),
-        (b"1e999", "Invalid loaded object type: float"),
-        (b"a: " + b"[" * 3000, "recursion"),
-    ],
-)
-def test_a_group_file_that_cannot_be_read_is_one_sentence(
-    tmp_path: Path, content: bytes, sentence: str
-):
+    "content",
+    [b"a: [", b"a: b: c", b"a: \x00", b"# \xff\na: 1", b"defaults:\n  - ", b"1e999",
+     b"a: " + b"[" * 3000],
+)  # fmt: skip
+def test_unreadable_group_file_is_one_line(tmp_path: Path, content: bytes):
     mine = tmp_path / "groups" / "algo" / "mine.yaml"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(content)
-    with pytest.raises(UserError, match=f"cannot be composed: .*{sentence}") as caught:
+    with pytest.raises(UserError) as caught:
         compose(["algo=mine"], mine.parents[1])
-    assert "\n" not in str(caught.value)
+    assert caught.value.code == "cannot-compose" and "\n" not in str(caught.value)
     assert "mine" in options("algo", mine.parents[1])
 
 
@@ -268,14 +259,3 @@ def test_own_conf_folder_wins_over_the_shipped_one(conf: Path, monkeypatch: pyte
     assert conf_folder() == conf.resolve()
     monkeypatch.chdir(conf.parent.parent)
     assert conf_folder() != conf.resolve()
-
-
-def test_a_stored_configuration_of_before_0_2_is_one_sentence(tmp_path: Path):
-    (tmp_path / "config.yaml").write_text(
-        "algo: {_target_: agentrl_cli.algos.grpo.GRPO, kl: 0.0}\n"
-    )
-    (tmp_path / "checkpoints" / "step-000024").mkdir(parents=True)
-    with pytest.raises(UserError) as refused:
-        load(tmp_path / "config.yaml", [])
-    (line,) = str(refused.value).splitlines()
-    assert f"init={tmp_path}" in line and "step-000024/models/policy" in line

@@ -1,4 +1,4 @@
-"""What looks like a secret is refused unshown before anything is written."""
+"""Secrets are refused before anything is written, and never printed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.cli.train import start
-from agentrl_cli.config.compose import check, compose, load, parse_overrides
-from agentrl_cli.config.secrets import secret_errors, secret_in
+from agentrl_cli.config.compose import (
+    check,
+    compose,
+    load,
+    parse_overrides,
+    secret_errors,
+    secret_in,
+)
 from agentrl_cli.core.errors import UserError
 
 KEY = "sk-" + "proj0123456789abcdef"
@@ -20,20 +26,20 @@ SECRETS = [
 
 
 @pytest.mark.parametrize("text", SECRETS)
-def test_a_secret_is_refused_on_the_command_line_and_in_a_file_and_not_shown(
-    text: str, tmp_path: Path
-):
+def test_secrets_are_refused_and_not_shown(text: str, tmp_path: Path):
     for given in (f"env.llm.base_url='{text}'", f"+x='{text}'"):
-        with pytest.raises(UserError, match=r"holds a .*; a configuration is kept") as refused:
+        with pytest.raises(UserError) as refused:
             parse_overrides([given])
+        assert refused.value.code == "invalid-override"
         assert "s3cret0" not in str(refused.value) and KEY not in str(refused.value)
-    with pytest.raises(UserError, match="an override of"):
+    with pytest.raises(UserError):
         start(["env=tau_mini", f"env.llm.base_url='{text}'", f"runs={tmp_path}/runs"])
     assert list(tmp_path.iterdir()) == []
     cfg = compose(["env=tau_mini"])
     cfg.env.llm.base_url = text
-    with pytest.raises(UserError, match=r"env\.llm\.base_url holds") as refused:
+    with pytest.raises(UserError, match=r"env\.llm\.base_url") as refused:
         check(cfg)
+    assert refused.value.code == "secret"
     assert "s3cret0" not in str(refused.value)
 
 
@@ -42,24 +48,19 @@ def test_a_secret_is_refused_on_the_command_line_and_in_a_file_and_not_shown(
     "runs/sk_2026", "tokens=3", "task-desk-of-the-long-name-is-no-key",
     "hf-internal-testing/tiny-random-LlamaForCausalLM",
 ])  # fmt: skip
-def test_what_is_no_secret_passes(text: str):
+def test_similar_texts_are_not_secrets(text: str):
     assert secret_in(text) is None
 
 
-def test_a_value_under_the_name_of_a_secret_is_refused():
+def test_values_with_names_of_secrets_are_refused():
     node = {"options": {"api_key": "x", "tokens": "y", "password": None}, "rows": [{"secret": "z"}]}
-    assert [line.partition(" ")[0] for line in secret_errors(node)] == [
+    assert [str(error).partition(" ")[0] for error in secret_errors(node)] == [
         "options.api_key", "rows[0].secret",
     ]  # fmt: skip
 
 
-def test_the_configurations_that_come_with_the_package_hold_none():
-    for env in ("twentyq", "arithmetic", "tau_mini", "tau_retail"):
-        check(compose([f"env={env}"]))
-
-
 @pytest.mark.parametrize("value", ["${oc.env:HOME}", "a ${oc.${x}:HOME} b"])
-def test_a_stored_configuration_reads_no_environment(value: str, tmp_path: Path):
+def test_stored_configuration_calls_no_resolver(value: str, tmp_path: Path):
     (tmp_path / "config.yaml").write_text(f"steps: 1\nenv: {{name: '{value}'}}\n")
     with pytest.raises(UserError, match=r"env\.name") as refused:
         load(tmp_path / "config.yaml", [])

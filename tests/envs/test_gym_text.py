@@ -1,5 +1,4 @@
-"""A foreign world in the shape of Gymnasium plays, keeps the contract, and is refused where it is
-none."""
+"""Environments in the shape of Gymnasium: play, contract, errors."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def test_a_game_is_played_to_its_end_by_halving():
         assert step.messages[0].content == "Right." and not step.truncated
 
 
-def test_a_limit_of_the_foreign_world_is_a_lost_episode():
+def test_limit_of_the_environment_is_a_loss():
     env = world(options={"limit": 2})
     env.reset(env.tasks("train")[0], 0)
     last = [env.step("none") for _ in range(2)][-1]
@@ -57,15 +56,10 @@ def test_it_keeps_the_contract():
     assert len(train) == 20 and len(test) == 5 and not train & test
 
 
-@pytest.mark.parametrize(
-    ("entry", "code"),
-    [
-        (None, "invalid-entry"),
-        ("gem", "invalid-entry"),
-        ("nowhere.at_all:make", "import"),
-        ("json:make", "import"),
-    ],
-)
+@pytest.mark.parametrize(("entry", "code"), [
+    (None, "invalid-entry"), ("gem", "invalid-entry"), ("nowhere.at_all:make", "import"),
+    ("json:make", "import"),
+])  # fmt: skip
 def test_invalid_entry_is_refused(entry: str | None, code: str):
     with pytest.raises(UserError) as error:
         world(entry=entry).tasks("train")

@@ -30,7 +30,6 @@ pytestmark = [
 ]
 WIDTH, HEIGHT = 1200, 2400
 HOSTILE = "<script>document.body.remove()</script><img src=http://127.0.0.1:9/x.png>"
-DARK = ("--blink-settings=preferredColorScheme=0",)
 
 
 def browse(
@@ -98,16 +97,6 @@ def test_nothing_is_wider_than_the_window(opened: Path, run_page: Path, tmp_path
         assert found == [width, width]
 
 
-def test_dark_mode_is_dark(opened: Path, tmp_path: Path):
-    shot = tmp_path / "shot.png"
-    browse(opened, tmp_path, f"--screenshot={shot}", *DARK)
-    picture = image.open(shot).convert("RGB")
-    paper = picture.getpixel((WIDTH - 5, HEIGHT // 2))
-    assert paper == (0x14, 0x14, 0x14)
-    dark = sum(n for n, (r, g, b) in picture.getcolors(1 << 24) if max(r, g, b) < 64)
-    assert dark > 0.8 * WIDTH * HEIGHT  # the pictures too
-
-
 def test_episodes_are_searched_filtered_and_sorted(run_page: Path, tmp_path: Path):
     script = """
         const set = (control, value) => {
@@ -143,13 +132,6 @@ def test_two_runs_are_compared_side_by_side(opened: Path, tmp_path: Path):
     """
     titles, has_settings, left = evaluate(opened, tmp_path, script)
     assert titles == ["grpo-0 grpo", "nlac-0 nlac"] and has_settings and left is None
-
-
-def test_page_without_script_shows_all_episodes(run_page: Path, tmp_path: Path):
-    bare = tmp_path / "bare.html"
-    bare.write_text(re.sub(r"<script>.*?</script>", "", run_page.read_text(), flags=re.DOTALL))
-    dom = browse(bare, tmp_path, "--dump-dom").stdout
-    assert dom.count('class="episode"') == 8 + 2 and 'class="tools"' not in dom
 
 
 def test_browser_blocks_nothing_of_the_page(opened: Path, tmp_path: Path):

@@ -11,8 +11,8 @@ import pytest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import write_jsonl
 from agentrl_cli.report.compare import (
-    Comparison,
     Report,
+    Section,
     compare,
     gather,
     markdown,
@@ -41,7 +41,7 @@ def report_of(folder: Path) -> Report:
     return gather([str(folder)])
 
 
-def only(folder: Path, against: str | None = None, threshold: float | None = None) -> Comparison:
+def only(folder: Path, against: str | None = None, threshold: float | None = None) -> Section:
     (section,) = sections_of(read_records([str(folder)]))
     return compare(section, against, threshold)
 
@@ -154,22 +154,6 @@ def test_groups_are_named_by_settings_that_differ(tmp_path: Path):
     assert labels == ["nlac init=null", "nlac init=elsewhere/base", "rft"]
 
 
-def test_group_without_control_has_the_plain_name(tmp_path: Path):
-    for seed, control in enumerate(("none", "shuffled_outcomes")):
-        write_run(tmp_path / control, algo="nlac", seed=seed, advanced={"control": control})
-    (comparison,) = gather([str(tmp_path)], against="nlac").comparisons
-    assert [row.group for row in comparison.rows] == ["nlac", "nlac control=shuffled_outcomes"]
-    assert comparison.reference == "nlac"
-
-
-def test_shortened_labels_stay_unique(tmp_path: Path):
-    for number in (1, 2):
-        far = f"runs/{'x' * 40}{number}{'y' * 40}"
-        write_run(tmp_path / str(number), algo="nlac", init=far, seed=number)
-    labels = [row.group for row in only(tmp_path).rows]
-    assert len(set(labels)) == 2 and labels[1] == f"{labels[0]} (2)"
-
-
 def test_seeds_that_start_from_their_own_runs_are_one_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -205,14 +189,14 @@ def test_settings_of_one_group_are_only_counted(tmp_path: Path):
 def test_copies_of_a_run_count_once(two: Path):
     shutil.copytree(two / "grpo-1", two / "grpo-1 copy")
     report = report_of(two)
-    (row,) = (row for row in report.comparisons[0].rows if row.group == "grpo")
+    (row,) = (row for row in report.sections[0].rows if row.group == "grpo")
     assert len(row.scores) == 2 and len(report.notes) == 1 and "'grpo-1 copy'" in report.notes[0]
 
 
 def test_environments_are_compared_separately(two: Path):
     write_run(two / "else", env="math", seed=5)
     found = report_of(two)
-    assert [comparison.world for comparison in found.comparisons] == ["twentyq", "math"]
+    assert [comparison.label for comparison in found.sections] == ["twentyq", "math"]
     assert len(found.notes) == 1
 
 
@@ -242,16 +226,16 @@ def test_damaged_metrics_are_used_as_far_as_readable(two: Path):
     found = report_of(two)
     assert ["nlac-0" in found.notes[0], " 2 " in found.notes[0]] == [True, True]
     assert ["nlac-1" in found.notes[1], " 3 " in found.notes[1]] == [True, True]
-    assert [row.scores for row in found.comparisons[0].rows] == [[2 / 8] * 2, [5 / 8] * 2]
+    assert [row.scores for row in found.sections[0].rows] == [[2 / 8] * 2, [5 / 8] * 2]
 
 
 def test_unfinished_runs_are_noted_and_not_in_the_results(two: Path):
     write_run(two / "young", algo="rft", status="running", seed=3)
     write_run(two / "dead", algo="rft", status="failed", seed=4)
     found = report_of(two)
-    assert [row.group for row in found.comparisons[0].rows] == ["grpo", "nlac"]
+    assert [row.group for row in found.sections[0].rows] == ["grpo", "nlac"]
     assert ["'young'" in found.notes[0], "'dead'" in found.notes[1]] == [True, True]
-    assert report_of(write_run(two / "alone" / "young", status="running").parent).comparisons
+    assert report_of(write_run(two / "alone" / "young", status="running").parent).sections
     assert render(report_of(two / "alone"))
 
 
@@ -262,8 +246,6 @@ def test_runs_without_episodes_are_compared_by_means(two: Path):
     (two / "grpo-0" / "episodes" / "eval-000020.index.json").unlink()
     (two / "nlac-1" / "config.yaml").write_text("{")
     found = report_of(two)
-    finals = {
-        row.group: row.final.mean for comparison in found.comparisons for row in comparison.rows
-    }
+    finals = {row.group: row.final.mean for comparison in found.sections for row in comparison.rows}
     assert finals["grpo"] == 2 / 8 and finals["nlac"] == 5 / 8
     assert any("config.yaml" in note for note in found.notes)

@@ -7,13 +7,12 @@ import pytest
 from agentrl_cli.core.types import Episode, Message, Task, Turn
 from agentrl_cli.report.episode import (
     Prediction,
-    Verdicts,
     calibration,
     credit,
     most_wrong,
+    numbers,
     predictions,
     render,
-    render_turn,
     texts,
     tokens,
     verdicts,
@@ -32,8 +31,14 @@ def test_critic_is_compared_with_outcomes():
     assert [(p.expected, p.won) for p in found] == [(0.5, True), (1.0, False), (0.25, False)]
     assert [p.episode for p in most_wrong(found, 2)] == ["t-dog-e00", "t-cat-e00"]
     bins = calibration(found)
-    assert [(b.low, b.turns, b.won) for b in bins] == [(0.2, 1, 0), (0.4, 1, 1), (0.8, 1, 0)]
-    assert verdicts(found) == Verdicts(2, 1.0, 0.5, None)
+    assert [(b["low"], b["turns"], b["won"]) for b in bins] == [
+        (0.2, 1, 0),
+        (0.4, 1, 1),
+        (0.8, 1, 0),
+    ]
+    assert verdicts(found) == {
+        "turns": 2, "optimal": 1.0, "won_if_optimal": 0.5, "won_if_not": None,
+    }  # fmt: skip
     assert verdicts([Prediction("e", 1, 0.5, None, True)]) is None
 
 
@@ -90,10 +95,10 @@ AFTER = [("critique", "Optimality: Yes. It wins."), ("verdict", "optimal")]
 def test_texts_of_a_critic_are_in_writing_order(change, expected):
     turn = Turn([Message("user", "Ask.")], "Is it a cat?", [1], [2], [-0.1])
     turn.info = {"critic": CRITIC | change, "advantage": -0.5, "value": 0.25}
-    head, *lines = render_turn(3, turn)
-    assert head == "turn 3  reward 0  value +0.250  advantage -0.500"
-    facts = [("user", "Ask."), ("action", "Is it a cat?"), *expected]
-    assert texts(turn, None) == facts and len(lines) == len(facts)
+    assert dict(numbers(turn, 1)) == {
+        "reward": "0", "return": "1", "value": "+0.250", "advantage": "-0.500",
+    }  # fmt: skip
+    assert texts(turn, None) == [("user", "Ask."), ("action", "Is it a cat?"), *expected]
 
 
 def test_many_forecasts_are_folded_to_outcomes():

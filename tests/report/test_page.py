@@ -15,7 +15,7 @@ import pytest
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.report import page
 from agentrl_cli.report.compare import gather
-from agentrl_cli.report.page import FIGURES, FILE, folder_for, slugs, write
+from agentrl_cli.report.page import FIGURES, FILE, folder_for, write
 from agentrl_cli.runs import episode_files
 from agentrl_cli.runs.find import find_run
 from tests.builders.report import BASE, Page, episodes, write_run
@@ -91,13 +91,6 @@ def test_page_of_a_run_has_every_turn(made: Path):
     assert Page(text).titles == EPISODES
 
 
-def test_each_seed_links_to_its_run(tmp_path: Path):
-    runs = [write_run(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
-    text = written(tmp_path / "out", *runs)
-    assert '<td><a href="#run-a">0</a> <a href="#run-b">1</a></td>' in text
-    assert {"run-a", "run-b"} <= set(Page(text).ids)
-
-
 def test_long_episodes_do_not_grow_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_run(tmp_path / "long", algo="rft", text="word " * 50_000, seed=7)
     write_run(tmp_path / "short")
@@ -160,19 +153,6 @@ def test_missing_tokenizer_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="run 'a'") as error:
         written(tmp_path / "out", tmp_path, logprobs=True)
     assert error.value.code == "no-tokenizer"
-
-
-@pytest.mark.parametrize(
-    ("names", "unique"),
-    [
-        (["a", "b"], ["a", "b"]),
-        (["a", "a", "a-2"], ["a", "a-2", "a-2-2"]),
-        (["ä", "ö", "_"], ["_", "_-2", "_-3"]),
-        (["x" * 200, "x" * 201], ["x" * 120, "x" * 120 + "-2"]),
-    ],
-)
-def test_slugs_are_unique(names: list[str], unique: list[str]):
-    assert slugs(names) == unique
 
 
 @pytest.mark.parametrize("names", [("one/same", "two/same"), ("one/\u00e4", "one/\u00f6")])

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from agentrl_cli.core.statistics import cluster_bootstrap
 from agentrl_cli.report import seeds
 
 SCORES = [0.31, 0.42, 0.35, 0.58, 0.47, 0.29, 0.44, 0.52, 0.40, 0.38]
@@ -33,13 +32,6 @@ def test_improvement_equals_scipys_mann_whitney(ours: list[float], theirs: list[
     )
 
 
-def test_improvement_by_hand_counts_ties_half():
-    found = seeds.probability_of_improvement([0.5, 0.7], [0.5, 0.6])
-    assert found.mean == pytest.approx((0.5 + 0 + 1 + 1) / 4)
-    certain = seeds.probability_of_improvement([0.8, 0.9], [0.1, 0.2, 0.3])
-    assert (certain.low, certain.mean, certain.high) == (1, 1, 1)
-
-
 def test_iqm_and_improvement_equal_rliable():
     """rliable 1.2.0, 20,000 resamples. It is no dependency: its `arch` does not import beside the
     present pandas, and it brings 20 packages."""
@@ -47,12 +39,6 @@ def test_iqm_and_improvement_equal_rliable():
     assert (middle.mean, better.mean) == pytest.approx((0.41, 0.7071428571428572))
     assert (middle.low, middle.high) == pytest.approx((0.35, 0.4767), abs=0.01)
     assert (better.low, better.high) == pytest.approx((0.4286, 0.9286), abs=0.02)
-
-
-def test_one_run_gives_the_clustered_interval():
-    run = {str(task): [1.0] * task + [0.0] * (10 - task) for task in range(11)}
-    ours, theirs = seeds.crossed_bootstrap([run]), cluster_bootstrap(list(run.values()))
-    assert ours.mean == 0.5 and ours == theirs
 
 
 def test_only_differing_runs_widen_the_interval():
@@ -113,12 +99,5 @@ def test_noise_is_the_pooled_deviation():
     assert seeds.STUDENT == pytest.approx(quantiles, abs=5e-4)
 
 
-def test_threshold_is_reached_at_first_crossing():
-    assert seeds.first_reached([128, 256, 384], [0.1, 0.5, 0.4], 0.45) == 256
-    assert seeds.first_reached([128, 256], [0.1, 0.2], 0.45) is None
+def test_moving_average_by_hand():
     assert seeds.moving_average([1.0, 0.0, 0.5, 0.5], 2) == [1.0, 0.5, 0.25, 0.5]
-
-
-def test_band_contains_the_mean():
-    low, high = seeds.bootstrap_band(np.array([[0.2, 0.4], [0.4, 0.4], [0.3, 0.4]]))
-    assert low[0] < 0.3 < high[0] and (low[1], high[1]) == pytest.approx((0.4, 0.4))

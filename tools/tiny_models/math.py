@@ -22,8 +22,8 @@ from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.math.answers import boxed
 from agentrl_cli.envs.math.env import BLANK_LINE, CORRECT, MathEnv
 from agentrl_cli.envs.math.grader import Grade, grade
-from agentrl_cli.envs.math.kinds import PROBLEM_KINDS
 from agentrl_cli.envs.math.problems import (
+    PROBLEM_KINDS,
     Problem,
     apply_operation,
     draw_problem,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl_cli.envs.wiki.browser import line_numbers, parse
-from agentrl_cli.envs.wiki.questions import LIST, ORDERS
+from agentrl_cli.envs.wiki.generator import LIST, ORDERS
 from tools.tiny_models.base import Habits
 
 QUESTION = re.compile(r"(Name|Count) the (.+) of (\w+)\.")

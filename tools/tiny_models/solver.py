@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from agentrl_cli.envs.math import problems
-from agentrl_cli.envs.math.kinds import Plan
-from agentrl_cli.envs.math.problems import Problem
+from agentrl_cli.envs.math.problems import Plan, Problem
 from tools.tiny_models.base import Habits
 
 

@@ -101,8 +101,8 @@ UNIT_PREFIXES = {"square ": "2", "sq ": "2", "sq. ": "2", "cubic ": "3"}
 
 
 class Labels(NamedTuple):
-    """What `normalise` removes although answers that differ in it are different: the name before an
-    equals sign, and the unit or base after a number; None if absent."""
+    """Parts that `normalise` removes but that distinguish answers: the name before an equals sign,
+    and the unit or base after a number; None if absent."""
 
     name: str | None
     unit: str | None

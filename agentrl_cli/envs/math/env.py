@@ -1,8 +1,8 @@
 r"""Problems with one correct answer, in the last `\boxed{}` of a reply: the MATH benchmark, and
 built-in arithmetic.
 
-With `turns=thoughts` a reply is cut at blank lines. A thought is a turn without an observation, so
-the same reply continues. With `turns=retry` the agent sees the verdict and tries again.
+With `turn_mode=thoughts` a reply is cut at blank lines. A thought is a turn without an observation,
+so the same reply continues. With `turn_mode=retry` the agent sees the verdict and tries again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Episode, Message, Step, Task
 from agentrl_cli.envs.base import Env, require_split
 from agentrl_cli.envs.math.answers import boxed, last_formula, normalise
 from agentrl_cli.envs.math.grader import MAX_ANSWER_LENGTH, MAX_REPLY_LENGTH, Extract, Grade, grade
-from agentrl_cli.envs.math.kinds import LEVELS
-from agentrl_cli.envs.math.problems import built_in_rows
+from agentrl_cli.envs.math.problems import LEVELS, built_in_rows
 from agentrl_cli.envs.math.rows import read_splits, solution_steps
 from agentrl_cli.envs.math.summary import summarise
 
@@ -42,70 +42,33 @@ class ProblemState:
 class MathEnv(Env):
     """The built-in problems, or those in `data`."""
 
-    instruction: Annotated[str, Field(description="The system message.")]
-    turn_mode: Annotated[
-        Literal["single", "thoughts", "retry"],
-        Field(
-            description="single: the whole reply is one turn; thoughts: a turn ends at a blank "
-            "line; retry: the agent sees the verdict and tries again."
-        ),
-    ]
-    attempts: Annotated[int, Field(ge=1, description="Replies to one problem, with turns=retry.")]
-    data: Annotated[
-        str | None,
-        Field(
-            description="A .jsonl or .parquet file, a folder of such files, or a Hugging Face data "
-            "set; null: the built-in problems."
-        ),
-    ]
-    test_data: Annotated[
-        str | None,
-        Field(description="Rows of the test split; null: the data's own split, or a share of it."),
-    ]
-    test_share: Annotated[
-        float,
-        Field(ge=0, le=1, description="Share of the rows to test on, if data has no test split."),
-    ]
-    levels: Annotated[list[int], Field(description="1 to 5; [] for all.")]
-    subjects: Annotated[list[str], Field(description="By name; [] for all.")]
-    problems: Annotated[int, Field(ge=1, description="Built-in training problems per level.")]
-    test_problems: Annotated[
-        int,
-        Field(ge=1, description="Built-in test problems per level; splits share no operands."),
-    ]
+    instruction: Annotated[str, Field(description="System message.")]
+    turn_mode: Annotated[Literal["single", "thoughts", "retry"], Field(description="single: the "
+                         "whole reply is one turn; thoughts: a turn ends at a blank line; retry: "
+                         "the agent sees the verdict and tries again.")]  # fmt: skip
+    attempts: Annotated[int, Field(ge=1, description="Replies to a problem, for turn_mode=retry.")]
+    data: Annotated[str | None, Field(description="A .jsonl or .parquet file, a folder of such "
+                    "files, or a Hugging Face data set. null: the built-in problems.")]  # fmt: skip
+    test_data: Annotated[str | None, Field(description="Rows of the test split. null: the test "
+                         "split of the data, or a share of its rows.")]  # fmt: skip
+    test_share: Annotated[float, Field(ge=0, le=1, description="Share of the rows in the test "
+                          "split, if data has none.")]  # fmt: skip
+    levels: Annotated[list[int], Field(description="Levels, 1 to 5. []: all.")]
+    subjects: Annotated[list[str], Field(description="Names of subjects. []: all.")]
+    problems: Annotated[int, Field(ge=1, description="Built-in train problems per level.")]
+    test_problems: Annotated[int, Field(ge=1, description="Built-in test problems per level. "
+                             "Splits share no operands.")]  # fmt: skip
     split_seed: Annotated[int, Field(description="Seed of the splits.")]
-    extract: Annotated[
-        Extract,
-        Field(
-            description="boxed: the answer is the last \\boxed{}; last_math: as math-verify finds "
-            "it (extra: math)."
-        ),
-    ] = "boxed"
-    tolerance: Annotated[
-        float,
-        Field(ge=0, le=1, description="Relative error of decimals: 0.001 accepts 0.333 for 1/3."),
-    ] = 0.0
-    val_share: Annotated[
-        float,
-        Field(
-            ge=0, le=1,
-            description="Share of the training rows to select checkpoints and settings by, if data "
-            "has no split val.",
-        ),
-    ] = 0.0  # fmt: skip
-    val_problems: Annotated[
-        int,
-        Field(ge=0, description="Built-in problems per level to select checkpoints by."),
-    ] = 0
+    extract: Annotated[Extract, Field(description="boxed: the answer is the last \\boxed{}; "
+                       "last_math: as math-verify finds it (extra: math).")] = "boxed"  # fmt: skip
+    tolerance: Annotated[float, Field(ge=0, le=1, description="Relative error of decimals: 0.001 "
+                         "accepts 0.333 for 1/3.")] = 0.0  # fmt: skip
+    val_share: Annotated[float, Field(ge=0, le=1, description="Share of the train rows in the val "
+                         "split, if data has none.")] = 0.0  # fmt: skip
+    val_problems: Annotated[int, Field(ge=0, description="Built-in val problems per level.")] = 0
     state: ProblemState | None = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        require_at_least(
-            1, attempts=self.attempts, problems=self.problems, test_problems=self.test_problems
-        )
-        require_at_least(0, val_problems=self.val_problems)
-        require_fraction(test_share=self.test_share, val_share=self.val_share)
-        require_fraction(tolerance=self.tolerance)
+    __post_init__ = check_limits
 
     @property
     def turn_delimiter(self) -> str:
@@ -176,11 +139,15 @@ class MathEnv(Env):
         """Return the observation after a graded reply. It names the answer on the last attempt."""
         if result.correct:
             return CORRECT
-        fault = "No box." if result.reason == "unboxed" else "Wrong."
+        unboxed = result.reason == "unboxed"
+        if self.data is not None:
+            fault = r"The reply has no \boxed{} answer." if unboxed else "The answer is wrong."
+            return f"{fault} {'Try again.' if attempts_left else f'The correct answer is {gold}.'}"
+        fault = "No box." if unboxed else "Wrong."  # the wording that the embedded model learned
         return f"{fault} Try again." if attempts_left else f"{fault} It is {gold}."
 
     def expert(self, task: Task) -> Iterator[str]:
-        """Yield the worked solution, step by step with `turns=thoughts`."""
+        """Yield the worked solution, step by step with `turn_mode=thoughts`."""
         steps = solution_steps(task.data)
         parts = [step + BLANK_LINE for step in steps[:-1]] + steps[-1:]
         yield from parts if self.turn_mode == "thoughts" else ["".join(parts)]

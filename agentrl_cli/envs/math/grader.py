@@ -44,7 +44,7 @@ def grade(answer: str, gold: str, extract: Extract = "boxed", tolerance: float =
     installed, for an unknown `extract`, and for a tolerance outside 0 to 1."""
     if extract not in get_args(Extract):
         choices = " or ".join(get_args(Extract))
-        raise UserError(f"extract is '{extract}'; give {choices}", code="unknown-extract")
+        raise UserError(f"extract is '{extract}'; give {choices}", code="unknown-option")
     require_fraction(tolerance=tolerance)
     tolerance = tolerance if DECIMAL_POINT.search(f"{answer}\n{gold}") else 0.0
     return (_grade_reply if extract == "last_math" else _grade_box)(answer, gold, tolerance)

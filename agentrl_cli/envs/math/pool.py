@@ -103,5 +103,4 @@ def _pool_of(process: int) -> Pool:
 
 
 def pool() -> Pool:
-    """Return this process's pool."""
     return _pool_of(os.getpid())

@@ -1,13 +1,14 @@
-"""The built-in problems, as rows of the MATH benchmark: kinds (kinds.py) with operands.
+"""The built-in problems, as rows of the MATH benchmark: kinds of problems with operands a, b, c.
 
-The answer and the worked solution follow from the kind's plan. No operands are in two splits.
+The five levels are one operation, two steps, fractions, linear equations and word problems. The
+answer and the worked solution follow from the kind's plan. No operands are in two splits.
 """
 
 from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache, reduce
@@ -15,7 +16,6 @@ from itertools import chain, cycle, zip_longest
 from typing import Any, TypeVar
 
 from agentrl_cli.core.types import derive_seed
-from agentrl_cli.envs.math.kinds import PROBLEM_KINDS, Operation, Plan, ProblemKind
 
 Value = TypeVar("Value", str, Fraction)
 Key = tuple[str, tuple[int, ...]]
@@ -23,6 +23,136 @@ OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": Frac
 LATEX_SIGNS = {"+": "+", "-": "-", "*": r"\cdot", "/": "/"}
 MAX_DRAWS = 100_000  # per level, which has a few thousand different problems
 TEST_ONE_IN = 5  # sets of operands belong to the test split
+OperandSampler = Callable[[random.Random], tuple[int, ...]]
+SUBJECTS = {
+    1: "Arithmetic", 2: "Arithmetic", 3: "Fractions", 4: "Algebra", 5: "Word Problems",
+}  # fmt: skip
+LEVELS = tuple(SUBJECTS)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Two names and the sign between them: a, b, c are operands, r is the last result, q the one
+    before, 1 the number."""
+
+    left: str
+    sign: str
+    right: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Operations, and the names of the answer: one number, or the two of a fraction."""
+
+    operations: tuple[Operation, ...]
+    end: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProblemKind:
+    """A kind of problem. `misread_plan` is the usual mistake. If it `commutes`, swapping a and b
+    gives the same problem."""
+
+    name: str
+    level: int
+    subject: str
+    text: str
+    draw_operands: OperandSampler
+    plan: Plan
+    misread_plan: Plan
+    commutes: bool = False
+
+
+def _plan(text: str) -> Plan:
+    """Return the plan of a text such as "a*b r+c" or, for a fraction, "a+b a*b=qr"."""
+    operations, _, end = text.partition("=")
+    return Plan(tuple(Operation(*operation) for operation in operations.split()), tuple(end or "r"))
+
+
+def _kind(
+    name: str, level: int, text: str, draw: OperandSampler, plan: str, misread: str, *,
+    commutes: bool = False,
+) -> ProblemKind:  # fmt: skip
+    plans = _plan(plan), _plan(misread)
+    return ProblemKind(name, level, SUBJECTS[level], text, draw, *plans, commutes)
+
+
+def _within(*bounds: tuple[int, int]) -> OperandSampler:
+    return lambda rng: tuple(rng.randint(low, high) for low, high in bounds)
+
+
+def _difference(rng: random.Random) -> tuple[int, ...]:
+    a = rng.randint(11, 40)
+    return a, rng.randint(2, min(20, a - 1))
+
+
+def _product_less(rng: random.Random) -> tuple[int, ...]:
+    a, b = rng.randint(2, 9), rng.randint(3, 9)
+    return a, b, rng.randint(2, min(12, a * b - 1))
+
+
+def _like_fractions(rng: random.Random) -> tuple[int, ...]:
+    bottom = rng.randint(3, 12)
+    return rng.randint(1, bottom - 1), rng.randint(1, bottom - 1), bottom
+
+
+def _unit_fractions(rng: random.Random) -> tuple[int, ...]:
+    return tuple(rng.sample(range(2, 10), 2))
+
+
+def _part_of_number(rng: random.Random) -> tuple[int, ...]:
+    top, bottom = sorted(rng.sample(range(2, 10), 2))
+    return top, bottom, bottom * rng.randint(2, 9)
+
+
+def _linear(sign: int) -> OperandSampler:
+    def draw(rng: random.Random) -> tuple[int, ...]:
+        a, x, b = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 12)
+        while a * x + sign * b < 2:
+            a, x, b = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 12)
+        return a, b, a * x + sign * b
+
+    return draw
+
+
+def _nested(rng: random.Random) -> tuple[int, ...]:
+    a, b = rng.randint(2, 9), rng.randint(2, 6)
+    return a, b, a * (b + rng.randint(2, 6))
+
+
+def _equal_shares(rng: random.Random) -> tuple[int, ...]:
+    people, each = rng.randint(2, 9), rng.randint(3, 9)
+    a = rng.randint(2, people * each - 2)
+    return a, people * each - a, people
+
+
+DIGIT = (2, 9)
+TWO, THREE = _within(DIGIT, DIGIT), _within(DIGIT, DIGIT, DIGIT)
+DIGITS = _within(DIGIT, DIGIT, (2, 12))
+PROBLEM_KINDS = (
+    _kind("sum", 1, "What is {}+{}?", _within((2, 20), (2, 20)), "a+b", "a+b", commutes=True),
+    _kind("difference", 1, "What is {}-{}?", _difference, "a-b", "a-b"),
+    _kind("product", 1, r"What is {}\cdot{}?", TWO, "a*b", "a*b", commutes=True),
+    _kind("product_sum", 2, r"What is {}\cdot{}+{}?", DIGITS, "a*b r+c", "b+c a*r", commutes=True),
+    _kind("sum_product", 2, r"What is {}+{}\cdot{}?", THREE, "b*c a+r", "a+b r*c"),
+    _kind("group", 2, r"What is ({}+{})\cdot{}?", THREE, "a+b r*c", "b*c a+r", commutes=True),
+    _kind("part", 3, r"What is \frac{{{}}}{{{}}} of {}?", _part_of_number, "c/b r*a", "c/b r+a"),
+    _kind("like", 3, r"What is \frac{{{0}}}{{{2}}}+\frac{{{1}}}{{{2}}}?", _like_fractions,
+          "a+b=rc", "a+b c+c=qr", commutes=True),
+    _kind("unlike", 3, r"What is \frac{{1}}{{{}}}+\frac{{1}}{{{}}}?", _unit_fractions,
+          "a+b a*b=qr", "1+1 a+b=qr", commutes=True),
+    _kind("linear_plus", 4, "Solve {}x+{}={}.", _linear(1), "c-b r/a", "c+b r/a"),
+    _kind("linear_minus", 4, "Solve {}x-{}={}.", _linear(-1), "c+b r/a", "c-b r/a"),
+    _kind("linear_group", 4, "Solve {}(x+{})={}.", _nested, "c/a r-b", "c-b r/a"),
+    _kind("sold", 5, "There are {} boxes of {} apples each. {} apples go. How many are left?",
+          _product_less, "a*b r-c", "a*b r+c"),
+    _kind("cost", 5, "A book costs {} dollars. How much are {} books and a card of {} dollars?",
+          DIGITS, "a*b r+c", "a+c r*b"),
+    _kind("share", 5, "You have {} coins and find {} more. They go to {} people alike. How many "
+          "has each?", _equal_shares, "a+b r/c", "a+b r-c"),
+    _kind("spent", 5, "You have {} boxes of {} coins and buy a book of {} coins. How many are "
+          "left?", _product_less, "a*b r-c", "a+b r-c"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,17 +164,14 @@ class Problem:
 
     @property
     def id(self) -> str:
-        """The name of the kind and the operands."""
         return "-".join([self.kind.name, *map(str, self.operands)])
 
     @property
     def text(self) -> str:
-        """The question."""
         return self.kind.text.format(*self.operands)
 
     @property
     def answer(self) -> Fraction:
-        """The exact answer."""
         values = self.values_by_name(plan_results(self.kind.plan, self))
         return reduce(operator.truediv, (values[name] for name in self.kind.plan.end))
 
@@ -86,7 +213,6 @@ def bind_names(operands: Sequence[Value], results: Sequence[Value]) -> dict[str,
 
 
 def plan_results(plan: Plan, problem: Problem) -> list[Fraction]:
-    """Return the result of each operation of a plan."""
     results: list[Fraction] = []
     for operation in plan.operations:
         x, y = problem.operands_of(operation, results)
@@ -95,17 +221,14 @@ def plan_results(plan: Plan, problem: Problem) -> list[Fraction]:
 
 
 def apply_operation(x: Fraction, sign: str, y: Fraction) -> Fraction:
-    """Return the exact result."""
     return Fraction(OPERATIONS[sign](x, y))
 
 
 def equation(x: Fraction, sign: str, y: Fraction, result: Fraction) -> str:
-    """Return an operation and its result in LaTeX."""
     return f"{latex(x)}{LATEX_SIGNS[sign]}{latex(y)}={latex(result)}"
 
 
 def boxed_line(parts: Sequence[Fraction]) -> str:
-    """Return the last line of a solution."""
     return rf"\boxed{{{final_number(parts)}}}"
 
 
@@ -190,7 +313,6 @@ def built_in_rows(
 def _of_level(
     split: str, level: int, count: int, seed: int, others: Sequence[Problem] = ()
 ) -> list[Problem]:
-    """Return different problems of a level, none of them among `others`."""
     kinds = [kind for kind in PROBLEM_KINDS if kind.level == level]
     rng = random.Random(derive_seed("math", split, level, seed))
     operands_of = "test" if split == "test" else "train"

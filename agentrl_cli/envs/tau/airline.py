@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentrl_cli.envs.tau.database import Database, Record
-from agentrl_cli.envs.tau.tools import SHARED_TOOLS, Tool
+from agentrl_cli.envs.tau.tools import SHARED_TOOLS, Database, Record, Tool
 
 AIRPORTS = {
     "SFO": "San Francisco", "JFK": "New York", "LAX": "Los Angeles", "ORD": "Chicago",
@@ -118,11 +117,7 @@ def update_reservation_flights(
             flight |= {key: kept[key] for key in ("price", "origin", "destination")}
         total += flight["price"] * len(passengers)
     total -= sum(flight["price"] for flight in reservation["flights"]) * len(passengers)
-    _check_change_payment(data, reservation, payment_id, total)
-    reservation = data["reservations"].edit(reservation_id)
-    reservation["flights"] = flights
-    _charge(data, reservation, payment_id, total)
-    return json.dumps(reservation)
+    return _change(data, reservation_id, payment_id, total, flights=flights)
 
 
 def update_reservation_baggages(
@@ -131,12 +126,8 @@ def update_reservation_baggages(
     """Change the number of bags and charge for additional ones."""
     reservation = _reservation(data, reservation_id)
     total = BAG * max(0, nonfree_baggages - reservation["nonfree_baggages"])
-    _check_change_payment(data, reservation, payment_id, total)
-    reservation = data["reservations"].edit(reservation_id)
-    reservation["total_baggages"] = total_baggages
-    reservation["nonfree_baggages"] = nonfree_baggages
-    _charge(data, reservation, payment_id, total)
-    return json.dumps(reservation)
+    bags = {"total_baggages": total_baggages, "nonfree_baggages": nonfree_baggages}
+    return _change(data, reservation_id, payment_id, total, **bags)
 
 
 def update_reservation_passengers(data: Database, reservation_id: Any, passengers: Any) -> str:
@@ -165,7 +156,6 @@ def _reservation(data: Database, reservation_id: Any) -> Record:
 
 
 def _on_date(flight: Record, date: Any) -> Record:
-    """Return a flight with the status, seats and prices of one day instead of its calendar."""
     return {key: value for key, value in flight.items() if key != "dates"} | flight["dates"][date]
 
 
@@ -210,7 +200,6 @@ def _price_flight(data: Database, flight: Any, cabin: Any, passengers: Any) -> N
 
 
 def _check_payments(methods: Record, payments: Any, total: Any) -> None:
-    """Raise ValueError if the payments do not pay for a booking."""
     for payment in payments:
         name, amount = payment["payment_id"], payment["amount"]
         if name not in methods:
@@ -223,9 +212,10 @@ def _check_payments(methods: Record, payments: Any, total: Any) -> None:
         raise ValueError(f"payment amount does not add up, total price is {total}, but paid {paid}")
 
 
-def _check_change_payment(data: Database, reservation: Record, payment_id: Any, total: Any) -> None:
-    """Raise ValueError if the method cannot pay for a change."""
-    methods = data["users"][reservation["user_id"]]["payment_methods"]
+def _change(data: Database, reservation_id: Any, payment_id: Any, total: Any, **to: Any) -> str:
+    """Change a reservation and charge for it. Raises ValueError if the method cannot pay."""
+    user_id = data["reservations"][reservation_id]["user_id"]
+    methods = data["users"][user_id]["payment_methods"]
     if payment_id not in methods:
         raise ValueError("payment method not found")
     method = methods[payment_id]
@@ -233,14 +223,13 @@ def _check_change_payment(data: Database, reservation: Record, payment_id: Any, 
         raise ValueError("certificate cannot be used to update reservation")
     if method["source"] == "gift_card" and method["amount"] < total:
         raise ValueError("gift card balance is not enough")
-
-
-def _charge(data: Database, reservation: Record, payment_id: str, total: Any) -> None:
-    methods = data["users"].edit(reservation["user_id"])["payment_methods"]
-    if methods[payment_id]["source"] == "gift_card":
-        methods[payment_id]["amount"] -= total
+    reservation = data["reservations"].edit(reservation_id)
+    reservation |= to
+    if method["source"] == "gift_card":
+        data["users"].edit(user_id)["payment_methods"][payment_id]["amount"] -= total
     if total != 0:
         reservation["payment_history"].append({"payment_id": payment_id, "amount": total})
+    return json.dumps(reservation)
 
 
 READS: tuple[Tool, ...] = (

@@ -9,8 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from typing import Any
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.tau import airline, retail
-from agentrl_cli.envs.tau.database import SharedTable, Tables
-from agentrl_cli.envs.tau.tools import TERMINAL_TOOL, Tool
+from agentrl_cli.envs.tau.tools import Domain, SharedTable
 
 SPLITS = ("train", "dev", "test")  # τ-bench's names
 DOMAIN_FOLDERS = ("", "tau_bench/envs/", "envs/")  # possible parents of a domain's folder
@@ -36,21 +34,6 @@ TABLES: dict[str, dict[str, Fields]] = {
 }
 TASK: Fields = {"user_id": str, "instruction": str, "actions": list, "outputs": list}
 ACTION: Fields = {"name": str, "kwargs": dict}
-
-
-@dataclass(frozen=True, eq=False)
-class Domain:
-    """A customer service: its tables, tools, policy and tasks by split. `writes` are the names of
-    the tools that change the database; `terminal_tool` ends an episode."""
-
-    name: str
-    tables: Tables
-    tools: Mapping[str, Tool]
-    writes: frozenset[str]
-    schemas: tuple[dict[str, Any], ...]
-    policy: str
-    tasks: Mapping[str, tuple[dict[str, Any], ...]]
-    terminal_tool: str = TERMINAL_TOOL
 
 
 @lru_cache(maxsize=8)
@@ -130,7 +113,6 @@ def _require(name: str, value: Any, kind: type) -> Any:
 
 
 def _longest_list(text: str) -> Any:
-    """Return the longest list literal that a module assigns."""
     statements = ast.parse(text).body
     assigned = [node.value for node in statements if isinstance(node, ast.Assign | ast.AnnAssign)]
     lists = [value for value in assigned if isinstance(value, ast.List)]

@@ -1,7 +1,7 @@
 """The mini domain: a small shop for the embedded model, with four tools and a scripted user.
 
-Its rules punish a hasty agent. The user names further items only if asked for more, an order can be
-returned from only once, and only pending orders are cancelled and only delivered ones returned.
+Its rules punish a hasty agent. The user names further items only on request. Items of an order can
+be returned once. Only pending orders can be cancelled, and only delivered orders returned.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from agentrl_cli.envs.tau.data import Domain
-from agentrl_cli.envs.tau.database import Database, Record, SharedTable, Tables
+from agentrl_cli.envs.tau.tools import Database, Domain, Record, SharedTable, Tables, parameters
 from agentrl_cli.envs.tau.users import STOP, Reply, User
 
 ITEMS = (
@@ -75,9 +74,6 @@ def transfer(data: Database) -> str:
 
 
 TOOLS = {"find": find, "cancel": cancel, "return": return_items, "transfer": transfer}
-ARGUMENTS = {
-    "find": ["zip", "item"], "cancel": ["order"], "return": ["order", "items"], "transfer": [],
-}  # fmt: skip
 
 
 def item_line(item: str, number: str, status: str) -> str:
@@ -178,8 +174,9 @@ def wish_sentence(wish: Record, please: str = "Please") -> str:
 
 
 def _schema(name: str) -> Record:
-    kinds = {key: {"type": "string"} for key in ARGUMENTS[name]}
-    about = {"type": "object", "properties": kinds, "required": ARGUMENTS[name]}
+    needed = list(parameters(TOOLS[name]))
+    kinds = {key: {"type": "string"} for key in needed}
+    about = {"type": "object", "properties": kinds, "required": needed}
     words = {"name": name, "description": TOOLS[name].__doc__ or "", "parameters": about}
     return {"type": "function", "function": words}
 
@@ -217,7 +214,7 @@ STATUS = re.compile(r"\b(pending|delivered|cancelled|returned)\b")
 
 class MiniUser(User):
     """The scripted user of the shop. It states its wishes one by one, gives its zip and names
-    further items if asked, and confirms only what it wants."""
+    further items on request, and confirms only correct proposals."""
 
     def __init__(self, task: dict[str, Any], seed: int) -> None:
         self.zip: str = task["zip"]

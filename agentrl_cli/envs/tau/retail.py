@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentrl_cli.envs.tau.database import Database, Record
-from agentrl_cli.envs.tau.tools import SHARED_TOOLS, Tool
+from agentrl_cli.envs.tau.tools import SHARED_TOOLS, Database, Record, Tool
 
 ADDRESS = ("address1", "address2", "city", "state", "country", "zip")
 REASONS = ["no longer needed", "ordered by mistake"]
@@ -181,7 +180,6 @@ def _order_with_status(data: Database, order_id: Any, status: str, deed: str) ->
 def _price_difference(
     data: Database, order: Record, item_ids: Any, new_item_ids: Any
 ) -> int | float:
-    """Return the price of a swap of items. Raises ValueError for an impossible swap."""
     if missing := _missing_items(order, item_ids):
         raise ValueError(f"{missing[0]} not found")
     if len(item_ids) != len(new_item_ids):

@@ -1,4 +1,7 @@
-"""Tool calls as τ-bench answers them, and the tools that its two domains share.
+"""The database of an episode, tool calls as τ-bench answers them, and the tools of both domains.
+
+The database is a copy-on-write view: an episode copies only the records that it changes. Records
+are JSON values. Only a record that `Table.edit` returned may be changed in place.
 
 Any exception that a tool raises becomes an observation that begins with `Error:`. In the original,
 tools are methods called by keyword, so Python itself answers a wrong argument. That text is part
@@ -12,15 +15,14 @@ import copy
 import inspect
 import json
 import operator
-from collections.abc import Callable
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import sha256
+from typing import Any
 
-from agentrl_cli.envs.tau.database import Database
-
-if TYPE_CHECKING:
-    from agentrl_cli.envs.tau.data import Domain
-
+Record = dict[str, Any]
 Tool = Callable[..., str]
 TERMINAL_TOOL = "transfer_to_human_agents"
 ALLOWED_CHARACTERS = "0123456789+-*/(). "
@@ -35,6 +37,102 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
+
+
+class SharedTable(dict[str, Record]):
+    """A table that all episodes share and none changes."""
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        return {key: canonical_text(record) for key, record in self.items()}
+
+
+Tables = Mapping[str, SharedTable]
+
+
+class Table(ChainMap[str, Record]):
+    """One table of an episode: the changed records before the shared ones. Reading returns shared
+    records; `edit` returns a private copy."""
+
+    def __init__(self, base: SharedTable) -> None:
+        super().__init__({}, base)
+        self.changed, self.base = self.maps[0], base
+
+    def edit(self, key: str) -> Record:
+        """Return the episode's own copy of a record. Raises KeyError for an unknown key."""
+        if key not in self.changed:
+            self.changed[key] = copy.deepcopy(self.base[key])
+        return self.changed[key]
+
+    def add(self, key: str, record: Record) -> None:
+        """Append a new record."""
+        self.changed[key] = record
+
+    def touched(self) -> dict[str, str]:
+        """Return the canonical text of every record that differs from the shared table."""
+        texts = {key: canonical_text(record) for key, record in self.changed.items()}
+        before = {key: canonical_text(self.base[key]) for key in texts if key in self.base}
+        return {key: text for key, text in texts.items() if text != before.get(key)}
+
+    def text(self) -> str:
+        """Return the canonical text of the whole table."""
+        changed = {key: canonical_text(record) for key, record in self.changed.items()}
+        texts = self.base.texts | changed
+        return _tuple([f"({key!r}, {texts[key]})" for key in sorted(texts)])
+
+
+class Database:
+    """All tables of an episode, by name."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = {name: Table(base) for name, base in tables.items()}
+
+    def __getitem__(self, name: str) -> Table:
+        return self.tables[name]
+
+    def find(self, table: str, key: Any, noun: str) -> Record:
+        """Return a shared record. Raises ValueError("NOUN not found") for an unknown key."""
+        if key not in self[table]:
+            raise ValueError(f"{noun} not found")
+        return self[table][key]
+
+    def touched(self) -> dict[str, dict[str, str]]:
+        """Return the differences from the shared tables. Two views of the same tables are equal if
+        and only if these are equal, so the reward needs no hash of the whole state."""
+        found = {name: table.touched() for name, table in self.tables.items()}
+        return {name: texts for name, texts in found.items() if texts}
+
+    def digest(self) -> str:
+        """Return τ-bench's hash of the whole state, in hexadecimal."""
+        whole = _tuple([f"({name!r}, {self.tables[name].text()})" for name in sorted(self.tables)])
+        return sha256(whole.encode()).hexdigest()
+
+
+def canonical_text(value: object) -> str:
+    """Return the text that τ-bench hashes: Python's text of nested tuples, mappings as pairs sorted
+    by key, lists in order. So 250 and 250.0, or True and 1, differ."""
+    if isinstance(value, dict):
+        return _tuple([f"({key!r}, {canonical_text(value[key])})" for key in sorted(value)])
+    return _tuple(list(map(canonical_text, value))) if isinstance(value, list) else repr(value)
+
+
+def _tuple(parts: list[str]) -> str:
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """A customer service: its tables, tools, policy and tasks by split. `writes` are the names of
+    the tools that change the database; `terminal_tool` ends an episode."""
+
+    name: str
+    tables: Tables
+    tools: Mapping[str, Tool]
+    writes: frozenset[str]
+    schemas: tuple[dict[str, Any], ...]
+    policy: str
+    tasks: Mapping[str, tuple[dict[str, Any], ...]]
+    terminal_tool: str = TERMINAL_TOOL
 
 
 def call_tool(domain: Domain, database: Database, name: str, arguments: dict[str, Any]) -> str:
@@ -130,7 +228,6 @@ def evaluate(expression: object) -> Any:
 
 
 def _operands(node: ast.expr) -> list[ast.expr]:
-    """Return the expressions inside an expression, in the order of evaluation."""
     if isinstance(node, ast.BinOp):
         return [node.left, node.right]
     if isinstance(node, ast.UnaryOp):
@@ -142,7 +239,6 @@ def _operands(node: ast.expr) -> list[ast.expr]:
 
 
 def _apply(node: ast.expr, values: list[Any]) -> Any:
-    """Return the value of an expression, given the values of its operands."""
     if isinstance(node, ast.BinOp | ast.UnaryOp):
         if isinstance(node.op, ast.Pow) and all(isinstance(value, int) for value in values):
             base, exponent = values

@@ -3,8 +3,8 @@
 A user plays one conversation: `start` returns the first line, `reply` answers the agent, and a line
 that contains STOP ends the conversation. The scripted user of the mini domain is in mini.py.
 
-The scripted retail user parses the templated instructions of the train tasks. It identifies itself
-only if asked, states its wishes one by one, confirms what it wants and corrects what it does not.
+The scripted retail user parses the templated instructions of the train tasks. It gives its identity
+on request, states its wishes one by one, confirms correct proposals and corrects the others.
 Messages are judged sentence by sentence, because a statement in one is not a question in another.
 """
 
@@ -30,18 +30,18 @@ YES_WORDS = re.compile(
     r"\b(yes|yeah|yep|sure|correct|confirm(ed)?|please do|go ahead|proceed|agreed?|ok(ay)?)\b", re.I
 )
 NO_WORDS = re.compile(r"\W*(no|nope|not|don't|do not)\b", re.I)
-PROMPT = """You are a customer who talks to a service agent.
+PROMPT = """You are a customer who is talking to a service agent.
 
 Instruction: {instruction}
 
 Rules:
 - Write one line at a time, as the customer would.
-- Tell only what the present step needs; never the whole instruction at once.
-- Invent nothing: where the instruction does not hold what the agent asks for, say that you do not \
-know it or do not remember it.
-- Use your own words instead of repeating the instruction.
-- Once all that the instruction wants is done, write {stop} alone and nothing else.
-- Sound natural, and keep to the personality that the instruction gives."""
+- Give only the information that the current step needs. Do not reveal the whole instruction.
+- Do not invent information. If the instruction does not contain what the agent asks for, say that \
+you do not know it or do not remember it.
+- Use your own words. Do not repeat the instruction.
+- When everything in the instruction is done, write only {stop} and nothing else.
+- Make the conversation sound natural, and keep the personality that the instruction gives you."""
 
 ChatFunction = Callable[[list[Message], int], str]  # messages and a seed to a text
 
@@ -128,7 +128,7 @@ class LLMUser(User):
 
 
 def agrees(line: str) -> bool:
-    """Return whether a line of the user says yes."""
+    """Return whether a line of the user agrees."""
     return NO_WORDS.match(line) is None and YES_WORDS.search(line) is not None
 
 
@@ -221,7 +221,7 @@ def _parse_options(text: str) -> dict[str, str]:
     return {str(key): str(item) for key, item in value.items()}
 
 
-# --- What a message of the agent asks of the scripted retail user --------------------------------
+# --- Questions, confirmations and reports in a message of the agent ------------------------------
 
 IDENTITY = re.compile(
     r"\b(e-?mail|zip|postal|identi\w+|authenticat\w+|full name|your name|first and last name|"
@@ -240,7 +240,7 @@ CONFIRM = re.compile(
     re.I,
 )
 YES_NO = re.compile(r"\b(yes/no|yes or no)\b", re.I)
-EXPLICIT = re.compile(  # asks for a yes, whatever else the sentence contains
+EXPLICIT = re.compile(  # a request for a yes, whatever else the sentence contains
     r"\bdo you confirm\b|\b(could|can) you (please )?confirm"
     r"(?! (the|your|this|which|what|how|when|where|who)\b)|"
     r"\bconfirm (the|your|this) (cancel|return|exchange|modif|change|detail)",
@@ -268,7 +268,7 @@ def sentences(text: str) -> list[str]:
 
 
 def asks_confirmation(text: str) -> bool:
-    """Return whether a sentence asks for a yes; "please confirm the order id" does not."""
+    """Return whether a sentence requests a yes; "please confirm the order id" does not."""
     if YES_NO.search(text):
         return True
     if DETAIL.search(text) and not ORDER_ID.search(text):
@@ -278,12 +278,12 @@ def asks_confirmation(text: str) -> bool:
 
 
 def reports_completion(text: str) -> bool:
-    """Return whether a sentence that asks nothing says that the wish was fulfilled or refused."""
+    """Return whether a sentence without a question reports success or refusal of the wish."""
     statements = [sentence for sentence in sentences(text) if not REQUESTS.search(sentence)]
     return any(DONE.search(sentence) or REFUSED.search(sentence) for sentence in statements)
 
 
-# --- What a proposal of the agent contains that the user does not want ---------------------------
+# --- Objections to a proposal of the agent --------------------------------------------------------
 
 PAYMENTS = r"\b(?:credit_card|gift_card|paypal)_\d+"
 STREETS = r"\b\d+ [a-z]+ (?:street|avenue|drive|road|lane|boulevard)\b"

@@ -10,13 +10,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.types import Message, Step, Task, derive_seed
 from agentrl_cli.envs.base import Env
 from agentrl_cli.envs.twentyq.expert import closeness, expert_turn
-from agentrl_cli.envs.twentyq.free_questions import Unanswerable, question_text, read_freely
 from agentrl_cli.envs.twentyq.oracle import ChatFunction, Oracle
-from agentrl_cli.envs.twentyq.questions import Guess, Question, action_text, normalise, parse
+from agentrl_cli.envs.twentyq.questions import (
+    Guess,
+    Question,
+    Unanswerable,
+    action_text,
+    normalise,
+    parse,
+    question_text,
+    read_freely,
+)
 from agentrl_cli.envs.twentyq.world import World, load_world
 
 OPPOSITE = {"yes": "no", "no": "yes", "sometimes": "sometimes", "": ""}
@@ -41,48 +50,28 @@ class Game:
 class TwentyQ(Env):
     """One game: a hidden object, yes or no questions, and guesses of one object."""
 
-    world: Annotated[
-        str, Field(description="small, full, or the path of a word list (.txt, .csv or .json).")
-    ]
+    world: Annotated[str, Field(description="small, full, or a word list (.txt, .csv or .json).")]
     max_turns: Annotated[int, Field(ge=1, description="Questions and guesses per game.")]
-    reward: Annotated[
-        Literal["win", "graded", "lmrl"],
-        Field(
-            description="win: 1 for the right guess; graded: a lost game also gets 2/3 if at most "
-            "3 objects still fit, 1/3 if at most 8; lmrl: -1 per turn, 0 for the winning one."
-        ),
-    ]
-    final_hint: Annotated[
-        Literal["graded", "plain"],
-        Field(description="graded: the last message of a lost game shows how close it was."),
-    ]
-    test_objects: Annotated[
-        int, Field(ge=0, description="Objects of the test split, stratified by category.")
-    ]
+    reward: Annotated[Literal["win", "graded", "lmrl"], Field(description="win: 1 for the right "
+                      "guess; graded: a lost game also gets 2/3 if at most 3 objects still fit, "
+                      "1/3 if at most 8; lmrl: -1 per turn, 0 for the winning one.")]  # fmt: skip
+    final_hint: Annotated[Literal["graded", "plain"], Field(description="graded: the last message "
+                          "of a lost game shows how close it was.")]  # fmt: skip
+    test_objects: Annotated[int, Field(ge=0, description="Test objects, stratified by category.")]
     split_seed: Annotated[int, Field(description="Seed of the splits.")]
     show_turns_left: Annotated[bool, Field(description='Answers end with, for example, "6 left."')]
-    val_objects: Annotated[
-        int,
-        Field(
-            ge=0, description="Objects to select checkpoints by, at most a quarter of the others."
-        ),
-    ] = 0
-    parser: Annotated[
-        Literal["exact", "free"],
-        Field(
-            description="exact: questions must be the table's own; free: also numbered questions, "
-            "synonyms, thinking and chatter, as real models write them."
-        ),
-    ] = "exact"
-    oracle: Annotated[
-        Literal["table", "llm"],
-        Field(description="Answers come from the table, or from the model llm."),
-    ] = "table"
-    llm: ChatFunction | None = None
+    val_objects: Annotated[int, Field(ge=0, description="Objects of the val split, at most a "
+                           "quarter of those that are not in test.")] = 0  # fmt: skip
+    parser: Annotated[Literal["exact", "free"], Field(description="exact: questions must be the "
+                      "table's own; free: also numbered questions, synonyms, thinking and chatter, "
+                      "as real models write them.")] = "exact"  # fmt: skip
+    oracle: Annotated[Literal["table", "llm"], Field(description="Answers come from the table, or "
+                      "from the model llm.")] = "table"  # fmt: skip
+    llm: Annotated[ChatFunction | None, Field(description="Model of `oracle=llm`.")] = None
     game: Game | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_at_least(1, turns=self.max_turns)
+        check_limits(self)
         if self.oracle == "llm" and self.llm is None:
             line = "env.oracle=llm needs a model; set env.llm.model=NAME"
             raise UserError(line, code="missing-model")
@@ -173,18 +162,16 @@ class TwentyQ(Env):
         return oracle.answer(secret, asked) if oracle and asked else ""
 
     def _language_oracle(self) -> Oracle | None:
-        """Return the model's oracle, or one that was given in code."""
+        """Return the oracle of the model, or an oracle that was given in Python."""
         given: object = self.oracle
+        llm = self.llm
         if isinstance(given, Oracle):
             return given
-        return Oracle(self._ask_model) if self.oracle == "llm" else None
-
-    def _ask_model(self, messages: list[Message]) -> str:
-        assert self.llm is not None
-        return self.llm(messages, ORACLE_SEED)
+        return (
+            Oracle(lambda messages: llm(messages, ORACLE_SEED)) if llm and given == "llm" else None
+        )
 
     def _record(self, parsed: Parsed, action: str, answer: str) -> dict[str, Any]:
-        """Update the game and return the turn's info."""
         game = self._running()
         kind, subject = _kind_and_subject(parsed, action, answer)
         before, game.candidates = game.candidates, self._candidates_after(parsed)
@@ -199,7 +186,6 @@ class TwentyQ(Env):
         return info
 
     def _candidates_after(self, parsed: Parsed) -> tuple[str, ...]:
-        """Return the objects that also fit the true answer."""
         game, answers = self._running(), self.world_table.answers
         if isinstance(parsed, Question):
             key, answer = parsed.attribute, answers[game.secret][parsed.attribute]
@@ -219,7 +205,6 @@ def answer_sentence(answer: str) -> str:
 
 
 def _kind_and_subject(parsed: Parsed, action: str, answer: str) -> tuple[str, str]:
-    """Return the kind of an action and its attribute, object or text."""
     if isinstance(parsed, Question):
         return "question", parsed.attribute
     if isinstance(parsed, Guess):

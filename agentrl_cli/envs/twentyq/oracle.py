@@ -68,15 +68,18 @@ def calibrate(
     if not world.attributes:
         line = f"world {world.name} has no table to compare with; use env.world=full"
         raise UserError(line, code="no-table")
-    drawn = {key: _draw(world, key, objects, seed) for key in world.attributes}
-    rows = [(key, name) for key, names in drawn.items() for name in names]
+    rows = [(key, name) for key in world.attributes for name in _draw(world, key, objects, seed)]
     oracle = Oracle(chat)
     with ThreadPoolExecutor(WORKERS) as pool:
         said = list(pool.map(lambda row: oracle.answer(row[1], world.question(row[0])), rows))
-    found: dict[str, list[tuple[str, str]]] = {key: [] for key in world.attributes}
+    found: dict[str, list[tuple[str, str]]] = {}
     for (key, name), answer in zip(rows, said, strict=True):
-        found[key].append((answer, world.answer(name, key)))
-    compared = [_compare(world, key, pairs) for key, pairs in found.items() if pairs]
+        found.setdefault(key, []).append((answer, world.answer(name, key)))
+    compared = []
+    for key, pairs in found.items():
+        agreed = sum(answer == wanted for answer, wanted in pairs)
+        contrary = sum(answer in ("yes", "no") and answer != wanted for answer, wanted in pairs)
+        compared.append(Agreement(key, world.question(key), len(pairs), agreed, contrary))
     return sorted(compared, key=lambda one: one.share)
 
 
@@ -86,9 +89,3 @@ def _draw(world: World, key: str, objects: int, seed: int) -> list[str]:
     said = {a: [n for n in world.objects if world.answer(n, key) == a] for a in ("yes", "no")}
     yes = rng.sample(said["yes"], min(len(said["yes"]), (objects + 1) // 2))
     return yes + rng.sample(said["no"], min(len(said["no"]), objects - len(yes)))
-
-
-def _compare(world: World, key: str, pairs: list[tuple[str, str]]) -> Agreement:
-    agreed = sum(answer == wanted for answer, wanted in pairs)
-    contrary = sum(answer in ("yes", "no") and answer != wanted for answer, wanted in pairs)
-    return Agreement(key, world.question(key), len(pairs), agreed, contrary)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.core.errors import UserError, require_at_least
+from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.text import with_article
 from agentrl_cli.core.types import derive_seed
 from agentrl_cli.envs.base import require_split
@@ -53,7 +53,6 @@ class World:
     answers: Mapping[str, Mapping[str, str]]
 
     def __reduce__(self) -> tuple[Callable[[str], World], tuple[str]]:
-        """Pickle the name only."""
         return load_world, (self.name,)
 
     def answer(self, object: str, attribute: str) -> str:
@@ -61,11 +60,9 @@ class World:
         return self.answers[object][attribute]
 
     def category(self, object: str) -> str:
-        """Return the category of an object."""
         return self.categories[object]
 
     def question(self, attribute: str) -> str:
-        """Return the canonical question of an attribute."""
         return self.texts[attribute][0]
 
     def phrasings(self, attribute: str) -> tuple[tuple[str, bool], ...]:
@@ -74,7 +71,6 @@ class World:
         return tuple([(t, False) for t in plain] + [(negate(t), True) for t in plain])
 
     def guess(self, object: str) -> str:
-        """Return the question that guesses an object."""
         return f"Is it {self.nouns[object]}?"
 
     def matching(self, known: Sequence[tuple[str, str]]) -> list[str]:
@@ -92,7 +88,6 @@ class World:
         if not 0 <= test_objects < len(self.objects):
             line = f"env.test_objects is {test_objects}, and world {self.name} allows 0 to"
             raise UserError(f"{line} {len(self.objects) - 1}", code="out-of-range")
-        require_at_least(0, **{"env.val_objects": val_objects})
         test = set(self._draw(self.objects, test_objects, "split", seed))
         others = [name for name in self.objects if name not in test]
         count = min(val_objects, len(others) // VAL_ONE_IN)
@@ -116,91 +111,63 @@ class World:
 
 @lru_cache(maxsize=16)
 def load_world(name: str) -> World:
-    """Return the world `small` or `full`, or a word list. Raises UserError otherwise."""
-    if Path(name).suffix.lower() in FORMATS:
-        return _from_file(name)
-    if name not in WORLD_NAMES:
-        names = ", ".join(map(repr, WORLD_NAMES))
-        raise UserError(
-            f"unknown world {name!r}; use {names} or the path of a word list", code="unknown-world"
-        )
-    return _from_table(name)
+    """Return the world `small` or `full`, or a word list, which has no attributes. Raises UserError
+    otherwise."""
+    if Path(name).suffix.lower() not in FORMATS:
+        return _from_table(name)
+    words = read_words(name)
+    counted = {  # the form that takes an article: "pair of shoes" for "shoes" if it is a variant
+        word: next((text for text in rest if text.startswith("pair of ")), word)
+        for word, (_, rest) in words.items()
+    }
+    return World(
+        name=name,
+        objects=tuple(words),
+        attributes=(),
+        categories={word: group for word, (group, _) in words.items()},
+        nouns={word: with_article(text) for word, text in counted.items()},
+        variants={word: tuple(rest) for word, (_, rest) in words.items()},
+        texts={},
+        answers={word: {} for word in words},
+    )
 
 
 def _from_table(name: str) -> World:
-    rows = [thing for thing in things() if thing.small or name == "full"]
-    texts = {row.key: row.texts for row in attributes() if row.small or name == "full"}
-    return World(
-        name=name,
-        objects=tuple(thing.name for thing in rows),
-        attributes=tuple(texts),
-        categories={thing.name: thing.category for thing in rows},
-        nouns={thing.name: thing.noun for thing in rows},
-        variants={thing.name: thing.variants for thing in rows},
-        texts=texts,
-        answers={row.name: {key: row.cells.get(key, "no") for key in texts} for row in rows},
-    )
-
-
-def _from_file(path: str) -> World:
-    """Return the objects of a word list, which have no attributes."""
-    words = read_words(path)
-    return World(
-        name=path,
-        objects=tuple(words),
-        attributes=(),
-        categories={name: group for name, (group, _) in words.items()},
-        nouns={name: with_article(_counted(name, rest)) for name, (_, rest) in words.items()},
-        variants={name: tuple(rest) for name, (_, rest) in words.items()},
-        texts={},
-        answers={name: {} for name in words},
-    )
-
-
-def _counted(name: str, variants: list[str]) -> str:
-    """Return the form that takes an article: "pair of shoes" for "shoes" if it is a variant."""
-    return next((text for text in variants if text.startswith("pair of ")), name)
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """A property with the texts that ask for it; `texts[0]` is the canonical question."""
-
-    key: str
-    texts: tuple[str, ...]
-    small: bool
-
-
-@dataclass(frozen=True)
-class Thing:
-    """An object with its noun phrase ("a dog"), other names, and answers other than "no"."""
-
-    name: str
-    category: str
-    noun: str
-    variants: tuple[str, ...]
-    cells: dict[str, str]
-    small: bool
-
-
-@lru_cache(maxsize=1)
-def attributes() -> tuple[Attribute, ...]:
-    """Return the attributes in the order of the file."""
-    return tuple(_attribute(line) for line in _lines("attributes.txt"))
-
-
-@lru_cache(maxsize=1)
-def things() -> tuple[Thing, ...]:
-    """Return the objects in the order of the file. Raises ValueError for an invalid line."""
-    keys, found = {attribute.key for attribute in attributes()}, []
-    category, defaults = "", {}
+    """Return the objects and attributes of the table; those of `small` are marked by a star."""
+    if name not in WORLD_NAMES:
+        line = f"unknown world {name!r}; use 'small', 'full' or the path of a word list"
+        raise UserError(line, code="unknown-world")
+    rows = [[part.strip() for part in line.split("|")] for line in _lines("attributes.txt")]
+    keys = {key.lstrip("* ") for key, *_ in rows}
+    chosen = [(key, texts) for key, *texts in rows if name == "full" or key.startswith("*")]
+    texts = {key.lstrip("* "): tuple(texts) for key, texts in chosen}
+    category, defaults = "", dict[str, str]()
+    things = dict[str, tuple[str, str, tuple[str, ...], dict[str, str]]]()
     for line in _lines("objects.txt"):
         if line.startswith("["):
             category, _, rest = line[1:].partition("]")
             defaults = _cells(rest, keys)
+        elif match := OBJECT_LINE.fullmatch(line):
+            cells = {**defaults, **_cells(match["cells"], keys)}
+            variants = [part.strip() for part in (match["variants"] or "").split(",") if part]
+            noun = match["noun"] or with_article(match["name"])
+            if match["small"] or name == "full":
+                things[match["name"]] = (category, noun, tuple(variants), cells)
         else:
-            found.append(_thing(line, category, defaults, keys))
-    return tuple(found)
+            raise ValueError(f"objects.txt: cannot read {line!r}")
+    return World(
+        name=name,
+        objects=tuple(things),
+        attributes=tuple(texts),
+        categories={thing: group for thing, (group, *_) in things.items()},
+        nouns={thing: noun for thing, (_, noun, *_) in things.items()},
+        variants={thing: variants for thing, (_, _, variants, _) in things.items()},
+        texts=texts,
+        answers={
+            thing: {key: cells.get(key, "no") for key in texts}
+            for thing, (*_, cells) in things.items()
+        },
+    )
 
 
 def negate(text: str) -> str:
@@ -211,21 +178,6 @@ def negate(text: str) -> str:
 def _lines(file: str) -> list[str]:
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     return [line.strip() for line in text.splitlines() if line.strip() and line[0] != "#"]
-
-
-def _attribute(line: str) -> Attribute:
-    key, *texts = (part.strip() for part in line.split("|"))
-    return Attribute(key.lstrip("* "), tuple(texts), key.startswith("*"))
-
-
-def _thing(line: str, category: str, defaults: dict[str, str], keys: set[str]) -> Thing:
-    match = OBJECT_LINE.fullmatch(line)
-    if match is None:
-        raise ValueError(f"objects.txt: cannot read {line!r}")
-    name, noun = match["name"], match["noun"] or with_article(match["name"])
-    variants = tuple(part.strip() for part in (match["variants"] or "").split(",") if part)
-    cells = {**defaults, **_cells(match["cells"], keys)}
-    return Thing(name, category, noun, variants, cells, bool(match["small"]))
 
 
 def _cells(text: str, keys: set[str]) -> dict[str, str]:
@@ -285,7 +237,6 @@ def _csv_rows(text: str) -> list[Row]:
 
 
 def _text_rows(text: str) -> list[Row]:
-    """Read one object per line, without empty lines and comments."""
     rows: list[Row] = []
     category = "words"
     for line in map(str.strip, text.splitlines()):

@@ -77,7 +77,6 @@ class Browser:
 
     @property
     def view(self) -> View | None:
-        """The open view."""
         return self.views[-1] if self.views else None
 
     def act(self, pages: Encyclopedia, verb: str, argument: str) -> tuple[str, bool]:
@@ -152,7 +151,6 @@ class Browser:
         return -(-len(rows) // self._size(view))
 
     def _open(self, pages: Encyclopedia, link: str) -> tuple[str, bool]:
-        """Open a link, or the next or previous part of the open view."""
         view, key, links = self.view, link_key(link), self.links(pages)
         if key in links:
             title = links[key]

@@ -3,30 +3,27 @@ collect the lines about a topic. An episode that runs out of turns is lost."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from itertools import groupby
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl_cli.core.errors import UserError, require_at_least, require_fraction
+from agentrl_cli.core.errors import UserError
+from agentrl_cli.core.limits import check_limits
 from agentrl_cli.core.statistics import cluster_bootstrap
 from agentrl_cli.core.types import Episode, Message, Step, Task, derive_seed
 from agentrl_cli.envs.base import Env, episodes_by_task, require_split
 from agentrl_cli.envs.wiki.answers import f1, is_right, proves
-from agentrl_cli.envs.wiki.browser import Browser, parse
-from agentrl_cli.envs.wiki.expert import expert_actions
+from agentrl_cli.envs.wiki.browser import MAX_ARGUMENT, NEXT, PREVIOUS, Browser, parse
 from agentrl_cli.envs.wiki.generator import built_in
-from agentrl_cli.envs.wiki.pages import Encyclopedia
-from agentrl_cli.envs.wiki.schema import VARIANTS, WikiData
+from agentrl_cli.envs.wiki.pages import Encyclopedia, Line, link_key
+from agentrl_cli.envs.wiki.schema import WikiData
 from agentrl_cli.envs.wiki.user_data import read_user_data
 
-CHOICES = {
-    "world": VARIANTS,
-    "task": ("question", "article"),
-    "reward": ("both", "answer", "evidence"),
-}
 ACTIONS = "SEARCH words, OPEN link, FIND words, BACK, SAVE lines, or SUBMIT"
 SYSTEMS = {
     "question": "Search the encyclopedia and submit the answer. Save the lines that prove it. "
@@ -34,8 +31,16 @@ SYSTEMS = {
     "article": "Collect the lines about the topic: search the encyclopedia and save the lines. "
     f"The last line of a turn acts: {ACTIONS}.",
 }
+FULL_SYSTEMS = {
+    "question": "Answer a question with the help of an encyclopedia. Before you submit the answer, "
+    "open the pages and save the lines that prove it. The last line of each turn is your action: "
+    f"{ACTIONS} answer.",
+    "article": "Find every line of the encyclopedia that names the topic, and save it. "
+    f"The last line of each turn is your action: {ACTIONS}.",
+}
 UNKNOWN = f"Unknown action. Use {ACTIONS}."
 OVER = "The search is over."
+MAX_PARTS_TURNED = 2  # a line further away is found by its words
 
 
 @dataclass
@@ -59,68 +64,34 @@ class Search:
 class Wiki(Env):
     """One search in the built-in encyclopedia or in the user's pages."""
 
-    data: Annotated[
-        str | None,
-        Field(description="Folder of .md or .txt pages with questions.jsonl, or a file of HotpotQA "
-              "or 2WikiMultiHopQA. null uses the built-in encyclopedia."),
-    ]  # fmt: skip
-    test_data: Annotated[
-        str | None,
-        Field(description="Questions of the test split in the same form. null uses the splits of "
-              "the data, or `test_share`."),
-    ]  # fmt: skip
-    test_share: Annotated[
-        float,
-        Field(ge=0, le=1, description="Share of the questions in the test split, if neither a row "
-              "nor `test_data` sets it."),
-    ]  # fmt: skip
-    world: Annotated[str, Field(description="Built-in encyclopedia: small or full.")]
-    world_seed: Annotated[
-        int, Field(description="Seed of the built-in encyclopedia, or of the split of your data.")
-    ]
-    pages: Annotated[int, Field(description="Approximate number of built-in pages, 40 to 1000.")]
+    data: Annotated[str | None, Field(description="Folder of .md or .txt pages with "
+                    "questions.jsonl, or a file of HotpotQA or 2WikiMultiHopQA. null: the built-in "
+                    "encyclopedia.")]  # fmt: skip
+    test_data: Annotated[str | None, Field(description="Questions of the test split in the same "
+                         "form. null: the splits of the data, or `test_share`.")]  # fmt: skip
+    test_share: Annotated[float, Field(ge=0, le=1, description="Share of the questions in the test "
+                          "split, if neither a row nor `test_data` sets it.")]  # fmt: skip
+    world: Annotated[Literal["small", "full"], Field(description="Built-in encyclopedia.")]
+    world_seed: Annotated[int, Field(description="Seed of the encyclopedia, or of your splits.")]
+    pages: Annotated[int, Field(ge=40, le=1000, description="Approximate number of pages.")]
     questions: Annotated[int, Field(ge=1, description="Number of built-in train questions.")]
     test_questions: Annotated[int, Field(ge=1, description="Number of built-in test questions.")]
-    task: Annotated[
-        str,
-        Field(description="Task: question (answer and prove), or article (save the lines that name "
-              "a topic)."),
-    ]  # fmt: skip
-    reward: Annotated[
-        str,
-        Field(description="Reward 1 for the right answer (answer), for saved lines that prove it "
-              "(evidence), or for both at once (both). An article pays the F1 of its lines."),
-    ]  # fmt: skip
-    max_turns: Annotated[
-        int, Field(ge=1, description="Actions per episode. At the limit it is lost.")
-    ]
+    task: Annotated[Literal["question", "article"], Field(description="question: answer and prove; "
+                    "article: save the lines that name a topic.")]  # fmt: skip
+    reward: Annotated[Literal["both", "answer", "evidence"], Field(description="Reward 1 for the "
+                      "right answer (answer), for saved lines that prove it (evidence), or for "
+                      "both (both). An article pays the F1 of its lines.")]  # fmt: skip
+    max_turns: Annotated[int, Field(ge=1, description="Actions per episode, which is then lost.")]
     page_lines: Annotated[int, Field(ge=1, description="Lines of a page shown at a time.")]
     page_results: Annotated[int, Field(ge=1, description="Search results shown at a time.")]
-    val_share: Annotated[
-        float,
-        Field(ge=0, le=1, description="Share of the other questions in the val split, if no row "
-              "sets it."),
-    ] = 0.0  # fmt: skip
-    val_questions: Annotated[
-        int,
-        Field(ge=0, description="Number of built-in val questions, about another encyclopedia."),
-    ] = 0
+    val_share: Annotated[float, Field(ge=0, le=1, description="Share of the other questions in the "
+                         "val split, if no row sets it.")] = 0.0  # fmt: skip
+    val_questions: Annotated[int, Field(ge=0, description="Number of built-in val questions, about "
+                             "another encyclopedia.")] = 0  # fmt: skip
     search: Search | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.check_settings()
-
-    def check_settings(self) -> None:
-        """Raise UserError for an invalid setting."""
-        for name, known in CHOICES.items():
-            if (value := getattr(self, name)) not in known:
-                line = f"env.{name} is '{value}'; use one of {', '.join(known)}"
-                raise UserError(line, code="unknown-choice")
-        require_at_least(1, turns=self.max_turns, page_lines=self.page_lines)
-        require_at_least(1, page_results=self.page_results, questions=self.questions)
-        require_at_least(1, test_questions=self.test_questions)
-        require_at_least(0, val_questions=self.val_questions)
-        require_fraction(test_share=self.test_share, val_share=self.val_share)
+        check_limits(self)
         if self.test_data is not None and self.data is None:
             line = "env.test_data needs env.data, the pages of its questions; set both"
             raise UserError(line, code="missing-data")
@@ -143,8 +114,9 @@ class Wiki(Env):
         return self.wiki(self.search.split if self.search else "train").encyclopedia
 
     def system(self) -> str:
-        """Return the instructions and the list of actions."""
-        return SYSTEMS[self.task]
+        """Return the instructions. The embedded model has its own for the small encyclopedia."""
+        is_full = self.world == "full" or self.data is not None
+        return (FULL_SYSTEMS if is_full else SYSTEMS)[self.task]
 
     def tasks(self, split: str) -> list[Task]:
         """Return the questions or topics of a split. In the built-in encyclopedia no page that a
@@ -165,8 +137,8 @@ class Wiki(Env):
         return [Message("user", f"{task.data['question']} {self.max_turns} left.")]
 
     def step(self, action: str) -> Step:
-        """Return the browser's observation. SUBMIT and the last of `turns` end the episode. A step
-        after the end is invalid and changes nothing. Raises RuntimeError before `reset`."""
+        """Return the browser's observation. SUBMIT and the last turn end the episode. A step after
+        the end is invalid and changes nothing. Raises RuntimeError before `reset`."""
         search = self._running()
         if search.over:
             return Step([Message("user", OVER)], 0.0, True, False, {"invalid": True})
@@ -241,3 +213,73 @@ class Wiki(Env):
         info["success"] = reward == 1.0
         text = text if in_time else f"No turns left. {text}"
         return Step([Message("user", text)], reward, True, False, info)
+
+
+# --- The expert reaches each line of the proof by a link, one step back, or a search --------------
+
+
+def expert_actions(search: Search, pages: Encyclopedia) -> Iterator[str]:
+    """Yield actions until the episode is over. Every line is shown before it is saved."""
+    has_thoughts = pages.number_last and bool(search.task["answers"])
+    for thought, action in _turns(search, pages):
+        yield f"{thought}\n{action}" if has_thoughts else action
+
+
+def _turns(search: Search, pages: Encyclopedia) -> Iterator[tuple[str, str]]:
+    """Yield actions, each with its thought: the line that it acts on, or the plan to find it."""
+    lines = [step[0] for step in search.proof]
+    for title, group in groupby(lines, key=lambda line: line[0]):
+        numbers = sorted({number for _, number in group})
+        plan = ""
+        if pages.number_last:  # a line has the form `The mother is Dalo.`
+            plan = f"Look for the {pages.text((title, numbers[0])).split()[1]} of {title}."
+        yield from ((plan, action) for action in _reach(search, pages, title))
+        for number in numbers:
+            yield from ((plan, action) for action in _turn_to(search, pages, number))
+        if not search.over:
+            shown = pages.numbered(pages.pages[title])
+            recited = " ".join(shown[number - 1] for number in numbers)
+            yield recited, f"SAVE {' '.join(map(str, numbers))}"
+    answers = search.task["answers"]
+    if not search.over and answers:
+        yield f"{_compared(pages, lines)}It is {answers[0]}.", f"SUBMIT {answers[0]}"
+    elif not search.over:
+        yield "", "SUBMIT"
+
+
+def _compared(pages: Encyclopedia, lines: list[Line]) -> str:
+    found = [(line[0], re.fullmatch(r"The year is (\d+)\.", pages.text(line))) for line in lines]
+    years = [f"{title} {year[1]}" for title, year in found if year is not None]
+    return f"Of {', '.join(years)}. " if len(years) > 1 else ""
+
+
+def _reach(search: Search, pages: Encyclopedia, title: str) -> Iterator[str]:
+    browser, words = search.browser, search.task.get("topic", title)
+    while not search.over and (browser.view is None or browser.view.title != title):
+        part = browser.part_with(pages, title)
+        if browser.view is not None and part is not None:
+            links = browser.links(pages)
+            if browser.view.part != part:
+                yield f"OPEN {NEXT if browser.view.part < part else PREVIOUS}"
+            elif links.get(link_key(title)) == title:
+                yield f"OPEN {title}"
+            else:
+                yield f"OPEN {next(text for text, target in links.items() if target == title)}"
+        elif len(browser.views) > 1 and title in browser.links(pages, browser.views[-2]).values():
+            yield "BACK"
+        else:
+            yield f"SEARCH {words}"
+            words = title
+
+
+def _turn_to(search: Search, pages: Encyclopedia, number: int) -> Iterator[str]:
+    """Turn the open page to the part with this line; a distant line is found by its words."""
+    browser = search.browser
+    while not search.over and browser.view is not None:
+        part = (number - 1) // browser.page_lines
+        if browser.view.part == part:
+            return
+        if abs(browser.view.part - part) > MAX_PARTS_TURNED:
+            yield f"FIND {pages.text((browser.view.title, number))[:MAX_ARGUMENT]}"
+            return
+        yield f"OPEN {NEXT if browser.view.part < part else PREVIOUS}"

@@ -37,7 +37,6 @@ class Page:
 
     @property
     def heading(self) -> str:
-        """The title and the summary."""
         return f"{self.title}, {self.summary}" if self.summary else self.title
 
 

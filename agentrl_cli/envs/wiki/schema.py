@@ -132,7 +132,7 @@ class WikiData:
     articles: dict[str, list[Row]]
 
     def test_as(self, split: str) -> WikiData:
-        """Return the test tasks alone, as the tasks of another split."""
+        """Return only the test tasks, as the tasks of another split."""
         questions, articles = ({split: rows["test"]} for rows in (self.questions, self.articles))
         return WikiData(f"{self.name}-{split}", self.encyclopedia, questions, articles)
 

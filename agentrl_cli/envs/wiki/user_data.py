@@ -124,27 +124,26 @@ def _read_folder(sources: list[_Source]) -> tuple[Encyclopedia, list[list[Row]]]
 def _own_row(
     source: _Source, number: int, row: Any, pages: Encyclopedia, titles: dict[str, str], name: str
 ) -> Row:
-    """Return a row of questions.jsonl as task data."""
     try:
         if not isinstance(row, dict):
             raise ValueError("not an object")
         topic = clean(row["topic"]) if isinstance(row.get("topic"), str) else ""
-        lines = row.get("lines") if topic else row.get("evidence") or []
+        key = "lines" if topic else "evidence"
+        lines = row.get(key) or []
         if not isinstance(lines, list):
-            raise ValueError("its lines are not a list")
+            raise ValueError(f"'{key}' is not a list of lines")
         if topic:
-            found: Row = {"id": name, "kind": "article"}
-            found |= {"question": f"Collect the lines about {topic}.", "answers": []}
-        else:
-            found = {"id": name, "kind": "question"}
-            found |= {"question": _question(row), "answers": _answers(row)}
-        found["proof"] = [[_line(pair, pages, titles)] for pair in lines]
-        if topic:
-            found["topic"] = topic
+            kind, question, answers = "article", f"Collect the lines about {topic}.", []
             if not lines:
                 raise ValueError("no 'lines' of its topic")
         else:
-            source.require_proof(lines, "evidence")
+            kind, question, answers = "question", _question(row), _answers(row)
+        found: Row = {"id": name, "kind": kind, "question": question, "answers": answers}
+        found["proof"] = [[_line(pair, pages, titles)] for pair in lines]
+        if topic:
+            found["topic"] = topic
+        else:
+            source.require_proof(lines, key)
         if row.get("split") is not None:
             if row["split"] not in SPLITS:
                 raise ValueError(f"its split is {str(row['split'])[:40]!r}")
@@ -239,7 +238,6 @@ def _page_sizes(folder: Path) -> dict[str, int]:
 
 
 def _read_page(folder: Path, path: str) -> tuple[str, list[str]]:
-    """Return the title and the lines of a page."""
     name = f"page '{path}' of '{folder}'"
     try:
         content = (folder / path).read_bytes()
@@ -387,7 +385,6 @@ class Paragraphs:
         return steps
 
     def encyclopedia(self) -> Encyclopedia:
-        """Return all paragraphs as pages."""
         return encyclopedia_of(
             _linked(title, sentences, self.neighbours[title])
             for (_, sentences), title in self.titles.items()
@@ -449,7 +446,6 @@ def _is_answer(value: Any) -> bool:
 
 
 def _json_rows(source: _Source) -> Iterable[tuple[int, Any]]:
-    """Return the rows of a .json list or of .jsonl lines, counted from 1."""
     if source.file.suffix.lower() == ".jsonl":
         return _json_lines(source)
     try:

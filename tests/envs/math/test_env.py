@@ -1,4 +1,4 @@
-"""MATH as a world: turns, tries, built-in problems, splits, the expert, what an evaluation says."""
+"""The environment: turn modes, attempts, built-in problems, splits, the expert, metrics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from agentrl_cli.core.types import Episode, Task, Turn
 from agentrl_cli.envs.check import check_env
 from agentrl_cli.envs.math.answers import boxed, number
 from agentrl_cli.envs.math.env import MAX_THOUGHTS, MathEnv
-from agentrl_cli.envs.math.kinds import LEVELS, PROBLEM_KINDS
 from agentrl_cli.envs.math.problems import (
+    LEVELS,
+    PROBLEM_KINDS,
     Problem,
     built_in_rows,
     canonical_operands,
@@ -44,19 +45,19 @@ def test_the_world_keeps_the_contract(turns: str):
     assert check_env(lambda: copy.copy(env), tasks=2) == []
 
 
-def test_a_reply_with_the_right_box_wins():
+def test_right_box_wins():
     step = opened("turn_mode=single").step(r"5+7=12, so \boxed{12}")
     assert step.reward == 1.0 and step.done and step.info["success"]
     assert step.messages[0].content == "Correct."
 
 
-def test_a_reply_without_a_box_loses_whatever_it_says():
+def test_reply_without_a_box_loses():
     step = opened("turn_mode=single").step("The answer is 12.")
     assert step.reward == 0.0 and step.done and not step.info["success"] and step.info["unboxed"]
     assert step.messages[0].content == "No box. It is 12."
 
 
-def test_a_thought_is_answered_with_nothing_until_the_reply_ends():
+def test_thoughts_get_no_observation():
     env = opened("turn_mode=thoughts")
     for thought in ("5+5=10\n\n", "10+2=12\n\n", "\\boxed{11}\n\n"):
         step = env.step(thought)
@@ -64,13 +65,7 @@ def test_a_thought_is_answered_with_nothing_until_the_reply_ends():
     assert env.step(r"No, \boxed{12}").info["success"]
 
 
-def test_a_reply_may_end_behind_a_blank_line():
-    env = opened("turn_mode=thoughts")
-    env.step("\\boxed{12}\n\n")
-    assert env.step("").info["success"]
-
-
-def test_thoughts_do_not_go_on_for_ever():
+def test_number_of_thoughts_is_limited():
     env = opened("turn_mode=thoughts")
     steps = [env.step("Well.\n\n") for _ in range(MAX_THOUGHTS)]
     assert [step.done for step in steps] == [False] * (MAX_THOUGHTS - 1) + [True]
@@ -81,7 +76,7 @@ def test_thoughts_do_not_go_on_for_ever():
         env.step("more")
 
 
-def test_a_wrong_try_is_told_so_without_the_answer_and_the_last_one_with_it():
+def test_only_the_last_verdict_names_the_answer():
     env = opened("turn_mode=retry", "attempts=3")
     said = [env.step(text) for text in (r"\boxed{1}", "12", r"\boxed{2}")]
     words = [step.messages[0].content for step in said]
@@ -89,13 +84,7 @@ def test_a_wrong_try_is_told_so_without_the_answer_and_the_last_one_with_it():
     assert [step.done for step in said] == [False, False, True]
 
 
-def test_an_old_try_does_not_count_for_a_new_one():
-    env = opened("turn_mode=retry", "attempts=2")
-    env.step(r"\boxed{1}")
-    assert not env.step("I give up").info["success"]
-
-
-def test_the_answer_never_reaches_what_may_be_shown():
+def test_public_info_has_no_answer():
     step = opened("turn_mode=retry").step(r"\boxed{1}")
     public = {key: value for key, value in step.info.items() if key != "privileged"}
     assert "12" not in str(public) and "12" not in step.messages[0].content
@@ -105,7 +94,7 @@ def test_the_answer_never_reaches_what_may_be_shown():
 
 
 @pytest.mark.parametrize("kind", PROBLEM_KINDS, ids=lambda kind: kind.name)
-def test_the_worked_solution_is_right_line_by_line(kind):
+def test_worked_solution_is_right_line_by_line(kind):
     rng = random.Random(0)
     for _ in range(50):
         problem = draw_problem([kind], rng, None, 0)
@@ -160,25 +149,16 @@ def test_splits_share_no_operands():
     assert not {row["problem"] for row in train} & {row["problem"] for row in test}
 
 
-@pytest.mark.slow
-def test_a_wish_for_more_problems_than_there_are_comes_to_an_end():
-    assert 5000 < len(math_env("problems=1000000000").tasks("train")) < 10_000
-
-
-def test_the_first_tasks_are_of_all_levels():
+def test_levels_alternate():
     assert [task.data["level"] for task in math_env().tasks("test")[:10]] == [*LEVELS, *LEVELS]
 
 
 def test_levels_and_subjects_filter():
     tasks = math_env("levels=[4,5]", "subjects=[Algebra]").tasks("train")
     assert tasks and {task.data["level"] for task in tasks} == {4}
-    with pytest.raises(UserError, match="Geometry"):
+    with pytest.raises(UserError) as error:
         math_env("subjects=[Geometry]").tasks("train")
-
-
-def test_another_split_seed_is_another_split():
-    ids = [{task.id for task in math_env(f"split_seed={seed}").tasks("test")} for seed in (0, 1)]
-    assert ids[0] != ids[1]
+    assert error.value.code == "unknown-subject" and "Geometry" in str(error.value)
 
 
 def test_the_expert_solves_every_kind():
@@ -197,17 +177,14 @@ def test_the_expert_solves_every_kind():
 def played(task: Task, answers: list[str], right: str) -> list[Episode]:
     episodes = []
     for i, answer in enumerate(answers):
-        info = {
-            "success": answer == right,
-            "answer": answer,
-            "grade": "exact" if answer else "unboxed",
-        }
+        grade = "exact" if answer else "unboxed"
+        info = {"success": answer == right, "answer": answer, "grade": grade}
         turn = Turn([], answer, [], [1] * (i + 1), [0.0] * (i + 1), done=True, info=info)
         episodes.append(Episode(f"{task.id}-{i}", task, "g", 0, [turn]))
     return episodes
 
 
-def test_levels_subjects_pass_and_majority_by_hand():
+def test_metrics_by_hand():
     one = Task("a", "test", {"level": 1, "subject": "Number Theory"})
     two = Task("b", "test", {"level": 5, "subject": "Algebra"})
     found = summarise(

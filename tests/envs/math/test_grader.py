@@ -21,7 +21,6 @@ from agentrl_cli.envs.math.answers import boxed, labels, normalise, number
 from agentrl_cli.envs.math.problems import latex
 from agentrl_cli.envs.math.worker import parse_arithmetic
 from tests.builders.command_line import agentrl as run
-from tests.builders.command_line import refused
 from tests.builders.math_answers import DECIMALS, HARD, MISJUDGED, NOTATIONS, REPLIES
 from tests.builders.runs import Agentrl
 from tests.paths import DATA
@@ -32,23 +31,17 @@ ANSWERS = DATA / "math" / "MATH-500_answers_only.jsonl"
 @pytest.mark.parametrize(
     ("reply", "inside"),
     [
-        (r"\boxed{5}", "5"),
-        (r"\boxed{5} then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"\boxed{5} then \boxed{6", "5"),
-        (r"\boxed {x \in \{1,2\}}", r"x \in \{1,2\}"),
-        (r"} \boxed{\{} {", r"\{"),
-        (r"\fbox{7}", "7"),
-        (r"\boxed{\boxed{3}}", "3"),
-        (r"\\boxed{3}", None),
-        (r"\boxed{", None),
-        ("the answer is 5", None),
+        (r"\boxed{5}", "5"), (r"\boxed{5} then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{5} then \boxed{6", "5"), (r"\boxed {x \in \{1,2\}}", r"x \in \{1,2\}"),
+        (r"} \boxed{\{} {", r"\{"), (r"\fbox{7}", "7"), (r"\boxed{\boxed{3}}", "3"),
+        (r"\\boxed{3}", None), (r"\boxed{", None), ("the answer is 5", None),
     ],
-)
+)  # fmt: skip
 def test_the_last_balanced_box_counts(reply: str, inside: str | None):
     assert boxed(reply) == inside
 
 
-def test_reading_a_box_is_linear_in_hostile_text():
+def test_boxed_is_linear_in_hostile_text():
     began = time.process_time()
     for text in (r"\boxed{" * 50_000, "{" * 300_000, r"\boxed{1}" * 40_000, "\\" * 300_001):
         boxed(text)
@@ -56,7 +49,7 @@ def test_reading_a_box_is_linear_in_hostile_text():
 
 
 @given(st.integers(-(10**6), 10**6), st.integers(1, 10**4))
-def test_a_number_equals_itself_in_every_notation_and_no_other(top: int, bottom: int):
+def test_notations_of_a_number_are_equal(top: int, bottom: int):
     value = Fraction(top, bottom)
     forms = [latex(value), f"{top}/{bottom}", rf"$\dfrac{{{top}}}{{{bottom}}}$"]
     assert {number(normalise(form)) for form in forms} == {value}
@@ -65,7 +58,7 @@ def test_a_number_equals_itself_in_every_notation_and_no_other(top: int, bottom:
 
 
 @given(st.text(max_size=300))
-def test_no_text_breaks_the_first_stages(text: str):
+def test_any_text_is_graded(text: str):
     assert normalise(text) == normalise(text)
     assert number(normalise(text)) is None or normalise(text).isascii()
     assert not grade("", text) or not text
@@ -82,28 +75,24 @@ def test_only_numbers_can_be_graded_without_math_verify(monkeypatch: pytest.Monk
     assert grade("0.5", r"\frac{1}{2}") and not grade("0.6", r"\frac{1}{2}")
     assert grade("x+1", "x+1").reason == "exact"
     assert grade("x+1", "5").reason == "unread"
-    with pytest.raises(UserError, match=r"pip install 'agentrl-cli\[math\]'"):
-        grade("x+1", "1+x")
+    for extract in ("boxed", "last_math"):
+        with pytest.raises(UserError) as error:
+            grade("x+1", "1+x", extract=extract)
+        assert error.value.code == "missing-extra"
 
 
-def test_a_tolerance_lets_decimals_alone_miss():
+def test_tolerance_applies_to_decimals_only():
     assert not grade("0.333", r"\frac13") and grade("0.333", r"\frac13", tolerance=0.001)
     assert not grade("10001", "10000", tolerance=0.01)
-    with pytest.raises(UserError, match=r"tolerance is -0\.1"):
+    with pytest.raises(UserError, match="tolerance"):
         grade("1", "1", tolerance=-0.1)
 
 
-def test_an_unknown_way_to_extract_is_refused():
-    refused(run("grade", "1", "1", "--extract", "box"), "extract is 'box'; give boxed or last_math")
+def test_unknown_extract_is_refused():
+    assert run("grade", "1", "1", "--extract", "box").exit_code == 2
 
 
-def test_replies_cannot_be_read_without_math_verify(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pool, "available", lambda: False)
-    with pytest.raises(UserError, match=r"extract=last_math .*pip install 'agentrl-cli\[math\]'"):
-        grade("It is 5.", "5", extract="last_math")
-
-
-def test_long_answers_are_refused_unread():
+def test_long_answers_are_wrong():
     assert grade("5" * 513, "5" * 513).reason == "long"
     assert grade(r"\boxed{" + "5" * 513 + "}", "5").reason == "long"
     assert grade("x" * 100_000 + r"\boxed{5}", "5")
@@ -118,12 +107,11 @@ def test_the_command_line_grades(agentrl: Agentrl):
 @pytest.mark.parametrize(
     ("gold", "answer", "says"),
     [
-        ("7", "-7", "wrong (number)"),
-        (r"-\frac{1}{2}", "-0.5", "right (number)"),
+        ("7", "-7", "wrong (number)"), (r"-\frac{1}{2}", "-0.5", "right (number)"),
         ("-x", "-x", "right (exact)"),
     ],
-)
-def test_answers_that_begin_with_a_minus_are_no_options(gold: str, answer: str, says: str):
+)  # fmt: skip
+def test_negative_answers_are_not_options(gold: str, answer: str, says: str):
     done = run("grade", gold, answer)
     assert done.exit_code == 0 and done.stdout == f"{says}\n"
 
@@ -138,12 +126,6 @@ def test_worker_that_does_not_start_is_reported(
     with pytest.raises(UserError) as error:
         pool.Worker()
     assert error.value.code == "no-grader"
-
-
-def test_repeating_decimals_are_exact():
-    assert number(normalise(r"0.\overline{3}")) == Fraction(1, 3)
-    assert number(normalise(r"-2.1\bar{6}")) == -Fraction(13, 6)
-    assert number(normalise(r".\overline{142857}")) == Fraction(1, 7)
 
 
 @pytest.mark.parametrize(
@@ -195,14 +177,8 @@ def test_replies_are_read_as_math_verify_reads_them(math_verify: None):
 
 
 @pytest.mark.extras
-def test_the_command_line_reads_replies(math_verify: None, agentrl: Agentrl):
-    done = agentrl("grade", "12", "The answer is 12.", "--extract", "last_math")
-    assert done.stdout == "right (verified)\n"
-
-
-@pytest.mark.extras
 @pytest.mark.skipif(not ANSWERS.exists(), reason="the answers of MATH-500 are not here")
-def test_every_right_answer_equals_itself_and_not_its_neighbour(math_verify: None):
+def test_right_answers_equal_only_themselves(math_verify: None):
     golds = [json.loads(line)["answer"] for line in ANSWERS.read_text().splitlines()]
     assert all(grade(gold, gold) for gold in golds) and len(golds) == 500
     pairs = [(a, b) for a, b in pairwise(golds[:101]) if a != b]
@@ -211,9 +187,7 @@ def test_every_right_answer_equals_itself_and_not_its_neighbour(math_verify: Non
 
 @pytest.mark.extras
 @pytest.mark.parametrize("answer", ["10^{10^{10}}", "(" * 250 + "x" + ")" * 250, "9^{9^{9^{9}}}"])
-def test_what_takes_too_long_is_a_timeout_and_the_next_answer_is_graded(
-    math_verify: None, answer: str
-):
+def test_timeout_leaves_the_next_answer_graded(math_verify: None, answer: str):
     found = grade(answer, "x+1")
     assert not found and found.reason == "timeout"
     assert grade("1+x", "x+1").reason == "verified"
@@ -256,7 +230,7 @@ def test_an_answer_is_never_run_as_code(math_verify: None, tmp_path: Path):
 
 
 @pytest.mark.extras
-def test_plain_arithmetic_is_read_without_running_it(math_verify: None):
+def test_arithmetic_is_parsed_without_eval(math_verify: None):
     sympy = pytest.importorskip("sympy")
     texts = {"1/2+3": "7/2", "-(2**3)-1": "-9", "0.10": "0.1", "+5": "5"}
     for text, value in texts.items():

@@ -46,7 +46,7 @@ PLAYERS = {file.stem for file in (CONF / "algo").glob("*.yaml")}
 @pytest.mark.parametrize("algo", sorted(PLAYERS))
 @pytest.mark.parametrize("turns", ["thoughts", "retry"])
 def test_every_algorithm_trains_on_it(tmp_path: Path, algo: str, turns: str):
-    run = trained(tmp_path, algo, f"env.max_turns={turns}")
+    run = trained(tmp_path, algo, f"env.turn_mode={turns}")
     rows = run.metrics()
     assert run.meta["status"] == "done"
     assert any(name.endswith("/loss") for row in rows for name in row)
@@ -54,7 +54,7 @@ def test_every_algorithm_trains_on_it(tmp_path: Path, algo: str, turns: str):
     assert rows[-1]["eval/test_level_1"] == rows[-1]["eval/test_success"]
 
 
-def test_thoughts_are_turns_of_one_message_and_the_ids_are_those_that_were_sampled(tmp_path: Path):
+def test_thoughts_are_turns_of_one_reply(tmp_path: Path):
     run = trained(tmp_path, "grpo")
     found = [one for one in episodes(run) if len(one.turns) == 3]
     assert found
@@ -66,7 +66,7 @@ def test_thoughts_are_turns_of_one_message_and_the_ids_are_those_that_were_sampl
         assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 1.0]
 
 
-def test_self_ac_gives_each_thought_an_advantage_of_its_own(tmp_path: Path):
+def test_self_ac_gives_each_thought_an_advantage(tmp_path: Path):
     run = trained(tmp_path, "self_ac", "algo.gae_lambda=0.5")
     found = [one for one in episodes(run) if len(one.turns) == 3]
     credits = [{turn.info["advantage"] for turn in one.turns} for one in found]

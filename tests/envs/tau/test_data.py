@@ -10,7 +10,7 @@ import pytest
 
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.envs.tau.data import load_domain
-from agentrl_cli.envs.tau.database import canonical_text
+from agentrl_cli.envs.tau.tools import canonical_text
 from tests.builders.tau import services, write_checkout, write_json
 
 __all__ = ["services"]

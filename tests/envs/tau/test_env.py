@@ -16,11 +16,9 @@ from agentrl_cli.core.types import Step
 from agentrl_cli.envs.check import check_env
 from agentrl_cli.envs.tau.actions import RESPOND, Action, format_action, parse
 from agentrl_cli.envs.tau.data import Domain
-from agentrl_cli.envs.tau.database import Database
-from agentrl_cli.envs.tau.env import TauBench
+from agentrl_cli.envs.tau.env import TauBench, ground_truth
 from agentrl_cli.envs.tau.mini import mini_domain
-from agentrl_cli.envs.tau.reward import ground_truth
-from agentrl_cli.envs.tau.tools import parameters
+from agentrl_cli.envs.tau.tools import Database, parameters
 from agentrl_cli.envs.tau.users import LLMUser
 from tests.builders.tau import domain, services, tau_env
 
@@ -208,7 +206,7 @@ def test_text_parses_as_call_or_words(text: str, style: str, name: str, argument
 
 
 def test_invalid_settings_are_refused(services: Path):
-    for change in ({"user": "me"}, {"actions": "xml"}, {"turns": 0}, {"holdout": -1}):
+    for change in ({"user": "me"}, {"actions": "xml"}, {"max_turns": 0}, {"holdout": -1}):
         with pytest.raises(UserError, match=next(iter(change))):
             tau_env("retail", services, **change)
     with pytest.raises(UserError) as error:

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.envs.check import check_env
 from agentrl_cli.envs.tau.data import SPLITS
-from agentrl_cli.envs.tau.database import Database
-from agentrl_cli.envs.tau.reward import ground_truth, won_by_doing_nothing
+from agentrl_cli.envs.tau.env import ground_truth, won_by_doing_nothing
+from agentrl_cli.envs.tau.tools import Database
 from agentrl_cli.envs.tau.users import parse_instruction
-from bench.tau import OFFICIAL, golden, golden_figures, last_write, reward, run
+from bench.tau import OFFICIAL, golden, last_write, reward, run
 from tests.builders.tau import DATA, domain, needs_data, tau_env
 
 pytestmark = needs_data
@@ -34,13 +33,6 @@ def test_golden_cases_are_reproduced(split: str, count: int):
     found = list(golden(domain("retail", DATA), split, cases(split)[:count]))
     assert len(found) > count
     assert [case for case in found if not all(case.values())] == []
-
-
-def test_figures_count_recorded_facts():
-    found = golden_figures(list(golden(domain("retail", DATA), "dev", cases("dev"))))
-    assert found["cases"] == found["observations_recorded"] == found["observations_equal"] == 60
-    assert found["database_recorded"] == found["database_equal"] == 20
-    assert found["executed_recorded"] == found["verdict_equal"] == 40
 
 
 def test_golden_check_detects_a_wrong_observation():
@@ -92,16 +84,8 @@ def test_expert_wins_and_user_leaks_nothing():
         heard += [m.content for step in steps for m in step.messages if m.role == "user"]
         user = env.domain_data.tables["users"][task.data["user_id"]]
         secrets = {x for a in task.data["actions"] for x in a["kwargs"].get("item_ids", [])}
-        secrets |= {
-            *user["payment_methods"],
-            *user["orders"],
-            user["email"],
-            user["address"]["zip"],
-        }
+        secrets |= {*user["payment_methods"], *user["orders"]}
+        secrets |= {user["email"], user["address"]["zip"]}
         leaked = set(" ".join(heard).replace(".", " ").split()) & secrets
         assert all(word in task.data["instruction"] for word in leaked)
     assert min(won, confirmed) >= 0.99 * len(tasks)
-
-
-def test_retail_keeps_the_environment_contract():
-    assert check_env(lambda: tau_env("retail", DATA, holdout=100, actions="react")) == []

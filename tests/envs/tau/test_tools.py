@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.envs.tau.database import Database, canonical_text
-from agentrl_cli.envs.tau.tools import call_tool, evaluate, parameters
+from agentrl_cli.envs.tau.tools import Database, call_tool, canonical_text, evaluate, parameters
 from tests.builders.tau import SHOPPERS, domain, services
 
 __all__ = ["services"]

@@ -56,16 +56,3 @@ def test_nlac_trains_on_retail_with_the_scripted_user(folder: Path, tmp_path: Pa
               for line in file.read_text().splitlines()]  # fmt: skip
     assert {episode["stop"] for episode in played} == {"done"}
     assert all(len(episode["turns"][0]["observation_ids"]) > 4000 for episode in played)
-
-
-def test_a_bare_model_is_evaluated_on_airline(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    from agentrl_cli.cli.evaluate import evaluate_command
-
-    monkeypatch.chdir(tmp_path)
-    about = ["env=tau_airline", "env.user=silent", f"model.path={folder}", *SETTINGS, "algo=grpo"]
-    found = evaluate_command(None, [*about, "eval.splits=[test]", "eval.tasks=2"])
-    assert found["eval/test_episodes"] == 4.0
-    # the random model only talks, which wins the tasks that doing nothing wins
-    assert found["eval/test_success"] == found["eval/test_do_nothing"]

@@ -16,7 +16,6 @@ from agentrl_cli.envs.tau.users import (
     HumanUser,
     LLMUser,
     RetailUser,
-    agrees,
     parse_instruction,
 )
 from tests.builders.tau import INSTRUCTION, services, tau_env
@@ -201,14 +200,6 @@ def test_wishes_come_one_by_one():
     assert customer.reply("That has been done.").text == STOP
 
 
-def test_third_wish_about_an_address():
-    customer = user(SWAP)
-    for _ in range(2):
-        customer.reply("It is done.")
-    assert customer.reply(f"Ship #W1 to 9 Elm Road? {ASK}").text.startswith(NO + "the address")
-    assert customer.reply(f"Ship #W1 to 5 Oak Road? {ASK}").text.startswith(YES)
-
-
 def test_seed_determines_the_lines():
     def lines(seed: int) -> tuple[str, str]:
         customer = user(seed=seed)
@@ -259,17 +250,6 @@ def test_model_plays_the_user():
     assert [m.role for m in model.seen[1:]] == ["user"]
     assert customer.reply("Which order?").fault == "" and customer.reply("Done.").stops
     assert len(set(model.seeds)) == 3
-
-
-@pytest.mark.parametrize(
-    "line, is_yes",
-    [
-        ("Yes, please.", True), ("Sure, go ahead.", True), ("Hm, who are you?", False),
-        ("No, that is not correct.", False), ("Don't proceed.", False),
-    ],
-)  # fmt: skip
-def test_consent_is_recognised(line: str, is_yes: bool):
-    assert agrees(line) == is_yes
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import random
 
 import pytest
 
@@ -14,7 +13,7 @@ from agentrl_cli.core.types import Task
 from agentrl_cli.envs.twentyq.env import closeness
 from agentrl_cli.envs.twentyq.expert import best_attributes, entropy
 from agentrl_cli.envs.twentyq.world import load_world
-from tests.builders.twentyq import FULL, SMALL, game, reply_to
+from tests.builders.twentyq import SMALL, game, reply_to
 
 
 def lengths(world: str, turns: int) -> list[int]:
@@ -32,7 +31,7 @@ def lengths(world: str, turns: int) -> list[int]:
 # the game
 
 
-def test_a_game_reads_as_documented():
+def test_game_has_exact_texts():
     env = game("dog", max_turns=5)
     assert env.reset(Task("t", "train", {"object": "dog"}), 0)[0].content == "Ask. 5 left."
     assert reply_to(env, "Is it alive?") == "Yes. 4 left."
@@ -42,13 +41,7 @@ def test_a_game_reads_as_documented():
     assert reply_to(env, "Maybe a cat.\nIs it a cat?") == "No. You lose. It was a dog. Close."
 
 
-def test_turns_left_are_told_only_when_asked_for():
-    env = game("dog", show_turns_left=False)
-    assert env.reset(Task("t", "train", {"object": "dog"}), 0)[0].content == "Ask."
-    assert reply_to(env, "Is it alive?") == "Yes."
-
-
-def test_negated_questions_are_answered_the_other_way_round():
+def test_negated_questions_get_the_opposite_answer():
     env = game("dog")
     assert reply_to(env, "Is it not alive?") == "No. 9 left."
     assert reply_to(env, "Can it not fly?") == "Yes. 8 left."
@@ -58,13 +51,13 @@ def test_negated_questions_are_answered_the_other_way_round():
     )
 
 
-def test_the_right_guess_ends_the_game_as_a_success():
+def test_right_guess_wins():
     step = game("dog").step("Is it a dog?")
     assert (step.reward, step.done, step.truncated) == (1.0, True, False)
     assert step.info["success"] is True and step.messages[0].content == "Yes. You win."
 
 
-def test_running_out_of_turns_is_done_and_no_success():
+def test_turn_limit_ends_in_a_loss():
     env = game("oak", max_turns=2)
     env.step("Is it alive?")
     step = env.step("Is it green?")
@@ -77,13 +70,13 @@ def test_running_out_of_turns_is_done_and_no_success():
     ("fits", "word"),
     [(1, "Close."), (3, "Close."), (4, "Near."), (8, "Near."), (9, "Far."), (238, "Far.")],
 )
-def test_a_lost_game_was_close_by_how_many_objects_still_fit(fits, word):
+def test_final_hint_depends_on_fitting_objects(fits, word):
     assert closeness(fits) == word
     lost = game().farewell_text("no", False, "oak", fits)
     assert lost == f"No. You lose. It was an oak. {word}"
 
 
-def test_lmrl_rewards_every_turn_but_the_winning_one():
+def test_lmrl_reward_is_minus_one_per_turn():
     env = game("dog", reward="lmrl")
     actions = ["Is it alive?", "hm", "Is it a cat?", "Is it a dog?"]
     assert [env.step(action).reward for action in actions] == [-1.0, -1.0, -1.0, 0.0]
@@ -91,7 +84,7 @@ def test_lmrl_rewards_every_turn_but_the_winning_one():
     assert [env.step("Is it a cat?").reward for _ in range(2)] == [-1.0, -1.0]
 
 
-def test_a_graded_reward_pays_a_lost_game_by_what_a_graded_farewell_says_of_it():
+def test_graded_reward_equals_the_final_hint():
     seen = set()
     for turns in range(1, 7):
         env = game("dog", max_turns=turns, reward="graded")
@@ -105,14 +98,7 @@ def test_a_graded_reward_pays_a_lost_game_by_what_a_graded_farewell_says_of_it()
     assert [won.step(a).reward for a in ("Is it alive?", "Is it a dog?")] == [0.0, 1.0]
 
 
-def test_a_plain_farewell_does_not_say_how_close_a_lost_game_was():
-    env = game("dog", max_turns=1, final_hint="plain")
-    assert reply_to(env, "Is it a cat?") == "No. You lose. It was a dog."
-    env = game("dog", max_turns=1, final_hint="plain")
-    assert reply_to(env, "Is it a dog?") == "Yes. You win."
-
-
-def test_the_last_line_of_a_turn_is_asked_and_a_thought_wins_nothing():
+def test_only_the_last_line_is_asked():
     env = game("dog", max_turns=6)
     thoughts = ["Is it a dog?", "Maybe a dog.", "Action says: is it a dog?", "A dog\nIs it a dog?"]
     for left, thought in zip((5, 4, 3, 2), thoughts, strict=True):
@@ -123,7 +109,7 @@ def test_the_last_line_of_a_turn_is_asked_and_a_thought_wins_nothing():
     assert reply_to(env, "Maybe a cat.\nIs it a dog?") == "Yes. You win."
 
 
-def test_a_turn_with_another_thought_is_a_repetition():
+def test_repetition_ignores_thoughts():
     env = game("dog")
     texts = ["Maybe a cat.\nIs it alive?", "Maybe an oak.\nIs it alive?", "Is it a cat?"]
     texts += ["Not a dog.\nIs it a cat?", "Is it alive?\nIs it green?"]
@@ -131,14 +117,7 @@ def test_a_turn_with_another_thought_is_a_repetition():
     assert repeated == [False, True, False, True, False]
 
 
-def test_a_text_that_cannot_be_answered_is_repeated_when_it_is_said_again():
-    env = game("penguin")
-    steps = [env.step(text) for text in ("Hm.", "What is it?", "what is it", "Hm.")]
-    assert [step.info["repeated"] for step in steps] == [False, False, True, True]
-    assert all(step.info["invalid"] for step in steps)
-
-
-def test_info_tells_what_was_asked_and_hides_what_the_agent_must_not_know():
+def test_info_separates_public_and_privileged():
     env = game("penguin")
     infos = [
         env.step(text).info
@@ -164,17 +143,16 @@ def test_info_tells_what_was_asked_and_hides_what_the_agent_must_not_know():
 def test_a_step_needs_a_running_game():
     env = game("dog")
     env.step("Is it a dog?")
-    with pytest.raises(RuntimeError, match="reset"):
+    with pytest.raises(RuntimeError):
         env.step("Is it a dog?")
-    with pytest.raises(RuntimeError, match="reset"):
+    with pytest.raises(RuntimeError):
         build(check(compose(["env=twentyq"])).env).step("Is it a dog?")
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("turns", 0), ("test_objects", 96), ("world", "tiny"), ("secret", "x")],
+    ("key", "value"), [("max_turns", 0), ("test_objects", 96), ("world", "tiny"), ("secret", "x")]
 )
-def test_a_wrong_setting_is_the_users_mistake(key, value):
+def test_invalid_settings_are_refused(key, value):
     with pytest.raises(UserError, match=str(value)):
         game(**{key: value})
 
@@ -191,7 +169,7 @@ def test_configured_games_have_their_splits(name: str, train: int, test: int):
 # the expert, and playing without questions
 
 
-def test_entropy_is_that_of_the_answers():
+def test_entropy_by_hand():
     assert entropy(SMALL, ("dog", "oak", "car", "piano"), "alive") == 1.0
     assert entropy(SMALL, ("dog", "oak", "cat", "crow"), "animal") == pytest.approx(0.8112781)
     assert best_attributes(SMALL, ("dog",)) == ()
@@ -201,17 +179,3 @@ def test_entropy_is_that_of_the_answers():
 def test_the_expert_wins_every_game(world, turns, mean):
     counts = lengths(world, turns)
     assert max(counts) <= turns and sum(counts) / len(counts) < mean
-
-
-def test_guessing_alone_wins_at_most_one_game_in_ten():
-    order, wins = random.Random(0), 0
-    for name in FULL.objects:
-        guesses = order.sample(FULL.objects, 20)
-        env = game(name, world="full", max_turns=20, test_objects=0)
-        for guess in guesses:
-            step = env.step(FULL.guess(guess))
-            if step.done:
-                break
-        wins += step.info["success"]
-    assert 20 / len(FULL.objects) <= 0.1
-    assert wins / len(FULL.objects) <= 0.13  # a sample of the chance above

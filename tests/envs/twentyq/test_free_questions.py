@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_cli.envs.twentyq.free_questions import Unanswerable, read_freely
-from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
+from agentrl_cli.envs.twentyq.questions import Guess, Question, Unanswerable, parse, read_freely
 from agentrl_cli.envs.twentyq.world import load_world
 from tests.builders.twentyq import FULL, game
 
@@ -29,7 +28,7 @@ def label(text: str) -> str | None:
     return None if isinstance(found, Unanswerable) else "unread"
 
 
-def test_published_questions_are_read_and_none_gets_an_answer_that_is_not_its_own():
+def test_published_questions_get_no_wrong_answer():
     read = [label(row["text"]) for row in ASKED]
     assert len(ASKED) == 60 and len({row["text"] for row in ASKED}) == 60
     assert sum(found == row["read"] for found, row in zip(read, ASKED, strict=True)) >= 57
@@ -40,40 +39,29 @@ def test_published_questions_are_read_and_none_gets_an_answer_that_is_not_its_ow
 @pytest.mark.parametrize(
     ("text", "read"),
     [
-        ("Question 1: Is it alive?", "alive"),
-        ("1. Is it man-made?", "man_made"),
-        ("**Is it an animal?**", "animal"),
-        ("Q3) Is it larger than a person", "big"),
-        ("My guess is: a cat.", "=cat"),
-        ("Could it be a cat?", "=cat"),
-        ("Final guess: toothbrush", "=toothbrush"),
-        ("I think it's a piano.", "=piano"),
+        ("Question 1: Is it alive?", "alive"), ("1. Is it man-made?", "man_made"),
+        ("**Is it an animal?**", "animal"), ("Q3) Is it larger than a person", "big"),
+        ("My guess is: a cat.", "=cat"), ("Could it be a cat?", "=cat"),
+        ("Final guess: toothbrush", "=toothbrush"), ("I think it's a piano.", "=piano"),
         ("<think>Is it a dog? Maybe.</think>\n\nIs it alive?", "alive"),
         ("It is not alive.\nSo it may be a tool.\n\nIs it a hand tool?", "tool"),
         ("Okay, is it something that you can eat?", "eaten"),
-        ("Is it an object that can fly?", "fly"),
-        ("Is it inanimate?", "-alive"),
+        ("Is it an object that can fly?", "fly"), ("Is it inanimate?", "-alive"),
         ("Is it not alive?", "-alive"),
         ("Great! Is it a container (like a bowl)?\n\nShall I go on?", "container"),
-        ("Thought: small\nAction: Is it a dog?", "=dog"),
-        ("Is it sometimes eaten?", None),
-        ("Is it a cat or a dog?", None),
-        ("Is it a toothpaste?", None),
-        ("Is it bigger than a breadbox?", None),
-        ("Is it a cat? Is it a dog?", "unread"),
-        ("Is it alive? Can it fly?", "unread"),
-        ("<think>Is it alive?", "unread"),
-        ("Would you like a hint?", "unread"),
-        ("hm", "unread"),
-        ("", "unread"),
+        ("Thought: small\nAction: Is it a dog?", "=dog"), ("Is it sometimes eaten?", None),
+        ("Is it a cat or a dog?", None), ("Is it a toothpaste?", None),
+        ("Is it bigger than a breadbox?", None), ("Is it a cat? Is it a dog?", "unread"),
+        ("Is it alive? Can it fly?", "unread"), ("<think>Is it alive?", "unread"),
+        ("Would you like a hint?", "unread"), ("hm", "unread"), ("", "unread"),
     ],
-)
-def test_one_question_is_found_in_what_a_model_writes(text: str, read: str | None):
+)  # fmt: skip
+def test_question_is_found_in_text_of_models(text: str, read: str | None):
     assert label(text) == read
 
 
 @pytest.mark.parametrize("world", ["small", "full"])
-def test_what_is_read_exactly_is_read_freely_alike(world: str):
+def test_free_parser_includes_the_exact_one(world: str):
     table = load_world(world)
     for attribute in table.attributes:
         for text, negated in table.phrasings(attribute):
@@ -92,7 +80,7 @@ def test_no_two_attributes_share_a_wording():
             assert owner.setdefault(text, key) == key
 
 
-def test_what_the_table_cannot_answer_is_said_so_with_three_attributes_that_come_near():
+def test_unanswerable_question_suggests_three_others():
     env = game("dog", world="full", parser="free", show_turns_left=False)
     step = env.step("Question 2: Is it larger than a microwave oven?")
     text = step.messages[0].content
@@ -102,20 +90,15 @@ def test_what_the_table_cannot_answer_is_said_so_with_three_attributes_that_come
     assert env.step("**Question 4:** Is it a living organism?").messages[0].content == "Yes."
 
 
-def test_a_guess_among_chatter_wins():
-    env = game("dog", world="full", parser="free")
-    assert env.step("I am quite sure now!\n\n**My final guess is: a dog.**").info["success"]
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=300))
-def test_any_text_can_be_read(text: str):
+def test_any_text_is_parsed(text: str):
     found = read_freely(text, FULL)
     assert found is None or isinstance(found, Question | Guess | Unanswerable)
 
 
 @pytest.mark.parametrize("text", ["\n", " ", "Is it a ", "question 1: ", "<think>", "(like ", "? "])
-def test_long_text_is_read_in_no_time(text: str):
+def test_long_text_is_parsed_fast(text: str):
     began = time.process_time()
     read_freely(text * 100_000, FULL)
     assert time.process_time() - began < 3

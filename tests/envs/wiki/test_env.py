@@ -245,11 +245,11 @@ def test_pickled_instance_is_small_and_continues():
 @pytest.mark.parametrize(
     "changes, code",
     [
-        ({"world": "large"}, "unknown-choice"), ({"task": "answer"}, "unknown-choice"),
-        ({"reward": "f1"}, "unknown-choice"), ({"turns": 0}, "too-small"),
+        ({"world": "large"}, "unknown-option"), ({"task": "answer"}, "unknown-option"),
+        ({"reward": "f1"}, "unknown-option"), ({"max_turns": 0}, "too-small"),
         ({"page_lines": 0}, "too-small"), ({"questions": 0}, "too-small"),
-        ({"test_share": 2.0}, "too-large"), ({"pages": 5}, "out-of-range"),
-        ({"pages": 1001}, "out-of-range"), ({"test_data": "more.jsonl"}, "missing-data"),
+        ({"test_share": 2.0}, "too-large"), ({"pages": 5}, "too-small"),
+        ({"pages": 1001}, "too-large"), ({"test_data": "more.jsonl"}, "missing-data"),
         ({"questions": 10**5, "pages": 40}, "too-few-questions"),
     ],
 )  # fmt: skip

@@ -11,8 +11,7 @@ from typing import Any
 
 from agentrl_cli.config.compose import build, check, compose
 from agentrl_cli.core.types import Message, Turn
-from agentrl_cli.envs.math.kinds import PROBLEM_KINDS
-from agentrl_cli.envs.math.problems import Problem
+from agentrl_cli.envs.math.problems import PROBLEM_KINDS, Problem
 from agentrl_cli.envs.twentyq.questions import Guess, Question, parse
 from agentrl_cli.models.load import TINY
 from agentrl_cli.rollout.chat_template import Chat

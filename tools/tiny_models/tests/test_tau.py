@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from agentrl_cli.envs.tau.database import Tables
 from agentrl_cli.envs.tau.mini import mini_domain
+from agentrl_cli.envs.tau.tools import Tables
 from tools.tiny_models.played import Transition
 from tools.tiny_models.tau import TauCorpus
 from tools.tiny_models.tests.corpus_builder import seeds, tau_corpus
