@@ -19,7 +19,6 @@ TINY = ROOT / "agentrl_cli" / "models" / "tiny"
 NEEDED = {
     "agentrl_cli/py.typed",
     "agentrl_cli/conf/config.yaml",
-    *(f"agentrl_cli/conf/{group}/{name}.yaml" for group in groups() for name in options(group)),
     *(f"agentrl_cli/envs/twentyq/{name}.txt" for name in ("objects", "attributes")),
     *(f"agentrl_cli/models/tiny/{name}.json" for name in ("config", "tokenizer")),
     "agentrl_cli/models/tiny/chat_template.jinja",
