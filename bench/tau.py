@@ -162,7 +162,7 @@ def measure(folder: Path) -> dict[str, float]:
                 figures |= {f"{name}_{split}_golden_{key}": n for key, n in counts.items()}
     for name, data, holdout in (("retail", str(folder), 100), ("mini", None, 0)):
         env = TauBench(
-            domain=name, data=data, user="scripted", actions="react", max_turns=30, holdout=holdout,
+            domain=name, data=data, user="scripted", actions="react", max_turns=30, holdout=holdout,  # pyright: ignore[reportArgumentType]
             llm=None,
         )  # fmt: skip
         figures |= {f"{name}_{key}": value for key, value in expert_figures(env).items()}

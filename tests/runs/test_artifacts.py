@@ -39,7 +39,12 @@ def session_of(run: Run) -> bytes:
 
 def logger(*artifacts: str) -> WandbLogger:
     return WandbLogger(
-        project="test", entity=None, mode=None, rows=4, timeout=60, artifacts=list(artifacts)
+        project="test",
+        entity=None,
+        mode=None,
+        rows=4,
+        timeout=60,
+        artifacts=list(artifacts),  # pyright: ignore[reportArgumentType]
     )
 
 
