@@ -91,7 +91,11 @@ def test_files_that_a_page_names_exist(page: Path):
 def test_names_that_a_page_writes_as_code_stand_in_the_code(page: Path):
     folders = ("agentrl_cli", "conf", "tests", "bench", "stress", "tools")
     found = [file for folder in folders for file in (ROOT / folder).rglob("*.[py]*")]
-    code = "\n".join(file.read_text() for file in found if file.suffix in (".py", ".pyi", ".yaml"))
+    code = "\n".join(
+        f"{file.stem}\n{file.read_text()}"
+        for file in found
+        if file.suffix in (".py", ".pyi", ".yaml")
+    )
     named = set(re.findall(r"`([A-Za-z_][\w.]*\w)(?:\(\))?`", page.read_text()))
     named = {name for name in named if not name.startswith("ENV_")}  # a preset of each world
     other = ROOT.joinpath("Makefile").read_text() + ROOT.joinpath("pyproject.toml").read_text()
