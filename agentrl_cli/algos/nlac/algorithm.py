@@ -1,10 +1,10 @@
 """NLAC: natural language actor-critic (arXiv 2512.04601).
 
-The critic is a language model that explains in words how good an action is. There is no policy
-gradient: the policy imitates actions that a refiner improved by the critic's words. A state s is
-the interaction so far, and an action a is one turn of the agent. One update:
+The critic is a language model that explains in words how good an action is. The policy imitates
+actions that were improved with these words. A state s is the interaction so far, and an action a is
+one turn of the agent. One update:
 
-    (s, a, r, s') ~ replay buffer                                    sample_turns
+    (s, a, s') ~ replay buffer                                       sample_turns
     policy evaluation: train the successor model M                   policy_evaluation
         a' ~ π(s'),  d' ~ M_target(s', a')     forecast of the rest of the episode
         y  ~ Backup_target(s, a, s', d')       roles.py; the true outcome at an episode's end
@@ -12,8 +12,19 @@ the interaction so far, and an action a is one turn of the agent. One update:
     target ← decay · target + (1 - decay) · M                        update_target
     policy improvement: train the policy π                           policy_improvement
         a  ~ π(s),  d_1 … d_k ~ M(s, a),  q ~ E(s, a, d)             improve.py
-        a* ~ π^r(s, a, q)                      refined action, or the best of several
-        L2 = -log π(a* | s)
+        a* ~ π^r(s, a, q)
+        L2 = -Σ w(a) log π(a | s)
+
+With `policy_target=refined`, as in the paper, w is 1 for a* and there is no policy gradient. By
+default (`best_of_n`) w is 1 for the best of several draws and a*, minus the share of each draw.
+Rewards enter only as the success or failure of an episode, in the target of its last turn.
+
+| role | model that writes it |
+|---|---|
+| policy π | `policy` |
+| successor M | `critic`, or `policy` without `separate_critic` |
+| M_target and backup | `target`, an EMA of the successor |
+| evaluator E and refiner π^r | `advanced.role_model`, by default `reference`: the initial weights |
 
 Three options extend the paper. The evaluator can also read forecasts of other actions
 (`show_alternatives`). The first updates can train the critic only (`critic_warmup`). A refined
@@ -158,7 +169,7 @@ class NLAC(NLACConfig, Algorithm):
         those in the buffer."""
 
         def terminal_target(turn: TurnRef) -> Ids | None:
-            """The only place at which the reward enters."""
+            """Return the true outcome as a target: the only place where success or failure enters."""
             if turn.episode.stop != "done":
                 return None
             ended = self.ablation.outcome_of(turn.episode, episodes, self.roles)
