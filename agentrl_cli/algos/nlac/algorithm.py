@@ -169,7 +169,7 @@ class NLAC(NLACConfig, Algorithm):
         those in the buffer."""
 
         def terminal_target(turn: TurnRef) -> Ids | None:
-            """Return the true outcome as a target: the only place where success or failure enters."""
+            """Return the true outcome as a target. Success or failure enters only here."""
             if turn.episode.stop != "done":
                 return None
             ended = self.ablation.outcome_of(turn.episode, episodes, self.roles)
