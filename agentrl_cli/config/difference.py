@@ -1,4 +1,4 @@
-"""How two configurations differ, key by key, for a person who is told that they do."""
+"""Describe the differences of two configurations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MAX_NAMED = 6  # keys in one sentence
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], ignored: Collection[str]) -> str:
-    """`seed 0 there and 1 here, …`; "" where both are the same but for `ignored` keys and nodes.
-    Where a group's option differs its keys are not named, since these follow from it."""
+    """Return `seed 0 there and 1 here, …`, or "" if only `ignored` keys and nodes differ. If the
+    option of a group differs, its keys are not listed."""
     left, right = files.flatten(there), files.flatten(here)
     keys = [key for key in {**right, **left} if left.get(key) != right.get(key)]
     keys = [key for key in keys if not any(f"{key}.".startswith(f"{i}.") for i in ignored)]

@@ -75,8 +75,7 @@ VALUES: dict[str, dict[Any, Any]] = {
     "algo.prompts.parser": {"exact": "strict", "tolerant": "lenient"},
     "algo.reward": {"unlike_agent": "neg_log_d", "like_expert": "log_one_minus_d"},
 }
-# Old metric -> new metric. `policy/informative_episodes` has no new name: it is one minus
-# `reward/frac_zero_std`.
+# Old metric -> new metric.
 METRICS: dict[str, str] = {
     "policy/logprob_gap": "sampling/logp_diff_mean",
     "policy/logprob_gap_max": "sampling/logp_diff_max",
@@ -189,4 +188,6 @@ def _node_at(node: Any, path: list[str], *, create: bool = False) -> Any:
 
 def renamed_metrics(row: dict[str, Any]) -> dict[str, Any]:
     """Return a line of metrics.jsonl with the new names of its metrics."""
-    return {METRICS.get(name, name): value for name, value in row.items()} if METRICS else row
+    row = {METRICS.get(name, name): value for name, value in row.items()}
+    informative = row.pop("policy/informative_episodes", None)
+    return row if informative is None else row | {"reward/frac_zero_std": 1 - informative}

@@ -91,7 +91,9 @@ def validate_target(
         return {}
     values = {name: value for name, value in node.items() if name != "_target_"}
     typed = {"_target_": target, **validate(cls, values, mistakes, key, optional)}
-    if len(mistakes) == count and not optional and cls.__name__ != target.rpartition(".")[2]:
+    if len(mistakes) > count:
+        return {}
+    if not optional and cls.__name__ != target.rpartition(".")[2]:
         try:
             construct(cls, typed, settings_class)
         except UserError as error:

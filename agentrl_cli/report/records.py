@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from agentrl_cli.config.renames import update_stored
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.statistics import Array, Interval
@@ -335,6 +337,8 @@ def _read_config(run: Run, notes: list[str]) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         content = None
     if isinstance(content, dict):
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # a damaged configuration
+            return update_stored(content)
         return content
     notes.append(f"run '{run.name}': config.yaml cannot be read; only its choices are used")
     return {group: run.meta.get("choices", {}).get(group) for group in ("algo", "env", "model")}

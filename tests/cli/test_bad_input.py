@@ -1,4 +1,4 @@
-"""Every mistake a person can make is one clear sentence, exit code 2, and nothing half-written."""
+"""Mistakes of a user are refused with a code and the value, and leave no folder of a run."""
 
 from __future__ import annotations
 
@@ -7,219 +7,189 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.cli.train import start
+from agentrl_cli.core.errors import UserError
 from tests.builders.command_line import refused, train
-from tests.builders.runs import DEMOS, SMALL
+from tests.builders.runs import folders, settings
 
 LONG = "x" * 300  # no file may have such a name
+GUARD = "'algo.improvement_check={every: 2, num_targets: %d, num_rollouts: 2, window: 2}'"
 NAMES = {
-    "algo=grpoo": "algo 'grpoo' not found; did you mean 'grpo'?",
-    "env=twentyqq": "env 'twentyqq' not found; did you mean 'twentyq'?",
-    "modle=tiny": "Unknown key 'modle'",
-    "algo.clp=0.1": "Unknown key 'algo.clp'",
-    "steps=many": "steps must be ... 'many'",
-    "algo.clip_eps=wide": "algo.clip_eps must be ... 'wide'",
-    "algo.normalise_advantages=perhaps": "algo.normalise_advantages ... 'perhaps'",
-    "eval.splits=test": "eval.splits must be ... 'test'",
-    "eval.splits=[tset]": "unknown split 'tset': use 'train', 'val' or 'test'",
-    "eval.splits=[]": "eval.splits",
-    "model.weights=twentyqq": "embedded weights 'twentyqq' do not exist; choose null or",
-    "model.dtype=float16": "model.dtype 'float16' is unknown; choose auto, float32 or bfloat16",
-    "model.attention=loud": "model.attention 'loud'",
-    "hardware.device=meta": "hardware.device 'meta' is unknown; use cpu or cuda",
-    "hardware.device=mps": "hardware.device 'mps' is unknown; use cpu or cuda",
-    "hardware.device=tpu": "hardware.device 'tpu' is unknown; use cpu or cuda",
-    "init=nothing": "run 'nothing' not found",
-    "env.reward=gold": "reward is 'gold': use 'win' or 'graded' or 'lmrl'",
-    "env.final_hint=kind": "final_hint ... 'kind'",
-    "loud": "override 'loud' cannot be read; write it as key=value",
-    "steps=1,2": "override 'steps=1,2' names several values; give one, or a list",
-    "name=a/b": "name 'a/b' is not a folder name; use letters",
-    f"init={LONG}": f"run '{LONG}' not found",
-    f"model.path=./{LONG}": f"model folder './{LONG}' does not exist; give a folder",
-    f"model.weights={LONG}": f"embedded weights '{LONG}' do not exist; choose null or",
-    "algo._target_=.algos.GRPO": "algo._target_ '.algos.GRPO' cannot be imported (the 'package'",
-    f"seed={'9' * 5000}": "override 'seed=9999",
-    f"seed={'{a: ' * 300}1{'}' * 300}": "override 'seed={a: {a: ",
+    "algo=grpoo": "unknown-option",
+    "env=twentyqq": "unknown-option",
+    "modle=tiny": "unknown-key",
+    "algo.clp=0.1": "unknown-key",
+    "steps=many": "invalid-value",
+    "algo.clip_eps=wide": "invalid-value",
+    "algo.normalise_advantages=perhaps": "invalid-value",
+    "eval.splits=test": "invalid-value",
+    "eval.splits=[tset]": "unknown-split",
+    "eval.splits=[]": "invalid-value",
+    "model.weights=twentyqq": "unknown-option",
+    "model.dtype=float16": "unknown-option",
+    "model.attention=loud": "bad-attention",
+    "hardware.device=meta": "unknown-device",
+    "hardware.device=mps": "unknown-device",
+    "hardware.device=tpu": "unknown-device",
+    "init=nothing": "unknown-run",
+    "env.reward=gold": "unknown-option",
+    "env.final_hint=kind": "unknown-option",
+    "loud": "invalid-override",
+    "steps=1,2": "invalid-override",
+    "name=a/b": "invalid-name",
+    f"init={LONG}": "unknown-run",
+    f"model.path=./{LONG}": "missing-file",
+    f"model.weights={LONG}": "unknown-option",
+    "algo._target_=.algos.GRPO": "unknown-target",
+    f"seed={'9' * 5000}": "invalid-override",
+    f"seed={'{a: ' * 300}1{'}' * 300}": "invalid-override",
 }
+# Algorithm and overrides, with the code of the error.
+SETTINGS = {
+    "ppo algo.level=word": "unknown-option",
+    "ppo algo.gae_lambda=1.5": "invalid-value",
+    "archer algo.action=best": "unknown-option",
+    "archer algo.critic_updates=0": "invalid-value",
+    "nlac algo.num_forecasts=0": "invalid-value",
+    "nlac algo.num_refinements=0": "invalid-value",
+    "nlac algo.advanced.buffer_size=0": "invalid-value",
+    "nlac algo.turns_per_update=0": "invalid-value",
+    "nlac algo.advanced.ema_decay=1.5": "invalid-value",
+    "nlac algo.kl_coef=-0.1": "invalid-value",
+    "nlac algo.diagnostics.num_rollouts=0": "invalid-value",
+    "nlac algo.diagnostics.num_forecasts=0": "invalid-value",
+    "nlac algo.advanced.ablation=all": "unknown-option",
+    f"nlac {GUARD % 8}": "conflicting-settings",
+    f"nlac {GUARD % 7} algo.separate_critic=true": "invalid-value",
+    "nlac algo.policy_target=best_of_n": "conflicting-settings",
+    "nlac algo.policy_target=advantage_weighted": "conflicting-settings",
+    "nlac algo.num_candidates=1": "too-small",
+    "nlac algo.selection_temperature=0": "invalid-value",
+    "nlac algo.policy_target=best": "unknown-option",
+    "nlac algo.advanced.ablation=majority": "conflicting-settings",
+    "nlac rollout.max_seq_len=4090": "context-too-long",
+    "nlac algo.advanced.role_tokens=900": "context-too-long",
+    "nlac algo.prompts.refine=\"'{critic}'\"": "unknown-placeholder",
+    "stepagent_implicit data.demos=null": "needs-demos",
+    "dpo data.demos=null": "needs-demos",
+    "grpo data.demos=x.jsonl": "unused-demos",
+    "rft data.demos=x.jsonl": "unused-demos",
+    "sft data.demos=/dev/zero": "unreadable-demos",
+    f"sft data.demos={LONG}": "unreadable-demos",
+    "sft data.demos=none.jsonl": "unreadable-demos",
+    "dpo env=twentyq": "invalid-demos",
+    "stepagent_implicit algo.attempt=all": "unknown-option",
+    "stepagent_inverse algo.reward=high": "unknown-option",
+    "stepagent_inverse algo.ppo.entropy_coef=-1": "invalid-value",
+    "stepagent_inverse algo.ppo.clipp=1": "unknown-key",
+    "grpo rollout.max_new_tokens=500 rollout.max_seq_len=400": "no-room",
+    "grpo rollout.max_seq_len=100000": "context-too-long",
+    "grpo rollout.episodes_per_step=3": "group-too-large",
+    "grpo algo.group_size=1": "invalid-value",
+    "grpo algo.epochs=0": "invalid-value",
+    "grpo algo.optimizer.lr=-1": "invalid-value",
+    "grpo algo.optimizer.lr=1e99": "invalid-value",
+    "grpo lr=1e99": "unknown-key",
+    "grpo algo.lr=1": "unknown-key",
+    "grpo rollout.episodes_per_step=1000000000": "invalid-value",
+    "grpo eval.episodes_per_task=1000000000": "invalid-value",
+    "grpo ~env": "missing-key",
+    "grpo +hydra.x=1": "invalid-override",
+    "grpo hydra/launcher=joblib": "invalid-override",
+    "grpo choices=3": "invalid-override",
+    "grpo choices.algo=ppo": "invalid-override",
+    "grpo env=twentyq env.world=huge": "unknown-world",
+    "grpo steps=0": "invalid-value",
+    "grpo steps=-1": "invalid-value",
+    "grpo save_every=-1": "invalid-value",
+    "grpo save_interval_minutes=-1": "invalid-value",
+    "grpo logger=null": "unknown-option",
+    "grpo search=null": "unknown-option",
+    "grpo ~logger": "missing-key",
+    "grpo algo.optimizer.lr._target_=agentrl_cli.envs.TwentyQ": "missing-key",
+    "grpo algo.optimizer._target_=agentrl_cli.runs.JsonlLogger": "unknown-key",
+    "grpo rollout.temperature=-1": "invalid-value",
+    "grpo rollout.temperature=0.7": "temperature",
+    "grpo eval.episodes_per_task=0": "invalid-value",
+    "grpo eval.tasks=0": "invalid-value",
+    "grpo hardware.threads=0": "too-small",
+    "grpo hardware.threads=-1": "too-small",
+    "grpo hardware.threads=2147483648": "too-large",
+    "grpo model.lora={rank:0,alpha:8,targets:[all-linear]}": "invalid-value",
+    "grpo model.lora={rank:999999999,alpha:8,targets:[all-linear]}": "too-large",
+    "grpo hardware.microbatch_tokens=0": "too-small",
+    "grpo rollout.env_workers=0": "invalid-value",
+    "grpo rollout.max_concurrent_episodes=0": "invalid-value",
+    "grpo hardware.generator.cache_mib=0": "invalid-value",
+    "grpo hardware.generator.cache_mib=0.5": "cache-too-small",
+    "grpo hardware.generator.max_batch=0": "invalid-value",
+    "grpo env=twentyq env.test_objects=96": "out-of-range",
+    "grpo env=twentyq env.test_objects=0": "empty-split",
+    "grpo env=twentyq env.max_turns=0": "invalid-value",
+}
+
+
+def mistake(root: Path, *overrides: str, algo: str = "grpo") -> UserError:
+    with pytest.raises(UserError) as caught:
+        start(settings(root / "runs", algo, "it", *overrides), config_dir=folders(root))
+    assert not (root / "runs" / "it").exists()
+    return caught.value
+
+
+def names_the_value(error: UserError, override: str) -> bool:
+    """Return whether a message names the value of an override, or its key for a node."""
+    key, _, value = override.lstrip("+~").partition("=")
+    words = [key.rpartition(".")[2], value.strip("[]'"), key]
+    return any(word and word in str(error) for word in words)
 
 
 @pytest.mark.parametrize("override", NAMES)
-def test_a_wrong_name_or_value_is_one_sentence(tmp_path: Path, override: str):
+def test_wrong_name_or_value_is_refused(tmp_path: Path, override: str):
     usual = ["eval.splits=[test]"] if "splits" in override else []
-    refused(train(tmp_path, "env=twentyq", *usual, override), NAMES[override])
-    assert not (tmp_path / "runs" / "it").exists()
+    error = mistake(tmp_path, "env=twentyq", *usual, override)
+    assert error.code == NAMES[override] and names_the_value(error, override)
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("overrides", SETTINGS)
+def test_impossible_setting_is_refused(tmp_path: Path, overrides: str):
+    algo, *words = shlex.split(overrides)
+    error = mistake(tmp_path, *words, algo=algo)
+    assert error.code == SETTINGS[overrides]
+    assert any(names_the_value(error, word) for word in words) or error.code in (
+        "empty-split", "context-too-long",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("option", ["gpu", "ray"])
-def test_a_missing_gpu_is_told_by_the_key_that_asks_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
-):
+def test_missing_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    line = "hardware.device 'cuda' needs a CUDA device and none was found; give hardware=cpu, or"
-    refused(train(tmp_path, f"hardware={option}"), line)
+    assert "cuda" in str(mistake(tmp_path, f"hardware={option}"))
 
 
-def test_all_mistakes_of_a_configuration_are_told_at_once(tmp_path: Path):
+def test_all_mistakes_are_reported_together(tmp_path: Path):
     result = train(tmp_path, "steps=many", "algo.clp=0.1", "env=twentyqq", "sede=1")
-    refused(
-        result,
-        "steps must be ... 'many'",
-        "Unknown key 'algo.clp'",
-        "env 'twentyqq' not found; did you mean 'twentyq'?",
-        "Unknown key 'sede'",
-    )
+    refused(result, "steps ... 'many'", "'algo.clp'", "'twentyqq'", "'sede'")
     assert not (tmp_path / "runs").exists()
 
 
-LORA = "{rank:4,alpha:8,targets:[all-linear]}"
-SIZES = {
-    "rollout.max_new_tokens=500 rollout.max_seq_len=400": "max_tokens 500 leaves no room in",
-    "rollout.max_seq_len=100000": "rollout.max_seq_len is 100000 ... rollout.max_seq_len=4096",
-    "rollout.episodes_per_step=3": "rollout.episodes_per_step 3 holds no group of 4; give at least",
-    "algo.group_size=1": "group_size ... 1",
-    "algo.epochs=0": "epochs ... 0",
-    "algo.optimizer.lr=-1": "lr ... -1",
-    "algo.optimizer.lr=1e99": "lr ... 1e+99",
-    "lr=1e99": "Unknown key 'lr'",
-    "algo.lr=1": "Unknown key 'algo.lr'",
-    "rollout.episodes_per_step=1000000000": "rollout.episodes_per_step ... 1000000000",
-    "eval.episodes_per_task=1000000000": "episodes_per_task ... 1000000000",
-    "~env": "env is missing; choose one with env=NAME (agentrl list env)",
-    "+hydra.x=1": "'+hydra.x=1' is for Hydra, which only agentrl sweep asks; leave it out",
-    "hydra/launcher=joblib": "'hydra/launcher=joblib' is for Hydra, which only agentrl sweep asks",
-    "choices=3": "'choices=3' sets what is only a record of the chosen groups; choose with",
-    "choices.algo=ppo": "'choices.algo=ppo' sets what is only a record of the chosen groups;",
-    "env=twentyq env.world=huge": "unknown world 'huge': use 'small', 'full' or the path of a",
-    "steps=0": "steps ... 0",
-    "steps=-1": "steps ... -1",
-    "save_every=-1": "save_every ... -1",
-    "save_interval_minutes=-1": "save_interval_minutes ... -1",
-    "logger=null": "'logger=null' chooses nothing; choose one with logger=NAME (agentrl list",
-    "search=null": "'search=null' chooses nothing; choose one with search=NAME (agentrl list",
-    "~logger": "logger is missing; choose one with logger=NAME (agentrl list logger)",
-    "algo.optimizer.lr._target_=agentrl_cli.envs.TwentyQ": "algo.optimizer.lr must be",
-    "algo.optimizer._target_=agentrl_cli.runs.JsonlLogger": "algo.optimizer._target_ must be",
-    "rollout.temperature=-1": "temperature ... -1",
-    "rollout.temperature=0.7": "rollout.temperature is 0.7, and algo 'grpo' corrects for",
-    "eval.episodes_per_task=0": "episodes_per_task ... 0",
-    "eval.tasks=0": "tasks ... 0",
-    "hardware.threads=0": "hardware.threads ... 0",
-    "hardware.threads=-1": "hardware.threads ... -1",
-    "hardware.threads=2147483648": "hardware.threads ... 2147483648",
-    f"model.lora={LORA.replace('4', '0')}": "rank ... 0",
-    f"model.lora={LORA.replace('4', '999999999')}": "model.lora.rank is 999999999; give at mo",
-    "hardware.microbatch_tokens=0": "microbatch_tokens ... 0",
-    "rollout.env_workers=0": "workers ... 0",
-    "rollout.max_concurrent_episodes=0": "max_concurrent_episodes ... 0",
-    "hardware.generator.cache_mib=0": "cache_mib ... 0",
-    "hardware.generator.cache_mib=0.5": "512 tokens ... cache_mib",
-    "hardware.generator.max_batch=0": "max_batch ... 0",
-    "env=twentyq env.test_objects=96": "test_objects is 96: world small allows 0 to 95",
-    "env=twentyq env.test_objects=0": "eval.splits names 'test', which has no tasks; name another",
-    "env=twentyq env.max_turns=0": "turns is 0: allow at least 1",
-}
+def test_one_wrong_nested_key_is_one_line(tmp_path: Path):
+    error = mistake(tmp_path, "algo.ppo.clipp=1", algo="stepagent_inverse")
+    assert str(error).splitlines() == [str(error)] and "clipp" in str(error)
 
 
-@pytest.mark.parametrize("overrides", SIZES)
-def test_a_size_that_cannot_be_is_refused_and_no_folder_is_left(tmp_path: Path, overrides: str):
-    refused(train(tmp_path, *overrides.split()), SIZES[overrides])
-    assert not (tmp_path / "runs" / "it").exists()
-
-
-CRITICS = {
-    "algo=ppo algo.level=word": "algo.level must be",
-    "algo=ppo algo.gae_lambda=1.5": "gae_lambda ... 1.5",
-    "algo=archer algo.action=best": "algo.action must be",
-    "algo=archer algo.critic_updates=0": "critic_updates ... 0",
-}
-
-
-@pytest.mark.parametrize("overrides", CRITICS)
-def test_a_scalar_critic_that_cannot_be_is_refused(tmp_path: Path, overrides: str):
-    name, override = overrides.removeprefix("algo=").split()
-    refused(train(tmp_path, override, algo=name), CRITICS[overrides])
-    assert not (tmp_path / "runs" / "it").exists()
-
-
-GUARD = "'algo.improvement_check={every: 2, num_targets: 8, num_rollouts: 2, window: 2}'"
-NLAC = {
-    "algo.num_forecasts=0": "num_forecasts ... 0",
-    "algo.num_refinements=0": "num_refinements ... 0",
-    "algo.advanced.buffer_size=0": "buffer_size ... 0",
-    "algo.turns_per_update=0": "turns_per_update ... 0",
-    "algo.advanced.ema_decay=1.5": "ema_decay ... 1.5",
-    "algo.kl_coef=-0.1": "kl_coef ... -0.1",
-    "algo.diagnostics.num_rollouts=0": "num_rollouts ... 0",
-    "algo.diagnostics.num_forecasts=0": "num_forecasts ... 0",
-    "algo.advanced.ablation=all": "algo.advanced.ablation must be",
-    GUARD: "algo.improvement_check needs algo.separate_critic=true",
-    f"{GUARD.replace('8', '7')} algo.separate_critic=true": "num_targets ... 7",
-    "algo.policy_target=best_of_n": "algo.require_optimal ... algo.policy_target=best_of_n",
-    "algo.policy_target=advantage_weighted": "algo.require_optimal ... algo.policy_target=advantage_weighted",
-    "algo.policy_target=best_of_n algo.require_optimal=false algo.num_candidates=1": "candidates ... 1",
-    "algo.num_candidates=1": "candidates ... 1",
-    "algo.selection_temperature=0": "selection_temperature ... 0",
-    "algo.policy_target=best": "algo.policy_target must be",
-    "algo.advanced.ablation=majority": "algo.advanced.ablation=majority ... algo.policy_target",
-    "rollout.max_seq_len=4090": "rollout.max_seq_len is 4090",
-    "algo.advanced.role_tokens=900": "rollout.max_seq_len is 512",
-    "algo.prompts.refine=\"'{critic}'\"": "prompts.refine ... 'critic'",
-}
-
-
-@pytest.mark.parametrize("overrides", NLAC)
-def test_a_critic_that_cannot_be_is_refused(tmp_path: Path, overrides: str):
-    refused(train(tmp_path, *shlex.split(overrides), algo="nlac"), NLAC[overrides])
-    assert not (tmp_path / "runs" / "it").exists()
-
-
-DEMONSTRATED = {
-    "stepagent_implicit data.demos=null": "algo 'stepagent_implicit' learns from demonstrations;",
-    "dpo data.demos=null": "algo 'dpo' learns from demonstrations; give data.demos=expert:128, or",
-    "grpo data.demos=x.jsonl": "algo 'grpo' reads no demonstrations; leave data.demos out, or",
-    "rft data.demos=x.jsonl": "algo 'rft' reads no demonstrations; leave data.demos out, or start",
-    "sft data.demos=/dev/zero": "demonstrations '/dev/zero' are no file; check data.demos",
-    f"sft data.demos={LONG}": f"demonstrations '{LONG}' cannot be read (File name too long)",
-    "sft data.demos=none.jsonl": "demonstrations 'none.jsonl' cannot be read (No such file",
-    "dpo env=twentyq": "{demos} line 1: its task 'train-0' is of another environment; mend it, or",
-    "stepagent_implicit algo.attempt=all": "algo.attempt must be ... 'all'",
-    "stepagent_inverse algo.reward=high": "algo.reward must be",
-    "stepagent_inverse algo.ppo.entropy_coef=-1": "entropy_coef ... -1",
-    "stepagent_inverse algo.ppo.clipp=1": "Unknown key 'algo.ppo.clipp'",
-}
-
-
-@pytest.mark.parametrize("overrides", DEMONSTRATED)
-def test_demonstrations_that_are_missing_or_out_of_place_are_told(tmp_path: Path, overrides: str):
-    algo, *more = overrides.split()
-    sentence = DEMONSTRATED[overrides].format(demos=DEMOS.removeprefix("data.demos="))
-    result = train(tmp_path, *more, algo=algo)
-    first = result.stderr.strip().splitlines()[:1]
-    assert result.exit_code == 2 and "Traceback" not in result.stderr
-    assert first and all(part in first[0] for part in sentence.split(" ... ")), first
-    assert not (tmp_path / "runs" / "it").exists()
-
-
-def test_a_prompt_that_no_context_holds_is_told_and_not_trained_on(tmp_path: Path):
+def test_context_without_room_for_a_prompt_is_refused(tmp_path: Path):
     result = train(tmp_path, "rollout.max_new_tokens=6", "rollout.max_seq_len=8")
     assert result.exit_code == 2 and "Traceback" not in result.stderr
-    assert result.stderr.strip().splitlines()[-1].startswith("rollout.max_seq_len 8 holds not even")
+    assert "rollout.max_seq_len 8" in result.stderr
 
 
-# models
+@pytest.mark.parametrize("exists", [True, False])
+def test_folder_without_model_is_refused(tmp_path: Path, exists: bool):
+    if exists:
+        (tmp_path / "model").mkdir()
+    refused(train(tmp_path, f"model.path={tmp_path}/model"), f"'{tmp_path}/model'")
 
 
-def test_a_missing_model_folder_is_named(tmp_path: Path):
-    result = train(tmp_path, f"model.path={tmp_path}/none")
-    refused(result, f"model folder '{tmp_path}/none' does not exist; give a folder")
-    assert not (tmp_path / "runs" / "it").exists()
-
-
-def test_a_folder_that_holds_no_model_is_named(tmp_path: Path):
-    (tmp_path / "empty").mkdir()
-    result = train(tmp_path, f"model.path={tmp_path}/empty")
-    refused(result, f"cannot read a model from '{tmp_path}/empty'")
-
-
-def test_the_small_settings_are_good_input(tmp_path: Path):
-    assert train(tmp_path, "steps=1").exit_code == 0 and SMALL
+def test_small_settings_are_accepted(tmp_path: Path):
+    assert train(tmp_path, "steps=1").exit_code == 0

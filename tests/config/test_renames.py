@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from omegaconf import OmegaConf
 from agentrl_cli.config import renames
 from agentrl_cli.config.compose import check, compose, load
 from agentrl_cli.core.errors import UserError
+from agentrl_cli.report.records import read_record
 from agentrl_cli.runs.run import Run
 from tests.builders.report import write_run
 
@@ -50,3 +52,23 @@ def test_stored_metrics_are_read_with_new_names(tmp_path: Path):
     with (tmp_path / "it" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 99, "old/loss": 0.5}\n')
     assert Run(tmp_path / "it").metrics()[-1] == {"step": 99, "policy/loss": 0.5}
+
+
+OLD = Path(__file__).parent / "old_run"  # of NLAC with the options of the paper, before the renames
+
+
+def test_old_run_is_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+    folder = tmp_path / "old"
+    shutil.copytree(OLD, folder)
+    cfg = check(load(folder / "config.yaml", []))
+    new = check(compose(["recipe=tau_mini", "algo=nlac", "ablation=paper"]))
+    assert cfg.algo.keys() == new.algo.keys() and cfg.algo.optimizer == new.algo.optimizer
+    assert (cfg.algo.policy_target, cfg.algo.separate_critic) == ("refined", False)
+    assert cfg.choices == new.choices
+    record = read_record(Run(folder))
+    names = {*record.metric_names(), *record.config["rollout"], *record.config["algo"]}
+    assert not names & {*renames.METRICS, "policy/informative_episodes", "max_tokens", "guard"}
+    assert renames.renamed_metrics({"policy/informative_episodes": 0.75}) == {
+        "reward/frac_zero_std": 0.25
+    }
