@@ -1,5 +1,5 @@
-"""docs/scaling.md shows the plans of the planner; the scripts for Slurm start and resume runs. Their
-programs are fakes that record their arguments."""
+"""docs/scaling.md shows the plans of the planner; the scripts for Slurm start and resume runs.
+Their programs are fakes that record their arguments."""
 
 from __future__ import annotations
 
