@@ -24,7 +24,7 @@ from agentrl_cli.report.records import read_record
 from agentrl_cli.report.seeds import paired_difference
 from agentrl_cli.runs.run import Run
 from bench.critics import store
-from bench.results import PREFIXES, ROOT, TASKS, train_all
+from bench.results import ROOT, TASKS, train_all
 
 CONTROLS = ("shuffled_outcomes", "empty_critiques", "shuffled_critiques")
 EPISODES = 4000  # on each side, at least
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
         """The overrides of the run."""
         evaluation = ["eval.splits=[test]", f"eval.episodes_per_task={self.episodes_per_task}"]
         return [
-            f"experiment={PREFIXES.get(self.env, self.env)}_{self.control}",
+            f"experiment={self.env}_{self.control}",
             GUARD,
             *evaluation,
             f"seed={self.seed}",

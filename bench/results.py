@@ -48,7 +48,6 @@ TASKS = {
     "arithmetic": {"test": 200, "train": 1000, "val": 100},
     "wiki": {"test": 80, "train": 240, "val": 40},
 }
-PREFIXES = {"arithmetic": "math"}  # of its presets, which are older than its name
 Rows = list[dict[str, Any]]
 PLAYERS = ("nlac", "self_ac", "grpo", "ppo", "archer", "rft")
 STUDENTS = ("sft", "stepagent_implicit", "stepagent_inverse", "dpo")  # of demonstrations
@@ -285,7 +284,7 @@ def curve(plan: Plan, run: Path) -> dict[str, Any]:
 
 def preset(record: dict[str, Any]) -> str:
     """The shipped preset that repeats the run of a record."""
-    return f"{PREFIXES.get(record['env'], record['env'])}_{record['variant'] or record['algo']}"
+    return f"{record['env']}_{record['variant'] or record['algo']}"
 
 
 def keep(record: dict[str, Any]) -> None:

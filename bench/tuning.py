@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 
 from agentrl_cli.config.compose import compose
 from agentrl_cli.runs.run import Run
-from bench.results import FROM_SFT, PLAYERS, PREFIXES, ROOT, STUDENTS, TASKS, Rows, train, write
+from bench.results import FROM_SFT, PLAYERS, ROOT, STUDENTS, TASKS, Rows, train, write
 
 SEED = 10  # of every trial; the comparisons have 0, 1 and 2
 EPISODES = 600  # of an evaluation
@@ -64,7 +64,7 @@ class Trial(NamedTuple):
     @property
     def preset(self) -> str:
         """What is tuned."""
-        return f"experiment={PREFIXES.get(self.env, self.env)}_{self.algo}"
+        return f"experiment={self.env}_{self.algo}"
 
     @property
     def changes(self) -> dict[str, float]:

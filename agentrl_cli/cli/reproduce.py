@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from agentrl_cli.cli.sweep import run_agentrl
 from agentrl_cli.config.compose import compose
 from agentrl_cli.config.groups import nearest
-from agentrl_cli.config.presets import PRESETS, preset_overrides
+from agentrl_cli.config.presets import PRESETS, current_name, preset_overrides
 from agentrl_cli.core import files
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.launch import require_single_process
@@ -90,6 +90,7 @@ def reproduce(preset: str, seeds: list[int], folder: Path, store: bool) -> list[
         raise UserError(
             f"preset '{preset}' not found{nearest(preset, PRESETS)}", code="unknown-preset"
         )
+    preset = current_name(preset)
     stored = read_stored().get(preset, {})
     with files.explain_write_errors(folder, FOLDER_REMEDY):
         folder.mkdir(parents=True, exist_ok=True)

@@ -73,6 +73,12 @@ def preset_overrides(name: str) -> list[str]:
     return [f"{group}={option}" for group, option in chosen if option]
 
 
+def current_name(preset: str) -> str:
+    """Return the name that a preset has now: math_nlac is arithmetic_nlac."""
+    prefix, _, rest = preset.partition("_")
+    return f"{RECIPES.get(prefix, prefix)}_{rest}"
+
+
 def replace_old_names(overrides: list[str]) -> list[str]:
     """Return the overrides with old names replaced, and print each replacement once.
 

@@ -40,18 +40,19 @@ def test_preset_builds_its_algorithm(name: str):
 @pytest.mark.slow
 def test_the_ablations_are_what_their_names_say():
     def algo(name: str):
-        return check(compose(preset_overrides(f"math_{name}"))).algo
+        return check(compose(preset_overrides(f"arithmetic_{name}"))).algo
 
     plain = algo("nlac")
-    assert algo("shared_critic").critic == "shared" != plain.critic
-    assert algo("guarded").guard.every and not plain.guard.every
-    assert (algo("k1").forecasts, algo("k8").forecasts, algo("m2").rounds) == (1, 8, 2)
+    assert plain.separate_critic and not algo("shared_critic").separate_critic
+    assert algo("guarded").improvement_check.every and not plain.improvement_check.every
+    assert (algo("k1").num_forecasts, algo("k8").num_forecasts) == (1, 8)
+    assert algo("m2").num_refinements == 2
     on_policy = algo("on_policy").advanced
     assert (on_policy.buffer_size, on_policy.priority_exponent) == (128, 0)
-    assert algo("shuffled_outcomes").advanced.control == "shuffled_outcomes"
+    assert algo("shuffled_outcomes").advanced.ablation == "shuffled_outcomes"
     for name in ABLATIONS["arithmetic"]:
         changed = {key for key in plain if plain[key] != algo(name).get(key)}
-        without_critic = {"_target_", "improvement", "critic"}
+        without_critic = {"_target_", "policy_target", "separate_critic"}
         assert changed <= without_critic if name == "self_distillation" else len(changed) <= 1
 
 
@@ -142,11 +143,11 @@ def test_what_a_preset_starts_from_is_run_first(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(module, "run_agentrl", train)
     reproduce("math_stepagent_inverse", [4], tmp_path, store=False)
-    assert trained == ["arithmetic_sft_s4", "math_stepagent_inverse_s4"]
+    assert trained == ["arithmetic_sft_s4", "arithmetic_stepagent_inverse_s4"]
     started = compose([*preset_overrides("math_stepagent_inverse"), "seed=4", "runs=x"])
     assert started.init == "x/arithmetic_sft_s4"
     reproduce("math_stepagent_implicit", [4], tmp_path, store=False)
-    assert trained[2:] == ["math_stepagent_implicit_s4"]
+    assert trained[2:] == ["arithmetic_stepagent_implicit_s4"]
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path, agentrl: Agentrl):
