@@ -19,17 +19,17 @@ from tests.paths import ROOT
 from tests.test_docs_commands import PAGES
 
 FOUND = sorted(file.stem for file in (ROOT / "conf" / "algo").glob("*.yaml"))
-TAU = ["env._target_=agentrl_cli.envs.TauBench", "~env.max_turns", *(
+TAU = ["env._target_=agentrl_cli.envs.TauBench", "~env.turns", *(
     f"+env.{key}={value}" for key, value in {
-        "domain": "mini", "data": "null", "user": "scripted", "actions": "call", "turns": 4,
+        "domain": "mini", "data": "null", "user": "scripted", "actions": "call", "max_turns": 4,
         "holdout": 0, "llm": "null",
     }.items()
 ), "steps=1", "rollout.episodes_per_step=2"]  # fmt: skip
-WIKI = ["env._target_=agentrl_cli.envs.Wiki", "~env.max_turns", *(
+WIKI = ["env._target_=agentrl_cli.envs.Wiki", "~env.turns", *(
     f"+env.{key}={value}" for key, value in {
         "data": "null", "test_data": "null", "test_share": 0.2, "world": "small", "world_seed": 0,
         "pages": 60, "questions": 8, "test_questions": 4, "task": "question", "reward": "both",
-        "turns": 3, "page_lines": 8, "page_results": 2,
+        "max_turns": 3, "page_lines": 8, "page_results": 2,
     }.items()
 ), "steps=1", "rollout.episodes_per_step=2"]  # fmt: skip
 NLRL = ["algo._target_=agentrl_cli.algos.NLRL", "+algo.rollouts=2", "steps=1"]
@@ -113,7 +113,8 @@ def test_pages_name_only_existing_keys():
     engines = ("hardware=ddp", "hardware=fsdp", "hardware=ray", "hardware=vllm")
     chosen = [*(f"algo={algo}" for algo in FOUND), "logger=wandb", *engines]
     known = set().union(*(keys(compose([one, *given])) for one in chosen))
-    known |= keys(compose(["experiment=math_nlrl"]))
+    known |= keys(compose(["recipe=arithmetic", "algo=nlac", "ablation=nlrl"]))
+    known |= keys(compose(["model=endpoint"]))
     roots = "algo|rollout|eval|hardware|model|logger"
     text = "\n".join(page.read_text() for page in PAGES)
     named = set(re.findall(rf"`((?:{roots})(?:\.[a-z_]+)+)[`=]", text))

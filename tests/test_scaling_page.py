@@ -21,10 +21,7 @@ from tests.paths import ROOT
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
 SCRIPTS = sorted((ROOT / "docs" / "slurm").glob("*.sh"))
-ROW = re.compile(r"^\| `(experiment=[^`]+)` \| ([\d.]+ GiB)", re.MULTILINE)
-ENGINE = re.compile(
-    r"^\| (`hardware=.+?) \| `(\w+)` \| `make ([\w-]+)` \| ([\d-]+) \|$", re.MULTILINE
-)
+ROW = re.compile(r"^\| `(recipe=[^`]+)` \| ([\d.]+ GiB)", re.MULTILINE)
 SHOWN = re.compile(r"^```\n(episodes per step .*?)^```", re.MULTILINE | re.DOTALL)
 MEMORY = "hardware.memory_gib=79"
 
@@ -37,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 def test_plan_on_the_page_is_current(model: str):
-    cfg = compose_checked(["experiment=paper_twentyq_nlac", model])
+    cfg = compose_checked(["recipe=paper_twentyq", "algo=nlac", model, MEMORY])
     rows = {f"{name:<24} {value}" for name, value in plan_rows(cfg, build(cfg.algo))}
     shown = SHOWN.findall(PAGE)
     assert len(shown) == 1 and len(shown[0].splitlines()) > 15

@@ -133,7 +133,7 @@ def test_dry_plans_without_device_and_weights(tmp_path: Path, capsys: pytest.Cap
     for row in ("predicted peak memory", "  float32 masters", "  forecasts  ", "to save memory"):
         assert f"\n{row}" in printed
     assert "activations" in printed and "logits and loss" in printed
-    assert "not played: there is no CUDA device here" in printed
+    assert "not played: no CUDA device was found" in printed
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_out_of_memory_in_play_resumes_equal(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(PlayCollector, "collect", collect)
     run, words = stopped(tmp_path)
     monkeypatch.undo()
-    assert words.startswith("memory ran out after 3 steps; go on with less, as with ")
+    assert words.startswith("memory ran out after 3 steps; resume with less, for example with ")
     assert "hardware.microbatch_tokens=4096" in words and "agentrl resume" in words
     assert run.meta["status"] == "stopped" and "\n" not in words
     assert run.latest_checkpoint().name == "last-000003"
