@@ -81,7 +81,8 @@ def test_every_metric_is_documented(every_metric: set[str]):
 
 @pytest.mark.slow
 def test_every_documented_metric_is_logged(every_metric: set[str]):
-    assert {s for s in documented() if not any(re.fullmatch(s, m) for m in every_metric)} == set()
+    trained = [s for s in documented() if not s.startswith("search/")]  # eval search=NAME logs these
+    assert {s for s in trained if not any(re.fullmatch(s, m) for m in every_metric)} == set()
 
 
 def test_every_metric_is_documented_once():

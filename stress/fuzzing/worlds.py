@@ -102,7 +102,7 @@ def target(home: Path) -> Target:
 def _worlds(home: Path) -> list[tuple[str, Env]]:
     names = ["env=twentyq", "env=twentyq_full", "env=tau_mini", "env=wiki", "env=wiki_full"]
     names += ["env=wiki env.task=article"]
-    names += [f"env=arithmetic env.max_turns={turns}" for turns in ("single", "thoughts", "retry")]
+    names += [f"env=arithmetic env.turn_mode={mode}" for mode in ("single", "thoughts", "retry")]
     found = [(name, build(check(compose(name.split()), skip=SKIPPED).env)) for name in names]
     services = write_json(home / "services")
     for domain in ("retail", "airline", "mini"):
