@@ -31,7 +31,7 @@ import torch
 
 from agentrl_cli.training.build import keep_freed_memory
 from bench.measures import startup
-from bench.measures.logprobs import ModelForward, peak
+from bench.measures.logprobs import LogprobCase, peak
 from bench.measures.training import cut_into_turns, default_updates
 from bench.measures.workload import LORA, QUICK, Ours, Sizes, Updates, write_model
 from bench.peers.environments import PACKAGES, Peer, PeerError, start
@@ -143,8 +143,8 @@ def _timed(work: Callable[[], object]) -> Callable[[], float]:
     return seconds
 
 
-def _reader(bench: Bench) -> ModelForward:
-    return ModelForward(vocabulary=151_936, tokens=16 if bench.quick else 4096, width=128)
+def _reader(bench: Bench) -> LogprobCase:
+    return LogprobCase(vocabulary=151_936, tokens=16 if bench.quick else 4096, width=128)
 
 
 def tokens_flat_in_turns(bench: Bench) -> float:

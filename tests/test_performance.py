@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.core.types import Episode
-from bench.measures.logprobs import ModelForward, peak
+from bench.measures.logprobs import LogprobCase, peak
 from bench.measures.workload import LORA, QUICK, Ours, Updates, write_model
 from bench.peers.environments import SIDES, PeerError, launch
 from bench.performance import FIGURES, Bench, worse
@@ -74,7 +74,7 @@ def test_update_takes_the_given_steps(model: Path, steps: int):
 
 def test_chunked_logprobs_are_equal_and_smaller(monkeypatch):
     monkeypatch.setattr("agentrl_cli.models.forward.LOGITS_AT_ONCE", 4 * 5000)
-    reader = ModelForward(vocabulary=5000, tokens=64, width=128)
+    reader = LogprobCase(vocabulary=5000, tokens=64, width=128)
     assert reader.chunked().tolist() == pytest.approx(reader.plain().tolist(), abs=1e-5)
     assert peak(reader.chunked) < 0.9 * peak(reader.plain)
 

@@ -16,7 +16,7 @@ from agentrl_cli.core.types import Sample
 from agentrl_cli.models.forward import Batch, collate, forward
 
 
-class ModelForward:
+class LogprobCase:
     """One episode of which every token but the first is trained, on a model of two layers."""
 
     def __init__(self, vocabulary: int, tokens: int, width: int) -> None:

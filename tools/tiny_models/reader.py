@@ -140,7 +140,7 @@ def _values(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class ModelForward:
+class Reader:
     """Acts by its habits; without any it makes no mistake."""
 
     habits: ReaderHabits | None = None
@@ -268,7 +268,7 @@ def right_actions(state: ReaderState, goal: Goal) -> list[str]:
 
 def due(state: ReaderState) -> Goal:
     """Return the goal that follows from question and observations."""
-    return ModelForward().goal(state, random.Random(0))
+    return Reader().goal(state, random.Random(0))
 
 
 def check(state: ReaderState, action: str) -> str:
@@ -319,7 +319,7 @@ def broken_rule(state: ReaderState, action: str) -> str:
 
 def saves_needed(state: ReaderState, lines: Sequence[int]) -> bool:
     """Return whether saving these lines of the open page saves the evidence and no more."""
-    taken, _ = ModelForward()._walk(state, random.Random(0))
+    taken, _ = Reader()._walk(state, random.Random(0))
     needed = {(title, fact.line) for title, fact in taken}
     new = {(state.open, line) for line in lines} - state.saved
     return bool(new) and new <= needed

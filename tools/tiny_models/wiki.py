@@ -30,7 +30,7 @@ from tools.tiny_models.played import (
 )
 from tools.tiny_models.reader import (
     RULES,
-    ModelForward,
+    Reader,
     ReaderHabits,
     ReaderState,
     ask,
@@ -72,7 +72,7 @@ class WikiCorpus(PlayedCorpus[Snapshot]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.reader = ModelForward(self.habits)
+        self.reader = Reader(self.habits)
 
     def exercises(self) -> dict[str, Callable[[random.Random], list[Turn] | Text]]:
         return {"facts": self.facts, "wild": self.wild}
