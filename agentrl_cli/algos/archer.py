@@ -43,7 +43,7 @@ from agentrl_cli.rollout.play import first_turn
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 
 Q, V = 0, 1  # columns of the critic's output
-STREAMS = ("q_at", "q_target", "v_at", "v_target")
+FIELDS = ("q_at", "q_target", "v_at", "v_target")
 
 
 @dataclass(kw_only=True)
@@ -127,7 +127,7 @@ class ArCHer(ArCHerConfig, Algorithm):
         samples[-1].ids += truncated_state_ids(episode, chat, target)
         for sample in samples:
             sample.mask = [0] * len(sample.ids)
-            sample.per_token = {name: [0.0] * len(sample.ids) for name in STREAMS}
+            sample.per_token = {name: [0.0] * len(sample.ids) for name in FIELDS}
         return samples
 
     def _fresh_actions(self, episodes: list[Episode], update: int) -> list[list[int]]:
@@ -190,7 +190,7 @@ class ArCHer(ArCHerConfig, Algorithm):
 
 def td_loss(outputs: Outputs, batch: Batch) -> Loss:
     """Return the critic's loss: squared errors of Q and V against their targets, summed over turns.
-    Streams: `q_at` and `v_at` (1 at the tokens that are read), `q_target` and `v_target`."""
+    Fields: `q_at` and `v_at` (1 at the tokens that are read), `q_target`, `v_target`."""
     assert outputs.values is not None
     q, v = outputs.values.unbind(-1)  # [batch, tokens] each
     per_token = batch.per_token

@@ -47,7 +47,7 @@ def dpo(outputs: Outputs, batch: Batch, beta: float, nll_coef: float = 0.0) -> L
 def clipped_ratio(outputs: Outputs, batch: Batch, clip_eps: float) -> Loss:
     """Return PPO's clipped surrogate per token (Schulman et al. 2017, eq. 7), negated.
 
-    Streams: `advantage` and `old_logprob` (the policy's before the update, at temperature 1).
+    Fields: `advantage` and `old_logprob` (the policy's before the update, at temperature 1).
     """
     log_ratio = (outputs.logprobs - batch.per_token["old_logprob"]) * batch.mask
     loss, metrics = _clipped_surrogate(
@@ -61,7 +61,7 @@ def clipped_turns(
 ) -> Loss:
     """Return PPO's clipped surrogate per turn, negated and summed over turns.
 
-    `advantages` is [batch, turns]. Streams: `turn` and `old_logprob`. `ratio` is `turn` (exp of the
+    `advantages` is [batch, turns]. Fields: `turn` and `old_logprob`. `ratio` is `turn` (exp of the
     sum of the log-ratios of an action's tokens), `turn_geo` (exp of their mean: Zheng et al. 2025,
     GSPO, eq. 7) or `token` (each token's own ratio, averaged over the action). Log-ratios are
     clamped to +-20, beyond which float32 would overflow.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
 
-Streams = Mapping[str, float | list[float]]
+PerToken = Mapping[str, float | list[float]]
 Reason = Callable[[Episode], str | None]
 LEFT_OUT_REASONS = ("broken", "empty")
 
@@ -61,13 +61,13 @@ def all_turns(episodes: list[Episode]) -> list[TurnRef]:
 
 
 def episode_samples(
-    episode: Episode, per_token_of: Callable[[int, Turn], Streams] = lambda index, turn: {}
+    episode: Episode, per_token_of: Callable[[int, Turn], PerToken] = lambda index, turn: {}
 ) -> list[Sample]:
     """Return one sample per unbroken segment of the episode; its action tokens are trained.
 
-    `per_token_of(i, turn)` returns the streams of turn i: one number for all tokens of the action,
+    `per_token_of(i, turn)` returns the fields of turn i: one number for all tokens of the action,
     or one per token. Observations get 0. A `weight` of 0 leaves a token untrained. All turns must
-    have the same streams.
+    have the same fields.
     """
     samples: list[Sample] = []
     for i, turn in enumerate(episode.turns):
@@ -83,13 +83,13 @@ def episode_samples(
     return [sample for sample in samples if any(sample.mask)]
 
 
-def turn_advantage(index: int, turn: Turn) -> Streams:
-    """Return the advantage of the turn as the stream of all its tokens."""
+def turn_advantage(index: int, turn: Turn) -> PerToken:
+    """Return the advantage of the turn at all its tokens."""
     return {"advantage": float(turn.info["advantage"])}
 
 
 def append_tokens(sample: Sample, ids: list[int], trained: int = 0, **numbers: float) -> None:
-    """Append tokens; each stream of the sample gets its number from `numbers`, or 0."""
+    """Append tokens; each field of the sample gets its number from `numbers`, or 0."""
     sample.ids += ids
     sample.mask += [trained] * len(ids)
     for name, row in sample.per_token.items():

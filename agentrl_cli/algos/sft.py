@@ -15,7 +15,7 @@ from typing import Literal
 
 from agentrl_cli.algos.base import Algorithm, Context, Phase
 from agentrl_cli.algos.losses import nll
-from agentrl_cli.algos.samples import Streams, episode_samples
+from agentrl_cli.algos.samples import PerToken, episode_samples
 from agentrl_cli.algos.settings import SFTConfig
 from agentrl_cli.core.types import Episode, Turn
 from agentrl_cli.models.specs import ModelSpec
@@ -56,6 +56,6 @@ class SFT(SFTConfig, Algorithm):
         )  # fmt: skip
 
 
-def turn_weight(index: int, turn: Turn) -> Streams:
+def turn_weight(index: int, turn: Turn) -> PerToken:
     """Return the weight of a demonstration's turn, or of each of its tokens; 1 by default."""
     return {"weight": turn.info.get("weight", 1.0)}

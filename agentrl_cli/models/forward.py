@@ -30,7 +30,7 @@ LOGITS_AT_ONCE = 2**26  # logits that exist at once: 256 MiB of float32
 
 @dataclass
 class Batch:
-    """Samples padded on the right: `ids` [B, L] long, `mask` and every stream [B, L] float32,
+    """Samples padded on the right: `ids` [B, L] long, `mask` and per-token fields [B, L] float32,
     `lengths` [B] long."""
 
     ids: Tensor
@@ -40,7 +40,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`."""
-        per_token = {name: stream.to(device) for name, stream in self.per_token.items()}
+        per_token = {name: values.to(device) for name, values in self.per_token.items()}
         return Batch(self.ids.to(device), self.mask.to(device), per_token, self.lengths.to(device))
 
 
@@ -60,11 +60,13 @@ class Outputs:
 
 def collate(samples: list[Sample], pad_id: int = 0) -> Batch:
     """Return right-padded tensors. Raises ValueError if a sample trains its first token, begins
-    with a branch, or has streams of another length."""
+    with a branch, or has per-token fields of another length."""
     for sample in samples:
-        sizes = {len(sample.mask), *(len(stream) for stream in sample.per_token.values())}
+        sizes = {len(sample.mask), *(len(values) for values in sample.per_token.values())}
         if sizes != {len(sample.ids)}:
-            raise ValueError(f"a sample has {len(sample.ids)} ids but streams of {sorted(sizes)}")
+            raise ValueError(
+                f"a sample has {len(sample.ids)} ids but per-token fields of {sorted(sizes)}"
+            )
         if sample.mask[0] or sample.per_token.get("branch", [0.0])[0]:
             raise ValueError("a sample begins with a branch or trains its first token")
     lengths = [len(sample.ids) for sample in samples]
@@ -306,14 +308,14 @@ class ModelForward(nn.Module):
 
 
 def token_logprobs(model_forward: ModelForward, samples: list[Sample]) -> list[list[float]]:
-    """Return the log-probs of each sample's trained tokens, 0 elsewhere: ready to be a stream."""
+    """Return the log-probs of each sample's trained tokens, 0 elsewhere."""
     return [logprobs for logprobs, _ in logprobs_and_values(model_forward, samples)]
 
 
-def add_logprobs(model_forward: ModelForward, samples: list[Sample], stream: str) -> None:
-    """Write `token_logprobs` into a stream of the samples."""
+def add_logprobs(model_forward: ModelForward, samples: list[Sample], name: str) -> None:
+    """Write `token_logprobs` into the per-token field `name` of the samples."""
     for sample, logprobs in zip(samples, token_logprobs(model_forward, samples), strict=True):
-        sample.per_token[stream] = logprobs
+        sample.per_token[name] = logprobs
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ def make(logprobs, mask, values=None, **per_token):
     """A batch and the outputs of one pass, from nested lists."""
     mask = torch.tensor(mask, dtype=torch.float32)
     tensors = {
-        name: torch.tensor(stream, dtype=torch.float32) for name, stream in per_token.items()
+        name: torch.tensor(values, dtype=torch.float32) for name, values in per_token.items()
     }
     lengths = torch.full((len(mask),), mask.shape[1])
     batch = Batch(torch.zeros(mask.shape, dtype=torch.long), mask, tensors, lengths)

@@ -118,7 +118,7 @@ def test_value_reads_no_later_token(folder):
 def test_invalid_samples_are_refused():
     with pytest.raises(ValueError, match="first token"):
         collate([Sample([1, 2], [1, 1])])
-    with pytest.raises(ValueError, match="streams"):
+    with pytest.raises(ValueError, match="per-token fields"):
         collate([Sample([1, 2], [0, 1], {"advantage": [1.0]})])
 
 

@@ -42,7 +42,7 @@ class Pretraining(Algorithm):
 
 
 def branched_sample(episode: Episode) -> Sample:
-    """Return a text with its branches as one packed sample. Streams: `branch` is the number of each
+    """Return a text with its branches as one packed sample. Fields: `branch` is the number of each
     token's branch, `weight` its weight, from `info["weight"]` of a turn and from the branches in
     `info["branches"]`. Raises UserError for a played episode."""
     if any("branches" not in turn.info for turn in episode.turns):

@@ -25,7 +25,7 @@ from agentrl_cli.algos.samples import append_tokens
 from agentrl_cli.core.types import Episode, Sample, Turn
 from agentrl_cli.models.forward import Batch
 
-STREAMS = ("branch", "turn", "value_at", "reward", "cut_off", "value_mask")
+FIELDS = ("branch", "turn", "value_at", "reward", "cut_off", "value_mask")
 BLANK_LINE = "\n\n"
 Decode = Callable[[list[int]], str]
 
@@ -86,7 +86,7 @@ def pack_episode(
 ) -> PackedEpisode:
     """Pack an episode; `truncated_state` are the tokens of the last state if it was truncated.
 
-    Streams: `branch` labels the tokens of critic prompts. `turn` is the number of an action in its
+    Fields: `branch` labels the tokens of critic prompts. `turn` is the number of an action in its
     segment. The last token of a critic prompt has the state's number in `turn`, 1 in `value_at` and
     the state's `reward`. `value_mask` is 1 there if the value is trained, which it is not for the
     last state of a truncated episode (`cut_off` is 1) or before a restart.
@@ -96,7 +96,7 @@ def pack_episode(
     packed, begin, parts = [], 0, segments(episode)
     for i, turns in enumerate(parts):
         end, last = begin + len(turns), i == len(parts) - 1
-        sample = Sample([], [], {name: [] for name in STREAMS})
+        sample = Sample([], [], {name: [] for name in FIELDS})
         earned = [*rewards[begin:end], rewards[-1] if last else 0.0]
         for k, reward in enumerate(earned):
             final_observation = truncated_state if last else []
@@ -118,12 +118,12 @@ def trained_turns(sample: Sample) -> int:
     return int(sum(sample.per_token["value_at"])) - 1
 
 
-def at_states(samples: list[Sample], stream: str) -> list[float]:
-    """Return a stream's numbers at the states s_0 ... s_n of an episode. A state before a restart
+def at_states(samples: list[Sample], name: str) -> list[float]:
+    """Return a per-token field at the states s_0 ... s_n of an episode. A state before a restart
     does not count."""
     numbers: list[float] = []
     for sample in samples:
-        numbers = [*numbers[:-1], *compress(sample.per_token[stream], sample.per_token["value_at"])]
+        numbers = [*numbers[:-1], *compress(sample.per_token[name], sample.per_token["value_at"])]
     return numbers
 
 
@@ -141,7 +141,7 @@ class BatchStates:
 
     @classmethod
     def of(cls, batch: Batch) -> BatchStates:
-        """Gather the streams of `pack_episode` by state."""
+        """Gather the fields of `pack_episode` by state."""
         per_token = batch.per_token
         exists = sum_by_turn(per_token["value_at"], batch)  # [batch, states], 1 for each state
         follows = shift_left(exists, 1)  # 1 if another state follows in the segment

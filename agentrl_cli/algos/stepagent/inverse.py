@@ -43,7 +43,7 @@ def encode_action(text: str, context: Context) -> list[int]:
 
 
 def labelled_actions(acts: list[StateAction], label: float, context: Context) -> list[Sample]:
-    """Return one sample [state; action] each. At the last token, field `value_at` is 1 and stream
+    """Return one sample [state; action] each. At the last token, `value_at` is 1 and
     `label` is `label`: 1 for the policy's actions, 0 for the expert's."""
     samples = []
     for state_ids, action in acts:
@@ -54,7 +54,7 @@ def labelled_actions(acts: list[StateAction], label: float, context: Context) ->
 
 
 def labelled_episodes(episodes: list[Episode], label: float, context: Context) -> list[Sample]:
-    """Return one sample per unbroken segment, with the streams of `labelled_actions` at every
+    """Return one sample per unbroken segment, with the fields of `labelled_actions` at every
     action. Earlier actions are written without layout, too."""
     samples: list[Sample] = []
     for episode in episodes:
