@@ -97,13 +97,6 @@ def require_at_most(most: float, **values: float) -> None:
             raise UserError(f"{name} is {value}; give at most {most}", code="too-large")
 
 
-def require_above(limit: float, **values: float) -> None:
-    """Raise UserError for the first value that is not above `limit`."""
-    for name, value in values.items():
-        if not value > limit:
-            raise UserError(f"{name} is {value}; give more than {limit}", code="too-small")
-
-
 def require_fraction(**values: float) -> None:
     """Raise UserError for the first value outside 0 to 1."""
     require_at_least(0, **values)

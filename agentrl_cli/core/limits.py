@@ -1,33 +1,39 @@
-"""Check the values of settings that are built in Python, which pydantic has not validated."""
+"""Validate settings that are built in Python rather than from a configuration."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le
+from pydantic import TypeAdapter, ValidationError
 
-from agentrl_cli.core.errors import UserError, require_above, require_at_least, require_at_most
+from agentrl_cli.core.errors import UserError
+
+CODES = {
+    "greater_than": "too-small",
+    "greater_than_equal": "too-small",
+    "less_than_equal": "too-large",
+    "literal_error": "unknown-option",
+}
 
 
 def check_limits(settings: object) -> None:
     """Raise UserError for the first field of `settings` outside the limits of its `Field` or the
     options of its `Literal`."""
-    for name, kind in _type_hints(type(settings)).items():
-        metadata, value = getattr(kind, "__metadata__", ()), getattr(settings, name, None)
-        options = get_args(kind)[0] if metadata else kind
-        if get_origin(options) is Literal and value not in get_args(options):
-            known = ", ".join(map(str, get_args(options)))
-            raise UserError(f"{name} is '{value}'; use one of {known}", code="unknown-option")
-        for limit in (item for info in metadata for item in info.metadata):
-            if value is not None and isinstance(limit, Ge):
-                require_at_least(limit.ge, **{name: value})  # pyright: ignore[reportArgumentType]
-            elif value is not None and isinstance(limit, Gt):
-                require_above(limit.gt, **{name: value})  # pyright: ignore[reportArgumentType]
-            elif value is not None and isinstance(limit, Le):
-                require_at_most(limit.le, **{name: value})  # pyright: ignore[reportArgumentType]
+    for name, adapter in _adapters(type(settings)).items():
+        value = getattr(settings, name, None)
+        try:
+            adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            (first, *_) = error.errors(include_url=False)
+            if value is not None and first["type"] in CODES:
+                wish = first["msg"].removeprefix("Input should ")
+                line = f"{name} must {wish}, not {value!r}"
+                raise UserError(line, code=CODES[first["type"]]) from None
 
 
 @cache
-def _type_hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls, include_extras=True)
+def _adapters(cls: type) -> dict[str, TypeAdapter]:
+    """Return a validator per field with limits or options."""
+    kinds = get_type_hints(cls, include_extras=True).items()
+    return {n: TypeAdapter(kind) for n, kind in kinds if get_origin(kind) in (Annotated, Literal)}

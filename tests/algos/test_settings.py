@@ -38,7 +38,7 @@ def sft(**changes: Any) -> SFT:
     ],
 )
 def test_values_outside_limits_are_refused(build: Any, name: str, value: float, code: str):
-    with pytest.raises(UserError, match=f"{name} is {value}") as caught:
+    with pytest.raises(UserError, match=name) as caught:
         build(**{name: value})
     assert caught.value.code == code
 
@@ -51,11 +51,13 @@ def test_every_setting_has_a_description():
                 assert is_dataclass(kind) or (described and described[0].description), (name, key)
 
 
-@pytest.mark.parametrize("rate", [0.0, -1e-3, float("nan")])
-def test_head_rate_must_be_positive(rate: float):
+@pytest.mark.parametrize(
+    ("rate", "code"), [(0.0, "too-small"), (-1e-3, "too-small"), (float("nan"), "too-large")]
+)
+def test_head_rate_must_be_positive(rate: float, code: str):
     with pytest.raises(UserError) as caught:
         OptimizerSpec(lr=1e-3, head_lr=rate)
-    assert caught.value.code == "too-small"
+    assert caught.value.code == code
 
 
 def test_head_rate_needs_a_head():
