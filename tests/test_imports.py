@@ -37,7 +37,7 @@ NEVER = {  # what a room may not even name for type checkers
     "rollout": ENGINES - {"ray"} | {"torch", "agentrl_cli.config"},
     "algos": ENGINES | {"transformers", "peft", "torch.distributed", "agentrl_cli.core.distributed"}
     | {f"agentrl_cli.{room}" for room in ("config", "envs", "runs")}
-    | {"agentrl_cli.models.sharding"} | ENGINE_FILES,
+    | ENGINE_FILES,
     "models": ENGINES,
     "generators": ENGINES | {"agentrl_cli.config"},
     "runs": {"agentrl_cli.envs", "torch", "transformers"},

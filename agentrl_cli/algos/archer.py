@@ -37,7 +37,7 @@ from agentrl_cli.algos.settings import ArCHerConfig
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, derive_seed
 from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, causal_lm, logprobs_and_values
-from agentrl_cli.models.packable import enable_packing
+from agentrl_cli.models.packed_attention import enable_packing
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.play import first_turn
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer

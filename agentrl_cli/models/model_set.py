@@ -9,18 +9,32 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl_cli.config.settings import ModelConfig
 from agentrl_cli.core.distributed import Ranks
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import is_count, read_json
-from agentrl_cli.models.forward import ModelForward, Module, Passes, causal_lm, vocabulary_head
+from agentrl_cli.core.types import Sample
+from agentrl_cli.models.forward import (
+    ModelForward,
+    Module,
+    Passes,
+    causal_lm,
+    collate,
+    vocabulary_head,
+)
 from agentrl_cli.models.load import (
     adapter_weights,
     check_same_scale,
@@ -29,7 +43,6 @@ from agentrl_cli.models.load import (
     read_pretrained,
     with_adapters,
 )
-from agentrl_cli.models.sharding import copy_whole, gathered, shard, whole_weights
 from agentrl_cli.models.specs import ModelSpec
 
 
@@ -131,7 +144,7 @@ class ModelSet:
     @contextmanager
     def whole(self, name: str) -> Iterator[None]:
         """Let this rank call `module(name)` alone. With sharded weights, all ranks must enter."""
-        with gathered(self._forwards[name]) if self.ranks.sharded else nullcontext():
+        with _gathered(self._forwards[name]) if self.ranks.sharded else nullcontext():
             yield
 
     def shard(self, device: torch.device, compute: torch.dtype | None) -> None:
@@ -139,7 +152,7 @@ class ModelSet:
         (None: the weights' dtype)."""
         self.device = device
         for model_forward in self._forwards.values():
-            shard(model_forward, device, compute)
+            _shard(model_forward, device, compute)
 
     def head(self, name: str) -> nn.Module | None:
         """Return the head of `name`, or None."""
@@ -257,7 +270,7 @@ class ModelSet:
 
     def _save_model(self, name: str, folder: Path | None) -> None:
         module = self.module(name)
-        weights = whole_weights(module) if self.ranks.sharded else None
+        weights = _whole_weights(module) if self.ranks.sharded else None
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -330,3 +343,68 @@ def _copy_weights(own: dict[str, nn.Parameter], found: Mapping[str, Tensor], fol
         raise UserError(f"{line}; give matching ones", code="other-model")
     for key, weight in own.items():
         copy_whole(weight, found[key])
+
+
+# sharded weights: each rank holds a part of every tensor
+
+
+def _shard(model_forward: ModelForward, device: torch.device, compute: torch.dtype | None) -> None:
+    """Shard the model over all ranks, on `device`, layer by layer. Passes compute in `compute`
+    (None: the weights' dtype). Gradients are summed over ranks in float32."""
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    layers = [
+        part for part in model_forward.modules() if isinstance(part, GradientCheckpointingLayer)
+    ]
+    for part in (*layers, model_forward):  # the root too
+        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    for part in _sharded_parts(model_forward):  # a sum: the learner divides
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    with torch.no_grad():  # the first pass makes it the root
+        model_forward.compute(collate([Sample([0, 0], [0, 1])]).to(device))
+
+
+@contextmanager
+def _gathered(model_forward: ModelForward) -> Iterator[None]:
+    """Gather the whole weights on every rank, which then may call the body alone. All ranks must
+    enter."""
+    parts = _sharded_parts(model_forward)
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
+            part.set_reshard_after_forward(True, recurse=False)
+        parts[0].reset_iter_state()  # no backward pass resets it
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the tensor; a sharded one is gathered from all ranks, on the CPU."""
+    return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def copy_whole(tensor: Tensor, found: Tensor) -> None:
+    """Copy a whole tensor into `tensor`, of which this rank may hold a shard."""
+    if isinstance(tensor, DTensor):
+        mesh, placements = tensor.device_mesh, tensor.placements
+        moved = found.to(tensor.device, tensor.dtype)
+        found = distribute_tensor(moved, mesh, placements, src_data_rank=None)
+    tensor.copy_(found)
+
+
+def _whole_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return the module's whole parameters on rank 0, on the CPU; empty on other ranks."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    names = dict(module.named_parameters()).keys()
+    found: Any = get_model_state_dict(module, options=options)
+    return {name: weight for name, weight in found.items() if name in names}
+
+
+def _sharded_parts(model_forward: ModelForward) -> list[FSDPModule]:
+    """Return the root, then the layers."""
+    return [part for part in model_forward.modules() if isinstance(part, FSDPModule)]

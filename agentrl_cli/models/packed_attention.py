@@ -8,12 +8,13 @@ A packed row is in reading order. Its labels are 0 for visible tokens and k > 0 
 
 All layouts compute the same. `interleaved` keeps the order, with one dense mask (the reference).
 `visible_first` moves the branches after all visible tokens, which then are plainly causal. `flex`
-does so, too, and gives the mask to FlexAttention (CUDA) as a rule. packable.py checks which models
-support this.
+does so, too, and gives the mask to FlexAttention (CUDA) as a rule. `enable_packing` refuses models
+for which packed and separate passes may differ.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal
@@ -27,6 +28,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from agentrl_cli.core.errors import UserError
+
 Layout = Literal["visible_first", "interleaved", "flex"]
 CriticGrad = Literal["full", "detach_prefix"]
 
@@ -34,6 +37,14 @@ SPLIT = {"full": "agentrl_branch", "detach_prefix": "agentrl_branch_detached"}
 FLEX = "agentrl_branch_flex"
 READ_PACKED = ("sdpa", *SPLIT.values(), FLEX)
 BLOCK_ROWS = 128  # branch tokens that attend together
+FAMILIES = (
+    "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe",
+)  # fmt: skip
+DENSE_MASK_FAMILIES = ("gpt2",)  # compute with a given mask, which FlexAttention lacks
+TOLERANCE = 1e-4  # nats, packed against separate passes, in float32
+TWIN_LAYERS, TWIN_VOCABULARY, TWIN_INNER_SIZE = 2, 128, 64
+CHECKED_PARTS, CHECKED_TOKENS = 3, 7  # of the row that is compared
+INNER_KEYS = ("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner")
 
 
 @dataclass
@@ -247,7 +258,6 @@ for _grad, _name in SPLIT.items():  # for other rows these are sdpa, so generati
 
 
 def _column_numbers(labels: Tensor) -> Tensor:
-    """Return 0, 1, ..., L - 1 in every row."""
     return torch.arange(labels.shape[1], device=labels.device).expand_as(labels)
 
 
@@ -261,3 +271,99 @@ def _true_columns(chosen: Tensor) -> Tensor:
 def _take_columns(rows: Tensor, columns: Tensor, missing: int) -> Tensor:
     """Return the entries of `rows` [B, L] at `columns`, `missing` at column L."""
     return pad(rows, (0, 1), value=missing).gather(1, columns)
+
+
+# which models support packed rows
+
+
+def enable_packing(
+    model: PreTrainedModel, critic_prompt: list[int], layout: Layout, grad: CriticGrad
+) -> None:
+    """Set the model's attention so that it reads packed rows in this layout.
+
+    Raises UserError if the model does not support it, or if packed and separate log-probs differ.
+    They are compared in float32 on a small twin of the model, because rounding in bfloat16 can be
+    as large as the error of wrong packing.
+    """
+    family, device = model.config.model_type, model.device.type
+    _check_family(model)
+    if layout != "visible_first" and grad == "detach_prefix":
+        line = f"algo.critic_grad=detach_prefix cannot be used with algo.layout={layout}"
+        raise UserError(f"{line}; set algo.layout=visible_first", code="bad-layout")
+    if layout == "flex" and (device != "cuda" or family in DENSE_MASK_FAMILIES):
+        line = f"algo.layout=flex does not support {family} on {device}"
+        raise UserError(f"{line}; set algo.layout=visible_first", code="bad-layout")
+    names = {"visible_first": SPLIT[grad], "interleaved": "sdpa", "flex": FLEX}
+    model.set_attn_implementation(names[layout])
+    gap = packing_gap(twin(model), [i % TWIN_VOCABULARY for i in critic_prompt])
+    if not gap <= TOLERANCE:  # NaN too
+        line = f"packed and separate log-probs of this model differ by {gap:.2g} nats"
+        raise UserError(f"{line}; choose another model", code="not-packable")
+
+
+def _check_family(model: PreTrainedModel) -> None:
+    """Raise UserError unless every layer is known to attend to all earlier tokens. Router logits
+    are refused because their balancing loss would count critic prompts."""
+    config = model.config.get_text_config()
+    if config._attn_implementation not in READ_PACKED:
+        line = f"model.attention={config._attn_implementation} cannot read packed prompts"
+        raise UserError(f"{line}; set model.attention=sdpa", code="not-packable")
+    settings = config.to_dict()
+    window = [settings.get("sliding_window")] if "layer_types" not in settings else []
+    layers = settings.get("layer_types") or [f"window of {size}" for size in window if size]
+    other = sorted(set(layers) - {"full_attention"})
+    other += ["router logits"] if settings.get("output_router_logits") else []
+    if config.model_type in FAMILIES and not other:
+        return
+    found = f"{config.model_type} with {other[0]}" if other else config.model_type
+    remedy = f"choose one of {', '.join(FAMILIES)} without a sliding window or router logits"
+    line = f"this model cannot read packed prompts: {found}"
+    raise UserError(f"{line}; {remedy}", code="not-packable")
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a small random float32 model of the same class and configuration. Global random states
+    do not change."""
+    config = deepcopy(model.config)
+    text = config.get_text_config()
+    text.num_hidden_layers = min(TWIN_LAYERS, text.num_hidden_layers)
+    settings = text.to_dict()
+    if settings.get("layer_types"):
+        text.layer_types = settings["layer_types"][: text.num_hidden_layers]
+    for key in INNER_KEYS:
+        if key in settings:
+            setattr(text, key, TWIN_INNER_SIZE)
+    text.vocab_size, text.pad_token_id = TWIN_VOCABULARY, None
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        made = type(model)(config).float().eval()
+    draw = torch.Generator().manual_seed(0)
+    for weight in made.parameters():
+        if weight.dim() > 1:  # at this scale attention matters
+            weight.data.normal_(0.0, weight.shape[-1] ** -0.5, generator=draw)
+    return made.to(model.device)  # pyright: ignore[reportArgumentType]
+
+
+@torch.no_grad()
+def packing_gap(model: PreTrainedModel, critic_prompt: list[int]) -> float:
+    """Return the largest difference in nats between packed and separate next-token log-probs, at
+    all tokens of a row of random tokens with the critic prompt after each part."""
+
+    def logprobs(hidden: Tensor) -> Tensor:
+        return model.get_output_embeddings()(hidden).float().log_softmax(-1)
+
+    words, generator = model.config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
+    parts = torch.randint(words, (CHECKED_PARTS, CHECKED_TOKENS), generator=generator).tolist()
+    row = [i for part in parts for i in part + critic_prompt]
+    size, numbers = len(critic_prompt), range(1, CHECKED_PARTS + 1)
+    row_labels = [label for k in numbers for label in [0] * CHECKED_TOKENS + [k] * size]
+    ids, labels = (torch.tensor([values], device=model.device) for values in (row, row_labels))
+    length = torch.tensor([len(row)], device=model.device)
+    packed = logprobs(hidden_states(model, ids, labels, length)[0])  # [L, words]
+    columns = torch.arange(len(row), device=model.device)
+    gaps = []
+    for k in numbers:
+        state = (labels[0] == 0) & (columns < k * (CHECKED_TOKENS + size))
+        chosen = state | (labels[0] == k)  # [L]: the k-th critic prompt and the tokens it sees
+        hidden = model.base_model(input_ids=ids[:, chosen], use_cache=False).last_hidden_state
+        gaps.append((logprobs(hidden[0]) - packed[chosen]).abs().max())
+    return float(torch.stack(gaps).max())

@@ -26,8 +26,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.files import read_json
 from agentrl_cli.core.types import Sample, derive_seed
 from agentrl_cli.models.forward import collate, rank_passes
-from agentrl_cli.models.model_set import ModelSet, is_head
-from agentrl_cli.models.sharding import copy_whole, whole
+from agentrl_cli.models.model_set import ModelSet, copy_whole, is_head, whole
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 
 Terms = tuple[list[int], dict[str, float]]  # a micro-batch's samples, its loss and sums by name

@@ -8,10 +8,9 @@ import torch
 from torch.nn.attention import flex_attention
 
 from agentrl_cli.core.errors import UserError
-from agentrl_cli.models import packable, packed_attention
+from agentrl_cli.models import packed_attention
 from agentrl_cli.models.forward import collate, forward
-from agentrl_cli.models.packable import enable_packing, packing_gap
-from agentrl_cli.models.packed_attention import block_mask, visibility
+from agentrl_cli.models.packed_attention import block_mask, enable_packing, packing_gap, visibility
 from tests.builders.packed_rows import FAMILIES, PROMPT, fresh, head_of, largest_gap, model_of, row
 
 EXACT = 1e-5
@@ -27,7 +26,7 @@ def plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [name for name in FAMILIES if name not in packable.DENSE_MASK_FAMILIES]
+    "family", [name for name in FAMILIES if name not in packed_attention.DENSE_MASK_FAMILIES]
 )
 def test_flex_equals_separate_passes(family: str):
     model = model_of(family, "flex")

@@ -17,8 +17,8 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.models import packed_attention
 from agentrl_cli.models.forward import collate, forward
-from agentrl_cli.models.packable import enable_packing
 from agentrl_cli.models.packed_attention import (
+    enable_packing,
     hidden_states,
     positions,
     split_into_blocks,

@@ -16,7 +16,7 @@ from agentrl_cli.algos.samples import append_tokens
 from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Episode, Sample
 from agentrl_cli.models.forward import causal_lm
-from agentrl_cli.models.packable import enable_packing
+from agentrl_cli.models.packed_attention import enable_packing
 from agentrl_cli.models.specs import ModelSpec, OptimizerSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer
 

@@ -63,7 +63,7 @@ from agentrl_cli.core.terminal import echo
 from agentrl_cli.core.types import Episode, Sample, evenly_spaced
 from agentrl_cli.generators.base import Generator
 from agentrl_cli.models.forward import Batch, Outputs, add_logprobs, causal_lm, token_logprobs
-from agentrl_cli.models.packable import enable_packing
+from agentrl_cli.models.packed_attention import enable_packing
 from agentrl_cli.models.specs import ModelSpec
 from agentrl_cli.rollout.replay_buffer import ReplayBuffer, TurnKey
 
