@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from agentrl_cli.config.compose import as_dataclass, build, compose_checked
 from agentrl_cli.core.errors import RunAborted, UserError
 from agentrl_cli.core.terminal import echo
-from agentrl_cli.generators.vllm_server import (
+from agentrl_cli.generators.vllm import (
     ServedModel,
     ServerSettings,
     choose_port,

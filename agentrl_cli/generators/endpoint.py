@@ -1,7 +1,8 @@
-"""Models behind OpenAI-compatible endpoints, for simulators and for evaluation, never for training.
+"""Chats with models for simulators and for evaluation, never for training.
 
-The client library retries with growing pauses. A limit on the whole call is added here, and answers
-are cached by messages and seed. `wait_for` and `checked_address` also serve `hardware=vllm`.
+`OpenAIChat` calls an OpenAI-compatible endpoint. The client library retries with growing pauses. A
+limit on the whole call is added here, and answers are cached by messages and seed. `LocalChat` runs
+a model in this process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI  # pyright: ignore[reportMissingImports]
 
 SHOWN_CHARACTERS = 300  # of an error
+TORCH_LOCK = Lock()  # the random state of torch belongs to the process
 LOCK = Lock()  # to make the client and the event loop, and to store an answer
 KEY_VARIABLE = re.compile(r"(?:\w+_)?API_KEY", re.ASCII)  # no other variable is ever sent
 UNSERVED = re.compile(r"pinned to|does not exist|not found|unknown model", re.IGNORECASE)
 BYTES = 256  # smaller token ids are the bytes of a text
+Rows = list[dict[str, str]]  # messages as JSON
 
 
 @lru_cache(maxsize=1)
@@ -159,25 +162,29 @@ class OpenAIChat:
         """
         if self.model is None:
             raise UserError("no model is named; give env.llm.model=NAME", code="no-model")
-        rows = [{"role": message.role, "content": message.content} for message in messages]
-        request = [self.model, self.base_url, self.temperature, self.max_tokens, rows, seed]
-        key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
+        request = (_rows(messages), seed, self.temperature, self.max_tokens)
+        key = self._key(*request)
         with self.locks.setdefault(key, Lock()):  # other threads may send the same request
             if key not in self.answers:
-                self._store(key, self._request(rows, seed, self.temperature, self.max_tokens).text)
+                self._store(key, self._request(*request).text)
         return self.answers[key]
 
     def ask(self, messages: list[Message], seed: int, temperature: float, longest: int) -> Answer:
         """Return an answer of at most `longest` tokens, which may be empty."""
-        rows = [{"role": message.role, "content": message.content} for message in messages]
-        request = ["agent", self.model, self.base_url, temperature, longest, rows, seed]
-        key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
+        request = (_rows(messages), seed, temperature, longest)
+        key = self._key(*request, caller=["agent"])
         if key in self.answers:
             finish, _, text = self.answers[key].partition(" ")
             return Answer(text, finish)
-        answer = self._request(rows, seed, temperature, longest, may_be_empty=True)
+        answer = self._request(*request, may_be_empty=True)
         self._store(key, f"{answer.finish_reason} {answer.text}")
         return answer
+
+    def _key(
+        self, rows: Rows, seed: int, temperature: float, longest: int, caller: Sequence[str] = ()
+    ) -> str:
+        request = [*caller, self.model, self.base_url, temperature, longest, rows, seed]
+        return hashlib.sha256(json.dumps(request).encode()).hexdigest()
 
     def _store(self, key: str, answer: str) -> None:
         with LOCK:
@@ -186,7 +193,7 @@ class OpenAIChat:
                 files.append_jsonl(Path(self.cache), [{"key": key, "answer": answer}])
 
     def _request(
-        self, rows: list[Any], seed: int, temperature: float, longest: int, *,
+        self, rows: Rows, seed: int, temperature: float, longest: int, *,
         may_be_empty: bool = False,
     ) -> Answer:  # fmt: skip
         with LOCK:
@@ -216,11 +223,10 @@ class OpenAIChat:
                 line = f"the server has no model '{self.model}' ({line})"
                 raise UserError(f"{line}; name a model that it serves", code="no-model") from None
             raise SimulatorError(line) from None
-        try:
+        choice = text = None
+        with suppress(AttributeError, LookupError, TypeError):
             choice = answer.choices[0]
             text = choice.message.content
-        except (AttributeError, LookupError, TypeError):
-            choice, text = None, None
         is_empty = text is None or (isinstance(text, str) and not text.strip())
         if not _is_text(text) and not (may_be_empty and is_empty and choice):
             raise EmptyAnswer("the endpoint's answer has no text; check the model that it serves")
@@ -254,6 +260,62 @@ def _is_text(text: object) -> bool:
     if not isinstance(text, str) or not text.strip():
         return False
     return text == text.encode("utf-8", "ignore").decode()
+
+
+def _rows(messages: list[Message]) -> Rows:
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+@dataclass(kw_only=True)
+class LocalChat:
+    """Samples an answer with the model's chat template: `chat(messages, seed)`.
+
+    The same seed gives the same answer. `path` is a Hugging Face name or folder; the model is
+    loaded at the first call.
+    """
+
+    path: Annotated[str, Field(description="Hugging Face name or folder of the model.")]
+    device: Annotated[str, Field(description="Device of the model, as cpu or cuda:1.")]
+    temperature: Annotated[float, Field(ge=0, description="Sampling temperature.")]
+    max_tokens: Annotated[int, Field(ge=1, description="Tokens of an answer at most.")]
+
+    def __call__(self, messages: list[Message], seed: int) -> str:
+        """Return the model's answer. Raises UserError if the model cannot be loaded."""
+        import torch
+
+        with TORCH_LOCK:
+            model, tokenizer = _local_model(self.path, self.device)
+        rows: Any = _rows(messages)
+        text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer(str(text), return_tensors="pt", add_special_tokens=False)
+        prompt = prompt.to(model.device)
+        options: dict[str, Any] = {"max_new_tokens": self.max_tokens, "do_sample": False}
+        if self.temperature:
+            options |= {"do_sample": True, "temperature": self.temperature, "top_k": 0}
+        with TORCH_LOCK, torch.random.fork_rng(), torch.inference_mode():
+            torch.manual_seed(seed)
+            options["pad_token_id"] = tokenizer.pad_token_id
+            ids = model.generate(**prompt, **options)
+        written = ids[0, prompt["input_ids"].shape[1] :]
+        return str(tokenizer.decode(written, skip_special_tokens=True))
+
+
+@lru_cache(maxsize=2)
+def _local_model(path: str, device: str) -> tuple[Any, Any]:
+    """Return the model, without the generation settings of its folder, and its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            path, trust_remote_code=False, use_safetensors=True
+        )
+    except (OSError, ValueError) as error:
+        line = f"model '{path}' cannot be loaded ({str(error).splitlines()[0]}); name another"
+        raise UserError(line, code="unknown-model") from None
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    model.generation_config = GenerationConfig(eos_token_id=ends)
+    return model.to(device).eval(), tokenizer
 
 
 @dataclass(kw_only=True)

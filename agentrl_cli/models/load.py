@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from peft import LoraConfig as PeftLora
 from peft import PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -98,11 +99,11 @@ def load_shapes(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
 def read_pretrained(source: str | Path, config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Return a causal LM from safetensors, without running any code of the source. Raises UserError
     if weights are missing, unreadable, or of another architecture than its config."""
-    settings = _read_config(source)
+    architecture = _read_config(source)
     with _explained("weights", source):
         model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             source,
-            config=_without_dropout(settings),
+            config=architecture,
             dtype=dtype,
             attn_implementation=config.attention,
             use_safetensors=True,
@@ -123,7 +124,7 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
     if config.path != "tiny":
         _check_folder(config.path)
         return read_pretrained(config.path, config, dtype)
-    architecture = _without_dropout(_read_config(TINY))
+    architecture = _read_config(TINY)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": config.attention}
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "init"))
@@ -133,31 +134,24 @@ def _read_model(config: ModelConfig, dtype: torch.dtype, seed: int) -> PreTraine
             line = f"model.attention '{config.attention}' cannot be used here"
             raise UserError(f"{line}; choose sdpa or eager", code="bad-attention") from error
     if config.weights is not None:
-        name = RENAMED_WEIGHTS.get(config.weights, config.weights)
-        _read_embedded(model, name)
+        file = TINY / RENAMED_WEIGHTS.get(config.weights, config.weights) / "model.safetensors"
+        if not files.is_file(file):
+            known = ", ".join(sorted(p.parent.name for p in TINY.glob("*/model.safetensors")))
+            line = f"embedded weights '{config.weights}' do not exist; choose null or one of: "
+            raise UserError(line + known, code="unknown-option")
+        with _explained("weights", file):
+            load_model(model, file)
     return model
 
 
-@torch.no_grad()
-def _read_embedded(model: PreTrainedModel, name: str) -> None:
-    file = TINY / name / "model.safetensors"
-    if not files.is_file(file):
-        known = ", ".join(sorted(p.parent.name for p in TINY.glob("*/model.safetensors")))
-        line = f"embedded weights '{name}' do not exist; choose null or one of: {known}"
-        raise UserError(line, code="unknown-option")
-    own = dict(model.named_parameters())
-    with _explained("weights", file):
-        found = load_file(file)
-    if {k: w.shape for k, w in own.items()} != {k: w.shape for k, w in found.items()}:
-        line = f"'{file}' is of another model; build the embedded weights again"
-        raise UserError(line, code="other-architecture")
-    for key, weight in own.items():
-        weight.copy_(found[key])
-
-
 def _read_config(source: str | Path) -> Any:
+    """Return the architecture without dropout, under which probability ratios have no meaning."""
     with _explained("a model", source):
-        return AutoConfig.from_pretrained(source, **_safely(source))
+        found = AutoConfig.from_pretrained(source, **_safely(source))
+    for key, value in found.to_dict().items():
+        if "drop" in key and isinstance(value, float):
+            setattr(found, key, 0.0)
+    return found
 
 
 @contextmanager
@@ -176,14 +170,6 @@ def _explained(kind: str, source: str | Path) -> Iterator[None]:
 def _safely(source: str | Path) -> dict[str, Any]:
     """Return options that run no code of the source, and download nothing if it is a folder."""
     return {"trust_remote_code": False, "local_files_only": Path(source).exists()}
-
-
-def _without_dropout(settings: Any) -> Any:
-    """Set all dropout rates to 0, because probability ratios have no meaning under dropout."""
-    for key, value in settings.to_dict().items():
-        if "drop" in key and isinstance(value, float):
-            setattr(settings, key, 0.0)
-    return settings
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
@@ -215,18 +201,16 @@ def with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM"
     )
     model: PeftModel | None = None
-    upcast = False  # True: peft would compute adapters of a bfloat16 base in float32
+    options = {"autocast_adapter_dtype": False}  # peft would compute in float32
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
         for name in names:
             torch.manual_seed(derive_seed(seed, "init", "lora", name))
             try:
                 if model is None:
-                    base_model = causal_lm(base)
-                    model = get_peft_model(base_model, config, name, autocast_adapter_dtype=upcast)
+                    model = get_peft_model(causal_lm(base), config, name, **options)
                 else:
-                    own = copy.deepcopy(config)
-                    model.add_adapter(name, own, autocast_adapter_dtype=upcast)
+                    model.add_adapter(name, copy.deepcopy(config), **options)
             except ValueError as error:
                 line = f"model.lora.targets {lora.targets} match no layer of this model"
                 remedy = "name linear layers of the model, or all-linear"
@@ -237,13 +221,9 @@ def with_adapters(base: Module, lora: LoraConfig, names: list[str], seed: int) -
 
 def adapter_weights(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     """Return the adapter's parameters, without its name in their keys."""
-    found: dict[str, nn.Parameter] = {}
-    for key, parameter in module.named_parameters():
-        parts = key.split(".")
-        for i, part in enumerate(parts[:-1]):
-            if part.startswith("lora_") and parts[i + 1] == name:
-                found[".".join(parts[: i + 1] + parts[i + 2 :])] = parameter
-    return found
+    own = re.compile(rf"(.*\blora_\w+)\.{re.escape(name)}\b(.*)")
+    matches = [(own.fullmatch(key), weight) for key, weight in module.named_parameters()]
+    return {"".join(match.groups()): weight for match, weight in matches if match}
 
 
 def check_same_scale(folder: Path, module: PeftModel, name: str) -> None:
@@ -269,8 +249,7 @@ def check_same_scale(folder: Path, module: PeftModel, name: str) -> None:
 
 
 def adapter_sizes(base: PreTrainedModel, lora: LoraConfig) -> list[int]:
-    """Return the number of elements of each tensor of one adapter on `base`, which may be on the
-    meta device."""
+    """Return the number of elements of each tensor of one adapter on `base`."""
     with torch.device("meta"):
         adapted = with_adapters(base, lora, ["policy"], 0)
     return [weight.numel() for weight in adapter_weights(adapted, "policy").values()]

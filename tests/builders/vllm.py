@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.generators.vllm import VLLMGenerator
-from agentrl_cli.generators.vllm_server import ServerSettings
+from agentrl_cli.generators.vllm import ServerSettings, VLLMGenerator
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.models.specs import ModelSpec
 from tests.builders.models import ADAM, LORA, model_config

@@ -7,8 +7,8 @@ import torch
 from agentrl_cli.core.errors import EpisodeError
 from agentrl_cli.core.types import Message, Step, Task
 from agentrl_cli.envs.base import Env
+from agentrl_cli.generators.base import Completion, Generator
 from agentrl_cli.generators.hf import HFGenerator
-from agentrl_cli.generators.scripted import ScriptedGenerator
 from agentrl_cli.rollout.chat_template import Chat
 from tests.builders.tiny_models import tiny_model, tiny_tokenizer
 
@@ -67,5 +67,23 @@ def random_sampler() -> HFGenerator:
     return HFGenerator(TinyWeights(), max_batch=64, cache_tokens=10_000)
 
 
-def script(answer):
-    return ScriptedGenerator(answer, read=CHAT.text_of, write=CHAT.encode_action)
+class ScriptedGenerator(Generator):
+    """Answers with a function of the prompt's text."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def generate(self, prompts, seeds, sampling, model="policy"):
+        return [[self._complete(prompt, sampling)] * sampling.n for prompt in prompts]
+
+    def load(self, model, version, path=None):
+        pass
+
+    def _complete(self, prompt, sampling):
+        ids = CHAT.encode_action(self.answer(CHAT.text_of(prompt)))
+        finish = "stop" if len(ids) <= sampling.max_tokens else "length"
+        ids = ids[: sampling.max_tokens]
+        return Completion(ids, [0.0] * len(ids), finish)
+
+
+script = ScriptedGenerator

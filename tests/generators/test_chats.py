@@ -18,8 +18,7 @@ import pytest
 
 from agentrl_cli.core.errors import EmptyAnswer, RunAborted, SimulatorError, UserError
 from agentrl_cli.core.types import Message
-from agentrl_cli.generators.endpoint import OpenAIChat
-from agentrl_cli.generators.local import LocalChat
+from agentrl_cli.generators.endpoint import LocalChat, OpenAIChat
 
 ASKED = [Message("system", "Be brief."), Message("user", "Hello?")]
 

@@ -16,7 +16,7 @@ from agentrl_cli.core.errors import UserError
 from agentrl_cli.core.types import Sample
 from agentrl_cli.generators.base import Completion, Sampling
 from agentrl_cli.generators.hf import HFGenerator
-from agentrl_cli.generators.vllm_server import ServedModel, ServerProcess
+from agentrl_cli.generators.vllm import ServedModel, ServerProcess
 from agentrl_cli.models.forward import token_logprobs
 from agentrl_cli.models.model_set import ModelSet
 from agentrl_cli.runs.run import Run

@@ -15,7 +15,7 @@ import pytest
 
 from agentrl_cli.core.errors import GeneratorError, UserError
 from agentrl_cli.generators.base import Sampling
-from agentrl_cli.generators.vllm_server import (
+from agentrl_cli.generators.vllm import (
     ServedModel,
     choose_port,
     serve_command,
@@ -110,19 +110,19 @@ def test_run_starts_a_server_and_ends_it(models: ModelSet, tmp_path: Path):
     ours = generator(models, server=server_settings(program=str(write_program(tmp_path))))
     ours.check_context(64)
     assert len(ours.generate([[5, 6, 7]], [1], SAMPLING)[0][0].ids) == 4
-    fleet = ours.fleet
-    assert fleet is not None and fleet.process is not None and fleet.folder.is_dir()
-    assert httpx.get(f"{fleet.process.url}/health").is_success
+    started, folder = ours.process, ours.folder
+    assert started is not None and folder is not None and folder.is_dir()
+    assert httpx.get(f"{started.url}/health").is_success
     ours.close()
-    assert fleet.process.process.poll() is not None and not fleet.folder.exists()
+    assert started.process.poll() is not None and not folder.exists()
 
 
 @pytest.mark.slow
 def test_killed_server_is_named_in_the_fault(models: ModelSet, tmp_path: Path):
     ours = generator(models, server=server_settings(program=str(write_program(tmp_path))))
     ours.generate([[5, 6, 7]], [1], SAMPLING)
-    assert ours.fleet is not None and ours.fleet.process is not None
-    os.killpg(ours.fleet.process.process.pid, signal.SIGKILL)
+    assert ours.process is not None
+    os.killpg(ours.process.process.pid, signal.SIGKILL)
     with pytest.raises(GeneratorError, match="ended with code -9"):
         ours.generate([[5, 6, 8]], [1], SAMPLING)
     ours.close()
@@ -134,7 +134,7 @@ def test_server_ends_when_its_parent_is_killed(tmp_path: Path):
     code = f"""
 import time
 from pathlib import Path
-from agentrl_cli.generators.vllm_server import ServedModel, ServerProcess
+from agentrl_cli.generators.vllm import ServedModel, ServerProcess
 from tests.builders.vllm import server_settings
 served = ServedModel(path="m", dtype="float32", rank=8, models=1)
 settings = server_settings(program={str(program)!r})

@@ -10,9 +10,15 @@ import torch
 from agentrl_cli.core.errors import EpisodeError, GeneratorError, RunAborted, UserError
 from agentrl_cli.core.types import Episode, Message, Step, Turn
 from agentrl_cli.generators.base import Sampling
-from agentrl_cli.generators.scripted import ScriptedGenerator
 from agentrl_cli.rollout.play import EpisodeStart, indistinguishable_tasks, play, probe_starts
-from tests.fakes.echo import CHAT, EchoEnv, TinyWeights, random_sampler, script
+from tests.fakes.echo import (
+    CHAT,
+    EchoEnv,
+    ScriptedGenerator,
+    TinyWeights,
+    random_sampler,
+    script,
+)
 
 SAMPLING = Sampling(max_tokens=8, temperature=1.0, stop_ids=CHAT.stop_ids)
 
@@ -87,7 +93,7 @@ def test_live_episodes_share_one_call():
             return super().generate(prompts, seeds, sampling, model)
 
     talk = lambda prompt: "stop" if "Task 0" in prompt else "go on"  # noqa: E731
-    generator = Counting(talk, read=CHAT.text_of, write=CHAT.encode_action)
+    generator = Counting(talk)
     roll(starts(5), generator)
     assert sizes == [5, 4, 4]
 

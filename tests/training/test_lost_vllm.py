@@ -14,7 +14,7 @@ import pytest
 from agentrl_cli.cli.train import resume, start
 from agentrl_cli.core.errors import RunAborted
 from agentrl_cli.core.types import Message, Step, Task
-from agentrl_cli.generators.vllm_server import ServedModel, ServerProcess
+from agentrl_cli.generators.vllm import ServedModel, ServerProcess
 from agentrl_cli.runs.run import Run
 from tests.builders.models import LORA, write_model
 from tests.builders.runs import folders
