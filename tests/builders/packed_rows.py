@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    DynamicCache,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from agentrl_cli.core.types import Sample
 from agentrl_cli.models import packed_attention
@@ -52,18 +29,19 @@ ALIKE = {key: value for key, value in USUAL.items() if "key_value" not in key}  
 OPT = {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2, "dropout": 0.0}
 MIXTRAL = {**USUAL, "num_local_experts": 4, "sliding_window": None}
 QWEN3_MOE = {**USUAL, "head_dim": 8, "moe_intermediate_size": 24, "num_experts": 4}
-FAMILIES = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**USUAL)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**USUAL)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**USUAL, head_dim=8)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**USUAL, sliding_window=None)),
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**USUAL)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
-    "opt": lambda: OPTForCausalLM(OPTConfig(**ALIKE, **OPT)),
-    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**ALIKE)),
-    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**MIXTRAL, num_experts_per_tok=2)),
-    "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**QWEN3_MOE, num_experts_per_tok=2)),
-}
+SIZES = {
+    "llama": USUAL, "qwen2": USUAL, "qwen3": USUAL | {"head_dim": 8},
+    "mistral": USUAL | {"sliding_window": None}, "phi3": USUAL, "gpt2": GPT2, "opt": ALIKE | OPT,
+    "gpt_neox": ALIKE, "mixtral": MIXTRAL | {"num_experts_per_tok": 2},
+    "qwen3_moe": QWEN3_MOE | {"num_experts_per_tok": 2},
+}  # fmt: skip
+
+
+def random_model(family: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES[family]))
+
+
+FAMILIES = {name: partial(random_model, name) for name in SIZES}
 PROMPT = [80, 81, 82]
 LAYOUTS = ("visible_first", "interleaved")  # that train on any device
 

@@ -138,17 +138,6 @@ def test_continuation_reads_new_tokens_only(policy):
     assert policy.read == 8 * 4  # the last sampled token and the three new ones
 
 
-def test_role_suffixes_reuse_the_cached_state(policy):
-    prompts, kept = some_prompts(4, 60, 61), engine(policy)
-    kept.generate([[*p, 40, 41, 42] for p in prompts], [0] * 4, SAMPLED)
-    roles = [p + [50 + k] * 3 for p in prompts for k in range(3)]
-    policy.read = 0
-    answers = kept.generate(roles, [*range(12)], dataclasses.replace(SAMPLED, max_tokens=1))
-    assert policy.read == 12 * 3
-    for role, (answer,) in zip(roles, answers, strict=True):
-        agrees_with_forward(policy, role, answer)
-
-
 def test_shared_beginnings_are_read_once(policy):
     head, *rest = some_prompts(21, 150, 151)
     branches, tails = [row[:100] for row in rest[:4]], [row[:50] for row in rest[4:]]

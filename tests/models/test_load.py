@@ -54,19 +54,6 @@ def refuse(path, code, **changes):
     assert caught.value.code == code and "\n" not in str(caught.value)
 
 
-def test_missing_folder_is_refused(tmp_path):
-    refuse(tmp_path / "nowhere", "missing-file")
-
-
-def test_too_large_tokenizer_is_refused(folder, tmp_path):
-    def shrink(path):
-        model = tiny_model(tiny_tokenizer())
-        model.resize_token_embeddings(300)
-        model.save_pretrained(path)
-
-    refuse(broken(folder, tmp_path, shrink), "tokenizer-too-large")
-
-
 def test_embedded_tokenizer_equals_its_file():
     models = ModelSet(model_config("tiny"), SPECS, "cpu", 0)
     file = Tokenizer.from_file(str(TINY / "tokenizer.json"))
@@ -75,27 +62,37 @@ def test_embedded_tokenizer_equals_its_file():
     assert len(models.tokenizer) == models.module("policy").config.vocab_size
 
 
-def test_truncated_weights_are_refused(folder, tmp_path):
-    def cut(path):
-        file = path / "model.safetensors"
-        file.write_bytes(file.read_bytes()[:1000])
-
-    refuse(broken(folder, tmp_path, cut), "unreadable-model")
+def shrink(path):
+    model = tiny_model(tiny_tokenizer())
+    model.resize_token_embeddings(300)
+    model.save_pretrained(path)
 
 
-def test_pickled_weights_are_refused(folder, tmp_path):
-    def pickle(path):
-        torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
-        (path / "model.safetensors").unlink()
-
-    refuse(broken(folder, tmp_path, pickle), "unreadable-model")
+def cut(path):
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
 
 
-def test_weights_of_other_architecture_are_refused(folder, tmp_path):
-    def swap(path):
-        save_file({"foreign": torch.zeros(1)}, path / "model.safetensors", {"format": "pt"})
+def pickled(path):
+    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()
 
-    refuse(broken(folder, tmp_path, swap), "other-architecture")
+
+def swap(path):
+    save_file({"foreign": torch.zeros(1)}, path / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (shrink, "tokenizer-too-large"),
+        (cut, "unreadable-model"),
+        (pickled, "unreadable-model"),
+        (swap, "other-architecture"),
+    ],
+)
+def test_invalid_weights_are_refused(folder, tmp_path, change, code):
+    refuse(broken(folder, tmp_path, change), code)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +130,13 @@ def test_capped_logits_are_refused(tmp_path):
     refuse(tmp_path, "capped-logits", attention="eager")
 
 
-def test_unknown_options_are_refused(folder):
+def test_unknown_options_are_refused(folder, tmp_path):
+    refuse(tmp_path / "nowhere", "missing-file")
+    refuse("tiny", "unknown-option", weights="nowhere")
     refuse(folder, "unknown-option", dtype="int3")
     refuse(folder, "unreadable-model", attention="nonsense")
     lora = LoraConfig(rank=2, alpha=4, targets=["nothing"])
     refuse(folder, "no-lora-target", lora=lora)
-
-
-def test_unknown_embedded_weights_are_refused():
-    refuse("tiny", "unknown-option", weights="nowhere")
 
 
 @pytest.mark.parametrize("name", EMBEDDED)

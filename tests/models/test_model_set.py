@@ -35,7 +35,11 @@ def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.fixture(params=[None, LORA], ids=["full", "lora"])
+def lora(request):
+    return request.param
+
+
 def test_every_model_starts_as_the_base(folder, lora):
     models = build(folder, lora)
     base = AutoModelForCausalLM.from_pretrained(folder)
@@ -66,7 +70,6 @@ CHAIN = {  # declared against the order in which they begin
 }
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
 def test_followers_start_as_their_model(folder, lora, tmp_path):
     models = ModelSet(model_config(folder, lora=lora), CHAIN, "cpu", 0)
     other = build(folder, lora)
@@ -83,7 +86,6 @@ def test_followers_start_as_their_model(folder, lora, tmp_path):
     assert all(torch.equal(w, loaded[key]) for key, w in models.weights("policy").items())
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
 def test_names_are_separate_weights(folder, lora):
     models = build(folder, lora)
     before = {name: token_logprobs(models.forward(name), SAMPLES) for name in models.names}
@@ -92,7 +94,6 @@ def test_names_are_separate_weights(folder, lora):
     assert [name for name in models.names if before[name] != after[name]] == ["policy"]
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
 def test_only_trained_models_have_trainable_weights(folder, lora):
     models = build(folder, lora)
     assert {n: bool(models.trainable(n)) for n in models.names} == {
@@ -108,7 +109,6 @@ def test_only_trained_models_have_trainable_weights(folder, lora):
         assert not any(weight.requires_grad for weight in models.weights(name).values())
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
 def test_ema_update_by_hand(folder, lora):
     models = build(folder, lora)
     disturb(models, "policy")
@@ -183,7 +183,6 @@ def test_bfloat16_average_moves_and_survives_save(folder, tmp_path):
     assert fresh.fingerprint("target") == models.fingerprint("target")
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
 def test_saved_set_loads_bit_for_bit(folder, tmp_path, lora):
     models = build(folder, lora)
     for seed, name in enumerate(models.names):
@@ -206,7 +205,6 @@ def test_no_saved_file_is_pickled(folder, tmp_path):
     assert endings == {".safetensors", ".json", ".jinja"}
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
 def test_policy_folder_loads_in_transformers_or_peft(folder, tmp_path, lora):
     models = build(folder, lora)
     disturb(models, "policy")
@@ -223,20 +221,6 @@ def test_policy_folder_loads_in_transformers_or_peft(folder, tmp_path, lora):
     assert tokenizer.chat_template == models.tokenizer.chat_template
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
-def test_load_weights_updates_followers(folder, tmp_path, lora):
-    models = build(folder, lora)
-    disturb(models, "policy")
-    models.save(tmp_path)
-    fresh = build(folder, lora)
-    fresh.load_weights("policy", tmp_path / "policy")
-    for name in ("policy", "target", "reference"):
-        assert fresh.fingerprint(name) == models.fingerprint("policy")
-    assert fresh.fingerprint("critic") == models.fingerprint("critic")
-    assert fresh.version("policy") == fresh.version("target") == 1
-
-
-@pytest.mark.parametrize("lora", [None, LORA])
 def test_fingerprint_sees_one_changed_bit(folder, lora):
     models, again = build(folder, lora), build(folder, lora)
     assert models.fingerprint("policy") == again.fingerprint("policy")

@@ -81,9 +81,12 @@ def test_unpackable_attention_and_layouts_are_refused():
     assert caught.value.code == "not-packable"
     with pytest.raises(ValueError, match="'eager'"):
         forward(model, collate([row((6, 3), (2, 4)).sample()]))
-    with pytest.raises(UserError) as caught:
-        enable_packing(model_of("qwen2"), PROMPT, "interleaved", "detach_prefix")
-    assert caught.value.code == "bad-layout"
+    for layout, grad in (
+        ("interleaved", "detach_prefix"), ("flex", "full"), ("flex", "detach_prefix"),
+    ):  # fmt: skip
+        with pytest.raises(UserError) as caught:  # flex needs CUDA
+            enable_packing(model_of("qwen2"), PROMPT, layout, grad)  # pyright: ignore[reportArgumentType]
+        assert caught.value.code == "bad-layout"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import flex_attention
 from transformers import PreTrainedModel
 
 from agentrl_cli.algos.self_ac.packing import pack_episode
@@ -18,9 +19,12 @@ from agentrl_cli.core.types import Episode, Sample, Task, Turn
 from agentrl_cli.models import packed_attention
 from agentrl_cli.models.forward import collate, forward
 from agentrl_cli.models.packed_attention import (
+    block_mask,
     enable_packing,
     hidden_states,
+    packing_gap,
     positions,
+    predecessors,
     split_into_blocks,
     visibility,
 )
@@ -29,6 +33,7 @@ from tests.builders.packed_rows import (
     LAYOUTS,
     PROMPT,
     alone,
+    cached_values,
     head_of,
     largest_gap,
     model_of,
@@ -240,3 +245,140 @@ def test_batch_equals_single_rows(layout: str):
         for one, found in zip(rows, together, strict=True):
             for a, b in zip(found, read(model, HEAD, [one])[0], strict=True):
                 assert torch.allclose(a, b, atol=EXACT)
+
+
+def test_predecessor_is_in_its_shadow_or_visible():
+    labels = torch.tensor([[0, 0, 1, 1, 2, 2, 0, 0, 3, 0], [0, 1, 0, 2, 2, 2, 3, 0, 0, 0]])
+    assert predecessors(labels).tolist() == [
+        [-1, 0, 1, 2, 1, 4, 1, 6, 7, 7],
+        [-1, 0, 0, 2, 3, 4, 2, 2, 7, 8],
+    ]
+
+
+# gradients
+
+
+def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, grad in one.items():
+        assert torch.allclose(grad, other[name], atol=2e-4, rtol=1e-4), name
+
+
+@pytest.fixture(params=[2, 128], ids="blocks of {}".format)
+def block_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packed_attention, "BLOCK_ROWS", request.param)
+
+
+@pytest.mark.usefixtures("block_rows")
+@pytest.mark.parametrize("layout", [*LAYOUTS, "checkpointed"])
+def test_gradients_equal_separate_passes(layout: str):
+    model = model_of("qwen2", "interleaved" if layout == "interleaved" else "visible_first")
+    if layout == "checkpointed":
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    rows = [THREE, row((2, 2), (3, 1))]
+    packed = gradients(
+        model, torch.cat([torch.cat(pair) for pair in read(model, HEAD, rows)]).sum()
+    )
+    model.activation_checkpointing_disable()
+    single = torch.cat([torch.cat(alone(model, HEAD, one)) for one in rows]).sum()
+    assert_alike(packed, gradients(model, single))
+
+
+@pytest.mark.usefixtures("block_rows")
+def test_detached_prefix_gets_no_gradient():
+    full, cut = (
+        read(model_of("qwen2", grad=g), HEAD, [THREE])[0][1] for g in packed_attention.SPLIT
+    )
+    assert torch.equal(full, cut)
+    model = model_of("qwen2", grad="detach_prefix")
+    found = gradients(model, read(model, HEAD, [THREE])[0][1].sum())
+    assert_alike(
+        found, gradients(model, cached_values(model, HEAD, THREE, train_prefix=False).sum())
+    )
+    whole = gradients(model, cached_values(model, HEAD, THREE, train_prefix=True).sum())
+    with pytest.raises(AssertionError):
+        assert_alike(found, whole)
+
+
+def test_packed_pass_is_one_call():
+    model, sizes = model_of("qwen2"), []
+    hook = model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    forward(model, collate([THREE.sample()]), HEAD)
+    forward(model, collate([THREE.sample(), row((3, 17), prompt=PROMPT * 5).sample()]), HEAD)
+    hook.remove()
+    visible, prompts = len(THREE.state(3)), 4 * len(PROMPT)
+    assert sizes == [(1, visible + prompts), (2, 20 + 30)]  # the longest of each part
+
+
+# FlexAttention: on the CPU its plain form without gradient
+
+ROWS = [row((6, 3), (2, 4), (0, 2)), row((40, 30), (5, 70), prompt=PROMPT * 20), row((1, 1))]
+
+
+@pytest.fixture
+def plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off CUDA nothing is traced: that would take longer than all the rest."""
+    traced = torch.cuda.is_available()
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not traced)
+
+
+@pytest.mark.usefixtures("plain_form")
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if name not in packed_attention.DENSE_MASK_FAMILIES]
+)
+def test_flex_equals_separate_passes(family: str):
+    model = model_of(family, "flex")
+    assert largest_gap(model, HEAD, ROWS) < EXACT
+    assert packing_gap(model, PROMPT) < EXACT
+
+
+@pytest.mark.usefixtures("plain_form")
+def test_flex_rule_equals_dense_mask():
+    labels = torch.tensor([[0, 0, 1, 1, 0, 2, 2, 3, 0, 0], [0, 1, 0, 0, 2, 0, 0, 0, 0, 0]])
+    columns = torch.tensor([[0, 1, 4, 8, 9, 2, 3, 5, 6, 7], [0, 2, 3, 5, 6, 10, 1, 4, 10, 10]])
+    rule = block_mask(columns, labels).mask_mod
+    at = torch.arange(10)
+    dense = visibility(columns, columns, labels)
+    for b in range(2):
+        found = rule(torch.tensor(b), torch.tensor(0), at[:, None], at[None, :])
+        assert torch.equal(found, dense[b, 0])
+        assert found.any(-1).all()  # no row is empty: it would be no number
+
+
+@pytest.mark.usefixtures("plain_form")
+def test_wrong_flex_rule_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    model = model_of("qwen2", "flex")
+    right = packed_attention._take_columns
+
+    def blind(rows: torch.Tensor, columns: torch.Tensor, missing: int) -> torch.Tensor:
+        found = right(rows, columns, missing)
+        return found.clamp(max=1) if missing == -1 else found  # all branches are one
+
+    monkeypatch.setattr(packed_attention, "_take_columns", blind)
+    assert largest_gap(model, HEAD, ROWS[:1]) > 0.05
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_flex_gradients_equal_dense_on_cuda():
+    model, head = FAMILIES["qwen2"]().eval().cuda(), head_of().cuda()
+    batch = collate([one.sample() for one in ROWS]).to(torch.device("cuda"))
+    grads = []
+    for layout in ("interleaved", "flex"):
+        enable_packing(model, PROMPT, layout, "full")  # pyright: ignore[reportArgumentType]
+        model.zero_grad()
+        outputs = forward(model, batch, head)
+        assert outputs.values is not None
+        (outputs.logprobs.sum() + (outputs.values * batch.per_token["branch"]).sum()).backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for one, other in zip(*grads, strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()))
